@@ -1,0 +1,168 @@
+"""Rows of logits in, their cross-entropy out; backward, a rule in place of the derivative.
+
+PyTorch learns of the substitution through `torch.autograd.Function`. Two facts shape this file:
+
+- `torch.compile` of a `vmap` looks through such a function and differentiates its forward pass,
+  which would silently be plain cross-entropy. `allow_in_graph` keeps the function whole.
+- A pseudo-gradient is no function's gradient (Lemma 1), so a second derivative has no meaning. The
+  backward pass is therefore a function of its own, whose derivative raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from pseudograd.rules import paper
+from pseudograd.rules.paper import Sensitivity
+
+Rows = Callable[[Tensor, Tensor, Sensitivity], Tensor]
+
+
+class RowLoss(Protocol):
+    """The two passes over rows ``z`` (R, C); k is a number, or a column (R, 1)."""
+
+    def forward(self, z: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """Give the value of each row, then what the backward pass should keep."""
+
+    def backward(
+        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        """Give the pseudo-gradient of each row times its ``grad``, a column."""
+
+
+class ClassIndex:
+    """Eq. 5 for labels. Keeps two numbers a row, where cross-entropy keeps all log-probabilities."""
+
+    def forward(self, z: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """Give -log p_y, and keep the top and the margin."""
+        top, margin = paper.top_and_margin(z, target)
+        return paper.cross_entropy(margin).squeeze(-1), top, margin
+
+    def backward(
+        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        """Give Eq. 5."""
+        top, margin = kept
+        return paper.push(z, target, k, top, paper.strength(margin, k) * grad)
+
+
+class ClassProbabilities:
+    """The rule for soft targets."""
+
+    def forward(self, z: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """Give -Σ q log p, where 0 · log 0 is 0."""
+        return (-torch.where(target == 0, 0, target * F.log_softmax(z, -1)).sum(-1),)
+
+    def backward(
+        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        """Give the soft rule."""
+        return paper.soft_push(z, target, k) * grad
+
+
+class ByRule:
+    """Any rule for labels (Eq. 3); its sensitivity, if it has one, is its own."""
+
+    def __init__(self, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.rule = rule
+
+    def forward(self, z: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """Give -log p_y."""
+        _, margin = paper.top_and_margin(z, target)
+        return (paper.cross_entropy(margin).squeeze(-1),)
+
+    def backward(
+        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        """Give the rule."""
+        return self.rule(z, target) * grad
+
+
+def rows_of(loss: RowLoss) -> Rows:
+    """Make the function (z, target, k) → value of each row, with the backward pass of ``loss``."""
+
+    def rows(z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
+        value: Tensor = _Forward.apply(z, target, k, loss)[0]
+        return value
+
+    return torch.compiler.allow_in_graph(rows)
+
+
+class _Forward(Function):
+    @staticmethod
+    def forward(z: Tensor, target: Tensor, k: Sensitivity, loss: RowLoss) -> tuple[Tensor, ...]:
+        return loss.forward(paper.in_working_precision(z), target)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        z, target, k, ctx.loss = inputs
+        _, *kept = output
+        ctx.mark_non_differentiable(*kept)
+        ctx.set_materialize_grads(False)
+        ctx.k = None if isinstance(k, Tensor) else k
+        ctx.save_for_backward(z, target, k if ctx.k is None else None, *kept)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
+        if grad is None:
+            return None, None, None, None
+        z, target, k, *kept = ctx.saved_tensors
+        k = k if ctx.k is None else ctx.k
+        result = _Backward.apply(ctx.loss, z, target, k, grad.unsqueeze(-1), *kept)
+        return result, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+        outputs = _Forward.apply(*_fold(info, in_dims, inputs))
+        return tuple(_unfold(info, output) for output in outputs), (0,) * len(outputs)
+
+
+class _Backward(Function):
+    @staticmethod
+    def forward(loss: RowLoss, z: Tensor, *arguments: Any) -> Tensor:
+        return loss.backward(paper.in_working_precision(z), *arguments).to(z.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        refuse_second_derivative()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+        return _unfold(info, _Backward.apply(*_fold(info, in_dims, inputs))), 0
+
+
+def refuse_second_derivative() -> NoReturn:
+    """Raise, and say why."""
+    raise RuntimeError(
+        "pseudograd: a second derivative of a tunable loss was asked for, and there is none: its "
+        "backward pass is a pseudo-gradient, which is no function's gradient (Lemma 1 of the "
+        "paper). Use torch.nn.functional.cross_entropy where you need one."
+    )
+
+
+def _fold(info: Any, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list[Any]:
+    """A batch of problems is one problem with more rows."""
+
+    def fold(value: Any, dim: int | None) -> Any:
+        if not isinstance(value, Tensor) or (value.dim() == 0 and dim is None):
+            return value
+        size = info.batch_size
+        return (value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)).flatten(
+            0, 1
+        )
+
+    return [fold(value, dim) for value, dim in zip(inputs, in_dims, strict=True)]
+
+
+def _unfold(info: Any, output: Tensor) -> Tensor:
+    return output.unflatten(0, (info.batch_size, -1))

@@ -1,0 +1,113 @@
+"""What can be wrong with a loss's arguments, each with a sentence that names it and the fix."""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from pseudograd.rules.paper import Sensitivity
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def check_arguments(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: str,
+    label_smoothing: float,
+) -> None:
+    """Refuse what `torch.nn.functional.cross_entropy` would refuse, by name."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"input must be a tensor of logits, not {type(input).__name__}")
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor of labels, not {type(target).__name__}")
+    if not input.is_floating_point():
+        raise TypeError(f"input must hold floating-point logits, not {input.dtype}; use .float()")
+    if input.dim() == 0:
+        raise ValueError("input must have a class dimension: shape (C), (N, C) or (N, C, d1, ...)")
+    classes = input.shape[0] if input.dim() == 1 else input.shape[1]
+    if classes == 0:
+        raise ValueError(f"input has no classes: its shape is {tuple(input.shape)}")
+    if target.is_complex() or target.dtype == torch.bool:
+        raise TypeError(f"target must hold class indices or probabilities, not {target.dtype}")
+    if target.is_floating_point():
+        if target.shape != input.shape:
+            raise ValueError(
+                "target holds floating-point numbers, so it must be class probabilities of the "
+                f"shape of input, {tuple(input.shape)}, not {tuple(target.shape)}; for class "
+                "indices use .long()"
+            )
+    elif target.shape != example_shape(input):
+        raise ValueError(
+            f"target must hold class indices of shape {tuple(example_shape(input))} for an input "
+            f"of shape {tuple(input.shape)}, not {tuple(target.shape)}"
+        )
+    if target.device != input.device:
+        raise ValueError(f"target is on {target.device} but input is on {input.device}")
+    if weight is not None:
+        if not isinstance(weight, Tensor) or not weight.is_floating_point():
+            raise TypeError("weight must be a floating-point tensor with one factor for each class")
+        if weight.shape != (classes,):
+            raise ValueError(
+                f"weight must have one factor for each of the {classes} classes, shape "
+                f"({classes},), not {tuple(weight.shape)}"
+            )
+        if weight.device != input.device:
+            raise ValueError(f"weight is on {weight.device} but input is on {input.device}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
+
+
+def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True) -> None:
+    """Refuse a sensitivity that is not a positive number, or not one for each example.
+
+    Args:
+        k: The sensitivity.
+        shape: The shape of the examples; None where it is not known yet.
+        values: Whether a tensor's values can be looked at: not while they are traced, and not
+            without waiting for another device.
+
+    """
+    if not isinstance(k, Tensor):
+        if isinstance(k, bool) or not isinstance(k, int | float | torch.SymFloat | torch.SymInt):
+            raise TypeError(f"k must be a number or a tensor, not {type(k).__name__}")
+        if not 0 < k < math.inf:
+            raise ValueError(f"k must be a finite number above 0, not {k}")
+        return
+    if not k.is_floating_point():
+        raise TypeError(f"k must hold floating-point numbers, not {k.dtype}; use .float()")
+    if k.requires_grad:
+        raise ValueError("k cannot be learned by gradient: it has none; use k.detach()")
+    if shape is not None and k.dim() > 0 and k.shape != shape:
+        raise ValueError(
+            f"k must be a number or have one value for each example, shape {tuple(shape)}, "
+            f"not {tuple(k.shape)}"
+        )
+    if values and not bool(((k > 0) & (k < math.inf)).all()):
+        raise ValueError("k must be finite and above 0 for every example")
+
+
+def check_class_indices(target: Tensor, classes: int, ignore_index: int) -> None:
+    """Refuse labels outside [0, classes) that are not ``ignore_index``."""
+    wrong = (target != ignore_index) & ((target < 0) | (target >= classes))
+    if bool(wrong.any()):
+        refuse_class_index(int(target[wrong][0]), classes, ignore_index)
+
+
+def refuse_class_index(index: int, classes: int, ignore_index: int) -> NoReturn:
+    """Raise for one wrong label."""
+    raise IndexError(
+        f"target holds the class index {index}, which is out of range: input has {classes} classes "
+        f"(0 to {classes - 1}), and ignore_index is {ignore_index}"
+    )
+
+
+def example_shape(input: Tensor) -> torch.Size:
+    """The shape of ``input`` without its class dimension."""
+    return torch.Size((*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ())

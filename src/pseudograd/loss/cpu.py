@@ -1,0 +1,257 @@
+"""Eq. 5 on the CPU in two passes over the logits, compiled by numba.
+
+PyTorch's operations each read and write all of the logits; fused by hand they are read once forward
+and once backward, and only the result is written. Numba brings its own compiler, so none is needed
+on the machine; without numba the same mathematics runs in `pseudograd.rules.paper`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from torch import Tensor
+from torch.autograd import Function
+
+from pseudograd.loss.autograd import refuse_second_derivative
+from pseudograd.loss.checks import refuse_class_index
+from pseudograd.rules.paper import Sensitivity
+
+f32, i32 = np.float32, np.int32
+
+# Reordering sums lets the loops run on vector registers; NaN and infinity keep their meaning.
+_FLAGS = {"contract", "nsz", "reassoc"}
+
+# Inputs smaller than this are done sooner by one thread than shared among several.
+_WORTH_SHARING = 1 << 15
+
+
+def _bitcast(source: Any, destination: Any, llvm_type: Any) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def cast(typing_context: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], llvm_type)
+
+        return destination(source), generate
+
+    return cast
+
+
+_bits_of = _bitcast(types.float32, types.int32, ir.IntType(32))
+_from_bits = _bitcast(types.int32, types.float32, ir.FloatType())
+
+_LOG2_E = f32(1.4426950408889634)
+_LN2_HIGH, _LN2_LOW = f32(0.693359375), f32(-2.12194440e-4)
+_ROUND = f32(1.5 * 2**23)  # added and taken away again, this rounds to the nearest whole number
+# Minimax polynomial of (exp(r) - 1 - r) / r² on |r| ≤ ln(2) / 2 (Cephes' expf coefficients).
+_P = tuple(map(f32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
+                     1.6666665459e-1, 5.0000001201e-1)))  # fmt: skip
+
+
+# No reordering here: it would take the rounding constant away again.
+@numba.njit(fastmath={"contract", "nsz"})  # type: ignore[untyped-decorator]
+def _exp(x):  # type: ignore[no-untyped-def]
+    """exp(x) for x ≤ 0 to an ulp, and 0 below -88; a form that compilers turn into vector code."""
+    x = f32(-88.0) if x < f32(-88.0) else x
+    n = (x * _LOG2_E + _ROUND) - _ROUND
+    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    p = _P[0]
+    p = p * r + _P[1]
+    p = p * r + _P[2]
+    p = p * r + _P[3]
+    p = p * r + _P[4]
+    p = p * r + _P[5]
+    return (p * r * r + r + f32(1)) * _from_bits((i32(n) + i32(127)) << i32(23))
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _flipped(bits):  # type: ignore[no-untyped-def]
+    return i32(bits ^ (i32(bits >> i32(31)) & i32(0x7FFFFFFF)))
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _ordered(x):  # type: ignore[no-untyped-def]
+    """A float's bits as an integer of the same order: integers have a vector maximum, floats with
+    NaN among them do not.
+    """  # noqa: D205
+    return _flipped(_bits_of(x))
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _softplus(x):  # type: ignore[no-untyped-def]
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+# The two passes. ``k``, ``weight`` and ``grad`` have one entry for all, or one for each.
+_pass = numba.njit(fastmath=_FLAGS, nogil=True, cache=True, error_model="numpy")
+
+
+@_pass  # type: ignore[untyped-decorator]
+def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type: ignore[no-untyped-def]
+    """-w_y log p_y. Kept of each row: the largest other logit, log(1 - p_y), and w_y.
+
+    Returns the sums of values and of weights, and the first row whose label is no class, or -1.
+    """
+    value_sum, weight_sum = 0.0, 0.0
+    for i in range(start, stop):
+        row, y = z[i], target[i]
+        value[i], kept[i, 0], kept[i, 1], kept[i, 2] = 0.0, 0.0, -np.inf, 0.0
+        if y == ignore_index:
+            continue
+        if y < 0 or y >= len(row):
+            return value_sum, weight_sum, i
+        kept[i, 2] = weight[min(y, len(weight) - 1)]
+        weight_sum += kept[i, 2]
+        highest = i32(-0x7FFFFFFF - 1)
+        for j in range(y):
+            highest = max(highest, _ordered(row[j]))
+        for j in range(y + 1, len(row)):
+            highest = max(highest, _ordered(row[j]))
+        top = _from_bits(_flipped(highest))
+        if len(row) == 1 or top == -np.inf:  # no other class: p_y is 1
+            continue
+        total = f32(0)
+        for j in range(y):
+            total += _exp(row[j] - top)
+        for j in range(y + 1, len(row)):
+            total += _exp(row[j] - top)
+        margin = float(row[y]) - float(top) - math.log(total)
+        value[i] = kept[i, 2] * _softplus(-margin)
+        value_sum += value[i]
+        kept[i, 0], kept[i, 1] = top, -_softplus(margin)
+    return value_sum, weight_sum, -1
+
+
+@_pass  # type: ignore[untyped-decorator]
+def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no-untyped-def]
+    """Eq. 5, each row times its weight and its ``grad``."""
+    for i in range(start, stop):
+        row, out = z[i], result[i]
+        if kept[i, 2] == 0:  # ignored, whatever its logits
+            out[:] = f32(0)
+            continue
+        top, y, k_i = kept[i, 0], target[i], k[min(i, len(k) - 1)]
+        scale = f32(grad[min(i, len(grad) - 1)] * kept[i, 2] * math.exp(k_i * kept[i, 1]))
+        for j in range(len(row)):
+            out[j] = _exp(min(k_i * (row[j] - top), f32(0)))
+        out[y] = f32(0)
+        total = f32(0)
+        for j in range(len(row)):
+            total += out[j]
+        share = scale / total if len(row) > 1 else f32(0)
+        for j in range(len(row)):
+            out[j] *= share
+        out[y] = -scale
+
+
+def fused_cross_entropy(
+    z: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+) -> Tensor:
+    """Give the loss of rows ``z`` (R, C) for labels (R), reduced; float32 inside, as it goes out."""
+    value: Tensor = _Fused.apply(z, target, k, weight, ignore_index, reduction)
+    return value
+
+
+class _Fused(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        target: Tensor,
+        k: Sensitivity,
+        weight: Tensor | None,
+        ignore_index: int,
+        reduction: str,
+    ) -> Tensor:
+        logits, labels = _array(z), target.contiguous().numpy()
+        weights = _ONE if weight is None else _array(weight)
+        value, kept = torch.empty(len(z)), torch.empty(len(z), 3)
+        parts = _shared(
+            _forward, logits, labels, weights, ignore_index, value.numpy(), kept.numpy()
+        )
+        value_sum = weight_sum = 0.0
+        for part_sum, part_weight, wrong in parts:
+            if wrong >= 0:
+                refuse_class_index(int(labels[wrong]), z.shape[1], ignore_index)
+            value_sum, weight_sum = value_sum + part_sum, weight_sum + part_weight
+        ctx.per_row = isinstance(k, Tensor)
+        ctx.save_for_backward(z, target, k if ctx.per_row else None, kept)
+        ctx.k = None if ctx.per_row else np.array([k], f32)
+        ctx.divisor = weight_sum if reduction == "mean" else 1.0
+        if reduction == "none":
+            return value
+        # 0 / 0, when every row was ignored, is NaN, as in PyTorch.
+        return torch.tensor(value_sum / ctx.divisor if ctx.divisor else math.nan)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        z, target, k, kept = ctx.saved_tensors
+        result = torch.empty(z.shape)
+        _shared(
+            _backward,
+            _array(z),
+            target.contiguous().numpy(),
+            _array(k.reshape(-1)) if ctx.per_row else ctx.k,
+            _array((grads[0] / ctx.divisor).reshape(-1)),
+            kept.numpy(),
+            result.numpy(),
+        )
+        result = result.to(z.dtype)
+        # Grad mode is on here only where someone wants to differentiate once more.
+        return _Final.apply(result, z) if torch.is_grad_enabled() else result, *[None] * 5
+
+
+class _Final(Function):
+    """A result that depends on ``z`` in a way that may not be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, z: Tensor) -> Tensor:
+        return result.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        refuse_second_derivative()
+
+
+_ONE = np.ones(1, f32)
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().float().contiguous().numpy()
+
+
+def _shared(kernel: Any, z: Any, *arguments: Any) -> list[Any]:
+    """Run the kernel over all rows of ``z``, large inputs on as many threads as PyTorch uses."""
+    rows, workers = len(z), min(torch.get_num_threads(), len(z))
+    if z.size < _WORTH_SHARING or workers == 1:
+        return [kernel(z, *arguments, 0, rows)]
+    bounds = [rows * worker // workers for worker in range(workers + 1)]
+    others = [
+        _threads().submit(kernel, z, *arguments, start, stop)
+        for start, stop in itertools.pairwise(bounds[1:])
+    ]
+    return [kernel(z, *arguments, 0, bounds[1]), *(other.result() for other in others)]
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="pseudograd")
+
+
+# Threads do not survive a fork; the child starts its own.
+os.register_at_fork(after_in_child=_threads.cache_clear)

@@ -1,0 +1,141 @@
+"""`torch.nn.functional.cross_entropy` with one more argument, k."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pseudograd.loss.autograd import ClassIndex, ClassProbabilities, Rows, rows_of
+from pseudograd.loss.checks import check_arguments, check_class_indices, check_k, example_shape
+from pseudograd.rules.paper import Sensitivity, in_working_precision
+
+_class_index_rows = rows_of(ClassIndex())
+_class_probability_rows = rows_of(ClassProbabilities())
+
+
+def tunable_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    k: Sensitivity = 1.0,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Give the cross-entropy, with the paper's pseudo-gradient (Eq. 5) as its backward pass.
+
+    The value is that of `torch.nn.functional.cross_entropy` for every k, so that curves stay
+    comparable: k changes what is learned, not what is shown. At k = 1 the backward pass is
+    cross-entropy's too.
+
+    Args:
+        input: Logits of shape (C), (N, C) or (N, C, d1, ..., dK).
+        target: Class indices of shape (), (N) or (N, d1, ..., dK), or class probabilities of the
+            shape of ``input``.
+        k: The sensitivity to large errors, above 0. Below 1, hard and mislabelled examples count
+            less; above 1, more. A number, or a tensor with one value for each example (the shape
+            that class indices have).
+        weight: A factor for each class, shape (C).
+        ignore_index: Examples with this class index count for nothing.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
+
+    Returns:
+        The loss: one number, or one for each example where ``reduction`` is "none".
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 1.0, 0.0]], requires_grad=True)
+        >>> loss = tunable_cross_entropy(logits, torch.tensor([0]), k=0.5)
+        >>> loss.backward()
+        >>> loss, logits.grad
+        (tensor(0.4076, grad_fn=...), tensor([[-0.5786,  0.3601,  0.2184]]))
+
+    """
+    check_arguments(input, target, weight, reduction, label_smoothing)
+    eager = _is_eager()
+    check_k(k, example_shape(input), values=eager and isinstance(k, Tensor) and k.is_cpu)
+    if torch.is_autocast_enabled(input.device.type):
+        input = input.float()  # as autocast does for cross_entropy
+    z = _rows(input)
+    k = k.to(z.device).reshape(-1, 1) if isinstance(k, Tensor) and k.dim() else k
+    if target.is_floating_point():
+        q = _smoothed(_rows(target).to(in_working_precision(z).dtype), label_smoothing)
+        value = _class_probability_rows(z, q if weight is None else q * weight, k)
+        reduced = _reduced(value, float(len(z)), reduction)
+    elif label_smoothing == 0 and eager and _fits_fused_kernel(z):
+        reduced = _fused()(z, target.reshape(-1), k, weight, ignore_index, reduction)
+    else:
+        reduced = class_index_loss(
+            z, target.reshape(-1), k, _class_index_rows, weight, ignore_index, reduction,
+            label_smoothing,
+        )  # fmt: skip
+    if reduction == "none":
+        reduced = reduced.reshape(example_shape(input))
+    return reduced.to(input.dtype)
+
+
+def class_index_loss(
+    z: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    rows: Rows,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Give the loss of rows ``z`` (R, C) for labels (R) by the row function ``rows``, reduced."""
+    if z.is_cpu and _is_eager():  # elsewhere the values are not to be had without waiting for them
+        check_class_indices(target, z.shape[1], ignore_index)
+    counted = target != ignore_index
+    y = torch.where(counted, target, 0).long()
+    example_weight = counted.to(in_working_precision(z).dtype)
+    if weight is not None:
+        example_weight = example_weight * weight[y]
+    if label_smoothing:
+        one_hot = torch.zeros_like(z, dtype=example_weight.dtype).scatter(-1, y.unsqueeze(-1), 1)
+        q = _smoothed(one_hot, label_smoothing)
+        value = _class_probability_rows(z, q if weight is None else q * weight, k)
+    else:
+        value = rows(z, y, k) * (1 if weight is None else weight[y])
+    return _reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Classes last, all examples in one dimension."""
+    if tensor.dim() == 2:
+        return tensor
+    return tensor.movedim(1, -1).flatten(0, -2) if tensor.dim() > 2 else tensor.unsqueeze(0)
+
+
+def _smoothed(q: Tensor, label_smoothing: float) -> Tensor:
+    return q * (1 - label_smoothing) + label_smoothing / q.shape[-1] if label_smoothing else q
+
+
+def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return value
+    return value.sum() / total if reduction == "mean" else value.sum()
+
+
+def _is_eager() -> bool:
+    """Whether tensors hold numbers now: neither torch.compile nor torch.func is at work."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
+def _fits_fused_kernel(z: Tensor) -> bool:
+    plain = type(z) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
+    return plain and z.is_cpu and z.dtype != torch.float64 and _fused() is not None
+
+
+@functools.cache
+def _fused() -> Callable[..., Tensor] | None:
+    """The kernel for the CPU, where numba is installed (``pip install pseudograd[cpu]``)."""
+    try:
+        from pseudograd.loss.cpu import fused_cross_entropy
+    except ImportError:
+        return None
+    return fused_cross_entropy

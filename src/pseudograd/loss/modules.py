@@ -1,0 +1,125 @@
+"""The losses as modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from pseudograd.loss.autograd import ByRule, rows_of
+from pseudograd.loss.checks import check_arguments, check_k, example_shape
+from pseudograd.loss.functional import _rows, class_index_loss, tunable_cross_entropy
+from pseudograd.rules.paper import Sensitivity
+
+
+class TunableCrossEntropyLoss(nn.Module):
+    """`torch.nn.CrossEntropyLoss` with one more argument, k.
+
+    Args:
+        k: The sensitivity to large errors, above 0; it may be changed during training. See
+            `tunable_cross_entropy`, as for all the others.
+        weight: A factor for each class.
+        ignore_index: Examples with this class index count for nothing.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: The share of each target that is spread evenly over all classes.
+
+    Example:
+        >>> import torch
+        >>> criterion = TunableCrossEntropyLoss(k=0.5)
+        >>> logits = torch.tensor([[2.0, 1.0, 0.0]], requires_grad=True)
+        >>> criterion(logits, torch.tensor([0])).backward()
+        >>> logits.grad
+        tensor([[-0.5786,  0.3601,  0.2184]])
+
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        k: Sensitivity = 1.0,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_k(k)
+        self.k = k
+        self.register_buffer("weight", weight)
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Give the loss of logits for class indices or class probabilities."""
+        return tunable_cross_entropy(
+            input,
+            target,
+            self.k,
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
+
+    def extra_repr(self) -> str:
+        """Show what was set."""
+        return f"k={self.k}, reduction={self.reduction!r}"
+
+
+class RuleCrossEntropyLoss(nn.Module):
+    """Cross-entropy with any rule f as its backward pass (Eq. 3): a place for new ideas.
+
+    Args:
+        rule: A function of logits (R, C) and labels (R) that gives the pseudo-gradient (R, C): one
+            from `pseudograd.rules`, or your own.
+        weight: A factor for each class.
+        ignore_index: Examples with this class index count for nothing.
+        reduction: "mean", "sum" or "none".
+
+    Example:
+        >>> import torch
+        >>> from pseudograd.rules import from_bias
+        >>> criterion = RuleCrossEntropyLoss(from_bias(lambda bias, y: bias.clamp(-0.3, 0.3)))
+        >>> logits = torch.tensor([[2.0, 1.0, 0.0]], requires_grad=True)
+        >>> criterion(logits, torch.tensor([0])).backward()
+        >>> logits.grad
+        tensor([[-0.3000,  0.2447,  0.0900]])
+
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        rule: Callable[[Tensor, Tensor], Tensor],
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        if not callable(rule):
+            raise TypeError(f"rule must be a function of logits and labels, not {rule!r}")
+        self.rule = rule
+        self.register_buffer("weight", weight)
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self._value_of_rows = rows_of(ByRule(rule))
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Give the loss of logits for class indices."""
+        check_arguments(input, target, self.weight, self.reduction, label_smoothing=0.0)
+        if target.is_floating_point():
+            raise TypeError("target must hold class indices: rules are functions of a label")
+        value = class_index_loss(
+            _rows(input), target.reshape(-1), 1.0, self._value_of_rows, self.weight,
+            self.ignore_index, self.reduction,
+        )  # fmt: skip
+        if self.reduction == "none":
+            value = value.reshape(example_shape(input))
+        return value.to(input.dtype)
+
+    def extra_repr(self) -> str:
+        """Show what was set."""
+        return f"rule={self.rule!r}, reduction={self.reduction!r}"

@@ -1,0 +1,1 @@
+"""Pictures made from results, and from nothing else."""

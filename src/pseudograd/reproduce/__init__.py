@@ -1,0 +1,1 @@
+"""The paper as code: its toy example, and what its analysis predicts."""

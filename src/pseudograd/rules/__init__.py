@@ -1,0 +1,26 @@
+"""Logits and labels in, pseudo-gradient out: the mathematics, and nothing else."""
+
+from pseudograd.rules.framework import (
+    Rule,
+    bias,
+    cross_entropy,
+    focal,
+    from_bias,
+    generalized_cross_entropy,
+    log_of_power,
+    power_of_log,
+)
+from pseudograd.rules.paper import soft_tunable, tunable
+
+__all__ = [
+    "Rule",
+    "bias",
+    "cross_entropy",
+    "focal",
+    "from_bias",
+    "generalized_cross_entropy",
+    "log_of_power",
+    "power_of_log",
+    "soft_tunable",
+    "tunable",
+]

@@ -1,0 +1,148 @@
+"""The paper's rule (Eq. 5), and its extension to soft targets, in log space.
+
+With ``L`` the log-sum-exp of the logits and ``L'`` the same over the classes other than the label y,
+Eq. 5 is exactly
+
+    f_y = -A,   f_j = A · S_j  (j ≠ y),   A = (1 - p_y)^k = exp(k (L' - L)),
+
+where ``S`` is the softmax of ``k · z`` over the classes other than y. Written so, nothing underflows
+before the last rounding: the literal formula loses everything beyond a gap of 20 between the logits.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Sensitivity: TypeAlias = float | Tensor
+
+# Beyond this, log(1 + exp(x)) is x in float64 too; PyTorch's default of 20 is short of that.
+_SOFTPLUS_THRESHOLD = 40.0
+
+
+def tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor:
+    """Give the pseudo-gradient of Eq. 5 at the logits, one row an example.
+
+    Args:
+        logits: Scores of shape (..., C).
+        target: The labels, shape (...), each in [0, C).
+        k: The sensitivity to large errors, above 0: a number, or one value an example, shape (...).
+
+    Returns:
+        A tensor of the shape and dtype of ``logits``; each row sums to zero (Eq. 4). Half types are
+        computed in float32 and rounded once.
+
+    Example:
+        >>> z, y = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0])
+        >>> tunable(z, y, k=1.0)  # cross-entropy's gradient, softmax(z) - onehot(y)
+        tensor([[-0.3348,  0.2447,  0.0900]])
+        >>> tunable(z, y, k=0.5)  # a milder slope: the same example pulls harder
+        tensor([[-0.5786,  0.3601,  0.2184]])
+
+    """
+    z = in_working_precision(logits)
+    sensitivity = per_row(k, z)
+    top, margin = top_and_margin(z, target)
+    return push(z, target, sensitivity, top, strength(margin, sensitivity)).to(logits.dtype)
+
+
+def soft_tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor:
+    """Give the pseudo-gradient for targets that are probabilities of the classes.
+
+    With ε = p - q and S = Σ_{ε_j > 0} ε_j, each side of zero shares the strength S^k among its
+    classes in proportion to |ε_j|^k:
+
+        f_j = sign(ε_j) · S^k · |ε_j|^k / Σ_{i: sign ε_i = sign ε_j} |ε_i|^k
+
+    which is Eq. 5 where q is one-hot, and ε itself at k = 1. A target with sum W ≠ 1 (class weights
+    times probabilities) gives W · f(p - q / W), as for PyTorch's weighted cross-entropy.
+
+    Args:
+        logits: Scores of shape (..., C).
+        target: Class probabilities (or weighted ones), shape (..., C).
+        k: The sensitivity to large errors, above 0: a number, or one value an example, shape (...).
+
+    Returns:
+        A tensor of the shape and dtype of ``logits``; each row sums to zero.
+
+    Example:
+        >>> z, q = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[0.8, 0.1, 0.1]])
+        >>> soft_tunable(z, q, k=1.0)  # softmax(z) - q
+        tensor([[-0.1348,  0.1447, -0.0100]])
+        >>> soft_tunable(z, q, k=0.5)
+        tensor([[-0.2991,  0.3804, -0.0813]])
+
+    """
+    z = in_working_precision(logits)
+    return soft_push(z, target.to(z.dtype), per_row(k, z)).to(logits.dtype)
+
+
+def in_working_precision(logits: Tensor) -> Tensor:
+    """Half types in float32, all others as they are."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+def per_row(k: Sensitivity, z: Tensor) -> Sensitivity:
+    """``k`` as it multiplies rows: a number, or a column in the precision of ``z``."""
+    return k.to(z).unsqueeze(-1) if isinstance(k, Tensor) and k.dim() > 0 else k
+
+
+def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit z_j with j ≠ y, and the margin z_y - L', both as columns.
+
+    All of cross-entropy follows from the margin: its value is softplus(-margin), and 1 - p_y is
+    exp(-softplus(margin)), neither with any cancellation.
+    """
+    y = target.unsqueeze(-1)
+    # The lowest finite number, not -inf: with no other class left (C = 1, or all others masked by
+    # -inf) the difference to the top is then 0, not -inf + inf.
+    others = z.scatter(-1, y, torch.finfo(z.dtype).min)
+    top = others.amax(-1, keepdim=True)
+    return top, z.gather(-1, y) - top - (others - top).exp().sum(-1, keepdim=True).log()
+
+
+def strength(margin: Tensor, k: Sensitivity) -> Tensor:
+    """A = (1 - p_y)^k = |f_y|, from the margin."""
+    return (-k * F.softplus(margin, threshold=_SOFTPLUS_THRESHOLD)).exp()
+
+
+def cross_entropy(margin: Tensor) -> Tensor:
+    """-log p_y, from the margin."""
+    return F.softplus(-margin, threshold=_SOFTPLUS_THRESHOLD)
+
+
+def push(z: Tensor, target: Tensor, k: Sensitivity, top: Tensor, scale: Tensor) -> Tensor:
+    """``scale`` times (S off the label, -1 on it): the shape of Eq. 5 with its strength."""
+    y = target.unsqueeze(-1)
+    others = (z - top).scatter(-1, y, torch.finfo(z.dtype).min - top)
+    # The top is subtracted before k multiplies, so that large logits keep their differences.
+    share = (k * others).softmax(-1)
+    return (scale * share).scatter(-1, y, -scale)
+
+
+def soft_push(z: Tensor, q: Tensor, k: Sensitivity) -> Tensor:
+    """The soft rule, strength and shape together."""
+    total = q.sum(-1, keepdim=True)
+    q = torch.where(total == 0, 0, q / total)
+    log_p = F.log_softmax(z, -1)
+    bias = log_p.exp() - q
+    # Logarithms reach where the bias itself has been rounded away: off the target it is p, and on
+    # the one class of a one-hot target it has its side of zero to itself.
+    off, sole = q == 0, q == 1
+    log_bias = torch.where(off, log_p, torch.where(sole, 0, bias.abs().log()))
+    above, below = (bias > 0) | off, (bias < 0) | sole
+    log_strength = torch.where(above, log_bias, -torch.inf).logsumexp(-1, keepdim=True)
+    # p = q up to rounding can leave one side empty; no side may then push alone (Eq. 4).
+    balanced = below.any(-1, keepdim=True)
+    sides = _share(log_bias, above, k) - _share(log_bias, below, k)
+    return total * balanced * (k * log_strength).exp() * sides
+
+
+def _share(log_bias: Tensor, side: Tensor, k: Sensitivity) -> Tensor:
+    """Softmax of k · log|ε| over the classes on one side of zero; zero elsewhere."""
+    log_bias = torch.where(side, log_bias, torch.finfo(log_bias.dtype).min)
+    top = log_bias.amax(-1, keepdim=True).clamp(min=torch.finfo(log_bias.dtype).min)
+    return ((log_bias - top) * k).softmax(-1) * side

@@ -1,0 +1,198 @@
+"""What the paper asks of a rule (Section 4), and what it proves of its own (Lemma 1), as measurements.
+
+Each function tries a rule on examples, random ones unless given, and returns a `Finding`: whether
+the property held, the largest violation, and the example and classes where that was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pseudograd.rules.framework import Rule, bias
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a check.
+
+    Attributes:
+        name: The property.
+        holds: Whether it held everywhere, up to the tolerance.
+        violation: The largest violation, as the text of each check defines it; 0 or more.
+        logits: The example where that was, shape (C).
+        label: Its label.
+        classes: The class or pair of classes concerned.
+
+    Example:
+        >>> from pseudograd.rules import tunable
+        >>> finding = zero_sum(tunable)
+        >>> finding.holds, finding.name
+        (True, 'zero sum')
+
+    """
+
+    name: str
+    holds: bool
+    violation: float
+    logits: Tensor
+    label: int
+    classes: tuple[int, ...]
+
+
+def sign(rule: Rule, examples: tuple[Tensor, Tensor] | None = None) -> Finding:
+    """Check that f is positive off the label and negative on it; violation: size of a wrong entry.
+
+    Args:
+        rule: The rule.
+        examples: Logits (R, C) and labels (R) to try it on.
+
+    Example:
+        >>> from pseudograd.rules import cross_entropy
+        >>> sign(cross_entropy).holds
+        True
+        >>> sign(lambda z, y: -cross_entropy(z, y)).holds
+        False
+
+    """
+    z, y = examples or random_examples()
+    f = rule(z, y)
+    wrong = (-f).scatter(-1, y.unsqueeze(-1), f.gather(-1, y.unsqueeze(-1))).clamp(min=0)
+    return _worst("sign", wrong, z, y, tolerance=0.0)
+
+
+def zero_sum(
+    rule: Rule, examples: tuple[Tensor, Tensor] | None = None, tolerance: float = 1e-12
+) -> Finding:
+    """Check Eq. 4, that f_y = -Σ f_j; violation: the sum, relative to the largest entry.
+
+    Args:
+        rule: The rule.
+        examples: Logits (R, C) and labels (R) to try it on.
+        tolerance: The violation that rounding is allowed.
+
+    Example:
+        >>> from pseudograd.rules import from_bias, tunable
+        >>> zero_sum(tunable).holds
+        True
+        >>> zero_sum(from_bias(lambda bias, y: bias**3)).holds  # a plain power is not enough
+        False
+
+    """
+    z, y = examples or random_examples()
+    f = rule(z, y)
+    size = f.abs().amax(-1).clamp(min=torch.finfo(f.dtype).tiny)
+    violation = (f.sum(-1).abs() / size).unsqueeze(-1)
+    everywhere = torch.arange(f.shape[-1]).expand(len(f), 1, -1)
+    return _worst("zero sum", violation, z, y, tolerance, everywhere)
+
+
+def monotone(
+    rule: Rule, examples: tuple[Tensor, Tensor] | None = None, tolerance: float = 1e-12
+) -> Finding:
+    """Check that a larger bias never gets a smaller push; violation: by how much it is smaller.
+
+    Two ways: among the classes of one example, f must be in the order of ε; and as the logit of the
+    label alone is raised step by step, so that |ε_y| falls, |f_y| may not grow.
+
+    Args:
+        rule: The rule.
+        examples: Logits (R, C) and labels (R) to try it on.
+        tolerance: The violation that rounding is allowed.
+
+    Example:
+        >>> from functools import partial
+        >>> from pseudograd.rules import generalized_cross_entropy, tunable
+        >>> monotone(partial(tunable, k=0.25)).holds
+        True
+        >>> monotone(generalized_cross_entropy).holds  # it gives up on what it has most wrong
+        False
+
+    """
+    z, y = examples or random_examples()
+    label = y.unsqueeze(-1)
+    order = bias(z, y).argsort(-1)
+    falls = -rule(z, y).gather(-1, order).diff(dim=-1).clamp(max=0)
+    pairs = torch.stack((order[:, :-1], order[:, 1:]), -1)
+    within = _worst("monotone", falls, z, y, tolerance, pairs)
+
+    steps = torch.linspace(-10, 10, 41, dtype=z.dtype)
+    raised = torch.stack([z.scatter_add(-1, label, step.expand_as(label)) for step in steps])
+    strength = torch.stack([-rule(row, y).gather(-1, label).squeeze(-1) for row in raised])
+    grows = strength.diff(dim=0).clamp(min=0)
+    labels = y.repeat(len(steps) - 1)
+    across = _worst("monotone", grows.flatten().unsqueeze(-1), raised[1:].flatten(0, 1), labels,
+                    tolerance, labels[:, None, None])  # fmt: skip
+    return max(within, across, key=lambda finding: finding.violation)
+
+
+def integrable(
+    rule: Rule, examples: tuple[Tensor, Tensor] | None = None, tolerance: float = 1e-10
+) -> Finding:
+    """Measure how far f is from being a gradient; violation: |∂f_i/∂z_j - ∂f_j/∂z_i| (Lemma 1).
+
+    A function of the logits is the gradient of some loss just where its Jacobian is symmetric.
+
+    Args:
+        rule: The rule; it must consist of differentiable operations.
+        examples: Logits (R, C) and labels (R) to try it on.
+        tolerance: The violation that rounding is allowed.
+
+    Example:
+        >>> from functools import partial
+        >>> from pseudograd.rules import tunable
+        >>> integrable(partial(tunable, k=1.0)).holds
+        True
+        >>> integrable(partial(tunable, k=0.5)).holds
+        False
+        >>> integrable(partial(tunable, k=0.5), random_examples(classes=2)).holds
+        True
+
+    """
+    z, y = examples or random_examples()
+
+    def of_one(row: Tensor, label: Tensor) -> Tensor:
+        return rule(row.unsqueeze(0), label.unsqueeze(0)).squeeze(0)
+
+    jacobian = torch.func.vmap(torch.func.jacrev(of_one))(z, y)
+    antisymmetric = (jacobian - jacobian.transpose(-1, -2)).abs()
+    classes = z.shape[-1]
+    pairs = torch.cartesian_prod(torch.arange(classes), torch.arange(classes))
+    return _worst("integrable", antisymmetric.flatten(1), z, y, tolerance,
+                  pairs.expand(len(z), -1, -1))  # fmt: skip
+
+
+def random_examples(
+    count: int = 200, classes: int = 5, spread: float = 3.0, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Draw logits from a normal distribution, in float64, and labels evenly.
+
+    Args:
+        count: How many examples.
+        classes: How many classes each.
+        spread: The standard deviation of the logits.
+        seed: The same seed gives the same examples.
+
+    Example:
+        >>> z, y = random_examples(count=3, classes=4)
+        >>> z.shape, y.shape
+        (torch.Size([3, 4]), torch.Size([3]))
+
+    """
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(count, classes, generator=generator, dtype=torch.float64) * spread
+    return z, torch.randint(classes, (count,), generator=generator)
+
+
+def _worst(
+    name: str, violation: Tensor, z: Tensor, y: Tensor, tolerance: float,
+    classes: Tensor | None = None,
+) -> Finding:  # fmt: skip
+    """The finding for violations (R, entries); NaN counts as the largest."""
+    at = int(violation.nan_to_num(torch.inf).argmax())
+    row, entry = divmod(at, violation.shape[-1])
+    worst = float(violation[row, entry])
+    where = (entry,) if classes is None else tuple(int(index) for index in classes[row, entry])
+    return Finding(name, worst <= tolerance, worst, z[row], int(y[row]), where)
