@@ -11,7 +11,7 @@ PyTorch learns of the substitution through `torch.autograd.Function`. Two facts 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class RowLoss(Protocol):
 
 
 class ClassIndex:
-    """Eq. 5 for labels. Keeps two numbers a row, where cross-entropy keeps all log-probabilities."""
+    """Eq. 5 for labels. Keeps two numbers a row; cross-entropy keeps all log-probabilities."""
 
     def forward(self, z: Tensor, target: Tensor) -> tuple[Tensor, ...]:
         """Give -log p_y, and keep the top and the margin."""
@@ -91,7 +91,7 @@ def rows_of(loss: RowLoss) -> Rows:
         value: Tensor = _Forward.apply(z, target, k, loss)[0]
         return value
 
-    return torch.compiler.allow_in_graph(rows)
+    return cast(Rows, torch.compiler.allow_in_graph(rows))
 
 
 class _Forward(Function):
@@ -165,4 +165,4 @@ def _fold(info: Any, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -
 
 
 def _unfold(info: Any, output: Tensor) -> Tensor:
-    return output.unflatten(0, (info.batch_size, -1))
+    return output.reshape(info.batch_size, -1, *output.shape[1:])

@@ -37,7 +37,7 @@ _WORTH_SHARING = 1 << 15
 
 
 def _bitcast(source: Any, destination: Any, llvm_type: Any) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def cast(typing_context: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.bitcast(arguments[0], llvm_type)
@@ -59,7 +59,7 @@ _P = tuple(map(f32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.166579
 
 
 # No reordering here: it would take the rounding constant away again.
-@numba.njit(fastmath={"contract", "nsz"})  # type: ignore[untyped-decorator]
+@numba.njit(fastmath={"contract", "nsz"})
 def _exp(x):  # type: ignore[no-untyped-def]
     """exp(x) for x ≤ 0 to an ulp, and 0 below -88; a form that compilers turn into vector code."""
     x = f32(-88.0) if x < f32(-88.0) else x
@@ -74,20 +74,18 @@ def _exp(x):  # type: ignore[no-untyped-def]
     return (p * r * r + r + f32(1)) * _from_bits((i32(n) + i32(127)) << i32(23))
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@numba.njit
 def _flipped(bits):  # type: ignore[no-untyped-def]
     return i32(bits ^ (i32(bits >> i32(31)) & i32(0x7FFFFFFF)))
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@numba.njit
 def _ordered(x):  # type: ignore[no-untyped-def]
-    """A float's bits as an integer of the same order: integers have a vector maximum, floats with
-    NaN among them do not.
-    """  # noqa: D205
+    """A float as an integer of the same order: unlike floats, integers have a vector maximum."""
     return _flipped(_bits_of(x))
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@numba.njit
 def _softplus(x):  # type: ignore[no-untyped-def]
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
@@ -96,7 +94,7 @@ def _softplus(x):  # type: ignore[no-untyped-def]
 _pass = numba.njit(fastmath=_FLAGS, nogil=True, cache=True, error_model="numpy")
 
 
-@_pass  # type: ignore[untyped-decorator]
+@_pass
 def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type: ignore[no-untyped-def]
     """-w_y log p_y. Kept of each row: the largest other logit, log(1 - p_y), and w_y.
 
@@ -132,7 +130,7 @@ def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type
     return value_sum, weight_sum, -1
 
 
-@_pass  # type: ignore[untyped-decorator]
+@_pass
 def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no-untyped-def]
     """Eq. 5, each row times its weight and its ``grad``."""
     for i in range(start, stop):
@@ -162,7 +160,7 @@ def fused_cross_entropy(
     ignore_index: int,
     reduction: str,
 ) -> Tensor:
-    """Give the loss of rows ``z`` (R, C) for labels (R), reduced; float32 inside, as it goes out."""
+    """Give the reduced loss, in float32, of rows ``z`` (R, C) for labels (R)."""
     value: Tensor = _Fused.apply(z, target, k, weight, ignore_index, reduction)
     return value
 

@@ -65,8 +65,8 @@ def tunable_cross_entropy(
         q = _smoothed(_rows(target).to(in_working_precision(z).dtype), label_smoothing)
         value = _class_probability_rows(z, q if weight is None else q * weight, k)
         reduced = _reduced(value, float(len(z)), reduction)
-    elif label_smoothing == 0 and eager and _fits_fused_kernel(z):
-        reduced = _fused()(z, target.reshape(-1), k, weight, ignore_index, reduction)
+    elif label_smoothing == 0 and eager and (fused := _fused_kernel(z)):
+        reduced = fused(z, target.reshape(-1), k, weight, ignore_index, reduction)
     else:
         reduced = class_index_loss(
             z, target.reshape(-1), k, _class_index_rows, weight, ignore_index, reduction,
@@ -126,16 +126,16 @@ def _is_eager() -> bool:
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
-def _fits_fused_kernel(z: Tensor) -> bool:
+def _fused_kernel(z: Tensor) -> Callable[..., Tensor] | None:
+    """The CPU kernel, where it is installed and does what ``z`` asks for."""
     plain = type(z) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
-    return plain and z.is_cpu and z.dtype != torch.float64 and _fused() is not None
+    return _compiled_by_numba() if plain and z.is_cpu and z.dtype != torch.float64 else None
 
 
 @functools.cache
-def _fused() -> Callable[..., Tensor] | None:
-    """The kernel for the CPU, where numba is installed (``pip install pseudograd[cpu]``)."""
+def _compiled_by_numba() -> Callable[..., Tensor] | None:
     try:
         from pseudograd.loss.cpu import fused_cross_entropy
-    except ImportError:
+    except ImportError:  # pip install pseudograd[cpu] would bring it
         return None
     return fused_cross_entropy

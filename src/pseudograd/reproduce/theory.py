@@ -14,8 +14,8 @@ margin alone, so g is the gradient of a cost after all: E[ℓ(s u)], where ℓ' 
 three classes.) ℓ is convex, since A falls with the margin; it is bounded below, since A decays like
 exp(-k margin); and it grows without bound for wrong answers. No threshold answers everything
 correctly, so the cost grows in all directions and its minimum is at finite (w, b), for small k too.
-As k falls, w grows like 6.4 / k (α = 0.95) while the threshold settles: the width of the transition
-and the reach of the correct examples, 1 / (k w), stay as they are.
+As k falls, w grows like 1 / k and the threshold settles: the distance over which correct examples
+still pull is 1 / (k w), and that stays. For α = 0.95 the limits are k w = 6.40 and 0.0261.
 
 **The threshold is 0 for no k.** At b = 0 the two halves of the line cancel except for the hard
 examples of (α, 1], which leaves
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +87,7 @@ def pseudo_gradient(w: float, b: float, k: float, alpha: float = 0.95) -> tuple[
     return g_w * math.exp(log_scale), g_b * math.exp(log_scale)
 
 
-@lru_cache(maxsize=None)
+@cache
 def fixed_point(k: float, alpha: float = 0.95) -> FixedPoint:
     """Find the one (w, b) at which the expected pseudo-gradient is zero.
 

@@ -46,10 +46,10 @@ KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 # Epochs between two looks at the validation errors; a run is cut off at the epoch that stopped it.
 _STRETCH = 250
 
-# Nodes of a cell. A has its nearest singularity at a distance of π / |w| from the real line, and a
-# cell is never longer than 1 / |w|, so the interpolation error shrinks 12-fold with each node.
+# Nodes of a cell. A's nearest singularity is at a distance of π / |w| from the real line, and a cell
+# is never longer than 1 / |w|, so the interpolation error shrinks at least 12-fold with each node.
 _NODES = 12
-_FEWEST_CELLS = 16
+_ANGLES = (np.arange(_NODES) + 0.5) * (np.pi / _NODES)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ToyRun:
     Attributes:
         k: The sensitivity to large errors.
         run: The number of the run, from 0.
-        seed: The seed that the run's data and initial weights were drawn from, with k and run.
+        seed: What the data and the initial weights were drawn from, together with the run's number.
         alpha: The end of class +1's interval.
         epochs: How many steps were taken.
         weight: The final w₊ - w₋.
@@ -132,8 +132,9 @@ def run_toy(
 ) -> list[ToyRun]:
     """Train the toy network, several times for each k, and test what comes out.
 
-    A run draws its own training, validation and test examples and its own initial weights (uniform in
-    (-0.1, 0.1); biases 0) from (seed, k, run), and nothing else enters: the same run comes out
+    Run number i draws its own training, validation and test examples and its own initial weights
+    (uniform in (-0.1, 0.1); biases 0) from (seed, i), the same for every k, so that a difference
+    between two k is not one between two samples. Nothing else enters: a run comes out the same
     whichever others are trained beside it. Each epoch is one step of gradient descent along the mean
     pseudo-gradient of the training set (Eq. 3 with f of Eq. 5).
 
@@ -163,28 +164,31 @@ def run_toy(
         ValueError: If an argument is out of its range.
 
     Example:
-        >>> (result,) = run_toy([1.0], runs=1, examples=1000, patience=100)
-        >>> result.epochs, round(result.threshold, 3), round(result.error_pct, 1)
-        (0, 0.0, 0.0)
+        >>> for result in run_toy([4.0, 0.25], runs=1, examples=3000, patience=500):
+        ...     print(result.k, result.epochs, f"{result.threshold:.3f} {result.error_pct:.1f}%")
+        4.0 0 0.0
 
     """
     ks = [float(k) for k in ks]
-    _check(ks, runs, alpha, seed, examples)
+    _check(ks, runs, alpha, seed, examples, patience, rate)
     trainings = [_Training(k, run, seed, alpha, examples) for k in ks for run in range(runs)]
     active = trainings
-    with tqdm(
-        total=len(trainings), desc="toy", unit="run", leave=False, disable=None if progress else True
-    ) as bar:
+    # On a terminal only: tqdm looks for one if ``disable`` is None.
+    quiet = None if progress else True
+    with tqdm(total=len(trainings), desc="toy", unit="run", leave=False, disable=quiet) as bar:
         while active:
-            active.sort(key=lambda training: training.cells)
-            for cells, group in groupby(active, key=lambda training: training.cells):
+            bar.set_postfix(epoch=active[0].epochs)
+            # |w| can grow by 2 · rate in an epoch at most: A, |x| and the share of a class are ≤ 1.
+            for training in active:
+                training.refine(abs(training.weight) + 2 * rate * _STRETCH)
+            by_cells = sorted(active, key=lambda training: training.cells)
+            for cells, group in groupby(by_cells, key=lambda training: training.cells):
                 together = list(group)
-                paths = _descend(together, _grid(alpha, cells), rate, _STRETCH)
+                paths = _descend(together, _grid(alpha, cells), rate)
                 for training, path in zip(together, paths, strict=True):
                     training.follow(path, patience, tolerance)
             bar.update(sum(training.stopped for training in active))
             active = [training for training in active if not training.stopped]
-            bar.set_postfix(epoch=max(training.epochs for training in trainings))
     return [training.result() for training in trainings]
 
 
@@ -248,20 +252,22 @@ def table(results: Iterable[ToyRun]) -> str:
         paper has none) and the value at the fixed point on an endless sample.
 
     """
-    triple = "{:>16} {:>6} {:>7}"
+    triple = "{:>15} {:>6} {:>6}"
     lines = [
-        f"{'':7}{'test error, %':^31}{'threshold':^32}{'cross-entropy':^32}".rstrip(),
-        f"{'k':<7}" + " ".join([triple.format("ours", "paper", "limit")] * 3),
+        f"{'':7}{'test error, %':>29}{'threshold':>29}{'cross-entropy':>29}",
+        f"{'k':<7}" + triple.format("ours", "paper", "limit") * 3,
     ]
     for summary in summarize(results):
         paper, limit = paper_row(summary), fixed_point(summary.k, summary.alpha)
         cells = []
         for name, digits in (("error_pct", 2), ("threshold", 3), ("cross_entropy", 3)):
             spread: Spread = getattr(summary, name)
-            ours = f"{spread.mean:.{digits}f} ± {spread.sd:.{digits}f}"
+            ours = f"{spread.mean:.{digits}f}"
+            if summary.runs > 1:
+                ours += f" ± {spread.sd:.{digits}f}"
             theirs = f"{getattr(paper, name):.{digits}f}" if paper else "-"
             cells.append(triple.format(ours, theirs, f"{getattr(limit, name):.{digits}f}"))
-        lines.append(f"{summary.k:<7g}" + " ".join(cells))
+        lines.append(f"{summary.k:<7g}" + "".join(cells))
     return "\n".join(lines)
 
 
@@ -279,15 +285,27 @@ def write_csv(results: Iterable[ToyRun], path: Path) -> None:
         writer.writerows(asdict(result) for result in results)
 
 
-def _check(ks: Sequence[float], runs: int, alpha: float, seed: int, examples: int) -> None:
+def _check(
+    ks: Sequence[float],
+    runs: int,
+    alpha: float,
+    seed: int,
+    examples: int,
+    patience: int,
+    rate: float,
+) -> None:
     """Refuse arguments that no run could be made of."""
     if not all(0 < k < math.inf for k in ks) or len(set(ks)) < len(ks):
         raise ValueError(f"ks must be positive and different, not {ks}")
     if not 0.5 < alpha < 1:
         raise ValueError(f"alpha must lie between 0.5 and 1, not {alpha}")
-    for name, value, least in (("runs", runs, 1), ("seed", seed, 0), ("examples", examples, 1)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, not {value}")
+    if not 0 < rate < math.inf:
+        raise ValueError(f"rate must be positive, not {rate}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, not {seed}")
+    for name, value in (("runs", runs), ("examples", examples), ("patience", patience)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def _is_positive(x: NDArray[np.float64], alpha: float) -> NDArray[np.bool_]:
@@ -325,9 +343,6 @@ class _Grid:
         return torch.from_numpy(counts.ravel())
 
 
-_ANGLES = (np.arange(_NODES) + 0.5) * (np.pi / _NODES)
-
-
 @cache
 def _grid(alpha: float, cells: int) -> _Grid:
     """The grid with at least ``cells`` cells for each unit of length."""
@@ -343,10 +358,8 @@ def _grid(alpha: float, cells: int) -> _Grid:
     return _Grid(alpha, ends, torch.from_numpy(nodes.ravel()), torch.from_numpy(signs))
 
 
-def _descend(
-    trainings: Sequence[_Training], grid: _Grid, rate: float, epochs: int
-) -> NDArray[np.float64]:
-    """Take some epochs in all of the trainings at once.
+def _descend(trainings: Sequence[_Training], grid: _Grid, rate: float) -> NDArray[np.float64]:
+    """Take a stretch of epochs in all of the trainings at once.
 
     Returns:
         (weight, bias) of each training after each epoch, shape (trainings, epochs, 2).
@@ -359,8 +372,8 @@ def _descend(
     pull_b = 2 * rate * share * grid.signs
     pull_w = pull_b * grid.nodes
     away, away_x = -grid.signs, -grid.signs * grid.nodes
-    path = torch.empty(epochs, 2, len(trainings), 1, dtype=torch.float64)
-    for epoch in range(epochs):
+    path = torch.empty(_STRETCH, 2, len(trainings), 1, dtype=torch.float64)
+    for epoch in range(_STRETCH):
         # A = (1 - p_y)^k, where 1 - p_y is the sigmoid of minus the margin.
         a = F.logsigmoid(away_x * w + away * b).mul_(k).exp_()
         w = w + (a * pull_w).sum(1, keepdim=True)
@@ -380,6 +393,7 @@ class _Training:
     examples: int
     epochs: int = field(default=0, init=False)
     stopped: bool = field(default=False, init=False)
+    cells: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         entropy = [self.seed, self.run]
@@ -394,12 +408,12 @@ class _Training:
         self.mistakes = passed + np.count_nonzero(~positive)
         self.reference = -1.0
         self.quiet = 0
-        self._refine()
 
-    def _refine(self) -> None:
-        """Choose cells no longer than 1 / |w|, as the accuracy of the nodes wants it."""
-        self.cells = max(_FEWEST_CELLS, 2 ** math.ceil(math.log2(abs(self.weight))))
-        self.counts = _grid(self.alpha, self.cells).counts(self.train)
+    def refine(self, largest_weight: float) -> None:
+        """See to it that no cell is longer than 1 / largest_weight."""
+        if largest_weight > self.cells:
+            self.cells = max(16, 2 ** math.ceil(math.log2(largest_weight)))
+            self.counts = _grid(self.alpha, self.cells).counts(self.train)
 
     def follow(self, path: NDArray[np.float64], patience: int, tolerance: float) -> None:
         """Walk along (weight, bias) after each epoch, to its end or to where the run stops."""
@@ -413,8 +427,6 @@ class _Training:
                 self.stopped = True
                 break
         self.weight, self.bias = weight, bias
-        if abs(weight) > self.cells and not self.stopped:
-            self._refine()
 
     def _errors(self, path: NDArray[np.float64]) -> NDArray[np.float64]:
         """The validation error, a fraction, at each (weight, bias)."""

@@ -1,8 +1,8 @@
 """The general framework (Eq. 2 and 3): any function f of the prediction bias as a rule.
 
 A rule is a function of logits (..., C) and labels (...) that gives a pseudo-gradient at the logits.
-Here are the paper's competitors, each a multiple of the bias ε = p - onehot(y) that is cross-entropy's
-own gradient at one end of its parameter. The multiple is taken in log space, like the tunable rule.
+Here are the paper's competitors, each a multiple of the bias ε = p - onehot(y), and the bias itself
+at one end of its parameter. The multiple is taken in log space, like the tunable rule.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The paper's rule (Eq. 5), and its extension to soft targets, in log space.
 
-With ``L`` the log-sum-exp of the logits and ``L'`` the same over the classes other than the label y,
-Eq. 5 is exactly
+With ``L`` the log-sum-exp of the logits and ``L'`` the same over the classes other than the label
+y, Eq. 5 is exactly
 
     f_y = -A,   f_j = A · S_j  (j ≠ y),   A = (1 - p_y)^k = exp(k (L' - L)),
 
-where ``S`` is the softmax of ``k · z`` over the classes other than y. Written so, nothing underflows
-before the last rounding: the literal formula loses everything beyond a gap of 20 between the logits.
+where ``S`` is the softmax of ``k · z`` over the classes other than y. Written so, nothing
+underflows before the last rounding; taken literally, the formula is lost beyond a gap of about 20
+between the logits.
 """
 
 from __future__ import annotations

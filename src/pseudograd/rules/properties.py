@@ -1,4 +1,4 @@
-"""What the paper asks of a rule (Section 4), and what it proves of its own (Lemma 1), as measurements.
+"""What the paper asks of a rule (Section 4) and proves of its own (Lemma 1), to be measured.
 
 Each function tries a rule on examples, random ones unless given, and returns a `Finding`: whether
 the property held, the largest violation, and the example and classes where that was.
