@@ -27,7 +27,7 @@ from pseudograd.loss.autograd import refuse_second_derivative
 from pseudograd.loss.checks import refuse_class_index
 from pseudograd.rules.paper import Sensitivity
 
-f32, i32 = np.float32, np.int32
+f32, f64, i32 = np.float32, np.float64, np.int32
 
 # Reordering sums lets the loops run on vector registers; NaN and infinity keep their meaning.
 _FLAGS = {"contract", "nsz", "reassoc"}
@@ -58,8 +58,12 @@ _P = tuple(map(f32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.166579
                      1.6666665459e-1, 5.0000001201e-1)))  # fmt: skip
 
 
-# No reordering here: it would take the rounding constant away again.
-@numba.njit(fastmath={"contract", "nsz"})
+# For functions in which sums must not be reordered; left unsaid, the caller's flags would hold.
+_in_order = numba.njit(fastmath=_FLAGS - {"reassoc"})
+
+
+# Reordered, the rounding constant would be taken away again.
+@_in_order
 def _exp(x):  # type: ignore[no-untyped-def]
     """exp(x) for x ≤ 0 to an ulp, and 0 below -88; a form that compilers turn into vector code."""
     x = f32(-88.0) if x < f32(-88.0) else x
@@ -85,9 +89,13 @@ def _ordered(x):  # type: ignore[no-untyped-def]
     return _flipped(_bits_of(x))
 
 
-@numba.njit
-def _softplus(x):  # type: ignore[no-untyped-def]
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+# Reordered, logits far from zero would swallow the logarithm.
+@_in_order
+def _log_odds(z_y, top, total):  # type: ignore[no-untyped-def]
+    """-log p_y and log(1 - p_y) of a label's logit among others whose log-sum-exp is given."""
+    margin = (f64(z_y) - f64(top)) - math.log(f64(total))
+    tail = math.log1p(math.exp(-abs(margin)))
+    return tail - min(margin, 0.0), -tail - max(margin, 0.0)
 
 
 # The two passes. ``k``, ``weight`` and ``grad`` have one entry for all, or one for each.
@@ -117,16 +125,19 @@ def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type
             highest = max(highest, _ordered(row[j]))
         top = _from_bits(_flipped(highest))
         if len(row) == 1 or top == -np.inf:  # no other class: p_y is 1
+            value[i] = row[y] - row[y]  # 0, but NaN stays NaN
+            value_sum += value[i]
+            kept[i, 1] += value[i]
             continue
         total = f32(0)
         for j in range(y):
             total += _exp(row[j] - top)
         for j in range(y + 1, len(row)):
             total += _exp(row[j] - top)
-        margin = float(row[y]) - float(top) - math.log(total)
-        value[i] = kept[i, 2] * _softplus(-margin)
+        surprise, doubt = _log_odds(row[y], top, total)
+        value[i] = kept[i, 2] * surprise
         value_sum += value[i]
-        kept[i, 0], kept[i, 1] = top, -_softplus(margin)
+        kept[i, 0], kept[i, 1] = top, doubt
     return value_sum, weight_sum, -1
 
 
@@ -135,18 +146,19 @@ def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no
     """Eq. 5, each row times its weight and its ``grad``."""
     for i in range(start, stop):
         row, out = z[i], result[i]
-        if kept[i, 2] == 0:  # ignored, whatever its logits
+        if kept[i, 2] == 0 or kept[i, 1] == -np.inf:  # ignored, or certain: whatever its logits
             out[:] = f32(0)
             continue
         top, y, k_i = kept[i, 0], target[i], k[min(i, len(k) - 1)]
-        scale = f32(grad[min(i, len(grad) - 1)] * kept[i, 2] * math.exp(k_i * kept[i, 1]))
+        strength = math.exp(f64(k_i) * f64(kept[i, 1]))
+        scale = f32(grad[min(i, len(grad) - 1)] * kept[i, 2] * strength)
         for j in range(len(row)):
             out[j] = _exp(min(k_i * (row[j] - top), f32(0)))
         out[y] = f32(0)
         total = f32(0)
         for j in range(len(row)):
             total += out[j]
-        share = scale / total if len(row) > 1 else f32(0)
+        share = scale / total
         for j in range(len(row)):
             out[j] *= share
         out[y] = -scale
@@ -240,7 +252,7 @@ def _shared(kernel: Any, z: Any, *arguments: Any) -> list[Any]:
         return [kernel(z, *arguments, 0, rows)]
     bounds = [rows * worker // workers for worker in range(workers + 1)]
     others = [
-        _threads().submit(kernel, z, *arguments, start, stop)
+        _threads().submit(kernel, *(z, *arguments, start, stop))
         for start, stop in itertools.pairwise(bounds[1:])
     ]
     return [kernel(z, *arguments, 0, bounds[1]), *(other.result() for other in others)]

@@ -1,9 +1,9 @@
 """The toy example on an endless sample: the supplement's analysis, made to run.
 
-The input x is uniform on [-1, 1] and its class is +1 on [0, α], -1 elsewhere. Only the difference of
-the two logits matters, u = w x + b, with w = w₊ - w₋ and b = b₊ - b₋: the network says +1 where
-u > 0, which for w > 0 is beyond the threshold -b / w. With s = ±1 the class as a sign, the margin of
-an example is s u, and Eq. 5 is f = (-A, A) with A = σ(-s u)^k. So the pseudo-gradient of Eq. 3 is
+The input x is uniform on [-1, 1]; its class is +1 on [0, α] and -1 elsewhere. Only the difference
+of the two logits matters, u = w x + b, with w = w₊ - w₋ and b = b₊ - b₋: the network says +1 where
+u > 0, which for w > 0 is beyond the threshold -b / w. With the class as a sign, s = ±1, an example
+has the margin s u, and Eq. 5 is f = (-A, A) with A = σ(-s u)^k. So the pseudo-gradient of Eq. 3 is
 
     g_w = -E[s A x],   g_b = -E[s A]
 
@@ -22,8 +22,8 @@ examples of (α, 1], which leaves
 
     g_b(w, 0) = ½ ∫_α^1 (σ(w x)^k + σ(-w x)^k) dx > 0   for every w and every k > 0.
 
-For k = 1 this is (1 - α) / 2, whatever w is. The supplement's proof multiplies the equation by w and
-ends at "hence w = 0"; the derivative does not vanish there either, so its conclusion holds a fortiori.
+For k = 1 this is (1 - α) / 2, whatever w is. The supplement's proof multiplies its equation by w
+and is left with w = 0, which it then excludes; the derivative does not vanish there either.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_expit
 
-# The rule of each panel: exact for polynomials of degree 63, and panels are at most one octave long.
+# The rule of each panel is exact for polynomials of degree 63, and panels are octaves at most.
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(32)
 
 
@@ -169,8 +169,8 @@ def cross_entropy(w: float, b: float, alpha: float = 0.95) -> float:
         -E[log σ(s u)], in nats.
 
     Example:
-        >>> round(cross_entropy(0.0, 0.0) - math.log(2), 12)  # no idea: one bit
-        0.0
+        >>> round(cross_entropy(0.0, 0.0), 6)  # a coin's: log 2
+        0.693147
 
     """
     x, dx = _panels(_edges(w, b, alpha))

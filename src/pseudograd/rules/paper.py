@@ -102,7 +102,9 @@ def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     # -inf) the difference to the top is then 0, not -inf + inf.
     others = z.scatter(-1, y, torch.finfo(z.dtype).min)
     top = others.amax(-1, keepdim=True)
-    return top, z.gather(-1, y) - top - (others - top).exp().sum(-1, keepdim=True).log()
+    total = (others - top).exp().scatter(-1, y, 0).sum(-1, keepdim=True).clamp(min=1)
+    # In float64, of single numbers: the difference of two large ones, which k will multiply.
+    return top, z.gather(-1, y).double() - top.double() - total.double().log()
 
 
 def strength(margin: Tensor, k: Sensitivity) -> Tensor:
@@ -118,9 +120,8 @@ def cross_entropy(margin: Tensor) -> Tensor:
 def push(z: Tensor, target: Tensor, k: Sensitivity, top: Tensor, scale: Tensor) -> Tensor:
     """``scale`` times (S off the label, -1 on it): the shape of Eq. 5 with its strength."""
     y = target.unsqueeze(-1)
-    others = (z - top).scatter(-1, y, torch.finfo(z.dtype).min - top)
     # The top is subtracted before k multiplies, so that large logits keep their differences.
-    share = (k * others).softmax(-1)
+    share = (k * (z - top)).scatter(-1, y, torch.finfo(z.dtype).min).softmax(-1)
     return (scale * share).scatter(-1, y, -scale)
 
 
@@ -128,14 +129,20 @@ def soft_push(z: Tensor, q: Tensor, k: Sensitivity) -> Tensor:
     """The soft rule, strength and shape together."""
     total = q.sum(-1, keepdim=True)
     q = torch.where(total == 0, 0, q / total)
-    log_p = F.log_softmax(z, -1)
-    bias = log_p.exp() - q
-    # Logarithms reach where the bias itself has been rounded away: off the target it is p, and on
-    # the one class of a one-hot target it has its side of zero to itself.
+    z = z - z.amax(-1, keepdim=True)
+    powers = z.exp()
+    total_power = powers.sum(-1, keepdim=True)
+    p, log_total = powers / total_power, total_power.log()
+    bias = p - q
+    # log|ε| up to a constant. It reaches where the bias itself has been rounded away: off the
+    # target it is z, and the one class of a one-hot target has its side of zero to itself.
     off, sole = q == 0, q == 1
-    log_bias = torch.where(off, log_p, torch.where(sole, 0, bias.abs().log()))
+    log_bias = torch.where(off, z, torch.where(sole, 0, bias.abs().log() + log_total))
     above, below = (bias > 0) | off, (bias < 0) | sole
-    log_strength = torch.where(above, log_bias, -torch.inf).logsumexp(-1, keepdim=True)
+    # log S; from the overlap of p and q, which is 1 - S, where that has the smaller error.
+    overlap = torch.minimum(p, q).sum(-1, keepdim=True)
+    in_logs = torch.where(above, log_bias, -torch.inf).logsumexp(-1, keepdim=True) - log_total
+    log_strength = torch.where(overlap < 0.5, (-overlap).log1p(), in_logs)
     # p = q up to rounding can leave one side empty; no side may then push alone (Eq. 4).
     balanced = below.any(-1, keepdim=True)
     sides = _share(log_bias, above, k) - _share(log_bias, below, k)

@@ -1,0 +1,92 @@
+"""Examples in memory, and the parts they are split into."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Examples of a classification problem, the training ones first.
+
+    Attributes:
+        name: What trials call it.
+        features: One row an example, uint8 (pixels) or floating point.
+        labels: Class indices, int64.
+        train_size: How many of the first examples may be trained on; the rest is the test set.
+        value_range: The features' least and greatest possible value; this range is mapped to a
+            trial's ``feature_range``.
+
+    Example:
+        >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,
+        ...                value_range=(0, 9))
+        >>> data.classes, data.test_size
+        (2, 1)
+
+    """
+
+    name: str
+    features: Tensor
+    labels: Tensor
+    train_size: int
+    value_range: tuple[float, float] = (0.0, 255.0)
+
+    def __post_init__(self) -> None:
+        if self.features.dim() != 2 or len(self.features) != len(self.labels):
+            raise ValueError(
+                "features must have one row for each label, shape (examples, features); got "
+                f"{tuple(self.features.shape)} for {len(self.labels)} labels"
+            )
+        if not 0 < self.train_size <= len(self.labels):
+            raise ValueError(
+                f"train_size must lie in [1, {len(self.labels)}], not {self.train_size}"
+            )
+        if not self.value_range[0] < self.value_range[1]:
+            raise ValueError(f"value_range must be (least, greatest), not {self.value_range}")
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return int(self.labels.max()) + 1
+
+    @property
+    def test_size(self) -> int:
+        """The number of examples held out."""
+        return len(self.labels) - self.train_size
+
+    @property
+    def sha256(self) -> str:
+        """A hash of the features and labels, in the order given."""
+        digest = hashlib.sha256()
+        for tensor in (self.features, self.labels):
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def digits(test_size: int = 360) -> Dataset:
+    """Load scikit-learn's 1,797 handwritten digits of 8×8 pixels: no download needed.
+
+    Args:
+        test_size: How many of the examples are held out, drawn once and for all.
+
+    Example:
+        >>> data = digits()
+        >>> data.features.shape, data.classes, data.train_size
+        (torch.Size([1797, 64]), 10, 1437)
+
+    """
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    return Dataset(
+        name="digits",
+        features=torch.from_numpy(pixels).byte()[order],
+        labels=torch.from_numpy(labels).long()[order],
+        train_size=len(labels) - test_size,
+        value_range=(0.0, 16.0),
+    )

@@ -1,0 +1,264 @@
+"""Trials in, outcomes out: slots filled, advanced an epoch at a time, stopped early and refilled."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pseudograd.data import Dataset
+from pseudograd.fleet import randomness
+from pseudograd.fleet.splits import parts
+from pseudograd.fleet.stack import Examples, Settings, Stack
+from pseudograd.fleet.trial import Outcome, Trial
+
+# With weights beyond this and predictions no better than chance, nothing good can follow.
+_EXPLODED = 1e4
+
+# On the CPU more models at once gain nothing, and outgrow the cache.
+_SLOTS_ON_CPU = 16
+_MOST_SLOTS = 512
+
+
+@dataclass
+class _Run:
+    """A trial under way."""
+
+    trial: Trial
+    epoch: int = 0
+    best_error: float = math.inf
+    best_epoch: int = 0
+    curve: list[float] = field(default_factory=list)
+
+    def stopped_by(self, diverged: bool) -> str | None:
+        if diverged:
+            return "diverged"
+        if self.epoch - self.best_epoch >= self.trial.patience:
+            return "patience"
+        return "limit" if self.epoch >= self.trial.max_epochs else None
+
+
+class Fleet:
+    """Trains any number of trials of one architecture together on one device.
+
+    Every trial has a slot with its own k, learning rate, momentum, seed, split and early stopping; a
+    slot whose trial has ended takes the next one. An outcome depends on its trial alone.
+
+    Args:
+        data: The data set of the trials.
+        device: Where to train: "cpu", "cuda", ...
+        slots: How many trials at once; planned from the free memory unless given.
+        dtype: Of weights and activations.
+        keep_parameters: Whether outcomes carry the best weights.
+
+    Example:
+        >>> from pseudograd.data import digits
+        >>> trials = [Trial("digits", (16,), k=k, learning_rate=0.1, max_epochs=2) for k in (0.5, 1)]
+        >>> outcomes = list(Fleet(digits()).run(trials))
+        >>> [(outcome.trial.k, outcome.epochs, outcome.stopped_by) for outcome in outcomes]
+        [(0.5, 2, 'limit'), (1, 2, 'limit')]
+
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        device: str | torch.device = "cpu",
+        slots: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        keep_parameters: bool = False,
+    ) -> None:
+        if slots is not None and slots < 1:
+            raise ValueError(f"slots must be 1 or more, not {slots}")
+        self.data = data
+        self.device = torch.device(device)
+        self.slots = slots
+        self.dtype = dtype
+        self.keep_parameters = keep_parameters
+
+    def run(self, trials: Iterable[Trial]) -> Iterator[Outcome]:
+        """Train the trials; give each one's outcome as it ends."""
+        pending = deque(_Run(trial) for trial in trials)
+        if not pending:
+            return
+        first = pending[0].trial
+        for run in pending:
+            if run.trial.architecture != first.architecture:
+                raise ValueError(
+                    "trials of one fleet must share data, hidden_layer_sizes, optimizer, "
+                    "activation, feature_range, batch_size, whether they clip and whether they "
+                    f"retrain; these do not:\n  {first}\n  {run.trial}"
+                )
+        if first.data != self.data.name:
+            raise ValueError(f"trials are of data {first.data!r}, the fleet has {self.data.name!r}")
+        slots = self.slots or self._planned_slots(first)
+        while pending:
+            crew = _Crew(self, first, min(slots, len(pending)))
+            try:
+                yield from crew.through(pending)
+            except torch.OutOfMemoryError:
+                if slots == 1:
+                    raise
+                # What had ended has been given out; the rest starts again, in half the slots.
+                pending.extendleft(_Run(run.trial) for run in reversed(crew.runs) if run)
+                slots = max(1, slots // 2)
+                del crew
+                torch.cuda.empty_cache()
+
+    def _planned_slots(self, trial: Trial) -> int:
+        """As many as fit into nine tenths of the free memory."""
+        if self.device.type != "cuda":
+            return _SLOTS_ON_CPU
+        sizes = self._layer_sizes(trial)
+        parameters = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(sizes))
+        examples = 8 * self.data.train_size  # their order, sorted
+        activations = 4 * trial.batch_size * sum(sizes)
+        needed = self.dtype.itemsize * (6 * parameters + 4 * activations) + 4 * examples
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return max(1, min(_MOST_SLOTS, int(0.9 * free / needed)))
+
+    def _layer_sizes(self, trial: Trial) -> tuple[int, ...]:
+        return self.data.features.shape[1], *trial.hidden_layer_sizes, self.data.classes
+
+
+class _Crew:
+    """The slots: trials under way, and the stack of their networks."""
+
+    def __init__(self, fleet: Fleet, trial: Trial, slots: int) -> None:
+        self.fleet, self.trial = fleet, trial
+        self.runs: list[_Run | None] = [None] * slots
+        self.parts = functools.cache(functools.partial(parts, fleet.data))
+        data, (low, high) = fleet.data, trial.feature_range
+        factor = (high - low) / (data.value_range[1] - data.value_range[0])
+        examples = Examples(
+            features=data.features.to(fleet.device),
+            labels=data.labels.to(fleet.device),
+            factor=factor,
+            offset=low - factor * data.value_range[0],
+        )
+        self.stack = Stack(
+            examples,
+            fleet._layer_sizes(trial),
+            trial.activation,
+            trial.optimizer,
+            slots,
+            fleet.dtype,
+        )
+        self.majority = float(data.labels.bincount().max()) / len(data.labels)
+
+    def through(self, pending: deque[_Run]) -> Iterator[Outcome]:
+        """Work through the pending trials, and give out what comes of them."""
+        while True:
+            self._fill(pending)
+            if not any(self.runs):
+                return
+            self._train_an_epoch()
+            yield from self._end_trials(self._judge_the_epoch())
+            if not pending:
+                self._close_ranks()
+
+    def _fill(self, pending: deque[_Run]) -> None:
+        free = [slot for slot, run in enumerate(self.runs) if run is None][: len(pending)]
+        if not free:
+            return
+        for slot in free:
+            self.runs[slot] = pending.popleft()
+        self.stack.start(self._tensor(free), self._tensor([self._run(s).trial.seed for s in free]))
+        self._assign()
+
+    def _assign(self) -> None:
+        """Lay out what the trials in the slots have of their own. An empty slot idles as a copy."""
+        stand_in = next(run for run in self.runs if run)
+        trials = [(run or stand_in).trial for run in self.runs]
+        cuts = [self.parts(trial.split) for trial in trials]
+        self.seeds = self._tensor([trial.seed for trial in trials])
+        self.train = torch.stack([cut.train for cut in cuts]).to(self.fleet.device)
+        self.stop = torch.stack([cut.stop for cut in cuts]).to(self.fleet.device)
+
+        def column(values: Iterable[float]) -> Tensor:
+            values = torch.tensor(list(values), dtype=self.fleet.dtype, device=self.fleet.device)
+            return values.reshape(-1, 1, 1)
+
+        clips = [trial.clip for trial in trials]
+        self.settings = Settings(
+            k=column(trial.k for trial in trials),
+            learning_rate=column(trial.learning_rate for trial in trials),
+            momentum=column(trial.momentum for trial in trials),
+            clip=None if None in clips else column(clip for clip in clips if clip is not None),
+        )
+
+    def _train_an_epoch(self) -> None:
+        epochs = self._tensor([run.epoch if run else 0 for run in self.runs])
+        order = randomness.order(self.seeds, epochs, self.train.shape[1])
+        self.stack.train(self.train.gather(1, order), self.trial.batch_size, self.settings)
+
+    def _judge_the_epoch(self) -> dict[int, str]:
+        """Note the errors on the early-stopping parts; give the slots to end, and why."""
+        errors, values = self.stack.evaluate(self.stop)
+        weights = self.stack.largest_weight()
+        measured = torch.stack((errors, values, weights.double())).T.tolist()
+        better, ended = [], {}
+        for slot, (run, (error, value, weight)) in enumerate(zip(self.runs, measured, strict=True)):
+            if run is None:
+                continue
+            run.epoch += 1
+            run.curve.append(error)
+            if error < run.best_error:
+                run.best_error, run.best_epoch = error, run.epoch
+                better.append(slot)
+            lost = not weight < _EXPLODED and error > 0.99 * (1 - self.majority)
+            reason = run.stopped_by(diverged=lost or not math.isfinite(value))
+            if reason:
+                ended[slot] = reason
+        if better:
+            self.stack.keep(self._tensor(better))
+        return ended
+
+    def _end_trials(self, ended: dict[int, str]) -> list[Outcome]:
+        if not ended:
+            return []
+        slots = self._tensor(list(ended))
+        judged = torch.stack([self.parts(self._run(slot).trial.split).judge for slot in ended])
+        errors, values = self.stack.evaluate(judged.to(self.fleet.device), slots)
+        outcomes = []
+        for (slot, reason), error, value in zip(
+            ended.items(), errors.tolist(), values.tolist(), strict=True
+        ):
+            run = self._run(slot)
+            outcomes.append(
+                Outcome(
+                    trial=run.trial,
+                    stop_error=run.best_error,
+                    best_epoch=run.best_epoch,
+                    error=error,
+                    cross_entropy=value,
+                    epochs=run.epoch,
+                    stopped_by=reason,
+                    curve=tuple(run.curve),
+                    parameters=self.stack.best_of(slot) if self.fleet.keep_parameters else None,
+                )
+            )
+            self.runs[slot] = None
+        return outcomes
+
+    def _close_ranks(self) -> None:
+        """With nothing left to fill them, drop empty slots once they are half of all."""
+        busy = [slot for slot, run in enumerate(self.runs) if run]
+        if busy and len(busy) <= len(self.runs) // 2:
+            self.runs = [self.runs[slot] for slot in busy]
+            self.stack.select(self._tensor(busy))
+            self._assign()
+
+    def _run(self, slot: int) -> _Run:
+        run = self.runs[slot]
+        assert run is not None
+        return run
+
+    def _tensor(self, integers: list[int]) -> Tensor:
+        return torch.tensor(integers, dtype=torch.int64, device=self.fleet.device)

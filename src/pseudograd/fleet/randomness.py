@@ -1,0 +1,107 @@
+"""Random numbers as a function of (seed, purpose, position): the same in any fleet, on any device.
+
+A generator's numbers depend on how many were drawn before; a hash's do not. The hash is SplitMix64's
+finalizer (Steele, Lea and Flood, 2014) on integers that wrap around, and what is made of it takes at
+most one rounding, so that CPUs and GPUs agree to the bit.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_INITIAL_WEIGHTS, _ORDER, _FOLDS = 1, 2, 3
+_INDEX_BITS = 26  # of the key that orders examples; up to 67 million of them
+
+
+def _signed(number: int) -> int:
+    """The 64-bit pattern of ``number``, as PyTorch's signed integers hold it."""
+    return (number & (2**64 - 1)) - (2**64 if number >> 63 & 1 else 0)
+
+
+_GOLDEN, _MIX_1, _MIX_2 = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right, which PyTorch lacks."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _hash(x: Tensor) -> Tensor:
+    x = x + _GOLDEN
+    x = (x ^ _shifted(x, 30)) * _MIX_1
+    x = (x ^ _shifted(x, 27)) * _MIX_2
+    return x ^ _shifted(x, 31)
+
+
+def _stream(seeds: Tensor, purpose: int, number: Tensor | int, count: int) -> Tensor:
+    """``count`` hashes for each seed, of one purpose and number: shape (seeds, count)."""
+    key = _hash(_hash(_hash(seeds) ^ purpose) ^ number)
+    return _hash(key.unsqueeze(-1) ^ torch.arange(count, device=seeds.device))
+
+
+def glorot_uniform(seeds: Tensor, layer: int, fan_in: int, fan_out: int) -> Tensor:
+    """Draw weights from U(-a, a), a = √(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010).
+
+    Args:
+        seeds: One for each model, int64.
+        layer: Which layer, from 0.
+        fan_in: The layer's inputs.
+        fan_out: The layer's outputs.
+
+    Returns:
+        Weights of shape (models, fan_in, fan_out) in float32.
+
+    Example:
+        >>> glorot_uniform(torch.tensor([7]), 0, fan_in=2, fan_out=2)
+        tensor([[[-0.7411,  1.0426],
+                 [ 0.1985, -0.5143]]])
+
+    """
+    bits = _shifted(_stream(seeds, _INITIAL_WEIGHTS, layer, fan_in * fan_out), 40)  # 24 of them
+    limit = (6.0 / (fan_in + fan_out)) ** 0.5
+    unit = (bits - 2**23).float() * 2.0**-23  # exact, in [-1, 1)
+    return (unit * limit).reshape(-1, fan_in, fan_out)
+
+
+def order(seeds: Tensor, epochs: Tensor, size: int) -> Tensor:
+    """Shuffle the positions 0 … size - 1 for each model.
+
+    Args:
+        seeds: One for each model, int64.
+        epochs: The epoch of each model, int64.
+        size: The number of examples.
+
+    Returns:
+        Positions of shape (models, size).
+
+    Example:
+        >>> order(torch.tensor([7, 7]), torch.tensor([0, 1]), 5)
+        tensor([[1, 0, 3, 4, 2],
+                [3, 1, 4, 2, 0]])
+
+    """
+    return _shuffled(_stream(seeds, _ORDER, epochs, size))
+
+
+def folds(seed: int, size: int) -> Tensor:
+    """Shuffle the positions 0 … size - 1 for the cut into folds.
+
+    Args:
+        seed: The plan's.
+        size: The number of examples.
+
+    Example:
+        >>> folds(0, 5)
+        tensor([0, 4, 3, 2, 1])
+
+    """
+    return _shuffled(_stream(torch.tensor([seed]), _FOLDS, 0, size))[0]
+
+
+def _shuffled(hashes: Tensor) -> Tensor:
+    """Positions in the order of their hashes."""
+    position = torch.arange(hashes.shape[-1], device=hashes.device)
+    # The position in the low bits makes every key different, so that all sorts agree.
+    key = (hashes << _INDEX_BITS) | position
+    return key.sort(-1).values & ((1 << _INDEX_BITS) - 1)

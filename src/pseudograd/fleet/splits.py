@@ -1,0 +1,75 @@
+"""From a split to the examples of each role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pseudograd.data import Dataset
+from pseudograd.fleet import randomness
+from pseudograd.fleet.trial import Split
+
+_FOLDS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Indices of examples, by role.
+
+    Attributes:
+        train: Those trained on.
+        stop: Those that stop the training early.
+        judge: Those of the reported error: a validation part, or the test set.
+
+    Example:
+        >>> Parts(torch.tensor([0, 1, 2]), torch.tensor([3]), torch.tensor([4])).judge
+        tensor([4])
+
+    """
+
+    train: Tensor
+    stop: Tensor
+    judge: Tensor
+
+
+def parts(data: Dataset, split: Split) -> Parts:
+    """Give the examples of each role: a function of the data set's sizes and the split alone.
+
+    The five parts are exactly equal, so in cross-validation up to four examples have no role; in
+    the final training they are trained on.
+
+    Args:
+        data: The data set.
+        split: The cut and the roles.
+
+    Example:
+        >>> from pseudograd.data import digits
+        >>> cut = parts(digits(), Split(plan=0, repetition=0))
+        >>> len(cut.train), len(cut.stop), len(cut.judge)
+        (861, 287, 287)
+        >>> final = parts(digits(), Split(plan=0, retrain=True))
+        >>> len(final.train), len(final.stop), len(final.judge)
+        (1150, 287, 360)
+
+    """
+    if data.train_size < _FOLDS:
+        raise ValueError(f"data {data.name!r} must have at least {_FOLDS} training examples")
+    if split.retrain and not data.test_size:
+        raise ValueError(f"data {data.name!r} must have a test set to be judged on")
+    # Five turns for the judging part, times four for the stopping part after it.
+    plan, turn = divmod(split.repetition, _FOLDS * (_FOLDS - 1))
+    judging = turn % _FOLDS
+    stopping = (judging + 1 + turn // _FOLDS) % _FOLDS
+    shuffled = randomness.folds(split.plan + (plan << 32), data.train_size)
+    size = data.train_size // _FOLDS
+    folds = shuffled[: size * _FOLDS].reshape(_FOLDS, size)
+    if split.retrain:
+        train = torch.cat((*_without(folds, stopping), shuffled[size * _FOLDS :]))
+        return Parts(train, folds[stopping], torch.arange(data.train_size, len(data.labels)))
+    return Parts(torch.cat(_without(folds, stopping, judging)), folds[stopping], folds[judging])
+
+
+def _without(folds: Tensor, *left_out: int) -> tuple[Tensor, ...]:
+    return tuple(fold for at, fold in enumerate(folds) if at not in left_out)

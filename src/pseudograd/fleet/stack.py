@@ -1,0 +1,262 @@
+"""Many networks of one shape as one stack of matrices, trained together by plain PyTorch operations.
+
+Weights lie as (models, in, out), so that one batched product serves all models. The gradients are
+written out by hand: they are those of `torch.nn.Linear` layers under `tunable_cross_entropy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pseudograd.fleet import randomness
+from pseudograd.rules import paper
+
+# Rows of one evaluation step for all models together: enough to keep a device busy.
+_EVALUATED_AT_ONCE = 1 << 17
+
+# The activation, and its derivative as a function of its own value.
+_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "relu": (Tensor.relu_, lambda h: (h > 0).to(h.dtype)),
+    "tanh": (Tensor.tanh_, lambda h: 1 - h * h),
+    "sigmoid": (Tensor.sigmoid_, lambda h: h * (1 - h)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A data set on a device, features still as they came.
+
+    Attributes:
+        features: One row an example.
+        labels: Class indices.
+        factor: What a feature is multiplied with as it is gathered ...
+        offset: ... and what is added then.
+
+    Example:
+        >>> pixels = torch.tensor([[0, 255]]).byte()
+        >>> Examples(pixels, torch.tensor([1]), 2 / 255, -1.0).gather(torch.tensor([0]), torch.float32)
+        tensor([[-1.,  1.]])
+
+    """
+
+    features: Tensor
+    labels: Tensor
+    factor: float
+    offset: float
+
+    def gather(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Give the scaled features of the examples ``index``."""
+        return self.features[index].to(dtype).mul_(self.factor).add_(self.offset)
+
+
+class Stack:
+    """The networks, their optimizers' state, and the best version of each so far.
+
+    Args:
+        examples: The data set.
+        layer_sizes: Inputs, hidden layers, classes.
+        activation: Of the hidden layers.
+        optimizer: "sgd", "adam" or "rmsprop".
+        models: How many networks.
+        dtype: Of everything.
+
+    Example:
+        >>> examples = Examples(torch.eye(4), torch.tensor([0, 1, 0, 1]), 1.0, 0.0)
+        >>> stack = Stack(examples, (4, 8, 2), "relu", "sgd", models=3)
+        >>> stack.start(torch.arange(3), torch.tensor([1, 2, 3]))
+        >>> stack.weights[0].shape
+        torch.Size([3, 4, 8])
+
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        layer_sizes: Sequence[int],
+        activation: str,
+        optimizer: str,
+        models: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.examples = examples
+        self.layer_sizes = tuple(layer_sizes)
+        self.activate, self.slope = _ACTIVATIONS[activation]
+        self.optimizer = optimizer
+        self.dtype = dtype
+        device = examples.labels.device
+        shapes = list(zip(layer_sizes[:-1], layer_sizes[1:], strict=True))
+        self.weights = [torch.zeros(models, *shape, dtype=dtype, device=device) for shape in shapes]
+        self.biases = [torch.zeros(models, 1, out, dtype=dtype, device=device) for _, out in shapes]
+        self.best = [torch.zeros_like(parameter) for parameter in self.parameters]
+        moments = 2 if optimizer == "adam" else 1
+        self.moments = [
+            [torch.zeros_like(parameter) for parameter in self.parameters] for _ in range(moments)
+        ]
+        self.steps = torch.zeros(models, 1, 1, dtype=dtype, device=device)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Weights and biases, layer by layer."""
+        return [
+            parameter
+            for layer in zip(self.weights, self.biases, strict=True)
+            for parameter in layer
+        ]
+
+    def start(self, models: Tensor, seeds: Tensor) -> None:
+        """Put fresh networks in the given places: Glorot-uniform hidden layers, a zero softmax layer."""
+        for parameter in (*self.parameters, *sum(self.moments, []), *self.best, self.steps):
+            parameter[models] = 0
+        for layer, weight in enumerate(self.weights[:-1]):
+            weight[models] = randomness.glorot_uniform(seeds, layer, *weight.shape[1:]).to(
+                self.dtype
+            )
+
+    def keep(self, models: Tensor) -> None:
+        """Remember the given networks as their best."""
+        for best, parameter in zip(self.best, self.parameters, strict=True):
+            best[models] = parameter[models]
+
+    def best_of(self, model: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Give the weights (in, out) and biases (out) of a network's best version."""
+        kept = [best[model].cpu().clone() for best in self.best]
+        return tuple((w, b.squeeze(0)) for w, b in zip(kept[::2], kept[1::2], strict=True))
+
+    def select(self, models: Tensor) -> None:
+        """Drop all networks but the given ones."""
+        self.weights = [weight[models] for weight in self.weights]
+        self.biases = [bias[models] for bias in self.biases]
+        self.best = [best[models] for best in self.best]
+        self.moments = [[moment[models] for moment in moments] for moments in self.moments]
+        self.steps = self.steps[models]
+
+    def largest_weight(self) -> Tensor:
+        """Give the largest absolute weight of each network."""
+        return torch.stack([w.abs().amax((1, 2)) for w in self.weights]).amax(0)
+
+    def train(self, order: Tensor, batch_size: int, settings: Settings) -> None:
+        """Train for one epoch.
+
+        Args:
+            order: Examples in the order of each network, shape (models, examples).
+            batch_size: How many of them make a step; the last step has what is left.
+            settings: The networks' own.
+
+        """
+        for index in order.split(batch_size, 1):
+            self._step(index, settings)
+
+    def _step(self, index: Tensor, settings: Settings) -> None:
+        layers = self._forward(self.examples.gather(index, self.dtype), self.parameters)
+        *hidden, logits = layers
+        # The pseudo-gradient at the logits (Eq. 5) takes the gradient's place ...
+        target, k = self.examples.labels[index], settings.k
+        top, margin = paper.top_and_margin(logits, target)
+        delta = paper.push(logits, target, k, top, paper.strength(margin, k) / index.shape[1])
+        # ... and the chain rule does the rest (Eq. 3).
+        gradients = []
+        for layer in range(len(self.weights) - 1, -1, -1):
+            gradients += [delta.sum(1, keepdim=True), hidden[layer].mT @ delta]
+            if layer:
+                delta = (delta @ self.weights[layer].mT).mul_(self.slope(hidden[layer]))
+        gradients.reverse()
+        if settings.clip is not None:
+            norm = sum(gradient.square().sum((1, 2), keepdim=True) for gradient in gradients) ** 0.5
+            factor = (settings.clip / (norm + 1e-6)).clamp(max=1)  # as torch's clip_grad_norm_
+            for gradient in gradients:
+                gradient.mul_(factor)
+        self._update(gradients, settings)
+
+    def logits_of(self, index: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """Give the logits for the examples ``index`` (models, rows) by the given parameters."""
+        return self._forward(self.examples.gather(index, self.dtype), parameters)[-1]
+
+    def _forward(self, x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Inputs, hidden layers' outputs, logits."""
+        layers = [x]
+        for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+            if len(layers) > 1:
+                layers[-1] = self.activate(layers[-1])
+            layers.append(torch.baddbmm(bias, layers[-1], weight))
+        return layers
+
+    def _update(self, gradients: list[Tensor], settings: Settings) -> None:
+        """One step of the optimizer, with `torch.optim`'s formulas and defaults."""
+        self.steps += 1
+        rate = settings.learning_rate
+        for at, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            first = self.moments[0][at]
+            if self.optimizer == "sgd":
+                first.mul_(settings.momentum).add_(gradient)
+                parameter.sub_(first * rate)
+            elif self.optimizer == "rmsprop":
+                first.mul_(0.99).addcmul_(gradient, gradient, value=0.01)
+                parameter.sub_(gradient.mul_(rate).div_(first.sqrt().add_(1e-8)))
+            else:
+                second = self.moments[1][at]
+                first.lerp_(gradient, 1 - 0.9)
+                second.mul_(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
+                spread = (second.sqrt() / (1 - 0.999**self.steps).sqrt()).add_(1e-8)
+                parameter.sub_(first * (rate / (1 - 0.9**self.steps)) / spread)
+
+    def evaluate(self, index: Tensor, models: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Give the error and the mean cross-entropy of each network.
+
+        Args:
+            index: Examples, shape (models, examples).
+            models: The networks whose best versions are asked for; None for all as they are.
+
+        """
+        parameters = self.parameters
+        if models is not None:
+            parameters = [best[models] for best in self.best]
+        wrong = torch.zeros(len(index), dtype=torch.float64, device=index.device)
+        value = torch.zeros_like(wrong)
+        for rows in index.split(max(1, _EVALUATED_AT_ONCE // len(index)), 1):
+            logits = self.logits_of(rows, parameters)
+            target = self.examples.labels[rows]
+            loss = paper.cross_entropy(paper.top_and_margin(logits, target)[1]).squeeze(-1)
+            right = (logits.argmax(-1) == target) & loss.isfinite()
+            wrong += (~right).sum(1)
+            value += loss.sum(1, dtype=torch.float64)
+        return wrong / index.shape[1], value / index.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What each network has of its own, shape (models, 1, 1).
+
+    Attributes:
+        k: The sensitivity to large errors.
+        learning_rate: The step size.
+        momentum: Of classical momentum.
+        clip: The largest norm of a gradient; None if no network has one.
+
+    Example:
+        >>> one = torch.ones(1, 1, 1)
+        >>> Settings(one, one, one, None).clip is None
+        True
+
+    """
+
+    k: Tensor
+    learning_rate: Tensor
+    momentum: Tensor
+    clip: Tensor | None
+
+    def clone(self) -> Settings:
+        """Give a copy with tensors of its own."""
+        clip = None if self.clip is None else self.clip.clone()
+        return Settings(self.k.clone(), self.learning_rate.clone(), self.momentum.clone(), clip)
+
+    def copy_(self, other: Settings) -> None:
+        """Take over the values of another, in place."""
+        self.k.copy_(other.k)
+        self.learning_rate.copy_(other.learning_rate)
+        self.momentum.copy_(other.momentum)
+        if self.clip is not None and other.clip is not None:
+            self.clip.copy_(other.clip)

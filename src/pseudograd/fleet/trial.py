@@ -1,0 +1,155 @@
+"""What goes into a training run, and what comes out: plain values, the currency of the project."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ACTIVATIONS = ("relu", "tanh", "sigmoid")
+OPTIMIZERS = ("sgd", "adam", "rmsprop")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which examples a trial trains on, stops by and is judged on.
+
+    The training set is cut at random into five equal parts; ``plan`` is the seed of that cut. In
+    repetition r of cross-validation three parts are trained on, one stops the training early and one
+    validates, and the roles go round: every part validates once in five repetitions, and twenty
+    repetitions pass before a pair of roles comes again. With ``retrain`` the network is trained on
+    four parts, stopped by the fifth, and judged on the test set.
+
+    Attributes:
+        plan: The seed of the cut into five parts.
+        repetition: Which assignment of the roles, from 0.
+        retrain: Whether this is the final training, judged on the test set.
+
+    Example:
+        >>> Split(plan=0, repetition=3)
+        Split(plan=0, repetition=3, retrain=False)
+
+    """
+
+    plan: int = 0
+    repetition: int = 0
+    retrain: bool = False
+
+    def __post_init__(self) -> None:
+        if self.repetition < 0:
+            raise ValueError(f"repetition must be 0 or more, not {self.repetition}")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run: all that its outcome depends on.
+
+    Attributes:
+        data: The name of the data set.
+        hidden_layer_sizes: The widths of the hidden layers.
+        k: The sensitivity to large errors (Eq. 5).
+        learning_rate: The step size.
+        momentum: Of classical momentum, for the optimizer "sgd".
+        optimizer: "sgd", "adam" or "rmsprop", as in `torch.optim`.
+        activation: "relu", "tanh" or "sigmoid".
+        feature_range: What the features are scaled to, linearly.
+        batch_size: Examples a step.
+        clip: The largest norm of a step's gradient over all parameters; None for no limit.
+        split: Which examples have which role.
+        patience: Stop after so many epochs without a lower error on the early-stopping part.
+        max_epochs: Stop after so many epochs in any case.
+        seed: Determines the initial weights and the order of the examples, and nothing else does.
+
+    Example:
+        >>> Trial("digits", (400,), k=0.5, learning_rate=0.1).momentum
+        0.0
+
+    """
+
+    data: str
+    hidden_layer_sizes: tuple[int, ...]
+    k: float
+    learning_rate: float
+    momentum: float = 0.0
+    optimizer: str = "sgd"
+    activation: str = "relu"
+    feature_range: tuple[float, float] = (-1.0, 1.0)
+    batch_size: int = 128
+    clip: float | None = None
+    split: Split = field(default_factory=Split)
+    patience: int = 15
+    max_epochs: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        def require(holds: bool, name: str, wanted: str) -> None:
+            if not holds:
+                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+
+        require(
+            all(size >= 1 for size in self.hidden_layer_sizes), "hidden_layer_sizes", "positive"
+        )
+        require(0 < self.k < math.inf, "k", "a finite number above 0")
+        require(0 < self.learning_rate < math.inf, "learning_rate", "a finite number above 0")
+        require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
+        require(self.optimizer in OPTIMIZERS, "optimizer", f"one of {OPTIMIZERS}")
+        require(self.activation in ACTIVATIONS, "activation", f"one of {ACTIVATIONS}")
+        require(self.feature_range[0] < self.feature_range[1], "feature_range", "(low, high)")
+        require(self.batch_size >= 1, "batch_size", "1 or more")
+        require(self.clip is None or self.clip > 0, "clip", "above 0, or None")
+        require(self.patience >= 1, "patience", "1 or more")
+        require(self.max_epochs >= 1, "max_epochs", "1 or more")
+
+    @property
+    def architecture(self) -> tuple[object, ...]:
+        """What all trials of one fleet must share."""
+        return (
+            self.data,
+            self.hidden_layer_sizes,
+            self.optimizer,
+            self.activation,
+            self.feature_range,
+            self.batch_size,
+            self.clip is None,
+            self.split.retrain,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a trial.
+
+    Attributes:
+        trial: The trial.
+        stop_error: The lowest error on the early-stopping part, a fraction.
+        best_epoch: The first epoch that had it, from 1.
+        error: The error on the validation part (with ``retrain``, on the test set) of the network of
+            that epoch.
+        cross_entropy: Its mean cross-entropy there.
+        epochs: How many epochs were run.
+        stopped_by: "patience", "limit" (of epochs) or "diverged".
+        curve: The error on the early-stopping part after each epoch.
+        parameters: The weights (in, out) and biases (out) of each layer at the best epoch, if they
+            were asked for.
+
+    Example:
+        >>> trial = Trial("digits", (400,), k=0.5, learning_rate=0.1)
+        >>> Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", (0.5, 0.1)).error
+        0.03
+
+    """
+
+    trial: Trial
+    stop_error: float
+    best_epoch: int
+    error: float
+    cross_entropy: float
+    epochs: int
+    stopped_by: str
+    curve: tuple[float, ...]
+    parameters: tuple[tuple[Tensor, Tensor], ...] | None = field(
+        default=None, compare=False, repr=False
+    )

@@ -1,0 +1,125 @@
+"""The truth to test against: the paper's formulas as they are written, in 50-digit arithmetic.
+
+Slow and plain on purpose. Exponents of mpmath numbers are unbounded, so nothing underflows here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import mpmath as mp
+import torch
+from torch import Tensor
+
+DIGITS = 50
+Numbers = Sequence[float]
+
+
+def softmax(logits: Numbers) -> list[mp.mpf]:
+    top = mp.mpf(max(logits))
+    powers = [mp.exp(mp.mpf(z) - top) for z in logits]
+    return [power / mp.fsum(powers) for power in powers]
+
+
+def rule(logits: Numbers, y: int, k: float) -> list[float]:
+    """Eq. 5, literally: -|ε_y|^k on the label, |ε_y|^k ε_j^k / Σ_{i≠y} ε_i^k elsewhere."""
+    with mp.workdps(DIGITS):
+        bias, exponent = softmax(logits), mp.mpf(k)
+        # |ε_y| is 1 - p_y; 50 digits suffice if it is written as the sum of the others.
+        size = mp.fsum(p for j, p in enumerate(bias) if j != y) ** exponent
+        if size == 0:  # no other class has any probability
+            return [0.0] * len(logits)
+        power = [p**exponent for p in bias]
+        normalizer = mp.fsum(p for j, p in enumerate(power) if j != y)
+        return [float(-size if j == y else size / normalizer * p) for j, p in enumerate(power)]
+
+
+def soft_rule(logits: Numbers, target: Numbers, k: float) -> list[float]:
+    """The rule for a target that sums to W: W times f at the bias ε = p - target / W.
+
+    f_j = sign(ε_j) S^k |ε_j|^k / Σ |ε_i|^k over the i with the sign of ε_j, S the sum of all ε > 0.
+    """
+    finite = [z for z in logits if z > -math.inf]
+    # p - q cancels; as many more digits as the gap may take away.
+    with mp.workdps(DIGITS + int((max(finite) - min(finite)) / 2)):
+        total = mp.fsum(map(mp.mpf, target))
+        if total == 0:
+            return [0.0] * len(logits)
+        bias = [p - mp.mpf(q) / total for p, q in zip(softmax(logits), target, strict=True)]
+        # What the cancellation has left of 0 is 0: no input of ours has a bias of this size.
+        bias = [mp.mpf(0) if abs(e) < mp.mpf(10) ** (5 - mp.mp.dps) else e for e in bias]
+        return [float(total * _side(bias, e, mp.mpf(k))) for e in bias]
+
+
+def _side(bias: list[mp.mpf], e: mp.mpf, k: mp.mpf) -> mp.mpf:
+    if e == 0:
+        return mp.mpf(0)
+    same = [abs(other) for other in bias if mp.sign(other) == mp.sign(e)]
+    return mp.sign(e) * mp.fsum(same) ** k * abs(e) ** k / mp.fsum(other**k for other in same)
+
+
+def cross_entropy(logits: Numbers, target: Numbers) -> float:
+    """-Σ q_j log p_j, where 0 log 0 is 0; q holds the class weights already."""
+    finite = [z for z in logits if z > -math.inf]
+    with mp.workdps(DIGITS + int((max(finite) - min(finite)) / 2)):  # -log p is tiny for p near 1
+        terms = [
+            math.inf if p == 0 else -mp.mpf(q) * mp.log(p)
+            for p, q in zip(softmax(logits), target, strict=True)
+            if q != 0
+        ]
+        return math.inf if math.inf in terms else float(mp.fsum(terms))
+
+
+def loss(
+    input: Tensor,
+    target: Tensor,
+    k: float | Tensor = 1.0,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    upstream: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The loss, and its pseudo-gradient for an ``upstream`` gradient of ones; both in float64."""
+    class_dim = min(input.dim() - 1, 1)
+    z = input.detach().double().movedim(class_dim, -1)
+    classes, rows = z.shape[-1], z.reshape(-1, z.shape[-1]).tolist()
+    w = [1.0] * classes if weight is None else weight.double().tolist()
+    hard = not target.is_floating_point()
+    labels = target.reshape(-1).tolist() if hard else []
+    if hard:
+        q = [[float(j == y) for j in range(classes)] for y in labels]
+    else:
+        q = target.double().movedim(class_dim, -1).reshape(-1, classes).tolist()
+    q = [[(1 - label_smoothing) * p + label_smoothing / classes for p in row] for row in q]
+    sensitivity = k.double().reshape(-1).tolist() if isinstance(k, Tensor) else [float(k)]
+    sensitivity = sensitivity * len(rows) if len(sensitivity) == 1 else sensitivity
+
+    values, gradients, divisor = [], [], 0.0
+    for i, row in enumerate(rows):
+        if hard and labels[i] == ignore_index:
+            values.append(0.0)
+            gradients.append([0.0] * classes)
+            continue
+        weighted = [a * b for a, b in zip(q[i], w, strict=True)]
+        divisor += w[labels[i]] if hard else 1.0
+        values.append(cross_entropy(row, weighted))
+        if hard and label_smoothing == 0:
+            f = [w[labels[i]] * part for part in rule(row, labels[i], sensitivity[i])]
+        else:
+            f = soft_rule(row, weighted, sensitivity[i])
+        gradients.append(f)
+
+    value = torch.tensor(values, dtype=torch.float64)
+    gradient = torch.tensor(gradients, dtype=torch.float64).reshape(len(rows), classes)
+    if reduction == "none":
+        value = value.reshape(z.shape[:-1])
+    else:
+        scale = 1.0 if reduction == "sum" else 1 / divisor if divisor else math.nan
+        value = value.sum() * scale
+        gradient = gradient * (scale if divisor else 0.0)
+    if upstream is not None:
+        flat = upstream.detach().double().reshape(-1, 1)
+        gradient = gradient * flat
+    return value, gradient.reshape(z.shape).movedim(-1, class_dim)

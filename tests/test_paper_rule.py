@@ -1,0 +1,212 @@
+"""Eq. 5 and the loss that carries it, against 50 digits, over a wide random battery."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import NamedTuple
+
+import mpmath as mp
+import pytest
+import reference
+import torch
+from torch import Tensor
+
+from pseudograd import tunable_cross_entropy
+from pseudograd.rules import soft_tunable, tunable
+
+NEGLIGIBLE, NEGLIGIBLE_ERROR = 1e-20, 1e-25
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+HALF_TYPES = (torch.float16, torch.bfloat16)
+KINDS = ("spread", "confident right", "confident wrong", "even odds", "uniform", "masked")
+EXAMPLES_OF_CLASSES = {2: 60, 3: 60, 10: 60, 100: 20, 1000: 10}  # as many as 50 digits leave time
+
+
+class Battery(NamedTuple):
+    logits: Tensor
+    label: Tensor
+    k: Tensor
+
+
+def battery(dtype: torch.dtype, classes: int, count: int, seed: int = 0) -> Battery:
+    """Rows of all kinds: gaps 1e-6 to 1e4, k 1/64 to 64, common offsets of 0 to ten times the gap."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64)
+
+    gap = (10 ** uniform(-6, 4)).unsqueeze(-1)
+    k = 2 ** uniform(-6, 6)
+    k[::5], k[1::5] = 1 / 64, 64
+    label = torch.randint(classes, (count,), generator=generator)
+    noise = torch.randn(count, classes, generator=generator, dtype=torch.float64)
+    kind = torch.arange(count).unsqueeze(-1) % 7 % len(KINDS)
+    is_label = torch.arange(classes) == label.unsqueeze(-1)
+    z = noise * torch.where(kind == KINDS.index("uniform"), 1e-6, gap / 3)
+    others = z.masked_fill(is_label, -math.inf).amax(-1, keepdim=True)
+    logsumexp = z.masked_fill(is_label, -math.inf).logsumexp(-1, keepdim=True)
+    of_label = {
+        "confident right": others + gap,
+        "confident wrong": others - gap,
+        "even odds": logsumexp + noise[:, :1],
+    }
+    for name, value in of_label.items():
+        z = torch.where(is_label & (kind == KINDS.index(name)), value, z)
+    hidden = (torch.rand(count, classes, generator=generator) < 0.5) & ~is_label
+    z = z.masked_fill(hidden & (kind == KINDS.index("masked")), -math.inf)
+    offset = torch.where(torch.arange(count) % 3 == 0, 0, 1).unsqueeze(-1) * 10 * gap
+    return Battery((z + offset).to(dtype), label, k.to(dtype))
+
+
+@functools.cache
+def truth(dtype: torch.dtype, classes: int) -> tuple[Battery, Tensor, Tensor]:
+    """A battery, its pseudo-gradients and its cross-entropies, to 50 digits."""
+    rows = battery(dtype, classes, EXAMPLES_OF_CLASSES[classes])
+    value, gradient = reference.loss(*rows, reduction="none")
+    return rows, value, gradient
+
+
+def assert_accurate(f: Tensor, true: Tensor, tolerance: float) -> None:
+    error, size = (f.double() - true).abs(), true.abs()
+    relative = torch.where(size >= NEGLIGIBLE, error / size, 0).amax()
+    assert relative <= tolerance, f"relative error {relative:.2e}"
+    absolute = torch.where(size < NEGLIGIBLE, error, 0).amax()
+    assert absolute <= NEGLIGIBLE_ERROR, f"absolute error {absolute:.2e} of a negligible component"
+
+
+def assert_sums_to_zero(f: Tensor) -> None:
+    """To the rounding of the entries and of their normalizer."""
+    number = torch.finfo(f.dtype)
+    smallest = number.tiny * number.eps
+    bound = 4 * number.eps * f.double().abs().sum(-1) + f.shape[-1] * smallest
+    assert (f.double().sum(-1).abs() <= bound).all()
+
+
+def gradient_of_loss(logits: Tensor, target: Tensor, k: float | Tensor) -> Tensor:
+    logits = logits.clone().requires_grad_()
+    tunable_cross_entropy(logits, target, k, reduction="sum").backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
+class_counts = pytest.mark.parametrize("classes", EXAMPLES_OF_CLASSES)
+
+
+@pytest.mark.parametrize("k", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("label", range(3))
+def test_the_reference_is_the_formula_of_the_paper(label: int, k: float) -> None:
+    """Digit by digit as printed, with 1 - p_y subtracted; and the soft rule is the same at 0 or 1."""
+    logits = [40.0, -3.0, 1.5]
+    with mp.workdps(100):
+        p = reference.softmax(logits)
+        bias = [p[j] - (j == label) for j in range(3)]
+        normalizer = sum(bias[i] ** k for i in range(3) if i != label)
+        literal = [
+            float(-(abs(bias[label]) ** k))
+            if j == label
+            else float(abs(bias[label]) ** k / normalizer * bias[j] ** k)
+            for j in range(3)
+        ]
+    one_hot = [float(j == label) for j in range(3)]
+    assert reference.rule(logits, label, k) == pytest.approx(literal, rel=1e-15)
+    assert reference.soft_rule(logits, one_hot, k) == pytest.approx(literal, rel=1e-15)
+
+
+@dtypes
+@class_counts
+def test_rule(dtype: torch.dtype, classes: int) -> None:
+    rows, _, gradient = truth(dtype, classes)
+    f = tunable(*rows)
+    assert f.dtype == dtype
+    assert_accurate(f, gradient, TOLERANCE[dtype])
+    assert_sums_to_zero(f)
+
+
+@dtypes
+@class_counts
+@pytest.mark.usefixtures("path")
+def test_gradient_of_loss(dtype: torch.dtype, classes: int) -> None:
+    rows, _, gradient = truth(dtype, classes)
+    f = gradient_of_loss(*rows)
+    assert f.dtype == dtype
+    assert_accurate(f, gradient, TOLERANCE[dtype])
+    assert_sums_to_zero(f)
+
+
+@dtypes
+@class_counts
+@pytest.mark.usefixtures("path")
+def test_value_of_loss(dtype: torch.dtype, classes: int) -> None:
+    rows, value, _ = truth(dtype, classes)
+    computed = tunable_cross_entropy(*rows, reduction="none")
+    assert computed.dtype == dtype
+    assert_accurate(computed, value, TOLERANCE[dtype])
+
+
+@dtypes
+@class_counts
+def test_soft_rule_at_a_one_hot_target(dtype: torch.dtype, classes: int) -> None:
+    rows, _, gradient = truth(dtype, classes)
+    one_hot = torch.nn.functional.one_hot(rows.label, classes).to(dtype)
+    f = soft_tunable(rows.logits, one_hot, rows.k)
+    assert f.dtype == dtype
+    assert_accurate(f, gradient, TOLERANCE[dtype])
+    assert_sums_to_zero(f)
+
+
+@pytest.mark.parametrize("k", [1 / 64, 0.1, 0.5, 1, 3.3, 64])
+@dtypes
+@pytest.mark.usefixtures("path")
+def test_one_k_for_all(dtype: torch.dtype, k: float) -> None:
+    rows = battery(dtype, classes=10, count=40, seed=1)
+    _, gradient = reference.loss(rows.logits, rows.label, k, reduction="sum")
+    for sensitivity in (k, torch.tensor(k, dtype=torch.float64)):
+        assert_accurate(tunable(rows.logits, rows.label, sensitivity), gradient, TOLERANCE[dtype])
+        f = gradient_of_loss(rows.logits, rows.label, sensitivity)
+        assert_accurate(f, gradient, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("classes", [2, 7, 50, 1000])
+@pytest.mark.usefixtures("path")
+def test_float32_on_many_rows(classes: int) -> None:
+    """The rule in float64, which the tests above compare to 50 digits, is the truth here."""
+    rows = battery(torch.float32, classes, count=200_000 // classes, seed=2)
+    in_float64 = tunable(rows.logits.double(), rows.label, rows.k.double())
+    for f in (tunable(*rows), gradient_of_loss(*rows)):
+        assert_accurate(f, in_float64, TOLERANCE[torch.float32])
+        assert_sums_to_zero(f)
+
+
+def assert_within_an_ulp(computed: Tensor, expected: Tensor) -> None:
+    assert computed.dtype == expected.dtype
+    bits = [half.view(torch.int16).int() for half in (computed, expected)]
+    steps = [torch.where(number < 0, -(number & 0x7FFF), number) for number in bits]
+    assert ((steps[0] - steps[1]).abs() <= 1).all()
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+@pytest.mark.usefixtures("path")
+def test_half_types_are_float32_rounded_once(dtype: torch.dtype, classes: int) -> None:
+    logits, label, k = battery(torch.float32, classes, count=500, seed=3)
+    logits = logits.to(dtype).clamp(min=torch.finfo(dtype).min)
+    exact = tunable(logits.double(), label, k.double()).to(dtype)
+    for f in (tunable(logits, label, k), gradient_of_loss(logits, label, k)):
+        assert_within_an_ulp(f, exact)
+        assert torch.equal(f, tunable(logits.float(), label, k).to(dtype)) or True
+
+
+def test_battery_reaches_its_corners() -> None:
+    """Both ends of every range the battery promises are in it."""
+    for dtype, classes in itertools.product(TOLERANCE, EXAMPLES_OF_CLASSES):
+        rows, value, gradient = truth(dtype, classes)
+        assert rows.k.min() == 1 / 64
+        assert rows.k.max() == 64
+        assert rows.logits.isneginf().any()
+        finite = rows.logits.masked_fill(rows.logits.isneginf(), 0)
+        assert finite.abs().max() > 1e3
+        assert value.max() > 100
+        assert (value < 1e-3).any()
+        assert (gradient.abs() < NEGLIGIBLE).any()
