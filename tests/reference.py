@@ -61,14 +61,17 @@ def _side(bias: list[mp.mpf], e: mp.mpf, k: mp.mpf) -> mp.mpf:
 
 def cross_entropy(logits: Numbers, target: Numbers) -> float:
     """-Σ q_j log p_j, where 0 log 0 is 0; q holds the class weights already."""
-    finite = [z for z in logits if z > -math.inf]
-    with mp.workdps(DIGITS + int((max(finite) - min(finite)) / 2)):  # -log p is tiny for p near 1
-        terms = [
-            math.inf if p == 0 else -mp.mpf(q) * mp.log(p)
-            for p, q in zip(softmax(logits), target, strict=True)
-            if q != 0
-        ]
-        return math.inf if math.inf in terms else float(mp.fsum(terms))
+    with mp.workdps(DIGITS):
+        wanted = [j for j, q in enumerate(target) if q != 0]
+        if any(logits[j] == -math.inf for j in wanted):
+            return math.inf
+        return float(mp.fsum(mp.mpf(target[j]) * _surprise(logits, j) for j in wanted))
+
+
+def _surprise(logits: Numbers, j: int) -> mp.mpf:
+    """-log p_j as log(1 + Σ_{i≠j} exp(z_i - z_j)), which 50 digits hold for p_j near 1 too."""
+    own = mp.mpf(logits[j])
+    return mp.log1p(mp.fsum(mp.exp(mp.mpf(z) - own) for i, z in enumerate(logits) if i != j))
 
 
 def loss(

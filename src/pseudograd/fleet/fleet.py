@@ -1,8 +1,9 @@
-"""Trials in, outcomes out: slots filled, advanced an epoch at a time, stopped early and refilled."""
+"""Trials in, outcomes out: slots filled, trained epoch by epoch, stopped early and refilled."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import math
 from collections import deque
@@ -24,6 +25,8 @@ _EXPLODED = 1e4
 # On the CPU more models at once gain nothing, and outgrow the cache.
 _SLOTS_ON_CPU = 16
 _MOST_SLOTS = 512
+
+PRECISIONS = ("tf32", "float32", "float64")
 
 
 @dataclass
@@ -47,22 +50,24 @@ class _Run:
 class Fleet:
     """Trains any number of trials of one architecture together on one device.
 
-    Every trial has a slot with its own k, learning rate, momentum, seed, split and early stopping; a
-    slot whose trial has ended takes the next one. An outcome depends on its trial alone.
+    Every trial has a slot with its own k, learning rate, momentum, seed, split and early stopping;
+    a slot whose trial has ended takes the next one. An outcome depends on its trial alone.
 
     Args:
         data: The data set of the trials.
         device: Where to train: "cpu", "cuda", ...
         slots: How many trials at once; planned from the free memory unless given.
-        dtype: Of weights and activations.
+        precision: "tf32": where it can, products of numbers with 11 bits, summed in float32, and
+            kernels of our own; "float32" or "float64": plain PyTorch operations throughout.
         keep_parameters: Whether outcomes carry the best weights.
 
     Example:
+        >>> from dataclasses import replace
         >>> from pseudograd.data import digits
-        >>> trials = [Trial("digits", (16,), k=k, learning_rate=0.1, max_epochs=2) for k in (0.5, 1)]
-        >>> outcomes = list(Fleet(digits()).run(trials))
+        >>> trial = Trial("digits", (16,), k=1, learning_rate=0.1, max_epochs=2)
+        >>> outcomes = list(Fleet(digits()).run([trial, replace(trial, k=0.5)]))
         >>> [(outcome.trial.k, outcome.epochs, outcome.stopped_by) for outcome in outcomes]
-        [(0.5, 2, 'limit'), (1, 2, 'limit')]
+        [(1, 2, 'limit'), (0.5, 2, 'limit')]
 
     """
 
@@ -71,15 +76,18 @@ class Fleet:
         data: Dataset,
         device: str | torch.device = "cpu",
         slots: int | None = None,
-        dtype: torch.dtype = torch.float32,
+        precision: str = "tf32",
         keep_parameters: bool = False,
     ) -> None:
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {PRECISIONS}, not {precision!r}")
         if slots is not None and slots < 1:
             raise ValueError(f"slots must be 1 or more, not {slots}")
         self.data = data
         self.device = torch.device(device)
         self.slots = slots
-        self.dtype = dtype
+        self.precision = precision
+        self.dtype = torch.float64 if precision == "float64" else torch.float32
         self.keep_parameters = keep_parameters
 
     def run(self, trials: Iterable[Trial]) -> Iterator[Outcome]:
@@ -125,6 +133,17 @@ class Fleet:
 
     def _layer_sizes(self, trial: Trial) -> tuple[int, ...]:
         return self.data.features.shape[1], *trial.hidden_layer_sizes, self.data.classes
+
+
+def _stack(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
+    """The fastest stack that does what is asked."""
+    sizes = fleet._layer_sizes(trial)
+    fusible = trial.optimizer == "sgd" and trial.batch_size <= 128 and fleet.precision == "tf32"
+    if fusible and fleet.device.type == "cuda" and importlib.util.find_spec("triton"):
+        from pseudograd.fleet.fused import FusedStack
+
+        return FusedStack(examples, sizes, trial.activation, slots)
+    return Stack(examples, sizes, trial.activation, trial.optimizer, slots, fleet.dtype)
 
 
 class _Crew:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from pseudograd.fleet import kernels
+from pseudograd.fleet.kernels import PANEL
 from pseudograd.fleet.stack import Examples, Settings, Stack
 
-MOST_ROWS = 128  # of a batch: a step works on all of them at once
-
 # The tiles, and the warps that work on one, as they measured best on an H200.
-_LAYER = {"block_out": 64, "block_in": 64, "num_warps": 4, "num_stages": 3}
-_BEFORE = {"block_in": 64, "block_out": 64, "num_warps": 4, "num_stages": 3}
-_NORM = {"block": 64, "num_warps": 8, "num_stages": 2}
+_LAYER = {"block_out": 128, "block_in": 64, "num_warps": 8, "num_stages": 3}
+_BEFORE = {"block_in": 128, "block_out": 64, "num_warps": 4, "num_stages": 3}
+_NORM = {"part": 1024, "block": 128, "num_warps": 8, "num_stages": 3}
 _UPDATE = {"block_in": 64, "block_out": 64, "num_warps": 4}
 
 
@@ -28,37 +29,36 @@ class FusedStack(Stack):
         layer_sizes: Inputs, hidden layers, classes.
         activation: Of the hidden layers.
         models: How many networks.
-        batch_size: Examples a step.
 
     """
 
     def __init__(
-        self,
-        examples: Examples,
-        layer_sizes: Sequence[int],
-        activation: str,
-        models: int,
-        batch_size: int,
+        self, examples: Examples, layer_sizes: Sequence[int], activation: str, models: int
     ) -> None:
         super().__init__(examples, layer_sizes, activation, "sgd", models)
         self.activation = activation
-        self.batch_size = batch_size
-        self.block_rows = max(16, triton.next_power_of_2(batch_size))
+        self.shapes = list(itertools.pairwise(self.layer_sizes))
         self._lay_out()
 
     def _lay_out(self) -> None:
         """Allocate what a step writes besides the networks. A graph keeps to these addresses."""
         models, device = len(self.weights[0]), self.examples.labels.device
-        widths, rows = self.layer_sizes[1:], models * self.batch_size
         self.shadows = [weight.half() for weight in self.weights]
-        self.hidden = [torch.empty(rows * w, dtype=torch.half, device=device) for w in widths[:-1]]
-        self.logits = torch.empty(rows * widths[-1], device=device)
-        self.deltas = [torch.empty(rows * w, dtype=torch.half, device=device) for w in widths]
+        self.panels = self._panels(models)
+        self.deltas = [torch.empty_like(panel, dtype=torch.half) for panel in self.panels[1:]]
         self.unit = torch.empty(models, device=device)
-        self.norms = torch.zeros(len(widths), models, device=device)
+        self.norm_parts = [triton.cdiv(width, _NORM["part"]) for width, _ in self.shapes]
+        self.norms = torch.empty(sum(self.norm_parts), models, device=device)
         self.order: Tensor | None = None
         self.settings: Settings | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
+
+    def _panels(self, count: int) -> list[Tensor]:
+        """Room for inputs and hidden layers in float16, and for logits in float32."""
+        *widths, classes = self.layer_sizes
+        device = self.examples.labels.device
+        panels = [torch.empty(count, w, PANEL, dtype=torch.half, device=device) for w in widths]
+        return [*panels, torch.empty(count, classes, PANEL, device=device)]
 
     def start(self, models: Tensor, seeds: Tensor) -> None:
         """Put fresh networks in the given places."""
@@ -75,59 +75,60 @@ class FusedStack(Stack):
         """Train for one epoch: the first kernel by kernel, all others as one graph."""
         if self.order is None or self.settings is None:
             self.order, self.settings = order.int(), settings.clone()
-            self._epoch(self.order, self.settings)
+            self._epoch(self.order, batch_size, self.settings)
             return
         self.order.copy_(order)
         self.settings.copy_(settings)
         if not self.order.is_cuda:
-            self._epoch(self.order, self.settings)
+            self._epoch(self.order, batch_size, self.settings)
             return
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
-                self._epoch(self.order, self.settings)
+                self._epoch(self.order, batch_size, self.settings)
         self.graph.replay()
 
-    def _epoch(self, order: Tensor, settings: Settings) -> None:
-        for index in order.split(self.batch_size, 1):
+    def _epoch(self, order: Tensor, batch_size: int, settings: Settings) -> None:
+        for index in order.split(batch_size, 1):
             self._fused_step(index, settings)
 
     def _fused_step(self, index: Tensor, settings: Settings) -> None:
         models, size = index.shape
-        rows = {"block_rows": self.block_rows}
-        self._run_layers(index, self.shadows, self.biases, [*self.hidden, self.logits])
+        self._run_layers(index, self.shadows, self.biases, self.panels)
         kernels.pseudo_gradient[(models,)](
-            self.logits, index, index.stride(0), self.examples.labels, settings.k, self.deltas[-1],
-            self.unit, size, self.layer_sizes[-1],
-            block_classes=triton.next_power_of_2(self.layer_sizes[-1]), **rows,
+            self.panels[-1], index, index.stride(0), self.examples.labels, settings.k,
+            self.deltas[-1], self.unit, size, self.layer_sizes[-1],
+            block=triton.next_power_of_2(self.layer_sizes[-1]),
         )  # fmt: skip
-        last = len(self.weights) - 1
-        for at in range(last, 0, -1):
-            width, outputs = self.layer_sizes[at : at + 2]
-            kernels.errors_before[(triton.cdiv(width, _BEFORE["block_in"]), models)](
-                self.deltas[at], self.shadows[at], self.hidden[at - 1], self.deltas[at - 1], size,
-                width, outputs, self.activation, **rows, **_BEFORE,
+        for at in range(len(self.shapes) - 1, 0, -1):
+            width, outputs = self.shapes[at]
+            tiles = _within(_BEFORE, block_in=width, block_out=outputs)
+            kernels.errors_before[(triton.cdiv(width, tiles["block_in"]), models)](
+                self.deltas[at], self.shadows[at], self.panels[at], self.deltas[at - 1], width,
+                outputs, self.activation, **tiles,
             )  # fmt: skip
-        clip = settings.clip
-        if clip is not None:
-            for at in range(last + 1):
-                kernels.squared_norm[(models,)](
-                    *self._inputs(at, index), self.deltas[at], self.unit, self.norms[at], size,
-                    *self._scaling, *self.layer_sizes[at : at + 2], at == 0, **rows, **_NORM,
-                )  # fmt: skip
-        for at in range(last + 1):
-            width, outputs = self.layer_sizes[at : at + 2]
+        clipped = settings.clip is not None
+        if clipped:
+            parts = self.norms.split(self.norm_parts)
+            for shape, x, delta, part in zip(
+                self.shapes, self.panels[:-1], self.deltas, parts, strict=True
+            ):
+                kernels.squared_norm[(models, len(part))](
+                    x, delta, self.unit, part, models, *shape, **_NORM
+                )
+        for at, (width, outputs) in enumerate(self.shapes):
+            tiles = _within(_UPDATE, block_in=width, block_out=outputs)
             grid = (
-                triton.cdiv(width, _UPDATE["block_in"]),
-                triton.cdiv(outputs, _UPDATE["block_out"]),
+                triton.cdiv(outputs, tiles["block_out"]),
+                triton.cdiv(width, tiles["block_in"]),
                 models,
             )
             kernels.update[grid](
-                *self._inputs(at, index), self.deltas[at], self.unit, self.norms,
-                settings.k if clip is None else clip, settings.learning_rate, settings.momentum,
-                self.weights[at], self.moments[0][2 * at], self.shadows[at], self.biases[at],
-                self.moments[0][2 * at + 1], size, *self._scaling, models, width, outputs, at == 0,
-                last + 1, clip is not None, **rows, **_UPDATE,
+                self.panels[at], self.deltas[at], self.unit, self.norms, settings.clip,
+                settings.learning_rate, settings.momentum, self.weights[at],
+                self.moments[0][2 * at], self.shadows[at], self.biases[at],
+                self.moments[0][2 * at + 1], models, width, outputs,
+                len(self.norms) if clipped else 0, **tiles,
             )  # fmt: skip
 
     def _run_layers(
@@ -135,41 +136,44 @@ class FusedStack(Stack):
         index: Tensor,
         weights: Sequence[Tensor],
         biases: Sequence[Tensor],
-        outs: Sequence[Tensor],
+        panels: Sequence[Tensor],
     ) -> None:
-        """All layers forward, for the examples ``index`` (models, rows)."""
+        """All layers forward, for the examples ``index`` (models, size)."""
         models, size = index.shape
-        x = self.examples.features
-        for at, (weight, bias, out) in enumerate(zip(weights, biases, outs, strict=True)):
-            width, outputs = self.layer_sizes[at : at + 2]
-            last = at == len(weights) - 1
-            grid = (
-                triton.cdiv(outputs, _LAYER["block_out"]),
-                triton.cdiv(size, self.block_rows),
-                models,
-            )
-            kernels.layer[grid](
-                x, index, index.stride(0), weight, bias, out, size, *self._scaling,
-                width, outputs, at == 0, "none" if last else self.activation,
-                block_rows=self.block_rows, **_LAYER,
+        tiles = triton.cdiv(size, PANEL)
+        features = self.layer_sizes[0]
+        kernels.gather[(triton.cdiv(features, 64), models * tiles)](
+            self.examples.features, index, index.stride(0), panels[0], size, self.examples.factor,
+            self.examples.offset, tiles, features, block=64,
+        )  # fmt: skip
+        for at, (width, outputs) in enumerate(self.shapes):
+            activation = self.activation if at < len(self.shapes) - 1 else "none"
+            blocks = _within(_LAYER, block_in=width, block_out=outputs)
+            kernels.layer[(triton.cdiv(outputs, blocks["block_out"]), models * tiles)](
+                panels[at], weights[at], biases[at], panels[at + 1], tiles, width, outputs,
+                activation, **blocks,
             )  # fmt: skip
-            x = out
+
+    def evaluated(self, models: Tensor | None) -> list[Tensor]:
+        """Give the parameters to evaluate, weights in float16."""
+        if models is None:
+            return [p for layer in zip(self.shadows, self.biases, strict=True) for p in layer]
+        parameters = super().evaluated(models)
+        return [p if at % 2 else p.half() for at, p in enumerate(parameters)]
 
     def logits_of(self, index: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """Give the logits for the examples ``index`` (models, rows) by the given parameters."""
+        """Give the logits for the examples ``index`` (models, size) by the given parameters."""
         models, size = index.shape
-        device = index.device
-        *widths, classes = self.layer_sizes[1:]
-        hidden = [torch.empty(models * size * w, dtype=torch.half, device=device) for w in widths]
-        logits = torch.empty(models, size, classes, device=device)
-        weights = [weight.half() for weight in parameters[::2]]
-        self._run_layers(index, weights, parameters[1::2], [*hidden, logits])
-        return logits
+        tiles = triton.cdiv(size, PANEL)
+        panels = self._panels(models * tiles)
+        self._run_layers(index.contiguous(), parameters[::2], parameters[1::2], panels)
+        return panels[-1].reshape(models, tiles, -1, PANEL).mT.flatten(1, 2)[:, :size]
 
-    def _inputs(self, at: int, index: Tensor) -> tuple[Tensor, Tensor, int]:
-        x = self.hidden[at - 1] if at else self.examples.features
-        return x, index, index.stride(0)
 
-    @property
-    def _scaling(self) -> tuple[float, float]:
-        return self.examples.factor, self.examples.offset
+def _within(tiles: dict[str, int], **sizes: int) -> dict[str, Any]:
+    """The tiles, no larger than need be."""
+    fitting = {
+        name: min(tiles[name], max(16, triton.next_power_of_2(size)))
+        for name, size in sizes.items()
+    }
+    return {**tiles, **fitting}

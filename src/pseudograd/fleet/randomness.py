@@ -1,8 +1,8 @@
 """Random numbers as a function of (seed, purpose, position): the same in any fleet, on any device.
 
-A generator's numbers depend on how many were drawn before; a hash's do not. The hash is SplitMix64's
-finalizer (Steele, Lea and Flood, 2014) on integers that wrap around, and what is made of it takes at
-most one rounding, so that CPUs and GPUs agree to the bit.
+A generator's numbers depend on how many were drawn before; a hash's do not. The hash is that of
+SplitMix64 (Steele, Lea and Flood, 2014) on integers that wrap around, and what is made of it takes
+at most one rounding, so that CPUs and GPUs agree to the bit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def glorot_uniform(seeds: Tensor, layer: int, fan_in: int, fan_out: int) -> Tens
     bits = _shifted(_stream(seeds, _INITIAL_WEIGHTS, layer, fan_in * fan_out), 40)  # 24 of them
     limit = (6.0 / (fan_in + fan_out)) ** 0.5
     unit = (bits - 2**23).float() * 2.0**-23  # exact, in [-1, 1)
-    return (unit * limit).reshape(-1, fan_in, fan_out)
+    return Tensor.reshape(unit * limit, (-1, fan_in, fan_out))
 
 
 def order(seeds: Tensor, epochs: Tensor, size: int) -> Tensor:
@@ -77,8 +77,8 @@ def order(seeds: Tensor, epochs: Tensor, size: int) -> Tensor:
 
     Example:
         >>> order(torch.tensor([7, 7]), torch.tensor([0, 1]), 5)
-        tensor([[1, 0, 3, 4, 2],
-                [3, 1, 4, 2, 0]])
+        tensor([[0, 2, 3, 4, 1],
+                [2, 1, 3, 0, 4]])
 
     """
     return _shuffled(_stream(seeds, _ORDER, epochs, size))
@@ -93,7 +93,7 @@ def folds(seed: int, size: int) -> Tensor:
 
     Example:
         >>> folds(0, 5)
-        tensor([0, 4, 3, 2, 1])
+        tensor([1, 4, 2, 0, 3])
 
     """
     return _shuffled(_stream(torch.tensor([seed]), _FOLDS, 0, size))[0]

@@ -1,4 +1,4 @@
-"""Many networks of one shape as one stack of matrices, trained together by plain PyTorch operations.
+"""Many networks of one shape as one stack of matrices, trained by plain PyTorch operations.
 
 Weights lie as (models, in, out), so that one batched product serves all models. The gradients are
 written out by hand: they are those of `torch.nn.Linear` layers under `tunable_cross_entropy`.
@@ -6,6 +6,7 @@ written out by hand: they are those of `torch.nn.Linear` layers under `tunable_c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,8 @@ class Examples:
 
     Example:
         >>> pixels = torch.tensor([[0, 255]]).byte()
-        >>> Examples(pixels, torch.tensor([1]), 2 / 255, -1.0).gather(torch.tensor([0]), torch.float32)
+        >>> examples = Examples(pixels, torch.tensor([1]), factor=2 / 255, offset=-1.0)
+        >>> examples.gather(torch.tensor([0]), torch.float32)
         tensor([[-1.,  1.]])
 
     """
@@ -88,7 +90,7 @@ class Stack:
         self.optimizer = optimizer
         self.dtype = dtype
         device = examples.labels.device
-        shapes = list(zip(layer_sizes[:-1], layer_sizes[1:], strict=True))
+        shapes = list(itertools.pairwise(layer_sizes))
         self.weights = [torch.zeros(models, *shape, dtype=dtype, device=device) for shape in shapes]
         self.biases = [torch.zeros(models, 1, out, dtype=dtype, device=device) for _, out in shapes]
         self.best = [torch.zeros_like(parameter) for parameter in self.parameters]
@@ -108,9 +110,10 @@ class Stack:
         ]
 
     def start(self, models: Tensor, seeds: Tensor) -> None:
-        """Put fresh networks in the given places: Glorot-uniform hidden layers, a zero softmax layer."""
-        for parameter in (*self.parameters, *sum(self.moments, []), *self.best, self.steps):
-            parameter[models] = 0
+        """Put fresh networks in the given places: hidden layers Glorot-uniform, all else zero."""
+        for state in (self.parameters, *self.moments, self.best, [self.steps]):
+            for tensor in state:
+                tensor[models] = 0
         for layer, weight in enumerate(self.weights[:-1]):
             weight[models] = randomness.glorot_uniform(seeds, layer, *weight.shape[1:]).to(
                 self.dtype
@@ -171,6 +174,10 @@ class Stack:
                 gradient.mul_(factor)
         self._update(gradients, settings)
 
+    def evaluated(self, models: Tensor | None) -> list[Tensor]:
+        """Give the parameters to evaluate: the given networks' best, or all as they are."""
+        return self.parameters if models is None else [best[models] for best in self.best]
+
     def logits_of(self, index: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Give the logits for the examples ``index`` (models, rows) by the given parameters."""
         return self._forward(self.examples.gather(index, self.dtype), parameters)[-1]
@@ -211,9 +218,7 @@ class Stack:
             models: The networks whose best versions are asked for; None for all as they are.
 
         """
-        parameters = self.parameters
-        if models is not None:
-            parameters = [best[models] for best in self.best]
+        parameters = self.evaluated(models)
         wrong = torch.zeros(len(index), dtype=torch.float64, device=index.device)
         value = torch.zeros_like(wrong)
         for rows in index.split(max(1, _EVALUATED_AT_ONCE // len(index)), 1):

@@ -18,8 +18,8 @@ class Split:
     """Which examples a trial trains on, stops by and is judged on.
 
     The training set is cut at random into five equal parts; ``plan`` is the seed of that cut. In
-    repetition r of cross-validation three parts are trained on, one stops the training early and one
-    validates, and the roles go round: every part validates once in five repetitions, and twenty
+    each repetition of cross-validation three parts are trained on, one stops the training early and
+    one validates, and the roles go round: every part validates once in five repetitions, and twenty
     repetitions pass before a pair of roles comes again. With ``retrain`` the network is trained on
     four parts, stopped by the fifth, and judged on the test set.
 
@@ -126,8 +126,8 @@ class Outcome:
         trial: The trial.
         stop_error: The lowest error on the early-stopping part, a fraction.
         best_epoch: The first epoch that had it, from 1.
-        error: The error on the validation part (with ``retrain``, on the test set) of the network of
-            that epoch.
+        error: The error on the validation part (with ``retrain``, on the test set) of the network
+            of that epoch.
         cross_entropy: Its mean cross-entropy there.
         epochs: How many epochs were run.
         stopped_by: "patience", "limit" (of epochs) or "diverged".

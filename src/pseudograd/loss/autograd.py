@@ -81,7 +81,13 @@ class ByRule:
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
         """Give the rule."""
-        return self.rule(z, target) * grad
+        f = self.rule(z, target)
+        if f.shape != z.shape:
+            raise ValueError(
+                f"rule must give a tensor of the shape of the logits, {tuple(z.shape)}, not "
+                f"{tuple(f.shape)}"
+            )
+        return f * grad
 
 
 def rows_of(loss: RowLoss) -> Rows:
@@ -118,6 +124,10 @@ class _Forward(Function):
         return result, None, None, None
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_forward_mode()
+
+    @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
         outputs = _Forward.apply(*_fold(info, in_dims, inputs))
         return tuple(_unfold(info, output) for output in outputs), (0,) * len(outputs)
@@ -137,16 +147,29 @@ class _Backward(Function):
         refuse_second_derivative()
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_forward_mode()
+
+    @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
         return _unfold(info, _Backward.apply(*_fold(info, in_dims, inputs))), 0
 
 
 def refuse_second_derivative() -> NoReturn:
     """Raise, and say why."""
+    _refuse("a second derivative")
+
+
+def refuse_forward_mode() -> NoReturn:
+    """Raise, and say why."""
+    _refuse("a forward-mode derivative (jvp, jacfwd, hessian)")
+
+
+def _refuse(what: str) -> NoReturn:
     raise RuntimeError(
-        "pseudograd: a second derivative of a tunable loss was asked for, and there is none: its "
-        "backward pass is a pseudo-gradient, which is no function's gradient (Lemma 1 of the "
-        "paper). Use torch.nn.functional.cross_entropy where you need one."
+        f"pseudograd: {what} of a tunable loss was asked for, and there is none: its backward pass "
+        "is a pseudo-gradient, which is no function's gradient (Lemma 1 of the paper). Use "
+        "torch.nn.functional.cross_entropy where you need one."
     )
 
 
@@ -165,4 +188,4 @@ def _fold(info: Any, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -
 
 
 def _unfold(info: Any, output: Tensor) -> Tensor:
-    return output.reshape(info.batch_size, -1, *output.shape[1:])
+    return output.reshape(info.batch_size, len(output) // info.batch_size, *output.shape[1:])

@@ -17,6 +17,7 @@ def check_arguments(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None,
+    ignore_index: int,
     reduction: str,
     label_smoothing: float,
 ) -> None:
@@ -32,6 +33,8 @@ def check_arguments(
     classes = input.shape[0] if input.dim() == 1 else input.shape[1]
     if classes == 0:
         raise ValueError(f"input has no classes: its shape is {tuple(input.shape)}")
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"target must hold class indices or probabilities, not {target.dtype}")
     if target.is_floating_point():
@@ -40,6 +43,13 @@ def check_arguments(
                 "target holds floating-point numbers, so it must be class probabilities of the "
                 f"shape of input, {tuple(input.shape)}, not {tuple(target.shape)}; for class "
                 "indices use .long()"
+            )
+        if target.requires_grad:
+            raise ValueError("target must not require a gradient; use target.detach()")
+        if ignore_index >= 0:
+            raise ValueError(
+                f"ignore_index must be negative, not {ignore_index}, where target holds class "
+                "probabilities: there is no index to ignore"
             )
     elif target.shape != example_shape(input):
         raise ValueError(
@@ -56,10 +66,14 @@ def check_arguments(
                 f"weight must have one factor for each of the {classes} classes, shape "
                 f"({classes},), not {tuple(weight.shape)}"
             )
+        if weight.requires_grad:
+            raise ValueError("weight must not require a gradient; use weight.detach()")
         if weight.device != input.device:
             raise ValueError(f"weight is on {weight.device} but input is on {input.device}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+    if not isinstance(label_smoothing, int | float):
+        raise TypeError(f"label_smoothing must be a number in [0, 1], not {label_smoothing!r}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
 

@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.autograd import Function
 
-from pseudograd.loss.autograd import refuse_second_derivative
+from pseudograd.loss.autograd import refuse_forward_mode, refuse_second_derivative
 from pseudograd.loss.checks import refuse_class_index
 from pseudograd.rules.paper import Sensitivity
 
@@ -34,6 +34,8 @@ _FLAGS = {"contract", "nsz", "reassoc"}
 
 # Inputs smaller than this are done sooner by one thread than shared among several.
 _WORTH_SHARING = 1 << 15
+
+_BLOCK = 64  # numbers that are summed in float32 before float64 takes over
 
 
 def _bitcast(source: Any, destination: Any, llvm_type: Any) -> Any:
@@ -93,9 +95,24 @@ def _ordered(x):  # type: ignore[no-untyped-def]
 @_in_order
 def _log_odds(z_y, top, total):  # type: ignore[no-untyped-def]
     """-log p_y and log(1 - p_y) of a label's logit among others whose log-sum-exp is given."""
-    margin = (f64(z_y) - f64(top)) - math.log(f64(total))
+    margin = (f64(z_y) - f64(top)) - math.log(total)
     tail = math.log1p(math.exp(-abs(margin)))
     return tail - min(margin, 0.0), -tail - max(margin, 0.0)
+
+
+@numba.njit(inline="always")
+def _sum_of_exp(row, top, start, stop):  # type: ignore[no-untyped-def]
+    """Σ exp(z - top) from start to stop, in blocks: k multiplies the rounding of long sums."""
+    total = 0.0
+    while stop - start > _BLOCK:
+        block = f32(0)
+        for j in range(_BLOCK):
+            block += _exp(row[start + j] - top)
+        total, start = total + block, start + _BLOCK
+    block = f32(0)
+    for j in range(start, stop):
+        block += _exp(row[j] - top)
+    return total + block
 
 
 # The two passes. ``k``, ``weight`` and ``grad`` have one entry for all, or one for each.
@@ -129,11 +146,7 @@ def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type
             value_sum += value[i]
             kept[i, 1] += value[i]
             continue
-        total = f32(0)
-        for j in range(y):
-            total += _exp(row[j] - top)
-        for j in range(y + 1, len(row)):
-            total += _exp(row[j] - top)
+        total = _sum_of_exp(row, top, 0, y) + _sum_of_exp(row, top, y + 1, len(row))
         surprise, doubt = _log_odds(row[y], top, total)
         value[i] = kept[i, 2] * surprise
         value_sum += value[i]
@@ -158,7 +171,7 @@ def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no
         total = f32(0)
         for j in range(len(row)):
             total += out[j]
-        share = scale / total
+        share = scale / total if len(row) > 1 else f32(0)
         for j in range(len(row)):
             out[j] *= share
         out[y] = -scale
@@ -190,40 +203,43 @@ class _Fused(Function):
     ) -> Tensor:
         logits, labels = _array(z), target.contiguous().numpy()
         weights = _ONE if weight is None else _array(weight)
-        value, kept = torch.empty(len(z)), torch.empty(len(z), 3)
-        parts = _shared(
-            _forward, logits, labels, weights, ignore_index, value.numpy(), kept.numpy()
-        )
+        value, kept = np.empty(len(z), f32), np.empty((len(z), 3), f32)
+        parts = _shared(_forward, logits, labels, weights, ignore_index, value, kept)
         value_sum = weight_sum = 0.0
         for part_sum, part_weight, wrong in parts:
             if wrong >= 0:
                 refuse_class_index(int(labels[wrong]), z.shape[1], ignore_index)
             value_sum, weight_sum = value_sum + part_sum, weight_sum + part_weight
         ctx.per_row = isinstance(k, Tensor)
-        ctx.save_for_backward(z, target, k if ctx.per_row else None, kept)
+        ctx.save_for_backward(z, target, k if ctx.per_row else None)
+        ctx.kept = kept
         ctx.k = None if ctx.per_row else np.array([k], f32)
-        ctx.divisor = weight_sum if reduction == "mean" else 1.0
-        if reduction == "none":
-            return value
         # 0 / 0, when every row was ignored, is NaN, as in PyTorch.
-        return torch.tensor(value_sum / ctx.divisor if ctx.divisor else math.nan)
+        ctx.divisor = (weight_sum or math.nan) if reduction == "mean" else 1.0
+        ctx.reduced = reduction != "none"
+        return torch.from_numpy(np.array(value_sum / ctx.divisor, f32) if ctx.reduced else value)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        z, target, k, kept = ctx.saved_tensors
-        result = torch.empty(z.shape)
+        z, target, k = ctx.saved_tensors
+        grad = grads[0]
+        result = np.empty(z.shape, f32)
         _shared(
             _backward,
             _array(z),
             target.contiguous().numpy(),
             _array(k.reshape(-1)) if ctx.per_row else ctx.k,
-            _array((grads[0] / ctx.divisor).reshape(-1)),
-            kept.numpy(),
-            result.numpy(),
+            np.array([grad.item() / ctx.divisor], f32) if ctx.reduced else _array(grad),
+            ctx.kept,
+            result,
         )
-        result = result.to(z.dtype)
+        f = torch.from_numpy(result).to(z.dtype)
         # Grad mode is on here only where someone wants to differentiate once more.
-        return _Final.apply(result, z) if torch.is_grad_enabled() else result, *[None] * 5
+        return _Final.apply(f, z) if torch.is_grad_enabled() else f, *[None] * 5
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_forward_mode()
 
 
 class _Final(Function):

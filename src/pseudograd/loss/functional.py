@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pseudograd.loss.autograd import ClassIndex, ClassProbabilities, Rows, rows_of
 from pseudograd.loss.checks import check_arguments, check_class_indices, check_k, example_shape
-from pseudograd.rules.paper import Sensitivity, in_working_precision
+from pseudograd.rules.paper import Sensitivity, in_working_precision, working_dtype
 
 _class_index_rows = rows_of(ClassIndex())
 _class_probability_rows = rows_of(ClassProbabilities())
@@ -54,15 +54,18 @@ def tunable_cross_entropy(
         (tensor(0.4076, grad_fn=...), tensor([[-0.5786,  0.3601,  0.2184]]))
 
     """
-    check_arguments(input, target, weight, reduction, label_smoothing)
+    check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
     eager = _is_eager()
     check_k(k, example_shape(input), values=eager and isinstance(k, Tensor) and k.is_cpu)
     if torch.is_autocast_enabled(input.device.type):
-        input = input.float()  # as autocast does for cross_entropy
-    z = _rows(input)
-    k = k.to(z.device).reshape(-1, 1) if isinstance(k, Tensor) and k.dim() else k
+        input = in_working_precision(input)  # as autocast does for cross_entropy
     if target.is_floating_point():
-        q = _smoothed(_rows(target).to(in_working_precision(z).dtype), label_smoothing)
+        input = input.to(torch.promote_types(input.dtype, target.dtype))
+    z = _rows(input)
+    if isinstance(k, Tensor):
+        k = k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
+    if target.is_floating_point():
+        q = _smoothed(_rows(target).to(working_dtype(z)), label_smoothing)
         value = _class_probability_rows(z, q if weight is None else q * weight, k)
         reduced = _reduced(value, float(len(z)), reduction)
     elif label_smoothing == 0 and eager and (fused := _fused_kernel(z)):
@@ -92,7 +95,7 @@ def class_index_loss(
         check_class_indices(target, z.shape[1], ignore_index)
     counted = target != ignore_index
     y = torch.where(counted, target, 0).long()
-    example_weight = counted.to(in_working_precision(z).dtype)
+    example_weight = counted.to(working_dtype(z))
     if weight is not None:
         example_weight = example_weight * weight[y]
     if label_smoothing:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pseudograd.loss.autograd import ByRule, rows_of
 from pseudograd.loss.checks import check_arguments, check_k, example_shape
 from pseudograd.loss.functional import _rows, class_index_loss, tunable_cross_entropy
-from pseudograd.rules.paper import Sensitivity
+from pseudograd.rules.paper import Sensitivity, in_working_precision
 
 
 class TunableCrossEntropyLoss(nn.Module):
@@ -109,9 +111,13 @@ class RuleCrossEntropyLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Give the loss of logits for class indices."""
-        check_arguments(input, target, self.weight, self.reduction, label_smoothing=0.0)
+        check_arguments(
+            input, target, self.weight, self.ignore_index, self.reduction, label_smoothing=0.0
+        )
         if target.is_floating_point():
             raise TypeError("target must hold class indices: rules are functions of a label")
+        if torch.is_autocast_enabled(input.device.type):
+            input = in_working_precision(input)
         value = class_index_loss(
             _rows(input), target.reshape(-1), 1.0, self._value_of_rows, self.weight,
             self.ignore_index, self.reduction,
@@ -119,6 +125,13 @@ class RuleCrossEntropyLoss(nn.Module):
         if self.reduction == "none":
             value = value.reshape(example_shape(input))
         return value.to(input.dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_value_of_rows"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._value_of_rows = rows_of(ByRule(self.rule))
 
     def extra_repr(self) -> str:
         """Show what was set."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from pseudograd.rules import paper
 
 Rule: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+_ALMOST_CERTAIN = 40.0  # a margin beyond which 1 - p_y, -log p_y and exp(-margin) are the same
 
 
 def bias(logits: Tensor, target: Tensor) -> Tensor:
@@ -37,7 +40,8 @@ def from_bias(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """Make a rule of a function of (ε, y), as in Eq. 3.
 
     Args:
-        f: A function of the biases (..., C) and the labels (...) that gives a tensor (..., C).
+        f: A function of the biases (..., C) and the labels (...) that gives a tensor (..., C). Of
+            half types it sees float32.
 
     Returns:
         The rule, a function of logits and labels.
@@ -51,7 +55,7 @@ def from_bias(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """
 
     def rule(logits: Tensor, target: Tensor) -> Tensor:
-        return f(bias(logits, target), target)
+        return f(bias(paper.in_working_precision(logits), target), target).to(logits.dtype)
 
     return rule
 
@@ -90,8 +94,14 @@ def power_of_log(logits: Tensor, target: Tensor, k: float = 1.0) -> Tensor:
         [0.164, 0.335, 0.091]
 
     """
-    log_of_surprise = paper.cross_entropy(_margin(logits, target)).log()
-    return _multiple(logits, target, k * ((k - 1) * log_of_surprise).exp())
+
+    def strength(margin: Tensor) -> Tensor:
+        # Where p_y is so near 1 that -log p_y has no digits left, it is exp(-margin).
+        near = margin.clamp(max=_ALMOST_CERTAIN)
+        log_surprise = paper.cross_entropy(near).log() - (margin - near)
+        return k * ((k - 1) * log_surprise + paper.log_strength(margin)).exp()
+
+    return _with_strength(strength, logits, target)
 
 
 def log_of_power(logits: Tensor, target: Tensor, k: float = 1.0) -> Tensor:
@@ -108,7 +118,7 @@ def log_of_power(logits: Tensor, target: Tensor, k: float = 1.0) -> Tensor:
         tensor([[-0.6695,  0.4895,  0.1801]])
 
     """
-    return k * bias(logits, target)
+    return _with_strength(lambda margin: k * paper.strength(margin, 1.0), logits, target)
 
 
 def focal(logits: Tensor, target: Tensor, gamma: float = 2.0) -> Tensor:
@@ -126,14 +136,17 @@ def focal(logits: Tensor, target: Tensor, gamma: float = 2.0) -> Tensor:
         tensor([[-0.0983,  0.0719,  0.0264]])
 
     """
-    margin = _margin(logits, target)
-    surprise = paper.cross_entropy(margin)  # -log p_y
-    # (1-p)^γ + γ p (1-p)^(γ-1) (-log p), with the second power made a γ-th one: the ratio of
-    # -log p to 1-p tends to 1, where the power itself would overflow for γ < 1.
-    ratio = surprise / paper.strength(margin, 1.0)
-    confidence = (-surprise).exp()
-    factor = paper.strength(margin, gamma) * (1 + gamma * confidence * ratio.nan_to_num(1.0))
-    return _multiple(logits, target, factor)
+
+    def strength(margin: Tensor) -> Tensor:
+        # (1-p)^γ + γ p (1-p)^(γ-1) (-log p), with the second power made a γ-th one: the ratio of
+        # -log p to 1-p tends to 1, where the power itself would overflow for γ < 1.
+        near = margin.clamp(max=_ALMOST_CERTAIN)
+        surprise = paper.cross_entropy(near)  # -log p_y
+        ratio = surprise / paper.strength(near, 1.0)
+        factor = 1 + gamma * (-surprise).exp() * ratio
+        return paper.strength(margin, gamma + 1) * factor
+
+    return _with_strength(strength, logits, target)
 
 
 def generalized_cross_entropy(logits: Tensor, target: Tensor, q: float = 0.7) -> Tensor:
@@ -150,14 +163,16 @@ def generalized_cross_entropy(logits: Tensor, target: Tensor, q: float = 0.7) ->
         tensor([[-0.2517,  0.1840,  0.0677]])
 
     """
-    return _multiple(logits, target, (-q * paper.cross_entropy(_margin(logits, target))).exp())
+
+    def strength(margin: Tensor) -> Tensor:
+        return (-q * paper.cross_entropy(margin) + paper.log_strength(margin)).exp()
+
+    return _with_strength(strength, logits, target)
 
 
-def _margin(logits: Tensor, target: Tensor) -> Tensor:
-    return paper.top_and_margin(paper.in_working_precision(logits), target)[1]
-
-
-def _multiple(logits: Tensor, target: Tensor, factor: Tensor) -> Tensor:
-    """``factor`` (a column in the working precision) times the bias, rounded once."""
+def _with_strength(strength: Callable[[Tensor], Tensor], logits: Tensor, target: Tensor) -> Tensor:
+    """The multiple of the bias whose |f_y| is a function of the margin."""
     z = paper.in_working_precision(logits)
-    return (factor * bias(z, target)).to(logits.dtype)
+    top, margin = paper.top_and_margin(z, target)
+    margin = margin.clamp(min=torch.finfo(margin.dtype).min)  # for a label masked by -inf
+    return paper.push(z, target, 1.0, top, strength(margin)).to(logits.dtype)

@@ -83,7 +83,12 @@ def soft_tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor
 
 def in_working_precision(logits: Tensor) -> Tensor:
     """Half types in float32, all others as they are."""
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return logits.to(working_dtype(logits))
+
+
+def working_dtype(logits: Tensor) -> torch.dtype:
+    """The dtype that the rule is computed in."""
+    return torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
 
 
 def per_row(k: Sensitivity, z: Tensor) -> Sensitivity:
@@ -95,7 +100,8 @@ def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The largest logit z_j with j ≠ y, and the margin z_y - L', both as columns.
 
     All of cross-entropy follows from the margin: its value is softplus(-margin), and 1 - p_y is
-    exp(-softplus(margin)), neither with any cancellation.
+    exp(-softplus(margin)), neither with any cancellation. The margin is the difference of two
+    large numbers, and k multiplies its rounding, so it is in float64.
     """
     y = target.unsqueeze(-1)
     # The lowest finite number, not -inf: with no other class left (C = 1, or all others masked by
@@ -103,13 +109,22 @@ def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     others = z.scatter(-1, y, torch.finfo(z.dtype).min)
     top = others.amax(-1, keepdim=True)
     total = (others - top).exp().scatter(-1, y, 0).sum(-1, keepdim=True).clamp(min=1)
-    # In float64, of single numbers: the difference of two large ones, which k will multiply.
-    return top, z.gather(-1, y).double() - top.double() - total.double().log()
+    return top, _wide(z.gather(-1, y)) - _wide(top) - _wide(total).log()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float64, where the device has it."""
+    return tensor if tensor.device.type == "mps" else tensor.double()
 
 
 def strength(margin: Tensor, k: Sensitivity) -> Tensor:
     """A = (1 - p_y)^k = |f_y|, from the margin."""
-    return (-k * F.softplus(margin, threshold=_SOFTPLUS_THRESHOLD)).exp()
+    return (k * log_strength(margin)).exp()
+
+
+def log_strength(margin: Tensor) -> Tensor:
+    """log(1 - p_y), from the margin."""
+    return -F.softplus(margin, threshold=_SOFTPLUS_THRESHOLD)
 
 
 def cross_entropy(margin: Tensor) -> Tensor:
@@ -122,27 +137,23 @@ def push(z: Tensor, target: Tensor, k: Sensitivity, top: Tensor, scale: Tensor) 
     y = target.unsqueeze(-1)
     # The top is subtracted before k multiplies, so that large logits keep their differences.
     share = (k * (z - top)).scatter(-1, y, torch.finfo(z.dtype).min).softmax(-1)
+    scale = scale.to(z.dtype)
     return (scale * share).scatter(-1, y, -scale)
 
 
 def soft_push(z: Tensor, q: Tensor, k: Sensitivity) -> Tensor:
-    """The soft rule, strength and shape together."""
+    """The soft rule, strength and shape together; in float64, as p - q cancels where they agree."""
+    z, q = _wide(z), _wide(q)
     total = q.sum(-1, keepdim=True)
     q = torch.where(total == 0, 0, q / total)
-    z = z - z.amax(-1, keepdim=True)
-    powers = z.exp()
-    total_power = powers.sum(-1, keepdim=True)
-    p, log_total = powers / total_power, total_power.log()
-    bias = p - q
-    # log|ε| up to a constant. It reaches where the bias itself has been rounded away: off the
-    # target it is z, and the one class of a one-hot target has its side of zero to itself.
+    log_p = F.log_softmax(z, -1)
+    bias = log_p.exp() - q
+    # Logarithms reach where the bias itself has been rounded away: off the target it is p, and on
+    # the one class of a one-hot target it has its side of zero to itself.
     off, sole = q == 0, q == 1
-    log_bias = torch.where(off, z, torch.where(sole, 0, bias.abs().log() + log_total))
+    log_bias = torch.where(off, log_p, torch.where(sole, 0, bias.abs().log()))
     above, below = (bias > 0) | off, (bias < 0) | sole
-    # log S; from the overlap of p and q, which is 1 - S, where that has the smaller error.
-    overlap = torch.minimum(p, q).sum(-1, keepdim=True)
-    in_logs = torch.where(above, log_bias, -torch.inf).logsumexp(-1, keepdim=True) - log_total
-    log_strength = torch.where(overlap < 0.5, (-overlap).log1p(), in_logs)
+    log_strength = torch.where(above, log_bias, -torch.inf).logsumexp(-1, keepdim=True)
     # p = q up to rounding can leave one side empty; no side may then push alone (Eq. 4).
     balanced = below.any(-1, keepdim=True)
     sides = _share(log_bias, above, k) - _share(log_bias, below, k)

@@ -1,0 +1,207 @@
+"""The framework of Eq. 2 and 3, and the paper's competitors as rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pseudograd import rules
+from pseudograd.rules import Rule
+from pseudograd.rules.properties import random_examples
+
+Loss = Callable[[Tensor], Tensor]  # of log p_y
+
+
+def gradient(loss: Loss, logits: Tensor, label: Tensor) -> Tensor:
+    """Autograd's gradient of a loss that is a function of log p_y."""
+    logits = logits.clone().requires_grad_()
+    log_p = logits.log_softmax(-1).gather(-1, label.unsqueeze(-1))
+    (result,) = torch.autograd.grad(loss(log_p).sum(), logits)
+    return result
+
+
+def log_of_not(log_p: Tensor) -> Tensor:
+    return (-log_p.expm1()).log()
+
+
+RULES_AND_LOSSES: dict[str, tuple[Rule, Loss]] = {
+    "cross_entropy": (rules.cross_entropy, lambda log_p: -log_p),
+    "bias": (rules.bias, lambda log_p: -log_p),
+    "from_bias": (rules.from_bias(lambda bias, y: bias), lambda log_p: -log_p),
+    **{
+        f"power_of_log k={k}": (partial(rules.power_of_log, k=k), lambda log_p, k=k: (-log_p) ** k)
+        for k in (0.25, 1.0, 4.0)
+    },
+    **{
+        f"log_of_power k={k}": (partial(rules.log_of_power, k=k), lambda log_p, k=k: -k * log_p)
+        for k in (0.25, 1.0, 4.0)
+    },
+    **{
+        f"focal gamma={g}": (
+            partial(rules.focal, gamma=g),
+            lambda log_p, g=g: -(g * log_of_not(log_p)).exp() * log_p,
+        )
+        for g in (0.0, 0.5, 2.0, 5.0)
+    },
+    **{
+        f"generalized_cross_entropy q={q}": (
+            partial(rules.generalized_cross_entropy, q=q),
+            lambda log_p, q=q: (1 - (q * log_p).exp()) / q,
+        )
+        for q in (0.1, 0.7, 1.0)
+    },
+}
+LIMITS: dict[str, Rule] = {
+    "power_of_log k=1": partial(rules.power_of_log, k=1.0),
+    "log_of_power k=1": partial(rules.log_of_power, k=1.0),
+    "focal gamma=0": partial(rules.focal, gamma=0.0),
+    "generalized_cross_entropy q=0": partial(rules.generalized_cross_entropy, q=0.0),
+    "tunable k=1": partial(rules.tunable, k=1.0),
+}
+EXTREMES = [
+    [1e4, -1e4, 0.0],
+    [-1e4, 1e4, 1e4],
+    [1e4, 1e4, 1e4],
+    [5.0, -math.inf, -math.inf],
+    [5.0, -math.inf, 4.0],
+    [-math.inf, 1.0, 2.0],
+    [60.0, 0.0, -60.0],
+    [-60.0, 0.0, 60.0],
+]
+
+
+@pytest.mark.parametrize("name", RULES_AND_LOSSES)
+@pytest.mark.parametrize("classes", [2, 3, 20])
+def test_rule_is_the_gradient_of_its_loss(name: str, classes: int) -> None:
+    rule, loss = RULES_AND_LOSSES[name]
+    logits, label = random_examples(count=100, classes=classes)
+    torch.testing.assert_close(
+        rule(logits, label), gradient(loss, logits, label), rtol=1e-9, atol=1e-14
+    )
+
+
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_limit_is_cross_entropy_exactly(name: str, dtype: torch.dtype) -> None:
+    logits, label = random_examples(spread=20.0)
+    logits = torch.cat((logits[:, :3], torch.tensor(EXTREMES, dtype=torch.float64))).to(dtype)
+    label = torch.cat((label % 3, torch.zeros(len(EXTREMES), dtype=torch.long)))
+    f = LIMITS[name](logits, label)
+    assert torch.equal(f, rules.cross_entropy(logits, label))
+
+
+@pytest.mark.parametrize("name", RULES_AND_LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("logits", EXTREMES, ids=str)
+def test_finite_at_extreme_logits(name: str, dtype: torch.dtype, logits: list[float]) -> None:
+    """But where the truth is beyond the dtype's range: |log p_y|^4 can be."""
+    rule, _ = RULES_AND_LOSSES[name]
+    f = rule(torch.tensor([logits], dtype=dtype), torch.tensor([0]))
+    in_float64 = rule(torch.tensor([logits], dtype=torch.float64), torch.tensor([0]))
+    assert f.dtype == dtype
+    assert in_float64.isfinite().all() or name == "power_of_log k=4.0"
+    assert not f.isnan().any()
+    assert (f.isfinite() | (in_float64.abs() > torch.finfo(dtype).max)).all()
+
+
+@pytest.mark.parametrize("name", RULES_AND_LOSSES)
+def test_any_leading_shape(name: str) -> None:
+    rule, _ = RULES_AND_LOSSES[name]
+    logits, label = random_examples(count=24, classes=5)
+    flat = rule(logits, label)
+    assert torch.equal(rule(logits[0], label[0]), flat[0])
+    assert torch.equal(
+        rule(logits.reshape(2, 3, 4, 5), label.reshape(2, 3, 4)), flat.reshape(2, 3, 4, 5)
+    )
+
+
+def test_from_bias_hands_on_the_bias_and_the_label() -> None:
+    logits, label = random_examples(count=10, classes=4)
+    seen: list[Tensor] = []
+
+    def f(bias: Tensor, y: Tensor) -> Tensor:
+        seen.extend((bias, y))
+        return 2 * bias.clamp(max=0)
+
+    result = rules.from_bias(f)(logits, label)
+    expected = logits.softmax(-1) - F.one_hot(label, 4)
+    torch.testing.assert_close(seen[0], expected)
+    assert torch.equal(seen[1], label)
+    torch.testing.assert_close(result, 2 * expected.clamp(max=0))
+
+
+def test_paper_rule_is_a_function_of_the_bias() -> None:
+    """Eq. 5, written by a user in the framework of Eq. 3."""
+
+    def f(bias: Tensor, y: Tensor, k: float = 0.5) -> Tensor:
+        off_label = bias.clamp(min=0) ** k
+        size = bias.gather(-1, y.unsqueeze(-1)).abs() ** k
+        return (size * off_label / off_label.sum(-1, keepdim=True)).scatter(
+            -1, y.unsqueeze(-1), -size
+        )
+
+    logits, label = random_examples(spread=1.0)
+    torch.testing.assert_close(
+        rules.from_bias(f)(logits, label), rules.tunable(logits, label, 0.5), rtol=1e-9, atol=0
+    )
+
+
+def test_bias_keeps_what_softmax_minus_one_loses() -> None:
+    logits, label = torch.tensor([[40.0, 0.0], [90.0, 0.0]]), torch.tensor([0, 0])
+    f = rules.bias(logits, label)
+    torch.testing.assert_close(f[:, 1], torch.tensor([-40.0, -90.0]).exp(), rtol=1e-5, atol=0)
+    assert torch.equal(f[:, 0], -f[:, 1])
+
+
+class TestTheArgumentAgainstTheNaiveAlternatives:
+    """Section 3 of the paper; p_y is set by the logit of one of two classes."""
+
+    sensitivities = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+    def sizes(self, rule: Callable[..., Tensor], p: float, *, name: str = "k") -> list[float]:
+        logits = torch.tensor([math.log(p / (1 - p)), 0.0], dtype=torch.float64)
+        return [-float(rule(logits, torch.tensor(0), k)[0]) for k in self.sensitivities]
+
+    @pytest.mark.parametrize("p", [0.5, 0.7, 0.9])
+    def test_power_of_log_is_not_monotone_in_k_for_fixed_p(self, p: float) -> None:
+        steps = torch.tensor(self.sizes(rules.power_of_log, p)).diff()
+        assert (steps > 0).any()
+        assert (steps < 0).any()
+
+    @pytest.mark.parametrize("p", [0.01, 0.3, 0.5, 0.7, 0.99])
+    def test_paper_rule_is(self, p: float) -> None:
+        assert (torch.tensor(self.sizes(rules.tunable, p)).diff() < 0).all()
+
+    def test_power_of_log_grows_without_bound_for_confident_right_examples(self) -> None:
+        """For k < 1 an example that is almost right pulls harder than one that is not."""
+        almost, unsure = (self.sizes(rules.power_of_log, p)[0] for p in (1 - 1e-9, 0.5))
+        relative_to_bias = (almost / 1e-9, unsure / 0.5)
+        assert relative_to_bias[0] > 1e3 * relative_to_bias[1]
+
+    def test_log_of_power_only_rescales(self) -> None:
+        logits, label = random_examples()
+        for k in self.sensitivities:
+            expected = k * rules.cross_entropy(logits, label)
+            torch.testing.assert_close(rules.log_of_power(logits, label, k), expected)
+        ratio = torch.tensor([self.sizes(rules.log_of_power, p) for p in (0.1, 0.9)])
+        assert torch.allclose(ratio[0] / ratio[1], torch.tensor(9.0))  # whatever k is
+
+    def test_paper_rule_changes_the_ratio_of_large_to_small_errors(self) -> None:
+        large, small = (torch.tensor(self.sizes(rules.tunable, p)) for p in (0.1, 0.9))
+        expected = 9.0 ** torch.tensor(self.sensitivities)
+        torch.testing.assert_close(large / small, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", RULES_AND_LOSSES)
+def test_half_types_are_float32_rounded_once(name: str, dtype: torch.dtype) -> None:
+    rule, _ = RULES_AND_LOSSES[name]
+    logits, label = random_examples(count=200, classes=6)
+    logits = logits.to(dtype)
+    assert torch.equal(rule(logits, label), rule(logits.float(), label).to(dtype))
