@@ -3,10 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+
+# All versions are pinned, those of the build too.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check bench clean
+.PHONY: help demo test check bench clean
+
+help:
+	@echo "make demo    run the paper's toy example, and draw it to toy.png"
+	@echo "make test    ruff, mypy, and all tests and doctests"
+	@echo "make check   ruff and mypy alone"
+	@echo "make bench   run the benchmarks on the CPU; results go to benchmarks/results"
+	@echo "make clean   remove the virtual environment and all caches"
 
 demo: $(INSTALLED)
 	$(BIN)/pseudograd toy --picture toy.png
@@ -20,13 +30,15 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 
 bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks.import_time
 	$(BIN)/python -m benchmarks.loss
 
+# Made anew when a version changes, and otherwise left alone.
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet 'pip>=25.1'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet pip
 	$(BIN)/pip install --quiet --editable '.[cpu]' --group dev
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import itertools
@@ -125,9 +126,10 @@ class Fleet:
             return _SLOTS_ON_CPU
         sizes = self._layer_sizes(trial)
         parameters = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(sizes))
-        examples = 8 * self.data.train_size  # their order, sorted
-        activations = 4 * trial.batch_size * sum(sizes)
-        needed = self.dtype.itemsize * (6 * parameters + 4 * activations) + 4 * examples
+        # Weights, two moments, gradient, best version, and half precision or what is on the way;
+        # activations and errors, twice; the order of the examples while it is sorted.
+        numbers = 6 * parameters + 4 * trial.batch_size * sum(sizes)
+        needed = self.dtype.itemsize * numbers + 64 * self.data.train_size
         free, _ = torch.cuda.mem_get_info(self.device)
         return max(1, min(_MOST_SLOTS, int(0.9 * free / needed)))
 
@@ -144,6 +146,17 @@ def _stack(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
 
         return FusedStack(examples, sizes, trial.activation, slots)
     return Stack(examples, sizes, trial.activation, trial.optimizer, slots, fleet.dtype)
+
+
+@contextlib.contextmanager
+def _matmul_precision(precision: str) -> Iterator[None]:
+    """What PyTorch's own products may round to; its setting is global, so put it back."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class _Crew:
@@ -215,7 +228,8 @@ class _Crew:
     def _train_an_epoch(self) -> None:
         epochs = self._tensor([run.epoch if run else 0 for run in self.runs])
         order = randomness.order(self.seeds, epochs, self.train.shape[1])
-        self.stack.train(self.train.gather(1, order), self.trial.batch_size, self.settings)
+        with _matmul_precision("high" if self.fleet.precision == "tf32" else "highest"):
+            self.stack.train(self.train.gather(1, order), self.trial.batch_size, self.settings)
 
     def _judge_the_epoch(self) -> dict[int, str]:
         """Note the errors on the early-stopping parts; give the slots to end, and why."""

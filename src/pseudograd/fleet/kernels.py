@@ -4,8 +4,8 @@ At batches of 128 training is bound by memory: a step must read and write every 
 momentum once. So `update` takes the product that is the weight gradient straight into the momentum
 step, and no gradient is ever written.
 
-Activations and errors lie in *panels*: 128 examples of one model, as (width, 128). With the examples
-side by side every product below finds both its factors in the order the tensor cores want, and rows
+Activations and errors lie in *panels*: 128 examples of one model, as (width, 128). With examples
+side by side, every product below finds its factors in an order that the tensor cores take, and rows
 of 256 bytes to read. A batch of fewer examples fills the panel with columns whose errors are zero.
 
 Products are of float16 numbers, summed in float32. Float16 has TF32's mantissa (11 bits), and its

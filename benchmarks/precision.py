@@ -1,0 +1,96 @@
+"""Does the fleet's arithmetic move results? Rows of the paper trained in TF32's and in full precision.
+
+    python -m benchmarks.precision FOLDER --out benchmarks/results/precision.csv
+
+FOLDER holds MNIST's four official files (train-images-idx3-ubyte.gz, …). Each trial is run twice, with
+the same initial weights and order of examples. Training is chaotic, so the two end apart even where
+the arithmetic is equally good; what must not happen is that one is better on average than the other.
+The yardstick is what another seed changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.environment import environment
+from pseudograd.data import Dataset
+from pseudograd.fleet import Fleet, Outcome, Split, Trial
+
+SEEDS = 4
+
+
+def mnist(folder: Path) -> Dataset:
+    def read(name: str, header: int) -> np.ndarray:
+        with gzip.open(folder / f"{name}-ubyte.gz") as file:
+            return np.frombuffer(file.read(), np.uint8, offset=header)
+
+    images = [read(f"{part}-images-idx3", 16).reshape(-1, 784) for part in ("train", "t10k")]
+    labels = [read(f"{part}-labels-idx1", 8) for part in ("train", "t10k")]
+    features = torch.from_numpy(np.concatenate(images))
+    return Dataset("mnist", features, torch.from_numpy(np.concatenate(labels)).long(), 60_000)
+
+
+def rows() -> dict[str, list[Trial]]:
+    """Two rows at the rates that suit them, one with clipping."""
+    shallow = Trial("mnist", (400,), k=0.5, learning_rate=0.1, momentum=0.5)
+    deep = Trial("mnist", (400,) * 3, k=1.0, learning_rate=0.05, momentum=0.5, clip=100.0)
+    return {
+        name: [
+            replace(trial, split=Split(0, repetition), seed=seed)
+            for repetition in range(10)
+            for seed in range(SEEDS)
+        ]
+        for name, trial in (("mnist 1x400 k=1/2", shallow), ("mnist 3x400 k=1", deep))
+    }
+
+
+def outcomes(data: Dataset, trials: list[Trial], precision: str) -> list[Outcome]:
+    found = {outcome.trial: outcome for outcome in Fleet(data, "cuda", precision=precision).run(trials)}
+    return [found[trial] for trial in trials]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    data = mnist(arguments.folder)
+    facts = {**environment(), "data_sha256": data.sha256}
+    lines = []
+    for name, trials in rows().items():
+        fast = [100 * outcome.error for outcome in outcomes(data, trials, "tf32")]
+        full = [100 * outcome.error for outcome in outcomes(data, trials, "float32")]
+        differences = [a - b for a, b in zip(fast, full, strict=True)]
+        standard_error = statistics.stdev(differences) / len(differences) ** 0.5
+        between_seeds = statistics.mean(
+            statistics.stdev(full[at : at + SEEDS]) for at in range(0, len(full), SEEDS)
+        )
+        line = {
+            "row": name,
+            "trials": len(trials),
+            "error_tf32_pct": round(statistics.mean(fast), 4),
+            "error_float32_pct": round(statistics.mean(full), 4),
+            "difference_pct": round(statistics.mean(differences), 4),
+            "standard_error_pct": round(standard_error, 4),
+            "sd_between_seeds_pct": round(between_seeds, 4),
+            **facts,
+        }
+        lines.append(line)
+        print(line, flush=True)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with arguments.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, lines[0])
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+if __name__ == "__main__":
+    main()

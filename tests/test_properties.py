@@ -1,0 +1,222 @@
+"""What the checks of a rule report: for rules that pass, for rules that fail, and Lemma 1."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from pseudograd.rules import (
+    Rule,
+    cross_entropy,
+    focal,
+    from_bias,
+    generalized_cross_entropy,
+    log_of_power,
+    power_of_log,
+    tunable,
+)
+from pseudograd.rules.properties import (
+    Finding,
+    integrable,
+    monotone,
+    random_examples,
+    sign,
+    zero_sum,
+)
+
+SENSITIVITIES = (1 / 16, 0.5, 1.0, 2.0, 4.0)
+PAPER_RULES: dict[str, Rule] = {f"k={k}": partial(tunable, k=k) for k in SENSITIVITIES}
+LOSSES: dict[str, Rule] = {
+    "cross_entropy": cross_entropy,
+    "power_of_log": partial(power_of_log, k=0.5),
+    "log_of_power": partial(log_of_power, k=3.0),
+    "focal": focal,
+    "generalized_cross_entropy": generalized_cross_entropy,
+}
+
+
+def example(logits: list[float], label: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor([logits], dtype=torch.float64), torch.tensor([label])
+
+
+def of_bias(f: Tensor) -> Rule:
+    """A rule that gives ``f``, whatever the logits."""
+    return lambda logits, label: f.to(logits).expand_as(logits)
+
+
+def assert_at(finding: Finding, logits: Tensor, label: int, classes: tuple[int, ...]) -> None:
+    torch.testing.assert_close(finding.logits, logits)
+    assert finding.label == label
+    assert finding.classes == classes
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("name", PAPER_RULES)
+def test_paper_rule_has_what_section_4_asks_for(name: str, classes: int) -> None:
+    examples = random_examples(classes=classes)
+    for check, title in ((sign, "sign"), (zero_sum, "zero sum"), (monotone, "monotone")):
+        finding = check(PAPER_RULES[name], examples)
+        assert finding.holds, finding
+        assert finding.name == title
+        assert 0 <= finding.violation <= 1e-12
+
+
+class TestSign:
+    def test_wrong_on_the_label(self) -> None:
+        examples = torch.zeros(2, 3, dtype=torch.float64), torch.tensor([0, 2])
+        finding = sign(of_bias(torch.tensor([-2.0, 1.0, 0.5])), examples)
+        assert not finding.holds
+        # Example 0 is right everywhere; example 1 has +0.5 on its label and -2 off it.
+        assert finding.violation == 2.0
+        assert_at(finding, examples[0][1], label=2, classes=(0,))
+
+    def test_wrong_off_the_label(self) -> None:
+        finding = sign(of_bias(torch.tensor([-1.0, 0.2, -0.7])), example([3.0, 2.0, 1.0], 0))
+        assert not finding.holds
+        assert finding.violation == pytest.approx(0.7)
+        assert_at(finding, torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64), 0, (2,))
+
+    def test_nan_is_no_sign(self) -> None:
+        finding = sign(of_bias(torch.tensor([-1.0, math.nan, 1.0])), example([3.0, 2.0, 1.0], 0))
+        assert not finding.holds
+        assert finding.classes == (1,)
+
+
+class TestZeroSum:
+    def test_a_plain_power_violates_it(self) -> None:
+        """The normalizer of Eq. 5 is there for this: |ε|^k alone does not sum to zero."""
+        rule = from_bias(lambda bias, y: bias.sign() * bias.abs() ** 0.5)
+        assert not zero_sum(rule).holds
+        assert zero_sum(rule, random_examples(classes=2)).holds
+
+    def test_reports_the_sum_relative_to_the_largest_entry(self) -> None:
+        logits = torch.zeros(2, 3, dtype=torch.float64)
+        logits[1] = 1.0
+
+        def rule(z: Tensor, y: Tensor) -> Tensor:
+            return torch.tensor([[-4.0, 2.0, 2.0], [-4.0, 1.0, 2.0]], dtype=z.dtype)
+
+        finding = zero_sum(rule, (logits, torch.tensor([0, 0])))
+        assert not finding.holds
+        assert finding.violation == 0.25
+        assert_at(finding, logits[1], label=0, classes=(0, 1, 2))
+
+    def test_tolerance(self) -> None:
+        almost = of_bias(torch.tensor([-1.0, 0.5, 0.499]))
+        assert not zero_sum(almost, example([0.0] * 3, 0)).holds
+        assert zero_sum(almost, example([0.0] * 3, 0), tolerance=0.01).holds
+
+
+class TestMonotone:
+    def test_within_an_example(self) -> None:
+        """Class 2 has a larger bias than class 1, and a smaller push."""
+        rule = of_bias(torch.tensor([-1.0, 0.7, 0.3]))
+        finding = monotone(rule, example([0.0, 1.0, 2.0], 0))
+        assert not finding.holds
+        assert finding.violation == pytest.approx(0.4)
+        assert_at(finding, torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), 0, (1, 2))
+
+    def test_across_examples(self) -> None:
+        """Generalized cross-entropy gives up on what it has most wrong: |f_y| = p^q (1 - p)."""
+        finding = monotone(partial(generalized_cross_entropy, q=1.0), example([0.0, 0.0], 0))
+        assert not finding.holds
+        assert finding.classes == (0,)
+        assert finding.label == 0
+        p, before = (
+            (finding.logits - torch.tensor([step, 0.0])).softmax(-1)[0].item() for step in (0, 0.5)
+        )
+        assert finding.violation == pytest.approx(p * (1 - p) - before * (1 - before))
+        assert p < 0.5
+
+    def test_rules_that_hold(self) -> None:
+        for rule in (cross_entropy, partial(log_of_power, k=3.0), partial(power_of_log, k=2.0)):
+            assert monotone(rule).holds
+
+
+class TestIntegrable:
+    @pytest.mark.parametrize("classes", [2, 3, 10])
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_gradients_are(self, name: str, classes: int) -> None:
+        finding = integrable(LOSSES[name], random_examples(classes=classes))
+        assert finding.name == "integrable"
+        assert finding.holds, finding
+
+    def test_a_rotation_is_not(self) -> None:
+        """f = (z_1, -z_0, 0): ∂f_0/∂z_1 - ∂f_1/∂z_0 = 2 everywhere, between classes 0 and 1."""
+
+        def rotation(z: Tensor, y: Tensor) -> Tensor:
+            return torch.stack((z[:, 1], -z[:, 0], torch.zeros_like(z[:, 0])), -1)
+
+        finding = integrable(rotation, example([1.0, 2.0, 3.0], 1))
+        assert not finding.holds
+        assert finding.violation == pytest.approx(2.0)
+        assert finding.classes == (0, 1)
+
+
+class TestLemma1:
+    """Three classes, the label the first: the counter-example of the proof."""
+
+    logits = (0.3, 1.1, -0.4)
+
+    def sides(self, k: float) -> tuple[float, float]:
+        """The two derivatives that the proof compares, with h(1) = 1: ∂f_1/∂z_2 and ∂f_2/∂z_1."""
+        p1, p2, p3 = torch.tensor(self.logits, dtype=torch.float64).softmax(-1).tolist()
+        left = -k * (1 - p1) ** (k - 1) * p1 * p2
+        right = -k * p1 * p2**k * (1 - p1) ** k / (p2**k + p3**k)
+        return left, right
+
+    def condition(self, k: float) -> float:
+        p1, p2, p3 = torch.tensor(self.logits, dtype=torch.float64).softmax(-1).tolist()
+        return float(p2 ** (k - 1) * (1 - p1) / (p2**k + p3**k))
+
+    def jacobian(self, k: float) -> Tensor:
+        z, y = example(list(self.logits), 0)
+        return torch.func.jacrev(lambda row: tunable(row, y[0], k))(z[0])
+
+    @pytest.mark.parametrize("k", SENSITIVITIES)
+    def test_derivatives_are_those_of_the_proof(self, k: float) -> None:
+        left, right = self.sides(k)
+        jacobian = self.jacobian(k)
+        # ∂f_1/∂z_2 in the proof is minus the derivative of (1 - p_1)^k, as ours is.
+        assert jacobian[0, 1].item() == pytest.approx(left, rel=1e-12)
+        assert jacobian[1, 0].item() == pytest.approx(right, rel=1e-12)
+
+    @pytest.mark.parametrize("k", [k for k in SENSITIVITIES if k != 1])
+    def test_no_loss_otherwise(self, k: float) -> None:
+        left, right = self.sides(k)
+        assert abs(self.condition(k) - 1) > 0.01
+        assert right / left == pytest.approx(self.condition(k), rel=1e-12)
+        finding = integrable(partial(tunable, k=k), example(list(self.logits), 0))
+        assert not finding.holds
+        antisymmetric = self.jacobian(k) - self.jacobian(k).T
+        assert abs(antisymmetric[0, 1].item()) == pytest.approx(abs(left - right), rel=1e-10)
+        assert finding.violation == pytest.approx(antisymmetric.abs().max().item(), rel=1e-12)
+        i, j = finding.classes
+        assert abs(antisymmetric[i, j].item()) == pytest.approx(finding.violation, rel=1e-12)
+
+    def test_cross_entropy_at_k_1(self) -> None:
+        assert self.condition(1.0) == pytest.approx(1.0, rel=1e-15)
+        finding = integrable(partial(tunable, k=1.0), example(list(self.logits), 0))
+        assert finding.holds
+        assert finding.violation < 1e-15
+
+    @pytest.mark.parametrize("k", SENSITIVITIES)
+    def test_two_classes_have_a_loss_for_every_k(self, k: float) -> None:
+        finding = integrable(partial(tunable, k=k), random_examples(classes=2))
+        assert finding.holds
+        assert finding.violation < 1e-13
+
+
+def test_random_examples() -> None:
+    logits, label = random_examples(count=1000, classes=4, spread=2.0, seed=7)
+    assert logits.shape == (1000, 4)
+    assert logits.dtype == torch.float64
+    assert logits.std().item() == pytest.approx(2.0, rel=0.1)
+    assert set(label.tolist()) == {0, 1, 2, 3}
+    again, other = (random_examples(count=1000, classes=4, spread=2.0, seed=s)[0] for s in (7, 8))
+    assert torch.equal(logits, again)
+    assert not torch.equal(logits, other)
