@@ -35,7 +35,7 @@ bench: $(INSTALLED)
 
 # Made anew when a version changes, and otherwise left alone.
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(VENV)
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet pip
 	$(BIN)/pip install --quiet --editable '.[cpu]' --group dev
 	touch $@

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pseudograd.data import Dataset
 from pseudograd.fleet import randomness
-from pseudograd.fleet.splits import parts
+from pseudograd.fleet.splits import Parts, parts
 from pseudograd.fleet.stack import Examples, Settings, Stack
-from pseudograd.fleet.trial import Outcome, Trial
+from pseudograd.fleet.trial import Outcome, Split, Trial
 
 # With weights beyond this and predictions no better than chance, nothing good can follow.
 _EXPLODED = 1e4
@@ -165,7 +165,7 @@ class _Crew:
     def __init__(self, fleet: Fleet, trial: Trial, slots: int) -> None:
         self.fleet, self.trial = fleet, trial
         self.runs: list[_Run | None] = [None] * slots
-        self.parts = functools.cache(functools.partial(parts, fleet.data))
+        self.parts = functools.cache(self._parts)
         data, (low, high) = fleet.data, trial.feature_range
         factor = (high - low) / (data.value_range[1] - data.value_range[0])
         examples = Examples(
@@ -210,8 +210,8 @@ class _Crew:
         trials = [(run or stand_in).trial for run in self.runs]
         cuts = [self.parts(trial.split) for trial in trials]
         self.seeds = self._tensor([trial.seed for trial in trials])
-        self.train = torch.stack([cut.train for cut in cuts]).to(self.fleet.device)
-        self.stop = torch.stack([cut.stop for cut in cuts]).to(self.fleet.device)
+        self.train = torch.stack([cut.train for cut in cuts])
+        self.stop = torch.stack([cut.stop for cut in cuts])
 
         def column(values: Iterable[float]) -> Tensor:
             values = torch.tensor(list(values), dtype=self.fleet.dtype, device=self.fleet.device)
@@ -258,7 +258,7 @@ class _Crew:
             return []
         slots = self._tensor(list(ended))
         judged = torch.stack([self.parts(self._run(slot).trial.split).judge for slot in ended])
-        errors, values = self.stack.evaluate(judged.to(self.fleet.device), slots)
+        errors, values = self.stack.evaluate(judged, slots)
         outcomes = []
         for (slot, reason), error, value in zip(
             ended.items(), errors.tolist(), values.tolist(), strict=True
@@ -287,6 +287,10 @@ class _Crew:
             self.runs = [self.runs[slot] for slot in busy]
             self.stack.select(self._tensor(busy))
             self._assign()
+
+    def _parts(self, split: Split) -> Parts:
+        cut = parts(self.fleet.data, split)
+        return Parts(*(part.to(self.fleet.device) for part in (cut.train, cut.stop, cut.judge)))
 
     def _run(self, slot: int) -> _Run:
         run = self.runs[slot]

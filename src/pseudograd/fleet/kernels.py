@@ -8,6 +8,9 @@ Activations and errors lie in *panels*: 128 examples of one model, as (width, 12
 side by side, every product below finds its factors in an order that the tensor cores take, and rows
 of 256 bytes to read. A batch of fewer examples fills the panel with columns whose errors are zero.
 
+Numbers that change from call to call are not specialized on, so that each kernel is compiled once
+for an architecture.
+
 Products are of float16 numbers, summed in float32. Float16 has TF32's mantissa (11 bits), and its
 smaller range is enough because `pseudo_gradient` scales each panel's errors to it.
 """
@@ -56,7 +59,7 @@ def _rows(panels, panel, rows, width: tl.constexpr):
     return tl.load(panels + at, mask=(rows < width)[:, None], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index_stride", "size", "tiles"])
 def gather(
     features, index, index_stride, out, size, factor, offset,
     tiles, width: tl.constexpr, block: tl.constexpr,
@@ -76,7 +79,7 @@ def gather(
     tl.store(out + at, tl.trans(x), mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def layer(
     x, weight, bias, out, tiles,
     width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
@@ -100,7 +103,7 @@ def layer(
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index_stride", "size"])
 def pseudo_gradient(
     logits, index, index_stride, labels, k, delta, unit,
     size, classes: tl.constexpr, block: tl.constexpr,
@@ -155,7 +158,7 @@ def errors_before(
     tl.store(out + at, total.to(tl.float16), mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["models"])
 def squared_norm(
     x, delta, unit, norms, models,
     width: tl.constexpr, outputs: tl.constexpr, part: tl.constexpr, block: tl.constexpr,
@@ -181,7 +184,7 @@ def squared_norm(
     tl.store(norms + tl.program_id(1) * models + model, tl.sum(of_x * of_delta) * scale * scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["models"])
 def update(
     x, delta, unit, norms, clip, rate, momentum,
     weight, velocity, shadow, bias, bias_velocity, models,

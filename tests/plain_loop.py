@@ -1,0 +1,125 @@
+"""One network trained by plain PyTorch: what every slot of a fleet must do.
+
+`torch.nn.Linear` layers, `torch.optim`, our loss and autograd. The fleet's random numbers and its
+cut of the examples are shared; everything else is done again here, and nothing is done at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from pseudograd import tunable_cross_entropy
+from pseudograd.data import Dataset
+from pseudograd.fleet import Outcome, Trial, parts, randomness
+
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
+
+Layers = tuple[tuple[Tensor, Tensor], ...]
+
+
+@dataclass
+class PlainRun:
+    """What came of a trial, the layers after every epoch, and how many steps were clipped."""
+
+    outcome: Outcome
+    epochs: list[Layers] = field(repr=False)
+    clipped: int
+    steps: int
+
+
+def scaled(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Tensor:
+    """All features in the trial's range."""
+    (low, high), (least, greatest) = trial.feature_range, data.value_range
+    return low + (data.features.to(dtype) - least) / (greatest - least) * (high - low)
+
+
+def network(data: Dataset, trial: Trial, layers: Layers, dtype: torch.dtype) -> nn.Sequential:
+    """The trial's network with the given weights (in, out) and biases (out)."""
+    sizes = (data.features.shape[1], *trial.hidden_layer_sizes, data.classes)
+    modules: list[nn.Module] = []
+    for (inputs, outputs), (weight, bias) in zip(itertools.pairwise(sizes), layers, strict=True):
+        linear = nn.Linear(inputs, outputs, dtype=dtype)
+        with torch.no_grad():
+            linear.weight.copy_(weight.T)
+            linear.bias.copy_(bias)
+        modules += [linear, ACTIVATIONS[trial.activation]()]
+    return nn.Sequential(*modules[:-1])
+
+
+def initial_layers(data: Dataset, trial: Trial) -> Layers:
+    """Glorot-uniform hidden layers, all else zero."""
+    sizes = (data.features.shape[1], *trial.hidden_layer_sizes, data.classes)
+    shapes, seed = list(itertools.pairwise(sizes)), torch.tensor([trial.seed])
+    hidden = [randomness.glorot_uniform(seed, at, *s)[0] for at, s in enumerate(shapes[:-1])]
+    weights = [*hidden, torch.zeros(shapes[-1])]
+    return tuple((weight, torch.zeros(weight.shape[1])) for weight in weights)
+
+
+def error_and_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+    with torch.no_grad():
+        logits = model(x)
+    losses = nn.functional.cross_entropy(logits, y, reduction="none")
+    wrong = (logits.argmax(1) != y) | ~losses.isfinite()
+    return wrong.sum().item() / len(y), losses.mean().item()
+
+
+def _optimizer(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
+    if trial.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), trial.learning_rate, trial.momentum)
+    kinds = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
+    return kinds[trial.optimizer](model.parameters(), trial.learning_rate)
+
+
+def _layers(model: nn.Sequential) -> Layers:
+    linear = [module for module in model if isinstance(module, nn.Linear)]
+    return tuple((one.weight.detach().T.clone(), one.bias.detach().clone()) for one in linear)
+
+
+def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> PlainRun:
+    cut, x, y = parts(data, trial.split), scaled(data, trial, dtype), data.labels
+    model = network(data, trial, initial_layers(data, trial), dtype)
+    optimizer = _optimizer(model, trial)
+    chance = 1 - y[: data.train_size].bincount().max().item() / data.train_size
+    curve: list[float] = []
+    epochs: list[Layers] = []
+    best_error, best_epoch, stopped_by, clipped, steps = math.inf, 0, "limit", 0, 0
+    for epoch in range(1, trial.max_epochs + 1):
+        order = randomness.order(
+            torch.tensor([trial.seed]), torch.tensor([epoch - 1]), len(cut.train)
+        )
+        for batch in cut.train[order[0]].split(trial.batch_size):
+            optimizer.zero_grad()
+            tunable_cross_entropy(model(x[batch]), y[batch], trial.k).backward()
+            if trial.clip is not None:
+                norm = nn.utils.clip_grad_norm_(model.parameters(), trial.clip)
+                clipped += int(norm > trial.clip)
+            optimizer.step()
+            steps += 1
+        error, value = error_and_cross_entropy(model, x[cut.stop], y[cut.stop])
+        curve.append(error)
+        epochs.append(_layers(model))
+        if error < best_error:
+            best_error, best_epoch = error, epoch
+        largest = max(weight.abs().max().item() for weight, _ in epochs[-1])
+        if not math.isfinite(value) or (error > 0.99 * chance and not largest < 1e4):
+            stopped_by = "diverged"
+            break
+        if epoch - best_epoch == trial.patience:
+            stopped_by = "patience"
+            break
+    best = epochs[best_epoch - 1]
+    judge = network(data, trial, best, dtype)
+    error, value = error_and_cross_entropy(judge, x[cut.judge], y[cut.judge])
+    return PlainRun(
+        Outcome(
+            trial, best_error, best_epoch, error, value, len(curve), stopped_by, tuple(curve), best
+        ),
+        epochs,
+        clipped,
+        steps,
+    )

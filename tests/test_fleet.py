@@ -1,0 +1,765 @@
+"""The fleet: every slot does what a plain loop does, whoever sits beside it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import plain_loop
+import pytest
+import torch
+from plain_loop import Layers, PlainRun
+from torch import Tensor
+
+from pseudograd.data import Dataset, digits
+from pseudograd.fleet import Fleet, Outcome, Split, Trial, parts, randomness
+from pseudograd.fleet.fleet import _Crew
+from pseudograd.fleet.stack import Examples, Stack
+
+EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The tensors are tiny: a second thread would only be waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@functools.cache
+def blobs(kind: str = "pixels") -> Dataset:
+    """Four overlapping classes, as pixels or as numbers in [-3, 5]: 213 to train on, 50 to test."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (263,), generator=generator)
+    centres = torch.rand(4, 12, generator=generator, dtype=torch.float64)
+    noise = torch.randn(263, 12, generator=generator, dtype=torch.float64)
+    unit = (centres[labels] + 0.45 * noise).clamp(0, 1)
+    if kind == "pixels":
+        return Dataset("blobs", (255 * unit).byte(), labels, 213)
+    return Dataset("blobs", 8 * unit - 3, labels, 213, value_range=(-3.0, 5.0))
+
+
+ONE = Trial("blobs", (9,), k=1, learning_rate=0.3, batch_size=32, max_epochs=8)
+
+
+def mixed(**shared: Any) -> list[Trial]:
+    """Trials that differ in all that a fleet's trials may differ in."""
+    base = replace(ONE, **shared)
+    retrain = base.split.retrain
+    step = 1.0 if base.optimizer == "sgd" else 0.03
+    own: list[tuple[float, float, float, int, int, int, int, float]] = [
+        (0.25, 0.1, 0.0, 1, 0, 15, 8, 0.2),
+        (0.5, 0.3, 0.5, 1, 7, 1, 9, 0.5),
+        (1.0, 0.2, 0.9, 2, 23, 3, 9, 0.05),
+        (2.0, 0.5, 0.5, 3, 4, 2, 9, 0.1),
+        (4.0, 0.4, 0.0, -5, 4, 15, 2, 1e6),
+        (1 / 16, 0.05, 0.99, 2**40, 11, 2, 5, 0.3),
+        (1.0, 0.2, 0.0, 2, 23, 3, 9, 0.02),
+    ]
+    return [
+        replace(
+            base,
+            k=k,
+            learning_rate=rate * step,
+            momentum=momentum if base.optimizer == "sgd" else 0.0,
+            seed=seed,
+            split=Split(plan, repetition, retrain),
+            patience=patience,
+            max_epochs=limit,
+            clip=None if base.clip is None else clip,
+        )
+        for plan, (k, rate, momentum, seed, repetition, patience, limit, clip) in enumerate(own)
+    ]
+
+
+def diverging(trial: Trial) -> list[Trial]:
+    return [replace(trial, learning_rate=rate, patience=15) for rate in (1e6, 1e30, 1e300)]
+
+
+@functools.cache
+def plain(trial: Trial, kind: str = "pixels") -> PlainRun:
+    return plain_loop.train(blobs(kind), trial)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> dict[Trial, list[Layers]]:
+    """The layers of every trial's network after each of its epochs."""
+    seen: dict[Trial, list[Layers]] = {}
+    judge = _Crew._judge_the_epoch
+
+    def watch(crew: _Crew) -> dict[int, str]:
+        stack = crew.stack
+        for slot, run in enumerate(crew.runs):
+            if run:
+                layers = zip(stack.weights, stack.biases, strict=True)
+                now = tuple((w[slot].clone(), b[slot, 0].clone()) for w, b in layers)
+                seen.setdefault(run.trial, []).append(now)
+        return judge(crew)
+
+    monkeypatch.setattr(_Crew, "_judge_the_epoch", watch)
+    return seen
+
+
+def assert_same_layers(ours: Layers | None, theirs: Layers | None) -> None:
+    assert ours is not None
+    torch.testing.assert_close(ours, theirs, **EXACT)
+
+
+def assert_follows(outcome: Outcome, plain_run: PlainRun) -> None:
+    theirs = plain_run.outcome
+    assert outcome.cross_entropy == pytest.approx(theirs.cross_entropy, rel=1e-10)
+    assert replace(outcome, cross_entropy=0) == replace(theirs, cross_entropy=0)
+    assert_same_layers(outcome.parameters, theirs.parameters)
+
+
+RETRAIN = Split(retrain=True)
+SHARED = [
+    {},
+    {"hidden_layer_sizes": ()},
+    {"activation": "tanh", "batch_size": 20, "clip": 1.0},
+    {"activation": "sigmoid", "batch_size": 1000, "split": RETRAIN},
+    {"hidden_layer_sizes": (8, 6, 7), "clip": 1.0},
+    {"hidden_layer_sizes": (8, 6, 7), "clip": 1.0, "activation": "sigmoid", "split": RETRAIN},
+    {"hidden_layer_sizes": (8, 6, 7), "activation": "tanh", "feature_range": (0.0, 1.0)},
+    {"optimizer": "adam", "batch_size": 50},
+    {"optimizer": "adam", "hidden_layer_sizes": (8, 6, 7), "clip": 1.0, "activation": "tanh"},
+    {"optimizer": "rmsprop", "batch_size": 50, "activation": "tanh", "clip": 1.0},
+    {"optimizer": "rmsprop", "hidden_layer_sizes": (8, 6, 7)},
+]
+
+
+@pytest.mark.parametrize("slots", [None, 3], ids=["all at once", "refilled"])
+@pytest.mark.parametrize(
+    ("shared", "kind"),
+    [*((shared, "pixels") for shared in SHARED), (SHARED[0], "numbers"), (SHARED[6], "numbers")],
+    ids=str,
+)
+def test_every_slot_follows_a_plain_loop(
+    shared: dict[str, Any], kind: str, slots: int | None, watched: dict[Trial, list[Layers]]
+) -> None:
+    trials = mixed(**shared)
+    neighbours = diverging(trials[0])
+    fleet = Fleet(blobs(kind), slots=slots, precision="float64", keep_parameters=True)
+    together = [neighbours[0], *trials[:3], neighbours[1], *trials[3:], neighbours[2]]
+    outcomes = {outcome.trial: outcome for outcome in fleet.run(together)}
+    assert outcomes.keys() == set(together)
+    for trial in trials:
+        assert len(watched[trial]) == len(plain(trial, kind).epochs)
+        for ours, theirs in zip(watched[trial], plain(trial, kind).epochs, strict=True):
+            assert_same_layers(ours, theirs)
+        assert_follows(outcomes[trial], plain(trial, kind))
+    for trial in neighbours:
+        assert 0 <= outcomes[trial].error <= 1
+
+
+def test_the_trials_above_do_what_they_are_there_for() -> None:
+    """They stop for every reason and at different times, improve after the start, and are clipped
+    in some steps and not in others."""
+    for shared in SHARED:
+        runs = [plain(trial) for trial in mixed(**shared)]
+        assert {run.outcome.stopped_by for run in runs} >= {"patience", "limit"}
+        assert len({run.outcome.epochs for run in runs}) >= 3
+        assert len({run.outcome.best_epoch for run in runs}) >= 2
+        assert min(run.outcome.error for run in runs) < 0.5
+        if "clip" in shared:
+            assert all(run.clipped == 0 for run in runs if run.outcome.trial.clip == 1e6)
+            assert any(0 < run.clipped for run in runs)
+    assert any(0 < run.clipped < run.steps for run in map(plain, mixed(**SHARED[2])))
+    assert 126 % 32 != 0  # the last batch of an epoch is short
+
+
+@pytest.mark.parametrize("shared", [SHARED[0], SHARED[4], SHARED[8]], ids=str)
+def test_outcomes_depend_on_the_trial_alone(shared: dict[str, Any]) -> None:
+    """Neither on order, number and slots, to the bit."""
+    trials = [*mixed(**shared), *diverging(mixed(**shared)[2])]
+
+    def outcomes(trials: list[Trial], slots: int | None) -> dict[Trial, tuple[str, Layers]]:
+        fleet = Fleet(blobs(), slots=slots, keep_parameters=True)
+        given = [(outcome, outcome.parameters) for outcome in fleet.run(trials)]
+        return {outcome.trial: (repr(outcome), layers or ()) for outcome, layers in given}
+
+    alone = {trial: outcomes([trial], None)[trial] for trial in trials}
+    for slots in (None, 1, 2, 5, 100):
+        for order in (trials, trials[::-1], trials[1::2] + trials[::2], trials[:4]):
+            together = outcomes(order, slots)
+            assert together.keys() == set(order)
+            for trial in order:
+                assert together[trial][0] == alone[trial][0]
+                torch.testing.assert_close(
+                    together[trial][1], alone[trial][1], rtol=0, atol=0, equal_nan=True
+                )
+
+
+def test_the_same_trial_may_be_given_twice() -> None:
+    first, second = Fleet(blobs(), slots=1).run([ONE, ONE])
+    assert first == second
+
+
+@pytest.mark.parametrize("precision", ["tf32", "float32", "float64"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("rate", [1e6, 1e12, 1e30, 1e300])
+def test_divergence_is_noted(rate: float, activation: str, precision: str) -> None:
+    if rate > torch.finfo(torch.float32).max and precision != "float64":
+        rate = 1e38
+    trial = replace(
+        ONE, learning_rate=rate, momentum=0.9, activation=activation, max_epochs=1000, patience=999
+    )
+    (outcome,) = Fleet(blobs(), precision=precision, keep_parameters=True).run([trial])
+    assert 0 <= outcome.error <= 1
+    assert 0 <= outcome.stop_error <= 1
+    assert all(0 <= error <= 1 for error in outcome.curve)
+    assert 1 <= outcome.best_epoch <= outcome.epochs == len(outcome.curve)
+    if activation == "relu":  # tanh keeps a network with any weights in bounds
+        assert outcome.stopped_by == "diverged"
+        assert outcome.epochs < 100
+    if outcome.stopped_by == "diverged":
+        assert plain(trial).outcome.stopped_by == "diverged" or precision != "float64"
+
+
+def test_large_weights_that_predict_well_are_no_divergence() -> None:
+    features = torch.eye(2)[torch.arange(40) % 2]
+    data = Dataset("eye", features, torch.arange(40) % 2, 40, value_range=(0.0, 1.0))
+    trial = Trial("eye", (), k=1, learning_rate=1e6, batch_size=8, patience=2)
+    (outcome,) = Fleet(data).run([trial])
+    assert (outcome.stopped_by, outcome.error, outcome.stop_error) == ("patience", 0, 0)
+
+
+def test_a_weight_that_is_no_number_is_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the outputs are finite: a kernel's ReLU makes 0 of NaN."""
+    train = Stack.train
+
+    def broken(stack: Stack, *arguments: Any) -> None:
+        train(stack, *arguments)
+        stack.weights[0][0, 0, 0] = math.nan
+
+    def finite(stack: Stack, index: Tensor, models: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return torch.full((len(index),), 0.25), torch.ones(len(index))
+
+    monkeypatch.setattr(Stack, "train", broken)
+    monkeypatch.setattr(Stack, "evaluate", finite)
+    sick, well = Fleet(blobs()).run([ONE, replace(ONE, seed=1, max_epochs=2)])
+    assert (sick.stopped_by, sick.epochs) == ("diverged", 1)
+    assert (well.stopped_by, well.epochs) == ("limit", 2)
+
+
+# Randomness
+
+
+def splitmix64(state: int) -> int:
+    """The first output of SplitMix64 from a state, in Python's integers."""
+    z = (state + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
+
+
+def stream(seed: int, purpose: int, number: int, count: int) -> list[int]:
+    key = splitmix64(splitmix64(splitmix64(seed % 2**64) ^ purpose) ^ number)
+    return [splitmix64(key ^ at) for at in range(count)]
+
+
+def test_the_hash_is_splitmix64() -> None:
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # seed 1234567
+    states = [1234567 + at * 0x9E3779B97F4A7C15 for at in range(3)]
+    assert [splitmix64(state) for state in states] == published
+    hashed = randomness._hash(torch.tensor([randomness._signed(state) for state in states]))
+    assert [number % 2**64 for number in hashed.tolist()] == published
+
+
+SEEDS = [0, 1, -1, 2**40, 2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_numbers_are_what_their_hashes_say(seed: int) -> None:
+    seeds = torch.tensor([seed])
+    for layer, (fan_in, fan_out) in enumerate([(3, 4), (1, 1), (5, 2)]):
+        limit = math.sqrt(6 / (fan_in + fan_out))
+        unit = [(h >> 40) / 2**23 - 1 for h in stream(seed, 1, layer, fan_in * fan_out)]
+        ours = randomness.glorot_uniform(seeds, layer, fan_in, fan_out)
+        assert ours.shape == (1, fan_in, fan_out)
+        assert ours.dtype == torch.float32
+        expected = torch.tensor(unit).reshape(1, fan_in, fan_out) * limit
+        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
+    for epoch in (0, 1, 999):
+        hashes = [h % 2**38 for h in stream(seed, 2, epoch, 50)]
+        signed = [h - 2**38 if h >= 2**37 else h for h in hashes]
+        assert randomness.order(seeds, torch.tensor([epoch]), 50).tolist() == [
+            sorted(range(50), key=signed.__getitem__)
+        ]
+
+
+def test_pinned_random_numbers() -> None:
+    """A published result may depend on these: never change them."""
+    weights = randomness.glorot_uniform(torch.tensor([0, 1]), 0, 2, 3)
+    assert weights.flatten(1).tolist() == [
+        [0.6996350884437561, -0.8883229494094849, 0.5379393696784973]
+        + [0.41634005308151245, 0.2987522482872009, 0.29576051235198975],
+        [0.628150463104248, -0.702650785446167, -0.4176703691482544]
+        + [0.8742866516113281, 0.5157732367515564, 0.04282373562455177],
+    ]
+    second_layer = randomness.glorot_uniform(torch.tensor([0]), 1, 1, 2)
+    assert second_layer.tolist() == [[[1.3550933599472046, -0.9746399521827698]]]
+    order = randomness.order(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 8)
+    assert order.tolist() == [
+        [6, 7, 5, 2, 4, 3, 0, 1],
+        [4, 6, 5, 1, 2, 3, 0, 7],
+        [3, 1, 0, 6, 4, 2, 5, 7],
+    ]
+    assert randomness.folds(0, 10).tolist() == [9, 1, 4, 2, 5, 7, 0, 8, 6, 3]
+
+
+def test_a_seed_gives_the_same_in_any_company() -> None:
+    seeds, epochs = torch.tensor(SEEDS), torch.arange(len(SEEDS))
+    weights, orders = randomness.glorot_uniform(seeds, 1, 6, 4), randomness.order(seeds, epochs, 33)
+    for at in range(len(SEEDS)):
+        one = slice(at, at + 1)
+        assert torch.equal(randomness.glorot_uniform(seeds[one], 1, 6, 4), weights[one])
+        assert torch.equal(randomness.order(seeds[one], epochs[one], 33), orders[one])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_seed_gives_the_same_on_a_gpu() -> None:
+    seeds, epochs = torch.tensor(SEEDS), torch.arange(len(SEEDS))
+    for size in (1, 33, 50_000):
+        theirs = randomness.order(seeds.cuda(), epochs.cuda(), size)
+        assert torch.equal(randomness.order(seeds, epochs, size), theirs.cpu())
+    weights = randomness.glorot_uniform(seeds, 0, 784, 400)
+    assert torch.equal(weights, randomness.glorot_uniform(seeds.cuda(), 0, 784, 400).cpu())
+
+
+@pytest.mark.parametrize(("fan_in", "fan_out"), [(64, 400), (400, 10), (3, 20_000)])
+def test_initial_weights_are_glorot_uniform(fan_in: int, fan_out: int) -> None:
+    limit = math.sqrt(6 / (fan_in + fan_out))
+    weights = randomness.glorot_uniform(torch.arange(20), 0, fan_in, fan_out).double() / limit
+    assert weights.abs().max() <= 1
+    assert weights.abs().max() > 0.999
+    for each in weights.flatten(1):  # within 5 standard errors of the moments of U(-1, 1)
+        scale = 5 / math.sqrt(len(each))
+        assert abs(each.mean().item()) < scale * math.sqrt(1 / 3)
+        assert abs(each.square().mean().item() - 1 / 3) < scale * math.sqrt(4 / 45)
+        assert abs((each[1:] * each[:-1]).mean().item()) < scale / 3
+    # Seeds and layers have nothing to do with each other.
+    others = randomness.glorot_uniform(torch.arange(20), 1, fan_in, fan_out).double() / limit
+    table = torch.cat((weights, others)).flatten(1)
+    correlation = table @ table.T / table.shape[1] * 3
+    assert (correlation - torch.eye(40)).abs().max() < 7 / math.sqrt(table.shape[1])
+
+
+def test_orders_are_permutations_and_all_different() -> None:
+    seeds, epochs = torch.arange(40).repeat_interleave(40), torch.arange(40).repeat(40)
+    orders = randomness.order(seeds, epochs, 100)
+    assert torch.equal(orders.sort(1).values, torch.arange(100).expand(1600, 100))
+    assert len({tuple(order) for order in orders.tolist()}) == 1600
+    # Every example comes everywhere: position × example counts of 16 ± 4.
+    counts = torch.zeros(100, 100).scatter_add_(0, orders, torch.ones(1600, 100))
+    chi_square = ((counts - 16).square() / 16).sum().item()
+    assert chi_square == pytest.approx(99 * 99, abs=6 * math.sqrt(2 * 99 * 99))
+    one = randomness.order(torch.tensor([3]), torch.tensor([0]), 1)
+    assert one.tolist() == [[0]]
+
+
+# Splits
+
+
+@pytest.mark.parametrize("size", [5, 9, 213, 1437])
+@pytest.mark.parametrize("plan", [0, 1, 2**32 - 1])
+def test_the_five_parts_and_their_roles(size: int, plan: int) -> None:
+    data = Dataset("any", torch.zeros(size + 7, 1), torch.arange(size + 7) % 2, size)
+    cuts = [parts(data, Split(plan, repetition)) for repetition in range(40)]
+    for cut in cuts:
+        assert len(cut.stop) == len(cut.judge) == size // 5
+        assert len(cut.train) == 3 * (size // 5)
+        used = torch.cat((cut.train, cut.stop, cut.judge)).tolist()
+        assert len(set(used)) == len(used) == size // 5 * 5
+        assert set(used) <= set(range(size))
+    for start in range(0, 40, 5):
+        judged = torch.cat([cut.judge for cut in cuts[start : start + 5]]).tolist()
+        assert len(set(judged)) == size // 5 * 5
+    for start in (0, 20):
+        pairs = {
+            (tuple(cut.stop.tolist()), tuple(cut.judge.tolist())) for cut in cuts[start : start + 20]
+        }
+        assert len(pairs) == 20
+        assert len({pair[0] for pair in pairs}) == len({pair[1] for pair in pairs}) == 5
+    if size > 9:  # after twenty repetitions the cut is a new one
+        assert set(cuts[0].judge.tolist()) not in [set(cut.judge.tolist()) for cut in cuts[20:]]
+
+
+@pytest.mark.parametrize("size", [5, 9, 213])
+def test_the_final_training_is_judged_on_the_test_set(size: int) -> None:
+    data = Dataset("any", torch.zeros(size + 7, 1), torch.arange(size + 7) % 2, size)
+    for repetition in range(20):
+        cut = parts(data, Split(3, repetition, retrain=True))
+        assert cut.judge.tolist() == list(range(size, size + 7))
+        assert sorted(torch.cat((cut.train, cut.stop)).tolist()) == list(range(size))
+        search = parts(data, Split(3, repetition))
+        assert torch.equal(cut.stop, search.stop)
+        assert set(cut.train.tolist()) >= {*search.train.tolist(), *search.judge.tolist()}
+
+
+def test_the_plan_is_a_pure_function() -> None:
+    """Of sizes and split: not of the features, the labels, the name, or what was asked before."""
+    other = Dataset("other", torch.ones(263, 3), torch.zeros(263).long(), 213, (0.0, 1.0))
+    for split in (Split(), Split(1), Split(1, 3), Split(1, 23), Split(1, 3, True)):
+        first, second, again = (parts(data, split) for data in (blobs(), other, blobs()))
+        for role in ("train", "stop", "judge"):
+            assert torch.equal(getattr(first, role), getattr(second, role))
+            assert torch.equal(getattr(first, role), getattr(again, role))
+    stops = [tuple(parts(blobs(), Split(plan)).stop.tolist()) for plan in range(50)]
+    assert len(set(stops)) == 50
+    assert parts(blobs(), Split(0)).stop[:6].tolist() == [189, 133, 200, 15, 141, 194]
+
+
+def with_another_test_set(data: Dataset) -> Dataset:
+    features, labels = data.features.clone(), data.labels.clone()
+    features[data.train_size :] = 255 - features[data.train_size :]
+    labels[data.train_size :] = 3
+    return replace(data, features=features, labels=labels)
+
+
+@pytest.mark.parametrize("retrain", [False, True])
+def test_the_test_set_is_for_the_last_judgement_only(retrain: bool) -> None:
+    trials = mixed(split=Split(retrain=retrain))
+    ours = list(Fleet(blobs(), keep_parameters=True).run(trials))
+    theirs = list(Fleet(with_another_test_set(blobs()), keep_parameters=True).run(trials))
+    for one, other in zip(ours, theirs, strict=True):
+        if retrain:
+            assert one.error != other.error
+            other = replace(other, error=one.error, cross_entropy=one.cross_entropy)
+        assert one == other
+        torch.testing.assert_close(one.parameters, other.parameters, rtol=0, atol=0)
+
+
+def test_divergence_is_not_judged_by_the_test_set() -> None:
+    """Large weights and an error of 2/5, where nine tenths of all test labels are the same."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(1000) % 2
+    features = labels[:, None] + 2 * torch.randn(1000, 1, generator=generator)
+    labels[100:] = 0
+    data = Dataset("hard", features, labels, 100, value_range=(0.0, 1.0))
+    trial = Trial("hard", (), k=1, learning_rate=1e6, batch_size=8, patience=30, max_epochs=30)
+    (outcome,) = Fleet(data).run([trial])
+    assert outcome.stop_error > 0.2
+    assert outcome.stopped_by == "limit"
+
+
+@pytest.mark.parametrize(
+    ("data", "split", "message"),
+    [
+        (Dataset("few", torch.zeros(5, 1), torch.zeros(5).long(), 4), Split(), "'few' .* 5 train"),
+        (Dataset("open", torch.zeros(5, 1), torch.zeros(5).long(), 5), RETRAIN, "'open' .* test"),
+    ],
+)
+def test_sets_that_cannot_be_split(data: Dataset, split: Split, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parts(data, split)
+
+
+# Features
+
+
+@pytest.mark.parametrize("feature_range", [(-1.0, 1.0), (0.0, 1.0), (-3.0, 0.5)])
+def test_features_are_scaled_to_the_range_of_the_trial(feature_range: tuple[float, float]) -> None:
+    trial = replace(ONE, feature_range=feature_range)
+    for data in (blobs("pixels"), blobs("numbers")):
+        crew = _Crew(Fleet(data, precision="float64"), trial, 1)
+        ours = crew.stack.examples.gather(torch.arange(263).reshape(1, -1), torch.float64)
+        torch.testing.assert_close(ours[0], plain_loop.scaled(data, trial), **EXACT)
+        assert (ours.min().item(), ours.max().item()) == pytest.approx(feature_range)
+        assert crew.stack.examples.features.dtype == data.features.dtype  # pixels stay small
+
+
+def test_gathering_leaves_the_features_alone() -> None:
+    features = torch.tensor([[0.0, 1.0], [2.0, 3.0]], dtype=torch.float64)
+    examples = Examples(features, torch.tensor([0, 1]), factor=2.0, offset=1.0)
+    gathered = examples.gather(torch.tensor([[1], [1]]), torch.float64)
+    assert gathered.tolist() == [[[5.0, 7.0]], [[5.0, 7.0]]]
+    assert features.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+
+
+@pytest.mark.parametrize("precision", ["tf32", "float64"])
+def test_the_layout_of_the_features_does_not_matter(precision: str) -> None:
+    data = blobs()
+    turned = replace(data, features=data.features.T.contiguous().T)
+    crew = _Crew(Fleet(turned, precision=precision), ONE, 1)
+    assert crew.stack.examples.features.is_contiguous()  # as the kernels take them to be
+    ours, theirs = (list(Fleet(d, precision=precision).run([ONE])) for d in (turned, data))
+    assert ours == theirs
+
+
+# Best weights
+
+
+@pytest.mark.parametrize("precision", ["tf32", "float32", "float64"])
+@pytest.mark.parametrize("shared", [SHARED[0], SHARED[5], SHARED[6]], ids=str)
+def test_best_weights_give_the_reported_error(shared: dict[str, Any], precision: str) -> None:
+    fleet = Fleet(blobs(), slots=2, precision=precision, keep_parameters=True)
+    for outcome in fleet.run(mixed(**shared)):
+        trial, layers = outcome.trial, outcome.parameters
+        assert layers is not None
+        model = plain_loop.network(blobs(), trial, layers, fleet.dtype)
+        x, cut = plain_loop.scaled(blobs(), trial, fleet.dtype), parts(blobs(), trial.split)
+        for part, error in ((cut.stop, outcome.stop_error), (cut.judge, outcome.error)):
+            found, value = plain_loop.error_and_cross_entropy(model, x[part], blobs().labels[part])
+            assert found == error
+        tolerance = 1e-10 if precision == "float64" else 1e-5
+        assert value == pytest.approx(outcome.cross_entropy, rel=tolerance)
+        assert outcome.stop_error == min(outcome.curve)
+        assert outcome.best_epoch == 1 + outcome.curve.index(outcome.stop_error)
+
+
+def test_weights_come_on_request_only() -> None:
+    (outcome,) = Fleet(blobs()).run([ONE])
+    assert outcome.parameters is None
+
+
+# Memory
+
+
+def out_of_memory_beyond(
+    limit: int, monkeypatch: pytest.MonkeyPatch, at: str, after: int = 0
+) -> list[int]:
+    """Make `Stack`'s method ``at`` fail for more models than the limit, from a given call on."""
+    sizes: list[int] = []
+    original = getattr(Stack, at)
+
+    def limited(stack: Stack, *arguments: Any, **named: Any) -> Any:
+        result = original(stack, *arguments, **named)
+        sizes.append(len(stack.weights[0]))
+        if sizes[-1] > limit and len(sizes) > after:
+            raise torch.OutOfMemoryError("simulated")
+        return result
+
+    monkeypatch.setattr(Stack, at, limited)
+    return sizes
+
+
+@pytest.mark.parametrize("after", [0, 3, 9])
+@pytest.mark.parametrize("at", ["__init__", "start", "train", "evaluate"])
+def test_out_of_memory_halves_the_slots(
+    at: str, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = mixed()
+    expected = {outcome.trial: outcome for outcome in Fleet(blobs()).run(trials)}
+    sizes = out_of_memory_beyond(2, monkeypatch, at, after)
+    outcomes = list(Fleet(blobs(), slots=6).run(trials))
+    assert len(outcomes) == len(trials)
+    assert {outcome.trial: outcome for outcome in outcomes} == expected
+    assert sizes[0] == 6
+    assert set(sizes) <= {6, 3, 1} if after == 0 else max(sizes[after + 2 :], default=0) <= 2
+
+
+@pytest.mark.parametrize("at", ["__init__", "train"])
+def test_halving_starts_from_the_slots_in_use(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = out_of_memory_beyond(1, monkeypatch, at)
+    trials = [replace(ONE, seed=seed, max_epochs=1) for seed in range(4)]
+    assert len(list(Fleet(blobs(), slots=500).run(trials))) == 4
+    assert sizes[:3] == [4, 2, 1]
+
+
+@pytest.mark.parametrize("at", ["__init__", "train"])
+def test_too_little_memory_for_one_model(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = out_of_memory_beyond(0, monkeypatch, at)
+    with pytest.raises(torch.OutOfMemoryError, match="simulated"):
+        list(Fleet(blobs(), slots=4).run(mixed()))
+    assert sizes == [4, 2, 1]
+
+
+def test_what_did_not_fit_is_let_go_before_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks: list[int] = []
+    init = Stack.__init__
+
+    def counted(stack: Stack, *arguments: Any, **named: Any) -> None:
+        gc.collect()
+        stacks.append(sum(type(thing) is Stack for thing in gc.get_objects()))
+        init(stack, *arguments, **named)
+
+    monkeypatch.setattr(Stack, "__init__", counted)
+    out_of_memory_beyond(2, monkeypatch, "train")
+    gc.collect()
+    before = sum(type(thing) is Stack for thing in gc.get_objects())
+    list(Fleet(blobs(), slots=6).run(mixed()))
+    assert stacks == [before + 1] * 3
+
+
+# Running
+
+
+def test_outcomes_come_as_they_end() -> None:
+    epochs: list[int] = []
+    trials = [replace(ONE, max_epochs=limit, patience=99) for limit in (9, 1, 5)]
+    for outcome in Fleet(blobs(), slots=3).run(trials):
+        epochs.append(outcome.epochs)
+    assert epochs == [1, 5, 9]
+
+
+def test_an_iteration_may_be_closed_early() -> None:
+    fleet = Fleet(blobs(), slots=2)
+    before = torch.get_float32_matmul_precision()
+    running = iter(fleet.run(mixed()))
+    next(running)
+    assert torch.get_float32_matmul_precision() == before
+    running.close()  # type: ignore[attr-defined]
+    assert list(running) == []
+    assert len(list(fleet.run(mixed()))) == len(mixed())
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"), [("tf32", "high"), ("float32", "highest"), ("float64", "highest")]
+)
+@pytest.mark.parametrize("ambient", ["highest", "high", "medium"])
+def test_products_are_as_precise_as_asked_for(
+    precision: str, expected: str, ambient: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training and evaluation, whatever PyTorch is set to, and that comes back."""
+    seen: set[tuple[str, str]] = set()
+    for name in ("train", "evaluate"):
+        original = getattr(Stack, name)
+
+        def noted(
+            stack: Stack, *arguments: Any, _original: Any = original, _name: str = name
+        ) -> Any:
+            seen.add((_name, torch.get_float32_matmul_precision()))
+            return _original(stack, *arguments)
+
+        monkeypatch.setattr(Stack, name, noted)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(ambient)
+    try:
+        for _ in Fleet(blobs(), precision=precision).run([ONE, replace(ONE, max_epochs=2)]):
+            assert torch.get_float32_matmul_precision() == ambient
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == {("train", expected), ("evaluate", expected)}
+
+
+def test_no_trials_no_outcomes() -> None:
+    assert list(Fleet(blobs()).run([])) == []
+    assert list(Fleet(blobs()).run(iter(()))) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("data", "other"),
+        ("hidden_layer_sizes", (9, 9)),
+        ("optimizer", "adam"),
+        ("activation", "tanh"),
+        ("feature_range", (0.0, 1.0)),
+        ("batch_size", 31),
+        ("clip", 1.0),
+        ("split", RETRAIN),
+    ],
+)
+def test_trials_of_different_architectures(field: str, value: Any) -> None:
+    name = {"clip": "whether they clip", "split": "whether they retrain"}.get(field, field)
+    with pytest.raises(ValueError, match=re.escape(name)) as caught:
+        list(Fleet(blobs()).run([ONE, ONE, replace(ONE, **{field: value})]))
+    assert repr(value) in str(caught.value)
+
+
+def test_trials_of_another_data_set() -> None:
+    with pytest.raises(ValueError, match="data 'digits', the fleet has 'blobs'"):
+        list(Fleet(blobs()).run([replace(ONE, data="digits")]))
+
+
+NAN, INF = math.nan, math.inf
+BAD: list[tuple[str, Any]] = [
+    *(("hidden_layer_sizes", value) for value in ((0,), (5, -1), 5, [5], (2.5,))),
+    *(("k", value) for value in (0, -1, NAN, INF)),
+    *(("learning_rate", value) for value in (0, -0.1, NAN, INF)),
+    *(("momentum", value) for value in (-0.1, 1, NAN)),
+    *(("optimizer", value) for value in ("SGD", "adamw", "")),
+    *(("activation", value) for value in ("gelu", None)),
+    *(("feature_range", value) for value in ((1.0, -1.0), (0.0, 0.0), (0.0, INF), (NAN, 1.0))),
+    *(("batch_size", value) for value in (0, -128)),
+    *(("clip", value) for value in (0, -1.0, NAN)),
+    *(("patience", value) for value in (0, -1)),
+    *(("max_epochs", value) for value in (0, -1)),
+    *(("seed", value) for value in (2**63, -(2**63) - 1, 0.5)),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_a_bad_trial_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be .*, not {re.escape(repr(value))}$"):
+        replace(ONE, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("repetition", -1), ("plan", -1), ("plan", 2**32), ("plan", 0.5)]
+)
+def test_a_bad_split_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be .*, not {value}$"):
+        replace(Split(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"precision": "fp8"}, "precision must be one of .* not 'fp8'"),
+        ({"slots": 0}, "slots must be 1 or more, not 0"),
+        ({"slots": -3}, "slots must be 1 or more, not -3"),
+    ],
+)
+def test_a_bad_fleet_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Fleet(blobs(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"features": torch.zeros(263)}, r"features must .* got \(263,\)"),
+        ({"features": torch.zeros(262, 12)}, r"features must .* got \(262, 12\) for 263 labels"),
+        ({"train_size": 0}, r"train_size must lie in \[1, 263\], not 0"),
+        ({"train_size": 264}, "train_size must"),
+        ({"value_range": (1.0, 1.0)}, "value_range must"),
+        ({"value_range": (0.0, NAN)}, "value_range must"),
+        ({"labels": torch.zeros(263)}, "labels must be .* int64"),
+        ({"labels": torch.full((263,), -1)}, "labels must be .* from 0"),
+    ],
+)
+def test_a_bad_data_set_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(blobs(), **arguments)
+
+
+def test_the_digits_learn() -> None:
+    """The real thing once, in single precision: about 3% wrong, and the test set alike."""
+    trials = [
+        Trial("digits", (64,), k, 0.1, 0.9, split=Split(0, seed, retrain), seed=seed, patience=5)
+        for retrain in (False, True)
+        for k in (0.5, 1.0)
+        for seed in range(2)
+    ]
+    for half in (trials[:4], trials[4:]):
+        for outcome in Fleet(digits()).run(half):
+            assert outcome.stopped_by == "patience"
+            assert outcome.error < 0.08
+
+
+def test_the_smallest_example() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pseudograd.fleet"], capture_output=True, text=True, check=True
+    )
+    heading, *rows, last = run.stdout.splitlines()
+    assert heading.split()[0] == "k"
+    assert [float(row.split()[0]) for row in rows] == [2, 1, 0.5, 0.25]
+    for row in rows:
+        _, rate, error, plus_minus, spread = row.split()
+        assert float(rate) > 0
+        assert 0 < float(error) < 8
+        assert plus_minus == "±"
+        assert 0 < float(spread) < 2
+    assert re.fullmatch(r"100 networks in \d+\.\d seconds, .*", last)
+    assert run.stderr == ""  # progress is for terminals

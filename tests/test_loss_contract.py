@@ -1,0 +1,625 @@
+"""The contract of `torch.nn.functional.cross_entropy`, in every combination; and what k changes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import pickle
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
+from pseudograd.rules import cross_entropy, tunable
+
+CLASSES = 4
+SHAPES = ((CLASSES,), (6, CLASSES), (3, CLASSES, 2), (2, CLASSES, 3, 2))
+REDUCTIONS = ("mean", "sum", "none")
+FULL_TYPES = (torch.float32, torch.float64)
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+class Case(NamedTuple):
+    """One combination of what cross-entropy can be asked for."""
+
+    shape: tuple[int, ...]
+    target: str  # "index" or "probability"
+    weighted: bool
+    label_smoothing: float
+    ignored: str  # "none", "some", "all", or "class 1": a non-default ignore_index
+    reduction: str
+
+    def __str__(self) -> str:
+        parts = [
+            "x".join(map(str, self.shape)),
+            self.target,
+            "weighted" * self.weighted,
+            f"smoothing={self.label_smoothing}" * bool(self.label_smoothing),
+            f"ignored={self.ignored}" * (self.ignored != "none"),
+            self.reduction,
+        ]
+        return "-".join(filter(None, parts))
+
+    @property
+    def ignore_index(self) -> int:
+        return 1 if self.ignored == "class 1" else -100
+
+    def inputs(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Logits, target, and the other arguments of the loss."""
+        generator = torch.Generator().manual_seed(len(str(self)))
+        logits = (2 * torch.randn(self.shape, generator=generator)).to(dtype)
+        weight = torch.tensor([0.3, 2.0, 1.0, 0.7], dtype=dtype) if self.weighted else None
+        arguments = {
+            "weight": weight,
+            "ignore_index": self.ignore_index,
+            "reduction": self.reduction,
+            "label_smoothing": self.label_smoothing,
+        }
+        if self.target == "probability":
+            class_dim = min(len(self.shape) - 1, 1)
+            target = torch.randn(self.shape, generator=generator).softmax(class_dim).to(dtype)
+            return logits, target, arguments
+        target = torch.randint(CLASSES, example_shape(self.shape), generator=generator)
+        if self.ignored == "all":
+            target = torch.full_like(target, self.ignore_index)
+        elif self.ignored == "some":
+            target.view(-1)[::2] = self.ignore_index
+        elif self.ignored == "class 1":
+            target.view(-1)[-1] = 1
+        return logits, target, arguments
+
+
+def example_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+
+
+def combinations() -> Iterator[Case]:
+    common = (SHAPES, (False, True), (0.0, 0.2), REDUCTIONS)
+    for shape, weighted, smoothing, reduction in itertools.product(*common):
+        yield Case(shape, "probability", weighted, smoothing, "none", reduction)
+        for ignored in ("none", "some", "all", "class 1"):
+            yield Case(shape, "index", weighted, smoothing, ignored, reduction)
+
+
+CASES = tuple(combinations())
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+both_paths = pytest.mark.usefixtures("path")
+
+
+def value_and_gradient(
+    loss: Any, logits: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """With a gradient from above that differs between the examples, where there are several."""
+    logits = logits.detach().clone().requires_grad_()
+    value = loss(logits, *args, **kwargs)
+    (gradient,) = torch.autograd.grad((value * upstream_of(value)).sum(), logits)
+    return value.detach(), gradient
+
+
+def upstream_of(value: Tensor) -> Tensor:
+    return torch.linspace(0.5, 1.5, value.numel()).to(value.dtype).reshape(value.shape)
+
+
+def assert_same(computed: Tensor, expected: Tensor) -> None:
+    """PyTorch's to a few units in the last place of a probability; NaN where it is NaN."""
+    eps = torch.finfo(expected.dtype).eps
+    torch.testing.assert_close(computed, expected, rtol=20 * eps, atol=4 * eps, equal_nan=True)
+
+
+def assert_within_an_ulp(computed: Tensor, in_float32: Tensor, dtype: torch.dtype) -> None:
+    """Of the float32 result rounded once; PyTorch itself rounds log p on the way, and is worse."""
+    expected = in_float32.to(dtype)
+    assert computed.dtype == dtype
+    ulp = torch.finfo(dtype).eps * expected.abs().clamp(min=torch.finfo(dtype).tiny).float()
+    off = (computed.float() - expected.float()).abs()
+    assert ((off <= ulp) | (computed.isnan() & expected.isnan())).all()
+
+
+@every_case
+@pytest.mark.parametrize("dtype", FULL_TYPES)
+@both_paths
+def test_at_k_1_it_is_pytorch(case: Case, dtype: torch.dtype) -> None:
+    logits, target, arguments = case.inputs(dtype)
+    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, **arguments)
+    expected, expected_gradient = value_and_gradient(F.cross_entropy, logits, target, **arguments)
+    assert_same(value, expected)
+    assert_same(gradient, expected_gradient)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@both_paths
+def test_at_k_1_it_is_pytorch_in_half_types(case: Case, dtype: torch.dtype) -> None:
+    logits, target, arguments = case.inputs(dtype)
+    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, **arguments)
+    as_float = {k: v.float() if isinstance(v, Tensor) else v for k, v in arguments.items()}
+    probabilities = target.float() if target.is_floating_point() else target
+    wide = logits.float().requires_grad_()
+    expected = F.cross_entropy(wide, probabilities, **as_float)
+    (expected_gradient,) = torch.autograd.grad((expected * upstream_of(value).float()).sum(), wide)
+    assert_within_an_ulp(value, expected.detach(), dtype)
+    assert_within_an_ulp(gradient, expected_gradient, dtype)
+
+
+@every_case
+@pytest.mark.parametrize("k", [1 / 64, 0.5, 2.0, 64.0])
+@both_paths
+def test_value_is_pytorch_for_every_k(case: Case, k: float) -> None:
+    for dtype in FULL_TYPES:
+        logits, target, arguments = case.inputs(dtype)
+        value = tunable_cross_entropy(logits, target, k, **arguments)
+        expected = F.cross_entropy(logits, target, **arguments)
+        assert_same(value, expected)
+    for dtype in HALF_TYPES:
+        logits, target, arguments = case.inputs(dtype)
+        value = tunable_cross_entropy(logits, target, k, **arguments)
+        assert torch.equal(
+            value.nan_to_num(-1), tunable_cross_entropy(logits, target, **arguments).nan_to_num(-1)
+        )
+
+
+@every_case
+@pytest.mark.parametrize("dtype", FULL_TYPES)
+@pytest.mark.parametrize("k", [0.5, 3.0, "per example"])
+@both_paths
+def test_gradient_is_the_rule(case: Case, dtype: torch.dtype, k: float | str) -> None:
+    logits, target, arguments = case.inputs(dtype)
+    shape = example_shape(case.shape)
+    sensitivity: float | Tensor = (
+        float(k) if k != "per example" else torch.linspace(0.25, 4, math.prod(shape)).reshape(shape)
+    )
+    value, gradient = value_and_gradient(
+        tunable_cross_entropy, logits, target, sensitivity, **arguments
+    )
+    _, expected = reference.loss(
+        logits, target, sensitivity, upstream=upstream_of(value), **arguments
+    )
+    # The 20% that smoothing takes, and the probabilities, are rounded to the dtype before use.
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(gradient.double(), expected, rtol=tolerance, atol=tolerance / 100)
+    if case.ignored == "none":
+        plain = value_and_gradient(F.cross_entropy, logits, target, **arguments)[1]
+        assert not torch.allclose(gradient, plain, rtol=1e-2, atol=0)
+
+
+LAYOUTS = {
+    "channels last": lambda z: z.to(memory_format=torch.channels_last),
+    "transposed": lambda z: z.transpose(2, 3).contiguous().transpose(2, 3),
+    "classes first": lambda z: z.movedim(1, 0).contiguous().movedim(0, 1),
+    "every other": lambda z: torch.stack((z, z + 1), -1).flatten(3)[..., ::2],
+    "expanded": lambda z: z[:1].expand_as(z),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("target_kind", ["index", "probability"])
+@pytest.mark.parametrize("k", [1.0, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@both_paths
+def test_layout_makes_no_difference(
+    layout: str, target_kind: str, k: float, dtype: torch.dtype
+) -> None:
+    case = Case((2, CLASSES, 3, 2), target_kind, True, 0.0, "none", "mean")
+    logits, target, arguments = case.inputs(dtype)
+    strided = LAYOUTS[layout](logits)
+    assert not strided.is_contiguous()
+    strided_target = LAYOUTS[layout](target) if target_kind == "probability" else target
+    leaf = strided.detach().requires_grad_()
+    value = tunable_cross_entropy(leaf, strided_target, k, **arguments)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    expected = value_and_gradient(
+        tunable_cross_entropy, strided.contiguous(), strided_target.contiguous(), k, **arguments
+    )
+    torch.testing.assert_close(value.detach(), expected[0], rtol=0, atol=0)
+    torch.testing.assert_close(gradient, expected[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rows", [(6, CLASSES), (CLASSES, 6)])
+@both_paths
+def test_transposed_matrix_and_strided_labels(rows: tuple[int, int]) -> None:
+    logits = torch.randn(rows, generator=torch.Generator().manual_seed(0)).t()
+    target = torch.arange(2 * len(logits)).remainder(logits.shape[1])[::2]
+    k = torch.linspace(0.5, 2, 2 * len(logits))[::2]
+    _, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k)
+    _, expected = reference.loss(logits, target, k)
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("target_kind", ["index", "probability"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shape", [(0, CLASSES), (0, CLASSES, 3), (2, CLASSES, 0)])
+@pytest.mark.parametrize("k", ["one", "per example"])
+@both_paths
+def test_empty_batch(shape: tuple[int, ...], reduction: str, target_kind: str, k: str) -> None:
+    logits = torch.zeros(shape)
+    target = (
+        torch.zeros(shape)
+        if target_kind == "probability"
+        else torch.zeros(example_shape(shape), dtype=torch.long)
+    )
+    sensitivity = 0.5 if k == "one" else torch.full(example_shape(shape), 0.5)
+    value, gradient = value_and_gradient(
+        tunable_cross_entropy, logits, target, sensitivity, reduction=reduction
+    )
+    expected = F.cross_entropy(logits, target, reduction=reduction)
+    torch.testing.assert_close(value, expected, equal_nan=True)
+    assert gradient.shape == shape
+
+
+@pytest.mark.parametrize("target_kind", ["index", "probability"])
+@pytest.mark.parametrize("dtype", FULL_TYPES + HALF_TYPES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("k", [1.0, 0.5])
+@both_paths
+def test_autocast(dtype: torch.dtype, target_kind: str, weighted: bool, k: float) -> None:
+    """What autocast does for cross-entropy: half types in, float32 out, gradient in half types."""
+    case = Case((6, CLASSES), target_kind, weighted, 0.1, "none", "mean")
+    logits, target, arguments = case.inputs(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k, **arguments)
+        torch_value, torch_gradient = value_and_gradient(
+            F.cross_entropy, logits, target, **arguments
+        )
+    assert value.dtype == torch_value.dtype
+    assert gradient.dtype == torch_gradient.dtype == dtype
+    eps = torch.finfo(torch_value.dtype).eps
+    torch.testing.assert_close(value, torch_value, rtol=20 * eps, atol=0)
+    _, expected = reference.loss(logits, target, k, upstream=upstream_of(value), **arguments)
+    rtol = max(torch.finfo(dtype).eps, 1e-6)
+    torch.testing.assert_close(gradient.double(), expected, rtol=rtol, atol=1e-9)
+
+
+@both_paths
+def test_autocast_around_a_layer() -> None:
+    """A bfloat16 layer feeds the loss; parameters get float32 gradients."""
+    layer, x, y = nn.Linear(5, CLASSES), torch.ones(3, 5), torch.tensor([0, 1, 2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = layer(x)
+        loss = tunable_cross_entropy(logits, y, k=0.5)
+    assert logits.dtype == torch.bfloat16
+    assert loss.dtype == torch.float32
+    loss.backward()
+    _, gradient = reference.loss(logits, y, 0.5)
+    torch.testing.assert_close(
+        layer.bias.grad, gradient.to(torch.bfloat16).sum(0).float(), rtol=1e-2, atol=1e-2
+    )
+    assert layer.bias.grad is not None
+    assert layer.bias.grad.dtype == torch.float32
+
+
+ALL_TYPES = FULL_TYPES + HALF_TYPES
+
+
+@pytest.mark.parametrize("input_type", ALL_TYPES)
+@pytest.mark.parametrize("target_type", ALL_TYPES)
+@both_paths
+def test_mixed_types_of_probabilities(input_type: torch.dtype, target_type: torch.dtype) -> None:
+    logits, target = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[0.25, 0.25, 0.5]])
+    logits, target = logits.to(input_type), target.to(target_type)
+    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, 0.5)
+    expected = F.cross_entropy(logits, target)
+    assert value.dtype == expected.dtype
+    assert gradient.dtype == input_type
+    eps = torch.finfo(value.dtype).eps
+    torch.testing.assert_close(
+        value.double(), F.cross_entropy(logits.double(), target.double()), rtol=4 * eps, atol=0
+    )
+
+
+@pytest.mark.parametrize("label_type", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@both_paths
+def test_small_integer_labels(label_type: torch.dtype) -> None:
+    """PyTorch takes int64 and uint8 only; ours takes them all."""
+    logits, target = torch.tensor([[1.0, 0.0, -1.0]] * 2), torch.tensor([2, 0])
+    expected = value_and_gradient(tunable_cross_entropy, logits, target, 0.5)
+    computed = value_and_gradient(tunable_cross_entropy, logits, target.to(label_type), 0.5)
+    for a, b in zip(computed, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+class TestNeverNanOrInfinity:
+    """For finite logits of any size, for masked classes, for one class and for two."""
+
+    @pytest.mark.parametrize("k", [1 / 64, 0.5, 1.0, 2.0, 64.0])
+    @pytest.mark.parametrize(
+        ("dtype", "size"),
+        [
+            (torch.float32, 1e4),
+            (torch.float32, torch.finfo(torch.float32).max),
+            (torch.float64, 1e4),
+            (torch.float64, torch.finfo(torch.float64).max / 4),
+            (torch.float16, torch.finfo(torch.float16).max),
+            (torch.bfloat16, torch.finfo(torch.bfloat16).max),
+        ],
+    )
+    @pytest.mark.parametrize("target_kind", ["index", "smoothed", "probability"])
+    @both_paths
+    def test_extreme_logits(
+        self, dtype: torch.dtype, size: float, target_kind: str, k: float
+    ) -> None:
+        logits = torch.tensor(list(itertools.product((-1, 0, 1), repeat=3)), dtype=dtype) * size
+        target = torch.zeros(len(logits), dtype=torch.long)
+        if target_kind == "probability":
+            target = torch.tensor([[0.5, 0.5, 0.0]], dtype=dtype).expand(len(logits), -1)
+        smoothing = 0.1 if target_kind == "smoothed" else 0.0
+        arguments = {"label_smoothing": smoothing, "reduction": "none"}
+        value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k, **arguments)
+        assert gradient.isfinite().all()
+        # A difference of two such logits can be beyond the dtype: then the value is infinite.
+        true, _ = reference.loss(logits.clamp(-1e5, 1e5), target, **arguments)
+        if size <= 1e5:
+            assert (value.isfinite() | (true > torch.finfo(dtype).max)).all()
+        assert not value.isnan().any()
+        assert gradient.double().sum(-1).abs().max() <= 4 * torch.finfo(dtype).eps
+
+    @pytest.mark.parametrize("dtype", ALL_TYPES)
+    @pytest.mark.parametrize("masked", [(1,), (1, 2), (0,), (0, 1), (1, 2, 3)])
+    @pytest.mark.parametrize("k", [0.5, 1.0, 2.0])
+    @both_paths
+    def test_masked_classes(self, dtype: torch.dtype, masked: tuple[int, ...], k: float) -> None:
+        """By -inf; the label is class 0, and its loss is infinite where it is masked itself."""
+        logits = torch.tensor([[1.0, 0.5, -1.0, 2.0]], dtype=dtype)
+        logits[:, list(masked)] = -math.inf
+        target = torch.tensor([0])
+        value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k)
+        true, true_gradient = reference.loss(logits, target, k)
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(value.double(), true, rtol=8 * eps, atol=eps)
+        torch.testing.assert_close(gradient.double(), true_gradient, rtol=8 * eps, atol=eps)
+        assert (gradient[:, [j for j in masked if j]] == 0).all()
+
+    @pytest.mark.parametrize("dtype", ALL_TYPES)
+    @pytest.mark.parametrize("k", [0.5, 1.0, 2.0])
+    @both_paths
+    def test_masked_classes_of_probabilities(self, dtype: torch.dtype, k: float) -> None:
+        """0 · log 0 is 0, as it is not in PyTorch's own loss."""
+        logits = torch.tensor([[1.0, -math.inf, 0.0], [2.0, -math.inf, -math.inf]], dtype=dtype)
+        target = torch.tensor([[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]], dtype=dtype)
+        value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k)
+        true, true_gradient = reference.loss(logits, target, k)
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(value.double(), true, rtol=8 * eps, atol=eps)
+        torch.testing.assert_close(gradient.double(), true_gradient, rtol=8 * eps, atol=eps)
+
+    @pytest.mark.parametrize("dtype", ALL_TYPES)
+    @pytest.mark.parametrize("logit", [0.0, -7.5, 1e4])
+    @pytest.mark.parametrize("target_kind", ["index", "smoothed", "probability"])
+    @both_paths
+    def test_one_class(self, dtype: torch.dtype, logit: float, target_kind: str) -> None:
+        logits = torch.full((3, 1), logit, dtype=dtype)
+        target = torch.zeros(3, dtype=torch.long)
+        if target_kind == "probability":
+            target = torch.ones(3, 1, dtype=dtype)
+        smoothing = 0.1 if target_kind == "smoothed" else 0.0
+        for k in (0.5, 1.0, 2.0):
+            value, gradient = value_and_gradient(
+                tunable_cross_entropy, logits, target, k, label_smoothing=smoothing
+            )
+            assert value == 0
+            assert (gradient == 0).all()
+
+    @pytest.mark.parametrize("dtype", ALL_TYPES)
+    @pytest.mark.parametrize("gap", [0.0, 1e-3, 20.0, 120.0, 1e4])
+    @both_paths
+    def test_two_classes(self, dtype: torch.dtype, gap: float) -> None:
+        """f_y = -(1 - p_y)^k, whatever k: the other class takes the whole of it."""
+        logits, target = torch.tensor([[gap, 0.0], [gap, 0.0]]).to(dtype), torch.tensor([0, 1])
+        for k in (1 / 64, 0.5, 1.0, 2.0):
+            _, gradient = value_and_gradient(
+                tunable_cross_entropy, logits, target, k, reduction="sum"
+            )
+            size = torch.tensor([-gap, gap], dtype=torch.float64).sigmoid() ** k
+            eps = torch.finfo(dtype).eps
+            expected = torch.stack((-size, size), -1) * torch.tensor([[1.0], [-1.0]])
+            torch.testing.assert_close(gradient.double(), expected, rtol=200 * eps, atol=eps**2)
+
+    @pytest.mark.parametrize("fill", [0.0, 1e30, -1e30, torch.finfo(torch.float32).min])
+    @both_paths
+    def test_equal_logits_are_uniform(self, fill: float) -> None:
+        """Whatever their size: masks of the lowest finite number are common."""
+        logits, target = torch.full((2, 3), fill), torch.tensor([0, 2])
+        value, gradient = value_and_gradient(
+            tunable_cross_entropy, logits, target, 0.5, reduction="sum"
+        )
+        assert value.item() == pytest.approx(2 * math.log(3))
+        torch.testing.assert_close(gradient[0], math.sqrt(2 / 3) * torch.tensor([-1.0, 0.5, 0.5]))
+
+    @given(
+        st.lists(
+            st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=6
+        ),
+        st.integers(0, 5),
+        st.floats(1 / 64, 64),
+    )
+    @settings(max_examples=150, deadline=None)
+    def test_any_finite_logits(self, logits: list[float], label: int, k: float) -> None:
+        target = torch.tensor([label % len(logits)])
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            z = torch.tensor([logits], dtype=dtype).clamp(
+                torch.finfo(dtype).min, torch.finfo(dtype).max
+            )
+            value, gradient = value_and_gradient(tunable_cross_entropy, z, target, k)
+            assert not value.isnan()
+            assert gradient.isfinite().all()
+            assert tunable(z, target, k).isfinite().all()
+            assert gradient.double().abs().max() <= 1
+
+    @pytest.mark.parametrize("at", [0, 1, 2])
+    @pytest.mark.parametrize("dtype", ALL_TYPES)
+    @both_paths
+    def test_nan_is_not_hidden(self, dtype: torch.dtype, at: int) -> None:
+        """A network that has diverged must show it."""
+        for others in (0.0, -math.inf):
+            logits, target = torch.full((2, 3), others, dtype=dtype), torch.tensor([0, 0])
+            logits[:, 0], logits[0, at] = 1.0, math.nan
+            value, gradient = value_and_gradient(
+                tunable_cross_entropy, logits, target, 0.5, reduction="none"
+            )
+            assert value[0].isnan()
+            assert gradient[0].isnan().any()
+            assert not value[1].isnan()
+
+
+@both_paths
+def test_ignored_examples_may_hold_anything() -> None:
+    logits = torch.tensor([[1.0, 2.0], [math.nan, math.inf], [-math.inf, -math.inf]])
+    for k in (1.0, 0.5):
+        for smoothing in (0.0, 0.1):
+            value, gradient = value_and_gradient(
+                tunable_cross_entropy, logits, torch.tensor([0, -100, -100]), k,
+                label_smoothing=smoothing,
+            )  # fmt: skip
+            alone, alone_gradient = value_and_gradient(
+                tunable_cross_entropy, logits[:1], torch.tensor([0]), k, label_smoothing=smoothing
+            )
+            torch.testing.assert_close(value, alone)
+            torch.testing.assert_close(gradient[:1], alone_gradient)
+            assert (gradient[1:] == 0).all()
+
+
+@both_paths
+def test_large_inputs_are_shared_among_threads() -> None:
+    """Each thread has its rows, its sums, and its own wrong labels to report."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2001, 41, generator=generator)
+    target = torch.randint(41, (2001,), generator=generator)
+    target[5::7] = -100
+    k = torch.rand(2001, generator=generator) + 0.5
+    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k)
+    in_float64 = value_and_gradient(tunable_cross_entropy, logits.double(), target, k.double())
+    torch.testing.assert_close(value.double(), in_float64[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradient.double(), in_float64[1], rtol=1e-5, atol=1e-12)
+    target[-1] = 41
+    with pytest.raises(IndexError, match="41"):
+        tunable_cross_entropy(logits, target, k)
+
+
+@both_paths
+def test_another_default_dtype() -> None:
+    logits, target = torch.tensor([[1.0, 2.0, 0.0]], dtype=torch.float32), torch.tensor([0])
+    expected = value_and_gradient(tunable_cross_entropy, logits, target, 0.5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        computed = value_and_gradient(tunable_cross_entropy, logits, target, 0.5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for a, b in zip(computed, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+@both_paths
+def test_without_gradients() -> None:
+    logits, target = torch.tensor([[1.0, 2.0, 0.0]], requires_grad=True), torch.tensor([0])
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            value = tunable_cross_entropy(logits, target, 0.5)
+        assert not value.requires_grad
+        torch.testing.assert_close(value, F.cross_entropy(logits, target).detach())
+
+
+@pytest.mark.parametrize("k", [2, np.float64(2.0), torch.tensor(2.0), torch.tensor([2.0, 2.0])])
+@both_paths
+def test_ways_to_write_k(k: Any) -> None:
+    logits, target = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([0, 2])
+    expected = value_and_gradient(tunable_cross_entropy, logits, target, 2.0)
+    for a, b in zip(
+        value_and_gradient(tunable_cross_entropy, logits, target, k), expected, strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("k_type", ALL_TYPES)
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+@pytest.mark.parametrize("target_kind", ["index", "probability"])
+@both_paths
+def test_dtype_of_k_leaves_that_of_the_loss(
+    dtype: torch.dtype, k_type: torch.dtype, target_kind: str
+) -> None:
+    case = Case((6, CLASSES), target_kind, False, 0.0, "none", "mean")
+    logits, target, _ = case.inputs(dtype)
+    k = torch.tensor([0.25, 0.5, 1.0, 1.5, 2.0, 4.0], dtype=k_type)
+    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k)
+    assert value.dtype == gradient.dtype == dtype
+    _, expected = reference.loss(logits, target, k)
+    rtol = max(2 * torch.finfo(dtype).eps, 1e-12)
+    torch.testing.assert_close(gradient.double(), expected, rtol=max(rtol, 1e-6), atol=1e-7)
+
+
+class TestModules:
+    @pytest.mark.parametrize("case", CASES[::17], ids=str)
+    @both_paths
+    def test_module_is_the_function(self, case: Case) -> None:
+        logits, target, arguments = case.inputs(torch.float32)
+        module = TunableCrossEntropyLoss(k=0.5, **arguments)
+        computed = value_and_gradient(module, logits, target)
+        expected = value_and_gradient(tunable_cross_entropy, logits, target, 0.5, **arguments)
+        for a, b in zip(computed, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+    @pytest.mark.parametrize(
+        "case", [case for case in CASES if case.target == "index"][::11], ids=str
+    )
+    @pytest.mark.parametrize("dtype", ALL_TYPES)
+    def test_rule_module(self, case: Case, dtype: torch.dtype) -> None:
+        """Of the paper's rule, it is the tunable loss; of the bias, PyTorch's."""
+        case = case._replace(label_smoothing=0.0)
+        logits, target, arguments = case.inputs(dtype)
+        settings_ = {k: v for k, v in arguments.items() if k != "label_smoothing"}
+        rtol = max(torch.finfo(dtype).eps, 1e-6)
+        for k, rule in ((0.5, lambda z, y: tunable(z, y, 0.5)), (1.0, cross_entropy)):
+            module = RuleCrossEntropyLoss(rule, **settings_)
+            computed = value_and_gradient(module, logits, target)
+            expected = value_and_gradient(tunable_cross_entropy, logits, target, k, **settings_)
+            for a, b in zip(computed, expected, strict=True):
+                assert a.dtype == dtype
+                torch.testing.assert_close(a, b, rtol=rtol, atol=1e-8, equal_nan=True)
+
+    def test_rule_module_under_autocast(self) -> None:
+        logits = torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = RuleCrossEntropyLoss(cross_entropy)(logits, torch.tensor([0, 1, 2]))
+        assert value.dtype == torch.float32
+        value.backward()
+        assert logits.grad is not None
+        assert logits.grad.dtype == torch.bfloat16
+
+    def test_k_may_change_between_steps(self) -> None:
+        logits, target = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([0])
+        module = TunableCrossEntropyLoss(k=0.5)
+        for k in (0.5, 1.0, torch.tensor([2.0])):
+            module.k = k
+            _, expected = reference.loss(logits, target, k)
+            gradient = value_and_gradient(module, logits, target)[1]
+            torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-8)
+
+    @pytest.mark.parametrize(
+        "module",
+        [
+            TunableCrossEntropyLoss(k=0.5, weight=torch.tensor([1.0, 2.0, 3.0])),
+            RuleCrossEntropyLoss(cross_entropy, weight=torch.tensor([1.0, 2.0, 3.0])),
+        ],
+        ids=lambda module: type(module).__name__,
+    )
+    def test_copies_travel(self, module: nn.Module) -> None:
+        """By pickle and by deepcopy; weights are moved and saved with the model, as PyTorch's."""
+        logits, target = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([0])
+        expected = value_and_gradient(module, logits, target)
+        for other in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+            for a, b in zip(value_and_gradient(other, logits, target), expected, strict=True):
+                assert torch.equal(a, b)
+        assert list(module.state_dict()) == list(nn.CrossEntropyLoss(torch.ones(3)).state_dict())
+        assert copy.deepcopy(module).double().weight.dtype == torch.float64
+
+    def test_representation_shows_the_setting(self) -> None:
+        assert "k=0.5" in repr(TunableCrossEntropyLoss(k=0.5))
+        assert "cross_entropy" in repr(RuleCrossEntropyLoss(cross_entropy))
