@@ -41,6 +41,8 @@ class Dataset:
                 "features must have one row for each label, shape (examples, features); got "
                 f"{tuple(self.features.shape)} for {len(self.labels)} labels"
             )
+        if self.labels.dtype != torch.int64 or not (self.labels >= 0).all():
+            raise ValueError("labels must be class indices, int64 and counted from 0")
         if not 0 < self.train_size <= len(self.labels):
             raise ValueError(
                 f"train_size must lie in [1, {len(self.labels)}], not {self.train_size}"

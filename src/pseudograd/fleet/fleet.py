@@ -108,16 +108,20 @@ class Fleet:
             raise ValueError(f"trials are of data {first.data!r}, the fleet has {self.data.name!r}")
         slots = self.slots or self._planned_slots(first)
         while pending:
-            crew = _Crew(self, first, min(slots, len(pending)))
+            slots = min(slots, len(pending))
+            crew = None
             try:
+                crew = _Crew(self, first, slots)
                 yield from crew.through(pending)
             except torch.OutOfMemoryError:
                 if slots == 1:
                     raise
                 # What had ended has been given out; the rest starts again, in half the slots.
-                pending.extendleft(_Run(run.trial) for run in reversed(crew.runs) if run)
-                slots = max(1, slots // 2)
-                del crew
+                underway = crew.runs if crew else []
+                pending.extendleft(_Run(run.trial) for run in reversed(underway) if run)
+                slots //= 2
+            del crew  # and with it its memory, now that no traceback refers to it
+            if pending:
                 torch.cuda.empty_cache()
 
     def _planned_slots(self, trial: Trial) -> int:
@@ -169,20 +173,13 @@ class _Crew:
         data, (low, high) = fleet.data, trial.feature_range
         factor = (high - low) / (data.value_range[1] - data.value_range[0])
         examples = Examples(
-            features=data.features.to(fleet.device),
-            labels=data.labels.to(fleet.device),
+            features=data.features.to(fleet.device).contiguous(),
+            labels=data.labels.to(fleet.device).contiguous(),
             factor=factor,
             offset=low - factor * data.value_range[0],
         )
-        self.stack = Stack(
-            examples,
-            fleet._layer_sizes(trial),
-            trial.activation,
-            trial.optimizer,
-            slots,
-            fleet.dtype,
-        )
-        self.majority = float(data.labels.bincount().max()) / len(data.labels)
+        self.stack = _stack(examples, fleet, trial, slots)
+        self.majority = float(data.labels[: data.train_size].bincount().max()) / data.train_size
 
     def through(self, pending: deque[_Run]) -> Iterator[Outcome]:
         """Work through the pending trials, and give out what comes of them."""
@@ -190,8 +187,10 @@ class _Crew:
             self._fill(pending)
             if not any(self.runs):
                 return
-            self._train_an_epoch()
-            yield from self._end_trials(self._judge_the_epoch())
+            with _matmul_precision("high" if self.fleet.precision == "tf32" else "highest"):
+                self._train_an_epoch()
+                outcomes = self._end_trials(self._judge_the_epoch())
+            yield from outcomes
             if not pending:
                 self._close_ranks()
 
@@ -228,8 +227,7 @@ class _Crew:
     def _train_an_epoch(self) -> None:
         epochs = self._tensor([run.epoch if run else 0 for run in self.runs])
         order = randomness.order(self.seeds, epochs, self.train.shape[1])
-        with _matmul_precision("high" if self.fleet.precision == "tf32" else "highest"):
-            self.stack.train(self.train.gather(1, order), self.trial.batch_size, self.settings)
+        self.stack.train(self.train.gather(1, order), self.trial.batch_size, self.settings)
 
     def _judge_the_epoch(self) -> dict[int, str]:
         """Note the errors on the early-stopping parts; give the slots to end, and why."""
@@ -246,7 +244,7 @@ class _Crew:
                 run.best_error, run.best_epoch = error, run.epoch
                 better.append(slot)
             lost = not weight < _EXPLODED and error > 0.99 * (1 - self.majority)
-            reason = run.stopped_by(diverged=lost or not math.isfinite(value))
+            reason = run.stopped_by(diverged=lost or not math.isfinite(value + weight))
             if reason:
                 ended[slot] = reason
         if better:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = ("relu", "tanh", "sigmoid")
 OPTIMIZERS = ("sgd", "adam", "rmsprop")
+
+
+def _whole(number: int, least: int, beyond: float) -> bool:
+    """Whether this is a whole number, ``least`` or more and less than ``beyond``."""
+    return isinstance(number, numbers.Integral) and least <= number < beyond
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,8 @@ class Split:
     def __post_init__(self) -> None:
         if self.repetition < 0:
             raise ValueError(f"repetition must be 0 or more, not {self.repetition}")
+        if not _whole(self.plan, 0, 2**32):
+            raise ValueError(f"plan must be a whole number in [0, 2^32), not {self.plan}")
 
 
 @dataclass(frozen=True)
@@ -90,18 +98,23 @@ class Trial:
                 raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
 
         require(
-            all(size >= 1 for size in self.hidden_layer_sizes), "hidden_layer_sizes", "positive"
+            isinstance(self.hidden_layer_sizes, tuple)
+            and all(_whole(size, 1, math.inf) for size in self.hidden_layer_sizes),
+            "hidden_layer_sizes",
+            "a tuple of whole numbers above 0",
         )
         require(0 < self.k < math.inf, "k", "a finite number above 0")
         require(0 < self.learning_rate < math.inf, "learning_rate", "a finite number above 0")
         require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
         require(self.optimizer in OPTIMIZERS, "optimizer", f"one of {OPTIMIZERS}")
         require(self.activation in ACTIVATIONS, "activation", f"one of {ACTIVATIONS}")
-        require(self.feature_range[0] < self.feature_range[1], "feature_range", "(low, high)")
+        low, high = self.feature_range
+        require(-math.inf < low < high < math.inf, "feature_range", "(low, high), both finite")
         require(self.batch_size >= 1, "batch_size", "1 or more")
         require(self.clip is None or self.clip > 0, "clip", "above 0, or None")
         require(self.patience >= 1, "patience", "1 or more")
         require(self.max_epochs >= 1, "max_epochs", "1 or more")
+        require(_whole(self.seed, -(2**63), 2**63), "seed", "a whole number of 64 bits")
 
     @property
     def architecture(self) -> tuple[object, ...]:

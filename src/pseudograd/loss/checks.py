@@ -103,8 +103,10 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
             f"k must be a number or have one value for each example, shape {tuple(shape)}, "
             f"not {tuple(k.shape)}"
         )
-    if values and not bool(((k > 0) & (k < math.inf)).all()):
-        raise ValueError("k must be finite and above 0 for every example")
+    if values and k.numel():
+        least, greatest = k.aminmax()  # both are NaN if any k is
+        if not 0 < least.item() <= greatest.item() < math.inf:
+            raise ValueError("k must be finite and above 0 for every example")
 
 
 def check_class_indices(target: Tensor, classes: int, ignore_index: int) -> None:
@@ -124,4 +126,4 @@ def refuse_class_index(index: int, classes: int, ignore_index: int) -> NoReturn:
 
 def example_shape(input: Tensor) -> torch.Size:
     """The shape of ``input`` without its class dimension."""
-    return torch.Size((*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ())
+    return input.shape[:1] + input.shape[2:] if input.dim() > 1 else torch.Size()

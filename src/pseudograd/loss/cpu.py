@@ -228,7 +228,7 @@ class _Fused(Function):
             _backward,
             _array(z),
             target.contiguous().numpy(),
-            _array(k.reshape(-1)) if ctx.per_row else ctx.k,
+            _array(k.cpu()).reshape(-1) if ctx.per_row else ctx.k,
             np.array([grad.item() / ctx.divisor], f32) if ctx.reduced else _array(grad),
             ctx.kept,
             result,

@@ -62,17 +62,15 @@ def tunable_cross_entropy(
     if target.is_floating_point():
         input = input.to(torch.promote_types(input.dtype, target.dtype))
     z = _rows(input)
-    if isinstance(k, Tensor):
-        k = k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
     if target.is_floating_point():
         q = _smoothed(_rows(target).to(working_dtype(z)), label_smoothing)
-        value = _class_probability_rows(z, q if weight is None else q * weight, k)
+        value = _class_probability_rows(z, q if weight is None else q * weight, _column(k, z))
         reduced = _reduced(value, float(len(z)), reduction)
     elif label_smoothing == 0 and eager and (fused := _fused_kernel(z)):
-        reduced = fused(z, target.reshape(-1), k, weight, ignore_index, reduction)
+        reduced = fused(z, target.flatten(), k, weight, ignore_index, reduction)
     else:
         reduced = class_index_loss(
-            z, target.reshape(-1), k, _class_index_rows, weight, ignore_index, reduction,
+            z, target.flatten(), _column(k, z), _class_index_rows, weight, ignore_index, reduction,
             label_smoothing,
         )  # fmt: skip
     if reduction == "none":
@@ -112,6 +110,13 @@ def _rows(tensor: Tensor) -> Tensor:
     if tensor.dim() == 2:
         return tensor
     return tensor.movedim(1, -1).flatten(0, -2) if tensor.dim() > 2 else tensor.unsqueeze(0)
+
+
+def _column(k: Sensitivity, z: Tensor) -> Sensitivity:
+    """A number as it is, a tensor as a column beside the rows."""
+    if not isinstance(k, Tensor):
+        return k
+    return k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
 
 
 def _smoothed(q: Tensor, label_smoothing: float) -> Tensor:
