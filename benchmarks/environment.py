@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 import pseudograd
 
+RESULTS = Path(__file__).parent / "results"
 
-def environment() -> dict[str, str | int]:
-    """Describe this machine and what runs on it."""
+
+def environment(device: str | None = None) -> dict[str, str | int]:
+    """Describe this machine and what runs on it.
+
+    Args:
+        device: "cpu" or "cuda", for the hardware to name; the GPU unless given, if there is one.
+
+    """
     return {
-        "hardware": hardware(),
+        "hardware": hardware(device),
         "cores": os.cpu_count() or 0,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -29,14 +38,15 @@ def environment() -> dict[str, str | int]:
     }
 
 
-def hardware() -> str:
-    """Name the GPU if there is one, or else the CPU."""
-    if torch.cuda.is_available():
+def hardware(device: str | None = None) -> str:
+    """Name the GPU or the CPU."""
+    if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    cpu_info = Path("/proc/cpuinfo")
+    for line in cpu_info.read_text().splitlines() if cpu_info.exists() else ():
         if line.startswith("model name"):
             return line.split(":")[1].strip()
-    return platform.processor()
+    return platform.processor() or platform.machine()
 
 
 def version(package: str) -> str:
@@ -48,10 +58,27 @@ def version(package: str) -> str:
 
 
 def commit() -> str:
-    """Give the commit; in a copy without git, it can be named by PSEUDOGRAD_COMMIT."""
+    """Give the commit, "-dirty" if the sources differ from it.
+
+    In a copy without git, it can be named by PSEUDOGRAD_COMMIT.
+    """
     if named := os.environ.get("PSEUDOGRAD_COMMIT"):
         return named
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
-    )
-    return described.stdout.strip() or "unknown"
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    changed = git("status", "--porcelain", "--", "src")
+    return f"{head}-dirty" if head and changed else head or "unknown"
+
+
+def write(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    """Write rows that share their columns to a CSV file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"written to {path}")

@@ -1,17 +1,16 @@
-"""Does the fleet's arithmetic move results? Rows of the paper trained in TF32's and in full precision.
+"""Does the fleet's arithmetic move results? A row of the paper in TF32's and in full precision.
 
     python -m benchmarks.precision FOLDER --out benchmarks/results/precision.csv
 
-FOLDER holds MNIST's four official files (train-images-idx3-ubyte.gz, …). Each trial is run twice, with
-the same initial weights and order of examples. Training is chaotic, so the two end apart even where
-the arithmetic is equally good; what must not happen is that one is better on average than the other.
-The yardstick is what another seed changes.
+FOLDER holds MNIST's four official files (train-images-idx3-ubyte.gz, …). Each trial is run twice,
+with the same initial weights and order of examples. Training is chaotic, so the two end apart even
+where the arithmetic is equally good; what must not happen is that one is better on average. The
+yardstick is what another seed changes.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import gzip
 import statistics
 from dataclasses import replace
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.environment import environment
+from benchmarks.environment import environment, write
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, Outcome, Split, Trial
 
@@ -39,7 +38,7 @@ def mnist(folder: Path) -> Dataset:
 
 
 def rows() -> dict[str, list[Trial]]:
-    """Two rows at the rates that suit them, one with clipping."""
+    """Rows at the rates that suit them, with and without clipping."""
     shallow = Trial("mnist", (400,), k=0.5, learning_rate=0.1, momentum=0.5)
     deep = Trial("mnist", (400,) * 3, k=1.0, learning_rate=0.05, momentum=0.5, clip=100.0)
     return {
@@ -53,7 +52,8 @@ def rows() -> dict[str, list[Trial]]:
 
 
 def outcomes(data: Dataset, trials: list[Trial], precision: str) -> list[Outcome]:
-    found = {outcome.trial: outcome for outcome in Fleet(data, "cuda", precision=precision).run(trials)}
+    fleet = Fleet(data, "cuda", precision=precision)
+    found = {outcome.trial: outcome for outcome in fleet.run(trials)}
     return [found[trial] for trial in trials]
 
 
@@ -85,11 +85,7 @@ def main() -> None:
         }
         lines.append(line)
         print(line, flush=True)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    with arguments.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0])
-        writer.writeheader()
-        writer.writerows(lines)
+        write(lines, arguments.out)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import re
 import subprocess
@@ -55,7 +56,7 @@ def mixed(**shared: Any) -> list[Trial]:
     """Trials that differ in all that a fleet's trials may differ in."""
     base = replace(ONE, **shared)
     retrain = base.split.retrain
-    step = 1.0 if base.optimizer == "sgd" else 0.03
+    step = 0.03 if base.optimizer != "sgd" else 8.0 if base.activation == "sigmoid" else 1.0
     own: list[tuple[float, float, float, int, int, int, int, float]] = [
         (0.25, 0.1, 0.0, 1, 0, 15, 8, 0.2),
         (0.5, 0.3, 0.5, 1, 7, 1, 9, 0.5),
@@ -163,16 +164,16 @@ def test_every_slot_follows_a_plain_loop(
 def test_the_trials_above_do_what_they_are_there_for() -> None:
     """They stop for every reason and at different times, improve after the start, and are clipped
     in some steps and not in others."""
-    for shared in SHARED:
-        runs = [plain(trial) for trial in mixed(**shared)]
+    every = [[plain(trial) for trial in mixed(**shared)] for shared in SHARED]
+    for shared, runs in zip(SHARED, every, strict=True):
         assert {run.outcome.stopped_by for run in runs} >= {"patience", "limit"}
         assert len({run.outcome.epochs for run in runs}) >= 3
         assert len({run.outcome.best_epoch for run in runs}) >= 2
-        assert min(run.outcome.error for run in runs) < 0.6  # chance would be 0.75
+        assert min(run.outcome.error for run in runs) < 0.7  # at chance 0.8
         if "clip" in shared:
             assert all(run.clipped == 0 for run in runs if run.outcome.trial.clip == 1e6)
             assert any(0 < run.clipped for run in runs)
-    assert any(0 < run.clipped < run.steps for run in map(plain, mixed(**SHARED[2])))
+    assert any(0 < run.clipped < run.steps for runs in every for run in runs)
     assert 126 % 32 != 0  # the last batch of an epoch is short
 
 
@@ -378,7 +379,8 @@ def test_the_five_parts_and_their_roles(size: int, plan: int) -> None:
         assert len(set(judged)) == size // 5 * 5
     for start in (0, 20):
         pairs = {
-            (tuple(cut.stop.tolist()), tuple(cut.judge.tolist())) for cut in cuts[start : start + 20]
+            (tuple(cut.stop.tolist()), tuple(cut.judge.tolist()))
+            for cut in cuts[start : start + 20]
         }
         assert len(pairs) == 20
         assert len({pair[0] for pair in pairs}) == len({pair[1] for pair in pairs}) == 5
@@ -432,15 +434,15 @@ def test_the_test_set_is_for_the_last_judgement_only(retrain: bool) -> None:
 
 
 def test_divergence_is_not_judged_by_the_test_set() -> None:
-    """Large weights and an error of 1/4, where nearly all labels of the test set are the same."""
+    """Large weights and errors around 1/10, where the labels of the test set are all the same."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(1000) % 2
-    features = labels[:, None] + 0.8 * torch.randn(1000, 1, generator=generator)
+    features = labels[:, None] - 0.5 + 0.5 * torch.randn(1000, 1, generator=generator)
     labels[100:] = 0
-    data = Dataset("hard", features, labels, 100, value_range=(0.0, 1.0))
+    data = Dataset("hard", features, labels, 100, value_range=(-1.0, 1.0))
     trial = Trial("hard", (), k=1, learning_rate=1e6, batch_size=8, patience=30, max_epochs=30)
     (outcome,) = Fleet(data).run([trial])
-    assert outcome.stop_error > 0.2
+    assert 0.05 <= min(outcome.curve) < max(outcome.curve) < 0.495
     assert outcome.stopped_by == "limit"
 
 
@@ -574,6 +576,7 @@ def test_what_did_not_fit_is_let_go_before_the_next_try(monkeypatch: pytest.Monk
     alive: weakref.WeakSet[Stack] = weakref.WeakSet()
     left: list[int] = []
     init = Stack.__init__
+    gc.collect()
 
     def counted(stack: Stack, *arguments: Any, **named: Any) -> None:
         alive.add(stack)
@@ -582,8 +585,25 @@ def test_what_did_not_fit_is_let_go_before_the_next_try(monkeypatch: pytest.Monk
     monkeypatch.setattr(Stack, "__init__", counted)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(len(alive)))
     out_of_memory_beyond(2, monkeypatch, "train")
-    assert len(list(Fleet(blobs(), slots=6).run(mixed()))) == len(mixed())
-    assert left == [0, 0]
+    gc.disable()
+    try:
+        assert len(list(Fleet(blobs(), slots=6).run(mixed()))) == len(mixed())
+        assert left == [0, 0]
+        assert len(alive) == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(("cached", "slots"), [(0, 16), (5 * 10**9, 101), (10**12, 512)])
+def test_slots_are_planned_from_free_memory(
+    cached: int, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of 10^9 bytes, and those that PyTorch has and does not use, for 53 million a trial."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**9, 10**12))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: cached + 7)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 7)
+    trial = replace(ONE, hidden_layer_sizes=(1400, 1400), batch_size=128)
+    assert Fleet(blobs(), "cuda")._planned_slots(trial) == slots
 
 
 # Running

@@ -135,6 +135,8 @@ class Fleet:
         numbers = 6 * parameters + 4 * trial.batch_size * sum(sizes)
         needed = self.dtype.itemsize * numbers + 64 * self.data.train_size
         free, _ = torch.cuda.mem_get_info(self.device)
+        # What PyTorch has taken from the device and not given out is free too.
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return max(1, min(_MOST_SLOTS, int(0.9 * free / needed)))
 
     def _layer_sizes(self, trial: Trial) -> tuple[int, ...]:
@@ -150,6 +152,11 @@ def _stack(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
 
         return FusedStack(examples, sizes, trial.activation, slots)
     return Stack(examples, sizes, trial.activation, trial.optimizer, slots, fleet.dtype)
+
+
+def _parts_on(device: torch.device, data: Dataset, split: Split) -> Parts:
+    cut = parts(data, split)
+    return Parts(cut.train.to(device), cut.stop.to(device), cut.judge.to(device))
 
 
 @contextlib.contextmanager
@@ -169,7 +176,8 @@ class _Crew:
     def __init__(self, fleet: Fleet, trial: Trial, slots: int) -> None:
         self.fleet, self.trial = fleet, trial
         self.runs: list[_Run | None] = [None] * slots
-        self.parts = functools.cache(self._parts)
+        # Of no method: it would hold the crew, and so its memory, until a garbage collection.
+        self.parts = functools.cache(functools.partial(_parts_on, fleet.device, fleet.data))
         data, (low, high) = fleet.data, trial.feature_range
         factor = (high - low) / (data.value_range[1] - data.value_range[0])
         examples = Examples(
@@ -285,10 +293,6 @@ class _Crew:
             self.runs = [self.runs[slot] for slot in busy]
             self.stack.select(self._tensor(busy))
             self._assign()
-
-    def _parts(self, split: Split) -> Parts:
-        cut = parts(self.fleet.data, split)
-        return Parts(*(part.to(self.fleet.device) for part in (cut.train, cut.stop, cut.judge)))
 
     def _run(self, slot: int) -> _Run:
         run = self.runs[slot]

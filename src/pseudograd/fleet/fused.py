@@ -107,8 +107,7 @@ class FusedStack(Stack):
                 self.deltas[at], self.shadows[at], self.panels[at], self.deltas[at - 1], width,
                 outputs, self.activation, **tiles,
             )  # fmt: skip
-        clipped = settings.clip is not None
-        if clipped:
+        if settings.clip is not None:
             parts = self.norms.split(self.norm_parts)
             for shape, x, delta, part in zip(
                 self.shapes, self.panels[:-1], self.deltas, parts, strict=True
@@ -116,6 +115,10 @@ class FusedStack(Stack):
                 kernels.squared_norm[(models, len(part))](
                     x, delta, self.unit, part, models, *shape, **_NORM
                 )
+            kernels.clip_unit[(models,)](
+                self.unit, self.norms, settings.clip, models, len(self.norms)
+            )
+        own = self.unit, settings.learning_rate, settings.momentum
         for at, (width, outputs) in enumerate(self.shapes):
             tiles = _within(_UPDATE, block_in=width, block_out=outputs)
             grid = (
@@ -123,13 +126,14 @@ class FusedStack(Stack):
                 triton.cdiv(width, tiles["block_in"]),
                 models,
             )
+            velocity, bias_velocity = self.moments[0][2 * at : 2 * at + 2]
             kernels.update[grid](
-                self.panels[at], self.deltas[at], self.unit, self.norms, settings.clip,
-                settings.learning_rate, settings.momentum, self.weights[at],
-                self.moments[0][2 * at], self.shadows[at], self.biases[at],
-                self.moments[0][2 * at + 1], models, width, outputs,
-                len(self.norms) if clipped else 0, **tiles,
+                self.panels[at], self.deltas[at], *own, self.weights[at], velocity,
+                self.shadows[at], width, outputs, **tiles,
             )  # fmt: skip
+            kernels.update_bias[(triton.cdiv(outputs, 64), models)](
+                self.deltas[at], *own, self.biases[at], bias_velocity, outputs, block=64
+            )
 
     def _run_layers(
         self,

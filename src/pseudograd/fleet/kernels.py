@@ -131,7 +131,8 @@ def pseudo_gradient(
     power = tl.exp(k * others)
     f = strength[None, :] * tl.where(on_label, -1.0, power / tl.sum(power, 0)[None, :])
     largest = tl.max(strength, 0)
-    exponent = tl.where(largest > 0, tl.floor(tl.log2(largest)), 0.0) - _EXPONENT
+    # With a floor, below which errors are as good as zero: beyond it exp2 would overflow.
+    exponent = tl.maximum(tl.floor(tl.log2(largest)), -100.0) - _EXPONENT
     tl.store(delta + at, (f * tl.exp2(-exponent)).to(tl.float16), mask=inside)
     tl.store(unit + model, tl.exp2(exponent) / size)
 
@@ -184,14 +185,24 @@ def squared_norm(
     tl.store(norms + tl.program_id(1) * models + model, tl.sum(of_x * of_delta) * scale * scale)
 
 
-@triton.jit(do_not_specialize=["models"])
+@triton.jit(do_not_specialize=["models", "parts"])
+def clip_unit(unit, norms, clip, models, parts):
+    """Shrink the unit of errors, and so the gradient, to the norm that is allowed."""
+    model = tl.program_id(0)
+    squares = 0.0
+    for part in range(parts):
+        squares += tl.load(norms + part * models + model)
+    # As torch.nn.utils.clip_grad_norm_ has it.
+    factor = tl.minimum(tl.load(clip + model) / (tl.sqrt(squares) + 1e-6), 1.0)
+    tl.store(unit + model, tl.load(unit + model) * factor)
+
+
+@triton.jit
 def update(
-    x, delta, unit, norms, clip, rate, momentum,
-    weight, velocity, shadow, bias, bias_velocity, models,
-    width: tl.constexpr, outputs: tl.constexpr, norm_parts: tl.constexpr,
-    block_in: tl.constexpr, block_out: tl.constexpr,
+    x, delta, unit, rate, momentum, weight, velocity, shadow,
+    width: tl.constexpr, outputs: tl.constexpr, block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
-    """velocity = momentum · velocity + x deltaᵀ;  weight -= rate · velocity; so for the biases too.
+    """velocity = momentum · velocity + x deltaᵀ;  weight -= rate · velocity.
 
     ``shadow`` is the weight in float16, for the products of the next step.
     """
@@ -202,30 +213,31 @@ def update(
     errors = _rows(delta, model, units, outputs)
     gradient = tl.dot(_rows(x, model, inner, width), tl.trans(errors))
     # Only now the weights: before, they would hold registers that more programs can use.
-    inside = units < outputs
-    mask = (inner < width)[:, None] & inside[None, :]
+    mask = (inner < width)[:, None] & (units < outputs)[None, :]
     at = model * width * outputs + inner[:, None] * outputs + units[None, :]
-    eta, mu = tl.load(rate + model), tl.load(momentum + model)
+    mu = tl.load(momentum + model)
     # Without momentum there is no velocity to read or write.
     moving = mask & (tl.full((block_in, block_out), mu, tl.float32) > 0)
     v = tl.load(velocity + at, mask=moving, other=0.0)
     w = tl.load(weight + at, mask=mask, other=0.0)
-    scale = tl.load(unit + model)
-    if norm_parts:
-        squares = 0.0
-        for part in tl.static_range(norm_parts):
-            squares += tl.load(norms + part * models + model)
-        # As torch.nn.utils.clip_grad_norm_ has it.
-        scale *= tl.minimum(tl.load(clip + model) / (tl.sqrt(squares) + 1e-6), 1.0)
-    v = mu * v + scale * gradient
-    w -= eta * v
+    v = mu * v + tl.load(unit + model) * gradient
+    w -= tl.load(rate + model) * v
     tl.store(velocity + at, v, mask=moving)
     tl.store(weight + at, w, mask=mask)
     tl.store(shadow + at, w.to(tl.float16), mask=mask)
-    if tl.program_id(1) == 0:
-        at_bias = model * outputs + units
-        v_bias = mu * tl.load(bias_velocity + at_bias, mask=inside, other=0.0)
-        v_bias += scale * tl.sum(errors.to(tl.float32), 1)
-        tl.store(bias_velocity + at_bias, v_bias, mask=inside)
-        b = tl.load(bias + at_bias, mask=inside, other=0.0)
-        tl.store(bias + at_bias, b - eta * v_bias, mask=inside)
+
+
+@triton.jit
+def update_bias(
+    delta, unit, rate, momentum, bias, velocity, outputs: tl.constexpr, block: tl.constexpr
+):
+    """The same for the biases. A kernel of its own: within `update` it cost that a quarter more."""
+    model = tl.program_id(1).to(tl.int64)
+    units = tl.program_id(0) * block + tl.arange(0, block)
+    at, inside = model * outputs + units, units < outputs
+    gradient = tl.sum(_rows(delta, model, units, outputs).to(tl.float32), 1)
+    v = tl.load(momentum + model) * tl.load(velocity + at, mask=inside, other=0.0)
+    v += tl.load(unit + model) * gradient
+    b = tl.load(bias + at, mask=inside, other=0.0)
+    tl.store(velocity + at, v, mask=inside)
+    tl.store(bias + at, b - tl.load(rate + model) * v, mask=inside)

@@ -1,0 +1,133 @@
+"""Forward and backward of the tunable loss beside PyTorch's cross-entropy, in one run.
+
+    python -m benchmarks.loss
+
+In every round each contender has one turn, so that what disturbs the machine meets all alike. The
+table shows medians over the rounds, and the 20th and 80th percentile.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.environment import RESULTS, environment, write
+from pseudograd import tunable_cross_entropy
+from pseudograd.loss import functional
+
+SHAPES = ((4096, 1000), (1024, 32000), (128, 10))
+KS = ("1", "0.5", "2", "per example")
+ROUNDS = 40
+TURN = 0.01  # seconds; short calls are repeated for so long, and their mean is taken
+
+Step = Callable[[], None]
+Spread = tuple[float, float, float]
+
+
+def compiled() -> AbstractContextManager[object]:
+    """The loss as it comes with numba."""
+    return nullcontext()
+
+
+def plain() -> AbstractContextManager[object]:
+    """The loss as it comes without numba: PyTorch's operations."""
+    return mock.patch.object(functional, "_compiled_by_numba", return_value=None)
+
+
+WAYS = {"compiled": compiled, "plain": plain}
+
+
+def steps(shape: tuple[int, int], device: str) -> dict[tuple[str, str], Step]:
+    """Forward and backward of each contender, on the same logits: (way, k) to step."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(shape, generator=generator).to(device).requires_grad_()
+    target = torch.randint(shape[1], shape[:1], generator=generator).to(device)
+    per_example = torch.linspace(0.25, 4, len(logits), device=device)
+
+    def step(loss: Callable[[Tensor, Tensor], Tensor]) -> Step:
+        def run() -> None:
+            logits.grad = None
+            loss(logits, target).backward()
+
+        return run
+
+    def tunable(k: str) -> Step:
+        value = per_example if k == "per example" else float(k)
+        return step(lambda z, y: tunable_cross_entropy(z, y, value))
+
+    contenders = {("cross_entropy", ""): step(F.cross_entropy)}
+    return contenders | {(way, k): tunable(k) for way in WAYS for k in KS}
+
+
+def seconds(step: Step, calls: int) -> float:
+    """The mean time of a call. The one place that looks at a clock."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        step()
+    return (time.perf_counter() - start) / calls
+
+
+def race(shape: tuple[int, int], device: str) -> dict[tuple[str, str], Spread]:
+    """Time all contenders in turns; give percentiles 50, 20 and 80 in seconds."""
+    contenders = steps(shape, device)
+    times: dict[tuple[str, str], list[float]] = {name: [] for name in contenders}
+    calls: dict[tuple[str, str], int] = {}
+    for turn in range(-1, ROUNDS):
+        for name, step in contenders.items():
+            with WAYS.get(name[0], nullcontext)():
+                if turn < 0:
+                    seconds(step, 3)  # warm up
+                    calls[name] = max(1, round(TURN / seconds(step, 3)))
+                else:
+                    times[name].append(seconds(step, calls[name]))
+    return {name: percentiles(turns) for name, turns in times.items()}
+
+
+def percentiles(values: list[float]) -> Spread:
+    fifths = statistics.quantiles(values, n=5, method="inclusive")
+    return statistics.median(values), fifths[0], fifths[-1]
+
+
+def main() -> None:
+    device = "cpu"
+    facts = environment(device)
+    print(
+        f"{facts['hardware']}, {torch.get_num_threads()} threads, torch {facts['torch']}, float32"
+    )
+    print("microseconds, forward + backward: median (20th to 80th percentile)")
+    rows = []
+    for shape in SHAPES:
+        results = race(shape, device)
+        reference = results[("cross_entropy", "")]
+        for (way, k), spread in results.items():
+            row = {
+                "shape": "x".join(map(str, shape)),
+                "dtype": "float32",
+                "way": way,
+                "k": k,
+                "us_median": round(spread[0] * 1e6, 1),
+                "us_p20": round(spread[1] * 1e6, 1),
+                "us_p80": round(spread[2] * 1e6, 1),
+                "times_cross_entropy": round(spread[0] / reference[0], 2),
+                "rounds": ROUNDS,
+                "threads": torch.get_num_threads(),
+                **facts,
+            }
+            rows.append(row)
+            print(
+                "{shape:>10}  {way:<14}{k:<12}{us_median:>10,.1f}"
+                "  ({us_p20:,.1f} to {us_p80:,.1f})  {times_cross_entropy:.2f}×".format(**row),
+                flush=True,
+            )
+    write(rows, RESULTS / f"loss_{device}.csv")
+
+
+if __name__ == "__main__":
+    main()

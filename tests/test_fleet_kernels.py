@@ -1,0 +1,480 @@
+"""The fleet's kernels, each alone against its formula in float64 and together against `Stack`.
+
+On a GPU if there is one; else in Triton's interpreter, on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pseudograd.data import Dataset
+from pseudograd.fleet import Fleet, Split, Trial
+from pseudograd.fleet.stack import Examples, Settings, Stack
+from pseudograd.rules import tunable
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+
+from pseudograd.fleet import kernels  # noqa: E402
+from pseudograd.fleet.fused import _UPDATE, FusedStack, _within  # noqa: E402
+from pseudograd.fleet.kernels import PANEL  # noqa: E402
+
+# What overflows or is no number does so as on a GPU; the interpreter would speak of it.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = 2.0**-11  # the largest relative rounding error of float16
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def assert_close(ours: Tensor, theirs: Tensor, rtol: float, atol: float = 0.0) -> None:
+    torch.testing.assert_close(ours.double().cpu(), theirs.double().cpu(), rtol=rtol, atol=atol)
+
+
+def noise(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.half) -> Tensor:
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+
+def unwritten(*shape: int, dtype: torch.dtype = torch.half) -> Tensor:
+    return torch.full(shape, math.nan, dtype=dtype, device=DEVICE)
+
+
+SLOPES = {
+    "relu": lambda h: (h > 0).double(),
+    "tanh": lambda h: 1 - h * h,
+    "sigmoid": lambda h: h * (1 - h),
+}
+ACTIVATIONS = {"none": lambda z: z, "relu": torch.relu, "tanh": torch.tanh}
+ACTIVATIONS["sigmoid"] = torch.sigmoid
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("size", "width"), [(128, 64), (1, 1), (70, 70), (300, 130)])
+def test_gather(
+    size: int,
+    width: int,
+    index_dtype: torch.dtype,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> None:
+    models, tiles = 2, triton.cdiv(size, PANEL)
+    features = torch.randint(256, (50, width), generator=generator).to(DEVICE, dtype)
+    index = torch.randint(50, (models, size + 9), generator=generator).to(DEVICE, index_dtype)
+    index = index[:, 5 : 5 + size]  # a batch of an epoch: its rows are apart
+    out = unwritten(models * tiles, width, PANEL)
+    kernels.gather[(triton.cdiv(width, 64), models * tiles)](
+        features, index, index.stride(0), out, size, 2 / 255, -1.0, tiles, width, block=64
+    )
+    panels = out.reshape(models, tiles, width, PANEL).transpose(2, 3).flatten(1, 2)
+    expected = features.double()[index.long()] * (2 / 255) - 1
+    assert_close(panels[:, :size], expected, rtol=HALF, atol=1e-7)
+    assert (panels[:, size:] == 0).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("width", "outputs", "tiles"), [(64, 128, 1), (70, 33, 2), (3, 2, 1), (130, 150, 1)]
+)
+def test_layer(
+    width: int, outputs: int, tiles: int, activation: str, generator: torch.Generator
+) -> None:
+    models = 2
+    x = noise(generator, models * tiles, width, PANEL)
+    weight = noise(generator, models, width, outputs) * width**-0.5
+    bias = noise(generator, models, 1, outputs, dtype=torch.float32)
+    dtype = torch.float32 if activation == "none" else torch.half
+    out = unwritten(models * tiles, outputs, PANEL, dtype=dtype)
+    kernels.layer[(triton.cdiv(outputs, 32), models * tiles)](
+        x, weight, bias, out, tiles, width, outputs, activation, block_out=32, block_in=16
+    )
+    inputs = x.double().reshape(models, tiles, width, PANEL)
+    total = weight.double().mT.unsqueeze(1) @ inputs + bias.double().mT.unsqueeze(1)
+    expected = ACTIVATIONS[activation](total).flatten(0, 1)
+    rounding = 1e-6 if activation == "none" else HALF
+    assert_close(out, expected, rtol=rounding, atol=1e-5)
+
+
+def test_activations_far_out(generator: torch.Generator) -> None:
+    """No overflow of an exponential shows."""
+    x = torch.tensor([-1e4, -200, -90, -20, 0, 20, 90, 200, 1e4], device=DEVICE)
+    panel = torch.zeros(1, 1, PANEL, dtype=torch.half, device=DEVICE)
+    panel[0, 0, : len(x)] = x.half()
+    one, zero = torch.ones(1, 1, 1, device=DEVICE).half(), torch.zeros(1, 1, 1, device=DEVICE)
+    for activation, function in ACTIVATIONS.items():
+        out = unwritten(1, 1, PANEL, dtype=torch.float32)
+        kernels.layer[(1, 1)](panel, one, zero, out, 1, 1, 1, activation, block_out=16, block_in=16)
+        assert_close(out[0, 0, : len(x)], function(x.half().double()), rtol=1e-6, atol=1e-6)
+
+
+# One panel's logits, (classes, PANEL), from numbers in N(0, 1); and where the label's logit goes.
+LOGITS = {
+    "ordinary": lambda z, _: 3 * z,
+    "zero": lambda z, _: 0 * z,
+    "large": lambda z, _: 60 * z,
+    "extreme": lambda z, _: 3000 * z,
+    "confident": lambda z, on_label: z + 20 * on_label,
+    "all tiny": lambda z, on_label: 0.2 * z + 40 * on_label,
+    "wrong": lambda z, on_label: z - 40 * on_label,
+    "one of them wrong": lambda z, on_label: z + 30 * on_label * (torch.arange(PANEL) > 3),
+}
+
+
+@pytest.mark.parametrize("size", [PANEL, 70, 1])
+@pytest.mark.parametrize("classes", [2, 10, 100])
+@pytest.mark.parametrize("kind", LOGITS)
+def test_pseudo_gradient(kind: str, classes: int, size: int, generator: torch.Generator) -> None:
+    k = torch.tensor([1 / 16, 0.25, 0.5, 1, 2, 4], device=DEVICE)
+    models = len(k)
+    labels = torch.randint(classes, (300,), generator=generator)
+    index = torch.randint(300, (models, PANEL + 9), generator=generator)[:, 4 : 4 + PANEL]
+    on_label = torch.nn.functional.one_hot(labels[index], classes).mT
+    z = torch.randn(models, classes, PANEL, generator=generator)
+    z = LOGITS[kind](z, on_label).to(DEVICE, torch.float32)
+    index, labels = index.to(DEVICE)[:, :size], labels.to(DEVICE)
+    delta, unit = unwritten(models, classes, PANEL), unwritten(models, dtype=torch.float32)
+    kernels.pseudo_gradient[(models,)](
+        z, index, index.stride(0), labels, k, delta, unit, size, classes,
+        block=triton.next_power_of_2(classes),
+    )  # fmt: skip
+    rows = z[:, :, :size].mT.double()
+    expected = tunable(rows, labels[index], k.double()[:, None].expand(models, size)).mT / size
+    ours = delta.double() * unit.double()[:, None, None]
+    assert (ours[:, :, size:] == 0).all()
+    # Relative to float16, down to its smallest number in units of the panel's largest; and to what
+    # float32 makes of k times a margin.
+    rounding = 2 * HALF + 4 * 2.0**-23 * z.abs().max().item()
+    for one, other in zip(ours[:, :, :size], expected, strict=True):
+        assert_close(one, other, rtol=rounding, atol=2.0**-28 * other.abs().max().item() + 1e-38)
+
+
+@pytest.mark.parametrize("gap", [15.0, 21.5, 22.0, 22.5, 24.0, 25.0, 40.0, 300.0])
+def test_pseudo_gradients_too_small_for_float32(gap: float) -> None:
+    """At k = 4 strengths are exp(-4 gap): they sink to float32's end and below, and stay finite."""
+    z = torch.zeros(1, 2, PANEL, device=DEVICE)
+    z[0, 0] = gap
+    index = torch.zeros(1, PANEL, dtype=torch.int32, device=DEVICE)
+    labels, k = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.full((1,), 4.0).to(DEVICE)
+    delta, unit = unwritten(1, 2, PANEL), unwritten(1, dtype=torch.float32)
+    kernels.pseudo_gradient[(1,)](z, index, PANEL, labels, k, delta, unit, PANEL, 2, block=2)
+    assert delta.isfinite().all()
+    assert unit.isfinite().all()
+    expected = math.exp(-4 * gap) / PANEL
+    ours = delta.double() * unit.double()
+    assert_close(ours[0, 1], torch.full((PANEL,), expected), rtol=1e-3, atol=1e-38)
+    assert torch.equal(ours[0, 0], -ours[0, 1])
+
+
+@pytest.mark.parametrize("activation", SLOPES)
+@pytest.mark.parametrize(("width", "outputs"), [(128, 64), (70, 33), (3, 2), (150, 130)])
+def test_errors_before(
+    width: int, outputs: int, activation: str, generator: torch.Generator
+) -> None:
+    models = 2
+    delta = noise(generator, models, outputs, PANEL)
+    weight = noise(generator, models, width, outputs)
+    h = ACTIVATIONS[activation](noise(generator, models, width, PANEL))
+    out = unwritten(models, width, PANEL)
+    kernels.errors_before[(triton.cdiv(width, 32), models)](
+        delta, weight, h, out, width, outputs, activation, block_in=32, block_out=16
+    )
+    expected = weight.double() @ delta.double() * SLOPES[activation](h.double())
+    assert_close(out, expected, rtol=HALF, atol=1e-4)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-9])
+@pytest.mark.parametrize(
+    ("width", "outputs", "part"), [(128, 128, 128), (70, 33, 1024), (300, 150, 128), (3, 2, 128)]
+)
+def test_squared_norm(
+    width: int, outputs: int, part: int, unit: float, generator: torch.Generator
+) -> None:
+    models, parts = 3, triton.cdiv(width, part)
+    x = noise(generator, models, width, PANEL) + 0.5
+    delta = noise(generator, models, outputs, PANEL)
+    delta[:, :, 100:] = 0
+    units = torch.tensor([unit, 2 * unit, 3 * unit], device=DEVICE)
+    norms = unwritten(parts, models, dtype=torch.float32)
+    kernels.squared_norm[(models, parts)](
+        x, delta, units, norms, models, width, outputs, part=part, block=64
+    )
+    gradient = x.double() @ delta.double().mT
+    bias_gradient = delta.double().sum(2)
+    squares = gradient.square().sum((1, 2)) + bias_gradient.square().sum(1)
+    assert_close(norms.sum(0), squares * units.double() ** 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5, 1e9])
+@pytest.mark.parametrize(("width", "outputs"), [(64, 64), (70, 33), (3, 2), (130, 150)])
+def test_update(width: int, outputs: int, clip: float | None, generator: torch.Generator) -> None:
+    models, parts = 3, 2
+    momentum = torch.tensor([0.0, 0.5, 0.9], device=DEVICE)
+    rate, unit = torch.tensor([0.1, 0.2, 0.3]).to(DEVICE), torch.tensor([1, 1e-3, 1e-2]).to(DEVICE)
+    x, delta = noise(generator, models, width, PANEL), noise(generator, models, outputs, PANEL)
+    weight, velocity = (noise(generator, models, width, outputs).float() for _ in range(2))
+    bias, bias_velocity = (noise(generator, models, 1, outputs).float() for _ in range(2))
+    shadow = unwritten(models, width, outputs)
+    norms = noise(generator, parts, models, dtype=torch.float32).square()
+    before = [tensor.double() for tensor in (weight, velocity, bias, bias_velocity)]
+    clips = None if clip is None else torch.tensor([clip, 2 * clip, 3 * clip]).to(DEVICE)
+    tiles = _within({**_UPDATE, "block_in": 32}, block_in=width, block_out=outputs)
+    grid = triton.cdiv(outputs, tiles["block_out"]), triton.cdiv(width, tiles["block_in"]), models
+    kernels.update[grid](
+        x, delta, unit, norms, clips, rate, momentum, weight, velocity, shadow, bias,
+        bias_velocity, models, width, outputs, 0 if clip is None else parts, **tiles,
+    )  # fmt: skip
+
+    scale = unit.double()
+    if clips is not None:
+        norm = norms.double().sum(0).sqrt()
+        scale = scale * (clips.double() / (norm + 1e-6)).clamp(max=1)
+        assert (norm > clips).any() == (clip == 0.5)
+    w, v, b, v_bias = before
+    mu, eta, scale = (column.double().reshape(-1, 1, 1) for column in (momentum, rate, scale))
+    v_new = mu * v + scale * (x.double() @ delta.double().mT)
+    v_bias_new = mu * v_bias + scale * delta.double().sum(2).unsqueeze(1)
+    close: dict[str, float] = {"rtol": 1e-5, "atol": 1e-5}
+    assert_close(weight, w - eta * v_new, **close)
+    assert_close(bias, b - eta * v_bias_new, **close)
+    assert_close(bias_velocity, v_bias_new, **close)
+    assert_close(velocity[1:], v_new[1:], **close)
+    assert torch.equal(velocity[0].double(), v[0])  # without momentum there is none to store
+    assert torch.equal(shadow, weight.half())
+
+
+# Whole stacks
+
+
+SIZES = {
+    "small": (70, 40, 10),
+    "deep": (33, 65, 20, 129, 3),
+    "linear": (20, 4),
+    "wide": (1030, 20, 5),
+}
+OWN: list[dict[str, float]] = [
+    {"k": 0.25, "learning_rate": 0.1, "momentum": 0.0},
+    {"k": 1.0, "learning_rate": 0.2, "momentum": 0.5},
+    {"k": 3.0, "learning_rate": 0.05, "momentum": 0.9},
+]
+
+
+def settings(clip: float | None, dtype: torch.dtype, own: list[dict[str, float]]) -> Settings:
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=DEVICE).reshape(-1, 1, 1)
+
+    columns = {name: column([one[name] for one in own]) for name in own[0]}
+    return Settings(**columns, clip=None if clip is None else column([clip] * len(own)))
+
+
+class Pair:
+    """A fused stack and a plain one in float64, treated alike."""
+
+    def __init__(self, sizes: tuple[int, ...], activation: str, clip: float | None = None) -> None:
+        generator = torch.Generator().manual_seed(1)
+        features = torch.randint(256, (200, sizes[0]), generator=generator).byte().to(DEVICE)
+        labels = torch.randint(sizes[-1], (200,), generator=generator).to(DEVICE)
+        examples = Examples(features, labels, 2 / 255, -1.0)
+        self.plain = Stack(examples, sizes, activation, "sgd", 3, torch.float64)
+        self.fused = FusedStack(examples, sizes, activation, 3)
+        self.clip, self.own, self.generator = clip, OWN, generator
+        self.start([0, 1, 2], [5, 6, 7])
+
+    def start(self, models: list[int], seeds: list[int]) -> None:
+        """Fresh networks, with an output layer that is not zero, so that all layers learn."""
+        at, generator = torch.tensor(models).to(DEVICE), torch.Generator().manual_seed(sum(seeds))
+        shape = (len(models), *self.plain.weights[-1].shape[1:])
+        outputs = 0.3 * torch.randn(shape, generator=generator).to(DEVICE)
+        for stack in (self.plain, self.fused):
+            stack.start(at, torch.tensor(seeds).to(DEVICE))
+            stack.weights[-1][at] = outputs.to(stack.dtype)
+        self.fused.shadows[-1][at] = outputs.half()
+
+    def train(self, size: int = 70, batch_size: int = 32, epochs: int = 1) -> None:
+        for _ in range(epochs):
+            order = torch.stack(
+                [torch.randperm(200, generator=self.generator)[:size] for _ in self.own]
+            ).to(DEVICE)
+            for stack in (self.plain, self.fused):
+                stack.train(order, batch_size, settings(self.clip, stack.dtype, self.own))
+
+    def select(self, models: list[int]) -> None:
+        for stack in (self.plain, self.fused):
+            stack.select(torch.tensor(models).to(DEVICE))
+        self.own = [self.own[model] for model in models]
+
+    def assert_alike(self, tolerance: float = 4e-3) -> None:
+        """Parameters, velocities, and what the networks say."""
+        shadows = [weight.half() for weight in self.fused.weights]
+        assert all(map(torch.equal, self.fused.shadows, shadows))
+        moments = zip(self.plain.moments[0], self.fused.moments[0], strict=True)
+        for at, (theirs, ours) in enumerate(moments):
+            for model, own in enumerate(self.own):
+                if own["momentum"] or at % 2:
+                    self._assert_near(ours[model], theirs[model], tolerance)
+        for theirs, ours in zip(self.plain.parameters, self.fused.parameters, strict=True):
+            self._assert_near(ours, theirs, tolerance)
+
+    def _assert_near(self, ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+        distance = (ours.double() - theirs).norm().item()
+        assert distance <= tolerance * theirs.norm().item()
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_whole_epochs(sizes: str, activation: str, clip: float | None) -> None:
+    pair = Pair(SIZES[sizes], activation, clip)
+    start = [weight.clone() for weight in pair.plain.weights]
+    pair.train(epochs=2)
+    pair.assert_alike()
+    for before, weight in zip(start, pair.plain.weights, strict=True):
+        assert not torch.allclose(before, weight, rtol=1e-3)
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_relu(clip: float | None) -> None:
+    """One step: later ones part where a unit is on in one and off in the other."""
+    pair = Pair(SIZES["small"], "relu", clip)
+    pair.train(size=32)
+    pair.assert_alike(0.02)
+
+
+@pytest.mark.parametrize(("size", "batch_size"), [(128, 128), (130, 128), (6, 1), (5, 100)])
+def test_batches_of_any_size(size: int, batch_size: int) -> None:
+    pair = Pair((20, 9, 4), "tanh")
+    pair.train(size, batch_size)
+    pair.assert_alike()
+
+
+def test_a_refilled_slot_knows_nothing_of_the_last_trial() -> None:
+    pair = Pair(SIZES["small"], "tanh")
+    pair.train()
+    pair.fused.weights[0][1] = math.nan
+    pair.fused.shadows[0][1] = math.nan
+    pair.train()  # one of them is lost now
+    pair.start([1], [9])
+    pair.assert_alike()
+    pair.train(epochs=2)
+    pair.assert_alike()
+
+
+@pytest.mark.parametrize("models", [[0, 1, 2], [2], [2, 0]])
+def test_select(models: list[int]) -> None:
+    pair = Pair(SIZES["small"], "tanh", clip=0.1)
+    pair.train()
+    pair.select(models)
+    pair.assert_alike()
+    pair.train(epochs=2)
+    pair.assert_alike()
+
+
+@pytest.mark.parametrize("rows", [1, 128, 150])
+@pytest.mark.parametrize("sizes", ["small", "deep"])
+def test_evaluate(sizes: str, rows: int) -> None:
+    pair = Pair(SIZES[sizes], "tanh")
+    pair.train()
+    for stack in (pair.plain, pair.fused):
+        stack.keep(torch.tensor([0, 2]).to(DEVICE))
+    pair.train()
+    generator = torch.Generator().manual_seed(2)
+    index = torch.stack([torch.randperm(200, generator=generator)[:rows] for _ in range(3)])
+    for which in (None, [0, 2], [2]):
+        models = None if which is None else torch.tensor(which).to(DEVICE)
+        at = index[which or slice(None)].to(DEVICE)
+        (error, value), (their_error, their_value) = (
+            stack.evaluate(at, models) for stack in (pair.fused, pair.plain)
+        )
+        assert_close(value, their_value, rtol=2e-3)
+        assert_close(error, their_error, rtol=0, atol=1.5 / rows)  # one may lie on the border
+    now, best = pair.fused.evaluate(index.to(DEVICE))[1], pair.fused.best_of(2)
+    assert not torch.equal(now[[2]], value)  # the best is not the last here
+    assert [weight.shape for weight, _ in best] == [w.shape[1:] for w in pair.fused.weights]
+
+
+def test_a_network_that_is_lost_disturbs_no_other() -> None:
+    pair = Pair(SIZES["small"], "tanh")
+    pair.own = [OWN[0], {**OWN[1], "learning_rate": 1e30}, OWN[2]]
+    pair.train(epochs=2)
+    assert not pair.fused.weights[0][1].isfinite().all()
+    pair.select([0, 2])
+    pair.assert_alike()
+
+
+# The whole fleet
+
+
+def blobs() -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (263,), generator=generator)
+    centres = torch.rand(4, 12, generator=generator)
+    noise = torch.randn(263, 12, generator=generator)
+    unit = (centres[labels] + 0.3 * noise).clamp(0, 1)
+    return Dataset("blobs", (255 * unit).byte(), labels, 213)
+
+
+def test_the_fleet_on_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More trials than slots, some diverge: outcomes as of plain operations, up to rounding."""
+
+    def fused(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
+        return FusedStack(examples, fleet._layer_sizes(trial), trial.activation, slots)
+
+    base = Trial("blobs", (9,), k=1, learning_rate=0.3, batch_size=50, max_epochs=3, clip=0.5)
+    trials = [
+        replace(base, k=k, seed=seed, momentum=momentum, split=Split(0, seed), max_epochs=limit)
+        for seed, (k, momentum, limit) in enumerate([(1, 0.9, 4), (0.5, 0.5, 2), (2, 0.9, 3)])
+    ]
+    lost = replace(base, learning_rate=1e30, k=0.25)
+    run = [trials[0], lost, *trials[1:]]
+    plain = {o.trial: o for o in Fleet(blobs(), DEVICE, precision="float64").run(run)}
+    monkeypatch.setattr("pseudograd.fleet.fleet._stack", fused)
+    ours = {o.trial: o for o in Fleet(blobs(), DEVICE, slots=2, keep_parameters=True).run(run)}
+    assert ours.keys() == set(run)
+    assert ours[lost].stopped_by == "diverged"
+    assert 0 <= ours[lost].error <= 1
+    for trial in trials:
+        assert (ours[trial].stopped_by, ours[trial].epochs) == ("limit", trial.max_epochs)
+        assert ours[trial].curve == pytest.approx(plain[trial].curve, abs=0.05)
+        assert ours[trial].cross_entropy == pytest.approx(plain[trial].cross_entropy, rel=0.05)
+        assert ours[trial].parameters is not None
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize(
+    ("changes", "precision", "kind"),
+    [
+        ({}, "tf32", FusedStack),
+        ({"clip": 1.0, "hidden_layer_sizes": (9, 8, 7)}, "tf32", FusedStack),
+        ({}, "float32", Stack),
+        ({}, "float64", Stack),
+        ({"optimizer": "adam"}, "tf32", Stack),
+        ({"batch_size": 129}, "tf32", Stack),
+    ],
+)
+def test_what_runs_on_a_gpu(changes: dict[str, Any], precision: str, kind: type[Stack]) -> None:
+    from pseudograd.fleet.fleet import _Crew
+
+    trial = replace(Trial("blobs", (9,), 1, 0.1, momentum=0.9, max_epochs=5), **changes)
+    fleet = Fleet(blobs(), "cuda", precision=precision)
+    assert type(_Crew(fleet, trial, 2).stack) is kind
+    trials = [replace(trial, seed=seed) for seed in range(5)]
+    ours = {o.trial: o for o in Fleet(blobs(), "cuda", 2, precision=precision).run(trials)}
+    for outcome in Fleet(blobs(), precision="float64").run(trials):
+        assert ours[outcome.trial].curve == pytest.approx(outcome.curve, abs=0.1)
