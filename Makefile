@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # All versions are pinned, those of the build too.
-export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -37,7 +37,7 @@ bench: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet pip
-	$(BIN)/pip install --quiet --editable '.[cpu]' --group dev
+	$(BIN)/pip install --quiet --editable '.[cpu,parquet]' --group dev
 	touch $@
 
 clean:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,6 +10,15 @@ import torch
 os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))
 
 from pseudograd.loss import functional
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small tensors are done soonest by a single thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["fused", "plain"])

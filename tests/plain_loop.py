@@ -60,19 +60,24 @@ def initial_layers(data: Dataset, trial: Trial) -> Layers:
     return tuple((weight, torch.zeros(weight.shape[1])) for weight in weights)
 
 
-def error_and_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+def mistakes_and_losses(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         logits = model(x)
     losses = nn.functional.cross_entropy(logits, y, reduction="none")
-    wrong = (logits.argmax(1) != y) | ~losses.isfinite()
+    return (logits.argmax(1) != y) | ~losses.isfinite(), losses
+
+
+def error_and_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+    wrong, losses = mistakes_and_losses(model, x, y)
     return wrong.sum().item() / len(y), losses.mean().item()
 
 
 def _optimizer(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
     if trial.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), trial.learning_rate, trial.momentum)
-    kinds = {"adam": torch.optim.Adam, "rmsprop": torch.optim.RMSprop}
-    return kinds[trial.optimizer](model.parameters(), trial.learning_rate)
+    if trial.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), trial.learning_rate)
+    return torch.optim.RMSprop(model.parameters(), trial.learning_rate)
 
 
 def _layers(model: nn.Sequential) -> Layers:
@@ -113,13 +118,20 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
             stopped_by = "patience"
             break
     best = epochs[best_epoch - 1]
-    judge = network(data, trial, best, dtype)
-    error, value = error_and_cross_entropy(judge, x[cut.judge], y[cut.judge])
-    return PlainRun(
-        Outcome(
-            trial, best_error, best_epoch, error, value, len(curve), stopped_by, tuple(curve), best
-        ),
-        epochs,
-        clipped,
-        steps,
+    wrong, losses = mistakes_and_losses(
+        network(data, trial, best, dtype), x[cut.judge], y[cut.judge]
     )
+    mistakes = tuple(at for at, mistaken in enumerate(wrong.tolist()) if mistaken)
+    outcome = Outcome(
+        trial=trial,
+        stop_error=best_error,
+        best_epoch=best_epoch,
+        error=len(mistakes) / len(wrong),
+        cross_entropy=losses.mean().item(),
+        epochs=len(curve),
+        stopped_by=stopped_by,
+        curve=tuple(curve),
+        wrong=mistakes if trial.split.retrain else None,
+        parameters=best,
+    )
+    return PlainRun(outcome, epochs, clipped, steps)

@@ -9,31 +9,23 @@ import re
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import plain_loop
 import pytest
 import torch
-from plain_loop import Layers, PlainRun
 from torch import Tensor
 
+import plain_loop
+from plain_loop import Layers, PlainRun
 from pseudograd.data import Dataset, digits
 from pseudograd.fleet import Fleet, Outcome, Split, Trial, parts, randomness
 from pseudograd.fleet.fleet import _Crew
 from pseudograd.fleet.stack import Examples, Stack
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The tensors are tiny: a second thread would only be waited for."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @functools.cache
@@ -121,7 +113,7 @@ def assert_same(ours: Outcome, theirs: Outcome) -> None:
 
 
 RETRAIN = Split(retrain=True)
-SHARED = [
+SHARED: list[dict[str, Any]] = [
     {},
     {"hidden_layer_sizes": ()},
     {"activation": "tanh", "batch_size": 20, "clip": 1.0},
@@ -172,7 +164,7 @@ def test_the_trials_above_do_what_they_are_there_for() -> None:
         assert min(run.outcome.error for run in runs) < 0.7  # at chance 0.8
         if "clip" in shared:
             assert all(run.clipped == 0 for run in runs if run.outcome.trial.clip == 1e6)
-            assert any(0 < run.clipped for run in runs)
+            assert any(run.clipped > 0 for run in runs)
     assert any(0 < run.clipped < run.steps for runs in every for run in runs)
     assert 126 % 32 != 0  # the last batch of an epoch is short
 
@@ -213,8 +205,19 @@ def test_divergence_is_noted(rate: float, activation: str, precision: str) -> No
     if activation == "relu":  # tanh keeps a network with any weights in bounds
         assert outcome.stopped_by == "diverged"
         assert outcome.epochs < 100
-    if outcome.stopped_by == "diverged":
-        assert plain(trial).outcome.stopped_by == "diverged" or precision != "float64"
+    if precision == "float64":
+        assert outcome.stopped_by == plain(trial).outcome.stopped_by
+
+
+def test_a_network_of_no_numbers_is_wrong_about_everything() -> None:
+    """Also where argmax would find the label: at the first NaN."""
+    examples = Examples(torch.ones(4, 1), torch.tensor([0, 0, 1, 1]), 1.0, 0.0)
+    stack = Stack(examples, (1, 2), "relu", "sgd", models=3)
+    for model, weights in enumerate(([math.nan, 1.0], [1.0, -math.inf], [1.0, 0.0])):
+        stack.weights[0][model, 0] = torch.tensor(weights)
+    errors, values = stack.evaluate(torch.arange(4).expand(3, 4))
+    assert errors.tolist() == [1, 0.5, 0.5]
+    assert values.isfinite().tolist() == [False, False, True]
 
 
 def test_large_weights_that_predict_well_are_no_divergence() -> None:
@@ -293,12 +296,10 @@ def test_random_numbers_are_what_their_hashes_say(seed: int) -> None:
 def test_pinned_random_numbers() -> None:
     """A published result may depend on these: never change them."""
     weights = randomness.glorot_uniform(torch.tensor([0, 1]), 0, 2, 3)
-    assert weights.flatten(1).tolist() == [
-        [0.6996350884437561, -0.8883229494094849, 0.5379393696784973]
-        + [0.41634005308151245, 0.2987522482872009, 0.29576051235198975],
-        [0.628150463104248, -0.702650785446167, -0.4176703691482544]
-        + [0.8742866516113281, 0.5157732367515564, 0.04282373562455177],
-    ]
+    assert weights[0, 0].tolist() == [0.6996350884437561, -0.8883229494094849, 0.5379393696784973]
+    assert weights[0, 1].tolist() == [0.41634005308151245, 0.2987522482872009, 0.29576051235198975]
+    assert weights[1, 0].tolist() == [0.628150463104248, -0.702650785446167, -0.4176703691482544]
+    assert weights[1, 1].tolist() == [0.8742866516113281, 0.5157732367515564, 0.04282373562455177]
     second_layer = randomness.glorot_uniform(torch.tensor([0]), 1, 1, 2)
     assert second_layer.tolist() == [[[1.3550933599472046, -0.9746399521827698]]]
     order = randomness.order(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 8)
@@ -428,7 +429,10 @@ def test_the_test_set_is_for_the_last_judgement_only(retrain: bool) -> None:
     for one, other in zip(ours, theirs, strict=True):
         if retrain:
             assert one.error != other.error
-            other = replace(other, error=one.error, cross_entropy=one.cross_entropy)
+            assert one.wrong != other.wrong
+            other = replace(
+                other, error=one.error, cross_entropy=one.cross_entropy, wrong=one.wrong
+            )
         assert one == other
         torch.testing.assert_close(one.parameters, other.parameters, rtol=0, atol=0)
 
@@ -610,10 +614,8 @@ def test_slots_are_planned_from_free_memory(
 
 
 def test_outcomes_come_as_they_end() -> None:
-    epochs: list[int] = []
     trials = [replace(ONE, max_epochs=limit, patience=99) for limit in (9, 1, 5)]
-    for outcome in Fleet(blobs(), slots=3).run(trials):
-        epochs.append(outcome.epochs)
+    epochs = [outcome.epochs for outcome in Fleet(blobs(), slots=3).run(trials)]
     assert epochs == [1, 5, 9]
 
 

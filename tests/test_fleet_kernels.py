@@ -6,7 +6,6 @@ On a GPU if there is one; else in Triton's interpreter, on the CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,22 +21,17 @@ from pseudograd.rules import tunable
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 from pseudograd.fleet import kernels  # noqa: E402
-from pseudograd.fleet.fused import _UPDATE, FusedStack, _within  # noqa: E402
+from pseudograd.fleet.fused import FusedStack  # noqa: E402
 from pseudograd.fleet.kernels import PANEL  # noqa: E402
 
-# What overflows or is no number does so as on a GPU; the interpreter would speak of it.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # What overflows or is no number does so as on a GPU; the interpreter would speak of it.
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+]
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = 2.0**-11  # the largest relative rounding error of float16
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -219,45 +213,60 @@ def test_squared_norm(
     gradient = x.double() @ delta.double().mT
     bias_gradient = delta.double().sum(2)
     squares = gradient.square().sum((1, 2)) + bias_gradient.square().sum(1)
-    assert_close(norms.sum(0), squares * units.double() ** 2, rtol=1e-5)
+    assert_close(norms.sum(0), squares * units.double() ** 2, rtol=1e-4)
 
 
-@pytest.mark.parametrize("clip", [None, 0.5, 1e9])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_clip_unit(parts: int, generator: torch.Generator) -> None:
+    norms = noise(generator, parts, 4, dtype=torch.float32).square()
+    norms[:, 3] = 0
+    norm = norms.double().sum(0).sqrt()
+    clip = (norm * torch.tensor([0.1, 0.999, 1.001, 1.0]).to(DEVICE)).float() + 1e-9
+    before = torch.tensor([1.0, 1e-3, 1e3, 1.0], device=DEVICE)
+    unit = before.clone()
+    kernels.clip_unit[(4,)](unit, norms, clip, 4, parts)
+    expected = before.double() * (clip.double() / (norm + 1e-6)).clamp(max=1)
+    assert_close(unit, expected, rtol=1e-6)
+    assert torch.equal(unit == before, torch.tensor([False, False, True, False]).to(DEVICE))
+
+
+MOMENTUM, RATE, UNIT = (0.0, 0.5, 0.9), (0.1, 0.2, 0.3), (1.0, 1e-3, 1e-2)
+CLOSE: dict[str, float] = {"rtol": 1e-5, "atol": 1e-4}
+
+
 @pytest.mark.parametrize(("width", "outputs"), [(64, 64), (70, 33), (3, 2), (130, 150)])
-def test_update(width: int, outputs: int, clip: float | None, generator: torch.Generator) -> None:
-    models, parts = 3, 2
-    momentum = torch.tensor([0.0, 0.5, 0.9], device=DEVICE)
-    rate, unit = torch.tensor([0.1, 0.2, 0.3]).to(DEVICE), torch.tensor([1, 1e-3, 1e-2]).to(DEVICE)
-    x, delta = noise(generator, models, width, PANEL), noise(generator, models, outputs, PANEL)
-    weight, velocity = (noise(generator, models, width, outputs).float() for _ in range(2))
-    bias, bias_velocity = (noise(generator, models, 1, outputs).float() for _ in range(2))
-    shadow = unwritten(models, width, outputs)
-    norms = noise(generator, parts, models, dtype=torch.float32).square()
-    before = [tensor.double() for tensor in (weight, velocity, bias, bias_velocity)]
-    clips = None if clip is None else torch.tensor([clip, 2 * clip, 3 * clip]).to(DEVICE)
-    tiles = _within({**_UPDATE, "block_in": 32}, block_in=width, block_out=outputs)
-    grid = triton.cdiv(outputs, tiles["block_out"]), triton.cdiv(width, tiles["block_in"]), models
+def test_update(width: int, outputs: int, generator: torch.Generator) -> None:
+    unit, rate, momentum = (torch.tensor(own, device=DEVICE) for own in (UNIT, RATE, MOMENTUM))
+    x, delta = noise(generator, 3, width, PANEL), noise(generator, 3, outputs, PANEL)
+    weight, velocity = (noise(generator, 3, width, outputs).float() for _ in range(2))
+    shadow = unwritten(3, width, outputs)
+    w, v = weight.double(), velocity.double()
+    grid = triton.cdiv(outputs, 32), triton.cdiv(width, 16), 3
     kernels.update[grid](
-        x, delta, unit, norms, clips, rate, momentum, weight, velocity, shadow, bias,
-        bias_velocity, models, width, outputs, 0 if clip is None else parts, **tiles,
+        x, delta, unit, rate, momentum, weight, velocity, shadow, width, outputs,
+        block_in=16, block_out=32,
     )  # fmt: skip
-
-    scale = unit.double()
-    if clips is not None:
-        norm = norms.double().sum(0).sqrt()
-        scale = scale * (clips.double() / (norm + 1e-6)).clamp(max=1)
-        assert (norm > clips).any() == (clip == 0.5)
-    w, v, b, v_bias = before
-    mu, eta, scale = (column.double().reshape(-1, 1, 1) for column in (momentum, rate, scale))
+    scale, eta, mu = (own.double().reshape(-1, 1, 1) for own in (unit, rate, momentum))
     v_new = mu * v + scale * (x.double() @ delta.double().mT)
-    v_bias_new = mu * v_bias + scale * delta.double().sum(2).unsqueeze(1)
-    close: dict[str, float] = {"rtol": 1e-5, "atol": 1e-5}
-    assert_close(weight, w - eta * v_new, **close)
-    assert_close(bias, b - eta * v_bias_new, **close)
-    assert_close(bias_velocity, v_bias_new, **close)
-    assert_close(velocity[1:], v_new[1:], **close)
+    assert_close(weight, w - eta * v_new, **CLOSE)
+    assert_close(velocity[1:], v_new[1:], **CLOSE)
     assert torch.equal(velocity[0].double(), v[0])  # without momentum there is none to store
     assert torch.equal(shadow, weight.half())
+
+
+@pytest.mark.parametrize("outputs", [64, 150, 2])
+def test_update_bias(outputs: int, generator: torch.Generator) -> None:
+    unit, rate, momentum = (torch.tensor(own, device=DEVICE) for own in (UNIT, RATE, MOMENTUM))
+    delta = noise(generator, 3, outputs, PANEL)
+    bias, velocity = (noise(generator, 3, 1, outputs).float() for _ in range(2))
+    b, v = bias.double(), velocity.double()
+    kernels.update_bias[(triton.cdiv(outputs, 64), 3)](
+        delta, unit, rate, momentum, bias, velocity, outputs, block=64
+    )
+    scale, eta, mu = (own.double().reshape(-1, 1, 1) for own in (unit, rate, momentum))
+    v_new = mu * v + scale * delta.double().sum(2).unsqueeze(1)
+    assert_close(velocity, v_new, **CLOSE)
+    assert_close(bias, b - eta * v_new, **CLOSE)
 
 
 # Whole stacks
@@ -307,7 +316,7 @@ class Pair:
             stack.weights[-1][at] = outputs.to(stack.dtype)
         self.fused.shadows[-1][at] = outputs.half()
 
-    def train(self, size: int = 70, batch_size: int = 32, epochs: int = 1) -> None:
+    def train(self, size: int = 40, batch_size: int = 32, epochs: int = 1) -> None:
         for _ in range(epochs):
             order = torch.stack(
                 [torch.randperm(200, generator=self.generator)[:size] for _ in self.own]
@@ -337,9 +346,17 @@ class Pair:
         assert distance <= tolerance * theirs.norm().item()
 
 
-@pytest.mark.parametrize("clip", [None, 0.1])
-@pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("sizes", "activation", "clip"),
+    [
+        ("small", "tanh", None),
+        ("small", "sigmoid", 0.1),
+        ("deep", "tanh", 0.1),
+        ("deep", "sigmoid", None),
+        ("linear", "tanh", 0.1),
+        ("wide", "tanh", 0.1),
+    ],
+)
 def test_whole_epochs(sizes: str, activation: str, clip: float | None) -> None:
     pair = Pair(SIZES[sizes], activation, clip)
     start = [weight.clone() for weight in pair.plain.weights]
@@ -372,11 +389,11 @@ def test_a_refilled_slot_knows_nothing_of_the_last_trial() -> None:
     pair.train()  # one of them is lost now
     pair.start([1], [9])
     pair.assert_alike()
-    pair.train(epochs=2)
+    pair.train()
     pair.assert_alike()
 
 
-@pytest.mark.parametrize("models", [[0, 1, 2], [2], [2, 0]])
+@pytest.mark.parametrize("models", [[2], [2, 0]])
 def test_select(models: list[int]) -> None:
     pair = Pair(SIZES["small"], "tanh", clip=0.1)
     pair.train()
@@ -386,8 +403,7 @@ def test_select(models: list[int]) -> None:
     pair.assert_alike()
 
 
-@pytest.mark.parametrize("rows", [1, 128, 150])
-@pytest.mark.parametrize("sizes", ["small", "deep"])
+@pytest.mark.parametrize(("sizes", "rows"), [("small", 1), ("small", 128), ("deep", 150)])
 def test_evaluate(sizes: str, rows: int) -> None:
     pair = Pair(SIZES[sizes], "tanh")
     pair.train()

@@ -175,7 +175,8 @@ class TestLemma1:
 
     def jacobian(self, k: float) -> Tensor:
         z, y = example(list(self.logits), 0)
-        return torch.func.jacrev(lambda row: tunable(row, y[0], k))(z[0])
+        jacobian: Tensor = torch.func.jacrev(lambda row: tunable(row, y[0], k))(z[0])
+        return jacobian
 
     @pytest.mark.parametrize("k", SENSITIVITIES)
     def test_derivatives_are_those_of_the_proof(self, k: float) -> None:

@@ -26,35 +26,46 @@ def gradient(loss: Loss, logits: Tensor, label: Tensor) -> Tensor:
     return result
 
 
-def log_of_not(log_p: Tensor) -> Tensor:
-    return (-log_p.expm1()).log()
+def focal_loss(gamma: float) -> Loss:
+    return lambda log_p: -((-log_p.expm1()) ** gamma) * log_p
+
+
+def power_of_log_loss(k: float) -> Loss:
+    return lambda log_p: (-log_p) ** k
+
+
+def log_of_power_loss(k: float) -> Loss:
+    return lambda log_p: -k * log_p
+
+
+def generalized_loss(q: float) -> Loss:
+    return lambda log_p: (1 - (q * log_p).exp()) / q
+
+
+FAMILIES: dict[str, tuple[Callable[..., Tensor], Callable[[float], Loss], tuple[float, ...]]] = {
+    "power_of_log": (rules.power_of_log, power_of_log_loss, (0.25, 1.0, 4.0)),
+    "log_of_power": (rules.log_of_power, log_of_power_loss, (0.25, 1.0, 4.0)),
+    "focal": (rules.focal, focal_loss, (0.0, 0.5, 2.0, 5.0)),
+    "generalized_cross_entropy": (
+        rules.generalized_cross_entropy,
+        generalized_loss,
+        (0.1, 0.7, 1.0),
+    ),
+}
+
+
+def with_parameter(rule: Callable[..., Tensor], value: float) -> Rule:
+    return lambda logits, label: rule(logits, label, value)
 
 
 RULES_AND_LOSSES: dict[str, tuple[Rule, Loss]] = {
-    "cross_entropy": (rules.cross_entropy, lambda log_p: -log_p),
-    "bias": (rules.bias, lambda log_p: -log_p),
-    "from_bias": (rules.from_bias(lambda bias, y: bias), lambda log_p: -log_p),
+    "cross_entropy": (rules.cross_entropy, log_of_power_loss(1.0)),
+    "bias": (rules.bias, log_of_power_loss(1.0)),
+    "from_bias": (rules.from_bias(lambda bias, y: bias), log_of_power_loss(1.0)),
     **{
-        f"power_of_log k={k}": (partial(rules.power_of_log, k=k), lambda log_p, k=k: (-log_p) ** k)
-        for k in (0.25, 1.0, 4.0)
-    },
-    **{
-        f"log_of_power k={k}": (partial(rules.log_of_power, k=k), lambda log_p, k=k: -k * log_p)
-        for k in (0.25, 1.0, 4.0)
-    },
-    **{
-        f"focal gamma={g}": (
-            partial(rules.focal, gamma=g),
-            lambda log_p, g=g: -(g * log_of_not(log_p)).exp() * log_p,
-        )
-        for g in (0.0, 0.5, 2.0, 5.0)
-    },
-    **{
-        f"generalized_cross_entropy q={q}": (
-            partial(rules.generalized_cross_entropy, q=q),
-            lambda log_p, q=q: (1 - (q * log_p).exp()) / q,
-        )
-        for q in (0.1, 0.7, 1.0)
+        f"{name} {value}": (with_parameter(rule, value), loss(value))
+        for name, (rule, loss, values) in FAMILIES.items()
+        for value in values
     },
 }
 LIMITS: dict[str, Rule] = {
@@ -105,7 +116,7 @@ def test_finite_at_extreme_logits(name: str, dtype: torch.dtype, logits: list[fl
     f = rule(torch.tensor([logits], dtype=dtype), torch.tensor([0]))
     in_float64 = rule(torch.tensor([logits], dtype=torch.float64), torch.tensor([0]))
     assert f.dtype == dtype
-    assert in_float64.isfinite().all() or name == "power_of_log k=4.0"
+    assert in_float64.isfinite().all() or name == "power_of_log 4.0"
     assert not f.isnan().any()
     assert (f.isfinite() | (in_float64.abs() > torch.finfo(dtype).max)).all()
 
@@ -164,7 +175,7 @@ class TestTheArgumentAgainstTheNaiveAlternatives:
 
     sensitivities = (0.25, 0.5, 1.0, 2.0, 4.0)
 
-    def sizes(self, rule: Callable[..., Tensor], p: float, *, name: str = "k") -> list[float]:
+    def sizes(self, rule: Callable[..., Tensor], p: float) -> list[float]:
         logits = torch.tensor([math.log(p / (1 - p)), 0.0], dtype=torch.float64)
         return [-float(rule(logits, torch.tensor(0), k)[0]) for k in self.sensitivities]
 

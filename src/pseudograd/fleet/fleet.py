@@ -264,22 +264,22 @@ class _Crew:
             return []
         slots = self._tensor(list(ended))
         judged = torch.stack([self.parts(self._run(slot).trial.split).judge for slot in ended])
-        errors, values = self.stack.evaluate(judged, slots)
+        errors, values = (figures.tolist() for figures in self.stack.evaluate(judged, slots))
+        wrong = self.stack.mistakes(judged, slots) if self.trial.split.retrain else None
         outcomes = []
-        for (slot, reason), error, value in zip(
-            ended.items(), errors.tolist(), values.tolist(), strict=True
-        ):
+        for at, (slot, reason) in enumerate(ended.items()):
             run = self._run(slot)
             outcomes.append(
                 Outcome(
                     trial=run.trial,
                     stop_error=run.best_error,
                     best_epoch=run.best_epoch,
-                    error=error,
-                    cross_entropy=value,
+                    error=errors[at],
+                    cross_entropy=values[at],
                     epochs=run.epoch,
                     stopped_by=reason,
                     curve=tuple(run.curve),
+                    wrong=None if wrong is None else tuple(wrong[at].nonzero()[:, 0].tolist()),
                     parameters=self.stack.best_of(slot) if self.fleet.keep_parameters else None,
                 )
             )

@@ -7,7 +7,7 @@ written out by hand: they are those of `torch.nn.Linear` layers under `tunable_c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,9 @@ _EVALUATED_AT_ONCE = 1 << 17
 _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "relu": (Tensor.relu_, lambda h: (h > 0).to(h.dtype)),
     "tanh": (Tensor.tanh_, lambda h: 1 - h * h),
-    "sigmoid": (Tensor.sigmoid_, lambda h: h * (1 - h)),
+    # Written out: PyTorch's own rounds differently at the end of a tensor, and no network's result
+    # may depend on its place in the stack.
+    "sigmoid": (lambda x: x.neg_().exp_().add_(1).reciprocal_(), lambda h: h * (1 - h)),
 }
 
 
@@ -218,17 +220,25 @@ class Stack:
             models: The networks whose best versions are asked for; None for all as they are.
 
         """
-        parameters = self.evaluated(models)
         wrong = torch.zeros(len(index), dtype=torch.float64, device=index.device)
         value = torch.zeros_like(wrong)
+        for mistaken, loss in self._judged(index, models):
+            wrong += mistaken.sum(1)
+            value += loss.sum(1, dtype=torch.float64)
+        return wrong / index.shape[1], value / index.shape[1]
+
+    def mistakes(self, index: Tensor, models: Tensor | None = None) -> Tensor:
+        """Say which examples each network gets wrong, shape (models, examples); see `evaluate`."""
+        return torch.cat([mistaken for mistaken, _ in self._judged(index, models)], 1)
+
+    def _judged(self, index: Tensor, models: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Mistakes and cross-entropies, some examples at a time."""
+        parameters = self.evaluated(models)
         for rows in index.split(max(1, _EVALUATED_AT_ONCE // len(index)), 1):
             logits = self.logits_of(rows, parameters)
             target = self.examples.labels[rows]
             loss = paper.cross_entropy(paper.top_and_margin(logits, target)[1]).squeeze(-1)
-            right = (logits.argmax(-1) == target) & loss.isfinite()
-            wrong += (~right).sum(1)
-            value += loss.sum(1, dtype=torch.float64)
-        return wrong / index.shape[1], value / index.shape[1]
+            yield (logits.argmax(-1) != target) | ~loss.isfinite(), loss
 
 
 @dataclass(frozen=True, eq=False)

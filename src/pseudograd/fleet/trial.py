@@ -14,9 +14,9 @@ ACTIVATIONS = ("relu", "tanh", "sigmoid")
 OPTIMIZERS = ("sgd", "adam", "rmsprop")
 
 
-def _whole(number: int, least: int, beyond: float) -> bool:
+def _whole(number: object, least: int, beyond: float) -> bool:
     """Whether this is a whole number, ``least`` or more and less than ``beyond``."""
-    return isinstance(number, numbers.Integral) and least <= number < beyond
+    return isinstance(number, numbers.Integral) and least <= int(number) < beyond
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,7 @@ class Outcome:
         epochs: How many epochs were run.
         stopped_by: "patience", "limit" (of epochs) or "diverged".
         curve: The error on the early-stopping part after each epoch.
+        wrong: With ``retrain``, which examples of the test set that network got wrong.
         parameters: The weights (in, out) and biases (out) of each layer at the best epoch, if they
             were asked for.
 
@@ -163,6 +164,7 @@ class Outcome:
     epochs: int
     stopped_by: str
     curve: tuple[float, ...]
+    wrong: tuple[int, ...] | None = None
     parameters: tuple[tuple[Tensor, Tensor], ...] | None = field(
         default=None, compare=False, repr=False
     )

@@ -3,15 +3,18 @@
 PyTorch learns of the substitution through `torch.autograd.Function`. Two facts shape this file:
 
 - `torch.compile` of a `vmap` looks through such a function and differentiates its forward pass,
-  which would silently be plain cross-entropy. `allow_in_graph` keeps the function whole.
+  which would silently be plain cross-entropy. `allow_in_graph` keeps the function whole; see
+  `prepare_tracing` for when.
 - A pseudo-gradient is no function's gradient (Lemma 1), so a second derivative has no meaning. The
   backward pass is therefore a function of its own, whose derivative raises.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -22,6 +25,8 @@ from pseudograd.rules import paper
 from pseudograd.rules.paper import Sensitivity
 
 Rows = Callable[[Tensor, Tensor, Sensitivity], Tensor]
+
+row_functions: WeakSet[Rows] = WeakSet()
 
 
 class RowLoss(Protocol):
@@ -57,7 +62,8 @@ class ClassProbabilities:
 
     def forward(self, z: Tensor, target: Tensor) -> tuple[Tensor, ...]:
         """Give -Σ q log p, where 0 · log 0 is 0."""
-        return (-torch.where(target == 0, 0, target * F.log_softmax(z, -1)).sum(-1),)
+        log_p = F.log_softmax(paper.wide(z), -1)
+        return (-torch.where(target == 0, 0, target * log_p).sum(-1),)
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
@@ -97,7 +103,20 @@ def rows_of(loss: RowLoss) -> Rows:
         value: Tensor = _Forward.apply(z, target, k, loss)[0]
         return value
 
-    return cast(Rows, torch.compiler.allow_in_graph(rows))
+    row_functions.add(rows)
+    if "pseudograd.loss.tracing" in sys.modules:
+        torch.compiler.allow_in_graph(rows)
+    return rows
+
+
+def prepare_tracing() -> None:
+    """Have `torch.compile` keep the row functions whole; where it is not at work, do nothing.
+
+    To register them beforehand would take the second that its own import takes. But it runs import
+    statements as it traces them, so the module of this one is run when it first gets here.
+    """
+    if torch.compiler.is_compiling():
+        import pseudograd.loss.tracing  # noqa: F401
 
 
 class _Forward(Function):
@@ -135,8 +154,12 @@ class _Forward(Function):
 
 class _Backward(Function):
     @staticmethod
-    def forward(loss: RowLoss, z: Tensor, *arguments: Any) -> Tensor:
-        return loss.backward(paper.in_working_precision(z), *arguments).to(z.dtype)
+    def forward(
+        loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        f = loss.backward(paper.in_working_precision(z), target, k, grad, *kept)
+        # Ignored rows may hold anything; NaN times 0 would be NaN.
+        return torch.where(grad == 0, 0, f).to(z.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -103,7 +103,7 @@ def _log_odds(z_y, top, total):  # type: ignore[no-untyped-def]
 @numba.njit(inline="always")
 def _sum_of_exp(row, top, start, stop):  # type: ignore[no-untyped-def]
     """Σ exp(z - top) from start to stop, in blocks: k multiplies the rounding of long sums."""
-    total = 0.0
+    total = f64(0)
     while stop - start > _BLOCK:
         block = f32(0)
         for j in range(_BLOCK):
@@ -142,9 +142,9 @@ def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type
             highest = max(highest, _ordered(row[j]))
         top = _from_bits(_flipped(highest))
         if len(row) == 1 or top == -np.inf:  # no other class: p_y is 1
-            value[i] = row[y] - row[y]  # 0, but NaN stays NaN
-            value_sum += value[i]
-            kept[i, 1] += value[i]
+            if row[y] - row[y] != 0:  # unless that is not to be known
+                value[i], kept[i, 1] = np.nan, np.nan
+                value_sum += value[i]
             continue
         total = _sum_of_exp(row, top, 0, y) + _sum_of_exp(row, top, y + 1, len(row))
         surprise, doubt = _log_odds(row[y], top, total)

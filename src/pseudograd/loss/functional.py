@@ -8,7 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pseudograd.loss.autograd import ClassIndex, ClassProbabilities, Rows, rows_of
+from pseudograd.loss.autograd import (
+    ClassIndex,
+    ClassProbabilities,
+    Rows,
+    prepare_tracing,
+    rows_of,
+)
 from pseudograd.loss.checks import check_arguments, check_class_indices, check_k, example_shape
 from pseudograd.rules.paper import Sensitivity, in_working_precision, working_dtype
 
@@ -54,6 +60,7 @@ def tunable_cross_entropy(
         (tensor(0.4076, grad_fn=...), tensor([[-0.5786,  0.3601,  0.2184]]))
 
     """
+    prepare_tracing()
     check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
     eager = _is_eager()
     check_k(k, example_shape(input), values=eager and isinstance(k, Tensor) and k.is_cpu)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pseudograd.loss.autograd import ByRule, rows_of
+from pseudograd.loss.autograd import ByRule, prepare_tracing, rows_of
 from pseudograd.loss.checks import check_arguments, check_k, example_shape
 from pseudograd.loss.functional import _rows, class_index_loss, tunable_cross_entropy
 from pseudograd.rules.paper import Sensitivity, in_working_precision
@@ -111,6 +111,7 @@ class RuleCrossEntropyLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Give the loss of logits for class indices."""
+        prepare_tracing()
         check_arguments(
             input, target, self.weight, self.ignore_index, self.reduction, label_smoothing=0.0
         )

@@ -20,9 +20,6 @@ from torch.nn import functional as F
 
 Sensitivity: TypeAlias = float | Tensor
 
-# Beyond this, log(1 + exp(x)) is x in float64 too; PyTorch's default of 20 is short of that.
-_SOFTPLUS_THRESHOLD = 40.0
-
 
 def tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor:
     """Give the pseudo-gradient of Eq. 5 at the logits, one row an example.
@@ -109,10 +106,10 @@ def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     others = z.scatter(-1, y, torch.finfo(z.dtype).min)
     top = others.amax(-1, keepdim=True)
     total = (others - top).exp().scatter(-1, y, 0).sum(-1, keepdim=True).clamp(min=1)
-    return top, _wide(z.gather(-1, y)) - _wide(top) - _wide(total).log()
+    return top, wide(z.gather(-1, y)) - wide(top) - wide(total).log()
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def wide(tensor: Tensor) -> Tensor:
     """In float64, where the device has it."""
     return tensor if tensor.device.type == "mps" else tensor.double()
 
@@ -124,12 +121,12 @@ def strength(margin: Tensor, k: Sensitivity) -> Tensor:
 
 def log_strength(margin: Tensor) -> Tensor:
     """log(1 - p_y), from the margin."""
-    return -F.softplus(margin, threshold=_SOFTPLUS_THRESHOLD)
+    return F.logsigmoid(-margin)
 
 
 def cross_entropy(margin: Tensor) -> Tensor:
     """-log p_y, from the margin."""
-    return F.softplus(-margin, threshold=_SOFTPLUS_THRESHOLD)
+    return -F.logsigmoid(margin)
 
 
 def push(z: Tensor, target: Tensor, k: Sensitivity, top: Tensor, scale: Tensor) -> Tensor:
@@ -143,7 +140,7 @@ def push(z: Tensor, target: Tensor, k: Sensitivity, top: Tensor, scale: Tensor) 
 
 def soft_push(z: Tensor, q: Tensor, k: Sensitivity) -> Tensor:
     """The soft rule, strength and shape together; in float64, as p - q cancels where they agree."""
-    z, q = _wide(z), _wide(q)
+    z, q = wide(z), wide(q)
     total = q.sum(-1, keepdim=True)
     q = torch.where(total == 0, 0, q / total)
     log_p = F.log_softmax(z, -1)

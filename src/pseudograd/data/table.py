@@ -1,0 +1,637 @@
+"""A user's own table as a data set: read, split, and encoded as numbers in [0, 1].
+
+All that the encoding knows is learned from the training part alone, and is kept as plain values, so
+that new rows can be encoded in the same way later.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pseudograd.data.dataset import Dataset, digits
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+Label = str | int | bool
+
+SUFFIXES = (".csv", ".parquet", ".npz")
+_FOLDS = 5  # cross-validation cuts the training part into so many
+_MOST_CATEGORIES = 1000  # a column of its own for each: names or dates would fill the memory
+_LARGEST = 1e300  # so that the difference of two numbers is finite
+
+# Data sets that have a name, and the shape of their pictures. Add others here.
+_KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {"digits": (digits, (8, 8))}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How a column of numbers is encoded: scaled to [0, 1], what is missing as the median.
+
+    Numbers beyond those of the training part become 0 or 1, for no feature may leave its range.
+
+    Attributes:
+        name: The column.
+        low: Its least number in the training part ...
+        high: ... and its greatest; if they are equal, all becomes 0.
+        median: What stands for a missing number.
+        missing: Whether a second feature tells which numbers are missing.
+
+    Example:
+        >>> import pandas as pd
+        >>> Numbers("age", 20.0, 60.0, 30.0, missing=True).transform(pd.Series([40, None, 70]))
+        array([[0.5 , 0.  ],
+               [0.25, 1.  ],
+               [1.  , 0.  ]], dtype=float32)
+
+    """
+
+    name: str
+    low: float
+    high: float
+    median: float
+    missing: bool
+
+    kind: ClassVar[str] = "numbers"
+
+    @classmethod
+    def fit(cls, name: str, column: Series) -> Numbers:
+        """Learn from a column of the training part."""
+        values = _numbers(name, column)
+        present = values[~np.isnan(values)]
+        return cls(
+            name,
+            float(present.min()),
+            float(present.max()),
+            float(np.median(present)),
+            len(present) < len(values),
+        )
+
+    def transform(self, column: Series) -> NDArray[np.float32]:
+        """Encode a column."""
+        values = _numbers(self.name, column)
+        missing = np.isnan(values)
+        values = np.where(missing, self.median, values) - self.low
+        span = self.high - self.low
+        scaled = np.clip(values / span, 0, 1) if span else np.zeros_like(values)
+        return np.stack([scaled, missing] if self.missing else [scaled], 1).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Categories:
+    """How a column of texts or truth values is encoded: a feature for each category.
+
+    Attributes:
+        name: The column.
+        categories: Those of the training part, sorted; all others become zeros.
+        missing: Whether a last feature tells which entries are missing.
+
+    Example:
+        >>> import pandas as pd
+        >>> Categories("hue", ("blue", "red"), missing=False).transform(pd.Series(["red", "pink"]))
+        array([[0., 1.],
+               [0., 0.]], dtype=float32)
+
+    """
+
+    name: str
+    categories: tuple[str, ...]
+    missing: bool
+
+    @property
+    def kind(self) -> str | None:
+        """What the column must hold: None if it had no entry, so that anything will do."""
+        return "text" if self.categories else None
+
+    @classmethod
+    def fit(cls, name: str, column: Series) -> Categories:
+        """Learn from a column of the training part."""
+        categories = tuple(sorted(_texts(column).dropna().unique()))
+        if len(categories) > _MOST_CATEGORIES:
+            raise ValueError(
+                f"column {name!r} has {len(categories)} different texts, more than "
+                f"{_MOST_CATEGORIES}: remove it, or correct it if it should hold numbers"
+            )
+        return cls(name, categories, bool(column.isna().any()))
+
+    def transform(self, column: Series) -> NDArray[np.float32]:
+        """Encode a column."""
+        import pandas as pd
+
+        features = np.zeros((len(column), len(self.categories) + self.missing), np.float32)
+        codes = pd.Index(self.categories, dtype=object).get_indexer(_texts(column))
+        known = np.flatnonzero(codes >= 0)
+        features[known, codes[known]] = 1
+        if self.missing:
+            features[:, -1] = column.isna()
+        return features
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """From the rows of a table to features and class indices, as the training part had them.
+
+    Attributes:
+        target: The column of labels.
+        labels: The labels of the classes, sorted.
+        columns: How each column is encoded; none if the features are pixels.
+        pixels: The shape of one picture, if the features are pixels: they stay whole numbers.
+        value_range: The features' least and greatest possible value.
+
+    Example:
+        >>> import pandas as pd
+        >>> rows = pd.DataFrame({"size": [1, 3, 2], "hue": ["red", "blue", None], "y": list("aba")})
+        >>> encoder = Encoder.fit(rows, "y")
+        >>> encoder.transform(rows)
+        array([[0. , 0. , 1. , 0. ],
+               [1. , 1. , 0. , 0. ],
+               [0.5, 0. , 0. , 1. ]], dtype=float32)
+        >>> encoder.labels, encoder.encode_labels(rows["y"])
+        (('a', 'b'), array([0, 1, 0]))
+        >>> Encoder.from_json(encoder.to_json()) == encoder
+        True
+
+    """
+
+    target: str
+    labels: tuple[Label, ...]
+    columns: tuple[Numbers | Categories, ...]
+    pixels: tuple[int, ...] | None = None
+    value_range: tuple[float, float] = (0.0, 1.0)
+
+    @classmethod
+    def fit(
+        cls, frame: DataFrame, target: str, *, pixels: tuple[int, ...] | None = None
+    ) -> Encoder:
+        """Learn from the training part.
+
+        Args:
+            frame: Its rows.
+            target: The column of labels; all others hold features.
+            pixels: The shape of a picture, if the other columns are pixels from 0 to 255 and are
+                named as `read_frame` does.
+
+        """
+        frame = _named(frame)
+        labels = tuple(sorted(set(_labels(target, _target_column(frame, target, "the table")))))
+        if len(labels) < 2:
+            raise ValueError(
+                f"target {target!r} has a single class, {_listed(labels)}: "
+                "name a column with two or more"
+            )
+        if pixels is not None:
+            return cls(target, labels, (), pixels, (0.0, 255.0))
+        columns = [_fit_column(name, frame[name]) for name in frame.columns if name != target]
+        if not columns:
+            raise ValueError(f"there is no column besides the target {target!r}: add features")
+        return cls(target, labels, tuple(columns))
+
+    def transform(self, frame: DataFrame) -> NDArray[Any]:
+        """Give the features of rows, one row each: float32, or uint8 if they are pixels.
+
+        Args:
+            frame: Rows with the columns of the training part in any order; the target may be
+                there or not.
+
+        """
+        frame = _named(frame)
+        kinds = self._kinds()
+        known = {*kinds, self.target}
+        found = {name: _kind(name, frame[name]) for name in kinds if name in frame.columns}
+        wrong = [name for name, kind in found.items() if kind and kind != (kinds[name] or kind)]
+        complaints = {
+            "missing": [name for name in kinds if name not in found],
+            "unknown": [name for name in frame.columns if name not in known],
+            "text where numbers belong": [name for name in wrong if found[name] == "text"],
+            "numbers where text belongs": [name for name in wrong if found[name] == "numbers"],
+        }
+        if any(complaints.values()):
+            said = "; ".join(
+                f"{what}: {_listed(names)}" for what, names in complaints.items() if names
+            )
+            raise ValueError(
+                f"the columns do not match those of the training part ({said}): "
+                "give the same columns with the same kind of content"
+            )
+        if self.pixels is not None:
+            return _pixels(frame[list(kinds)], self.value_range)
+        return np.concatenate([column.transform(frame[column.name]) for column in self.columns], 1)
+
+    def _kinds(self) -> dict[str, str | None]:
+        """What each column must hold, as `_kind` says it."""
+        if self.pixels is not None:
+            return dict.fromkeys(_pixel_names(math.prod(self.pixels)), "numbers")
+        return {column.name: column.kind for column in self.columns}
+
+    def encode_labels(self, labels: Series | Sequence[Label]) -> NDArray[np.int64]:
+        """Give the class index of each label, its place in ``labels``."""
+        import pandas as pd
+
+        plain = _labels(self.target, pd.Series(labels))
+        codes = {label: code for code, label in enumerate(self.labels)}
+        if unseen := sorted(set(plain) - set(codes), key=str):
+            raise ValueError(
+                f"target {self.target!r} has labels that the training part does not have, "
+                f"{_listed(unseen)}: remove these rows, or add such rows to the training part"
+            )
+        return np.array([codes[label] for label in plain], np.int64)
+
+    def to_json(self) -> str:
+        """Give all of it as JSON."""
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Encoder:
+        """Make it again from what `to_json` gave."""
+        try:
+            fields = json.loads(text)
+            columns = [
+                Categories(column["name"], tuple(column["categories"]), column["missing"])
+                if "categories" in column
+                else Numbers(**column)
+                for column in fields["columns"]
+            ]
+            low, high = fields["value_range"]
+            pixels = None if fields["pixels"] is None else tuple(fields["pixels"])
+            labels = tuple(fields["labels"])
+            return cls(fields["target"], labels, tuple(columns), pixels, (low, high))
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ValueError(f"this is not the JSON of an encoder ({problem!r})") from problem
+
+
+def open_data(name: str | Path, **options: Any) -> tuple[Dataset, Encoder]:
+    """Open a data set that has a name, or a user's own table.
+
+    Args:
+        name: "digits", or the path of a .csv, .parquet or .npz file.
+        options: Those of `load_table` for a table, those of `pseudograd.data.digits` for the
+            digits; None stands for an option's default.
+
+    Example:
+        >>> data, encoder = open_data("digits")
+        >>> data.name, encoder.pixels, encoder.labels
+        ('digits', (8, 8), (0, 1, 2, 3, 4, 5, 6, 7, 8, 9))
+
+    """
+    options = {option: value for option, value in options.items() if value is not None}
+    known = _KNOWN.get(str(name))
+    loader = known[0] if known else load_table
+    if unknown := set(options) - set(inspect.signature(loader).parameters):
+        raise ValueError(f"{_listed(sorted(unknown))} cannot be set for data {str(name)!r}")
+    if known:
+        data = known[0](**options)
+        return data, Encoder("y", tuple(range(data.classes)), (), known[1], data.value_range)
+    path = Path(name)
+    if not path.suffix and not path.exists():
+        raise ValueError(
+            f"data {path.name!r} is not known: give {_nearest(path.name, _KNOWN)}, "
+            f"or a file that ends in {', '.join(SUFFIXES)}"
+        )
+    return load_table(path, **options)
+
+
+def load_table(
+    path: str | Path,
+    target: str | None = None,
+    *,
+    test_path: str | Path | None = None,
+    test_fraction: float = 0.2,
+    stratify: bool = True,
+    seed: int = 0,
+) -> tuple[Dataset, Encoder]:
+    """Load a .csv, .parquet or .npz file as a data set.
+
+    Args:
+        path: The file, read as `read_frame` does.
+        target: The column of labels; in an .npz file the array of labels, "y" unless given.
+        test_path: A second file with the test part; without it, the arrays X_test and y_test of an
+            .npz file are the test part, and else it is drawn at random.
+        test_fraction: How much of the table is drawn.
+        stratify: Whether all classes have the same share of what is drawn, as nearly as they can.
+            In any case each class keeps an example to train on.
+        seed: Determines what is drawn.
+
+    Returns:
+        The data set, named as the file, and the encoder that made it.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "pets.csv")
+        >>> _ = path.write_text("weight,pet\\n" + "4,cat\\n30,dog\\n5,cat\\n25,dog\\n9,dog\\n" * 2)
+        >>> data, encoder = load_table(path, "pet")
+        >>> data.name, data.train_size, data.test_size, encoder.labels
+        ('pets.csv', 8, 2, ('cat', 'dog'))
+        >>> encoder.columns
+        (Numbers(name='weight', low=4.0, high=30.0, median=9.0, missing=False),)
+
+    """
+    path = Path(path)
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction must lie between 0 and 1, not {test_fraction}")
+    if target is None and path.suffix.lower() == ".npz":
+        target = "y"
+    file = _read(path, target)
+    train, test = file.frame, file.test
+    if target is None:
+        raise ValueError(f"target must name the column of labels: one of {_listed(train.columns)}")
+    labels = _labels(target, _target_column(train, target, path))
+    if test_path is not None and test is not None:
+        raise ValueError(f"test_path must be left out: {path} has a test part of its own, X_test")
+    if test_path is None and test is None:
+        drawn = _draw(labels, test_fraction, stratify, seed)
+        if not drawn.any():
+            raise ValueError(f"target {target!r} differs in all rows: name a column of classes")
+        train, test = train[~drawn], train[drawn]
+    if len(train) < _FOLDS:
+        raise ValueError(
+            f"{path} leaves {len(train)} examples to train on, but cross-validation needs "
+            f"at least {_FOLDS}: add rows"
+        )
+    encoder = Encoder.fit(train, target, pixels=file.pixels)
+    if test is None:
+        assert test_path is not None
+        test = read_frame(test_path, encoder)
+    test_labels = _target_column(test, target, test_path or path)
+    features = [encoder.transform(train), encoder.transform(test)]
+    codes = [encoder.encode_labels(train[target]), encoder.encode_labels(test_labels)]
+    data = Dataset(
+        name=path.name,
+        features=torch.from_numpy(np.concatenate(features)).contiguous(),
+        labels=torch.from_numpy(np.concatenate(codes)),
+        train_size=len(train),
+        value_range=encoder.value_range,
+    )
+    return data, encoder
+
+
+def read_frame(path: str | Path, encoder: Encoder) -> DataFrame:
+    """Read new rows from a file, for `Encoder.transform`.
+
+    Args:
+        path: A .csv file with a header, a .parquet file, or an .npz file with the features in the
+            array X, whose columns are then called X[0], X[1], ...
+        encoder: Tells which columns hold text, even if it looks like numbers in these rows.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "new.csv")
+        >>> _ = path.write_text("room\\n12\\n7\\n")
+        >>> encoder = Encoder("free", (False, True), (Categories("room", ("12", "12a"), False),))
+        >>> encoder.transform(read_frame(path, encoder))
+        array([[1., 0.],
+               [0., 0.]], dtype=float32)
+
+    """
+    return _read(Path(path), encoder.target, encoder).frame
+
+
+class _Refusal(ValueError):
+    """A file that can be read, but not used: the message says it all."""
+
+
+@dataclass(frozen=True, eq=False)
+class _File:
+    """What a file holds: rows, perhaps a test part, and the shape of a picture if it has any."""
+
+    frame: DataFrame
+    test: DataFrame | None = None
+    pixels: tuple[int, ...] | None = None
+
+
+def _read(path: Path, target: str | None, encoder: Encoder | None = None) -> _File:
+    """Read a file by its suffix; with an encoder, new rows, which need no labels."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}")
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: check the path")
+    try:
+        if suffix == ".npz":
+            file = _read_npz(path, target or "", new=encoder is not None)
+        elif suffix == ".csv":
+            file = _File(_read_csv(path, encoder))
+        else:
+            import pandas as pd
+
+            file = _File(_named(pd.read_parquet(path, engine="pyarrow").reset_index(drop=True)))
+    except _Refusal:
+        raise
+    except ImportError as problem:
+        raise ImportError(
+            f"{path} cannot be read without pyarrow: pip install 'pseudograd[parquet]'"
+        ) from problem
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
+        raise ValueError(
+            f"{path} cannot be read as a {suffix} file ({reason}): save it anew"
+        ) from problem
+    for frame in (file.frame, file.test):
+        if frame is not None and frame.empty:
+            raise ValueError(f"{path} is empty: it must have columns and rows")
+    return file
+
+
+def _read_csv(path: Path, encoder: Encoder | None) -> DataFrame:
+    import pandas as pd
+
+    # pandas renames a column without a name or with that of another. A row number or a second
+    # column of labels must not slip in as a feature that way. With the first row comes a complaint
+    # if it has more entries than the header, which pandas else takes for names of the rows.
+    try:
+        header = pd.read_csv(
+            path, header=None, nrows=2, na_filter=False, dtype=str, encoding="utf-8-sig"
+        )
+    except pd.errors.EmptyDataError as problem:
+        raise _Refusal(f"{path} is empty: it must have columns and rows") from problem
+    names = header.iloc[0].tolist()
+    if "" in names:
+        raise _Refusal(
+            f"{path} has no name for column {names.index('') + 1}: name it, or remove it"
+        )
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise _Refusal(f"{path} has more than one column {_listed(twice)}: rename or remove them")
+    # What was text stays text, even where it looks like numbers; truth values are found again.
+    text = []
+    if encoder is not None:
+        text = [
+            column.name
+            for column in encoder.columns
+            if isinstance(column, Categories)
+            and not {"True", "False"}.issuperset(column.categories)
+        ]
+        if isinstance(encoder.labels[0], str):
+            text.append(encoder.target)
+    kinds = dict.fromkeys(text, str)
+    return pd.read_csv(path, dtype=kinds, encoding="utf-8-sig", low_memory=False)
+
+
+def _read_npz(path: Path, target: str, *, new: bool) -> _File:
+    """Read the arrays X and ``target``, and those of the test part unless the rows are new."""
+    import pandas as pd
+
+    def array(name: str) -> NDArray[Any]:
+        if name not in archive.files:
+            raise _Refusal(f"{path} has no array {name!r}: it has {_nearest(name, archive.files)}")
+        try:
+            found: NDArray[Any] = archive[name]
+        except ValueError as problem:
+            # To unpickle is to run whatever code the file holds, so it is never done.
+            raise _Refusal(
+                f"{path} has Python objects in array {name!r}: save it as numbers or text"
+            ) from problem
+        return found
+
+    def part(suffix: str) -> tuple[DataFrame, NDArray[Any]]:
+        features = array("X" + suffix)
+        if features.ndim < 2 or not math.prod(features.shape[1:]):
+            raise _Refusal(
+                f"{path} has an array 'X{suffix}' without columns: make it 2-dimensional"
+            )
+        flat = features.reshape(len(features), math.prod(features.shape[1:]))
+        frame = pd.DataFrame(flat, columns=_pixel_names(flat.shape[1]))
+        if not new or target in archive.files:
+            labels = array(target + suffix)
+            if labels.shape != features.shape[:1]:
+                raise _Refusal(
+                    f"{path} has {len(features)} rows in 'X{suffix}', but the shape {labels.shape} "
+                    f"in {target + suffix!r}: give one label for each row"
+                )
+            frame[target] = labels
+        return frame, features
+
+    with path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError("it holds a single array")
+        frame, features = part("")
+        has_test = not new and not {"X_test", target + "_test"}.isdisjoint(archive.files)
+        test = part("_test")[0] if has_test else None
+    return _File(frame, test, features.shape[1:] if features.dtype == np.uint8 else None)
+
+
+def _draw(labels: Sequence[Label], fraction: float, stratify: bool, seed: int) -> NDArray[np.bool_]:
+    """Draw the test part: which rows are in it. Depends on the labels and nothing else."""
+    codes = np.unique(np.array(labels), return_inverse=True)[1]
+    shuffled = torch.randperm(len(codes), generator=torch.Generator().manual_seed(seed)).numpy()
+    # The first of each class stays in the training part.
+    rest = np.delete(shuffled, np.unique(codes[shuffled], return_index=True)[1])
+    count = min(len(rest), max(1, round(fraction * len(codes))))
+    if stratify:
+        # Class by class, every so many examples one.
+        rest = rest[np.argsort(codes[rest], kind="stable")]
+        rest = rest[((np.arange(count) + 0.5) * len(rest) / max(count, 1)).astype(int)]
+    drawn = np.zeros(len(codes), bool)
+    drawn[rest[:count]] = True
+    return drawn
+
+
+def _named(frame: DataFrame) -> DataFrame:
+    """The frame with texts as the names of its columns."""
+    frame = frame.rename(columns=str)
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()].unique()
+        raise ValueError(f"there is more than one column {_listed(twice)}: rename or remove them")
+    return frame
+
+
+def _pixel_names(count: int) -> list[str]:
+    return [f"X[{at}]" for at in range(count)]
+
+
+def _target_column(frame: DataFrame, target: str, place: object) -> Series:
+    if target not in frame.columns:
+        nearest = _nearest(target, frame.columns)
+        raise ValueError(f"{place} has no column {target!r} for the target: it has {nearest}")
+    return frame[target]
+
+
+def _labels(target: str, column: Series) -> list[Label]:
+    """The labels as plain values, all of one type."""
+    from pandas.api.types import infer_dtype
+
+    if count := int(column.isna().sum()):
+        raise ValueError(
+            f"target {target!r} has {count} missing labels (empty, NA, null or the like): "
+            "fill them in, or remove these rows"
+        )
+    values = column.astype(object)
+    kind = infer_dtype(values)
+    if kind in ("string", "integer", "boolean"):
+        plain: type = {"string": str, "integer": int, "boolean": bool}[kind]
+        return [plain(value) for value in values]
+    if kind in ("floating", "mixed-integer-float") and all(float(v).is_integer() for v in values):
+        return [int(value) for value in values]
+    raise ValueError(
+        f"target {target!r} must hold classes, all texts, all whole numbers or all truth values: "
+        "name another column, or make classes of it"
+    )
+
+
+def _kind(name: str, column: Series) -> str | None:
+    """What a column holds: "numbers", "text" (truth values, too), or None if all is missing."""
+    from pandas.api.types import infer_dtype
+
+    kind = infer_dtype(column, skipna=True)
+    if kind == "empty" or column.isna().all():
+        return None
+    if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
+        return "numbers"
+    if kind in ("string", "boolean", "categorical"):
+        return "text"
+    raise ValueError(f"column {name!r} holds neither numbers nor text but {kind}: convert it")
+
+
+def _fit_column(name: str, column: Series) -> Numbers | Categories:
+    numbers = _kind(name, column) == "numbers"
+    return Numbers.fit(name, column) if numbers else Categories.fit(name, column)
+
+
+def _numbers(name: str, column: Series) -> NDArray[np.float64]:
+    """A column as float64, NaN where it is missing."""
+    values: NDArray[np.float64] = column.to_numpy(np.float64, na_value=np.nan)
+    if (np.abs(values) > _LARGEST).any():
+        raise ValueError(
+            f"column {name!r} has infinite numbers, or some beyond {_LARGEST:g}: "
+            "correct them, or leave these cells empty"
+        )
+    return values
+
+
+def _texts(column: Series) -> Series:
+    return column.astype(object).map(str, na_action="ignore")
+
+
+def _pixels(frame: DataFrame, value_range: tuple[float, float]) -> NDArray[np.uint8]:
+    """Pixels of whatever type as uint8."""
+    low, high = value_range
+    values: NDArray[Any] = frame.to_numpy()
+    with np.errstate(invalid="ignore"):
+        pixels: NDArray[np.uint8] = values.astype(np.uint8)
+    if not ((values == pixels) & (pixels >= low) & (pixels <= high)).all():
+        raise ValueError(f"the pixels must be whole numbers from {low:g} to {high:g}: scale them")
+    return pixels
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """The names that are meant most likely, for a sentence."""
+    names = list(names)
+    return _listed(difflib.get_close_matches(name, names) or names)
+
+
+def _listed(names: Iterable[object], most: int = 8) -> str:
+    """Names as they stand in a sentence, a few of them."""
+    named = [repr(name) for name in names]
+    return ", ".join(named[:most]) + f" and {len(named) - most} more" * (len(named) > most)

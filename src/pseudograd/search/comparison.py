@@ -1,0 +1,116 @@
+"""The choice against k = 1: retrained networks, on the test set."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+from pseudograd.fleet import Outcome
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences, and its 95% interval by Student's t.
+
+    Attributes:
+        mean: The mean difference.
+        low: The lower end of the interval; NaN for a single pair.
+        high: The upper end.
+
+    Example:
+        >>> difference = paired_difference([0.10, 0.12, 0.11], [0.11, 0.13, 0.12])
+        >>> round(difference.mean, 3)
+        -0.01
+
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Networks of the chosen k beside those of k = 1, pair by pair of equal seeds.
+
+    Attributes:
+        chosen: Outcomes of the choice, one for each seed.
+        plain: Outcomes of k = 1, in the same order.
+        error: The difference of test errors, chosen minus plain.
+        cross_entropy: The difference of cross-entropies.
+        only_plain_right: Predictions, pooled over the pairs, that only k = 1 got right.
+        only_chosen_right: Those that only the choice got right.
+        mcnemar_p: The probability of so uneven a split of these by chance (exact McNemar test).
+
+    Example:
+        >>> from pseudograd.fleet import Trial
+        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1)
+        >>> plain = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
+        >>> chosen = Outcome(trial, 0.1, 1, 0.25, 0.2, 1, "limit", (), wrong=(1,))
+        >>> compare([chosen], [plain]).only_chosen_right
+        1
+
+    """
+
+    chosen: tuple[Outcome, ...]
+    plain: tuple[Outcome, ...]
+    error: Difference
+    cross_entropy: Difference
+    only_plain_right: int
+    only_chosen_right: int
+    mcnemar_p: float
+
+
+def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
+    """Compare networks of equal seeds, pair by pair.
+
+    Args:
+        chosen: Outcomes of the choice, with the test examples they got wrong.
+        plain: Outcomes of k = 1, in the same order.
+
+    """
+    only_plain = only_chosen = 0
+    for one, other in zip(chosen, plain, strict=True):
+        wrong, wrong_plain = set(one.wrong or ()), set(other.wrong or ())
+        only_plain += len(wrong - wrong_plain)
+        only_chosen += len(wrong_plain - wrong)
+    return Comparison(
+        chosen=tuple(chosen),
+        plain=tuple(plain),
+        error=paired_difference([o.error for o in chosen], [o.error for o in plain]),
+        cross_entropy=paired_difference(
+            [o.cross_entropy for o in chosen], [o.cross_entropy for o in plain]
+        ),
+        only_plain_right=only_plain,
+        only_chosen_right=only_chosen,
+        mcnemar_p=_mcnemar(only_plain, only_chosen),
+    )
+
+
+def paired_difference(first: list[float], second: list[float]) -> Difference:
+    """Give the mean of first - second with its 95% interval.
+
+    Args:
+        first: Some values.
+        second: As many others, in the same order.
+
+    Example:
+        >>> paired_difference([1.0, 2.0], [0.0, 1.0])
+        Difference(mean=1.0, low=1.0, high=1.0)
+
+    """
+    from scipy.stats import t
+
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    mean, count = statistics.fmean(differences), len(differences)
+    if count < 2:
+        return Difference(mean, math.nan, math.nan)
+    reach = float(t.ppf(0.975, count - 1)) * statistics.stdev(differences) / count**0.5
+    return Difference(mean, mean - reach, mean + reach)
+
+
+def _mcnemar(one: int, other: int) -> float:
+    from scipy.stats import binomtest
+
+    return float(binomtest(one, one + other).pvalue) if one + other else 1.0

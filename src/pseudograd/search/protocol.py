@@ -1,0 +1,211 @@
+"""The paper's protocol (supplement, "Choosing the value of k") as a function of what is known.
+
+`Protocol.wanted` looks at the outcomes so far and names the trials that are needed next; none, when
+the search is over. It keeps no state of its own, so a search can be stopped anywhere, go on
+anywhere, and end the same.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pseudograd.fleet import Outcome, Split, Trial
+
+SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
+DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
+
+Outcomes = Mapping[Trial, Outcome]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One pair of k and learning rate, and its validation errors.
+
+    Attributes:
+        k: The sensitivity.
+        learning_rate: The step size.
+        errors: One for each repetition, fractions.
+
+    Example:
+        >>> cell = Cell(0.5, 0.1, (0.02, 0.04))
+        >>> round(cell.error, 3), round(cell.standard_error, 3)
+        (0.03, 0.01)
+
+    """
+
+    k: float
+    learning_rate: float
+    errors: tuple[float, ...]
+
+    @property
+    def error(self) -> float:
+        """The mean validation error, err_{k,η}."""
+        return statistics.fmean(self.errors)
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of that mean."""
+        if len(self.errors) < 2:
+            return math.nan
+        return statistics.stdev(self.errors) / len(self.errors) ** 0.5
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Which trials select k and the learning rate, and which compare the choice with k = 1.
+
+    Attributes:
+        trial: The template: data set, architecture, momentum, patience and so on. Its k, learning
+            rate, split and seed do not matter.
+        ks: The values of k to try; by default the paper's for the number of hidden layers.
+        initial_rate: The learning rate to start from; found by a short sweep unless given.
+        repetitions: How often each pair is trained, with the roles of the folds permuted.
+        retrainings: How many networks are trained in the end for the choice and for k = 1.
+        seed: Of the cut into folds, the initial weights and the orders.
+        most_extensions: How often the rates of one k may be halved or doubled beyond the first
+            three; a k that would need more is marked as open.
+
+    Example:
+        >>> protocol = Protocol(Trial("digits", (400,), k=1, learning_rate=1), initial_rate=0.1)
+        >>> len(protocol.wanted({})), protocol.ks[-1]  # 7 k, 3 rates, 7 repetitions
+        (147, 0.0625)
+
+    """
+
+    trial: Trial
+    ks: tuple[float, ...] = ()
+    initial_rate: float | None = None
+    repetitions: int = 7
+    retrainings: int = 5
+    seed: int = 0
+    most_extensions: int = 12
+
+    def __post_init__(self) -> None:
+        if not self.ks:
+            ks = SHALLOW_KS if len(self.trial.hidden_layer_sizes) <= 1 else DEEP_KS
+            object.__setattr__(self, "ks", ks)
+        if 1.0 not in self.ks:
+            raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
+        if len(set(self.ks)) < len(self.ks):
+            raise ValueError(f"ks must be different numbers, not {self.ks}")
+        for name in ("repetitions", "retrainings"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+
+    # --- what to run -------------------------------------------------------------------------
+
+    def wanted(self, outcomes: Outcomes) -> list[Trial]:
+        """Name the trials that are needed next, and have no outcome yet."""
+        for stage in (self.sweep, self._grid, self.final_trials):
+            missing = [trial for trial in stage(outcomes) if trial not in outcomes]
+            if missing:
+                return missing
+        return []
+
+    def sweep(self, outcomes: Outcomes) -> list[Trial]:
+        """Name the trials of the short preliminary sweep: k = 1, rates a factor of 4 apart."""
+        if self.initial_rate is not None:
+            return []
+        short = replace(self._at(1.0, 1.0, 0), max_epochs=5, patience=5)
+        return [replace(short, learning_rate=4.0**power) for power in range(-6, 2)]
+
+    def _grid(self, outcomes: Outcomes) -> list[Trial]:
+        """Every k with its rates so far, and one rate more where the best is the last of them."""
+        return [
+            self._at(k, rate, repetition)
+            for k in self.ks
+            for rate in self.rates(k, outcomes)
+            for repetition in range(self.repetitions)
+        ]
+
+    def final_trials(self, outcomes: Outcomes) -> list[Trial]:
+        """Name the trials that retrain the choice, and k = 1, on the whole training set."""
+        pairs = {(cell.k, cell.learning_rate): None for cell in self.chosen(outcomes)}
+        return [trial for pair in pairs for trial in self.retrainings_of(*pair)]
+
+    def retrainings_of(self, k: float, rate: float) -> list[Trial]:
+        """Name the final trials of one pair."""
+        return [
+            replace(
+                self._at(k, rate, number), split=Split(self.seed, repetition=number, retrain=True)
+            )
+            for number in range(self.retrainings)
+        ]
+
+    def _at(self, k: float, rate: float, repetition: int) -> Trial:
+        # The same weights, order and folds for every k and rate: differences are then paired.
+        return replace(
+            self.trial,
+            k=k,
+            learning_rate=rate,
+            split=Split(self.seed, repetition),
+            seed=1000 * self.seed + repetition,
+        )
+
+    # --- what is known -----------------------------------------------------------------------
+
+    def first_rate(self, outcomes: Outcomes) -> float:
+        """Give the initial learning rate: as given, or the sweep's best."""
+        if self.initial_rate is not None:
+            return self.initial_rate
+        return min(
+            (outcomes[trial].stop_error, trial.learning_rate) for trial in self.sweep(outcomes)
+        )[1]
+
+    def rates(self, k: float, outcomes: Outcomes) -> list[float]:
+        """Give the rates to try for this k: three at first, and more while the best is an edge."""
+        middle = self.first_rate(outcomes)
+        rates = [middle / 2, middle, middle * 2]
+        for _ in range(self.most_extensions):
+            cells = self._cells(k, rates, outcomes)
+            if len(cells) < len(rates):
+                break
+            best = self._best(cells).learning_rate
+            if best == rates[0]:
+                rates = [rates[0] / 2, *rates]
+            elif best == rates[-1]:
+                rates = [*rates, rates[-1] * 2]
+            else:
+                break
+        return rates
+
+    def cells(self, outcomes: Outcomes) -> list[Cell]:
+        """Give all pairs of k and rate that have been tried in full."""
+        return [cell for k in self.ks for cell in self._cells(k, self.rates(k, outcomes), outcomes)]
+
+    def _cells(self, k: float, rates: Iterable[float], outcomes: Outcomes) -> list[Cell]:
+        cells = []
+        for rate in rates:
+            trials = [self._at(k, rate, repetition) for repetition in range(self.repetitions)]
+            if all(trial in outcomes for trial in trials):
+                cells.append(Cell(k, rate, tuple(outcomes[trial].error for trial in trials)))
+        return cells
+
+    def best_of_each_k(self, outcomes: Outcomes) -> list[Cell]:
+        """Give the best rate of each k."""
+        by_k = [[c for c in self.cells(outcomes) if c.k == k] for k in self.ks]
+        return [self._best(cells) for cells in by_k if cells]
+
+    def chosen(self, outcomes: Outcomes) -> tuple[Cell, Cell]:
+        """Give (k*, η*) and (1, η₁*): the least mean validation errors over all, and at k = 1."""
+        cells = self.cells(outcomes)
+        return self._best(cells), self._best([cell for cell in cells if cell.k == 1])
+
+    def ties(self, outcomes: Outcomes) -> list[Cell]:
+        """Give the pairs as good as the chosen one that lost to the rule for ties."""
+        best, _ = self.chosen(outcomes)
+        return [c for c in self.cells(outcomes) if c.error == best.error and c != best]
+
+    def open_ks(self, outcomes: Outcomes) -> list[float]:
+        """Give each k whose best rate still lies on an edge, the limit of extensions reached."""
+        edges = {k: self.rates(k, outcomes) for k in self.ks}
+        best = {cell.k: cell.learning_rate for cell in self.best_of_each_k(outcomes)}
+        return [k for k in best if best[k] in (edges[k][0], edges[k][-1])]
+
+    @staticmethod
+    def _best(cells: Iterable[Cell]) -> Cell:
+        """The least error; among equals the k nearest 1, then the smaller rate."""
+        return min(cells, key=lambda c: (c.error, abs(math.log2(c.k)), c.learning_rate))

@@ -1,0 +1,229 @@
+"""Bad input, and the sentence that says which argument it was and what it should have been."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
+from pseudograd.rules import cross_entropy
+
+LOGITS, LABELS = torch.zeros(3, 4), torch.tensor([0, 1, 3])
+IMAGE, IMAGE_LABELS = torch.zeros(2, 4, 5, 5), torch.zeros(2, 5, 5, dtype=torch.long)
+PROBABILITIES = torch.full((3, 4), 0.25)
+
+
+class Bad(NamedTuple):
+    """A call, and what its error must be: its type, the argument's name, and words of advice."""
+
+    arguments: dict[str, Any]
+    error: type[Exception]
+    names: str
+    says: str
+
+
+def call(input: Any = LOGITS, target: Any = LABELS, **others: Any) -> dict[str, Any]:
+    return {"input": input, "target": target, **others}
+
+
+BAD: dict[str, Bad] = {
+    # k
+    "zero k": Bad(call(k=0), ValueError, "k", "above 0"),
+    "negative k": Bad(call(k=-0.5), ValueError, "k", "above 0"),
+    "NaN k": Bad(call(k=math.nan), ValueError, "k", "above 0"),
+    "infinite k": Bad(call(k=math.inf), ValueError, "k", "finite"),
+    "text for k": Bad(call(k="0.5"), TypeError, "k", "a number or a tensor, not str"),
+    "no k": Bad(call(k=None), TypeError, "k", "a number or a tensor, not NoneType"),
+    "list for k": Bad(call(k=[0.5] * 3), TypeError, "k", "a number or a tensor, not list"),
+    "truth for k": Bad(call(k=True), TypeError, "k", "a number or a tensor, not bool"),
+    "zero in k": Bad(call(k=torch.tensor([1.0, 0.0, 1.0])), ValueError, "k", "above 0"),
+    "NaN in k": Bad(call(k=torch.tensor([1.0, math.nan, 1.0])), ValueError, "k", "above 0"),
+    "infinity in k": Bad(call(k=torch.tensor([1.0, math.inf, 1.0])), ValueError, "k", "finite"),
+    "negative tensor k": Bad(call(k=torch.tensor(-1.0)), ValueError, "k", "above 0"),
+    "too few k": Bad(
+        call(k=torch.ones(2)), ValueError, "k", "one value for each example, shape (3,"
+    ),
+    "one k in a list": Bad(call(k=torch.ones(1)), ValueError, "k", "one value for each example"),
+    "k a column": Bad(call(k=torch.ones(3, 1)), ValueError, "k", "shape (3,), not (3, 1)"),
+    "k for each class": Bad(call(k=torch.ones(4)), ValueError, "k", "shape (3,), not (4,)"),
+    "k for each image": Bad(
+        call(IMAGE, IMAGE_LABELS, k=torch.ones(2)), ValueError, "k", "shape (2, 5, 5), not (2,)"
+    ),
+    "integer tensor k": Bad(
+        call(k=torch.ones(3, dtype=torch.long)), TypeError, "k", "floating-point numbers, not"
+    ),
+    "k to be learned": Bad(
+        call(k=torch.ones(3, requires_grad=True)), ValueError, "k", "use k.detach()"
+    ),
+    # input
+    "integer logits": Bad(call(LOGITS.long()), TypeError, "input", "floating-point logits"),
+    "complex logits": Bad(
+        call(LOGITS.to(torch.complex64)), TypeError, "input", "floating-point logits"
+    ),
+    "list of logits": Bad(
+        call(LOGITS.tolist()), TypeError, "input", "a tensor of logits, not list"
+    ),
+    "no dimension": Bad(
+        call(torch.tensor(1.0), torch.tensor(0)), ValueError, "input", "shape (C), (N, C) or"
+    ),
+    "no classes": Bad(call(torch.zeros(3, 0)), ValueError, "input", "no classes"),
+    # target
+    "label too large": Bad(
+        call(target=torch.tensor([0, 4, 1])), IndexError, "target", "4 classes (0 to 3)"
+    ),
+    "label negative": Bad(
+        call(target=torch.tensor([0, -1, 1])), IndexError, "target", "class index -1"
+    ),
+    "wrong ignored label": Bad(
+        call(target=torch.tensor([0, -100, 1]), ignore_index=-1),
+        IndexError,
+        "target",
+        "ignore_index is -1",
+    ),
+    "label too large for smoothing": Bad(
+        call(target=torch.tensor([0, 4, 1]), label_smoothing=0.1), IndexError, "target", "0 to 3"
+    ),
+    "label too large for float64": Bad(
+        call(LOGITS.double(), torch.tensor([0, 4, 1])), IndexError, "target", "0 to 3"
+    ),
+    "too few labels": Bad(
+        call(target=torch.tensor([0, 1])), ValueError, "target", "shape (3,) for an input of shape"
+    ),
+    "labels a column": Bad(
+        call(target=LABELS.unsqueeze(1)), ValueError, "target", "class indices of shape (3,)"
+    ),
+    "labels of another image": Bad(
+        call(IMAGE, IMAGE_LABELS[:, :4]), ValueError, "target", "shape (2, 5, 5)"
+    ),
+    "list of labels": Bad(
+        call(target=[0, 1, 3]), TypeError, "target", "a tensor of labels, not list"
+    ),
+    "truth as labels": Bad(call(target=LABELS > 0), TypeError, "target", "not torch.bool"),
+    "complex labels": Bad(
+        call(target=LABELS.to(torch.complex64)), TypeError, "target", "class indices or"
+    ),
+    "labels as floats": Bad(call(target=LABELS.float()), ValueError, "target", "use .long()"),
+    "probabilities of another shape": Bad(
+        call(target=PROBABILITIES[:, :3]),
+        ValueError,
+        "target",
+        "shape of input, (3, 4), not (3, 3)",
+    ),
+    "probabilities to be learned": Bad(
+        call(target=PROBABILITIES.clone().requires_grad_()),
+        ValueError,
+        "target",
+        "target.detach()",
+    ),
+    "labels elsewhere": Bad(
+        call(target=LABELS.to("meta")), ValueError, "target", "on meta but input is on cpu"
+    ),
+    # the others
+    "weight elsewhere": Bad(
+        call(weight=torch.ones(4, device="meta")), ValueError, "weight", "on meta but input is"
+    ),
+    "weight for three classes": Bad(
+        call(weight=torch.ones(3)), ValueError, "weight", "each of the 4 classes"
+    ),
+    "weight a row": Bad(call(weight=torch.ones(1, 4)), ValueError, "weight", "(4,), not (1, 4)"),
+    "integer weight": Bad(
+        call(weight=torch.ones(4, dtype=torch.long)), TypeError, "weight", "floating-point tensor"
+    ),
+    "list of weights": Bad(call(weight=[1.0] * 4), TypeError, "weight", "floating-point tensor"),
+    "weight to be learned": Bad(
+        call(weight=torch.ones(4, requires_grad=True)), ValueError, "weight", "weight.detach()"
+    ),
+    "unknown reduction": Bad(
+        call(reduction="average"), ValueError, "reduction", "'mean', 'sum' or 'none'"
+    ),
+    "no reduction": Bad(call(reduction=None), ValueError, "reduction", "'mean', 'sum' or 'none'"),
+    "negative smoothing": Bad(call(label_smoothing=-0.1), ValueError, "label_smoothing", "[0, 1]"),
+    "smoothing above 1": Bad(call(label_smoothing=1.1), ValueError, "label_smoothing", "[0, 1]"),
+    "NaN smoothing": Bad(call(label_smoothing=math.nan), ValueError, "label_smoothing", "[0, 1]"),
+    "text for smoothing": Bad(call(label_smoothing="0.1"), TypeError, "label_smoothing", "[0, 1]"),
+    "text for ignore_index": Bad(
+        call(ignore_index="-100"), TypeError, "ignore_index", "a whole number"
+    ),
+    "fractional ignore_index": Bad(
+        call(ignore_index=-1.5), TypeError, "ignore_index", "a whole number"
+    ),
+    "ignore_index for probabilities": Bad(
+        call(target=PROBABILITIES, ignore_index=1), ValueError, "ignore_index", "must be negative"
+    ),
+}
+OF_A_SETTING = {"k", "weight", "ignore_index", "reduction", "label_smoothing"}
+
+
+def assert_clear(bad: Bad, action: Callable[[], Any]) -> None:
+    with pytest.raises(bad.error) as caught:
+        action()
+    message = str(caught.value)
+    assert type(caught.value) is bad.error
+    assert message.split()[0] == bad.names
+    assert bad.says in message
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.usefixtures("path")
+def test_function(name: str) -> None:
+    assert_clear(BAD[name], lambda: tunable_cross_entropy(**BAD[name].arguments))
+
+
+# Modules keep their weight as PyTorch's do, which refuse any that is no tensor.
+IN_MODULES = [name for name in BAD if name != "list of weights"]
+
+
+@pytest.mark.parametrize("name", IN_MODULES)
+def test_module(name: str) -> None:
+    """When it is made or when it is used, with the same words."""
+    arguments = dict(BAD[name].arguments)
+    examples = arguments.pop("input"), arguments.pop("target")
+    assert_clear(BAD[name], lambda: TunableCrossEntropyLoss(**arguments)(*examples))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in IN_MODULES if not {"k", "label_smoothing"} & set(BAD[name].arguments)]
+)
+def test_rule_module(name: str) -> None:
+    arguments = dict(BAD[name].arguments)
+    examples = arguments.pop("input"), arguments.pop("target")
+    assert_clear(BAD[name], lambda: RuleCrossEntropyLoss(cross_entropy, **arguments)(*examples))
+
+
+@pytest.mark.parametrize("k", [0, -1.0, math.nan, "0.5", None, torch.tensor(-1.0)])
+def test_module_refuses_k_when_made(k: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"^k "):
+        TunableCrossEntropyLoss(k=k)
+
+
+def test_rules_have_labels_only() -> None:
+    with pytest.raises(TypeError, match=r"target must hold class indices"):
+        RuleCrossEntropyLoss(cross_entropy)(LOGITS, PROBABILITIES)
+
+
+def test_a_rule_is_a_function() -> None:
+    with pytest.raises(TypeError, match=r"rule must be a function of logits and labels, not 0\.5"):
+        RuleCrossEntropyLoss(0.5)  # type: ignore[arg-type]
+
+
+def test_a_rule_gives_a_number_for_each_class() -> None:
+    leaf = LOGITS.clone().requires_grad_()
+    loss = RuleCrossEntropyLoss(lambda z, y: z.sum(-1, keepdim=True))(leaf, LABELS)
+    with pytest.raises(ValueError, match=r"rule must give .* \(3, 4\), not \(3, 1\)"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("k", [0.0, math.nan])
+def test_k_is_looked_at_under_transforms(k: float) -> None:
+    """A number is always known, whatever traces the tensors."""
+    with pytest.raises(ValueError, match="k must be a finite number above 0"):
+        torch.func.grad(lambda z: tunable_cross_entropy(z, LABELS, k))(LOGITS)
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(BAD) >= 25
+    assert {bad.names for bad in BAD.values()} == {"input", "target"} | OF_A_SETTING

@@ -1,0 +1,110 @@
+"""`import pseudograd` is light, and its rooms import in one direction only."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pseudograd
+
+PACKAGE = Path(pseudograd.__file__).parent
+# Each room may import from itself and those before it in its own list, and from no other.
+MAY_IMPORT = {
+    "rules": {"rules"},
+    "loss": {"rules", "loss"},
+}
+HEAVY = {
+    "IPython", "PIL", "hypothesis", "llvmlite", "matplotlib", "mpmath", "numba", "pandas", "pytest",
+    "ray", "scipy", "seaborn", "sklearn", "tqdm", "triton",
+}  # fmt: skip
+
+
+def imported_by(statement: str) -> set[str]:
+    """The modules that are there after ``statement`` and were not after ``import torch``."""
+    code = (
+        "import sys, torch; before = set(sys.modules); "
+        f"{statement}; print(*sorted(set(sys.modules) - before))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment
+    )
+    return set(done.stdout.split())
+
+
+def test_import_is_light() -> None:
+    new = imported_by("import pseudograd")
+    assert "pseudograd" in new
+    assert not {name.partition(".")[0] for name in new} & HEAVY
+    rooms = {name.split(".")[1] for name in new if name.startswith("pseudograd.")}
+    assert rooms <= {"loss", "rules"}
+    # Nothing of PyTorch that `import torch` leaves out, such as its compiler.
+    assert not {name for name in new if name.startswith(("torch._dynamo", "torch._inductor"))}
+
+
+def test_numba_comes_with_the_first_loss() -> None:
+    pytest.importorskip("numba")
+    use = (
+        "import pseudograd; assert 'numba' not in sys.modules; "
+        "pseudograd.tunable_cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1]))"
+    )
+    assert "numba" in imported_by(use)
+
+
+def test_works_without_numba() -> None:
+    use = (
+        "sys.modules['numba'] = None; import pseudograd; "
+        "z = torch.zeros(2, 3, requires_grad=True); "
+        "pseudograd.tunable_cross_entropy(z, torch.tensor([0, 1]), 0.5).backward(); "
+        "assert abs(z.grad[0, 0] + 0.5 * (2 / 3) ** 0.5) < 1e-6"
+    )
+    assert "pseudograd.loss" in imported_by(use)
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        relative = path.relative_to(PACKAGE.parent).with_suffix("")
+        yield ".".join(relative.parts), ast.parse(path.read_text())
+
+
+def names_imported(tree: ast.Module) -> Iterator[str]:
+    """Anywhere in the file, functions and all."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name the whole path"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_nothing_imports_upwards(room: str) -> None:
+    seen = 0
+    for name, tree in modules():
+        if not name.startswith(f"pseudograd.{room}"):
+            continue
+        seen += 1
+        for other in names_imported(tree):
+            parts = other.split(".")
+            if parts[0] == "pseudograd":
+                assert len(parts) > 1, f"{name} imports all of the package"
+                assert parts[1] in MAY_IMPORT[room], f"{name} imports {other}"
+    assert seen > 1
+
+
+def test_public_names() -> None:
+    assert set(pseudograd.__all__) >= {
+        "RuleCrossEntropyLoss",
+        "TunableCrossEntropyLoss",
+        "tunable_cross_entropy",
+    }
+    for name in pseudograd.__all__:
+        assert callable(getattr(pseudograd, name))

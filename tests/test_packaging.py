@@ -1,0 +1,92 @@
+"""What installing and importing the package brings along."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def in_a_fresh_process(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_import_is_quick() -> None:
+    """A wide bound for busy machines; `benchmarks.import_time` measures."""
+    code = (
+        "import time, torch\n"
+        "start = time.perf_counter()\n"
+        "import pseudograd\n"
+        "print(time.perf_counter() - start)"
+    )
+    assert min(float(in_a_fresh_process(code)) for _ in range(3)) < 0.25
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "pseudograd.TunableCrossEntropyLoss(k=0.5)",
+        "pseudograd.RuleCrossEntropyLoss(lambda z, y: tunable(z, y, 0.5))",
+    ],
+)
+def test_torch_compile_finds_a_loss_made_before_it_was_imported(loss: str) -> None:
+    """Importing less must not cost correctness: here torch.compile meets the loss first of all."""
+    code = (
+        "import sys, torch, pseudograd\n"
+        "from pseudograd.rules import tunable\n"
+        f"loss = {loss}\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "z, y = torch.randn(2, 3, 4, requires_grad=True), torch.tensor([[0, 1, 2], [3, 2, 1]])\n"
+        "total = lambda z, y: torch.vmap(loss)(z, y).sum()\n"
+        "torch.compile(total, fullgraph=True, backend='aot_eager')(z, y).backward()\n"
+        "torch.testing.assert_close(3 * z.grad, tunable(z.detach(), y, 0.5))\n"
+        "print('right')"
+    )
+    assert in_a_fresh_process(code) == "right\n"
+
+
+def name_of(requirement: str) -> str:
+    match = re.match(r"[\w.-]+", requirement)
+    assert match
+    return re.sub(r"[-_.]+", "-", match[0]).lower()
+
+
+def test_every_version_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {name_of(line) for line in lines if "==" in line}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    waiting = [
+        *project["build-system"]["requires"],
+        *project["project"]["dependencies"],
+        *(line for lines in project["project"]["optional-dependencies"].values() for line in lines),
+        *(line for lines in project["dependency-groups"].values() for line in lines),
+    ]
+    needed = set()
+    while waiting:
+        name = name_of(waiting.pop())
+        if name in needed:
+            continue
+        needed.add(name)
+        try:
+            below = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a build requirement, or one for another platform
+        # A marker may be for another platform or an extra: what is not installed is not asked for.
+        waiting += [line for line in below if "extra ==" not in line and is_installed(line)]
+    assert needed - pins == set()
+
+
+def is_installed(requirement: str) -> bool:
+    try:
+        importlib.metadata.version(name_of(requirement))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

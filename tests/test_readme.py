@@ -1,0 +1,79 @@
+"""The documents: their code runs, their links lead somewhere, every public name has an example."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import pseudograd
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def code_blocks(document: Path) -> list[tuple[int, str]]:
+    """The Python in a document, each block with the number of its first line."""
+    text = document.read_text("utf-8")
+    blocks = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, block.start(1)) + 1, block[1]) for block in blocks]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_code_in_documents_runs(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}  # later blocks go on from earlier ones
+    for line, code in code_blocks(document):
+        if ">>>" in code:
+            example = doctest.DocTestParser().get_doctest(
+                code, names, name_of(document), str(document), line - 1
+            )
+            failed, _ = doctest.DocTestRunner(optionflags=OPTIONS).run(example, clear_globs=False)
+            assert failed == 0
+            names = example.globs
+        else:
+            exec(compile("\n" * (line - 1) + code, str(document), "exec"), names)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_within_the_project_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", document.read_text("utf-8"))
+    missing = [
+        target
+        for target in targets
+        if "://" not in target and not (document.parent / target).exists()
+    ]
+    assert missing == []
+
+
+def public_names() -> list[str]:
+    """What the packages offer, as package.name; constants and aliases cannot have a docstring."""
+    modules = pkgutil.walk_packages(pseudograd.__path__, "pseudograd.")
+    packages = [pseudograd, *(importlib.import_module(m.name) for m in modules if m.ispkg)]
+    return [
+        f"{package.__name__}.{name}"
+        for package in packages
+        for name in getattr(package, "__all__", ())
+        if inspect.isclass(getattr(package, name)) or inspect.isfunction(getattr(package, name))
+    ]
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_public_names_have_an_example(name: str) -> None:
+    package, _, attribute = name.rpartition(".")
+    docstring = inspect.getdoc(getattr(importlib.import_module(package), attribute)) or ""
+    _, found, example = docstring.partition("\nExample:\n")
+    assert found, f"{name} has no section 'Example:'"
+    assert ">>>" in example

@@ -1,0 +1,267 @@
+"""The protocol, the ledger and the comparison, mostly in a made-up world without training."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import scipy.stats
+
+from pseudograd.data import digits
+from pseudograd.fleet import Fleet, Outcome, Split, Trial
+from pseudograd.search import (
+    DEEP_KS,
+    SHALLOW_KS,
+    Ledger,
+    Protocol,
+    advance,
+    compare,
+    paired_difference,
+    result,
+)
+
+TEMPLATE = Trial("digits", (400,), k=1, learning_rate=1)
+
+
+def made_up(trial: Trial, best_k: float = 0.5, best_rate: float = 0.1) -> Outcome:
+    """An error that grows with the distance from (best_k, best_rate), and with the repetition."""
+    distance = abs(math.log2(trial.k / best_k)) + abs(math.log2(trial.learning_rate / best_rate))
+    error = 0.01 * distance + 0.001 * trial.split.repetition + 0.02
+    wrong = tuple(range(round(1000 * error))) if trial.split.retrain else None
+    return Outcome(trial, error, 3, error, 2 * error, 18, "patience", (0.5, error), wrong)
+
+
+def finished(protocol: Protocol, path: Path, **world: float) -> Ledger:
+    ledger = Ledger(path)
+    for _ in advance(protocol, ledger, lambda trials: (made_up(t, **world) for t in trials)):
+        pass
+    return ledger
+
+
+# --- the protocol ----------------------------------------------------------------------------
+
+
+def test_the_papers_ks_follow_the_depth() -> None:
+    assert Protocol(TEMPLATE).ks == SHALLOW_KS
+    assert Protocol(replace(TEMPLATE, hidden_layer_sizes=(8, 8, 8))).ks == DEEP_KS
+
+
+def test_first_round_is_three_rates_of_every_k_on_permuted_folds() -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=10, seed=3)
+    trials = protocol.wanted({})
+    assert len(trials) == len(set(trials)) == 7 * 3 * 10
+    assert {t.learning_rate for t in trials} == {0.05, 0.1, 0.2}
+    assert {t.split for t in trials} == {Split(3, r) for r in range(10)}
+    # Weights, order and folds are the same for every pair, so that differences are paired.
+    assert len({(t.seed, t.split) for t in trials}) == 10
+
+
+def test_rates_extend_for_every_k_until_the_best_is_inside(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=2)
+    ledger = finished(protocol, tmp_path / "ledger", best_rate=0.1 * 2**3)
+    for k in protocol.ks:
+        rates = protocol.rates(k, ledger)
+        assert rates == [0.1 * 2.0**power for power in range(-1, 5)]
+    assert not protocol.open_ks(ledger)
+    assert protocol.chosen(ledger)[0].learning_rate == pytest.approx(0.8)
+
+
+def test_the_limit_of_extensions_is_kept_and_reported(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=1, most_extensions=2)
+    ledger = finished(protocol, tmp_path / "ledger", best_rate=1e-6)
+    assert protocol.rates(1.0, ledger) == [0.0125, 0.025, 0.05, 0.1, 0.2]
+    assert protocol.open_ks(ledger) == list(protocol.ks)
+
+
+def test_the_sweep_finds_the_initial_rate_with_few_epochs(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, repetitions=1)
+    sweep = protocol.wanted({})
+    assert {t.k for t in sweep} == {1.0}
+    assert max(t.max_epochs for t in sweep) == 5
+    ledger = finished(protocol, tmp_path / "ledger", best_rate=0.06)
+    assert protocol.first_rate(ledger) == 4.0**-2
+
+
+def test_selection_is_the_argmin_of_the_mean_validation_error(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=4)
+    ledger = finished(protocol, tmp_path / "ledger", best_k=0.25, best_rate=0.1)
+    best, plain = protocol.chosen(ledger)
+    assert (best.k, best.learning_rate) == (0.25, 0.1)
+    assert (plain.k, plain.learning_rate) == (1.0, 0.1)
+    assert best.error == pytest.approx(0.02 + 0.001 * 1.5)
+    assert best.standard_error == pytest.approx(scipy.stats.sem([0, 0.001, 0.002, 0.003]))
+
+
+def test_ties_go_to_the_k_nearest_1_then_to_the_smaller_rate(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=1)
+
+    def level(trials: list[Trial]) -> Iterator[Outcome]:
+        for trial in trials:
+            inside = trial.k in (0.5, 0.25) and trial.learning_rate in (0.1, 0.05)
+            yield replace(made_up(trial), error=0.1 if inside else 0.2)
+
+    ledger = Ledger(tmp_path / "ledger")
+    list(advance(protocol, ledger, level))
+    best, _ = protocol.chosen(ledger)
+    assert (best.k, best.learning_rate) == (0.5, 0.05)
+    assert {(c.k, c.learning_rate) for c in protocol.ties(ledger)} == {
+        (0.5, 0.1), (0.25, 0.05), (0.25, 0.1)
+    }  # fmt: skip
+
+
+def test_the_test_set_is_read_by_the_final_trials_alone(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=2, retrainings=3)
+    ledger = finished(protocol, tmp_path / "ledger")
+    final = [trial for trial in ledger if trial.split.retrain]
+    assert len(final) == 2 * 3
+    assert {(t.k, t.learning_rate) for t in final} == {(0.5, 0.1), (1.0, 0.1)}
+    found = result(protocol, ledger)
+    assert [o.trial.k for o in found.comparison.chosen] == [0.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"ks": (2.0, 0.5)}, "ks"),
+        ({"ks": (1.0, 1.0)}, "ks"),
+        ({"repetitions": 0}, "repetitions"),
+        ({"retrainings": 0}, "retrainings"),
+    ],
+)
+def test_bad_settings_are_named(change: dict[str, object], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        Protocol(TEMPLATE, **change)  # type: ignore[arg-type]
+
+
+def test_an_unfinished_search_has_no_result(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not finished"):
+        result(Protocol(TEMPLATE, initial_rate=0.1), Ledger(tmp_path / "ledger"))
+
+
+# --- the comparison --------------------------------------------------------------------------
+
+
+def test_paired_difference_is_students() -> None:
+    first, second = [0.1, 0.13, 0.12, 0.18], [0.12, 0.13, 0.15, 0.19]
+    found = paired_difference(first, second)
+    expected = scipy.stats.ttest_rel(first, second).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_mcnemar_counts_predictions_that_only_one_got_right() -> None:
+    def outcome(wrong: set[int]) -> Outcome:
+        return replace(made_up(replace(TEMPLATE, split=Split(retrain=True))), wrong=tuple(wrong))
+
+    found = compare(
+        [outcome({1, 2, 3}), outcome({9})], [outcome({3, 4, 5, 6, 7}), outcome({9, 10, 11})]
+    )
+    assert (found.only_plain_right, found.only_chosen_right) == (2, 6)
+    assert found.mcnemar_p == pytest.approx(scipy.stats.binomtest(2, 8).pvalue)
+
+
+# --- the ledger ------------------------------------------------------------------------------
+
+
+def test_outcomes_come_back_as_they_were(tmp_path: Path) -> None:
+    outcomes = [
+        made_up(replace(TEMPLATE, k=1 / 16, split=Split(1, 2, retrain=True), clip=100.0)),
+        replace(made_up(replace(TEMPLATE, k=3.3)), cross_entropy=math.inf, stopped_by="diverged"),
+    ]
+    ledger = Ledger(tmp_path / "runs" / "ledger.jsonl")
+    for outcome in outcomes:
+        ledger.append(outcome)
+    again = Ledger(ledger.path)
+    assert list(again.values()) == outcomes == list(ledger.values())
+    assert not again.set_aside
+
+
+def test_torn_and_foreign_lines_are_reported_and_cost_nobody_else(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.append(made_up(replace(TEMPLATE, k=2.0)))
+    with path.open("ab") as file:
+        file.write(b'{"foreign": 1}\n\xff\xfe\n{"trial": {"data": "dig')  # the last is cut off
+    Ledger(path).append(made_up(replace(TEMPLATE, k=4.0)))
+    again = Ledger(path)
+    assert {trial.k for trial in again} == {2.0, 4.0}
+    assert [line.number for line in again.set_aside] == [2, 3, 4]
+    assert "not the outcome" in str(again.set_aside[0])
+    assert b'{"foreign": 1}' in path.read_bytes()
+
+
+def test_ledgers_are_merged_by_concatenation(tmp_path: Path) -> None:
+    parts = []
+    for name, k in (("a", 2.0), ("b", 4.0)):
+        ledger = Ledger(tmp_path / name)
+        ledger.append(made_up(replace(TEMPLATE, k=k)))
+        parts.append(ledger.path.read_bytes())
+    (tmp_path / "both").write_bytes(b"".join(parts))
+    assert {trial.k for trial in Ledger(tmp_path / "both")} == {2.0, 4.0}
+
+
+def test_what_is_known_is_not_run_again(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=3)
+    whole = finished(protocol, tmp_path / "whole")
+    asked: list[Trial] = []
+
+    def stops_after(count: int) -> Callable[[list[Trial]], Iterator[Outcome]]:
+        def run(trials: list[Trial]) -> Iterator[Outcome]:
+            for trial in trials:
+                if len(asked) == count:
+                    raise KeyboardInterrupt
+                asked.append(trial)
+                yield made_up(trial)
+
+        return run
+
+    path = tmp_path / "interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        list(advance(protocol, Ledger(path), stops_after(50)))
+    list(advance(protocol, Ledger(path), stops_after(10**6)))
+    assert len(asked) == len(set(asked)) == len(whole)
+    assert result(protocol, Ledger(path)) == result(protocol, whole)
+
+
+PROTOCOL = Protocol(
+    Trial("digits", (8,), k=1, learning_rate=1, momentum=0.5, patience=2, max_epochs=6),
+    ks=(1.0, 0.5),
+    initial_rate=0.2,
+    repetitions=2,
+    retrainings=2,
+    most_extensions=3,
+)
+
+
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path: Path, one_thread: None) -> None:
+    """The search as a process of its own, killed again and again, ends as if undisturbed."""
+    undisturbed = Ledger(tmp_path / "undisturbed")
+    list(advance(PROTOCOL, undisturbed, _train))
+    path, chance = tmp_path / "killed", random.Random(0)
+    for _ in range(20):
+        process = multiprocessing.get_context("fork").Process(target=_search, args=(path,))
+        process.start()
+        time.sleep(chance.uniform(0, 0.3))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "the kill came too late to matter"
+    killed = Ledger(path)
+    list(advance(PROTOCOL, killed, _train))
+    assert dict(Ledger(path)) == dict(undisturbed)
+    assert result(PROTOCOL, killed) == result(PROTOCOL, undisturbed)
+    assert len(path.read_text().splitlines()) == len(killed) + len(Ledger(path).set_aside)
+
+
+def _search(path: Path) -> None:
+    for _ in advance(PROTOCOL, Ledger(path), _train):
+        time.sleep(1)  # longer than it has to live: one outcome a life at most
+
+
+def _train(trials: list[Trial]) -> Iterator[Outcome]:
+    return Fleet(digits(), slots=4).run(trials)

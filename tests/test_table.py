@@ -1,0 +1,463 @@
+"""A user's own table: what is read, what is learned from which part, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from pseudograd.data import Dataset, Encoder, digits, load_table, open_data, read_frame
+from pseudograd.data.table import Categories, Numbers
+
+MIXED = {
+    "größe": [1.0, None, 3.0, 5.0, 2.0, 4.0, 1.5, None, 2.5, 3.5],
+    "色": ["red", "blue", None, "red", "blue", "red", "blue", "red", None, "green"],
+    "smokes": [True, False, True, False, True, False, True, False, True, False],
+    "same": [7] * 10,
+    "none": [None] * 10,
+    "kind": ["cat", "dog"] * 5,
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def mixed(**columns: list[object]) -> pd.DataFrame:
+    return pd.DataFrame({**MIXED, **columns})
+
+
+def save(frame: pd.DataFrame, name: str) -> str:
+    if name.endswith(".csv"):
+        frame.to_csv(name, index=False)
+    else:
+        frame.to_parquet(name, index=False)
+    return name
+
+
+def arrays(name: str = "a.npz", **changes: Any) -> str:
+    """An .npz file of 10 examples; None leaves an array out."""
+    held = {"X": np.arange(20.0).reshape(10, 2), "y": np.arange(10) % 2, **changes}
+    np.savez(name, **{key: value for key, value in held.items() if value is not None})
+    return name
+
+
+def test_mixed_columns_are_encoded_by_hand() -> None:
+    encoder = Encoder.fit(mixed(), "kind")
+    assert encoder.columns == (
+        Numbers("größe", 1.0, 5.0, 2.75, missing=True),
+        Categories("色", ("blue", "green", "red"), missing=True),
+        Categories("smokes", ("False", "True"), missing=False),
+        Numbers("same", 7.0, 7.0, 7.0, missing=False),
+        Categories("none", (), missing=True),
+    )
+    assert encoder.labels == ("cat", "dog")
+    assert encoder.value_range == (0.0, 1.0)
+    features = encoder.transform(mixed())
+    assert features.dtype == np.float32
+    np.testing.assert_array_equal(
+        features[:3],
+        np.array(
+            [
+                # größe: value, missing; blue, green, red, missing; no, yes; same; none
+                [0, 0, 0, 0, 1, 0, 0, 1, 0, 1],
+                [1.75 / 4, 1, 1, 0, 0, 0, 1, 0, 0, 1],
+                [0.5, 0, 0, 0, 0, 1, 0, 1, 0, 1],
+            ],
+            np.float32,
+        ),
+    )
+
+
+def test_new_rows() -> None:
+    encoder = Encoder.fit(mixed(), "kind")
+    new = pd.DataFrame(
+        {
+            "same": [8, 7],  # in another order, and without the target
+            "none": ["text", "text"],
+            "smokes": [True, None],
+            "色": ["pink", None],
+            "größe": [9, -9],  # beyond the training part
+        }
+    )
+    np.testing.assert_array_equal(
+        encoder.transform(new), [[1, 0, 0, 0, 0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]]
+    )
+
+
+def test_what_is_missing_first_in_new_rows_is_the_median() -> None:
+    encoder = Encoder.fit(pd.DataFrame({"a": [0, 1, 4], "b": list("xyz"), "y": [0, 1, 1]}), "y")
+    new = pd.DataFrame({"a": [None, 2.0], "b": [None, "x"]})
+    np.testing.assert_array_equal(encoder.transform(new), [[0.25, 0, 0, 0], [0.5, 1, 0, 0]])
+
+
+@pytest.mark.parametrize("labels", [[-3, 40, 7], ["é", "b", "a"], [False, True, True]])
+def test_json_gives_the_same_encoder(labels: list[Any]) -> None:
+    frame = mixed(kind=(labels * 4)[:10], größe=[0.1 * x**3 for x in range(10)])
+    encoder = Encoder.fit(frame, "kind")
+    text = encoder.to_json()
+    json.loads(text)
+    again = Encoder.from_json(text)
+    assert again == encoder
+    assert again.labels == tuple(sorted(set(labels)))
+    assert [type(label) for label in again.labels] == [type(label) for label in encoder.labels]
+    np.testing.assert_array_equal(again.transform(frame), encoder.transform(frame))
+    np.testing.assert_array_equal(
+        again.encode_labels(frame["kind"]), encoder.encode_labels(frame["kind"])
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"columns": [{"name": "a"}]}'])
+def test_other_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not the JSON of an encoder"):
+        Encoder.from_json(text)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_round_trip(suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    frame = pd.concat([mixed()] * 3, ignore_index=True)
+    data, encoder = load_table(save(frame, "pets" + suffix), "kind")
+    assert (data.name, data.train_size, data.test_size) == ("pets" + suffix, 24, 6)
+    assert data.features.dtype == torch.float32
+    assert data.features.is_contiguous()
+    assert data.value_range == (0.0, 1.0)
+    assert data.classes == 2
+    # Each row is there once, each part in the order of the file.
+    rows = {tuple(row) for row in encoder.transform(frame).tolist()}
+    assert {tuple(row) for row in data.features.tolist()} == rows
+    assert sorted(data.labels.tolist()) == [0] * 15 + [1] * 15
+    again, _ = load_table("pets" + suffix, "kind")
+    assert again.sha256 == data.sha256
+    other, _ = load_table("pets" + suffix, "kind", seed=1)
+    assert other.sha256 != data.sha256
+
+
+def test_columns_of_other_types() -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    frame = pd.DataFrame(
+        {
+            "category": pd.Categorical(["3", "1", None, *"31313"]),
+            "nullable": pd.array([1, None, 3, 1, 1, 1, 1, 2], dtype="Int64"),
+            "y": pd.Categorical(list("abababab")),
+        }
+    )
+    save(frame, "a.parquet")
+    data, encoder = load_table("a.parquet", "y", test_path="a.parquet")
+    assert encoder.columns == (
+        Categories("category", ("1", "3"), missing=True),
+        Numbers("nullable", 1.0, 3.0, 1.0, missing=True),
+    )
+    # The same rows as CSV, where the categories look like numbers.
+    save(frame, "a.csv")
+    np.testing.assert_array_equal(
+        encoder.transform(read_frame("a.csv", encoder)), data.features[:8].numpy()
+    )
+
+
+def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.parquet").touch()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"pip install 'pseudograd\[parquet\]'"):
+        load_table("a.parquet", "y")
+
+
+def test_nothing_leaks_from_the_test_part() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"at": range(50), "a": rng.random(50), "b": rng.choice(list("pqr"), 50), "y": [1, 2] * 25}
+    )
+    data, encoder = load_table(save(frame, "a.csv"), "y")
+    span = encoder.columns[0]
+    assert isinstance(span, Numbers)
+    places = (data.features[:, 0] * (span.high - span.low) + span.low).round().long()
+    held_out = places[data.train_size :]
+    frame["b"] = frame["b"].astype(object)
+    frame.loc[held_out.tolist(), ["a", "b"]] = [1e9, "new"]
+    frame.loc[held_out.tolist()[:3], ["a", "b"]] = None
+    changed, other = load_table(save(frame, "b.csv"), "y")
+    assert other == encoder
+    assert torch.equal(changed.features[:40], data.features[:40])
+    assert not torch.equal(changed.features[40:], data.features[40:])
+    assert changed.features.min() == 0
+    assert changed.features.max() == 1
+    assert torch.equal(changed.labels, data.labels)
+
+
+@pytest.mark.parametrize("stratify", [True, False])
+@pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_class_keeps_an_example(stratify: bool, fraction: float, seed: int) -> None:
+    labels = [30] * 60 + [10] * 30 + [20] * 9 + [7]
+    save(pd.DataFrame({"x": range(100), "y": labels}), "a.csv")
+    data, encoder = load_table("a.csv", "y", test_fraction=fraction, stratify=stratify, seed=seed)
+    assert encoder.labels == (7, 10, 20, 30)
+    assert data.test_size == 100 * fraction
+    counts = data.labels[: data.train_size].bincount(minlength=4)
+    assert counts.min() >= 1
+    assert counts[0] == 1
+    if stratify:
+        kept = torch.tensor([1, 30, 9, 60]) * (1 - fraction)
+        assert (counts - kept).abs().max() <= 2
+
+
+def test_a_test_file() -> None:
+    frame = pd.DataFrame({"room": list("1a2b3"), "ok": list("001x1")})
+    save(frame, "train.csv")
+    # All of this looks like numbers, but is text.
+    save(pd.DataFrame({"ok": [0, 1], "room": [2, 9]}), "test.csv")
+    data, encoder = load_table("train.csv", "ok", test_path="test.csv")
+    assert encoder.labels == ("0", "1", "x")
+    assert (data.train_size, data.labels[5:].tolist()) == (5, [0, 1])
+    assert data.features[5:].tolist() == [[0, 1, 0, 0, 0], [0] * 5]
+
+
+@pytest.mark.parametrize("yes", ["True", "true", "TRUE"])
+def test_truth_values_in_csv(yes: str) -> None:
+    Path("a.csv").write_text("a,y\n" + f"{yes},1\nFalse,0\n" * 3)
+    Path("b.csv").write_text(f"a\n{yes}\n\n")
+    _, encoder = load_table("a.csv", "y", test_path="a.csv")
+    assert encoder.transform(read_frame("b.csv", encoder)).tolist() == [[0, 1]]
+
+
+def test_csv_of_a_spreadsheet() -> None:
+    Path("a.csv").write_bytes("\ufeffä,y\r\n".encode() + b"1,u\r\n2,v\r\n" * 5)
+    data, encoder = load_table("a.csv", "y")
+    assert encoder.columns == (Numbers("ä", 1.0, 2.0, 1.5, missing=False),)
+    assert data.train_size == 8
+
+
+def test_npz() -> None:
+    data, encoder = load_table(arrays())
+    assert encoder.target == "y"
+    assert [column.name for column in encoder.columns] == ["X[0]", "X[1]"]
+    assert (data.train_size, data.test_size) == (8, 2)
+    arrays("named.npz", y=None, species=np.array(list("ab") * 5))
+    _, encoder = load_table("named.npz", "species")
+    assert encoder.labels == ("a", "b")
+    arrays("new.npz", y=None)
+    assert encoder.transform(read_frame("new.npz", encoder)).shape == (10, 2)
+
+
+def test_npz_with_a_test_part() -> None:
+    test = np.array([[0.0, 1.0], [50.0, -50.0]])
+    data, encoder = load_table(arrays(X_test=test, y_test=np.array([1, 0])))
+    assert (data.train_size, data.test_size) == (10, 2)
+    assert encoder.columns[0] == Numbers("X[0]", 0.0, 18.0, 9.0, missing=False)
+    assert data.features[10:].tolist() == [[0, 0], [1, 0]]
+    assert data.labels[10:].tolist() == [1, 0]
+
+
+def test_pixels_stay_as_they_are() -> None:
+    pictures = np.random.default_rng(0).integers(0, 200, (30, 4, 3), np.uint8)
+    arrays(X=pictures, y=np.arange(30) % 3, X_test=pictures[:5] + 50, y_test=np.arange(5) % 3)
+    data, encoder = load_table("a.npz")
+    assert encoder.pixels == (4, 3)
+    assert encoder.columns == ()
+    assert data.value_range == encoder.value_range == (0.0, 255.0)
+    assert data.features.dtype == torch.uint8
+    assert data.features.is_contiguous()
+    np.testing.assert_array_equal(data.features[:30], pictures.reshape(30, 12))
+    np.testing.assert_array_equal(data.features[30:], pictures[:5].reshape(5, 12) + 50)
+    again = Encoder.from_json(encoder.to_json())
+    assert again == encoder
+    # As floating point they are pixels still.
+    arrays("new.npz", X=pictures.astype(float), y=None)
+    np.testing.assert_array_equal(
+        again.transform(read_frame("new.npz", again)), pictures.reshape(30, 12)
+    )
+    for wrong in (pictures - 0.5, pictures * 2.0, pictures * -1.0, pictures + np.nan):
+        arrays("new.npz", X=wrong, y=None)
+        with pytest.raises(ValueError, match="pixels must be whole numbers from 0 to 255"):
+            again.transform(read_frame("new.npz", again))
+    arrays("new.npz", X=pictures[:, :3], y=None)
+    with pytest.raises(ValueError, match=r"missing: 'X\[9\]', 'X\[10\]', 'X\[11\]'\)"):
+        again.transform(read_frame("new.npz", again))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda new: new.drop(columns=["色", "same"]), "missing: '色', 'same'"),
+        (lambda new: new.assign(a=1, b=2), "unknown: 'a', 'b'"),
+        (lambda new: new.assign(größe="tall"), "text where numbers belong: 'größe'"),
+        (lambda new: new.assign(色=1, smokes=0), "numbers where text belongs: '色', 'smokes'"),
+        (lambda new: new.rename(columns={"same": "Same"}), "missing: 'same'; unknown: 'Same'"),
+        (lambda new: new.assign(größe=np.inf), "column 'größe' has infinite numbers"),
+        (lambda new: new.assign(größe=pd.Timestamp(0)), "column 'größe' holds neither numbers nor"),
+        (lambda new: new[["same", *new]], "more than one column 'same'"),
+    ],
+)
+def test_columns_that_do_not_match(
+    change: Callable[[pd.DataFrame], pd.DataFrame], complaint: str
+) -> None:
+    encoder = Encoder.fit(mixed(), "kind")
+    with pytest.raises(ValueError) as refused:
+        encoder.transform(change(mixed()))
+    assert complaint in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_whose_columns_do_not_match() -> None:
+    encoder = Encoder.fit(mixed(), "kind")
+    save(mixed(size=[1] * 10).drop(columns=["色", "kind"]), "new.csv")
+    with pytest.raises(ValueError, match=r"\(missing: '色'; unknown: 'size'\)"):
+        encoder.transform(read_frame("new.csv", encoder))
+
+
+def text(content: str | bytes, name: str = "a.csv") -> str:
+    Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return name
+
+
+def table(**columns: object) -> str:
+    return save(pd.DataFrame({"x": range(10), "y": [0, 1] * 5, **columns}), "a.csv")
+
+
+def single_array(name: str = "a.npz") -> str:
+    with open(name, "wb") as file:
+        np.save(file, np.ones(3))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "complaint"),
+    [
+        # The file
+        (lambda: "away.csv", {}, "away.csv does not exist"),
+        (lambda: text("", "a.xlsx"), {}, "a.xlsx must end in one of .csv, .parquet, .npz"),
+        (lambda: text(""), {}, "a.csv is empty"),
+        (lambda: text("\n\n"), {}, "a.csv is empty"),
+        (lambda: text("x,y\n"), {}, "a.csv is empty"),
+        (lambda: text(b"\x89PNG\r\n\x1a\n\xff\x00"), {}, "a.csv cannot be read as a .csv file"),
+        (lambda: text("x,y\n1,2\n1,2,3,4\n"), {}, "a.csv cannot be read as a .csv file"),
+        (lambda: text("x,y\n1,2,3\n4,5,6\n"), {}, "Expected 2 fields in line 2, saw 3"),
+        (lambda: text(",y\n1,2\n"), {}, "a.csv has no name for column 1"),
+        (lambda: text("x,y,y\n1,2,2\n"), {}, "a.csv has more than one column 'y'"),
+        (lambda: text("garbage", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
+        (lambda: text("", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
+        (lambda: text("PK\x03\x04...", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
+        (single_array, {}, "a.npz cannot be read as a .npz file (it holds a single array)"),
+        # Arrays
+        (lambda: arrays(X=None), {}, "a.npz has no array 'X'"),
+        (lambda: arrays(y=None), {}, "a.npz has no array 'y': it has 'X'"),
+        (lambda: arrays(), {"target": "z"}, "a.npz has no array 'z': it has 'X', 'y'"),
+        (lambda: arrays(X=np.ones(10)), {}, "'X' without columns"),
+        (lambda: arrays(X=np.ones((10, 0), np.uint8)), {}, "'X' without columns"),
+        (lambda: arrays(X=np.ones((0, 3)), y=np.ones(0)), {}, "a.npz is empty"),
+        (lambda: arrays(X=np.array([[object()]] * 10)), {}, "Python objects in array 'X'"),
+        (lambda: arrays(y=np.array([None] * 10)), {}, "Python objects in array 'y'"),
+        (lambda: arrays(y=np.ones(9)), {}, "10 rows in 'X', but the shape (9,) in 'y'"),
+        (lambda: arrays(y=np.ones((10, 2))), {}, "10 rows in 'X', but the shape (10, 2) in 'y'"),
+        (lambda: arrays(X=np.ones((10, 2), complex)), {}, "column 'X[0]' holds neither"),
+        (lambda: arrays(X_test=np.ones((2, 2))), {}, "a.npz has no array 'y_test'"),
+        (lambda: arrays(y_test=np.ones(2)), {}, "a.npz has no array 'X_test'"),
+        (
+            lambda: arrays(X_test=np.ones((2, 3)), y_test=np.ones(2)),
+            {},
+            "unknown: 'X[2]'",
+        ),
+        (
+            lambda: arrays(X_test=np.ones((2, 2)), y_test=np.array([0, 5])),
+            {},
+            "target 'y' has labels that the training part does not have, 5",
+        ),
+        (
+            lambda: arrays(X_test=np.ones((2, 2)), y_test=np.ones(2)),
+            {"test_path": "b.npz"},
+            "test_path must be left out",
+        ),
+        # The target
+        (lambda: table(), {"target": None}, "target must name the column of labels: one of 'x'"),
+        (
+            lambda: table(species=1),
+            {"target": "Spezies"},
+            "a.csv has no column 'Spezies' for the target: it has 'species'",
+        ),
+        (lambda: table(), {"target": "zzz"}, "for the target: it has 'x', 'y'"),
+        (lambda: table(y=3), {}, "target 'y' has a single class, 3"),
+        (lambda: table(y=[None, 1, 0, None, 1] * 2), {}, "target 'y' has 4 missing labels"),
+        (lambda: table(y=np.arange(10) / 4), {}, "target 'y' must hold classes"),
+        (lambda: table(y=range(10)), {}, "target 'y' differs in all rows"),
+        (lambda: text("y\n" + "0\n1\n" * 5), {}, "no column besides the target 'y'"),
+        # The columns
+        (lambda: table(b=[np.inf] * 10), {}, "column 'b' has infinite numbers"),
+        (lambda: table(b=[-np.inf] + [1.0] * 9), {}, "column 'b' has infinite numbers"),
+        (lambda: table(b="x"), {"test_path": "a.parquet"}, "a.parquet does not exist"),
+        # The sizes
+        (lambda: text("x,y\n1,0\n2,1\n3,0\n4,1\n5,0\n"), {}, "a.csv leaves 4 examples to train on"),
+        (lambda: table(), {"test_fraction": 0.7}, "a.csv leaves 3 examples to train on"),
+        (lambda: table(), {"test_fraction": 0.0}, "test_fraction must lie between 0 and 1, not 0"),
+        (lambda: table(), {"test_fraction": 1.0}, "test_fraction must lie between 0 and 1, not 1"),
+    ],
+)
+def test_refusals(make: Callable[[], str], options: dict[str, Any], complaint: str) -> None:
+    path = make()
+    if path.endswith(".csv"):
+        options = {"target": "y", **options}
+    with pytest.raises((ValueError, FileNotFoundError)) as refused:
+        load_table(path, **options)
+    assert complaint in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_broken_parquet_file() -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    with pytest.raises(ValueError, match=r"a.parquet cannot be read as a .parquet file \(.*\): "):
+        load_table(text("garbage", "a.parquet"), "y")
+
+
+def test_too_many_categories() -> None:
+    save(pd.DataFrame({"name": [f"n{i}" for i in range(2000)], "y": [0, 1] * 1000}), "a.csv")
+    with pytest.raises(ValueError, match="column 'name' has 1600 different texts, more than 1000"):
+        load_table("a.csv", "y")
+
+
+def test_a_folder_is_no_table() -> None:
+    Path("a.csv").mkdir()
+    with pytest.raises(ValueError, match=r"a.csv cannot be read as a .csv file"):
+        load_table("a.csv", "y")
+
+
+def test_open_data() -> None:
+    data, encoder = open_data("digits", target=None)
+    assert data.sha256 == digits().sha256
+    assert (encoder.pixels, encoder.value_range) == ((8, 8), data.value_range)
+    np.savez("new.npz", X=data.features.numpy().reshape(-1, 8, 8))
+    new = encoder.transform(read_frame("new.npz", encoder))
+    np.testing.assert_array_equal(new, data.features)
+    opened: tuple[Dataset, Encoder] = open_data(table(), target="y", test_fraction=0.3, seed=None)
+    assert opened[0].test_size == 3
+    assert opened[0].sha256 == load_table("a.csv", "y", test_fraction=0.3)[0].sha256
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        ("digit", {}, "data 'digit' is not known: give 'digits', or a file that ends in .csv"),
+        ("away.csv", {}, "away.csv does not exist"),
+        ("digits", {"target": "y"}, "'target' cannot be set for data 'digits'"),
+        ("a.csv", {"colour": "y"}, "'colour' cannot be set for data 'a.csv'"),
+    ],
+)
+def test_open_data_refuses(name: str, options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError)) as refused:
+        open_data(name, **options)
+    assert complaint in str(refused.value)
+
+
+def test_pandas_is_imported_only_when_a_table_is_read() -> None:
+    code = "import sys, pseudograd.data; sys.exit('pandas' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

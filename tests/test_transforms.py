@@ -1,0 +1,514 @@
+"""The right pseudo-gradient whatever PyTorch does to the loss on the way; never a second one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.multiprocessing.spawn import spawn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import reference
+from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
+from pseudograd.rules import focal, from_bias, tunable
+
+CLASSES = 5
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Loss = Callable[..., Any]  # of logits, target and, in places, k
+Route = Callable[..., Any]
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))),
+    reason="inductor needs a C++ compiler, and there is none here",
+)
+BACKENDS = ("aot_eager", pytest.param("inductor", marks=needs_compiler))
+
+
+def examples(count: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    logits = 2 * torch.randn(count, CLASSES, generator=generator)
+    return logits, torch.randint(CLASSES, (count,), generator=generator)
+
+
+def differentiate(loss: Loss, logits: Tensor, *others: Any) -> Tensor:
+    leaf = logits.detach().clone().requires_grad_()
+    (result,) = torch.autograd.grad(loss(leaf, *others).sum(), leaf)
+    return result
+
+
+def compiled(function: Loss, backend: str) -> Loss:
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+def over_examples(others: tuple[Any, ...]) -> tuple[int | None, ...]:
+    """What vmap maps over: all but numbers."""
+    return (0, *(0 if isinstance(other, Tensor) else None for other in others))
+
+
+# Each gives the gradient at every row of the logits of the sum of ``loss`` over the rows.
+def eager(loss: Loss, others: tuple[Any, ...], logits: Tensor) -> Any:
+    return differentiate(loss, logits, *others)
+
+
+def of_grad(loss: Loss, others: tuple[Any, ...], logits: Tensor) -> Any:
+    return grad(lambda z, *rest: loss(z, *rest).sum())(logits, *others)
+
+
+def of_vmap(loss: Loss, others: tuple[Any, ...], logits: Tensor) -> Any:
+    return differentiate(vmap(loss, over_examples(others)), logits, *others)
+
+
+def of_vmap_of_grad(loss: Loss, others: tuple[Any, ...], logits: Tensor) -> Any:
+    return vmap(grad(loss), over_examples(others))(logits, *others)
+
+
+def of_jacrev(loss: Loss, others: tuple[Any, ...], logits: Tensor) -> Any:
+    rows = jacrev(vmap(loss, over_examples(others)))(logits, *others)
+    return rows.sum(0)
+
+
+def of_compile(loss: Loss, others: tuple[Any, ...], logits: Tensor, backend: str) -> Any:
+    return differentiate(compiled(lambda *args: loss(*args).sum(), backend), logits, *others)
+
+
+def of_compile_of_vmap(loss: Loss, others: tuple[Any, ...], logits: Tensor, backend: str) -> Any:
+    mapped = vmap(loss, over_examples(others))
+    return differentiate(compiled(lambda *args: mapped(*args).sum(), backend), logits, *others)
+
+
+def of_compile_of_vmap_of_grad(
+    loss: Loss, others: tuple[Any, ...], logits: Tensor, backend: str
+) -> Any:
+    mapped = vmap(grad(loss), over_examples(others))
+    return compiled(lambda *args: mapped(*args), backend)(logits, *others)
+
+
+def of_compile_of_grad(loss: Loss, others: tuple[Any, ...], logits: Tensor, backend: str) -> Any:
+    return compiled(grad(lambda *args: loss(*args).sum()), backend)(logits, *others)
+
+
+DIRECT: dict[str, Route] = {
+    "eager": eager,
+    "grad": of_grad,
+    "vmap": of_vmap,
+    "vmap(grad)": of_vmap_of_grad,
+    "jacrev(vmap)": of_jacrev,
+}
+COMPILED: dict[str, Route] = {
+    "compile": of_compile,
+    "compile(vmap)": of_compile_of_vmap,
+    "compile(vmap(grad))": of_compile_of_vmap_of_grad,
+    "compile(grad)": of_compile_of_grad,
+}
+K: dict[str, float | Tensor] = {
+    "k=0.5": 0.5,
+    "k=2": 2.0,
+    "k per example": torch.tensor([0.25, 0.5, 2.0, 4.0]),
+}
+
+
+def assert_right(gradient: Tensor, logits: Tensor, target: Tensor, k: float | Tensor) -> None:
+    """The pseudo-gradient of the sum, and not that of cross-entropy."""
+    _, true = reference.loss(logits, target, k, reduction="sum")
+    torch.testing.assert_close(gradient.double(), true, rtol=1e-5, atol=1e-8)
+    plain = differentiate(partial(F.cross_entropy, reduction="sum"), logits, target)
+    assert not torch.allclose(gradient, plain, rtol=0.1, atol=0.01)
+
+
+def tunable_loss(logits: Tensor, target: Tensor, k: float | Tensor) -> Tensor:
+    return tunable_cross_entropy(logits, target, k, reduction="sum")
+
+
+@pytest.mark.parametrize("route", DIRECT)
+@pytest.mark.parametrize("k", K)
+@pytest.mark.parametrize("target_kind", ["index", "smoothed", "probability"])
+@pytest.mark.usefixtures("path")
+def test_tunable_loss(route: str, k: str, target_kind: str) -> None:
+    logits, target = examples()
+    loss: Loss = tunable_loss
+    true_target = target
+    if target_kind == "smoothed":
+        loss = partial(tunable_cross_entropy, reduction="sum", label_smoothing=0.1)
+        true_target = F.one_hot(target, CLASSES) * 0.9 + 0.1 / CLASSES
+    elif target_kind == "probability":
+        target = true_target = torch.flip(logits, (0,)).softmax(-1)
+    assert_right(DIRECT[route](loss, (target, K[k]), logits), logits, true_target, K[k])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("route", COMPILED)
+@pytest.mark.parametrize("k", K)
+def test_tunable_loss_compiled(route: str, k: str, backend: str) -> None:
+    logits, target = examples()
+    gradient = COMPILED[route](tunable_loss, (target, K[k]), logits, backend)
+    assert_right(gradient, logits, target, K[k])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("route", COMPILED)
+def test_soft_targets_compiled(route: str, backend: str) -> None:
+    logits, _ = examples()
+    target, k = torch.flip(logits, (0,)).softmax(-1), K["k per example"]
+    assert_right(COMPILED[route](tunable_loss, (target, k), logits, backend), logits, target, k)
+
+
+RULES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tunable": partial(tunable, k=0.5),
+    "focal": focal,
+    "of the bias": from_bias(lambda bias, y: bias.clamp(-0.3, 0.3)),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("route", DIRECT)
+def test_rule_loss(rule: str, route: str) -> None:
+    logits, target = examples()
+    gradient = DIRECT[route](RuleCrossEntropyLoss(RULES[rule], reduction="sum"), (target,), logits)
+    torch.testing.assert_close(gradient, RULES[rule](logits, target))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("route", COMPILED)
+def test_rule_loss_compiled(route: str, backend: str) -> None:
+    logits, target = examples()
+    gradient = COMPILED[route](
+        RuleCrossEntropyLoss(focal, reduction="sum"), (target,), logits, backend
+    )
+    torch.testing.assert_close(gradient, focal(logits, target))
+
+
+IN_A_NEW_PROCESS = """
+import test_transforms as t
+
+logits, target = t.examples()
+rule_loss = t.RuleCrossEntropyLoss(t.RULES["tunable"])
+losses = ((t.tunable_loss, (target, 0.5)), (rule_loss, (target,)))
+for loss, others in losses:
+    gradient = t.of_compile_of_vmap(loss, others, logits, "aot_eager")
+    t.assert_right(gradient, logits, target, 0.5)
+"""
+
+
+def test_compiled_first_of_all() -> None:
+    """The loss prepares for the compiler when it first meets it: here at the very first call."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(
+        [sys.executable, "-c", IN_A_NEW_PROCESS], check=True, timeout=300, env=environment
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_changing_k_of_a_compiled_loss(backend: str) -> None:
+    logits, target = examples()
+    criterion = TunableCrossEntropyLoss(k=0.5, reduction="sum")
+    step = compiled(criterion, backend)
+    for k in (0.5, 2.0, 0.25, 3.0, 0.5):
+        criterion.k = k
+        assert_right(differentiate(step, logits, target), logits, target, k)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_with_everything(backend: str) -> None:
+    """Weights, ignored examples, the mean, more dimensions and half types, in one graph."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, CLASSES, 3, generator=generator).to(torch.bfloat16)
+    target = torch.tensor([[0, 1, -100], [4, 2, 1]])
+    k, weight = torch.tensor([[0.25, 0.5, 1.0], [2.0, 3.0, 4.0]]), torch.arange(1.0, CLASSES + 1)
+    loss = partial(tunable_cross_entropy, weight=weight)
+    gradient = differentiate(compiled(loss, backend), logits, target, k)
+    _, true = reference.loss(logits, target, k, weight=weight)
+    assert gradient.dtype == torch.bfloat16
+    torch.testing.assert_close(gradient.double(), true, rtol=2**-8, atol=1e-9)
+
+
+def test_a_fleet_of_models_with_a_k_each() -> None:
+    """vmap over models: parameters, data and k all differ."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3, CLASSES, 2, generator=generator)
+    x = torch.randn(3, 6, 2, generator=generator)
+    y = torch.randint(CLASSES, (3, 6), generator=generator)
+    k = torch.tensor([0.25, 1.0, 3.0])
+    layer = nn.Linear(2, CLASSES, bias=False)
+
+    def loss(weight: Tensor, x: Tensor, y: Tensor, k: Tensor) -> Tensor:
+        return tunable_cross_entropy(functional_call(layer, {"weight": weight}, x), y, k)
+
+    gradient = vmap(grad(loss))(weights, x, y, k)
+    for i in range(3):
+        _, at_logits = reference.loss(x[i] @ weights[i].T, y[i], k[i])
+        expected = at_logits.T @ x[i].double()
+        torch.testing.assert_close(gradient[i].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_vmap_with_shared_inputs_and_nested() -> None:
+    logits, target = examples()
+    k = torch.tensor([0.5, 2.0])
+    of_k = vmap(grad(tunable_loss), in_dims=(None, None, 0))(logits, target, k)
+    for gradient, value in zip(of_k, k, strict=True):
+        assert_right(gradient, logits, target, float(value))
+    nested = vmap(vmap(grad(tunable_loss), (0, 0, None)), (None, None, 0))(logits, target, k)
+    torch.testing.assert_close(nested, of_k)
+    along_last = vmap(grad(tunable_loss), in_dims=(-1, 0, None), out_dims=-1)
+    torch.testing.assert_close(along_last(logits.T, target, 0.5), of_k[0].T)
+
+
+def test_vmap_over_empty_batches() -> None:
+    loss = vmap(lambda z, y: tunable_cross_entropy(z, y, 0.5, reduction="none"))
+    logits = torch.zeros(3, 0, CLASSES, requires_grad=True)
+    value = loss(logits, torch.zeros(3, 0, dtype=torch.long))
+    value.sum().backward()
+    assert value.shape == (3, 0)
+    assert logits.grad is not None
+
+
+class TestTraining:
+    """What training loops do, with a layer below the loss."""
+
+    k = 0.5
+
+    def layer_and_data(self) -> tuple[nn.Linear, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        layer = nn.Linear(3, CLASSES)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        x = torch.randn(8, 3, generator=generator)
+        return layer, x, torch.randint(CLASSES, (8,), generator=generator)
+
+    def true_gradient(self, layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+        """Eq. 3: of each weight, Σ ∂z_j/∂w f_j."""
+        _, at_logits = reference.loss(layer(x), y, self.k)
+        return (at_logits.T @ x.double()).float()
+
+    def assert_right(self, layer: nn.Linear, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
+        assert layer.weight.grad is not None
+        expected = scale * self.true_gradient(layer, x, y)
+        torch.testing.assert_close(layer.weight.grad, expected, rtol=1e-4, atol=1e-6)
+        plain = torch.autograd.grad(F.cross_entropy(layer(x), y), layer.weight)[0]
+        assert not torch.allclose(layer.weight.grad, scale * plain, rtol=0.1)
+
+    @pytest.mark.usefixtures("path")
+    def test_gradient_accumulation(self) -> None:
+        layer, x, y = self.layer_and_data()
+        criterion = TunableCrossEntropyLoss(k=self.k)
+        for part in range(4):
+            rows = slice(2 * part, 2 * part + 2)
+            (criterion(layer(x[rows]), y[rows]) / 4).backward()
+        self.assert_right(layer, x, y)
+
+    @pytest.mark.usefixtures("path")
+    def test_grad_scaler(self) -> None:
+        layer, x, y = self.layer_and_data()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        before = layer.weight.detach().clone()
+        scaler.scale(TunableCrossEntropyLoss(k=self.k)(layer(x), y)).backward()
+        self.assert_right(layer, x, y, scale=1024.0)
+        expected = before - 0.1 * self.true_gradient(layer, x, y)
+        scaler.unscale_(optimizer)
+        self.assert_right(layer, x, y)
+        scaler.step(optimizer)
+        torch.testing.assert_close(layer.weight.detach(), expected, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    @pytest.mark.usefixtures("path")
+    def test_activation_checkpointing(self, use_reentrant: bool) -> None:
+        layer, x, y = self.layer_and_data()
+        x.requires_grad_()
+        criterion = TunableCrossEntropyLoss(k=self.k)
+        loss = checkpoint(lambda x: criterion(layer(x), y), x, use_reentrant=use_reentrant)
+        loss.backward()
+        self.assert_right(layer, x.detach(), y)
+
+    @pytest.mark.usefixtures("path")
+    def test_backward_twice_is_the_same(self) -> None:
+        layer, x, y = self.layer_and_data()
+        loss = TunableCrossEntropyLoss(k=self.k)(layer(x), y)
+        first = torch.autograd.grad(loss, layer.weight, retain_graph=True)[0]
+        loss.backward()
+        assert layer.weight.grad is not None
+        assert torch.equal(first, layer.weight.grad)
+        self.assert_right(layer, x, y)
+
+    @pytest.mark.usefixtures("path")
+    def test_sum_of_two_losses(self) -> None:
+        """One pseudo-gradient and one gradient meet at the same logits."""
+        layer, x, y = self.layer_and_data()
+        logits = layer(x).detach().requires_grad_()
+        (tunable_cross_entropy(logits, y, 0.5) + F.cross_entropy(logits, y)).backward()
+        assert logits.grad is not None
+        expected = reference.loss(logits, y, 0.5)[1] + reference.loss(logits, y, 1.0)[1]
+        torch.testing.assert_close(logits.grad.double(), expected, rtol=1e-5, atol=1e-7)
+
+    @pytest.mark.usefixtures("path")
+    def test_changed_logits_are_noticed(self) -> None:
+        logits, target = examples()
+        leaf = logits.requires_grad_()
+        z = leaf * 1
+        loss = tunable_cross_entropy(z, target, 0.5)
+        with torch.no_grad():
+            z.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("target_kind", ["index", "smoothed", "probability", "rule"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.usefixtures("path")
+def test_inputs_are_never_written_to(target_kind: str, dtype: torch.dtype) -> None:
+    logits, target = examples()
+    logits, k = logits.to(dtype), torch.tensor([0.25, 0.5, 2.0, 4.0])
+    target = logits.softmax(-1) if target_kind == "probability" else target
+    weight = torch.arange(1.0, CLASSES + 1)
+    inputs = (logits, target, k, weight)
+    before = [tensor.clone() for tensor in inputs]
+    leaf = logits.detach().requires_grad_()  # the same memory
+    if target_kind == "rule":
+        loss = RuleCrossEntropyLoss(focal, weight=weight)(leaf, target)
+    else:
+        smoothing = 0.1 if target_kind == "smoothed" else 0.0
+        loss = tunable_cross_entropy(leaf, target, k, weight, label_smoothing=smoothing)
+    loss.backward()
+    for tensor, copy in zip(inputs, before, strict=True):
+        assert torch.equal(tensor, copy)
+    assert leaf.grad is not None
+    assert leaf.grad.data_ptr() != leaf.data_ptr()
+
+
+def distributed_worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    setup = TestTraining()
+    layer, x, y = setup.layer_and_data()
+    model = nn.parallel.DistributedDataParallel(layer)
+    rows = slice(4 * rank, 4 * rank + 4)
+    TunableCrossEntropyLoss(k=setup.k)(model(x[rows]), y[rows]).backward()
+    torch.save(layer.weight.grad, f"{folder}/gradient{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="this PyTorch has no gloo",
+)
+def test_distributed_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes, half of the batch each: both end with the gradient of the whole batch."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(distributed_worker, (folder,), nprocs=2)
+        gradients = [torch.load(f"{folder}/gradient{rank}.pt") for rank in range(2)]
+    setup = TestTraining()
+    layer, x, y = setup.layer_and_data()
+    for layer.weight.grad in gradients:
+        setup.assert_right(layer, x, y)
+
+
+FORK = """
+import os, sys, torch
+from pseudograd import tunable_cross_entropy
+
+torch.set_num_threads(2)
+logits, target = torch.randn(1000, 100, requires_grad=True), torch.arange(1000) % 100
+
+def gradient():
+    return torch.autograd.grad(tunable_cross_entropy(logits, target, 0.5), logits)[0]
+
+before = gradient()
+child = os.fork()
+if child == 0:
+    os._exit(0 if bool((gradient() == before).all()) else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_after_use_does_not_hang() -> None:
+    """Threads of the parent do not exist in the child; DataLoader workers are such children."""
+    pytest.importorskip("numba")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120, env=environment)
+
+
+def gradient_norm(loss: Loss) -> Loss:
+    return lambda z: grad(loss)(z).square().sum()
+
+
+def double_backward(loss: Loss, logits: Tensor) -> Tensor:
+    leaf = logits.clone().requires_grad_()
+    (first,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), leaf)[0]
+
+
+SECOND_DERIVATIVES: dict[str, Callable[[Loss, Tensor], Any]] = {
+    "create_graph": double_backward,
+    "grad(grad)": lambda loss, z: grad(gradient_norm(loss))(z),
+    "jacrev(jacrev)": lambda loss, z: jacrev(jacrev(loss))(z),
+    "jacrev(grad)": lambda loss, z: jacrev(grad(loss))(z),
+    "jacfwd(grad)": lambda loss, z: jacfwd(grad(loss))(z),
+    "hessian": lambda loss, z: hessian(loss)(z),
+    "jvp": lambda loss, z: jvp(loss, (z,), (z,)),
+    "autograd.functional.hessian": lambda loss, z: torch.autograd.functional.hessian(loss, z),
+    "autograd.functional.hvp": lambda loss, z: torch.autograd.functional.hvp(loss, z, z),
+    "gradgradcheck": lambda loss, z: torch.autograd.gradgradcheck(
+        loss, z.double().requires_grad_()
+    ),
+    "vmap(hessian)": lambda loss, z: vmap(hessian(loss))(z.unsqueeze(0)),
+}
+_, TARGET = examples()
+ONCE_ONLY: dict[str, Loss] = {
+    "index": lambda z: tunable_cross_entropy(z, TARGET, 0.5),
+    "k = 1": lambda z: tunable_cross_entropy(z, TARGET),
+    "smoothed": lambda z: tunable_cross_entropy(z, TARGET, 0.5, label_smoothing=0.1),
+    "probability": lambda z: tunable_cross_entropy(z, F.one_hot(TARGET, CLASSES).float(), 0.5),
+    "rule": lambda z: RuleCrossEntropyLoss(focal)(z, TARGET),
+}
+
+
+@pytest.mark.parametrize("way", SECOND_DERIVATIVES)
+@pytest.mark.parametrize("loss", ONCE_ONLY)
+@pytest.mark.usefixtures("path")
+def test_second_derivatives_are_refused(way: str, loss: str) -> None:
+    logits, _ = examples()
+    with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
+        SECOND_DERIVATIVES[way](ONCE_ONLY[loss], logits)
+
+
+COMPILED_SECOND_DERIVATIVES: dict[str, Callable[[Loss, Tensor], Any]] = {
+    "compile(grad(grad))": lambda loss, z: compiled(grad(gradient_norm(loss)), "aot_eager")(z),
+    "compile(hessian)": lambda loss, z: compiled(hessian(loss), "aot_eager")(z),
+    "create_graph": lambda loss, z: double_backward(compiled(loss, "aot_eager"), z),
+}
+
+
+@pytest.mark.parametrize("way", COMPILED_SECOND_DERIVATIVES)
+@pytest.mark.parametrize("loss", ["index", "probability"])
+def test_second_derivatives_are_refused_when_compiled(way: str, loss: str) -> None:
+    """In the compiler's own words at times, but with no number."""
+    logits, _ = examples()
+    with pytest.raises(
+        RuntimeError, match=r"(second|forward-mode) derivative|double backward|not have been used"
+    ):
+        COMPILED_SECOND_DERIVATIVES[way](ONCE_ONLY[loss], logits)
+
+
+def test_first_derivatives_with_a_graph_are_fine() -> None:
+    """create_graph alone asks for nothing that is not there."""
+    logits, target = examples()
+    leaf = logits.requires_grad_()
+    (gradient,) = torch.autograd.grad(tunable_loss(leaf, target, 0.5), leaf, create_graph=True)
+    assert_right(gradient.detach(), logits.detach(), target, 0.5)
