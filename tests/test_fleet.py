@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sys
+import threading
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -630,14 +631,15 @@ def test_an_iteration_may_be_closed_early() -> None:
     assert len(list(fleet.run(mixed()))) == len(mixed())
 
 
-@pytest.mark.parametrize(
-    ("precision", "expected"), [("tf32", "high"), ("float32", "highest"), ("float64", "highest")]
-)
+@pytest.mark.parametrize("precision", ["tf32", "float32", "float64"])
 @pytest.mark.parametrize("ambient", ["highest", "high", "medium"])
 def test_products_are_as_precise_as_asked_for(
-    precision: str, expected: str, ambient: str, monkeypatch: pytest.MonkeyPatch
+    precision: str, ambient: str, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In training and evaluation, whatever PyTorch is set to, and that comes back."""
+    """In training and evaluation, whatever PyTorch is set to, and that comes back.
+
+    On a CPU nothing is gained by rounding, so there all are precise.
+    """
     seen: set[tuple[str, str]] = set()
     for name in ("train", "evaluate"):
         original = getattr(Stack, name)
@@ -656,7 +658,46 @@ def test_products_are_as_precise_as_asked_for(
             assert torch.get_float32_matmul_precision() == ambient
     finally:
         torch.set_float32_matmul_precision(before)
-    assert seen == {("train", expected), ("evaluate", expected)}
+    assert seen == {("train", "highest"), ("evaluate", "highest")}
+
+
+def test_several_workers_give_what_one_gives() -> None:
+    """On the CPU each of PyTorch's threads is a worker; its settings come back in the end."""
+    trials = mixed()
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        torch.set_num_threads(1)
+        alone = {o.trial: o for o in Fleet(blobs(), slots=2, precision="float64").run(trials)}
+        torch.set_num_threads(3)
+        fleet = Fleet(blobs(), slots=2, precision="float64")
+        together = {o.trial: o for o in fleet.run(trials)}
+        assert torch.get_num_threads() == 3
+        assert torch.get_float32_matmul_precision() == precision
+        running = iter(fleet.run(trials))
+        next(running)
+        running.close()  # type: ignore[attr-defined]
+        assert torch.get_num_threads() == 3
+        assert not [t for t in threading.enumerate() if t.daemon and "fleet" in t.name]
+    finally:
+        torch.set_num_threads(threads)
+    assert set(together) == set(alone) == set(trials)
+    for trial, outcome in together.items():
+        assert outcome.curve == alone[trial].curve
+        assert outcome.cross_entropy == pytest.approx(alone[trial].cross_entropy, nan_ok=True)
+
+
+def test_a_failing_worker_fails_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(stack: Stack, *arguments: Any) -> None:
+        raise ZeroDivisionError("broken on purpose")
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(Stack, "train", broken)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ZeroDivisionError, match="on purpose"):
+            list(Fleet(blobs(), slots=2).run(mixed()))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_no_trials_no_outcomes() -> None:

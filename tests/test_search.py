@@ -233,9 +233,9 @@ PROTOCOL = Protocol(
     Trial("digits", (8,), k=1, learning_rate=1, momentum=0.5, patience=2, max_epochs=6),
     ks=(1.0, 0.5),
     initial_rate=0.2,
-    repetitions=2,
+    repetitions=4,
     retrainings=2,
-    most_extensions=3,
+    most_extensions=1,
 )
 
 
@@ -253,8 +253,13 @@ def test_twenty_kills_at_random_moments_change_nothing(tmp_path: Path, one_threa
         assert process.exitcode == -signal.SIGKILL, "the kill came too late to matter"
     killed = Ledger(path)
     list(advance(PROTOCOL, killed, _train))
-    assert dict(Ledger(path)) == dict(undisturbed)
-    assert result(PROTOCOL, killed) == result(PROTOCOL, undisturbed)
+    assert set(Ledger(path)) == set(undisturbed)
+    for trial, outcome in Ledger(path).items():
+        # Products round by where they lie in memory, so by who is beside them in the fleet.
+        value = pytest.approx(undisturbed[trial].cross_entropy, rel=1e-5)
+        assert outcome == replace(undisturbed[trial], cross_entropy=outcome.cross_entropy)
+        assert outcome.cross_entropy == value
+    assert result(PROTOCOL, killed).cells == result(PROTOCOL, undisturbed).cells
     assert len(path.read_text().splitlines()) == len(killed) + len(Ledger(path).set_aside)
 
 

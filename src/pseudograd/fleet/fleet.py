@@ -7,8 +7,10 @@ import functools
 import importlib.util
 import itertools
 import math
+import queue
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -23,8 +25,8 @@ from pseudograd.fleet.trial import Outcome, Split, Trial
 # With weights beyond this and predictions no better than chance, nothing good can follow.
 _EXPLODED = 1e4
 
-# On the CPU more models at once gain nothing, and outgrow the cache.
-_SLOTS_ON_CPU = 16
+# For a worker on the CPU: more models at once gain nothing, and outgrow the cache.
+_SLOTS_ON_CPU = 8
 _MOST_SLOTS = 512
 
 PRECISIONS = ("tf32", "float32", "float64")
@@ -57,7 +59,7 @@ class Fleet:
     Args:
         data: The data set of the trials.
         device: Where to train: "cpu", "cuda", ...
-        slots: How many trials at once; planned from the free memory unless given.
+        slots: How many trials at once on a GPU, or for each thread on a CPU; planned unless given.
         precision: "tf32": where it can, products of numbers with 11 bits, summed in float32, and
             kernels of our own; "float32" or "float64": plain PyTorch operations throughout.
         keep_parameters: Whether outcomes carry the best weights.
@@ -106,13 +108,27 @@ class Fleet:
                 )
         if first.data != self.data.name:
             raise ValueError(f"trials are of data {first.data!r}, the fleet has {self.data.name!r}")
-        slots = self.slots or self._planned_slots(first)
-        while pending:
-            slots = min(slots, len(pending))
+        workers = min(self._workers(), len(pending))
+        slots = min(self.slots or self._planned_slots(first), -(-len(pending) // workers))
+        work = functools.partial(self._work, first, slots, pending)
+        if workers == 1:
+            yield from work(threading.Event())
+        else:
+            yield from _side_by_side([work] * workers)
+
+    def _workers(self) -> int:
+        """On a CPU one for each thread of PyTorch's: alone, they need not wait for each other."""
+        return torch.get_num_threads() if self.device.type == "cpu" else 1
+
+    def _work(
+        self, first: Trial, slots: int, pending: deque[_Run], stop: threading.Event
+    ) -> Iterator[Outcome]:
+        """Work on the pending trials until there are none, or until told to stop."""
+        while pending and not stop.is_set():
             crew = None
             try:
                 crew = _Crew(self, first, slots)
-                yield from crew.through(pending)
+                yield from crew.through(pending, stop)
             except torch.OutOfMemoryError:
                 if slots == 1:
                     raise
@@ -159,15 +175,70 @@ def _parts_on(device: torch.device, data: Dataset, split: Split) -> Parts:
     return Parts(cut.train.to(device), cut.stop.to(device), cut.judge.to(device))
 
 
-@contextlib.contextmanager
-def _matmul_precision(precision: str) -> Iterator[None]:
-    """What PyTorch's own products may round to; its setting is global, so put it back."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+class _MatmulPrecision:
+    """What PyTorch's own products may round to: a global setting, restored by the last to leave."""
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.before = threading.Lock(), 0, ""
+
+    @contextlib.contextmanager
+    def __call__(self, precision: str) -> Iterator[None]:
+        with self.lock:
+            if not self.users:
+                self.before = torch.get_float32_matmul_precision()
+                torch.set_float32_matmul_precision(precision)
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users -= 1
+                if not self.users:
+                    torch.set_float32_matmul_precision(self.before)
+
+
+_matmul_precision = _MatmulPrecision()
+
+
+_Work = Callable[[threading.Event], Iterator[Outcome]]
+
+
+def _side_by_side(works: list[_Work]) -> Iterator[Outcome]:
+    """What several workers give out, as it comes; all stop if one fails or nobody asks any more."""
+    given: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def run(work: _Work) -> None:
+        torch.set_num_threads(1)  # of this worker's operations
+        try:
+            for outcome in work(stop):
+                given.put(outcome)
+        except BaseException as error:
+            given.put(error)
+        given.put(None)
+
+    before = torch.get_num_threads()
+    threads = [
+        threading.Thread(target=run, args=(work,), name=f"fleet-{at}", daemon=True)
+        for at, work in enumerate(works)
+    ]
+    for thread in threads:
+        thread.start()
     try:
-        yield
+        running = len(threads)
+        while running:
+            item = given.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
     finally:
-        torch.set_float32_matmul_precision(before)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        torch.set_num_threads(before)
 
 
 class _Crew:
@@ -187,15 +258,17 @@ class _Crew:
             offset=low - factor * data.value_range[0],
         )
         self.stack = _stack(examples, fleet, trial, slots)
+        on_gpu = fleet.device.type == "cuda"
+        self.products = "high" if on_gpu and fleet.precision == "tf32" else "highest"
         self.majority = float(data.labels[: data.train_size].bincount().max()) / data.train_size
 
-    def through(self, pending: deque[_Run]) -> Iterator[Outcome]:
+    def through(self, pending: deque[_Run], stop: threading.Event) -> Iterator[Outcome]:
         """Work through the pending trials, and give out what comes of them."""
-        while True:
+        while not stop.is_set():
             self._fill(pending)
             if not any(self.runs):
                 return
-            with _matmul_precision("high" if self.fleet.precision == "tf32" else "highest"):
+            with _matmul_precision(self.products):
                 self._train_an_epoch()
                 outcomes = self._end_trials(self._judge_the_epoch())
             yield from outcomes
@@ -203,11 +276,16 @@ class _Crew:
                 self._close_ranks()
 
     def _fill(self, pending: deque[_Run]) -> None:
-        free = [slot for slot, run in enumerate(self.runs) if run is None][: len(pending)]
+        free = []
+        for slot, run in enumerate(self.runs):
+            if run is None:
+                try:
+                    self.runs[slot] = pending.popleft()
+                except IndexError:  # another worker was faster
+                    break
+                free.append(slot)
         if not free:
             return
-        for slot in free:
-            self.runs[slot] = pending.popleft()
         self.stack.start(self._tensor(free), self._tensor([self._run(s).trial.seed for s in free]))
         self._assign()
 

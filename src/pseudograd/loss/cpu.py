@@ -186,7 +186,8 @@ def fused_cross_entropy(
     reduction: str,
 ) -> Tensor:
     """Give the reduced loss, in float32, of rows ``z`` (R, C) for labels (R)."""
-    value: Tensor = _Fused.apply(z, target, k, weight, ignore_index, reduction)
+    ks = np.array(_array(k.cpu()).reshape(-1) if isinstance(k, Tensor) else [k], f32)
+    value: Tensor = _Fused.apply(z, target, ks, weight, ignore_index, reduction)
     return value
 
 
@@ -196,7 +197,7 @@ class _Fused(Function):
         ctx: Any,
         z: Tensor,
         target: Tensor,
-        k: Sensitivity,
+        k: Any,
         weight: Tensor | None,
         ignore_index: int,
         reduction: str,
@@ -210,10 +211,8 @@ class _Fused(Function):
             if wrong >= 0:
                 refuse_class_index(int(labels[wrong]), z.shape[1], ignore_index)
             value_sum, weight_sum = value_sum + part_sum, weight_sum + part_weight
-        ctx.per_row = isinstance(k, Tensor)
-        ctx.save_for_backward(z, target, k if ctx.per_row else None)
-        ctx.kept = kept
-        ctx.k = None if ctx.per_row else np.array([k], f32)
+        ctx.save_for_backward(z, target)
+        ctx.k, ctx.kept = k, kept
         # 0 / 0, when every row was ignored, is NaN, as in PyTorch.
         ctx.divisor = (weight_sum or math.nan) if reduction == "mean" else 1.0
         ctx.reduced = reduction != "none"
@@ -221,14 +220,14 @@ class _Fused(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        z, target, k = ctx.saved_tensors
+        z, target = ctx.saved_tensors
         grad = grads[0]
         result = np.empty(z.shape, f32)
         _shared(
             _backward,
             _array(z),
             target.contiguous().numpy(),
-            _array(k.cpu()).reshape(-1) if ctx.per_row else ctx.k,
+            ctx.k,
             np.array([grad.item() / ctx.divisor], f32) if ctx.reduced else _array(grad),
             ctx.kept,
             result,

@@ -64,8 +64,7 @@ def tunable_cross_entropy(
     check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
     eager = _is_eager()
     check_k(k, example_shape(input), values=eager and isinstance(k, Tensor) and k.is_cpu)
-    if torch.is_autocast_enabled(input.device.type):
-        input = in_working_precision(input)  # as autocast does for cross_entropy
+    input = as_autocast_has_it(input)
     if target.is_floating_point():
         input = input.to(torch.promote_types(input.dtype, target.dtype))
     z = _rows(input)
@@ -110,6 +109,13 @@ def class_index_loss(
     else:
         value = rows(z, y, k) * (1 if weight is None else weight[y])
     return _reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
+
+
+def as_autocast_has_it(input: Tensor) -> Tensor:
+    """Half types in float32 where autocast is on, as it does for `cross_entropy`."""
+    if input.dtype == working_dtype(input) or not torch.is_autocast_enabled(input.device.type):
+        return input
+    return in_working_precision(input)
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pseudograd.loss.autograd import ByRule, prepare_tracing, rows_of
 from pseudograd.loss.checks import check_arguments, check_k, example_shape
-from pseudograd.loss.functional import _rows, class_index_loss, tunable_cross_entropy
-from pseudograd.rules.paper import Sensitivity, in_working_precision
+from pseudograd.loss.functional import (
+    _rows,
+    as_autocast_has_it,
+    class_index_loss,
+    tunable_cross_entropy,
+)
+from pseudograd.rules.paper import Sensitivity
 
 
 class TunableCrossEntropyLoss(nn.Module):
@@ -117,8 +121,7 @@ class RuleCrossEntropyLoss(nn.Module):
         )
         if target.is_floating_point():
             raise TypeError("target must hold class indices: rules are functions of a label")
-        if torch.is_autocast_enabled(input.device.type):
-            input = in_working_precision(input)
+        input = as_autocast_has_it(input)
         value = class_index_loss(
             _rows(input), target.reshape(-1), 1.0, self._value_of_rows, self.weight,
             self.ignore_index, self.reduction,

@@ -50,7 +50,7 @@ class Cell:
         """The standard error of that mean."""
         if len(self.errors) < 2:
             return math.nan
-        return statistics.stdev(self.errors) / len(self.errors) ** 0.5
+        return statistics.stdev(self.errors) / math.sqrt(len(self.errors))
 
 
 @dataclass(frozen=True)
