@@ -67,6 +67,18 @@ def test_works_without_numba() -> None:
     assert "pseudograd.loss" in imported_by(use)
 
 
+def test_works_where_numba_has_nowhere_to_write() -> None:
+    """It refuses to cache then, when the module with the kernels is imported."""
+    pytest.importorskip("numba")
+    use = (
+        "import numba.core.caching as c; c.CompileResultCacheImpl._locator_classes = []; "
+        "import pseudograd; "
+        "v = pseudograd.tunable_cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1])); "
+        "assert abs(v - 1.0986) < 1e-3"
+    )
+    assert "pseudograd.loss" in imported_by(use)
+
+
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         relative = path.relative_to(PACKAGE.parent).with_suffix("")

@@ -206,6 +206,41 @@ def test_gradient_is_the_rule(case: Case, dtype: torch.dtype) -> None:
             assert not torch.allclose(gradient, plain, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("weight", [None, (0.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)])
+@pytest.mark.parametrize("target_kind", ["index", "probability"])
+@both_paths
+def test_corners_of_weight_and_smoothing(
+    target_kind: str, weight: tuple[float, ...] | None, label_smoothing: float, reduction: str
+) -> None:
+    """Classes that count for nothing, and targets that say nothing."""
+    case = Case((6, CLASSES), target_kind, False, label_smoothing, "none", reduction)
+    logits, target, arguments = case.inputs(torch.float64)
+    if weight is not None:
+        arguments["weight"] = torch.tensor(weight, dtype=torch.float64)
+    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, **arguments)
+    expected, expected_gradient = value_and_gradient(F.cross_entropy, logits, target, **arguments)
+    assert_same(value, expected)
+    if expected.isfinite().all():
+        assert_same(gradient, expected_gradient)
+
+
+@both_paths
+def test_gradients_from_above_may_be_views() -> None:
+    """The gradient of a sum is one number, expanded."""
+    logits, target, _ = CASES[0]._replace(shape=(6, CLASSES), target="index").inputs(torch.float32)
+    leaf = logits.requires_grad_()
+    per_example = tunable_cross_entropy(leaf, target, 0.5, reduction="none")
+    (of_sum,) = torch.autograd.grad(per_example.sum(), leaf, retain_graph=True)
+    (strided,) = torch.autograd.grad(per_example, leaf, torch.arange(12.0)[::2])
+    (expected,) = torch.autograd.grad(
+        tunable_cross_entropy(leaf, target, 0.5, reduction="sum"), leaf
+    )
+    assert torch.equal(of_sum, expected)
+    torch.testing.assert_close(strided, expected * torch.arange(0.0, 12.0, 2).unsqueeze(-1))
+
+
 LAYOUTS = {
     "channels last": lambda z: z.to(memory_format=torch.channels_last),
     "transposed": lambda z: z.transpose(2, 3).contiguous().transpose(2, 3),
@@ -327,15 +362,24 @@ def test_mixed_types_of_probabilities(input_type: torch.dtype, target_type: torc
     )
 
 
-@pytest.mark.parametrize("label_type", [torch.uint8, torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize(
+    "label_type", [torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint64]
+)
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @both_paths
-def test_small_integer_labels(label_type: torch.dtype) -> None:
-    """PyTorch takes int64 and uint8 only; ours takes them all."""
-    logits, target = torch.tensor([[1.0, 0.0, -1.0]] * 2), torch.tensor([2, 0])
-    expected = value_and_gradient(tunable_cross_entropy, logits, target, 0.5)
-    computed = value_and_gradient(tunable_cross_entropy, logits, target.to(label_type), 0.5)
-    for a, b in zip(computed, expected, strict=True):
-        assert torch.equal(a, b)
+def test_integer_labels_of_any_type(label_type: torch.dtype, label_smoothing: float) -> None:
+    """PyTorch takes int64 and uint8 only. As a byte, -100 is 156: that is no ignored class."""
+    logits, target = torch.arange(600.0).sin().reshape(3, 200), torch.tensor([156, 0, 1])
+    arguments = {"label_smoothing": label_smoothing}
+    for ignored in ({}, {"ignore_index": 1}):
+        expected = value_and_gradient(
+            tunable_cross_entropy, logits, target, 0.5, **arguments, **ignored
+        )
+        computed = value_and_gradient(
+            tunable_cross_entropy, logits, target.to(label_type), 0.5, **arguments, **ignored
+        )
+        for a, b in zip(computed, expected, strict=True):
+            assert torch.equal(a, b)
 
 
 class TestNeverNanOrInfinity:
@@ -453,7 +497,7 @@ class TestNeverNanOrInfinity:
         st.integers(0, 5),
         st.floats(1 / 64, 64),
     )
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=300, deadline=None, derandomize=True)
     def test_any_finite_logits(self, logits: list[float], label: int, k: float) -> None:
         target = torch.tensor([label % len(logits)])
         for dtype in (torch.float32, torch.bfloat16, torch.float64):

@@ -212,6 +212,23 @@ def test_float32_on_many_rows(classes: int) -> None:
         assert_sums_to_zero(f)
 
 
+@pytest.mark.parametrize("classes", [3, 10, 100, 1000])
+@pytest.mark.usefixtures("path")
+def test_float32_where_errors_count_most(classes: int) -> None:
+    """At even odds and k = 64 an error of log(1 - p_y), of a sum of many terms, is multiplied."""
+    generator = torch.Generator().manual_seed(classes)
+    count = 3_000_000 // classes
+    logits = torch.randn(count, classes, generator=generator)
+    logits = logits * 3 * torch.rand(count, 1, generator=generator)
+    logits = logits + 10 * torch.randn(count, 1, generator=generator)
+    odds = torch.randn(count, generator=generator)
+    logits[:, 0] = logits[:, 1:].logsumexp(-1) + odds
+    label, k = torch.zeros(count, dtype=torch.long), torch.full((count,), 64.0)
+    in_float64 = tunable(logits.double(), label, k.double())
+    for f in (tunable(logits, label, k), gradient_of_loss(logits, label, k)):
+        assert_accurate(f, in_float64, TOLERANCE[torch.float32])
+
+
 def assert_within_an_ulp(computed: Tensor, expected: Tensor) -> None:
     assert computed.dtype == expected.dtype
     bits = [half.view(torch.int16).int() for half in (computed, expected)]

@@ -19,13 +19,15 @@ from pseudograd.rules import paper
 # Rows of one evaluation step for all models together: enough to keep a device busy.
 _EVALUATED_AT_ONCE = 1 << 17
 
-# The activation, and its derivative as a function of its own value.
-_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "relu": (Tensor.relu_, lambda h: (h > 0).to(h.dtype)),
-    "tanh": (Tensor.tanh_, lambda h: 1 - h * h),
+_aten = torch.ops.aten
+
+# The activation, and how errors pass back through it, given its value: PyTorch's own, in one pass.
+_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "relu": (Tensor.relu_, lambda delta, h: _aten.threshold_backward(delta, h, 0)),
+    "tanh": (Tensor.tanh_, _aten.tanh_backward),
     # Written out: PyTorch's own rounds differently at the end of a tensor, and no network's result
-    # may depend on its place in the stack.
-    "sigmoid": (lambda x: x.neg_().exp_().add_(1).reciprocal_(), lambda h: h * (1 - h)),
+    # should depend on its place in the stack.
+    "sigmoid": (lambda x: x.neg_().exp_().add_(1).reciprocal_(), _aten.sigmoid_backward),
 }
 
 
@@ -88,7 +90,7 @@ class Stack:
     ) -> None:
         self.examples = examples
         self.layer_sizes = tuple(layer_sizes)
-        self.activate, self.slope = _ACTIVATIONS[activation]
+        self.activate, self.pass_back = _ACTIVATIONS[activation]
         self.optimizer = optimizer
         self.dtype = dtype
         device = examples.labels.device
@@ -167,7 +169,7 @@ class Stack:
         for layer in range(len(self.weights) - 1, -1, -1):
             gradients += [delta.sum(1, keepdim=True), hidden[layer].mT @ delta]
             if layer:
-                delta = (delta @ self.weights[layer].mT).mul_(self.slope(hidden[layer]))
+                delta = self.pass_back(delta @ self.weights[layer].mT, hidden[layer])
         gradients.reverse()
         if settings.clip is not None:
             norm = sum(gradient.square().sum((1, 2), keepdim=True) for gradient in gradients) ** 0.5
@@ -201,7 +203,7 @@ class Stack:
             first = self.moments[0][at]
             if self.optimizer == "sgd":
                 first.mul_(settings.momentum).add_(gradient)
-                parameter.sub_(first * rate)
+                parameter.addcmul_(first, rate, value=-1)
             elif self.optimizer == "rmsprop":
                 first.mul_(0.99).addcmul_(gradient, gradient, value=0.01)
                 parameter.sub_(gradient.mul_(rate).div_(first.sqrt().add_(1e-8)))

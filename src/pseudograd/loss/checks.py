@@ -11,6 +11,7 @@ from torch import Tensor
 from pseudograd.rules.paper import Sensitivity
 
 REDUCTIONS = ("mean", "sum", "none")
+_NUMBERS = (int, float, torch.SymFloat, torch.SymInt)
 
 
 def check_arguments(
@@ -28,11 +29,12 @@ def check_arguments(
         raise TypeError(f"target must be a tensor of labels, not {type(target).__name__}")
     if not input.is_floating_point():
         raise TypeError(f"input must hold floating-point logits, not {input.dtype}; use .float()")
-    if input.dim() == 0:
+    shape = input.shape
+    if not shape:
         raise ValueError("input must have a class dimension: shape (C), (N, C) or (N, C, d1, ...)")
-    classes = input.shape[0] if input.dim() == 1 else input.shape[1]
+    classes = shape[0] if len(shape) == 1 else shape[1]
     if classes == 0:
-        raise ValueError(f"input has no classes: its shape is {tuple(input.shape)}")
+        raise ValueError(f"input has no classes: its shape is {tuple(shape)}")
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if target.is_complex() or target.dtype == torch.bool:
@@ -72,7 +74,7 @@ def check_arguments(
             raise ValueError(f"weight is on {weight.device} but input is on {input.device}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
-    if not isinstance(label_smoothing, int | float):
+    if not isinstance(label_smoothing, (int, float)):
         raise TypeError(f"label_smoothing must be a number in [0, 1], not {label_smoothing!r}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
@@ -89,7 +91,7 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
 
     """
     if not isinstance(k, Tensor):
-        if isinstance(k, bool) or not isinstance(k, int | float | torch.SymFloat | torch.SymInt):
+        if isinstance(k, bool) or not isinstance(k, _NUMBERS):
             raise TypeError(f"k must be a number or a tensor, not {type(k).__name__}")
         if not 0 < k < math.inf:
             raise ValueError(f"k must be a finite number above 0, not {k}")

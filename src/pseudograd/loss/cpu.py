@@ -35,8 +35,6 @@ _FLAGS = {"contract", "nsz", "reassoc"}
 # Inputs smaller than this are done sooner by one thread than shared among several.
 _WORTH_SHARING = 1 << 15
 
-_BLOCK = 64  # numbers that are summed in float32 before float64 takes over
-
 
 def _bitcast(source: Any, destination: Any, llvm_type: Any) -> Any:
     @intrinsic
@@ -100,21 +98,6 @@ def _log_odds(z_y, top, total):  # type: ignore[no-untyped-def]
     return tail - min(margin, 0.0), -tail - max(margin, 0.0)
 
 
-@numba.njit(inline="always")
-def _sum_of_exp(row, top, start, stop):  # type: ignore[no-untyped-def]
-    """Σ exp(z - top) from start to stop, in blocks: k multiplies the rounding of long sums."""
-    total = f64(0)
-    while stop - start > _BLOCK:
-        block = f32(0)
-        for j in range(_BLOCK):
-            block += _exp(row[start + j] - top)
-        total, start = total + block, start + _BLOCK
-    block = f32(0)
-    for j in range(start, stop):
-        block += _exp(row[j] - top)
-    return total + block
-
-
 # The two passes. ``k``, ``weight`` and ``grad`` have one entry for all, or one for each.
 _pass = numba.njit(fastmath=_FLAGS, nogil=True, cache=True, error_model="numpy")
 
@@ -146,7 +129,11 @@ def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type
                 value[i], kept[i, 1] = np.nan, np.nan
                 value_sum += value[i]
             continue
-        total = _sum_of_exp(row, top, 0, y) + _sum_of_exp(row, top, y + 1, len(row))
+        total = f64(0)  # k will multiply its rounding
+        for j in range(y):
+            total += _exp(row[j] - top)
+        for j in range(y + 1, len(row)):
+            total += _exp(row[j] - top)
         surprise, doubt = _log_odds(row[y], top, total)
         value[i] = kept[i, 2] * surprise
         value_sum += value[i]
@@ -202,7 +189,7 @@ class _Fused(Function):
         ignore_index: int,
         reduction: str,
     ) -> Tensor:
-        logits, labels = _array(z), target.contiguous().numpy()
+        logits, labels = _array(z), target.long().contiguous().numpy()
         weights = _ONE if weight is None else _array(weight)
         value, kept = np.empty(len(z), f32), np.empty((len(z), 3), f32)
         parts = _shared(_forward, logits, labels, weights, ignore_index, value, kept)
@@ -226,7 +213,7 @@ class _Fused(Function):
         _shared(
             _backward,
             _array(z),
-            target.contiguous().numpy(),
+            target.long().contiguous().numpy(),
             ctx.k,
             np.array([grad.item() / ctx.divisor], f32) if ctx.reduced else _array(grad),
             ctx.kept,

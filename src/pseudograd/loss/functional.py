@@ -95,10 +95,11 @@ def class_index_loss(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """Give the loss of rows ``z`` (R, C) for labels (R) by the row function ``rows``, reduced."""
+    target = target.long()  # among bytes, -100 would be class 156
     if z.is_cpu and _is_eager():  # elsewhere the values are not to be had without waiting for them
         check_class_indices(target, z.shape[1], ignore_index)
     counted = target != ignore_index
-    y = torch.where(counted, target, 0).long()
+    y = torch.where(counted, target, 0)
     example_weight = counted.to(working_dtype(z))
     if weight is not None:
         example_weight = example_weight * weight[y]
@@ -157,6 +158,6 @@ def _fused_kernel(z: Tensor) -> Callable[..., Tensor] | None:
 def _compiled_by_numba() -> Callable[..., Tensor] | None:
     try:
         from pseudograd.loss.cpu import fused_cross_entropy
-    except ImportError:  # pip install pseudograd[cpu] would bring it
+    except (ImportError, RuntimeError):  # not installed, or nowhere to keep what it compiles
         return None
     return fused_cross_entropy

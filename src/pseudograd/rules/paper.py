@@ -105,13 +105,19 @@ def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     # -inf) the difference to the top is then 0, not -inf + inf.
     others = z.scatter(-1, y, torch.finfo(z.dtype).min)
     top = others.amax(-1, keepdim=True)
-    total = (others - top).exp().scatter(-1, y, 0).sum(-1, keepdim=True).clamp(min=1)
-    return top, wide(z.gather(-1, y)) - wide(top) - wide(total).log()
+    powers = (others - top).exp().scatter(-1, y, 0)
+    total = powers.sum(-1, keepdim=True, dtype=wide_dtype(z)).clamp(min=1)
+    return top, wide(z.gather(-1, y)) - wide(top) - total.log()
 
 
 def wide(tensor: Tensor) -> Tensor:
     """In float64, where the device has it."""
-    return tensor if tensor.device.type == "mps" else tensor.double()
+    return tensor.to(wide_dtype(tensor))
+
+
+def wide_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype of what must not be rounded before the end."""
+    return tensor.dtype if tensor.device.type == "mps" else torch.float64
 
 
 def strength(margin: Tensor, k: Sensitivity) -> Tensor:
