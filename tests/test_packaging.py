@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-import re
+import itertools
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,40 +56,24 @@ def test_torch_compile_finds_a_loss_made_before_it_was_imported(loss: str) -> No
     assert in_a_fresh_process(code) == "right\n"
 
 
-def name_of(requirement: str) -> str:
-    match = re.match(r"[\w.-]+", requirement)
-    assert match
-    return re.sub(r"[-_.]+", "-", match[0]).lower()
-
-
 def test_every_version_is_pinned() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = {name_of(line) for line in lines if "==" in line}
+    pins = {canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     waiting = [
         *project["build-system"]["requires"],
         *project["project"]["dependencies"],
-        *(line for lines in project["project"]["optional-dependencies"].values() for line in lines),
-        *(line for lines in project["dependency-groups"].values() for line in lines),
+        *itertools.chain.from_iterable(project["project"]["optional-dependencies"].values()),
+        *itertools.chain.from_iterable(project["dependency-groups"].values()),
     ]
-    needed = set()
+    needed: set[str] = set()
     while waiting:
-        name = name_of(waiting.pop())
-        if name in needed:
+        requirement = Requirement(waiting.pop())
+        name = canonicalize_name(requirement.name)
+        marker = requirement.marker
+        if name in needed or (marker and not marker.evaluate({"extra": ""})):
             continue
         needed.add(name)
-        try:
-            below = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue  # a build requirement, or one for another platform
-        # A marker may be for another platform or an extra: what is not installed is not asked for.
-        waiting += [line for line in below if "extra ==" not in line and is_installed(line)]
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of the build
+            waiting += importlib.metadata.requires(name) or []
     assert needed - pins == set()
-
-
-def is_installed(requirement: str) -> bool:
-    try:
-        importlib.metadata.version(name_of(requirement))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pseudograd.loss.autograd import refuse_forward_mode, refuse_second_derivative
-from pseudograd.loss.checks import refuse_class_index
+from pseudograd.loss.checks import check_k, refuse_class_index
 from pseudograd.rules.paper import Sensitivity
 
 f32, f64, i32 = np.float32, np.float64, np.int32
@@ -164,6 +164,14 @@ def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no
         out[y] = -scale
 
 
+@numba.njit(cache=True)
+def _are_positive(ks):  # type: ignore[no-untyped-def]
+    positive = True
+    for k in ks:
+        positive &= 0 < k < np.inf
+    return positive
+
+
 def fused_cross_entropy(
     z: Tensor,
     target: Tensor,
@@ -174,6 +182,8 @@ def fused_cross_entropy(
 ) -> Tensor:
     """Give the reduced loss, in float32, of rows ``z`` (R, C) for labels (R)."""
     ks = np.array(_array(k.cpu()).reshape(-1) if isinstance(k, Tensor) else [k], f32)
+    if not _are_positive(ks):
+        check_k(k)
     value: Tensor = _Fused.apply(z, target, ks, weight, ignore_index, reduction)
     return value
 

@@ -63,7 +63,7 @@ def tunable_cross_entropy(
     prepare_tracing()
     check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
     eager = _is_eager()
-    check_k(k, example_shape(input), values=eager and isinstance(k, Tensor) and k.is_cpu)
+    check_k(k, example_shape(input), values=False)
     input = as_autocast_has_it(input)
     if target.is_floating_point():
         input = input.to(torch.promote_types(input.dtype, target.dtype))
@@ -130,6 +130,8 @@ def _column(k: Sensitivity, z: Tensor) -> Sensitivity:
     """A number as it is, a tensor as a column beside the rows."""
     if not isinstance(k, Tensor):
         return k
+    if k.is_cpu and _is_eager():
+        check_k(k)
     return k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
 
 
