@@ -98,6 +98,26 @@ def _log_odds(z_y, top, total):  # type: ignore[no-untyped-def]
     return tail - min(margin, 0.0), -tail - max(margin, 0.0)
 
 
+# Loops run over whole slices: only then does the compiler know that no index is negative, and makes
+# vector code of them.
+@numba.njit(fastmath=_FLAGS)
+def _highest(row):  # type: ignore[no-untyped-def]
+    """The largest of `_ordered`; the lowest integer for an empty row."""
+    highest = i32(-0x7FFFFFFF - 1)
+    for j in range(len(row)):
+        highest = max(highest, _ordered(row[j]))
+    return highest
+
+
+@numba.njit(fastmath=_FLAGS)
+def _sum_of_exp(row, top):  # type: ignore[no-untyped-def]
+    """Σ exp(z - top) in float64, since k will multiply its rounding."""
+    total = f64(0)
+    for j in range(len(row)):
+        total += _exp(row[j] - top)
+    return total
+
+
 # The two passes. ``k``, ``weight`` and ``grad`` have one entry for all, or one for each.
 _pass = numba.njit(fastmath=_FLAGS, nogil=True, cache=True, error_model="numpy")
 
@@ -118,22 +138,14 @@ def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type
             return value_sum, weight_sum, i
         kept[i, 2] = weight[min(y, len(weight) - 1)]
         weight_sum += kept[i, 2]
-        highest = i32(-0x7FFFFFFF - 1)
-        for j in range(y):
-            highest = max(highest, _ordered(row[j]))
-        for j in range(y + 1, len(row)):
-            highest = max(highest, _ordered(row[j]))
-        top = _from_bits(_flipped(highest))
+        before, after = row[:y], row[y + 1 :]
+        top = _from_bits(_flipped(max(_highest(before), _highest(after))))
         if len(row) == 1 or top == -np.inf:  # no other class: p_y is 1
             if row[y] - row[y] != 0:  # unless that is not to be known
                 value[i], kept[i, 1] = np.nan, np.nan
                 value_sum += value[i]
             continue
-        total = f64(0)  # k will multiply its rounding
-        for j in range(y):
-            total += _exp(row[j] - top)
-        for j in range(y + 1, len(row)):
-            total += _exp(row[j] - top)
+        total = _sum_of_exp(before, top) + _sum_of_exp(after, top)
         surprise, doubt = _log_odds(row[y], top, total)
         value[i] = kept[i, 2] * surprise
         value_sum += value[i]
