@@ -69,6 +69,13 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
         chosen: Outcomes of the choice, with the test examples they got wrong.
         plain: Outcomes of k = 1, in the same order.
 
+    Example:
+        >>> from pseudograd.fleet import Trial
+        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1)
+        >>> plain = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
+        >>> compare([plain], [plain]).error.mean
+        0.0
+
     """
     only_plain = only_chosen = 0
     for one, other in zip(chosen, plain, strict=True):

@@ -53,8 +53,11 @@ class Result:
         comparison: The choice against k = 1 on the test set.
 
     Example:
-        >>> Result.__doc__ is not None
-        True
+        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1)
+        >>> outcome = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
+        >>> cell, same = Cell(1.0, 0.1, (0.02, 0.04)), compare([outcome], [outcome])
+        >>> Result((cell,), (cell,), cell, cell, (), (), same).comparison.mcnemar_p
+        1.0
 
     """
 
@@ -75,6 +78,20 @@ def advance(protocol: Protocol, ledger: Ledger, run: Runner) -> Iterator[Progres
         ledger: What is known, and where what comes to be known is written.
         run: Trains trials and gives their outcomes in any order, for example a `Fleet`'s ``run``.
 
+    Example:
+        >>> import tempfile
+        >>> from pseudograd.data import digits
+        >>> from pseudograd.fleet import Fleet
+        >>> template = Trial("digits", (8,), k=1, learning_rate=1, max_epochs=2)
+        >>> protocol = Protocol(template, ks=(1.0,), initial_rate=0.2, repetitions=1, retrainings=1,
+        ...                     most_extensions=1)
+        >>> ledger = Ledger(tempfile.mkdtemp() + "/ledger.jsonl")
+        >>> steps = list(advance(protocol, ledger, Fleet(digits()).run))
+        >>> steps[0].stage, steps[-1].stage
+        ('search', 'retraining')
+        >>> result(protocol, ledger).chosen.k
+        1.0
+
     """
     turn = 0
     while wanted := protocol.wanted(ledger):
@@ -91,6 +108,13 @@ def result(protocol: Protocol, ledger: Ledger) -> Result:
     Args:
         protocol: What was searched, and how.
         ledger: Everything found.
+
+    Example:
+        >>> protocol = Protocol(Trial("digits", (8,), k=1, learning_rate=1), initial_rate=0.2)
+        >>> result(protocol, Ledger("nothing-here.jsonl"))
+        Traceback (most recent call last):
+        ...
+        ValueError: the search is not finished: 147 trials have no outcome yet
 
     """
     if wanted := protocol.wanted(ledger):
