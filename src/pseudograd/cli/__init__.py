@@ -1,0 +1,51 @@
+"""The command ``pseudograd``: options in, one call, a table and a file out.
+
+Each command is one function, which adds its parser to the commands and holds what the command runs.
+To add one, write its function and name it in ``COMMANDS``. What only some commands need is
+imported when they run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pseudograd import __version__
+from pseudograd.cli.options import Parser
+from pseudograd.cli.toy import curve, toy
+
+if TYPE_CHECKING:
+    from pseudograd.cli.options import Commands
+
+COMMANDS: tuple[Callable[[Commands], None], ...] = (toy, curve)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        arguments: What follows the program's name; ``sys.argv`` unless given.
+
+    Returns:
+        The exit status: 0; 1 if it cannot be done, for a reason said in one line; 130 after Ctrl-C.
+        Bad options end in ``SystemExit(2)``.
+
+    """
+    parser = Parser(
+        prog="pseudograd", description="Train with tunable sensitivity to large errors."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command(commands)
+    options = parser.parse_args(arguments)
+    try:
+        options.run(options)
+    except KeyboardInterrupt:
+        print("pseudograd: stopped by Ctrl-C before the end", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, ImportError) as problem:
+        print(f"pseudograd: {problem}", file=sys.stderr)
+        return 1
+    return 0

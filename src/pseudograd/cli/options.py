@@ -1,0 +1,112 @@
+"""What options of the command line may be, and how bad ones are refused."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction["Parser"]
+
+_PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line long. Its commands' parsers are of the same kind."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and leave."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def add_k(parser: argparse.ArgumentParser) -> None:
+    """Add ``--k``, several different sensitivities."""
+    parser.add_argument(
+        "--k",
+        type=positive,
+        nargs="+",
+        action=Different,
+        metavar="K",
+        help="sensitivities to large errors (the paper's: 4 2 1 0.5 0.25 0.125 0.0625)",
+    )
+
+
+def add_picture(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add ``--picture``, a file to draw to."""
+    about = "draw to this file (%(default)s)"
+    parser.add_argument("--picture", type=picture, default=name, metavar="FILE", help=about)
+
+
+class Different(argparse.Action):
+    """Store a list, none of which may be given twice."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Check, and store."""
+        assert isinstance(values, list)
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentError(self, "a value is given twice, but each may stand once")
+        setattr(namespace, self.dest, values)
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """The type of an option that takes whole numbers from some number up."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
+        return value
+
+    return parse
+
+
+def number(text: str) -> float:
+    """A number, or NaN, which no range contains."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def positive(text: str) -> float:
+    """The type of an option that takes numbers above 0."""
+    if not 0 < (value := number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, like 0.25")
+    return value
+
+
+def file(text: str) -> Path:
+    """A file that can be written: found out by opening it, before a long run and not after it."""
+    path = Path(text)
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be written ({reason}): name a file in a folder you may write to"
+        ) from problem
+    return path
+
+
+def picture(text: str) -> Path:
+    """A file that can be written, in a format that can be drawn."""
+    if Path(text).suffix.lower() not in _PICTURE_SUFFIXES:
+        known = ", ".join(_PICTURE_SUFFIXES)
+        raise argparse.ArgumentTypeError(f"{text!r} must end in one of {known}")
+    return file(text)
