@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,7 @@ def blobs(kind: str = "pixels") -> Dataset:
     return Dataset("blobs", 8 * unit - 3, labels, 213, value_range=(-3.0, 5.0))
 
 
+CPU = torch.device("cpu")
 ONE = Trial("blobs", (9,), k=1, learning_rate=0.3, batch_size=32, max_epochs=8)
 
 
@@ -451,6 +453,23 @@ def test_divergence_is_not_judged_by_the_test_set() -> None:
     assert outcome.stopped_by == "limit"
 
 
+@pytest.mark.parametrize("retrain", [False, True])
+def test_stratified_parts_share_the_classes_equally(retrain: bool) -> None:
+    data = blobs()
+    for repetition in range(6):
+        cut = parts(data, Split(3, repetition, retrain, stratified=True))
+        plain = parts(data, Split(3, repetition, retrain))
+        roles = [cut.train, cut.stop] + ([] if retrain else [cut.judge])
+        assert len(cut.train) == len(plain.train)
+        assert len(torch.cat(roles).unique()) == sum(map(len, roles))
+        share = data.labels[: data.train_size].bincount() / 5
+        for part in roles[1:]:
+            assert (data.labels[part].bincount(minlength=4) - share).abs().max() <= 1.8
+        assert (data.labels[plain.stop].bincount(minlength=4) - share).abs().max() > 1.8
+    first, second = (parts(data, Split(plan, stratified=True)).stop for plan in (3, 4))
+    assert set(first.tolist()) != set(second.tolist())
+
+
 @pytest.mark.parametrize(
     ("data", "split", "message"),
     [
@@ -470,7 +489,7 @@ def test_sets_that_cannot_be_split(data: Dataset, split: Split, message: str) ->
 def test_features_are_scaled_to_the_range_of_the_trial(feature_range: tuple[float, float]) -> None:
     trial = replace(ONE, feature_range=feature_range)
     for data in (blobs("pixels"), blobs("numbers")):
-        crew = _Crew(Fleet(data, precision="float64"), trial, 1)
+        crew = _Crew(Fleet(data, precision="float64"), trial, CPU, 1)
         ours = crew.stack.examples.gather(torch.arange(263).reshape(1, -1), torch.float64)
         torch.testing.assert_close(ours[0], plain_loop.scaled(data, trial), **EXACT)
         assert (ours.min().item(), ours.max().item()) == pytest.approx(feature_range)
@@ -489,7 +508,7 @@ def test_gathering_leaves_the_features_alone() -> None:
 def test_the_layout_of_the_features_does_not_matter(precision: str) -> None:
     data = blobs()
     turned = replace(data, features=data.features.T.contiguous().T)
-    crew = _Crew(Fleet(turned, precision=precision), ONE, 1)
+    crew = _Crew(Fleet(turned, precision=precision), ONE, CPU, 1)
     assert crew.stack.examples.features.is_contiguous()  # as the kernels take them to be
     ours, theirs = (list(Fleet(d, precision=precision).run([ONE])) for d in (turned, data))
     assert ours == theirs
@@ -608,7 +627,7 @@ def test_slots_are_planned_from_free_memory(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: cached + 7)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 7)
     trial = replace(ONE, hidden_layer_sizes=(1400, 1400), batch_size=128)
-    assert Fleet(blobs(), "cuda")._planned_slots(trial) == slots
+    assert Fleet(blobs())._planned_slots(trial, torch.device("cuda")) == slots
 
 
 # Running
@@ -684,6 +703,33 @@ def test_several_workers_give_what_one_gives() -> None:
     for trial, outcome in together.items():
         assert outcome.curve == alone[trial].curve
         assert outcome.cross_entropy == pytest.approx(alone[trial].cross_entropy, nan_ok=True)
+
+
+def test_several_devices_give_what_one_gives() -> None:
+    """Two names of the same processor stand for two devices: both work, on the same trials."""
+    used = set()
+    both = threading.Barrier(2)
+
+    class Watched(Fleet):
+        def _work(self, first: Trial, device: torch.device, *rest: Any) -> Iterator[Outcome]:
+            for outcome in super()._work(first, device, *rest):
+                if str(device) not in used:
+                    used.add(str(device))
+                    both.wait(60)  # so that neither does everything alone
+                yield outcome
+
+    trials = mixed()
+    alone = {o.trial: o for o in Fleet(blobs(), slots=2, precision="float64").run(trials)}
+    fleet = Watched(blobs(), ["cpu", "cpu:0"], slots=2, precision="float64")
+    together = {o.trial: o for o in fleet.run(trials)}
+    assert used == {"cpu", "cpu:0"}
+    assert set(together) == set(alone) == set(trials)
+    assert all(together[trial].curve == alone[trial].curve for trial in trials)
+
+
+def test_a_fleet_without_a_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="device must name at least one"):
+        Fleet(blobs(), [])
 
 
 def test_a_failing_worker_fails_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:

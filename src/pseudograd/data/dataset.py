@@ -60,6 +60,13 @@ class Dataset:
         """The number of examples held out."""
         return len(self.labels) - self.train_size
 
+    def scaling(self, feature_range: tuple[float, float]) -> tuple[float, float]:
+        """Give the factor and the offset that map the features linearly to a range."""
+        low, high = feature_range
+        least, greatest = self.value_range
+        factor = (high - low) / (greatest - least)
+        return factor, low - factor * least
+
     @property
     def sha256(self) -> str:
         """A hash of the features and labels, in the order given."""

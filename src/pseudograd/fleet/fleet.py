@@ -10,7 +10,7 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,14 +51,14 @@ class _Run:
 
 
 class Fleet:
-    """Trains any number of trials of one architecture together on one device.
+    """Trains any number of trials of one architecture together on one device, or on several.
 
     Every trial has a slot with its own k, learning rate, momentum, seed, split and early stopping;
     a slot whose trial has ended takes the next one. An outcome depends on its trial alone.
 
     Args:
         data: The data set of the trials.
-        device: Where to train: "cpu", "cuda", ...
+        device: Where to train: "cpu", "cuda", ..., or several of these, which share the trials.
         slots: How many trials at once on a GPU, or for each thread on a CPU; planned unless given.
         precision: "tf32": where it can, products of numbers with 11 bits, summed in float32, and
             kernels of our own; "float32" or "float64": plain PyTorch operations throughout.
@@ -78,7 +78,7 @@ class Fleet:
     def __init__(
         self,
         data: Dataset,
-        device: str | torch.device = "cpu",
+        device: str | torch.device | Sequence[str | torch.device] = "cpu",
         slots: int | None = None,
         precision: str = "tf32",
         keep_parameters: bool = False,
@@ -88,7 +88,10 @@ class Fleet:
         if slots is not None and slots < 1:
             raise ValueError(f"slots must be 1 or more, not {slots}")
         self.data = data
-        self.device = torch.device(device)
+        several = [device] if isinstance(device, str | torch.device) else device
+        self.devices = tuple(torch.device(one) for one in several)
+        if not self.devices:
+            raise ValueError("device must name at least one device, such as 'cpu'")
         self.slots = slots
         self.precision = precision
         self.dtype = torch.float64 if precision == "float64" else torch.float32
@@ -109,26 +112,39 @@ class Fleet:
                 )
         if first.data != self.data.name:
             raise ValueError(f"trials are of data {first.data!r}, the fleet has {self.data.name!r}")
-        workers = min(self._workers(), len(pending))
-        slots = min(self.slots or self._planned_slots(first), -(-len(pending) // workers))
-        work = functools.partial(self._work, first, slots, pending)
-        if workers == 1:
-            yield from work(threading.Event())
+        workers = self._workers()[: len(pending)]
+        share = -(-len(pending) // len(workers))
+        works = []
+        for device in workers:
+            slots = min(self.slots or self._planned_slots(first, device), share)
+            works.append(functools.partial(self._work, first, device, slots, pending))
+        if len(works) == 1:
+            yield from works[0](threading.Event())
         else:
-            yield from _side_by_side([work] * workers)
+            yield from _side_by_side(works)
 
-    def _workers(self) -> int:
-        """On a CPU one for each thread of PyTorch's: alone, they need not wait for each other."""
-        return torch.get_num_threads() if self.device.type == "cpu" else 1
+    def _workers(self) -> list[torch.device]:
+        """One for each GPU, and one for each of PyTorch's threads on a CPU, where they wait less
+        for each other than a product's threads do.
+        """
+        threads = torch.get_num_threads()
+        return [
+            device for device in self.devices for _ in range(threads if device.type == "cpu" else 1)
+        ]
 
     def _work(
-        self, first: Trial, slots: int, pending: deque[_Run], stop: threading.Event
+        self,
+        first: Trial,
+        device: torch.device,
+        slots: int,
+        pending: deque[_Run],
+        stop: threading.Event,
     ) -> Iterator[Outcome]:
         """Work on the pending trials until there are none, or until told to stop."""
         while pending and not stop.is_set():
             crew = None
             try:
-                crew = _Crew(self, first, slots)
+                crew = _Crew(self, first, device, slots)
                 yield from crew.through(pending, stop)
             except torch.OutOfMemoryError:
                 if slots == 1:
@@ -141,9 +157,9 @@ class Fleet:
             if pending:
                 torch.cuda.empty_cache()
 
-    def _planned_slots(self, trial: Trial) -> int:
+    def _planned_slots(self, trial: Trial, device: torch.device) -> int:
         """As many as fit into nine tenths of the free memory."""
-        if self.device.type != "cuda":
+        if device.type != "cuda":
             return _SLOTS_ON_CPU
         sizes = self._layer_sizes(trial)
         parameters = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(sizes))
@@ -151,9 +167,9 @@ class Fleet:
         # activations and errors, twice; the order of the examples while it is sorted.
         numbers = 6 * parameters + 4 * trial.batch_size * sum(sizes)
         needed = self.dtype.itemsize * numbers + 64 * self.data.train_size
-        free, _ = torch.cuda.mem_get_info(self.device)
+        free, _ = torch.cuda.mem_get_info(device)
         # What PyTorch has taken from the device and not given out is free too.
-        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return max(1, min(_MOST_SLOTS, int(0.9 * free / needed)))
 
     def _layer_sizes(self, trial: Trial) -> tuple[int, ...]:
@@ -164,11 +180,16 @@ def _stack(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
     """The fastest stack that does what is asked."""
     sizes = fleet._layer_sizes(trial)
     fusible = trial.optimizer == "sgd" and trial.batch_size <= 128 and fleet.precision == "tf32"
-    if fusible and fleet.device.type == "cuda" and importlib.util.find_spec("triton"):
+    if fusible and examples.labels.device.type == "cuda" and importlib.util.find_spec("triton"):
         from pseudograd.fleet.fused import FusedStack
 
         return FusedStack(examples, sizes, trial.activation, slots)
     return Stack(examples, sizes, trial.activation, trial.optimizer, slots, fleet.dtype)
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Triton launches its kernels on the current device, and on no other."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _parts_on(device: torch.device, data: Dataset, split: Split) -> Parts:
@@ -204,7 +225,7 @@ _matmul_precision = _MatmulPrecision()
 _Work = Callable[[threading.Event], Iterator[Outcome]]
 
 
-def _side_by_side(works: list[_Work]) -> Iterator[Outcome]:
+def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
     """What several workers give out, as it comes; all stop if one fails or nobody asks any more."""
     given: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
     stop = threading.Event()
@@ -245,21 +266,21 @@ def _side_by_side(works: list[_Work]) -> Iterator[Outcome]:
 class _Crew:
     """The slots: trials under way, and the stack of their networks."""
 
-    def __init__(self, fleet: Fleet, trial: Trial, slots: int) -> None:
-        self.fleet, self.trial = fleet, trial
+    def __init__(self, fleet: Fleet, trial: Trial, device: torch.device, slots: int) -> None:
+        self.fleet, self.trial, self.device = fleet, trial, device
         self.runs: list[_Run | None] = [None] * slots
         # Of no method: it would hold the crew, and so its memory, until a garbage collection.
-        self.parts = functools.cache(functools.partial(_parts_on, fleet.device, fleet.data))
-        data, (low, high) = fleet.data, trial.feature_range
-        factor = (high - low) / (data.value_range[1] - data.value_range[0])
+        self.parts = functools.cache(functools.partial(_parts_on, device, fleet.data))
+        data = fleet.data
+        factor, offset = data.scaling(trial.feature_range)
         examples = Examples(
-            features=data.features.to(fleet.device).contiguous(),
-            labels=data.labels.to(fleet.device).contiguous(),
+            features=data.features.to(device).contiguous(),
+            labels=data.labels.to(device).contiguous(),
             factor=factor,
-            offset=low - factor * data.value_range[0],
+            offset=offset,
         )
         self.stack = _stack(examples, fleet, trial, slots)
-        on_gpu = fleet.device.type == "cuda"
+        on_gpu = device.type == "cuda"
         self.products = "high" if on_gpu and fleet.precision == "tf32" else "highest"
         self.majority = float(data.labels[: data.train_size].bincount().max()) / data.train_size
 
@@ -269,7 +290,7 @@ class _Crew:
             self._fill(pending)
             if not any(self.runs):
                 return
-            with _matmul_precision(self.products):
+            with _matmul_precision(self.products), _current(self.device):
                 self._train_an_epoch()
                 outcomes = self._end_trials(self._judge_the_epoch())
             yield from outcomes
@@ -300,7 +321,7 @@ class _Crew:
         self.stop = torch.stack([cut.stop for cut in cuts])
 
         def column(values: Iterable[float]) -> Tensor:
-            values = torch.tensor(list(values), dtype=self.fleet.dtype, device=self.fleet.device)
+            values = torch.tensor(list(values), dtype=self.fleet.dtype, device=self.device)
             return values.reshape(-1, 1, 1)
 
         clips = [trial.clip for trial in trials]
@@ -379,4 +400,4 @@ class _Crew:
         return run
 
     def _tensor(self, integers: list[int]) -> Tensor:
-        return torch.tensor(integers, dtype=torch.int64, device=self.fleet.device)
+        return torch.tensor(integers, dtype=torch.int64, device=self.device)

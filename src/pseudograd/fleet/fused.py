@@ -84,7 +84,8 @@ class FusedStack(Stack):
             return
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            # Other devices' threads may allocate meanwhile.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self._epoch(self.order, batch_size, self.settings)
         self.graph.replay()
 

@@ -35,7 +35,7 @@ class Parts:
 
 
 def parts(data: Dataset, split: Split) -> Parts:
-    """Give the examples of each role: a function of the data set's sizes and the split alone.
+    """Give the examples of each role: a function of the data set and the split alone.
 
     The five parts are exactly equal, so in cross-validation up to four examples have no role; in
     the final training they are trained on.
@@ -64,9 +64,15 @@ def parts(data: Dataset, split: Split) -> Parts:
     stopping = (judging + 1 + turn // _FOLDS) % _FOLDS
     shuffled = randomness.folds(split.plan + (plan << 32), data.train_size)
     size = data.train_size // _FOLDS
-    folds = shuffled[: size * _FOLDS].reshape(_FOLDS, size)
+    dealt, left_over = shuffled[: size * _FOLDS], shuffled[size * _FOLDS :]
+    if split.stratified:
+        # Class by class, the examples are dealt to the five parts in turn.
+        by_class = data.labels.cpu()[dealt].argsort(stable=True)
+        folds = dealt[by_class].reshape(size, _FOLDS).T
+    else:
+        folds = dealt.reshape(_FOLDS, size)
     if split.retrain:
-        train = torch.cat((*_without(folds, stopping), shuffled[size * _FOLDS :]))
+        train = torch.cat((*_without(folds, stopping), left_over))
         return Parts(train, folds[stopping], torch.arange(data.train_size, len(data.labels)))
     return Parts(torch.cat(_without(folds, stopping, judging)), folds[stopping], folds[judging])
 

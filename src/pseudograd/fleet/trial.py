@@ -23,7 +23,8 @@ def _whole(number: object, least: int, beyond: float) -> bool:
 class Split:
     """Which examples a trial trains on, stops by and is judged on.
 
-    The training set is cut at random into five equal parts; ``plan`` is the seed of that cut. In
+    The training set is cut at random into five equal parts; ``plan`` is the seed of that cut, and
+    with ``stratified`` all classes have the same share of each part, as nearly as they can. In
     each repetition of cross-validation three parts are trained on, one stops the training early and
     one validates, and the roles go round: every part validates once in five repetitions, and twenty
     repetitions pass before a pair of roles comes again. With ``retrain`` the network is trained on
@@ -33,16 +34,18 @@ class Split:
         plan: The seed of the cut into five parts.
         repetition: Which assignment of the roles, from 0.
         retrain: Whether this is the final training, judged on the test set.
+        stratified: Whether the parts have equal shares of each class.
 
     Example:
         >>> Split(plan=0, repetition=3)
-        Split(plan=0, repetition=3, retrain=False)
+        Split(plan=0, repetition=3, retrain=False, stratified=False)
 
     """
 
     plan: int = 0
     repetition: int = 0
     retrain: bool = False
+    stratified: bool = False
 
     def __post_init__(self) -> None:
         if self.repetition < 0:

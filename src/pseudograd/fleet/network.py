@@ -1,0 +1,117 @@
+"""A trained network that stands on its own: it predicts, and is saved without pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pseudograd.data import Dataset
+from pseudograd.fleet.trial import Outcome
+
+_AT_ONCE = 1 << 14  # examples, so that a large set needs little memory
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """The weights of a network and how its inputs are scaled.
+
+    Attributes:
+        parameters: The weights (in, out) and biases (out) of each layer.
+        activation: Of the hidden layers.
+        factor: What a raw feature is multiplied with ...
+        offset: ... and what is added then.
+
+    Example:
+        >>> layer = (torch.eye(2), torch.zeros(2))
+        >>> network = Network((layer, layer), "relu", factor=1.0, offset=0.0)
+        >>> network.probabilities(torch.tensor([[0, 0], [9, -9]])).round(decimals=3)
+        tensor([[0.5000, 0.5000],
+                [1.0000, 0.0000]], dtype=torch.float64)
+
+    """
+
+    parameters: tuple[tuple[Tensor, Tensor], ...]
+    activation: str
+    factor: float
+    offset: float
+
+    def __post_init__(self) -> None:
+        if self.activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"activation must be one of {tuple(_ACTIVATIONS)}, not {self.activation!r}"
+            )
+
+    @classmethod
+    def of(cls, outcome: Outcome, data: Dataset) -> Network:
+        """Make it of an outcome that carries its parameters.
+
+        Args:
+            outcome: What came of a trial, in a fleet with ``keep_parameters``.
+            data: The data set of that trial.
+
+        """
+        if outcome.parameters is None:
+            raise ValueError("outcome must carry parameters: run a Fleet with keep_parameters=True")
+        trial = outcome.trial
+        return cls(outcome.parameters, trial.activation, *data.scaling(trial.feature_range))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Give the logits (examples, classes) of raw features (examples, features), in float64."""
+        inputs = len(self.parameters[0][0])
+        if features.dim() != 2 or features.shape[1] != inputs:
+            raise ValueError(
+                f"features must have the shape (examples, {inputs}), not {tuple(features.shape)}"
+            )
+        return torch.cat([self._logits(rows) for rows in features.split(_AT_ONCE)])
+
+    def _logits(self, features: Tensor) -> Tensor:
+        x = self.factor * features.double() + self.offset
+        for at, (weight, bias) in enumerate(self.parameters):
+            if at:
+                x = _ACTIVATIONS[self.activation](x)
+            x = x @ weight.double() + bias.double()
+        return x
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Give the probability of each class for raw features (examples, features)."""
+        return self.logits(features).softmax(-1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a safetensors file, all at once or not at all."""
+        from safetensors.torch import save
+
+        tensors = {}
+        for at, (weight, bias) in enumerate(self.parameters):
+            tensors[f"{at}.weight"] = weight.contiguous()
+            tensors[f"{at}.bias"] = bias.contiguous()
+        about = {"activation": self.activation, "factor": self.factor, "offset": self.offset}
+        unfinished = Path(path).with_suffix(".part")
+        unfinished.write_bytes(save(tensors, {"network": json.dumps(about)}))
+        unfinished.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Network:
+        """Read what `save` wrote."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                about = json.loads(file.metadata()["network"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            layers = range(len(tensors) // 2)
+            parameters = tuple((tensors[f"{at}.weight"], tensors[f"{at}.bias"]) for at in layers)
+            return cls(parameters, **about)
+        except (SafetensorError, KeyError, TypeError, ValueError) as problem:
+            raise ValueError(f"{path} is not a saved network ({problem})") from problem
