@@ -9,16 +9,20 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo toy test check bench clean
 
 help:
-	@echo "make demo    run the paper's toy example, and draw it to toy.png"
+	@echo "make demo    find the best k for scikit-learn's digits, with a page that shows why"
+	@echo "make toy     run the paper's toy example, and draw it to toy.png"
 	@echo "make test    ruff, mypy, and all tests and doctests"
 	@echo "make check   ruff and mypy alone"
 	@echo "make bench   run the benchmarks on the CPU; results go to benchmarks/results"
 	@echo "make clean   remove the virtual environment and all caches"
 
 demo: $(INSTALLED)
+	$(BIN)/pseudograd tune digits --hidden 400 --repetitions 10 --out runs/demo
+
+toy: $(INSTALLED)
 	$(BIN)/pseudograd toy --picture toy.png
 
 test: check
@@ -37,7 +41,7 @@ bench: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet pip
-	$(BIN)/pip install --quiet --editable '.[cpu,parquet]' --group dev
+	$(BIN)/pip install --quiet --editable '.[cpu,parquet,ray]' --group dev
 	touch $@
 
 clean:

@@ -392,6 +392,19 @@ def test_the_five_parts_and_their_roles(size: int, plan: int) -> None:
         assert set(cuts[0].judge.tolist()) not in [set(cut.judge.tolist()) for cut in cuts[20:]]
 
 
+def test_networks_of_cross_validation_can_be_judged_on_the_test_set() -> None:
+    data = blobs()
+    for repetition in range(20):
+        cut, usual = (parts(data, Split(3, repetition, test=test)) for test in (True, False))
+        assert torch.equal(cut.train, usual.train)
+        assert torch.equal(cut.stop, usual.stop)
+        assert cut.judge.tolist() == list(range(213, 263))
+    trials = [replace(ONE, split=Split(test=test)) for test in (True, False)]
+    tested, validated = (next(iter(Fleet(data).run([trial]))) for trial in trials)
+    assert tested.curve == validated.curve
+    assert tested.error != validated.error
+
+
 @pytest.mark.parametrize("size", [5, 9, 213])
 def test_the_final_training_is_judged_on_the_test_set(size: int) -> None:
     data = Dataset("any", torch.zeros(size + 7, 1), torch.arange(size + 7) % 2, size)
@@ -762,10 +775,11 @@ def test_no_trials_no_outcomes() -> None:
         ("batch_size", 31),
         ("clip", 1.0),
         ("split", RETRAIN),
+        ("split", Split(test=True)),
     ],
 )
 def test_trials_of_different_architectures(field: str, value: Any) -> None:
-    name = {"clip": "whether they clip", "split": "whether they retrain"}.get(field, field)
+    name = {"clip": "whether they clip", "split": "what they are judged on"}.get(field, field)
     with pytest.raises(ValueError, match=re.escape(name)) as caught:
         list(Fleet(blobs()).run([ONE, ONE, replace(ONE, **{field: value})]))
     assert repr(value) in str(caught.value)

@@ -20,8 +20,9 @@ MAY_IMPORT = {
     "loss": {"rules", "loss"},
 }
 HEAVY = {
-    "IPython", "PIL", "hypothesis", "llvmlite", "matplotlib", "mpmath", "numba", "pandas", "pytest",
-    "ray", "scipy", "seaborn", "sklearn", "tqdm", "triton",
+    "IPython", "PIL", "hypothesis", "jinja2", "llvmlite", "matplotlib", "mpmath", "numba", "pandas",
+    "pooch", "pytest", "ray", "requests", "rich", "safetensors", "scipy", "seaborn", "sklearn",
+    "tqdm", "triton",
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from pseudograd.search import (
     paired_difference,
     result,
 )
+from pseudograd.search.ledger import from_line, to_line
 
 TEMPLATE = Trial("digits", (400,), k=1, learning_rate=1)
 
@@ -43,6 +44,17 @@ def finished(protocol: Protocol, path: Path, **world: float) -> Ledger:
     for _ in advance(protocol, ledger, lambda trials: (made_up(t, **world) for t in trials)):
         pass
     return ledger
+
+
+def test_lines_are_short_and_complete() -> None:
+    plain = Trial("mnist", (400,), k=0.5, learning_rate=0.1, seed=3)
+    assert len(to_line(Outcome(plain, 0.02, 12, 0.03, 0.1, 27, "patience", ()))) < 250
+    other = replace(plain, split=Split(2, 3, True, True), feature_range=(0.0, 1.0), clip=100.0)
+    for trial in (plain, other, replace(other, split=Split(1, test=True), max_epochs=9)):
+        for wrong in (None, (), (0,), (7, 8, 15, 16, 9999), tuple(range(0, 26_032, 3))):
+            outcome = Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", (0.5, 0.25), wrong)
+            assert from_line(to_line(outcome)) == outcome
+    assert len(to_line(outcome)) < 5000
 
 
 # --- the protocol ----------------------------------------------------------------------------
@@ -71,6 +83,49 @@ def test_rates_extend_for_every_k_until_the_best_is_inside(tmp_path: Path) -> No
         assert rates == [0.1 * 2.0**power for power in range(-1, 5)]
     assert not protocol.open_ks(ledger)
     assert protocol.chosen(ledger)[0].learning_rate == pytest.approx(0.8)
+
+
+def test_given_rates_are_where_the_search_starts(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, learning_rates=(0.4, 0.1), repetitions=2)
+    assert {trial.learning_rate for trial in protocol.wanted({})} == {0.1, 0.4}
+    ledger = finished(protocol, tmp_path / "ledger", best_rate=0.4)
+    assert protocol.rates(1.0, ledger) == [0.1, 0.4, 0.8]
+    with pytest.raises(ValueError, match="initial_rate must be left out"):
+        Protocol(TEMPLATE, learning_rates=(0.4,), initial_rate=0.1)
+    with pytest.raises(ValueError, match="learning_rates must be different"):
+        Protocol(TEMPLATE, learning_rates=(0.4, 0.4))
+
+
+def test_networks_of_the_choice_are_tested_if_asked(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=4, three_fifths=True)
+    ledger = finished(protocol, tmp_path / "ledger")
+    chosen, plain = protocol.chosen(ledger)
+    tested = {trial for trial in ledger if trial.split.test}
+    expected = [t for c in (chosen, plain) for t in protocol.tested_of(c.k, c.learning_rate)]
+    assert tested == set(expected)
+    assert len(expected) == 8
+    for trial in expected:  # the same networks
+        assert replace(trial, split=replace(trial.split, test=False)) in ledger
+    assert not any(trial.split.test for trial in finished(Protocol(TEMPLATE), tmp_path / "other"))
+
+
+def test_folds_are_stratified_where_the_template_says_so() -> None:
+    template = replace(TEMPLATE, split=Split(plan=9, repetition=8, stratified=True))
+    trials = Protocol(template, initial_rate=0.1, seed=3).wanted({})
+    assert {trial.split for trial in trials} == {Split(3, r, stratified=True) for r in range(7)}
+
+
+def test_nothing_is_known_before_the_sweep_is_over() -> None:
+    protocol = Protocol(TEMPLATE)
+    first, *_ = protocol.wanted({})
+    assert protocol.cells({first: made_up(first)}) == []
+
+
+def test_a_network_without_a_finite_value_leaves_no_interval() -> None:
+    difference = paired_difference([math.inf, 1.0], [0.5, 0.5])
+    assert difference.mean == math.inf
+    assert math.isnan(difference.low)
+    assert math.isnan(difference.high)
 
 
 def test_the_limit_of_extensions_is_kept_and_reported(tmp_path: Path) -> None:

@@ -8,8 +8,27 @@ One line of a PyTorch program changes:
 k = 1 is cross-entropy; below 1 hard or mislabelled examples count less, above 1 more.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from pseudograd.loss import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
 
 __version__ = "0.1.0"
 
-__all__ = ["RuleCrossEntropyLoss", "TunableCrossEntropyLoss", "tunable_cross_entropy"]
+if TYPE_CHECKING:
+    from pseudograd.estimator import TunableMLPClassifier
+
+__all__ = [
+    "RuleCrossEntropyLoss",
+    "TunableCrossEntropyLoss",
+    "TunableMLPClassifier",
+    "tunable_cross_entropy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The estimator needs scikit-learn, which is slow to import: only those who ask for it wait.
+    if name == "TunableMLPClassifier":
+        from pseudograd.estimator import TunableMLPClassifier
+
+        return TunableMLPClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pseudograd import __version__
+from pseudograd.cli.data import data
 from pseudograd.cli.options import Parser
 from pseudograd.cli.toy import curve, toy
+from pseudograd.cli.tune import predict, report, runs, tune
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
 
-COMMANDS: tuple[Callable[[Commands], None], ...] = (toy, curve)
+COMMANDS: tuple[Callable[[Commands], None], ...] = (tune, predict, report, runs, data, toy, curve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,10 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         command(commands)
     options = parser.parse_args(arguments)
+    options.arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options.run(options)
-    except KeyboardInterrupt:
-        print("pseudograd: stopped by Ctrl-C before the end", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"pseudograd: {str(stop) or 'stopped by Ctrl-C before the end'}", file=sys.stderr)
         return 130
     except (ValueError, OSError, ImportError) as problem:
         print(f"pseudograd: {problem}", file=sys.stderr)

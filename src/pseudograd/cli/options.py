@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def add_k(parser: argparse.ArgumentParser) -> None:
+def add_k(parser: argparse._ActionsContainer) -> None:
     """Add ``--k``, several different sensitivities."""
     parser.add_argument(
         "--k",

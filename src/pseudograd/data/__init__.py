@@ -1,6 +1,18 @@
 """Data sets."""
 
+from pseudograd.data.benchmarks import data_folder, fetch, load, variant
 from pseudograd.data.dataset import Dataset, digits
 from pseudograd.data.table import Encoder, load_table, open_data, read_frame
 
-__all__ = ["Dataset", "Encoder", "digits", "load_table", "open_data", "read_frame"]
+__all__ = [
+    "Dataset",
+    "Encoder",
+    "data_folder",
+    "digits",
+    "fetch",
+    "load",
+    "load_table",
+    "open_data",
+    "read_frame",
+    "variant",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ class Dataset:
         train_size: How many of the first examples may be trained on; the rest is the test set.
         value_range: The features' least and greatest possible value; this range is mapped to a
             trial's ``feature_range``.
+        weights: How much each example counts, a number above 0; None if all count the same. Only
+            their ratios matter.
 
     Example:
         >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,
@@ -34,6 +37,7 @@ class Dataset:
     labels: Tensor
     train_size: int
     value_range: tuple[float, float] = (0.0, 255.0)
+    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.features.dim() != 2 or len(self.features) != len(self.labels):
@@ -49,6 +53,8 @@ class Dataset:
             )
         if not self.value_range[0] < self.value_range[1]:
             raise ValueError(f"value_range must be (least, greatest), not {self.value_range}")
+        if self.weights is not None:
+            _check_weights(self.weights, len(self.labels))
 
     @property
     def classes(self) -> int:
@@ -67,13 +73,26 @@ class Dataset:
         factor = (high - low) / (greatest - least)
         return factor, low - factor * least
 
-    @property
+    @functools.cached_property
     def sha256(self) -> str:
-        """A hash of the features and labels, in the order given."""
+        """A hash of the features, the labels and the weights if any, in the order given."""
         digest = hashlib.sha256()
-        for tensor in (self.features, self.labels):
-            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        for tensor in (self.features, self.labels, self.weights):
+            if tensor is not None:
+                digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def _check_weights(weights: Tensor, examples: int) -> None:
+    if weights.shape != (examples,) or not weights.is_floating_point():
+        raise ValueError(
+            f"weights must be one floating-point number for each of the {examples} examples; got "
+            f"{weights.dtype} of shape {tuple(weights.shape)}"
+        )
+    if not (weights > 0).all() or not weights.double().sum().isfinite():
+        raise ValueError(
+            "weights must be finite numbers above 0; leave out an example that should not count"
+        )
 
 
 def digits(test_size: int = 360) -> Dataset:

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pseudograd.data.benchmarks import load
 from pseudograd.data.dataset import Dataset, digits
+from pseudograd.data.registry import BENCHMARKS
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -34,7 +37,10 @@ _MOST_CATEGORIES = 1000  # a column of its own for each: names or dates would fi
 _LARGEST = 1e300  # so that the difference of two numbers is finite
 
 # Data sets that have a name, and the shape of their pictures. Add others here.
-_KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {"digits": (digits, (8, 8))}
+_KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
+    "digits": (digits, (8, 8)),
+    **{name: (partial(load, name), known.shape) for name, known in BENCHMARKS.items()},
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,17 @@ class Numbers:
         scaled = np.clip(values / span, 0, 1) if span else np.zeros_like(values)
         return np.stack([scaled, missing] if self.missing else [scaled], 1).astype(np.float32)
 
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return 1 + self.missing
+
+    def show(self, features: NDArray[np.float32]) -> str:
+        """Give an entry of the column as text, from its features."""
+        if self.missing and features[1]:
+            return "missing"
+        return f"{self.low + float(features[0]) * (self.high - self.low):g}"
+
 
 @dataclass(frozen=True)
 class Categories:
@@ -138,6 +155,16 @@ class Categories:
         if self.missing:
             features[:, -1] = column.isna()
         return features
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return len(self.categories) + self.missing
+
+    def show(self, features: NDArray[np.float32]) -> str:
+        """Give an entry of the column as text, from its features."""
+        names = [*self.categories, "missing"]
+        return next((name for name, set_ in zip(names, features, strict=False) if set_), "other")
 
 
 @dataclass(frozen=True)
@@ -236,6 +263,19 @@ class Encoder:
             return dict.fromkeys(_pixel_names(math.prod(self.pixels)), "numbers")
         return {column.name: column.kind for column in self.columns}
 
+    def decode(self, features: NDArray[Any]) -> dict[str, str]:
+        """Give one row of features as the table would show it, by column.
+
+        Args:
+            features: A row of what `transform` gives.
+
+        """
+        row, rest = {}, features
+        for column in self.columns:
+            row[column.name] = column.show(rest[: column.width])
+            rest = rest[column.width :]
+        return row
+
     def encode_labels(self, labels: Series | Sequence[Label]) -> NDArray[np.int64]:
         """Give the class index of each label, its place in ``labels``."""
         import pandas as pd
@@ -276,9 +316,9 @@ def open_data(name: str | Path, **options: Any) -> tuple[Dataset, Encoder]:
     """Open a data set that has a name, or a user's own table.
 
     Args:
-        name: "digits", or the path of a .csv, .parquet or .npz file.
+        name: "digits", the name of a benchmark set, or the path of a .csv, .parquet or .npz file.
         options: Those of `load_table` for a table, those of `pseudograd.data.digits` for the
-            digits; None stands for an option's default.
+            digits, ``data_dir`` for a benchmark set; None stands for an option's default.
 
     Example:
         >>> data, encoder = open_data("digits")

@@ -107,8 +107,8 @@ class Fleet:
             if run.trial.architecture != first.architecture:
                 raise ValueError(
                     "trials of one fleet must share data, hidden_layer_sizes, optimizer, "
-                    "activation, feature_range, batch_size, whether they clip and whether they "
-                    f"retrain; these do not:\n  {first}\n  {run.trial}"
+                    "activation, feature_range, batch_size, whether they clip, and what they "
+                    f"are judged on; these do not:\n  {first}\n  {run.trial}"
                 )
         if first.data != self.data.name:
             raise ValueError(f"trials are of data {first.data!r}, the fleet has {self.data.name!r}")
@@ -179,7 +179,12 @@ class Fleet:
 def _stack(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
     """The fastest stack that does what is asked."""
     sizes = fleet._layer_sizes(trial)
-    fusible = trial.optimizer == "sgd" and trial.batch_size <= 128 and fleet.precision == "tf32"
+    fusible = (
+        trial.optimizer == "sgd"
+        and trial.batch_size <= 128
+        and fleet.precision == "tf32"
+        and examples.weights is None
+    )
     if fusible and examples.labels.device.type == "cuda" and importlib.util.find_spec("triton"):
         from pseudograd.fleet.fused import FusedStack
 
@@ -190,6 +195,14 @@ def _stack(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
 def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Triton launches its kernels on the current device, and on no other."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _relative_weights(data: Dataset, device: torch.device) -> Tensor | None:
+    """The examples' weights, 1 on average over those that may be trained on."""
+    if data.weights is None:
+        return None
+    weights = data.weights.double()
+    return (weights / weights[: data.train_size].mean()).to(device)
 
 
 def _parts_on(device: torch.device, data: Dataset, split: Split) -> Parts:
@@ -278,11 +291,15 @@ class _Crew:
             labels=data.labels.to(device).contiguous(),
             factor=factor,
             offset=offset,
+            weights=_relative_weights(data, device),
         )
         self.stack = _stack(examples, fleet, trial, slots)
         on_gpu = device.type == "cuda"
         self.products = "high" if on_gpu and fleet.precision == "tf32" else "highest"
-        self.majority = float(data.labels[: data.train_size].bincount().max()) / data.train_size
+        trained = slice(data.train_size)
+        weights = None if data.weights is None else data.weights[trained]
+        votes = data.labels[trained].bincount(weights)
+        self.majority = float(votes.max() / votes.sum())
 
     def through(self, pending: deque[_Run], stop: threading.Event) -> Iterator[Outcome]:
         """Work through the pending trials, and give out what comes of them."""

@@ -56,7 +56,7 @@ def parts(data: Dataset, split: Split) -> Parts:
     """
     if data.train_size < _FOLDS:
         raise ValueError(f"data {data.name!r} must have at least {_FOLDS} training examples")
-    if split.retrain and not data.test_size:
+    if (split.retrain or split.test) and not data.test_size:
         raise ValueError(f"data {data.name!r} must have a test set to be judged on")
     # Five turns for the judging part, times four for the stopping part after it.
     plan, turn = divmod(split.repetition, _FOLDS * (_FOLDS - 1))
@@ -71,10 +71,12 @@ def parts(data: Dataset, split: Split) -> Parts:
         folds = dealt[by_class].reshape(size, _FOLDS).T
     else:
         folds = dealt.reshape(_FOLDS, size)
+    test = torch.arange(data.train_size, len(data.labels))
     if split.retrain:
         train = torch.cat((*_without(folds, stopping), left_over))
-        return Parts(train, folds[stopping], torch.arange(data.train_size, len(data.labels)))
-    return Parts(torch.cat(_without(folds, stopping, judging)), folds[stopping], folds[judging])
+        return Parts(train, folds[stopping], test)
+    train = torch.cat(_without(folds, stopping, judging))
+    return Parts(train, folds[stopping], test if split.test else folds[judging])
 
 
 def _without(folds: Tensor, *left_out: int) -> tuple[Tensor, ...]:

@@ -40,6 +40,7 @@ class Examples:
         labels: Class indices.
         factor: What a feature is multiplied with as it is gathered ...
         offset: ... and what is added then.
+        weights: How much each example counts, 1 on average, float64; None if all count the same.
 
     Example:
         >>> pixels = torch.tensor([[0, 255]]).byte()
@@ -53,6 +54,7 @@ class Examples:
     labels: Tensor
     factor: float
     offset: float
+    weights: Tensor | None = None
 
     def gather(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Give the scaled features of the examples ``index``."""
@@ -163,7 +165,10 @@ class Stack:
         # The pseudo-gradient at the logits (Eq. 5) takes the gradient's place ...
         target, k = self.examples.labels[index], settings.k
         top, margin = paper.top_and_margin(logits, target)
-        delta = paper.push(logits, target, k, top, paper.strength(margin, k) / index.shape[1])
+        strength = paper.strength(margin, k) / index.shape[1]
+        if self.examples.weights is not None:
+            strength *= self.examples.weights[index].to(self.dtype).unsqueeze(-1)
+        delta = paper.push(logits, target, k, top, strength)
         # ... and the chain rule does the rest (Eq. 3).
         gradients = []
         for layer in range(len(self.weights) - 1, -1, -1):
@@ -215,7 +220,7 @@ class Stack:
                 parameter.sub_(first * (rate / (1 - 0.9**self.steps)) / spread)
 
     def evaluate(self, index: Tensor, models: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Give the error and the mean cross-entropy of each network.
+        """Give the error and the mean cross-entropy of each network, weighted if examples are.
 
         Args:
             index: Examples, shape (models, examples).
@@ -224,23 +229,33 @@ class Stack:
         """
         wrong = torch.zeros(len(index), dtype=torch.float64, device=index.device)
         value = torch.zeros_like(wrong)
-        for mistaken, loss in self._judged(index, models):
-            wrong += mistaken.sum(1)
-            value += loss.sum(1, dtype=torch.float64)
-        return wrong / index.shape[1], value / index.shape[1]
+        total = torch.zeros_like(wrong)
+        for rows, mistaken, loss in self._judged(index, models):
+            if self.examples.weights is None:
+                total += rows.shape[1]
+                wrong += mistaken.sum(1)
+                value += loss.sum(1, dtype=torch.float64)
+            else:
+                weights = self.examples.weights[rows]
+                total += weights.sum(1)
+                wrong += (weights * mistaken).sum(1)
+                value += (weights * loss).sum(1)
+        return wrong / total, value / total
 
     def mistakes(self, index: Tensor, models: Tensor | None = None) -> Tensor:
         """Say which examples each network gets wrong, shape (models, examples); see `evaluate`."""
-        return torch.cat([mistaken for mistaken, _ in self._judged(index, models)], 1)
+        return torch.cat([mistaken for _, mistaken, _ in self._judged(index, models)], 1)
 
-    def _judged(self, index: Tensor, models: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Mistakes and cross-entropies, some examples at a time."""
+    def _judged(
+        self, index: Tensor, models: Tensor | None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Some of the examples at a time, which of them are mistaken, and their cross-entropies."""
         parameters = self.evaluated(models)
         for rows in index.split(max(1, _EVALUATED_AT_ONCE // len(index)), 1):
             logits = self.logits_of(rows, parameters)
             target = self.examples.labels[rows]
             loss = paper.cross_entropy(paper.top_and_margin(logits, target)[1]).squeeze(-1)
-            yield (logits.argmax(-1) != target) | ~loss.isfinite(), loss
+            yield rows, (logits.argmax(-1) != target) | ~loss.isfinite(), loss
 
 
 @dataclass(frozen=True, eq=False)

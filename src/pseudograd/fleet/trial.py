@@ -28,17 +28,19 @@ class Split:
     each repetition of cross-validation three parts are trained on, one stops the training early and
     one validates, and the roles go round: every part validates once in five repetitions, and twenty
     repetitions pass before a pair of roles comes again. With ``retrain`` the network is trained on
-    four parts, stopped by the fifth, and judged on the test set.
+    four parts, stopped by the fifth, and judged on the test set. With ``test`` it is trained as in
+    cross-validation, and judged on the test set all the same.
 
     Attributes:
         plan: The seed of the cut into five parts.
         repetition: Which assignment of the roles, from 0.
         retrain: Whether this is the final training, judged on the test set.
         stratified: Whether the parts have equal shares of each class.
+        test: Whether a network of cross-validation is judged on the test set.
 
     Example:
-        >>> Split(plan=0, repetition=3)
-        Split(plan=0, repetition=3, retrain=False, stratified=False)
+        >>> Split(plan=0, repetition=3).retrain
+        False
 
     """
 
@@ -46,12 +48,15 @@ class Split:
     repetition: int = 0
     retrain: bool = False
     stratified: bool = False
+    test: bool = False
 
     def __post_init__(self) -> None:
         if self.repetition < 0:
             raise ValueError(f"repetition must be 0 or more, not {self.repetition}")
         if not _whole(self.plan, 0, 2**32):
             raise ValueError(f"plan must be a whole number in [0, 2^32), not {self.plan}")
+        if self.test and self.retrain:
+            raise ValueError("test must be left out with retrain, which is judged on the test set")
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,7 @@ class Trial:
             self.batch_size,
             self.clip is None,
             self.split.retrain,
+            self.split.test,
         )
 
 

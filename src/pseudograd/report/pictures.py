@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pseudograd.report.summary import fraction
 from pseudograd.reproduce.theory import error_pct, fixed_point
 from pseudograd.reproduce.toy import ToyRun, ToySummary, paper_row, summarize
 
@@ -74,7 +75,7 @@ def curve_picture(ks: Sequence[float], path: Path) -> None:
         if k == 1:
             axes.plot(bias, bias, color="black", linestyle="--", label="1 (cross-entropy)")
         else:
-            axes.plot(bias, bias**k, color=shade, linewidth=1.8, label=_fraction(k))
+            axes.plot(bias, bias**k, color=shade, linewidth=1.8, label=fraction(k))
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
@@ -131,11 +132,6 @@ def _measured(axes: Axes, summaries: Sequence[ToySummary], name: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: _fraction(k)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: fraction(k)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-
-
-def _fraction(k: float) -> str:
-    """A k as people write it: 4, 1/8, 0.3."""
-    return f"1/{1 / k:g}" if k < 1 and (1 / k).is_integer() else f"{k:g}"

@@ -2,8 +2,16 @@
 
 from pseudograd.search.comparison import Comparison, Difference, compare, paired_difference
 from pseudograd.search.ledger import Ledger, SetAside
-from pseudograd.search.protocol import DEEP_KS, SHALLOW_KS, Cell, Protocol
-from pseudograd.search.search import Progress, Result, advance, result
+from pseudograd.search.protocol import (
+    DEEP_KS,
+    SHALLOW_KS,
+    Cell,
+    Protocol,
+    batch_size_for,
+    repetitions_for,
+)
+from pseudograd.search.run import Run, default_folder, load_model, tune
+from pseudograd.search.search import Progress, Result, Runner, advance, result
 
 __all__ = [
     "DEEP_KS",
@@ -15,9 +23,16 @@ __all__ = [
     "Progress",
     "Protocol",
     "Result",
+    "Run",
+    "Runner",
     "SetAside",
     "advance",
+    "batch_size_for",
     "compare",
+    "default_folder",
+    "load_model",
     "paired_difference",
+    "repetitions_for",
     "result",
+    "tune",
 ]

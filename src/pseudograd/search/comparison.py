@@ -15,7 +15,7 @@ class Difference:
 
     Attributes:
         mean: The mean difference.
-        low: The lower end of the interval; NaN for a single pair.
+        low: The lower end of the interval; NaN for a single pair, and for values without end.
         high: The upper end.
 
     Example:
@@ -111,7 +111,7 @@ def paired_difference(first: list[float], second: list[float]) -> Difference:
 
     differences = [a - b for a, b in zip(first, second, strict=True)]
     mean, count = statistics.fmean(differences), len(differences)
-    if count < 2:
+    if count < 2 or not math.isfinite(mean):  # a network that diverged has no finite value
         return Difference(mean, math.nan, math.nan)
     reach = float(t.ppf(0.975, count - 1)) * statistics.stdev(differences) / count**0.5
     return Difference(mean, mean - reach, mean + reach)

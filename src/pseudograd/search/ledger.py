@@ -7,11 +7,14 @@ by concatenation, and the next run goes on where this one stopped.
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +75,15 @@ class Ledger(Mapping[Trial, Outcome]):
 
     def append(self, outcome: Outcome) -> None:
         """Add an outcome, and return when it is on the disk."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            # A line that a crash cut off must not swallow this one.
-            start = b"\n" if file.tell() and _last_byte(self.path) != b"\n" else b""
-            file.write(start + to_line(outcome).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        line = to_line(outcome).encode() + b"\n"
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                # A line that a crash cut off must not swallow this one.
+                start = b"\n" if file.tell() and _last_byte(self.path) != b"\n" else b""
+                file.write(start + line)
+                file.flush()
+                os.fsync(file.fileno())
         self._outcomes[outcome.trial] = outcome
 
     def __getitem__(self, trial: Trial) -> Outcome:
@@ -94,17 +99,22 @@ class Ledger(Mapping[Trial, Outcome]):
 def to_line(outcome: Outcome) -> str:
     """Write an outcome as one line of JSON, without its parameters.
 
+    Of the trial, what is as by default is left out, and the mistakes on the test set, which may be
+    thousands, are written as the set bits of a string of bytes in base 64.
+
     Args:
         outcome: The outcome.
 
     Example:
         >>> trial = Trial("digits", (400,), k=0.5, learning_rate=0.1)
-        >>> to_line(Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", (0.5,)))[:33]
-        '{"trial": {"data": "digits", "hid'
+        >>> to_line(Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", (0.5,)))[:73]
+        '{"trial": {"data": "digits", "hidden_layer_sizes": [400], "k": 0.5, "lear'
 
     """
     fields = {name: value for name, value in vars(outcome).items() if name != "parameters"}
-    fields["trial"] = asdict(outcome.trial)
+    fields["trial"] = _without_defaults(outcome.trial)
+    if outcome.wrong is not None:
+        fields["wrong"] = _to_bits(outcome.wrong)
     if not math.isfinite(outcome.cross_entropy):
         fields["cross_entropy"] = None  # JSON has no infinity
     return json.dumps(fields, allow_nan=False)
@@ -128,18 +138,90 @@ def from_line(line: str) -> Outcome:
     except json.JSONDecodeError:
         raise ValueError("it is not JSON, or cut off") from None
     try:
-        trial = dict(fields["trial"])
-        trial["split"] = Split(**trial["split"])
-        for name in ("hidden_layer_sizes", "feature_range"):
-            trial[name] = tuple(trial[name])
-        fields["trial"] = Trial(**trial)
+        fields["trial"] = trial_from_fields(fields["trial"])
         fields["curve"] = tuple(fields["curve"])
-        fields["wrong"] = None if fields["wrong"] is None else tuple(fields["wrong"])
+        if fields["wrong"] is not None:
+            fields["wrong"] = _from_bits(fields["wrong"])
         if fields["cross_entropy"] is None:
             fields["cross_entropy"] = math.inf
         return Outcome(**fields)
     except (KeyError, TypeError, ValueError):
         raise ValueError("it is JSON, but not the outcome of a trial") from None
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one sentence what to do when a file of a run cannot be written.
+
+    Args:
+        path: The file.
+
+    Example:
+        >>> with writing(Path("ledger.jsonl")):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+        ...
+        OSError: ledger.jsonl cannot be written (no space left on device): make that possible and
+        run the same command again, finished trials are kept
+
+    """
+    try:
+        yield
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        raise OSError(
+            f"{path} cannot be written ({reason}): make that possible and run the same command "
+            "again, finished trials are kept"
+        ) from problem
+
+
+def trial_from_fields(fields: Mapping[str, Any]) -> Trial:
+    """Make a trial of its fields as JSON has them.
+
+    Args:
+        fields: By name, with lists for tuples.
+
+    Example:
+        >>> trial = Trial("digits", (400,), k=0.5, learning_rate=0.1)
+        >>> fields = json.loads(json.dumps(dataclasses.asdict(trial)))
+        >>> trial_from_fields(fields) == trial
+        True
+
+    """
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    if "split" in values:
+        values["split"] = Split(**values["split"])
+    return Trial(**values)
+
+
+def _without_defaults(record: Trial | Split) -> dict[str, Any]:
+    """The fields of a record that are not as by default."""
+    told = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if value != default:
+            told[field.name] = _without_defaults(value) if isinstance(value, Split) else value
+    return told
+
+
+def _to_bits(places: Iterable[int]) -> str:
+    mask = bytearray()
+    for place in places:
+        mask.extend(bytes(max(0, place // 8 + 1 - len(mask))))
+        mask[place // 8] |= 1 << place % 8
+    return base64.b64encode(mask).decode()
+
+
+def _from_bits(text: str) -> tuple[int, ...]:
+    mask = base64.b64decode(text, validate=True)
+    return tuple(
+        8 * at + bit for at, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1
+    )
 
 
 def _lines(path: Path) -> list[str]:

@@ -12,12 +12,46 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from pseudograd.fleet import Outcome, Split, Trial
+from pseudograd.fleet import Outcome, Trial
 
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 
 Outcomes = Mapping[Trial, Outcome]
+
+
+def repetitions_for(data: str) -> int:
+    """Give the paper's number of repetitions: 10 for MNIST, 7 for all others.
+
+    Args:
+        data: The name of the data set.
+
+    Example:
+        >>> repetitions_for("mnist"), repetitions_for("digits")
+        (10, 7)
+
+    """
+    return 10 if data == "mnist" else 7
+
+
+def batch_size_for(train_size: int) -> int:
+    """Give the paper's batch size of 128, or for few data less, so that an epoch has five steps.
+
+    It is then the largest power of two that leaves so many, in cross-validation, which trains on
+    three fifths of the examples.
+
+    Args:
+        train_size: The number of training examples.
+
+    Example:
+        >>> [batch_size_for(size) for size in (60_000, 855, 850, 5)]
+        [128, 128, 64, 1]
+
+    """
+    size, trained_on = 128, train_size // 5 * 3
+    while size > 1 and math.ceil(trained_on / size) < 5:
+        size //= 2
+    return size
 
 
 @dataclass(frozen=True)
@@ -58,15 +92,19 @@ class Protocol:
     """Which trials select k and the learning rate, and which compare the choice with k = 1.
 
     Attributes:
-        trial: The template: data set, architecture, momentum, patience and so on. Its k, learning
-            rate, split and seed do not matter.
+        trial: The template: data set, architecture, momentum, patience, whether to stratify and so
+            on. Its k, learning rate, repetition and seed do not matter.
         ks: The values of k to try; by default the paper's for the number of hidden layers.
-        initial_rate: The learning rate to start from; found by a short sweep unless given.
+        initial_rate: The learning rate to start from, with its half and its double; found by a
+            short sweep unless given.
+        learning_rates: Other rates to start from.
         repetitions: How often each pair is trained, with the roles of the folds permuted.
         retrainings: How many networks are trained in the end for the choice and for k = 1.
         seed: Of the cut into folds, the initial weights and the orders.
+        three_fifths: Whether the networks of cross-validation, of the choice and of k = 1, are
+            trained again in the end to be judged on the test set, beside the retrained ones.
         most_extensions: How often the rates of one k may be halved or doubled beyond the first
-            three; a k that would need more is marked as open.
+            ones; a k that would need more is marked as open.
 
     Example:
         >>> protocol = Protocol(Trial("digits", (400,), k=1, learning_rate=1), initial_rate=0.1)
@@ -78,9 +116,11 @@ class Protocol:
     trial: Trial
     ks: tuple[float, ...] = ()
     initial_rate: float | None = None
+    learning_rates: tuple[float, ...] = ()
     repetitions: int = 7
     retrainings: int = 5
     seed: int = 0
+    three_fifths: bool = False
     most_extensions: int = 12
 
     def __post_init__(self) -> None:
@@ -89,8 +129,12 @@ class Protocol:
             object.__setattr__(self, "ks", ks)
         if 1.0 not in self.ks:
             raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
-        if len(set(self.ks)) < len(self.ks):
-            raise ValueError(f"ks must be different numbers, not {self.ks}")
+        for name in ("ks", "learning_rates"):
+            numbers = getattr(self, name)
+            if len(set(numbers)) < len(numbers):
+                raise ValueError(f"{name} must be different numbers, not {numbers}")
+        if self.learning_rates and self.initial_rate is not None:
+            raise ValueError("initial_rate must be left out where learning_rates are given")
         for name in ("repetitions", "retrainings"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -107,7 +151,7 @@ class Protocol:
 
     def sweep(self, outcomes: Outcomes) -> list[Trial]:
         """Name the trials of the short preliminary sweep: k = 1, rates a factor of 4 apart."""
-        if self.initial_rate is not None:
+        if self.initial_rate is not None or self.learning_rates:
             return []
         short = replace(self._at(1.0, 1.0, 0), max_epochs=5, patience=5)
         return [replace(short, learning_rate=4.0**power) for power in range(-6, 2)]
@@ -122,17 +166,25 @@ class Protocol:
         ]
 
     def final_trials(self, outcomes: Outcomes) -> list[Trial]:
-        """Name the trials that retrain the choice, and k = 1, on the whole training set."""
+        """Name the trials that retrain the choice, and k = 1, to be judged on the test set."""
         pairs = {(cell.k, cell.learning_rate): None for cell in self.chosen(outcomes)}
-        return [trial for pair in pairs for trial in self.retrainings_of(*pair)]
+        groups = [self.retrainings_of] + [self.tested_of] * self.three_fifths
+        return [trial for group in groups for pair in pairs for trial in group(*pair)]
 
     def retrainings_of(self, k: float, rate: float) -> list[Trial]:
         """Name the final trials of one pair."""
         return [
-            replace(
-                self._at(k, rate, number), split=Split(self.seed, repetition=number, retrain=True)
-            )
+            replace(trial, split=replace(trial.split, retrain=True))
             for number in range(self.retrainings)
+            for trial in [self._at(k, rate, number)]
+        ]
+
+    def tested_of(self, k: float, rate: float) -> list[Trial]:
+        """Name the trials of one pair's cross-validation, judged on the test set instead."""
+        return [
+            replace(trial, split=replace(trial.split, test=True))
+            for repetition in range(self.repetitions)
+            for trial in [self._at(k, rate, repetition)]
         ]
 
     def _at(self, k: float, rate: float, repetition: int) -> Trial:
@@ -141,7 +193,7 @@ class Protocol:
             self.trial,
             k=k,
             learning_rate=rate,
-            split=Split(self.seed, repetition),
+            split=replace(self.trial.split, plan=self.seed, repetition=repetition, retrain=False),
             seed=1000 * self.seed + repetition,
         )
 
@@ -156,9 +208,11 @@ class Protocol:
         )[1]
 
     def rates(self, k: float, outcomes: Outcomes) -> list[float]:
-        """Give the rates to try for this k: three at first, and more while the best is an edge."""
-        middle = self.first_rate(outcomes)
-        rates = [middle / 2, middle, middle * 2]
+        """Give the rates to try for this k: a few, and more while the best lies on their edge."""
+        rates = sorted(self.learning_rates)
+        if not rates:
+            middle = self.first_rate(outcomes)
+            rates = [middle / 2, middle, middle * 2]
         for _ in range(self.most_extensions):
             cells = self._cells(k, rates, outcomes)
             if len(cells) < len(rates):
@@ -174,6 +228,8 @@ class Protocol:
 
     def cells(self, outcomes: Outcomes) -> list[Cell]:
         """Give all pairs of k and rate that have been tried in full."""
+        if any(trial not in outcomes for trial in self.sweep(outcomes)):
+            return []
         return [cell for k in self.ks for cell in self._cells(k, self.rates(k, outcomes), outcomes)]
 
     def _cells(self, k: float, rates: Iterable[float], outcomes: Outcomes) -> list[Cell]:

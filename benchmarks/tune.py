@@ -1,0 +1,160 @@
+"""The tuner's search against the same search by other means, in one run.
+
+    python -m benchmarks.tune
+
+Seven k, three learning rates, ten repetitions on scikit-learn's digits, a hidden layer of 400, the
+paper's training: 210 networks, each trained on three fifths, stopped by a fourth and judged on the
+fifth. Once by the tuner's fleet, once by a plain PyTorch loop over the same trials, and once by
+scikit-learn's GridSearchCV over MLPClassifier on the same parts with a process for each core.
+MLPClassifier has no k: its penalty ``alpha``, with as many values, is the second axis of its grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.environment import RESULTS, environment, write
+from pseudograd import TunableCrossEntropyLoss
+from pseudograd.data import digits
+from pseudograd.environment import version
+from pseudograd.fleet import Fleet, Split, Trial, parts
+from pseudograd.search import Protocol
+
+RATES = (0.25, 0.5, 1.0)
+HIDDEN, MOMENTUM, PATIENCE = 400, 0.5, 15
+PENALTIES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1)
+
+
+def search(repetitions: int) -> list[Trial]:
+    template = Trial("digits", (HIDDEN,), 1, 1, momentum=MOMENTUM, patience=PATIENCE)
+    protocol = Protocol(template, learning_rates=RATES, repetitions=repetitions)
+    return protocol.wanted({})
+
+
+def by_the_fleet(trials: list[Trial]) -> tuple[float, float]:
+    """Seconds, and the least mean validation error."""
+    start = time.perf_counter()
+    errors = defaultdict(list)
+    for outcome in Fleet(digits()).run(trials):
+        errors[outcome.trial.k, outcome.trial.learning_rate].append(outcome.error)
+    return time.perf_counter() - start, min(map(statistics.fmean, errors.values()))
+
+
+def by_a_plain_loop(trials: list[Trial]) -> tuple[float, float]:
+    """What a user of PyTorch would write: one network after another."""
+    start = time.perf_counter()
+    data = digits()
+    features = data.features.float() / 8 - 1
+    errors = defaultdict(list)
+    for trial in trials:
+        error = train(trial, features, data.labels)
+        errors[trial.k, trial.learning_rate].append(error)
+    return time.perf_counter() - start, min(map(statistics.fmean, errors.values()))
+
+
+def train(trial: Trial, features: Tensor, labels: Tensor) -> float:
+    torch.manual_seed(trial.seed)
+    cut = parts(digits(), trial.split)
+    hidden, last = nn.Linear(64, HIDDEN), nn.Linear(HIDDEN, 10)
+    nn.init.xavier_uniform_(hidden.weight)
+    for parameter in (hidden.bias, last.weight, last.bias):
+        nn.init.zeros_(parameter)
+    network = nn.Sequential(hidden, nn.ReLU(), last)
+    optimizer = torch.optim.SGD(network.parameters(), trial.learning_rate, trial.momentum)
+    criterion = TunableCrossEntropyLoss(trial.k)
+
+    @torch.no_grad()
+    def error(index: Tensor) -> float:
+        wrong = network(features[index]).argmax(1) != labels[index]
+        return float(wrong.float().mean())
+
+    best, judged, since = 2.0, 1.0, 0
+    while since < trial.patience:
+        for index in cut.train[torch.randperm(len(cut.train))].split(trial.batch_size):
+            optimizer.zero_grad()
+            criterion(network(features[index]), labels[index]).backward()
+            optimizer.step()
+        now = error(cut.stop)
+        since += 1
+        if now < best:
+            best, judged, since = now, error(cut.judge), 0
+    return judged
+
+
+def by_scikit_learn(repetitions: int) -> tuple[float, float]:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.neural_network import MLPClassifier
+
+    data = digits()
+    features = (data.features.float() / 8 - 1).numpy()
+    labels = data.labels.numpy()
+    folds = []
+    for repetition in range(repetitions):
+        cut = parts(data, Split(0, repetition))
+        # MLPClassifier takes its own early-stopping part: a quarter of four fifths.
+        folds.append((torch.cat((cut.train, cut.stop)).numpy(), cut.judge.numpy()))
+    network = MLPClassifier(
+        (HIDDEN,),
+        solver="sgd",
+        batch_size=128,
+        momentum=MOMENTUM,
+        nesterovs_momentum=False,
+        early_stopping=True,
+        validation_fraction=0.25,
+        n_iter_no_change=PATIENCE,
+        tol=0.0,
+        max_iter=1000,
+        random_state=0,
+    )
+    grid = {"alpha": PENALTIES, "learning_rate_init": RATES}
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = GridSearchCV(network, grid, cv=folds, n_jobs=os.cpu_count(), refit=False)
+        found.fit(features, labels)
+    return time.perf_counter() - start, 1 - found.best_score_
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=RESULTS / "tune_cpu.csv")
+    options = parser.parse_args()
+    trials = search(options.repetitions)
+    assert len(trials) == len(list(itertools.product(PENALTIES, RATES))) * options.repetitions
+    facts = {**environment("cpu"), "scikit-learn": version("scikit-learn")}
+    by_the_fleet(trials[:16])  # what is compiled or loaded once is no part of any of them
+    rows: list[dict[str, object]] = []
+    for way, (seconds, error) in (
+        ("pseudograd tune", by_the_fleet(trials)),
+        ("plain PyTorch loop", by_a_plain_loop(trials)),
+        ("GridSearchCV over MLPClassifier", by_scikit_learn(options.repetitions)),
+    ):
+        ratio = seconds / float(str(rows[0]["seconds"])) if rows else 1.0
+        print(f"{way:<32} {seconds:7.1f} s  {ratio:5.2f}x  best validation error {error:.2%}")
+        rows.append(
+            {
+                "way": way,
+                "networks": len(trials),
+                "seconds": f"{seconds:.1f}",
+                "times_as_long": f"{ratio:.2f}",
+                "best_validation_error": f"{error:.4f}",
+                **facts,
+            }
+        )
+    write(rows, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""``pseudograd data``: the benchmark sets, downloaded and listed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pseudograd.cli.options import Commands
+    from pseudograd.data import Dataset
+
+
+def data(commands: Commands) -> None:
+    """``pseudograd data fetch`` and ``pseudograd data list``."""
+    from pseudograd.data.registry import BENCHMARKS
+
+    about = "download benchmark sets, and list those that are there"
+    parser = commands.add_parser("data", help=about, description=about.capitalize() + ".")
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+
+    about = "download what is missing, check it, and keep it as plain arrays"
+    fetching = actions.add_parser("fetch", help=about, description=about.capitalize() + ".")
+    names = ", ".join(BENCHMARKS)
+    fetching.add_argument("names", nargs="+", choices=BENCHMARKS, metavar="NAME", help=names)
+
+    about = "list the sets with the hash of their content"
+    listing = actions.add_parser("list", help=about, description=about.capitalize() + ".")
+
+    for action in (fetching, listing):
+        action.add_argument(
+            "--data-dir",
+            type=Path,
+            metavar="DIR",
+            help="the folder for all sets, which may hold official files already "
+            "(PSEUDOGRAD_DATA, or else a cache of this system)",
+        )
+
+    def run_fetch(options: argparse.Namespace) -> None:
+        from pseudograd.data import fetch
+
+        for name in options.names:
+            print(_row(fetch(name, options.data_dir, progress=True)))
+
+    def run_list(options: argparse.Namespace) -> None:
+        from pseudograd.data import data_folder, load
+
+        print(f"folder: {data_folder(options.data_dir)}")
+        print(f"{'set':14}{'train + test':>16}{'features':>10}{'MB':>6}  {'content':12}SHA-256")
+        for name in BENCHMARKS:
+            try:
+                print(_row(load(name, options.data_dir)))
+            except FileNotFoundError:
+                print(f"{name:14}not there")
+            except ValueError as problem:
+                print(f"{name:14}{problem}")
+
+    fetching.set_defaults(run=run_fetch)
+    listing.set_defaults(run=run_list)
+
+
+def _row(data: Dataset) -> str:
+    from pseudograd.data import variant
+
+    sha256 = data.sha256
+    # What is not listed was loaded only because its files have the official checksums.
+    called = variant(data.name, sha256) or "official"
+    examples = f"{data.train_size} + {data.test_size}"
+    size = f"{data.features.shape[1]:10}{data.features.nbytes / 1e6:6.0f}"
+    return f"{data.name:14}{examples:>16}{size}  {called:12}{sha256}"

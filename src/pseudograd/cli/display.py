@@ -1,0 +1,124 @@
+"""What is seen of a running search: on a terminal a live table, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TextIO
+
+from pseudograd.fleet import Outcome, Trial
+from pseudograd.report.summary import fraction, percent
+from pseudograd.search import Progress, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Display(contextlib.AbstractContextManager["Display"]):
+    """Shows where a search stands: round, trials, speed, time left, the best of each k so far.
+
+    Args:
+        protocol: Of the search.
+        known: The outcomes it starts with.
+        out: Where to write.
+
+    Example:
+        >>> trial = Trial("digits", (400,), k=1, learning_rate=0.1)
+        >>> outcome = Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", ())
+        >>> with Display(Protocol(trial, initial_rate=0.1), {}, sys.stdout) as display:
+        ...     display.show(Progress("search", 1, 147, 147, outcome))
+        round 1, search: 147 of 147 trials...
+
+    """
+
+    def __init__(
+        self, protocol: Protocol, known: Mapping[Trial, Outcome], out: TextIO | None = None
+    ) -> None:
+        self.protocol, self.outcomes, self.out = protocol, dict(known), out or sys.stderr
+        self.progress: Progress | None = None
+        self.latest = self.round_started = self.line_written = time.monotonic()
+        self._exits = contextlib.ExitStack()
+
+    def __enter__(self) -> Display:
+        if self.out.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self.out)
+            live = Live(console=console, refresh_per_second=4, get_renderable=self._table)
+            self._exits.enter_context(live)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exits.close()
+
+    def show(self, progress: Progress) -> None:
+        """Take in the latest outcome."""
+        now = time.monotonic()
+        if self.progress and self.progress.round != progress.round:
+            self.round_started = self.latest
+        self.progress, self.latest = progress, now
+        self.outcomes[progress.outcome.trial] = progress.outcome
+        if self.out.isatty():
+            return
+        last = progress.done == progress.total
+        if last or now - self.line_written >= _SECONDS_BETWEEN_LINES:
+            self.line_written = now
+            print(self._line() + self._best(), file=self.out, flush=True)
+
+    def _line(self) -> str:
+        """Where the search stands, in words."""
+        progress = self.progress
+        if progress is None:
+            return "preparing"
+        line = f"round {progress.round}, {progress.stage}: {progress.done} of {progress.total}"
+        line += " trials"
+        seconds = time.monotonic() - self.round_started
+        if seconds > 0:
+            speed = progress.done / seconds
+            line += f", {speed:.1f} trials/s"
+            if progress.done < progress.total:
+                line += f", {_duration((progress.total - progress.done) / speed)} left"
+        return line
+
+    def _best(self) -> str:
+        """What is best so far, in words."""
+        cells = self.protocol.best_of_each_k(self.outcomes)
+        if not cells:
+            return ""
+        best = min(cells, key=lambda cell: cell.error)
+        return f"; best so far k = {fraction(best.k)}, {percent(best.error)}%"
+
+    def _table(self) -> Group:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False)
+        for heading in ("k", "best rate", "validation error, %"):
+            table.add_column(heading, justify="right")
+        cells = {cell.k: cell for cell in self.protocol.best_of_each_k(self.outcomes)}
+        least = min((cell.error for cell in cells.values()), default=None)
+        for k in sorted(self.protocol.ks, reverse=True):
+            if cell := cells.get(k):
+                error = f"{percent(cell.error)} ± {percent(cell.standard_error)}"
+                style = "bold green" if cell.error == least else ""
+                table.add_row(fraction(k), f"{cell.learning_rate:.4g}", error, style=style)
+            else:
+                table.add_row(fraction(k), "", "", style="dim")
+        done, total = (self.progress.done, self.progress.total) if self.progress else (0, 1)
+        return Group(Text(self._line()), ProgressBar(total, done, width=60), table)
+
+
+def _duration(seconds: float) -> str:
+    """A time as people say it."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

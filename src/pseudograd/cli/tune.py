@@ -1,0 +1,301 @@
+"""``pseudograd tune``, ``predict``, ``report`` and ``runs``: a search, and what comes of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pseudograd.cli.options import Different, add_k, file, number, positive, whole
+
+if TYPE_CHECKING:
+    from pseudograd.cli.options import Commands
+    from pseudograd.data import Dataset
+    from pseudograd.search import Protocol, Run, Runner
+
+
+def tune(commands: Commands) -> None:
+    """``pseudograd tune``: the best k and learning rate for a data set."""
+    about = "find the best k and learning rate for a data set, and train the best network"
+    parser = commands.add_parser("tune", help=about, description=about.capitalize() + ".")
+    parser.add_argument(
+        "data",
+        nargs="?",
+        default="digits",
+        metavar="DATA",
+        help="a data set that has a name, or a .csv, .parquet or .npz file (%(default)s)",
+    )
+    table = parser.add_argument_group("your own table")
+    table.add_argument("--target", metavar="NAME", help="the column of labels")
+    table.add_argument("--test", metavar="FILE", help="a second file, with the test part")
+    table.add_argument(
+        "--test-fraction",
+        type=_fraction,
+        metavar="F",
+        help="how much is held out as the test part where there is none (0.2)",
+    )
+    parser.add_argument(
+        "--data-dir", metavar="FOLDER", help="where data sets that have a name are kept"
+    )
+    network = parser.add_argument_group("the network")
+    network.add_argument(
+        "--hidden",
+        type=whole(0),
+        nargs="+",
+        default=[400],
+        metavar="SIZE",
+        help="sizes of the hidden layers; 0 for none (400)",
+    )
+    network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
+    network.add_argument("--optimizer", choices=("sgd", "adam", "rmsprop"), default="sgd")
+    network.add_argument("--momentum", type=_momentum, default=0.5, help="of sgd (%(default)s)")
+    network.add_argument(
+        "--batch-size", type=whole(1), metavar="N", help="examples a step (128, fewer if few)"
+    )
+    network.add_argument(
+        "--clip", type=positive, help="largest norm of a gradient (100 for several hidden layers)"
+    )
+    search = parser.add_argument_group("the search")
+    add_k(search)
+    search.add_argument(
+        "--rates",
+        type=positive,
+        nargs="+",
+        action=Different,
+        metavar="RATE",
+        help="learning rates to start from; of one, its half and double too (found by a sweep)",
+    )
+    search.add_argument(
+        "--repetitions", type=whole(1), metavar="N", help="of each pair (7; 10 for mnist)"
+    )
+    search.add_argument(
+        "--retrainings", type=whole(1), default=5, metavar="N", help="of the choice (%(default)s)"
+    )
+    search.add_argument(
+        "--patience", type=whole(1), default=15, metavar="EPOCHS", help="(%(default)s)"
+    )
+    search.add_argument(
+        "--max-epochs", type=whole(1), default=1000, metavar="EPOCHS", help="(%(default)s)"
+    )
+    search.add_argument(
+        "--stratify", action="store_true", help="folds with equal shares of classes"
+    )
+    search.add_argument("--seed", type=whole(0), default=0, help="of everything (%(default)s)")
+    place = parser.add_argument_group("where it runs")
+    place.add_argument(
+        "--device",
+        nargs="+",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1, ... (all GPUs, or the CPU)",
+    )
+    place.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="on a Ray cluster: the one at an address, the one that runs here, or a new one",
+    )
+    place.add_argument("--out", type=Path, metavar="FOLDER", help="of the run (runs/...)")
+
+    def run(options: argparse.Namespace) -> None:
+        from pseudograd.cli.display import Display
+        from pseudograd.data import open_data
+        from pseudograd.report.summary import summary
+        from pseudograd.search import Run, default_folder
+        from pseudograd.search import tune as go_through
+
+        data, encoder = open_data(
+            options.data,
+            target=options.target,
+            test_path=options.test,
+            test_fraction=options.test_fraction,
+            data_dir=options.data_dir,
+        )
+        protocol = _protocol(options, data)
+        search = Run.prepare(options.out or default_folder(protocol, data), protocol, data, encoder)
+        ledger = search.ledger
+        for line in ledger.set_aside:
+            print(f"{ledger.path}: {line}", file=sys.stderr)
+        if ledger:
+            print(f"going on in {search.folder}: {len(ledger)} trials are done", file=sys.stderr)
+        with contextlib.ExitStack() as stack:
+            devices, runner = _runner(options, data, stack)
+            try:
+                with Display(protocol, ledger) as display:
+                    found = go_through(
+                        search,
+                        data,
+                        encoder,
+                        runner,
+                        command=shlex.join(["pseudograd", *options.arguments]),
+                        devices=devices,
+                        watch=display.show,
+                    )
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"stopped by Ctrl-C; {len(search.ledger)} trials are kept, "
+                    "and the same command goes on from there"
+                ) from None
+        print(summary(found))
+        print(f"page: {_write_page(search)}")
+        print(f"model, ledger and all else: {search.folder}")
+
+    parser.set_defaults(run=run)
+
+
+def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
+    """What the options ask for."""
+    from pseudograd.fleet import Split, Trial
+    from pseudograd.search import Protocol, batch_size_for, repetitions_for
+
+    hidden = tuple(size for size in options.hidden if size)
+    if len(hidden) < len(options.hidden) > 1:
+        raise ValueError("--hidden must be whole numbers above 0, or 0 alone for no hidden layer")
+    template = Trial(
+        data.name,
+        hidden,
+        k=1,
+        learning_rate=1,
+        momentum=options.momentum,
+        optimizer=options.optimizer,
+        activation=options.activation,
+        batch_size=options.batch_size or batch_size_for(data.train_size),
+        clip=options.clip or (100.0 if len(hidden) > 1 else None),
+        split=Split(stratified=options.stratify),
+        patience=options.patience,
+        max_epochs=options.max_epochs,
+    )
+    rates = options.rates or []
+    return Protocol(
+        template,
+        ks=tuple(options.k or ()),
+        initial_rate=rates[0] if len(rates) == 1 else None,
+        learning_rates=tuple(rates) if len(rates) > 1 else (),
+        repetitions=options.repetitions or repetitions_for(data.name),
+        retrainings=options.retrainings,
+        seed=options.seed,
+    )
+
+
+def _runner(
+    options: argparse.Namespace, data: Dataset, stack: contextlib.ExitStack
+) -> tuple[tuple[str, ...], Runner]:
+    """Where trials run, and what runs them."""
+    import torch
+
+    from pseudograd.fleet import Fleet
+
+    if options.ray is not None:
+        from pseudograd.search.cluster import RayRunner
+
+        if options.device:
+            raise ValueError("--device must be left out with --ray, which knows its own devices")
+        return ("ray",), stack.enter_context(RayRunner(data, options.ray or None))
+    if options.device:
+        devices = tuple(options.device)
+    elif torch.cuda.is_available():
+        devices = tuple(f"cuda:{at}" for at in range(torch.cuda.device_count()))
+    else:
+        devices = ("cpu",)
+    for device in devices:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as problem:
+            reason = str(problem).splitlines()[0].rstrip(".")
+            raise ValueError(f"--device {device} cannot be used here: {reason}") from problem
+    return devices, lambda trials: Fleet(
+        data, devices, keep_parameters=trials[0].split.retrain
+    ).run(trials)
+
+
+def predict(commands: Commands) -> None:
+    """``pseudograd predict``: the model of a run applied to new rows."""
+    about = "apply the model of a run to new rows: labels and probabilities as CSV"
+    parser = commands.add_parser("predict", help=about, description=about.capitalize() + ".")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("file", metavar="FILE", help="a .csv, .parquet or .npz file of rows")
+    parser.add_argument("--out", type=file, metavar="FILE", help="write here instead of printing")
+
+    def run(options: argparse.Namespace) -> None:
+        import pandas as pd
+        import torch
+
+        from pseudograd.data import read_frame
+        from pseudograd.search import load_model
+
+        network, encoder = load_model(options.run_folder)
+        features = torch.from_numpy(encoder.transform(read_frame(options.file, encoder)))
+        probabilities = network.probabilities(features)
+        table = pd.DataFrame(
+            probabilities.numpy(), columns=[f"p({label})" for label in encoder.labels]
+        )
+        labels = [encoder.labels[at] for at in probabilities.argmax(1).tolist()]
+        table.insert(0, encoder.target, labels)
+        table.to_csv(options.out or sys.stdout, index=False, float_format="%.6g")
+        if options.out:
+            print(f"{len(table)} predictions: {options.out}")
+
+    parser.set_defaults(run=run)
+
+
+def report(commands: Commands) -> None:
+    """``pseudograd report``: the page of a run, made anew."""
+    about = "make the page of a run anew from its ledger"
+    parser = commands.add_parser("report", help=about, description=about.capitalize() + ".")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
+
+    def run(options: argparse.Namespace) -> None:
+        from pseudograd.search import Run
+
+        print(f"page: {_write_page(Run.open(options.run_folder))}")
+
+    parser.set_defaults(run=run)
+
+
+def runs(commands: Commands) -> None:
+    """``pseudograd runs``: a list of runs."""
+    about = "list the runs in a folder"
+    parser = commands.add_parser("runs", help=about, description=about.capitalize() + ".")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("runs"), metavar="FOLDER", help="(%(default)s)"
+    )
+
+    def run(options: argparse.Namespace) -> None:
+        from pseudograd.report.summary import table_of_runs
+        from pseudograd.search import Run
+
+        if not options.folder.is_dir():
+            raise FileNotFoundError(f"{options.folder} is not a folder: name one that holds runs")
+        found = sorted(path.parent for path in options.folder.glob("*/run.json"))
+        if not found:
+            print(f"no runs in {options.folder}")
+            return
+        print(table_of_runs([Run.open(folder) for folder in found]))
+
+    parser.set_defaults(run=run)
+
+
+def _write_page(run: Run) -> Path:
+    """Write the page of a run into its folder."""
+    from pseudograd.report.page import page
+    from pseudograd.search.ledger import writing
+
+    path = run.folder / "report.html"
+    with writing(path):
+        path.write_text(page(run.about, run.protocol, run.ledger, run.examples), encoding="utf-8")
+    return path
+
+
+def _fraction(text: str) -> float:
+    if not 0 < (value := number(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number between 0 and 1, like 0.2")
+    return value
+
+
+def _momentum(text: str) -> float:
+    if not 0 <= (value := number(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number in [0, 1), like 0.9")
+    return value

@@ -1,0 +1,105 @@
+"""The official file formats of the benchmark sets. Nothing is ever unpickled.
+
+A reader takes an open file and gives the arrays in it, of type uint8: pictures (examples, height,
+width, and channels if there are any), labels from 0, or the one and then the other.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+_UNSIGNED_BYTE = 8  # the code of this type in an IDX file
+
+
+def read_idx(file: BinaryIO) -> list[Bytes]:
+    """Read the one array of an IDX file, the format of MNIST.
+
+    Example:
+        >>> import io
+        >>> read_idx(io.BytesIO(bytes([0, 0, 8, 2, 0, 0, 0, 1, 0, 0, 0, 3, 7, 8, 9])))
+        [array([[7, 8, 9]], dtype=uint8)]
+
+    """
+    content = file.read()
+    if content[:3] != bytes([0, 0, _UNSIGNED_BYTE]) or len(content) < 4 + 4 * content[3]:
+        raise ValueError("it does not begin as an IDX file of bytes does")
+    header = 4 + 4 * content[3]
+    shape = struct.unpack_from(f">{content[3]}I", content, 4)
+    if len(content) - header != math.prod(shape):
+        raise ValueError(f"its header says {math.prod(shape)} bytes, not {len(content) - header}")
+    return [np.frombuffer(content, np.uint8, offset=header).reshape(shape)]
+
+
+def read_cifar10(file: BinaryIO) -> list[Bytes]:
+    """Read the pictures and labels of a file of CIFAR-10's binary version.
+
+    Example:
+        >>> import io
+        >>> pictures, labels = read_cifar10(io.BytesIO(bytes([7]) + bytes(range(256)) * 12))
+        >>> pictures.shape, labels, pictures[0, 0, :3, 0]
+        ((1, 32, 32, 3), array([7], dtype=uint8), array([0, 1, 2], dtype=uint8))
+
+    """
+    return _read_cifar(file, labels=1)
+
+
+def read_cifar100(file: BinaryIO) -> list[Bytes]:
+    """Read the pictures and labels of a file of CIFAR-100's binary version: the 100 fine classes.
+
+    Example:
+        >>> import io
+        >>> pictures, labels = read_cifar100(io.BytesIO(bytes([7, 55]) + bytes(range(256)) * 12))
+        >>> pictures.shape, labels
+        ((1, 32, 32, 3), array([55], dtype=uint8))
+
+    """
+    return _read_cifar(file, labels=2)
+
+
+def _read_cifar(file: BinaryIO, labels: int) -> list[Bytes]:
+    """Each example is its labels, of which the last is the finest, and three planes of colour."""
+    content = np.frombuffer(file.read(), np.uint8)
+    size = labels + 3 * 32 * 32
+    if len(content) % size:
+        raise ValueError(f"its {len(content)} bytes are no multiple of the {size} of an example")
+    examples = content.reshape(-1, size)
+    planes = examples[:, labels:].reshape(-1, 3, 32, 32)
+    return [planes.transpose(0, 2, 3, 1), examples[:, labels - 1]]
+
+
+def read_svhn(file: BinaryIO) -> list[Bytes]:
+    """Read the pictures and labels of a .mat file of SVHN's cropped digits.
+
+    Example:
+        >>> import io
+        >>> from scipy.io import savemat
+        >>> file = io.BytesIO()
+        >>> savemat(file, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.uint8([[10], [3]])})
+        >>> pictures, labels = read_svhn(file)
+        >>> pictures.shape, labels
+        ((2, 32, 32, 3), array([0, 3], dtype=uint8))
+
+    """
+    from scipy.io import loadmat
+
+    try:
+        held = loadmat(file, variable_names=("X", "y"))
+    except Exception as problem:  # whatever a damaged file makes SciPy stumble over
+        raise ValueError(f"SciPy says: {problem}") from problem
+    pictures, labels = held.get("X"), held.get("y")
+    if (
+        not (isinstance(pictures, np.ndarray) and isinstance(labels, np.ndarray))
+        or pictures.dtype != np.uint8
+        or pictures.ndim != 4
+        or labels.shape != (pictures.shape[3], 1)
+    ):
+        raise ValueError("it has no pictures X (height, width, channels, n) with labels y (n, 1)")
+    # The digit 0 has the label 10.
+    return [pictures.transpose(3, 0, 1, 2), (labels[:, 0] % 10).astype(np.uint8)]

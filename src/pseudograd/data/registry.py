@@ -1,0 +1,178 @@
+"""The benchmark sets: where they are published, and how their content is told from any other.
+
+The SHA-256 of the files are those that TensorFlow Datasets publishes for them (in its repository,
+``tensorflow_datasets/url_checksums``). The SHA-256 of the contents are what `Dataset.sha256` gives,
+the hash that runs record: of the pictures, flattened in the order (height, width, channels) and
+those of the training part first, and of the labels as int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from pseudograd.data.formats import Bytes, read_cifar10, read_cifar100, read_idx, read_svhn
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of an official distribution.
+
+    Attributes:
+        name: As it is published.
+        sha256: Its published checksum.
+        members: The files in it, in the order they are read; itself, if it is no archive.
+
+    Example:
+        >>> BENCHMARKS["cifar100"].files[0].members
+        ('cifar-100-binary/train.bin', 'cifar-100-binary/test.bin')
+
+    """
+
+    name: str
+    sha256: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A published data set.
+
+    Attributes:
+        shape: That of one picture.
+        train_size: How many examples are for training.
+        sources: Addresses of folders with the files, in the order they are tried.
+        files: What is to be downloaded. Their members hold pictures and labels in turn, those of
+            the test part last.
+        read: Reads a member.
+        contents: The contents that are known: what each is called, by its hash. Without one called
+            "official", that is told by the checksums of the files.
+        own_folder: Whether the files count only in a folder of the set's own name, since another
+            set has files of the same names.
+
+    Example:
+        >>> BENCHMARKS["svhn"].shape, BENCHMARKS["svhn"].official_is_listed
+        ((32, 32, 3), False)
+
+    """
+
+    shape: tuple[int, ...]
+    train_size: int
+    sources: tuple[str, ...]
+    files: tuple[File, ...]
+    read: Callable[[BinaryIO], list[Bytes]]
+    contents: dict[str, str]
+    own_folder: bool = False
+
+    @property
+    def official_is_listed(self) -> bool:
+        """Whether the hash of the official content is among those that are known."""
+        return "official" in self.contents.values()
+
+
+def _idx(*checksums: str) -> tuple[File, ...]:
+    """The four files of MNIST, and of whatever has its format."""
+    names = (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    )
+    return tuple(
+        File(f"{name}.gz", checksum, (name,))
+        for name, checksum in zip(names, checksums, strict=True)
+    )
+
+
+BENCHMARKS = {
+    "mnist": Benchmark(
+        shape=(28, 28),
+        train_size=60_000,
+        # Two public copies: the authors' own page does not give out the files any more.
+        sources=(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        ),
+        files=_idx(
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
+        read=read_idx,
+        contents={"b3fe36794a3a345d09632e9d79f122d61ca91a07e5a22f8536973655bacf2a78": "official"},
+    ),
+    "fashion-mnist": Benchmark(
+        shape=(28, 28),
+        train_size=60_000,
+        sources=(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        ),
+        files=_idx(
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
+        read=read_idx,
+        contents={},
+        own_folder=True,
+    ),
+    "svhn": Benchmark(
+        shape=(32, 32, 3),
+        train_size=73_257,
+        sources=("http://ufldl.stanford.edu/housenumbers/",),
+        files=(
+            File(
+                "train_32x32.mat",
+                "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+                ("train_32x32.mat",),
+            ),
+            File(
+                "test_32x32.mat",
+                "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+                ("test_32x32.mat",),
+            ),
+        ),
+        read=read_svhn,
+        # Cropped again from the official pictures of whole numbers, not by its authors.
+        contents={"2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934": "re-cropped"},
+    ),
+    "cifar10": Benchmark(
+        shape=(32, 32, 3),
+        train_size=50_000,
+        sources=("https://www.cs.toronto.edu/~kriz/",),
+        files=(
+            File(
+                "cifar-10-binary.tar.gz",
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                (
+                    "cifar-10-batches-bin/data_batch_1.bin",
+                    "cifar-10-batches-bin/data_batch_2.bin",
+                    "cifar-10-batches-bin/data_batch_3.bin",
+                    "cifar-10-batches-bin/data_batch_4.bin",
+                    "cifar-10-batches-bin/data_batch_5.bin",
+                    "cifar-10-batches-bin/test_batch.bin",
+                ),
+            ),
+        ),
+        read=read_cifar10,
+        contents={"679a0a54bc26fa5425a8717c376404f30e2982dcca8ebd67a5e0ea32155044bf": "official"},
+    ),
+    "cifar100": Benchmark(
+        shape=(32, 32, 3),
+        train_size=50_000,
+        sources=("https://www.cs.toronto.edu/~kriz/",),
+        files=(
+            File(
+                "cifar-100-binary.tar.gz",
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+                ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
+            ),
+        ),
+        read=read_cifar100,
+        contents={"41a78115fcfae7e3278f3c8fcac49c845163cfe3481588b1e45b615bcb767843": "official"},
+    ),
+}

@@ -1,0 +1,159 @@
+"""The result of a search in a few lines of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from pseudograd.search import Cell, Difference, Result, Run, result
+
+
+def fraction(k: float) -> str:
+    """Write a k as people do.
+
+    Args:
+        k: The sensitivity.
+
+    Example:
+        >>> fraction(4.0), fraction(0.125), fraction(0.3)
+        ('4', '1/8', '0.3')
+
+    """
+    return f"1/{1 / k:g}" if k < 1 and (1 / k).is_integer() else f"{k:g}"
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """Write a share in percent, without the sign.
+
+    Args:
+        share: A fraction of one.
+        digits: After the point.
+
+    Example:
+        >>> percent(0.0213), percent(math.nan)
+        ('2.13', '-')
+
+    """
+    return f"{100 * share:.{digits}f}" if math.isfinite(share) else "-"
+
+
+def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
+    """Give a line for each k: its best rate, its validation error and the standard error of that.
+
+    Args:
+        cells: The best of each k.
+        chosen: The one to mark.
+
+    Example:
+        >>> print(table_of_k((Cell(1.0, 0.2, (0.02, 0.03)), Cell(0.5, 0.1, (0.01, 0.02)))))
+             k   best rate   validation error, %
+             1         0.2   2.50 ± 0.50
+           1/2         0.1   1.50 ± 0.50
+
+    """
+    lines = [f"{'k':>6}   {'best rate':>9}   validation error, %"]
+    for cell in sorted(cells, key=lambda cell: -cell.k):
+        error = f"{percent(cell.error)} ± {percent(cell.standard_error)}"
+        mark = "   chosen" if cell == chosen else ""
+        lines.append(f"{fraction(cell.k):>6}   {cell.learning_rate:>9.4g}   {error}{mark}")
+    return "\n".join(lines)
+
+
+def summary(found: Result) -> str:
+    """Tell the result of a search: the table of k, the choice, and how it compares with k = 1.
+
+    Args:
+        found: The result.
+
+    Example:
+        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.search import compare
+        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1)
+        >>> outcome = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
+        >>> cell, same = Cell(1.0, 0.1, (0.02, 0.04)), compare([outcome], [outcome])
+        >>> print(summary(Result((cell,), (cell,), cell, cell, (), (), same)))
+             k   best rate   validation error, %
+             1         0.1   3.00 ± 1.00   chosen
+        chosen: k = 1, learning rate 0.1
+        test error 50.00%, cross-entropy 0.300 (1 network)
+        k = 1, cross-entropy itself, is the choice: there is nothing to compare it with
+
+    """
+    chosen, plain = found.chosen, found.plain
+    lines = [table_of_k(found.best_of_each_k, chosen)]
+    lines.append(f"chosen: k = {fraction(chosen.k)}, learning rate {chosen.learning_rate:.4g}")
+    if found.ties:
+        tied = ", ".join(
+            f"k = {fraction(cell.k)} at {cell.learning_rate:.4g}" for cell in found.ties
+        )
+        lines.append(f"as good: {tied}; of equals the k nearest 1 is taken, then the smaller rate")
+    if found.open_ks:
+        ks = ", ".join(fraction(k) for k in found.open_ks)
+        lines.append(f"the best rate of k = {ks} may lie beyond those tried")
+    comparison = found.comparison
+    networks = len(comparison.chosen)
+    error, plain_error = (
+        sum(outcome.error for outcome in group) / networks
+        for group in (comparison.chosen, comparison.plain)
+    )
+    value, plain_value = (
+        sum(outcome.cross_entropy for outcome in group) / networks
+        for group in (comparison.chosen, comparison.plain)
+    )
+    count = f"{networks} network" + "s" * (networks > 1)
+    if chosen == plain:
+        lines.append(f"test error {percent(error)}%, cross-entropy {value:.3f} ({count})")
+        lines.append(
+            "k = 1, cross-entropy itself, is the choice: there is nothing to compare it with"
+        )
+        return "\n".join(lines)
+    lines += [
+        f"test error {percent(error)}%, at k = 1 {percent(plain_error)}% ({count} each): "
+        + _interval(comparison.error, 100, "points"),
+        f"cross-entropy {value:.3f}, at k = 1 {plain_value:.3f}: "
+        + _interval(comparison.cross_entropy, 1, ""),
+        f"of the predictions that differ, {comparison.only_chosen_right} are right at "
+        f"k = {fraction(chosen.k)} alone, {comparison.only_plain_right} at k = 1 alone "
+        f"(McNemar's test: p = {comparison.mcnemar_p:.2g})",
+    ]
+    return "\n".join(lines)
+
+
+def table_of_runs(runs: Iterable[Run]) -> str:
+    """Give a line for each run: how far it is, and what it found.
+
+    Args:
+        runs: The runs.
+
+    Example:
+        >>> print(table_of_runs([]))
+        started            trials   k     test error, %   at k = 1   folder
+
+    """
+    lines = ["started            trials   k     test error, %   at k = 1   folder"]
+    for run in runs:
+        started = run.sessions[0]["started"][:16].replace("T", " ") if run.sessions else ""
+        ledger = run.ledger
+        line = f"{started:<16} {len(ledger):>8}   "
+        if run.protocol.wanted(ledger):
+            line += "unfinished".ljust(35)
+        else:
+            found = result(run.protocol, ledger)
+            errors = [
+                sum(outcome.error for outcome in group) / len(group)
+                for group in (found.comparison.chosen, found.comparison.plain)
+            ]
+            line += f"{fraction(found.chosen.k):<5} {percent(errors[0]):>13}   "
+            line += f"{percent(errors[1]):>8}   "
+        lines.append(line + str(run.folder))
+    return "\n".join(lines)
+
+
+def _interval(difference: Difference, scale: float, unit: str) -> str:
+    """A difference, its interval and what it means."""
+    mean, low, high = (scale * x for x in (difference.mean, difference.low, difference.high))
+    said = f"{mean:+.2f} {unit}".strip()
+    if math.isnan(low):
+        return said
+    verdict = "" if low > 0 or high < 0 else ", within noise"
+    return f"{said} (95% interval {low:+.2f} to {high:+.2f}{verdict})"

@@ -1,0 +1,83 @@
+"""Which examples drive the training: those that a network still gets wrong, or nearly so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pseudograd.data import Dataset, Encoder
+from pseudograd.fleet import Network
+
+# Of the difficulty 1 - p_y: from learned to mistaken.
+EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
+_SHOWN = 24
+
+
+def difficulty(
+    networks: Mapping[str, tuple[float, Network]], data: Dataset, encoder: Encoder
+) -> dict[str, Any]:
+    """Say how the pull of the training examples is spread over their difficulty.
+
+    An example's difficulty is what the right class lacks, 1 - p_y, and it pulls with the strength
+    |f_y| = (1 - p_y)^k (Eq. 5).
+
+    Args:
+        networks: k and a network trained with it, by name; the first decides which examples are
+            hardest.
+        data: The data set they were trained on.
+        encoder: What made the data set, to show examples as they came.
+
+    Returns:
+        Plain values, to be written as JSON: the edges of the bins of difficulty, for each network
+        the number of examples and the share of the pull in each bin, and the hardest examples.
+
+    Example:
+        >>> from pseudograd.data import open_data
+        >>> data, encoder = open_data("digits")
+        >>> blank = Network(((torch.zeros(64, 10), torch.zeros(10)),), "relu", 1.0, 0.0)
+        >>> found = difficulty({"plain": (1.0, blank)}, data, encoder)
+        >>> [bin["count"] for bin in found["networks"]["plain"]["bins"]]
+        [0, 0, 0, 0, 0, 1437]
+
+    """
+    features, labels = data.features[: data.train_size], data.labels[: data.train_size]
+    edges = torch.tensor(EDGES, dtype=torch.float64)
+    told: dict[str, Any] = {}
+    lacking, predicted = {}, {}
+    for name, (k, network) in networks.items():
+        logits = network.logits(features).log_softmax(-1)
+        own = torch.nn.functional.one_hot(labels, logits.shape[1]).bool()
+        # Summed over the other classes: 1 - p_y would cancel.
+        lack = logits.masked_fill(own, -torch.inf).logsumexp(-1).exp()
+        pull = lack**k
+        place = torch.bucketize(lack, edges[1:-1], right=True)
+        counts = place.bincount(minlength=len(EDGES) - 1)
+        masses = place.bincount(pull / pull.sum().clamp(min=1e-300), minlength=len(EDGES) - 1)
+        bins = [
+            {"count": count, "mass": round(mass, 6)}
+            for count, mass in zip(counts.tolist(), masses.tolist(), strict=True)
+        ]
+        told[name] = {"k": k, "bins": bins}
+        lacking[name], predicted[name] = lack, logits.argmax(-1)
+    first = next(iter(networks))
+    hardest = []
+    for at in lacking[first].argsort(descending=True, stable=True)[:_SHOWN].tolist():
+        example = {
+            "index": at,
+            "label": int(labels[at]),
+            "predicted": int(predicted[first][at]),
+            "lacking": round(float(lacking[first][at]), 6),
+            "lacking_plain": round(float(lacking["plain"][at]), 6),
+            "pixels": None,
+            "row": None,
+        }
+        if encoder.pixels is None:
+            example["row"] = encoder.decode(features[at].numpy())
+        else:
+            low, high = encoder.value_range
+            shades = (features[at].double() - low) * (255 / (high - low))
+            example["pixels"] = shades.round().int().tolist()
+        hardest.append(example)
+    return {"networks": told, "edges": list(EDGES), "hardest": hardest}

@@ -1,0 +1,338 @@
+"""A search in a folder: all that is needed to go on with it, to show it and to use what it found.
+
+The folder holds ``run.json`` (what is searched, on which data, and when and where it ran), the
+ledger, and when the search is over the chosen model and what the examples tell about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pseudograd.data import Dataset, Encoder
+from pseudograd.environment import environment
+from pseudograd.fleet import Network, Outcome, Trial
+from pseudograd.search.difficulty import difficulty
+from pseudograd.search.ledger import Ledger, trial_from_fields, writing
+from pseudograd.search.protocol import Protocol
+from pseudograd.search.search import Progress, Result, Runner, advance, result
+
+
+@dataclass(frozen=True)
+class Run:
+    """A search in a folder.
+
+    Attributes:
+        folder: Where all of it lies.
+        protocol: What is searched, and how.
+        data: Facts about the data set: its name, its hash, its sizes, its labels.
+        sessions: One entry for each time the search was started: command, versions, commit,
+            hardware, devices, when, for how long and how many trials.
+
+    Example:
+        >>> import tempfile
+        >>> from pseudograd.data import open_data
+        >>> data, encoder = open_data("digits")
+        >>> protocol = Protocol(Trial("digits", (8,), k=1, learning_rate=1), initial_rate=0.2)
+        >>> run = Run.prepare(tempfile.mkdtemp(), protocol, data, encoder)
+        >>> Run.open(run.folder).data["train_size"]
+        1437
+
+    """
+
+    folder: Path
+    protocol: Protocol
+    data: Mapping[str, Any]
+    sessions: list[dict[str, Any]]
+
+    @classmethod
+    def prepare(
+        cls,
+        folder: str | os.PathLike[str],
+        protocol: Protocol,
+        data: Dataset,
+        encoder: Encoder,
+    ) -> Run:
+        """Make the folder of a new search, or open it to go on with the same search.
+
+        Args:
+            folder: Where; it is made if it does not exist.
+            protocol: What to search, and how.
+            data: The data set.
+            encoder: What made it.
+
+        """
+        folder = Path(folder)
+        facts = {
+            "name": data.name,
+            "sha256": data.sha256,
+            "train_size": data.train_size,
+            "test_size": data.test_size,
+            "features": data.features.shape[1],
+            "classes": data.classes,
+            "labels": list(encoder.labels),
+            "pixels": None if encoder.pixels is None else list(encoder.pixels),
+            "target": encoder.target,
+        }
+        if not (folder / "run.json").exists():
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise ValueError(f"{folder} is not empty and holds no run: name another folder")
+            run = cls(folder, protocol, facts, [])
+            run._write()
+            return run
+        run = cls.open(folder)
+        if any(run.data[name] != facts[name] for name in ("sha256", "train_size")):
+            raise ValueError(
+                f"{folder} holds a run on other data, called {run.data['name']!r}: "
+                "name another folder, or bring back the data as it was"
+            )
+        if different := _differences(asdict(run.protocol), asdict(protocol)):
+            name, before, now = different[0]
+            raise ValueError(
+                f"{folder} holds a run with other settings ({name} was {before}, is now {now}): "
+                "name another folder, or repeat its settings"
+            )
+        return run
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Run:
+        """Open the folder of a search."""
+        folder = Path(folder)
+        path = folder / "run.json"
+        if not path.exists():
+            raise FileNotFoundError(f"{folder} holds no run: there is no run.json")
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            protocol = dict(fields["protocol"])
+            protocol["trial"] = trial_from_fields(protocol["trial"])
+            for name in ("ks", "learning_rates"):
+                protocol[name] = tuple(protocol[name])
+            return cls(folder, Protocol(**protocol), fields["data"], fields["sessions"])
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ValueError(f"{path} is not the description of a run ({problem!r})") from problem
+
+    @property
+    def ledger(self) -> Ledger:
+        """What has been found so far, read from the file."""
+        return Ledger(self.folder / "ledger.jsonl")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the search is over and its model saved."""
+        return (self.folder / "model.json").exists()
+
+    @property
+    def examples(self) -> dict[str, Any] | None:
+        """What `difficulty` told of the examples; None before the search is over."""
+        path = self.folder / "examples.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What stands beside the figures, from the latest session, with the time of all."""
+        if not self.sessions:
+            raise ValueError(f"{self.folder} holds a run that was never started: start it")
+        latest = self.sessions[-1]
+        seconds = sum(session["seconds"] for session in self.sessions)
+        return {
+            **latest,
+            "seconds": seconds,
+            "seed": self.protocol.seed,
+            "data": self.data,
+            "sessions": self.sessions,
+        }
+
+    @contextlib.contextmanager
+    def session(self, command: str, devices: list[str]) -> Iterator[dict[str, Any]]:
+        """Note that the search goes on, where and for how long.
+
+        Args:
+            command: What was asked for.
+            devices: Where it is done.
+
+        """
+        facts = environment(*devices)
+        names = ("pseudograd", "python", "torch", "triton")
+        now: dict[str, Any] = {
+            "command": command,
+            "versions": {name: facts[name] for name in names if facts[name]},
+            "commit": None if facts["commit"] == "unknown" else facts["commit"],
+            "hardware": facts["hardware"],
+            "devices": devices,
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "seconds": 0.0,
+            "trials": 0,
+        }
+        self.sessions.append(now)
+        self._write()
+        started = time.monotonic()
+        try:
+            yield now
+        finally:
+            now["seconds"] = round(time.monotonic() - started, 1)
+            self._write()
+
+    def _write(self) -> None:
+        fields = {
+            "data": self.data,
+            "protocol": asdict(self.protocol),
+            "sessions": self.sessions,
+        }
+        _write_json(self.folder / "run.json", fields)
+
+
+def tune(
+    run: Run,
+    data: Dataset,
+    encoder: Encoder,
+    runner: Runner,
+    *,
+    command: str = "",
+    devices: tuple[str, ...] = ("cpu",),
+    watch: Callable[[Progress], None] = lambda _: None,
+) -> Result:
+    """Go through with a search, from wherever it stands, and save the model that it chooses.
+
+    Args:
+        run: The search.
+        data: Its data set.
+        encoder: What made the data set; it is saved with the model.
+        runner: Trains trials; those of the final training should carry their parameters.
+        command: What to write down as having been asked for.
+        devices: What to write down as having been used.
+        watch: Called after each trial.
+
+    Example:
+        >>> import tempfile
+        >>> from pseudograd.data import open_data
+        >>> from pseudograd.fleet import Fleet
+        >>> data, encoder = open_data("digits")
+        >>> template = Trial("digits", (8,), k=1, learning_rate=1, max_epochs=2)
+        >>> protocol = Protocol(template, ks=(1.0,), initial_rate=0.2, repetitions=1, retrainings=1,
+        ...                     most_extensions=1)
+        >>> run = Run.prepare(tempfile.mkdtemp(), protocol, data, encoder)
+        >>> tune(run, data, encoder, Fleet(data, keep_parameters=True).run).chosen.k
+        1.0
+        >>> sorted(path.name for path in run.folder.iterdir())
+        ['examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', 'run.json']
+
+    """
+    with run.session(command, list(devices)) as session:
+        ledger = run.ledger
+        trained = {}
+        for progress in advance(run.protocol, ledger, runner):
+            session["trials"] += 1
+            if progress.outcome.trial.split.retrain:
+                trained[progress.outcome.trial] = progress.outcome
+            watch(progress)
+        found = result(run.protocol, ledger)
+        if not run.finished:
+            _save_model(run, data, encoder, runner, found, trained)
+    return found
+
+
+def _save_model(
+    run: Run,
+    data: Dataset,
+    encoder: Encoder,
+    runner: Runner,
+    found: Result,
+    trained: dict[Trial, Outcome],
+) -> None:
+    """Save the best network of the choice, and what it and the best of k = 1 find difficult."""
+    # By the early-stopping error: choosing by the test error would spoil that.
+    best = [
+        min(group, key=lambda outcome: outcome.stop_error)
+        for group in (found.comparison.chosen, found.comparison.plain)
+    ]
+    # Those of an earlier session are trained again: the ledger keeps no weights.
+    lost = {outcome.trial: None for outcome in best if outcome.trial not in trained}
+    if lost:
+        trained |= {outcome.trial: outcome for outcome in runner(list(lost))}
+    chosen, plain = (Network.of(trained[outcome.trial], data) for outcome in best)
+    with writing(run.folder / "model.safetensors"):
+        chosen.save(run.folder / "model.safetensors")
+    networks = {"chosen": (found.chosen.k, chosen), "plain": (found.plain.k, plain)}
+    _write_json(run.folder / "examples.json", difficulty(networks, data, encoder))
+    # The last of the files: once it is there, all are.
+    outcome = trained[best[0].trial]
+    _write_json(
+        run.folder / "model.json",
+        {
+            "network": "model.safetensors",
+            "trial": asdict(outcome.trial),
+            "test_error": outcome.error,
+            "encoder": json.loads(encoder.to_json()),
+        },
+    )
+
+
+def load_model(folder: str | os.PathLike[str]) -> tuple[Network, Encoder]:
+    """Load the model that a search has chosen, and what encodes new rows for it.
+
+    Args:
+        folder: Of the search.
+
+    Example:
+        >>> load_model("nowhere")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: nowhere holds no run: there is no run.json
+
+    """
+    run = Run.open(folder)
+    if not run.finished:
+        raise ValueError(f"{folder} has no model yet: run its command again to finish the search")
+    path = run.folder / "model.json"
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        encoder = Encoder.from_json(json.dumps(fields["encoder"]))
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError(f"{path} is not the description of a model ({problem!r})") from problem
+    return Network.load(run.folder / fields["network"]), encoder
+
+
+def default_folder(protocol: Protocol, data: Dataset) -> Path:
+    """Name a folder for a search: the same for the same search on the same data.
+
+    Args:
+        protocol: What to search, and how.
+        data: The data set.
+
+    Example:
+        >>> from pseudograd.data import digits
+        >>> protocol = Protocol(Trial("digits", (400,), k=1, learning_rate=1))
+        >>> default_folder(protocol, digits()).as_posix()
+        'runs/digits-400-...'
+
+    """
+    sizes = "x".join(map(str, protocol.trial.hidden_layer_sizes)) or "linear"
+    key = json.dumps([asdict(protocol), data.sha256, data.train_size])
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return Path("runs") / f"{Path(data.name).stem}-{sizes}-{digest[:8]}"
+
+
+def _differences(before: Any, now: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    """The settings that differ, by name, with their values."""
+    if isinstance(before, dict):
+        return [found for key in before for found in _differences(before[key], now[key], key)]
+    return [] if before == now else [(name, before, now)]
+
+
+def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write a file all at once or not at all."""
+    unfinished = path.with_suffix(".part")
+    text = json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
+    with writing(path):
+        unfinished.write_text(text + "\n", encoding="utf-8")
+        unfinished.replace(path)

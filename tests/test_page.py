@@ -1,0 +1,510 @@
+"""The page of a search: what it says, that it is safe, and that a browser draws it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from pseudograd.data import digits
+from pseudograd.fleet import Fleet, Outcome, Trial
+from pseudograd.report.figures import image
+from pseudograd.report.page import PAPER, page
+from pseudograd.report.summary import fraction
+from pseudograd.search import Ledger, Protocol, advance, result
+
+if TYPE_CHECKING:
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+HOSTILE = """</script><script>document.title='broken'</script><img src=x onerror="alert(1)">&'"""
+
+DATA: dict[str, Any] = {
+    "name": "digits",
+    "sha256": "8f90dd4f",
+    "train_size": 1437,
+    "test_size": 360,
+    "features": 64,
+    "classes": 10,
+    "labels": list(range(10)),
+    "pixels": [8, 8],
+    "target": "y",
+}
+ABOUT: dict[str, Any] = {
+    "command": "pseudograd tune digits --hidden 8",
+    "versions": {"pseudograd": "0.1.0", "python": "3.11.7", "torch": "2.13.0"},
+    "commit": None,
+    "hardware": "two cores",
+    "devices": ["cpu"],
+    "started": "2026-01-01T12:00:00+00:00",
+    "seconds": 83.2,
+    "seed": 0,
+    "data": DATA,
+}
+TEMPLATE = Trial("digits", (8,), k=1, learning_rate=1)
+
+
+def examples(k: float = 0.5, row: Mapping[str, str] | None = None) -> dict[str, Any]:
+    features, labels = digits().features, digits().labels
+    bins = [{"count": 1400, "mass": 0.25}, {"count": 37, "mass": 0.75}]
+    hardest = [
+        {
+            "index": at,
+            "label": int(labels[at]),
+            "predicted": (int(labels[at]) + at) % 10,
+            "lacking": 0.98,
+            "lacking_plain": 0.71,
+            "pixels": None if row else (features[at].int() * 255 // 16).tolist(),
+            "row": row,
+        }
+        for at in range(6)
+    ]
+    networks = {"chosen": {"k": k, "bins": bins}, "plain": {"k": 1.0, "bins": bins[::-1]}}
+    return {"networks": networks, "edges": [0, 0.5, 1], "hardest": hardest}
+
+
+def made_up(
+    protocol: Protocol,
+    best_k: float = 0.5,
+    wrong: Mapping[float, list[set[int]]] | None = None,
+    stop: int | None = None,
+    **change: Any,
+) -> dict[Trial, Outcome]:
+    """A search without training, perhaps broken off, with the final errors that are asked for."""
+    outcomes: dict[Trial, Outcome] = {}
+    while wanted := protocol.wanted(outcomes):
+        for trial in wanted:
+            if len(outcomes) == stop:
+                return outcomes
+            distance = abs(math.log2(trial.k / best_k)) + abs(math.log2(trial.learning_rate / 0.1))
+            error = 0.02 + 0.01 * distance + 0.001 * trial.split.repetition
+            missed = None
+            if trial.split.retrain:
+                at = trial.split.repetition
+                missed = tuple((wrong or {}).get(trial.k, [{1, 2}] * 9)[at])
+                error = len(missed) / DATA["test_size"]
+            outcome = Outcome(
+                trial, error, 2, error, 2 * error, 3, "patience", (0.5, error, 0.6), missed
+            )
+            outcomes[trial] = replace(outcome, **change)
+    return outcomes
+
+
+@dataclass
+class Parsed(HTMLParser):
+    """The words that a reader sees, the words of figures, and all tags."""
+
+    html: str
+    text: str = ""
+    said: str = ""
+    tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
+    raw: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.html)
+        self.text = " ".join(self.text.split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.said += f" {dict(attrs).get('aria-label') or ''}"
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem in ("script", "style"):
+            self.raw[self.cdata_elem] = self.raw.get(self.cdata_elem, "") + data
+        else:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def protocol() -> Protocol:
+    """So few and small steps that k = 2 is ahead by far, on any machine."""
+    return Protocol(
+        replace(TEMPLATE, hidden_layer_sizes=(16,), max_epochs=6),
+        ks=(1.0, 2.0),
+        initial_rate=0.01,
+        repetitions=3,
+        retrainings=3,
+        most_extensions=0,
+    )
+
+
+@pytest.fixture(scope="module")
+def ledger(protocol: Protocol, tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    found = Ledger(tmp_path_factory.mktemp("run") / "ledger.jsonl")
+    for _ in advance(protocol, found, Fleet(digits()).run):
+        pass
+    return found
+
+
+@pytest.fixture(scope="module")
+def html(protocol: Protocol, ledger: Ledger) -> str:
+    return page(ABOUT, protocol, ledger, examples(2.0))
+
+
+# --- what it says ----------------------------------------------------------------------------
+
+
+def test_the_answer_is_that_of_the_search(protocol: Protocol, ledger: Ledger, html: str) -> None:
+    found = result(protocol, ledger)
+    assert found.chosen.k == 2
+    parsed = Parsed(html)
+    for outcomes in (found.comparison.chosen, found.comparison.plain):
+        error = 100 * sum(outcome.error for outcome in outcomes) / len(outcomes)
+        assert f"{error:.2f}%" in parsed.text
+    said = {attributes.get("data-say") for _, attributes in parsed.tags}
+    for cell in found.cells:
+        start = f"k = {fraction(cell.k)}, rate {cell.learning_rate:.3g}: {100 * cell.error:.2f}% ("
+        assert any(words and words.startswith(start) for words in said)
+    assert ABOUT["command"] in parsed.text
+    assert DATA["sha256"] in parsed.text
+    assert "1 min 23 s" in parsed.text
+
+
+SOME = set(range(20))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "headline", "advice"),
+    [
+        ([{0, 1}, {0, 2}, {1}], "k = 1/2 makes fewer errors than k = 1", "Train with k = 1/2."),
+        (
+            [SOME | {at + 100 for at in range(more)} for more in (19, 20, 21)],
+            "k = 1/2 makes more errors than k = 1",
+            "Stay with k = 1",
+        ),
+        # Always better, by a single example: too few examples.
+        ([SOME - {1}] * 3, "k = 1/2 may make fewer errors than k = 1", "a hint and no proof"),
+        # Once much better: too few networks.
+        ([SOME, SOME, set()], "k = 1/2 may make fewer errors than k = 1", "contains 0, but"),
+        ([SOME - {1}, SOME, SOME | {30}], "but k = 1 does as well", "within noise"),
+        ([SOME] * 3, "but k = 1 does as well", "The difference, 0.00 percentage points,"),
+    ],
+)
+def test_words_follow_the_numbers(chosen: list[set[int]], headline: str, advice: str) -> None:
+    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
+    outcomes = made_up(protocol, wrong={0.5: chosen, 1.0: [SOME] * 3})
+    text = Parsed(page(ABOUT, protocol, outcomes, examples())).text
+    assert headline in text
+    assert advice in text
+
+
+def test_one_network_of_each_has_no_interval() -> None:
+    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
+    outcomes = made_up(protocol, wrong={0.5: [set()], 1.0: [SOME]})
+    text = Parsed(page(ABOUT, protocol, outcomes, examples())).text
+    assert "its spread is not known, and a McNemar test" in text
+    assert "one pair, so no interval" in text
+    assert "nan" not in text
+
+
+def test_k_of_1_is_compared_with_nothing() -> None:
+    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
+    parsed = Parsed(page(ABOUT, protocol, made_up(protocol, best_k=1.0), examples(1.0)))
+    assert "Keep k = 1" in parsed.text
+    next_best = "k = 1/2 with 3.05%, on the same folds +1.00 (+1.00 to +1.00) percentage points"
+    assert f"Next in cross-validation is {next_best}" in parsed.text
+    assert "McNemar" not in parsed.text
+    assert "Mean difference" not in parsed.said
+
+
+def test_what_a_careful_reader_should_know() -> None:
+    protocol = Protocol(
+        TEMPLATE, ks=(1.0, 0.5), initial_rate=0.8, repetitions=1, retrainings=2, most_extensions=0
+    )
+    outcomes = made_up(protocol, stopped_by="limit")
+    text = Parsed(page(ABOUT, protocol, outcomes, None)).text
+    assert "For k = 1, 1/2 the best rate is the last that was tried" in text
+    assert "4 of the 4 final networks were still learning" in text
+    assert "As good in cross-validation" not in text
+    level = made_up(protocol, error=0.1)
+    text = Parsed(page(ABOUT, protocol, level, None)).text
+    tied = "k = 1 (rate 0.8), k = 1 (rate 1.6), k = 1/2 (rate 0.4)"
+    assert f"As good in cross-validation, to the last error: {tied}" in text
+
+
+@pytest.mark.parametrize(
+    ("initial_rate", "stop", "words"),
+    [
+        (None, 0, "Not finished yet 0 trials are in the ledger, and 8 or more are needed"),
+        (None, 5, "Not finished yet 5 trials are in the ledger, and 3 or more are needed"),
+        (0.1, 0, "0 trials are in the ledger, and 12 or more are needed before"),
+        (0.1, 7, "Not finished yet: k = 1 leads"),
+        (0.1, 11, "Not finished yet: k = 1/2 leads"),
+        (0.1, 12, "Not finished yet: k = 1/2 is selected"),
+        (0.1, 13, "Not finished yet: k = 1/2 is selected"),
+        (0.1, 15, "Not finished yet: k = 1/2 is selected"),
+    ],
+)
+def test_an_unfinished_search_says_so(initial_rate: float | None, stop: int, words: str) -> None:
+    protocol = Protocol(
+        TEMPLATE, ks=(1.0, 0.5), initial_rate=initial_rate, repetitions=2, retrainings=2
+    )
+    parsed = Parsed(page(ABOUT, protocol, made_up(protocol, stop=stop), None))
+    assert words in parsed.text
+    assert "Test error" not in parsed.text
+    assert ("Validation error of" in parsed.said) == (stop >= 7)
+    assert ("Error on the early-stopping part" in parsed.said) == (stop >= 13)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ((8,), "33 experiments with one hidden layer a k below 1 was selected in 32"),
+        (
+            (8, 8, 8),
+            "18 experiments with 3 hidden layers a k below 1 was selected in 4, k = 1 in 9",
+        ),
+        ((8,) * 5, "selected in 3, k = 1 in 2 and a k above 1 in 11 (Keren"),
+        ((8, 8), "The paper has no network with 2 hidden layers. In the paper’s 33"),
+        ((8,) * 6, "The paper has no network with 6 hidden layers. In the paper’s 16"),
+        ((), "The paper has no network with no hidden layers. In the paper’s 33"),
+    ],
+)
+def test_the_papers_expectation_follows_the_depth(sizes: tuple[int, ...], words: str) -> None:
+    template = replace(TEMPLATE, hidden_layer_sizes=sizes)
+    protocol = Protocol(template, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
+    parsed = Parsed(page(ABOUT, protocol, made_up(protocol), examples()))
+    assert words in parsed.text
+    assert ("in line with that" in parsed.text) == (len(sizes) == 1)
+    assert ("selected in the paper" in parsed.text) == (len(sizes) in PAPER)
+
+
+def test_given_rates_and_a_k_beyond_the_usual() -> None:
+    protocol = Protocol(
+        TEMPLATE, ks=(1.0, 10.0), learning_rates=(0.3, 0.1), repetitions=1, retrainings=1
+    )
+    parsed = Parsed(page(ABOUT, protocol, made_up(protocol, best_k=10.0), examples(10.0)))
+    assert "began with the rates 0.1, 0.3, as given" in parsed.text
+    slider = next(attributes for tag, attributes in parsed.tags if tag == "input")
+    assert (slider["min"], slider["max"], slider["value"]) == ("-4", "4", "3.3219")
+
+
+def test_rows_of_a_table_are_shown_by_their_first_columns() -> None:
+    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
+    data = {**DATA, "pixels": None, "labels": [f"class {at}" for at in range(10)]}
+    row = {f"column {at}": f"value {at}" for at in range(11)}
+    about = {**ABOUT, "data": data}
+    parsed = Parsed(page(about, protocol, made_up(protocol), examples(row=row)))
+    assert "column 7value 7" in parsed.text
+    assert "column 8" not in parsed.text
+    assert "and 3 more columns" in parsed.text
+    assert "seen as class" in parsed.text
+    assert "img" not in {tag for tag, _ in parsed.tags}
+
+
+def test_what_about_lacks_is_named() -> None:
+    about = {**ABOUT, "data": {name: DATA[name] for name in DATA if name != "labels"}}
+    del about["command"]
+    with pytest.raises(ValueError, match=r"about must have command, data\['labels'\]"):
+        page(about, Protocol(TEMPLATE), {}, None)
+
+
+# --- images ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 1), (4, 5, 3), (3, 4, 5), (1, 4, 5)])
+def test_images_come_back_as_they_were(shape: tuple[int, ...]) -> None:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, shape)
+    address = image(pixels.ravel().tolist(), shape)
+    assert address is not None
+    start, _, content = address.partition(",")
+    assert start == "data:image/png;base64"
+    decoded = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))))
+    if len(shape) == 3 and shape[2] == 5:  # the colours were in front
+        pixels = np.moveaxis(pixels, 0, -1)
+    np.testing.assert_array_equal(decoded.reshape(pixels.shape), pixels)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3, 4), (2, 2, 2, 3)])
+def test_what_is_no_image_is_not_shown(shape: tuple[int, ...]) -> None:
+    assert image([0] * math.prod(shape), shape) is None
+
+
+# --- safe, and whole -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hostile() -> str:
+    """A page in which every text that comes from a user wants to be a script."""
+    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
+    data = {**DATA, "labels": [f"{HOSTILE}{at}" for at in range(10)], "pixels": None}
+    for name in ("name", "target", "sha256"):
+        data[name] = HOSTILE
+    about = {**ABOUT, "data": data, "command": HOSTILE, "hardware": HOSTILE, "commit": HOSTILE}
+    about |= {"versions": {"pseudograd": HOSTILE, HOSTILE: HOSTILE}, "devices": [HOSTILE]}
+    about["started"] = HOSTILE
+    return page(about, protocol, made_up(protocol), examples(row={HOSTILE: HOSTILE}))
+
+
+def test_texts_of_users_stay_texts(hostile: str) -> None:
+    parsed = Parsed(hostile)
+    tags = [tag for tag, _ in parsed.tags]
+    assert tags.count("script") == tags.count("style") == 1
+    assert "img" not in tags
+    assert not [name for _, attributes in parsed.tags for name in attributes if name[:2] == "on"]
+    # The name in title, heading and facts, ten other facts, and of six examples two labels, a
+    # column and its entry.
+    assert parsed.text.count(HOSTILE) == 3 + 10 + 6 * 4
+
+
+def test_nothing_comes_from_elsewhere(html: str) -> None:
+    parsed = Parsed(html)
+    assert not re.search(r"(http|https|ws|wss|ftp):|@import|url\((?!#)", html)
+    assert "link" not in {tag for tag, _ in parsed.tags}
+    sources = [attributes["src"] for _, attributes in parsed.tags if "src" in attributes]
+    assert len(sources) == 6
+    assert all(str(source).startswith("data:image/png;base64,") for source in sources)
+    policy = next(a["content"] for tag, a in parsed.tags if tag == "meta" and "http-equiv" in a)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; img-src data:; ")
+    for name in ("style", "script"):
+        digest = hashlib.sha256(parsed.raw[name].encode()).digest()
+        assert f"{name}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
+
+
+# --- in a browser ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
+    webdriver = pytest.importorskip("selenium.webdriver")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("chromium and chromedriver are not installed (Debian: chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    profile = tmp_path_factory.mktemp("profile")
+    for flag in (
+        "headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run",
+        "disable-background-networking", "disable-component-update", "disable-sync",
+        "hide-scrollbars", f"user-data-dir={profile}",
+    ):  # fmt: skip
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options, webdriver.ChromeService(driver)) as started:
+        yield started
+
+
+def open_page(
+    browser: WebDriver, path: Path, html: str, width: int = 1200, scheme: str = "light"
+) -> None:
+    path.write_text(html, encoding="utf-8")
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    browser.get(path.as_uri())
+
+
+def test_a_browser_draws_all_figures(browser: WebDriver, html: str, tmp_path: Path) -> None:
+    open_page(browser, tmp_path / "report.html", html)
+    drawn = browser.execute_script(
+        "return [...document.querySelectorAll('.figure svg')].map(figure => {"
+        "  const inside = figure.getBBox(), box = figure.getBoundingClientRect();"
+        "  const marks = figure.querySelectorAll('path, rect, circle').length;"
+        "  return [inside.width, inside.height, box.width, box.height, marks]; })"
+    )
+    assert len(drawn) == 6
+    for *sizes, marks in drawn:
+        assert min(sizes) > 60
+        assert marks > 3
+    shown = "return [...document.images].map(image => image.complete && image.naturalWidth)"
+    assert browser.execute_script(shown) == [8] * 6
+    loaded = "return performance.getEntriesByType('resource').map(entry => entry.name.slice(0, 5))"
+    assert set(browser.execute_script(loaded)) <= {"data:"}
+    assert browser.get_log("browser") == []
+    kept = Path(os.environ.get("PSEUDOGRAD_SCREENSHOT", tmp_path / "report.png"))
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+    kept.write_bytes(base64.b64decode(shot["data"]))
+    assert kept.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_slider_moves_the_curve_and_the_sentence(
+    browser: WebDriver, html: str, tmp_path: Path
+) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    open_page(browser, tmp_path / "report.html", html)
+    slider, curve, sentence = (browser.find_element(By.ID, name) for name in ("k", "curve", "pull"))
+    seen = {}
+    for key in (Keys.HOME, Keys.END, Keys.ARROW_LEFT):
+        slider.send_keys(key)
+        dots = browser.find_elements(By.CSS_SELECTOR, "[data-bias]")
+        seen[key] = curve.get_attribute("d"), dots[1].get_attribute("cy"), sentence.text
+        k = 2 ** float(str(slider.get_attribute("value")))
+        assert float(str(dots[1].get_attribute("cy"))) == pytest.approx(0.9**k, abs=1e-4)
+        middle = re.search(r"L0\.06250 (\S+)L", str(curve.get_attribute("d")))  # step 40 of 80
+        assert middle
+        assert float(middle[1]) == pytest.approx(0.0625**k, abs=1e-5)
+    assert len(set(seen.values())) == 3
+    assert "At k = 1/16 an" in seen[Keys.HOME][2].replace("\xa0", " ")
+    assert "pulls 1.15 times as hard" in seen[Keys.HOME][2]
+    assert "At k = 4 an" in seen[Keys.END][2].replace("\xa0", " ")
+    assert "pulls 6,561 times as hard" in seen[Keys.END][2]
+    assert slider.get_attribute("aria-valuetext") == "k = 3.91"
+    assert browser.get_log("browser") == []
+
+
+def test_the_pointer_is_told_what_it_is_over(browser: WebDriver, html: str, tmp_path: Path) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    open_page(browser, tmp_path / "report.html", html)
+    mark = browser.find_element(By.CSS_SELECTOR, ".mark.plain .dot")
+    tip = browser.find_element(By.ID, "tip")
+    assert not tip.is_displayed()
+    ActionChains(browser).scroll_to_element(mark).move_to_element(mark).perform()
+    WebDriverWait(browser, 30).until(lambda _: tip.is_displayed())
+    assert tip.text.startswith("k = 1, rate ")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_has_nothing_to_scroll_sideways(
+    browser: WebDriver, html: str, hostile: str, scheme: str, tmp_path: Path
+) -> None:
+    ks = tuple(2.0 ** (power / 2) for power in range(-8, 5))
+    protocol = Protocol(TEMPLATE, ks=ks, initial_rate=0.003, repetitions=1, retrainings=1)
+    crowded = page(ABOUT, protocol, made_up(protocol), None)
+    for content in (html, hostile, crowded):
+        open_page(browser, tmp_path / "report.html", content, 390, scheme)
+        assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+
+
+def test_dark_and_light_follow_the_reader(browser: WebDriver, html: str, tmp_path: Path) -> None:
+    def lightness(scheme: str) -> tuple[int, ...]:
+        open_page(browser, tmp_path / "report.html", html, scheme=scheme)
+        colours = "return ['backgroundColor', 'color'].map(c => getComputedStyle(document.body)[c])"
+        return tuple(
+            sum(map(int, re.findall(r"\d+", colour)[:3]))
+            for colour in browser.execute_script(colours)
+        )
+
+    (page_by_day, ink_by_day), (page_by_night, ink_by_night) = map(lightness, ("light", "dark"))
+    assert page_by_day > 600 > 150 > page_by_night
+    assert ink_by_day < 150 < 600 < ink_by_night
+
+
+def test_texts_of_users_do_nothing_in_a_browser(
+    browser: WebDriver, hostile: str, tmp_path: Path
+) -> None:
+    open_page(browser, tmp_path / "report.html", hostile)
+    assert browser.title.endswith(HOSTILE)
+    assert browser.get_log("browser") == []

@@ -1,0 +1,392 @@
+"""``pseudograd tune`` and what follows it: what is printed and written, and how it says no."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pseudograd.cli import main
+from pseudograd.cli.display import Display
+from pseudograd.fleet import Outcome, Trial
+from pseudograd.search import Ledger, Progress, Protocol, Run, default_folder, result
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SMALL = shlex.split(
+    "--hidden 6 --k 1 0.5 --rates 0.4 --repetitions 2 --retrainings 2 --max-epochs 3"
+)
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def pets(rows: int = 120) -> Path:
+    """A table with numbers, texts, gaps and string labels, from which the labels can be learned."""
+    lines = ["weight,colour,pet"]
+    for at in range(rows):
+        cat = at % 2 == 0
+        weight = "" if at % 7 == 3 else str((4 if cat else 30) + at % 3)
+        lines.append(f"{weight},{('grey', 'black')[at % 3 == 0]},{'cat' if cat else 'dog <b>'}")
+    path = Path("pets.csv")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def tuned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    assert main(["tune", *arguments]) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a command ends in that cannot be done."""
+    try:
+        status: Any = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status in (1, 2)
+    said = capsys.readouterr().err
+    assert said.startswith("pseudograd")
+    assert said.count("\n") == 1
+    return said
+
+
+# --- a whole run -----------------------------------------------------------------------------
+
+
+def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[str]) -> None:
+    pets()
+    out, err = tuned(capsys, "pets.csv", "--target", "pet", *SMALL, "--out", "run")
+    lines = out.splitlines()
+    assert lines[0].split() == ["k", "best", "rate", "validation", "error,", "%"]
+    assert {line.split()[0] for line in lines[1:3]} == {"1", "1/2"}
+    assert lines[3].startswith("chosen: k = ")
+    assert lines[-2:] == ["page: run/report.html", "model, ledger and all else: run"]
+    assert "round 1, search: 12 of 12 trials" in err
+
+    run = Run.open("run")
+    assert run.finished
+    assert run.data["labels"] == ["cat", "dog <b>"]
+    session = run.sessions[0]
+    assert (
+        session["command"] == f"pseudograd tune pets.csv --target pet {' '.join(SMALL)} --out run"
+    )
+    assert session["trials"] == len(run.ledger)
+    assert {"python", "torch", "pseudograd"} <= set(session["versions"])
+    assert session["hardware"]
+    page = Path("run/report.html").read_text()
+    assert "dog &lt;b&gt;" in page
+    assert "dog <b>" not in page
+    with pytest.raises(UnicodeDecodeError):
+        Path("run/model.safetensors").read_text()
+
+    Path("new.csv").write_text("colour,weight\nblack,31\ngrey,5\n")
+    assert main(["predict", "run", "new.csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["pet"] for row in rows] == ["dog <b>", "cat"]
+    assert all(float(row["p(cat)"]) + float(row["p(dog <b>)"]) == pytest.approx(1) for row in rows)
+    assert main(["predict", "run", "new.csv", "--out", "labels.csv"]) == 0
+    assert "2 predictions: labels.csv" in capsys.readouterr().out
+    assert Path("labels.csv").read_text().startswith("pet,p(cat),p(dog <b>)\ndog <b>,")
+
+    Path("other.csv").write_text("colour,height\nblack,31\n")
+    said = refusal(capsys, "predict", "run", "other.csv")
+    assert "missing: 'weight'" in said
+    assert "unknown: 'height'" in said
+
+    Path("run/report.html").unlink()
+    assert main(["report", "run"]) == 0
+    assert capsys.readouterr().out == "page: run/report.html\n"
+    assert Path("run/report.html").read_text() == page
+
+
+def test_the_same_command_again_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = tuned(capsys, "digits", *SMALL)
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("digits-6-")
+    ledger, model = (folder / "ledger.jsonl").read_bytes(), (folder / "model.json").read_bytes()
+    again, err = tuned(capsys, "digits", *SMALL)
+    assert again == out
+    assert f"going on in {folder}" in err
+    assert (folder / "ledger.jsonl").read_bytes() == ledger
+    assert (folder / "model.json").read_bytes() == model
+    assert [session["trials"] for session in Run.open(folder).sessions][1:] == [0]
+    # Another setting is another run.
+    tuned(capsys, "digits", *SMALL, "--seed", "1")
+    assert len(list(Path("runs").iterdir())) == 2
+    assert main(["runs"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 3
+    assert sum(line.endswith(str(folder)) for line in listed) == 1
+
+
+def test_a_lost_model_is_trained_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """A crash between the last outcome and the model costs two trainings, and nothing else."""
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    ledger = Path("run/ledger.jsonl").read_bytes()
+    tensors = Path("run/model.safetensors").read_bytes()
+    for name in ("model.json", "model.safetensors", "examples.json"):
+        Path("run", name).unlink()
+    said = refusal(capsys, "predict", "run", "new.csv")
+    assert "has no model yet" in said
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    assert Path("run/ledger.jsonl").read_bytes() == ledger
+    assert len(Path("run/model.safetensors").read_bytes()) == len(tensors)
+    assert Run.open("run").examples is not None
+
+
+def test_lines_that_cannot_be_read_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    path = Path("run/ledger.jsonl")
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first[:50] + "\n", *rest, "hello\n"]))
+    _, err = tuned(capsys, "digits", *SMALL, "--out", "run")
+    assert "run/ledger.jsonl: line 1 is set aside: it is not JSON, or cut off" in err
+    assert f"line {len(rest) + 2} is set aside" in err
+    assert "1 of 1 trials" in err  # what the torn line had is run again
+
+
+def test_ctrl_c_loses_nothing_that_was_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["digits", *SMALL, "--k", "1", "0.5", "2", "--repetitions", "6"]
+    undisturbed, _ = tuned(capsys, *options, "--out", "undisturbed")
+    command = [sys.executable, "-m", "pseudograd", "tune", *options, "--out", "run"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    ledger = Path("run/ledger.jsonl")
+    deadline = time.monotonic() + 120
+    while not (ledger.exists() and ledger.read_text()) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    if process.returncode != 0:  # it may have been too quick for us
+        assert process.returncode == 130
+        assert "stopped by Ctrl-C" in said.splitlines()[-1]
+        assert "the same command goes on from there" in said
+        assert "Traceback" not in said
+    kept = len(Ledger(ledger))
+    assert kept > 0
+    out, _ = tuned(capsys, *options, "--out", "run")
+    assert out.replace("run", "undisturbed") == undisturbed
+    assert Run.open("run").sessions[1]["trials"] == len(Ledger(ledger)) - kept
+
+
+def test_options_reach_the_trials(capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "--hidden 5 4 --activation tanh --optimizer adam --momentum 0.9 --batch-size 64 --clip 7 "
+        "--k 1 --rates 0.01 0.02 0.04 --repetitions 1 --retrainings 1 --patience 2 --max-epochs 2 "
+        "--stratify --seed 3 --device cpu --out run"
+    )
+    tuned(capsys, "digits", *options.split())
+    protocol = Run.open("run").protocol
+    assert protocol == replace(protocol, ks=(1.0,), learning_rates=(0.01, 0.02, 0.04), seed=3)
+    trial = protocol.trial
+    assert trial.hidden_layer_sizes == (5, 4)
+    assert (trial.activation, trial.optimizer, trial.momentum) == ("tanh", "adam", 0.9)
+    assert (trial.batch_size, trial.clip, trial.patience, trial.max_epochs) == (64, 7.0, 2, 2)
+    assert trial.split.stratified
+    assert {t.split.stratified for t in Run.open("run").ledger} == {True}
+
+
+def test_defaults_are_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(capsys, *SMALL, "--hidden", "4", "4", "--out", "deep")
+    protocol = Run.open("deep").protocol
+    assert (protocol.trial.data, protocol.trial.clip, protocol.trial.batch_size) == (
+        "digits",
+        100.0,
+        128,
+    )
+    tuned(capsys, *SMALL, "--hidden", "0", "--out", "linear")
+    trial = Run.open("linear").protocol.trial
+    assert (trial.hidden_layer_sizes, trial.clip, trial.patience) == ((), None, 15)
+
+
+# --- what cannot be done ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--k", "0"], "'0' must be a number above 0"),
+        (["--k", "2", "0.5"], "ks must contain 1"),
+        (["--k", "1", "1"], "given twice"),
+        (["--hidden", "x"], "'x' must be a whole number"),
+        (["--hidden", "0", "3"], "--hidden must be"),
+        (["--momentum", "1"], "must be a number in [0, 1)"),
+        (["--test-fraction", "1"], "must be a number between 0 and 1"),
+        (["--rates", "-1"], "argument --rates"),
+        (["--activation", "gelu"], "invalid choice: 'gelu'"),
+        (["--device", "cuda:99"], "--device cuda:99 cannot be used here"),
+        (["--device", "nonsense"], "--device nonsense cannot be used here"),
+        (["--target", "y"], "'target' cannot be set for data 'digits'"),
+        (["--unknown"], "unrecognized arguments: --unknown"),
+    ],
+)
+def test_bad_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in refusal(capsys, "tune", "digits", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("absent.csv", None, "absent.csv does not exist"),
+        ("digitz", None, "data 'digitz' is not known"),
+        ("empty.csv", b"", "empty.csv"),
+        ("header.csv", b"a,y\n", "header.csv"),
+        ("image.png", b"\x89PNG", "image.png must end in one of"),
+        ("broken.parquet", b"PAR1 nonsense", "broken.parquet"),
+        ("broken.npz", b"PK nonsense", "broken.npz"),
+        ("single.csv", b"a,y\n" + b"1,cat\n" * 40, "single class"),
+        ("few.csv", b"a,y\n1,cat\n2,dog\n3,cat\n4,dog\n", "at least 5"),
+        ("other.csv", b"a,z\n1,cat\n", "has no column 'y'"),
+    ],
+)
+def test_data_that_cannot_be_used(
+    name: str, content: bytes | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        Path(name).write_bytes(content)
+    target = [] if name == "digitz" else ["--target", "y"]
+    assert said in refusal(capsys, "tune", name, *target, *SMALL)
+    assert not Path("runs").exists()
+
+
+def test_a_file_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder.csv").mkdir()
+    assert "folder.csv" in refusal(capsys, "tune", "folder.csv", "--target", "pet")
+
+
+def test_a_full_disk_keeps_what_is_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    """No file may grow beyond a limit that the ledger reaches in the middle of a line."""
+    resource = pytest.importorskip("resource", reason="needs POSIX's limits")
+    options = ["digits", *SMALL, "--repetitions", "6", "--out", "run"]
+    process = subprocess.run(
+        [sys.executable, "-m", "pseudograd", "tune", *options],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000)),
+    )
+    assert process.returncode == 1
+    last = process.stderr.splitlines()[-1]
+    assert "run/ledger.jsonl cannot be written (file too large): make that possible" in last
+    ledger = Run.open("run").ledger
+    assert len(ledger) > 5
+    assert len(ledger.set_aside) == 1
+    _, err = tuned(capsys, *options)
+    assert "is set aside" in err
+    assert f"{len(ledger)} trials are done" in err
+
+
+def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("")
+    assert "file cannot be written" in refusal(capsys, "tune", *SMALL, "--out", "file")
+    Path("mine").mkdir()
+    Path("mine/letter.txt").write_text("")
+    assert "mine is not empty" in refusal(capsys, "tune", *SMALL, "--out", "mine")
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    said = refusal(capsys, "tune", "digits", *SMALL, "--momentum", "0.9", "--out", "run")
+    assert "momentum was 0.5, is now 0.9" in said
+    pets()
+    said = refusal(capsys, "tune", "pets.csv", "--target", "pet", *SMALL, "--out", "run")
+    assert "run on other data, called 'digits'" in said
+    Path("run/run.json").write_text("{}")
+    assert "is not the description of a run" in refusal(capsys, "report", "run")
+    assert "holds no run" in refusal(capsys, "report", "nowhere")
+    assert "holds no run" in refusal(capsys, "predict", "nowhere", "new.csv")
+    assert "nowhere is not a folder" in refusal(capsys, "runs", "nowhere")
+    assert main(["runs", "mine"]) == 0
+    assert capsys.readouterr().out == "no runs in mine\n"
+
+
+def test_two_tables_of_one_name_are_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pets(100)
+    tuned(capsys, "pets.csv", "--target", "pet", *SMALL)
+    pets(120)
+    tuned(capsys, "pets.csv", "--target", "pet", *SMALL)
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+# --- what is shown ----------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def progress(k: float, repetition: int, done: int) -> Progress:
+    trial = Protocol(Trial("digits", (6,), 1, 1), initial_rate=0.1, repetitions=2)._at(
+        k, 0.1, repetition
+    )
+    outcome = Outcome(trial, 0.02, 12, 0.03 * k, 0.1, 27, "patience", ())
+    return Progress("search", 1, done, 42, outcome)
+
+
+def test_a_terminal_shows_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    protocol = Protocol(Trial("digits", (6,), 1, 1), initial_rate=0.1, repetitions=2)
+    with Display(protocol, {}, out) as display:
+        for done, (k, repetition) in enumerate([(1, 0), (1, 1), (0.5, 0), (0.5, 1)], 1):
+            display.show(progress(k, repetition, done))
+    last = out.getvalue().split("round 1, search: ")[-1]
+    assert last.startswith("4 of 42 trials")
+    assert "trials/s" in last
+    assert "left" in last
+    assert "1.50 ± 0.00" in last
+    assert "3.00 ± 0.00" in last
+
+
+def test_elsewhere_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 10_000, 3))
+    monkeypatch.setattr("pseudograd.cli.display.time.monotonic", lambda: float(next(clock)))
+    out = io.StringIO()
+    protocol = Protocol(Trial("digits", (6,), 1, 1), initial_rate=0.1, repetitions=2)
+    with Display(protocol, {}, out) as display:
+        for done in range(1, 43):
+            display.show(progress(1, 0, done))
+    lines = out.getvalue().splitlines()
+    assert 5 < len(lines) < 22
+    assert lines[-1].startswith("round 1, search: 42 of 42 trials, ")
+    assert "left" not in lines[-1]
+    assert " min " in lines[0]
+
+
+def test_the_default_folder_tells_searches_apart() -> None:
+    from pseudograd.data import digits
+
+    data = digits()
+    protocol = Protocol(Trial("digits", (6,), 1, 1))
+    folder = default_folder(protocol, data)
+    assert folder == default_folder(protocol, digits())
+    assert folder != default_folder(replace(protocol, seed=1), data)
+    assert folder != default_folder(protocol, digits(test_size=300))
+    assert default_folder(Protocol(Trial("digits", (), 1, 1)), data).name.startswith(
+        "digits-linear"
+    )
+
+
+def test_the_model_is_not_chosen_by_its_test_error(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(capsys, "digits", *SMALL, "--retrainings", "4", "--out", "run")
+    run = Run.open("run")
+    found = result(run.protocol, run.ledger)
+    model = json.loads(Path("run/model.json").read_text())
+    least = min(outcome.stop_error for outcome in found.comparison.chosen)
+    (chosen,) = [o for o in found.comparison.chosen if o.trial.seed == model["trial"]["seed"]]
+    assert chosen.stop_error == least
