@@ -67,9 +67,13 @@ def mistakes_and_losses(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor,
     return (logits.argmax(1) != y) | ~losses.isfinite(), losses
 
 
-def error_and_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+def error_and_cross_entropy(
+    model: nn.Module, x: Tensor, y: Tensor, weights: Tensor | None = None
+) -> tuple[float, float]:
     wrong, losses = mistakes_and_losses(model, x, y)
-    return wrong.sum().item() / len(y), losses.mean().item()
+    weights = torch.ones(len(y), dtype=torch.float64) if weights is None else weights.double()
+    total = weights.sum()
+    return ((weights * wrong).sum() / total).item(), ((weights * losses).sum() / total).item()
 
 
 def _optimizer(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
@@ -87,9 +91,12 @@ def _layers(model: nn.Sequential) -> Layers:
 
 def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> PlainRun:
     cut, x, y = parts(data, trial.split), scaled(data, trial, dtype), data.labels
+    weights = torch.ones(len(y), dtype=dtype) if data.weights is None else data.weights.to(dtype)
+    weights = weights / weights[: data.train_size].mean()
     model = network(data, trial, initial_layers(data, trial), dtype)
     optimizer = _optimizer(model, trial)
-    chance = 1 - y[: data.train_size].bincount().max().item() / data.train_size
+    votes = y[: data.train_size].bincount(weights[: data.train_size])
+    chance = 1 - votes.max().item() / data.train_size
     curve: list[float] = []
     epochs: list[Layers] = []
     best_error, best_epoch, stopped_by, clipped, steps = math.inf, 0, "limit", 0, 0
@@ -99,13 +106,14 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
         )
         for batch in cut.train[order[0]].split(trial.batch_size):
             optimizer.zero_grad()
-            tunable_cross_entropy(model(x[batch]), y[batch], trial.k).backward()
+            losses = tunable_cross_entropy(model(x[batch]), y[batch], trial.k, reduction="none")
+            (weights[batch] * losses).mean().backward()
             if trial.clip is not None:
                 norm = nn.utils.clip_grad_norm_(model.parameters(), trial.clip)
                 clipped += int(norm > trial.clip)
             optimizer.step()
             steps += 1
-        error, value = error_and_cross_entropy(model, x[cut.stop], y[cut.stop])
+        error, value = error_and_cross_entropy(model, x[cut.stop], y[cut.stop], weights[cut.stop])
         curve.append(error)
         epochs.append(_layers(model))
         if error < best_error:
@@ -118,16 +126,16 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
             stopped_by = "patience"
             break
     best = epochs[best_epoch - 1]
-    wrong, losses = mistakes_and_losses(
-        network(data, trial, best, dtype), x[cut.judge], y[cut.judge]
-    )
+    judged = network(data, trial, best, dtype), x[cut.judge], y[cut.judge]
+    wrong, _ = mistakes_and_losses(*judged)
+    error, value = error_and_cross_entropy(*judged, weights[cut.judge])
     mistakes = tuple(at for at, mistaken in enumerate(wrong.tolist()) if mistaken)
     outcome = Outcome(
         trial=trial,
         stop_error=best_error,
         best_epoch=best_epoch,
-        error=len(mistakes) / len(wrong),
-        cross_entropy=losses.mean().item(),
+        error=error,
+        cross_entropy=value,
         epochs=len(curve),
         stopped_by=stopped_by,
         curve=tuple(curve),

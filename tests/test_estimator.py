@@ -1,0 +1,386 @@
+"""The classifier: scikit-learn's own checks, and what they do not ask for."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.special
+import torch
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from pseudograd import estimator as module
+from pseudograd.estimator import TunableMLPClassifier
+from pseudograd.fleet import Fleet, Outcome, Trial
+from pseudograd.search.protocol import DEEP_KS, SHALLOW_KS, batch_size_for
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
+
+X, Y = load_iris(return_X_y=True)
+
+
+def trained(**parameters: Any) -> TunableMLPClassifier:
+    """With k and learning rate given: it just trains."""
+    given = {"k": 0.5, "learning_rate": 0.1, "random_state": 0, "max_iter": 30, **parameters}
+    return TunableMLPClassifier((8,), **given)
+
+
+def tuned(**parameters: Any) -> TunableMLPClassifier:
+    """With a choice that takes little time."""
+    given = {"ks": (0.5, 1), "repetitions": 2, "random_state": 0, "max_iter": 10, **parameters}
+    return TunableMLPClassifier((8,), **given)
+
+
+@parametrize_with_checks([trained(random_state=None), tuned(random_state=None, repetitions=1)])
+def test_scikit_learns_checks(estimator: TunableMLPClassifier, check: Callable[..., None]) -> None:
+    check(estimator)
+
+
+# --- with the rest of scikit-learn -----------------------------------------------------------
+
+
+def test_in_a_pipeline_with_texts_as_labels() -> None:
+    names = load_iris().target_names[Y]
+    model = make_pipeline(StandardScaler(), trained()).fit(X, names)
+    assert set(model.predict(X)) == set(model.classes_) == set(names)
+    assert model.score(X, names) > 0.9
+    likeliest = model.predict_proba(X).argmax(1)
+    assert (model.classes_[likeliest] == model.predict(X)).all()
+
+
+def test_cross_validation_is_the_same_in_other_processes() -> None:
+    alone = cross_val_score(trained(), X, Y, cv=3)
+    assert alone.mean() > 0.9
+    assert (cross_val_score(trained(), X, Y, cv=3, n_jobs=2) == alone).all()
+
+
+def test_a_clone_and_a_pickle_do_the_same() -> None:
+    model = tuned().fit(X, Y)
+    again = clone(model)
+    assert again.get_params() == model.get_params()
+    assert not hasattr(again, "k_")
+    expected = model.predict_proba(X)
+    assert (again.fit(X, Y).predict_proba(X) == expected).all()
+    assert (pickle.loads(pickle.dumps(model)).predict_proba(X) == expected).all()
+
+
+def test_in_a_grid_search_over_k() -> None:
+    search = GridSearchCV(trained(), {"k": [0.25, 1, 4]}, cv=3).fit(X, Y)
+    assert search.best_params_["k"] == search.best_estimator_.k_
+    assert len(set(search.cv_results_["mean_test_score"])) > 1
+
+
+def test_features_have_names() -> None:
+    table = pd.DataFrame(X, columns=["a", "b", "c", "d"])
+    model = trained().fit(table, Y)
+    assert model.feature_names_in_.tolist() == ["a", "b", "c", "d"]
+    assert model.score(table, Y) > 0.9
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(table[["b", "a", "c", "d"]])
+
+
+def test_scores_have_the_form_of_a_grid_searchs() -> None:
+    theirs = GridSearchCV(trained(), {"k": [0.5, 1], "learning_rate": [0.1]}, cv=2).fit(X, Y)
+    model = tuned().fit(X, Y)
+    ours = model.cv_results_
+    assert ours.keys() == {key for key in theirs.cv_results_ if not key.endswith("_time")}
+    for key, column in ours.items():
+        assert len(column) == len(ours["params"])
+        assert type(column) is type(theirs.cv_results_[key])
+        assert getattr(column, "dtype", None) == getattr(theirs.cv_results_[key], "dtype", None)
+    both = np.stack([ours["split0_test_score"], ours["split1_test_score"]])
+    np.testing.assert_allclose(ours["mean_test_score"], both.mean(0))
+    np.testing.assert_allclose(ours["std_test_score"], both.std(0))
+    best = ours["mean_test_score"].max()
+    assert ((ours["rank_test_score"] == 1) == (ours["mean_test_score"] == best)).all()
+    assert ours["rank_test_score"][model.best_index_] == 1
+    assert ours["params"][model.best_index_] == {
+        "k": model.k_,
+        "learning_rate": model.learning_rate_,
+    }
+    for at, pair in enumerate(ours["params"]):
+        assert pair["k"] == ours["param_k"][at]
+        assert pair["learning_rate"] == ours["param_learning_rate"][at]
+
+
+# --- what is chosen --------------------------------------------------------------------------
+
+
+def test_digits() -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    seen, unseen, y_seen, y_unseen = train_test_split(pixels, labels, random_state=0)
+    model = TunableMLPClassifier((64,), ks=(0.25, 1), repetitions=2, random_state=0)
+    model.fit(seen, y_seen)
+    assert model.k_ in (0.25, 1)
+    assert set(model.cv_results_["param_k"]) == {0.25, 1}
+    assert model.score(unseen, y_unseen) > 0.95
+    assert model.n_iter_ == len(model.validation_scores_) > 15
+    assert model.best_validation_score_ == max(model.validation_scores_)
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+    """All that were asked for."""
+    asked: list[Trial] = []
+    run = module._outcomes
+
+    def watch(fleet: Fleet, wanted: list[Trial]) -> Iterator[Outcome]:
+        asked.extend(wanted)
+        return run(fleet, wanted)
+
+    monkeypatch.setattr(module, "_outcomes", watch)
+    return asked
+
+
+def test_what_is_given_is_not_tried(trials: list[Trial]) -> None:
+    model = tuned(learning_rate=0.2).fit(X, Y)
+    assert {(trial.k, trial.learning_rate) for trial in trials} == {(0.5, 0.2), (1, 0.2)}
+    assert len(trials) == 2 * 2 + 1
+    model = tuned(k=4.0).fit(X, Y)
+    assert set(model.cv_results_["param_k"]) == {4.0}
+    assert len(set(model.cv_results_["param_learning_rate"])) >= 3
+    assert model.k_ == 4.0
+
+
+def test_with_all_given_one_network_is_trained(trials: list[Trial]) -> None:
+    model = tuned().fit(X, Y)
+    trials.clear()
+    model.set_params(k=0.5, learning_rate=0.1).fit(X, Y)
+    (trial,) = trials
+    assert (trial.k, trial.learning_rate, trial.split.retrain) == (0.5, 0.1, True)
+    assert (model.k_, model.learning_rate_) == (0.5, 0.1)
+    assert not hasattr(model, "cv_results_")  # of the choice before
+    assert not hasattr(model, "best_index_")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ks", "clip"), [(8, SHALLOW_KS, None), ((6, 5), DEEP_KS, 100.0)], ids=str
+)
+def test_the_papers_settings_follow_the_depth(
+    sizes: Any, ks: tuple[float, ...], clip: float | None, trials: list[Trial]
+) -> None:
+    model = TunableMLPClassifier(sizes, learning_rate=0.1, repetitions=1, max_iter=1)
+    model.fit(X, Y)
+    assert tuple(model.cv_results_["param_k"]) == ks
+    assert {trial.clip for trial in trials} == {clip}
+    assert {trial.batch_size for trial in trials} == {batch_size_for(147)}  # 3 flowers come twice
+    assert all(trial.split.stratified for trial in trials)
+
+
+def test_parameters_reach_the_trial(trials: list[Trial]) -> None:
+    trained(
+        activation="tanh",
+        optimizer="adam",
+        momentum=0.3,
+        batch_size=7,
+        clip=2.0,
+        feature_range=[0, 1],
+        patience=2,
+        max_iter=3,
+    ).fit(X, Y)
+    (trial,) = trials
+    assert (trial.activation, trial.optimizer, trial.momentum) == ("tanh", "adam", 0.3)
+    assert (trial.batch_size, trial.clip, trial.feature_range) == (7, 2.0, (0, 1))
+    assert (trial.patience, trial.max_epochs) == (2, 3)
+
+
+@pytest.mark.parametrize("size", [*range(1, 50), 426, 427, 854, 855, 60_000])
+def test_batches_leave_five_steps_an_epoch(size: int) -> None:
+    batch = batch_size_for(size)
+    assert batch in {1, 2, 4, 8, 16, 32, 64, 128}
+
+    def steps(batch: int) -> int:
+        return math.ceil(3 * (size // 5) / batch)
+
+    assert batch == 1 or steps(batch) >= 5
+    assert batch == 128 or steps(2 * batch) < 5
+
+
+def test_progress_is_shown_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(learning_rate=0.1).fit(X, Y)
+    assert capsys.readouterr().err == ""
+    tuned(learning_rate=0.1, verbose=True).fit(X, Y)
+    assert "4/4" in capsys.readouterr().err
+
+
+# --- examples --------------------------------------------------------------------------------
+
+
+def shuffled(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+    order = np.random.RandomState(1).permutation(len(arrays[0]))
+    return [array[order] for array in arrays]
+
+
+def assert_same(one: TunableMLPClassifier, other: TunableMLPClassifier) -> None:
+    assert (one.k_, one.learning_rate_) == (other.k_, other.learning_rate_)
+    assert (one.predict_proba(X) == other.predict_proba(X)).all()
+
+
+@pytest.mark.parametrize("model", [trained(), tuned()], ids=["trained", "tuned"])
+def test_a_weight_is_a_number_of_copies(model: TunableMLPClassifier) -> None:
+    counts = np.random.RandomState(0).randint(4, size=len(Y))
+    weighted = clone(model).fit(X, Y, sample_weight=counts)
+    repeated = clone(model).fit(*shuffled(X.repeat(counts, 0), Y.repeat(counts)))
+    assert_same(weighted, repeated)
+    unweighted = clone(model).fit(X, Y)
+    assert not (unweighted.predict_proba(X) == weighted.predict_proba(X)).all()
+
+
+def test_the_weights_unit_does_not_matter() -> None:
+    model = trained()
+    weights = np.arange(len(Y)) % 3 + 1.0
+    assert_same(clone(model).fit(X, Y, weights), clone(model).fit(X, Y, 4 * weights))
+    assert_same(clone(model).fit(X, Y), clone(model).fit(X, Y, np.full(len(Y), 0.25)))
+
+
+def test_weights_decide_between_labels() -> None:
+    """Every flower comes with the right and with a wrong label; the heavier one is learned."""
+    wrong = (Y + 1) % 3
+    rows, labels = np.concatenate([X, X]), np.concatenate([Y, wrong])
+    for weight, expected in ((0.05, Y), (20, wrong)):
+        weights = np.concatenate([np.ones(len(Y)), np.full(len(Y), weight)])
+        model = trained(max_iter=100).fit(rows, labels, sample_weight=weights)
+        assert model.score(X, expected) > 0.9
+
+
+def test_neither_order_nor_threads_matter() -> None:
+    model = tuned().fit(X, Y)
+    torch.set_num_threads(3)
+    assert_same(model, tuned().fit(*shuffled(X, Y)))
+    assert torch.get_num_threads() == 3
+
+
+def test_the_seed_matters() -> None:
+    one, other = trained().fit(X, Y), trained(random_state=1).fit(X, Y)
+    assert not (one.predict_proba(X) == other.predict_proba(X)).all()
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize("model", [trained(), tuned()], ids=["trained", "tuned"])
+def test_few_examples(count: int, model: TunableMLPClassifier) -> None:
+    rows = np.linspace(0, 1, count)[:, None]
+    model = clone(model).fit(rows, rows[:, 0] > 0.4)
+    assert model.classes_.tolist() == [False, True]
+    assert np.isfinite(model.predict_proba(rows)).all()
+
+
+def test_a_class_may_have_one_member() -> None:
+    labels = np.where(np.arange(len(Y)) == 7, 9, Y)
+    assert trained().fit(X, labels).predict_proba(X).shape == (150, 4)
+
+
+# --- the network -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        ("relu", lambda x: np.maximum(x, 0)),
+        ("tanh", np.tanh),
+        ("sigmoid", scipy.special.expit),
+    ],
+)
+def test_predictions_are_those_of_the_weights(
+    activation: str, function: Callable[[NDArray[Any]], NDArray[Any]]
+) -> None:
+    model = trained(activation=activation).fit(X, Y)
+    layer = 2 * (X - X.min(0)) / (X.max(0) - X.min(0)) - 1
+    for at, (weight, bias) in enumerate(zip(model.coefs_, model.intercepts_, strict=True)):
+        layer = (function(layer) if at else layer) @ weight + bias
+    expected = scipy.special.log_softmax(layer, axis=1)
+    np.testing.assert_allclose(model.predict_log_proba(X), expected, rtol=1e-9)
+    np.testing.assert_allclose(model.predict_proba(X), np.exp(expected), rtol=1e-9)
+    assert (model.predict(X) == expected.argmax(1)).all()
+    assert [weight.shape for weight in model.coefs_] == [(4, 8), (8, 3)]
+
+
+def test_units_do_not_matter() -> None:
+    factor, offset = np.array([1e-9, 1, 1e9, -3]), np.array([0, 1e3, -5, 1e-3])
+    model, other = trained().fit(X, Y), trained().fit(X * np.abs(factor) + offset, Y)
+    difference = other.predict_proba(X * np.abs(factor) + offset) - model.predict_proba(X)
+    assert np.abs(difference).max() < 0.01
+
+
+def test_what_lies_beyond_the_training_data_is_clipped() -> None:
+    model = trained().fit(X, Y)
+    edge = model.predict_proba(X.max(0)[None])
+    assert (model.predict_proba(X.max(0)[None] + [[1, 1e6, 1e30, 1e300]]) == edge).all()
+
+
+def test_a_constant_feature_is_no_obstacle() -> None:
+    rows = np.column_stack([X, np.full(len(X), 7.0)])
+    assert trained().fit(rows, Y).score(rows, Y) > 0.9
+
+
+def test_an_early_end_is_told() -> None:
+    with pytest.warns(ConvergenceWarning, match="raise max_iter=2"):
+        trained(max_iter=2).fit(X, Y)
+
+
+def test_divergence_is_told() -> None:
+    deep = TunableMLPClassifier((8, 8), 1, 1e6, activation="tanh", clip=None, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="lower learning_rate=1e\\+06"):
+        deep.fit(X, Y)
+    model = trained().fit(X, Y).set_params(learning_rate=1e30)
+    with pytest.raises(ValueError, match="lower learning_rate=1e\\+30"):
+        model.fit(X, Y)
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameter", "values", "message"),
+    [
+        ("hidden_layer_sizes", [0, (4, -1), 2.5, "ab", None], "whole numbers above 0"),
+        ("k", [0, -1, math.inf, math.nan, "best", None], "'auto' or a number above 0"),
+        ("learning_rate", [0, math.inf, "constant"], "'auto' or a number above 0"),
+        ("ks", [(), (1, 1), (0.5, 0), 1.0, "auto"], "None or different numbers above 0"),
+        ("repetitions", [0, 2.5], "a whole number above 0"),
+        ("activation", ["logistic"], "one of .'relu', 'tanh', 'sigmoid'"),
+        ("optimizer", ["lbfgs"], "one of .'sgd', 'adam', 'rmsprop'"),
+        ("momentum", [1, -0.1, "high"], "a number in .0, 1"),
+        ("batch_size", [0, 2.5, "all"], "'auto' or a whole number above 0"),
+        ("clip", [0, "none"], "'auto', None or a number above 0"),
+        ("feature_range", [(1, 0), (0, math.inf), (0, 1, 2), 3, "ab"], ".low, high., two finite"),
+        ("patience", [0, 1.5], "a whole number above 0"),
+        ("max_iter", [0, 1.5], "a whole number above 0"),
+        ("device", ["gpu", None], "'auto' or a device of PyTorch's, such as 'cpu'"),
+    ],
+)
+def test_bad_parameters_are_named(parameter: str, values: list[Any], message: str) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{parameter} must be {message}.*, not "):
+            trained().set_params(**{parameter: value}).fit(X, Y)
+
+
+def test_bad_weights_are_named() -> None:
+    for weights in (np.zeros(150), np.arange(150) - 1):
+        with pytest.raises(ValueError, match="sample_weight must be zero or more, and not zero"):
+            trained().fit(X, Y, sample_weight=weights)
+    with pytest.raises(ValueError, match="sample_weight contains NaN"):
+        trained().fit(X, Y, sample_weight=np.full(150, np.nan))
+
+
+def test_one_class_is_not_enough() -> None:
+    with pytest.raises(ValueError, match="y must have two classes or more; there is only one"):
+        trained().fit(X, np.full(len(X), "same"))
+    with pytest.raises(ValueError, match="y must have two classes or more; there is only one"):
+        trained().fit(X, Y, sample_weight=Y == 1)

@@ -1,0 +1,154 @@
+"""Examples that count more or less than others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import plain_loop
+from pseudograd.data import Dataset
+from pseudograd.fleet import Fleet, Outcome, Split, Trial
+from pseudograd.fleet import fleet as fleet_module
+from pseudograd.fleet.stack import Examples, Settings, Stack
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ONE = Trial("blobs", (7,), k=0.5, learning_rate=0.2, momentum=0.5, batch_size=32, max_epochs=6)
+
+
+def blobs(weights: Tensor | None = None) -> Dataset:
+    """Three overlapping classes: 113 to train on, 30 to test."""
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(3, (143,), generator=generator)
+    centres = torch.rand(3, 5, generator=generator, dtype=torch.float64)
+    noise = torch.randn(143, 5, generator=generator, dtype=torch.float64)
+    features = centres[labels] + 0.4 * noise
+    return Dataset("blobs", features, labels, 113, value_range=(-1.0, 2.0), weights=weights)
+
+
+def uneven() -> Tensor:
+    """Weights from 0.1 to 100, whose mean is far from 1."""
+    return 10 ** (3 * torch.rand(143, generator=torch.Generator().manual_seed(2)).double() - 1)
+
+
+def run(data: Dataset, trials: Sequence[Trial]) -> dict[Trial, Outcome]:
+    fleet = Fleet(data, precision="float64", keep_parameters=True)
+    return {outcome.trial: outcome for outcome in fleet.run(trials)}
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {},
+        {"split": Split(plan=1, retrain=True), "clip": 0.05},
+        {"optimizer": "adam", "learning_rate": 0.02, "hidden_layer_sizes": (6, 5)},
+    ],
+    ids=str,
+)
+def test_weighted_trials_follow_a_plain_loop(shared: dict[str, Any]) -> None:
+    data = blobs(uneven())
+    trials = [replace(ONE, **shared, k=k, seed=seed) for k in (0.25, 1, 2) for seed in (0, 1)]
+    for trial, ours in run(data, trials).items():
+        theirs = plain_loop.train(data, trial).outcome
+        torch.testing.assert_close(ours.parameters, theirs.parameters, rtol=1e-10, atol=1e-10)
+        assert ours.curve == pytest.approx(theirs.curve, abs=1e-12)
+        assert ours.error == pytest.approx(theirs.error, abs=1e-12)
+        assert ours.cross_entropy == pytest.approx(theirs.cross_entropy, rel=1e-9)
+        assert (ours.best_epoch, ours.wrong) == (theirs.best_epoch, theirs.wrong)
+
+
+def test_weights_change_training_and_judgement() -> None:
+    trial = replace(ONE, split=Split(retrain=True))
+    plain, weighted = run(blobs(), [trial])[trial], run(blobs(uneven()), [trial])[trial]
+    assert plain.curve != weighted.curve
+    assert plain.wrong is not None
+    assert plain.error == len(plain.wrong) / 30
+    assert weighted.wrong is not None
+    weights = uneven()[113:]
+    share = weights[list(weighted.wrong)].sum() / weights.sum()
+    assert weighted.error == pytest.approx(share.item())
+
+
+def test_equal_weights_change_nothing() -> None:
+    (plain,) = run(blobs(), [ONE]).values()
+    (weighted,) = run(blobs(torch.full((143,), 4.0)), [ONE]).values()
+    torch.testing.assert_close(weighted.parameters, plain.parameters, rtol=1e-12, atol=1e-12)
+    assert weighted.curve == pytest.approx(plain.curve)
+
+
+def test_whole_weights_are_repeated_examples() -> None:
+    """In full batches: a step is then the same sum of examples."""
+    data = blobs()
+    counts = torch.arange(113) % 4 + 1
+    features, labels = data.features[:113], data.labels[:113]
+    weights = counts / counts.double().mean()
+    examples = Examples(features, labels, 1.0, 0.0, weights)
+    repeated = Examples(
+        features.repeat_interleave(counts, 0), labels.repeat_interleave(counts), 1.0, 0.0
+    )
+    column = torch.ones(2, 1, 1, dtype=torch.float64)
+    settings = Settings(0.5 * column, 0.3 * column, 0.9 * column, clip=None)
+    judged = []
+    for each in (examples, repeated):
+        stack = Stack(each, (5, 6, 3), "tanh", "sgd", models=2, dtype=torch.float64)
+        stack.start(torch.arange(2), torch.tensor([3, 4]))
+        everything = torch.arange(len(each.labels)).expand(2, -1)
+        for _ in range(20):
+            stack.train(everything, len(each.labels), settings)
+        judged.append((stack.parameters, stack.evaluate(everything)))
+    torch.testing.assert_close(judged[0], judged[1], rtol=1e-10, atol=1e-12)
+
+
+def test_chance_is_weighted() -> None:
+    """What a diverged network is held against: the most frequent class by weight, not by number."""
+    labels = torch.arange(20) // 15  # 15 examples of class 0, 5 of class 1
+    weights = torch.where(labels == 1, 9.0, 1.0)
+    data = Dataset("one", torch.zeros(20, 1), labels, 20, weights=weights)
+    trial = Trial("one", (), k=1, learning_rate=0.1)
+    crew = fleet_module._Crew(Fleet(data), trial, torch.device("cpu"), slots=1)
+    assert crew.majority == pytest.approx(45 / 60)
+
+
+def test_kernels_are_not_asked_to_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cannot: weighted data go the plain way wherever they are."""
+    pytest.importorskip("triton")
+    from pseudograd.fleet.fused import FusedStack
+
+    class OnGPU:
+        """A tensor as far as `_stack` looks."""
+
+        device = torch.device("cuda")
+
+    monkeypatch.setattr(FusedStack, "__init__", lambda self, *_: None)
+    monkeypatch.setattr(Stack, "__init__", lambda self, *_: None)
+    for weights, kind in ((None, FusedStack), (uneven(), Stack)):
+        examples: Any = Examples(blobs().features, OnGPU(), 1.0, 0.0, weights)  # type: ignore[arg-type]
+        assert type(fleet_module._stack(examples, Fleet(blobs()), ONE, 1)) is kind
+
+
+def test_weights_belong_to_the_hash() -> None:
+    assert blobs().sha256 == blobs().sha256
+    assert len({data.sha256 for data in (blobs(), blobs(uneven()), blobs(2 * uneven()))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (torch.ones(142), "one floating-point number for each of the 143"),
+        (torch.ones(143, 1), "one floating-point number for each of the 143"),
+        (torch.ones(143).long(), "one floating-point number for each of the 143"),
+        (-torch.ones(143), "above 0"),
+        (torch.zeros(143), "leave out"),
+        (torch.full((143,), torch.nan), "finite"),
+        (torch.full((143,), torch.inf), "finite"),
+    ],
+    ids=str,
+)
+def test_bad_weights_are_named(weights: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=f"weights must be .*{message}"):
+        blobs(weights)
