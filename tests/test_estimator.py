@@ -21,7 +21,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from pseudograd import estimator as module
 from pseudograd.estimator import TunableMLPClassifier
 from pseudograd.fleet import Fleet, Outcome, Trial
 from pseudograd.search.protocol import DEEP_KS, SHALLOW_KS, batch_size_for
@@ -137,13 +136,13 @@ def test_digits() -> None:
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
     """All that were asked for."""
     asked: list[Trial] = []
-    run = module._outcomes
+    run = Fleet.run
 
     def watch(fleet: Fleet, wanted: list[Trial]) -> Iterator[Outcome]:
         asked.extend(wanted)
         return run(fleet, wanted)
 
-    monkeypatch.setattr(module, "_outcomes", watch)
+    monkeypatch.setattr(Fleet, "run", watch)
     return asked
 
 

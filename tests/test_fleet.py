@@ -718,6 +718,31 @@ def test_several_workers_give_what_one_gives() -> None:
         assert outcome.cross_entropy == pytest.approx(alone[trial].cross_entropy, nan_ok=True)
 
 
+@pytest.mark.parametrize("hidden", [(), (9,), (17, 9), (32,), (5, 11, 3)])
+def test_outcomes_are_the_same_to_the_last_bit_in_any_company(hidden: tuple[int, ...]) -> None:
+    """Also in single precision, where a different rounding grows into a different error."""
+    one = replace(ONE, hidden_layer_sizes=hidden, batch_size=29)
+    trials = [replace(one, seed=seed, k=k) for seed in range(4) for k in (0.5, 2)]
+
+    def outcomes(threads: int, slots: int, trials: list[Trial]) -> dict[Trial, Any]:
+        torch.set_num_threads(threads)
+        fleet = Fleet(blobs(), slots=slots, keep_parameters=True)
+        return {
+            o.trial: (o.curve, o.error, o.cross_entropy, o.parameters and o.parameters[0][0].sum())
+            for o in fleet.run(trials)
+        }
+
+    threads = torch.get_num_threads()
+    try:
+        expected = outcomes(1, 1, trials)
+        assert outcomes(1, 3, trials[::-1]) == expected
+        assert outcomes(1, 8, trials) == expected
+        assert outcomes(2, 2, trials) == expected
+        assert outcomes(2, 2, trials[3:4]) == {trials[3]: expected[trials[3]]}
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_several_devices_give_what_one_gives() -> None:
     """Two names of the same processor stand for two devices: both work, on the same trials."""
     used = set()

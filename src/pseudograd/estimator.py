@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
@@ -36,7 +35,6 @@ from pseudograd.search.protocol import (
 )
 
 _FOLDS = 5  # cross-validation cuts the examples into so many
-_PACK = 8  # networks that one thread trains together on a CPU
 _FLOATS = (np.float64, np.float32)  # what features may be; all else becomes float64
 
 
@@ -253,7 +251,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         else:
             self.k_, self.learning_rate_ = float(self.k), float(self.learning_rate)
         (final,) = protocol.retrainings_of(self.k_, self.learning_rate_)
-        (outcome,) = _outcomes(Fleet(data, device, keep_parameters=True), [final])
+        (outcome,) = Fleet(data, device, keep_parameters=True).run([final])
         network = Network.of(outcome, data)
         if outcome.stopped_by == "diverged":
             problem = f"training diverged: lower learning_rate={self.learning_rate_:g}"
@@ -273,7 +271,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         outcomes: dict[Trial, Outcome] = {}
         while wanted := protocol.wanted(outcomes):
             running = tqdm(
-                _outcomes(fleet, wanted),
+                fleet.run(wanted),
                 f"{len(outcomes)} networks trained, {len(wanted)} to go",
                 len(wanted),
                 disable=not self.verbose,
@@ -297,30 +295,6 @@ class _Selection(Protocol):
     def best(self, outcomes: Outcomes) -> Cell:
         """Give (k*, η*)."""
         return self._best(self.cells(outcomes))
-
-
-def _outcomes(fleet: Fleet, trials: list[Trial]) -> Iterator[Outcome]:
-    """The outcomes of the trials, the same in every run.
-
-    On a CPU a fleet's threads take trials as they get done, and the last bits of a result depend
-    on the networks that are trained beside it. So there each thread gets packs, which are fixed.
-    """
-    if fleet.devices[0].type != "cpu":
-        yield from fleet.run(trials)
-        return
-
-    def run(pack: list[Trial]) -> list[Outcome]:
-        torch.set_num_threads(1)  # of this thread's operations
-        return list(fleet.run(pack))
-
-    threads = torch.get_num_threads()
-    packs = [trials[at : at + _PACK] for at in range(0, len(trials), _PACK)]
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            for outcomes in pool.map(run, packs):
-                yield from outcomes
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _weights(given: ArrayLike | None, rows: NDArray[Any]) -> NDArray[np.float64]:

@@ -118,9 +118,9 @@ class Fleet:
         for device in workers:
             slots = min(self.slots or self._planned_slots(first, device), share)
             works.append(functools.partial(self._work, first, device, slots, pending))
-        if len(works) == 1:
+        if workers[0].type != "cpu" and len(works) == 1:
             yield from works[0](threading.Event())
-        else:
+        else:  # a single one on a CPU too: products round by the number of threads
             yield from _side_by_side(works)
 
     def _workers(self) -> list[torch.device]:

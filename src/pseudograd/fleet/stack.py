@@ -97,7 +97,10 @@ class Stack:
         self.dtype = dtype
         device = examples.labels.device
         shapes = list(itertools.pairwise(layer_sizes))
-        self.weights = [torch.zeros(models, *shape, dtype=dtype, device=device) for shape in shapes]
+        self.weights = [
+            self._laid_out(torch.zeros(models, *shape, dtype=dtype, device=device))
+            for shape in shapes
+        ]
         self.biases = [torch.zeros(models, 1, out, dtype=dtype, device=device) for _, out in shapes]
         self.best = [torch.zeros_like(parameter) for parameter in self.parameters]
         moments = 2 if optimizer == "adam" else 1
@@ -125,6 +128,10 @@ class Stack:
                 self.dtype
             )
 
+    def _laid_out(self, matrices: Tensor) -> Tensor:
+        """The matrices, each at the start of a line of the cache."""
+        return _on_lines(matrices, *matrices.shape).copy_(matrices)
+
     def keep(self, models: Tensor) -> None:
         """Remember the given networks as their best."""
         for best, parameter in zip(self.best, self.parameters, strict=True):
@@ -137,7 +144,7 @@ class Stack:
 
     def select(self, models: Tensor) -> None:
         """Drop all networks but the given ones."""
-        self.weights = [weight[models] for weight in self.weights]
+        self.weights = [self._laid_out(weight[models]) for weight in self.weights]
         self.biases = [bias[models] for bias in self.biases]
         self.best = [best[models] for best in self.best]
         self.moments = [[moment[models] for moment in moments] for moments in self.moments]
@@ -160,19 +167,24 @@ class Stack:
             self._step(index, settings)
 
     def _step(self, index: Tensor, settings: Settings) -> None:
+        size = index.shape[1]
+        index = _whole_lines(index)
         layers = self._forward(self.examples.gather(index, self.dtype), self.parameters)
         *hidden, logits = layers
         # The pseudo-gradient at the logits (Eq. 5) takes the gradient's place ...
         target, k = self.examples.labels[index], settings.k
         top, margin = paper.top_and_margin(logits, target)
-        strength = paper.strength(margin, k) / index.shape[1]
+        strength = paper.strength(margin, k) / size
+        strength[:, size:] = 0
         if self.examples.weights is not None:
             strength *= self.examples.weights[index].to(self.dtype).unsqueeze(-1)
         delta = paper.push(logits, target, k, top, strength)
         # ... and the chain rule does the rest (Eq. 3).
         gradients = []
         for layer in range(len(self.weights) - 1, -1, -1):
-            gradients += [delta.sum(1, keepdim=True), hidden[layer].mT @ delta]
+            gradient = _on_lines(delta, *self.weights[layer].shape)
+            torch.bmm(hidden[layer].mT, delta, out=gradient)
+            gradients += [delta.sum(1, keepdim=True), gradient]
             if layer:
                 delta = self.pass_back(delta @ self.weights[layer].mT, hidden[layer])
         gradients.reverse()
@@ -185,11 +197,14 @@ class Stack:
 
     def evaluated(self, models: Tensor | None) -> list[Tensor]:
         """Give the parameters to evaluate: the given networks' best, or all as they are."""
-        return self.parameters if models is None else [best[models] for best in self.best]
+        if models is None:
+            return self.parameters
+        return [self._laid_out(best[models]) for best in self.best]
 
     def logits_of(self, index: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Give the logits for the examples ``index`` (models, rows) by the given parameters."""
-        return self._forward(self.examples.gather(index, self.dtype), parameters)[-1]
+        features = self.examples.gather(_whole_lines(index), self.dtype)
+        return self._forward(features, parameters)[-1][:, : index.shape[1]]
 
     def _forward(self, x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Inputs, hidden layers' outputs, logits."""
@@ -256,6 +271,23 @@ class Stack:
             target = self.examples.labels[rows]
             loss = paper.cross_entropy(paper.top_and_margin(logits, target)[1]).squeeze(-1)
             yield rows, (logits.argmax(-1) != target) | ~loss.isfinite(), loss
+
+
+# On a CPU, products of matrices that do not start at a line of the cache (64 bytes) are rounded
+# differently, but no network's result should depend on its place in the stack. So whatever enters a
+# product, or comes out of it, starts at a line.
+
+
+def _on_lines(like: Tensor, models: int, rows: int, columns: int) -> Tensor:
+    """New matrices, with some space after each."""
+    size = rows * columns
+    return like.new_empty(models, size + -size % 16)[:, :size].unflatten(1, (rows, columns))
+
+
+def _whole_lines(index: Tensor) -> Tensor:
+    """The columns, and the first again until they are 16, 32, ... in number."""
+    missing = -index.shape[1] % 16
+    return torch.cat((index, index[:, :1].expand(-1, missing)), 1) if missing else index
 
 
 @dataclass(frozen=True, eq=False)
