@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -502,7 +503,7 @@ def test_sets_that_cannot_be_split(data: Dataset, split: Split, message: str) ->
 def test_features_are_scaled_to_the_range_of_the_trial(feature_range: tuple[float, float]) -> None:
     trial = replace(ONE, feature_range=feature_range)
     for data in (blobs("pixels"), blobs("numbers")):
-        crew = _Crew(Fleet(data, precision="float64"), trial, CPU, 1)
+        crew = _Crew(Fleet(data, precision="float64"), trial, CPU, 1, 1)
         ours = crew.stack.examples.gather(torch.arange(263).reshape(1, -1), torch.float64)
         torch.testing.assert_close(ours[0], plain_loop.scaled(data, trial), **EXACT)
         assert (ours.min().item(), ours.max().item()) == pytest.approx(feature_range)
@@ -521,7 +522,7 @@ def test_gathering_leaves_the_features_alone() -> None:
 def test_the_layout_of_the_features_does_not_matter(precision: str) -> None:
     data = blobs()
     turned = replace(data, features=data.features.T.contiguous().T)
-    crew = _Crew(Fleet(turned, precision=precision), ONE, CPU, 1)
+    crew = _Crew(Fleet(turned, precision=precision), ONE, CPU, 1, 1)
     assert crew.stack.examples.features.is_contiguous()  # as the kernels take them to be
     ours, theirs = (list(Fleet(d, precision=precision).run([ONE])) for d in (turned, data))
     assert ours == theirs
@@ -686,8 +687,8 @@ def test_products_are_as_precise_as_asked_for(
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(ambient)
     try:
-        for _ in Fleet(blobs(), precision=precision).run([ONE, replace(ONE, max_epochs=2)]):
-            assert torch.get_float32_matmul_precision() == ambient
+        assert len(list(Fleet(blobs(), precision=precision).run([ONE]))) == 1
+        assert torch.get_float32_matmul_precision() == ambient
     finally:
         torch.set_float32_matmul_precision(before)
     assert seen == {("train", "highest"), ("evaluate", "highest")}
@@ -716,6 +717,42 @@ def test_several_workers_give_what_one_gives() -> None:
     for trial, outcome in together.items():
         assert outcome.curve == alone[trial].curve
         assert outcome.cross_entropy == pytest.approx(alone[trial].cross_entropy, nan_ok=True)
+
+
+def test_a_queue_may_be_added_to() -> None:
+    """As outcomes come, more trials are asked for; in threads a fleet may end before they are."""
+    trials = [replace(ONE, seed=seed, max_epochs=3) for seed in range(20)]
+    queue, later, found = deque(trials[:2]), deque(trials[2:]), {}
+    while queue or later:
+        queue = queue or deque([later.popleft()])
+        for outcome in Fleet(blobs()).run(queue):
+            found[outcome.trial] = outcome
+            queue.extend(later.popleft() for _ in range(min(5, len(later))))
+    assert found == {outcome.trial: outcome for outcome in Fleet(blobs()).run(trials)}
+
+
+def test_slots_follow_the_work() -> None:
+    trials = [replace(ONE, seed=seed, max_epochs=1 + seed % 5) for seed in range(40)]
+    expected = {outcome.trial: outcome for outcome in Fleet(blobs()).run(trials)}
+    queue, later, found, slots = deque(trials[:2]), deque(trials[2:]), {}, []
+    crew = _Crew(Fleet(blobs()), ONE, CPU, 2, 16)
+    for outcome in crew.through(queue, threading.Event()):
+        found[outcome.trial] = outcome
+        slots.append(len(crew.runs))
+        queue.extend(later.popleft() for _ in range(min(4, len(later))))
+    assert found == expected
+    assert slots[0] == 2
+    assert max(slots) == 16
+    assert slots[-1] < 8
+
+
+def test_what_is_added_to_a_queue_must_be_alike() -> None:
+    queue = deque([ONE])
+    outcomes = _Crew(Fleet(blobs()), ONE, CPU, 1, 1).through(queue, threading.Event())
+    next(outcomes)
+    queue.append(replace(ONE, hidden_layer_sizes=(3,)))
+    with pytest.raises(ValueError, match="trials of one fleet must share"):
+        next(outcomes)
 
 
 @pytest.mark.parametrize("hidden", [(), (9,), (17, 9), (32,), (5, 11, 3)])

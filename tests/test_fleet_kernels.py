@@ -489,7 +489,7 @@ def test_what_runs_on_a_gpu(changes: dict[str, Any], precision: str, kind: type[
 
     trial = replace(Trial("blobs", (9,), 1, 0.1, momentum=0.9, max_epochs=5), **changes)
     fleet = Fleet(blobs(), "cuda", precision=precision)
-    assert type(_Crew(fleet, trial, torch.device("cuda"), 2).stack) is kind
+    assert type(_Crew(fleet, trial, torch.device("cuda"), 2, 2).stack) is kind
     trials = [replace(trial, seed=seed) for seed in range(5)]
     ours = {o.trial: o for o in Fleet(blobs(), "cuda", 2, precision=precision).run(trials)}
     for outcome in Fleet(blobs(), precision="float64").run(trials):

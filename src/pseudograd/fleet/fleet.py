@@ -98,26 +98,27 @@ class Fleet:
         self.keep_parameters = keep_parameters
 
     def run(self, trials: Iterable[Trial]) -> Iterator[Outcome]:
-        """Train the trials; give each one's outcome as it ends."""
-        pending = deque(_Run(trial) for trial in trials)
+        """Train the trials; give each one's outcome as it ends.
+
+        Args:
+            trials: All of one architecture. A deque is taken from as slots become free, and may be
+                added to until the last outcome is given.
+
+        """
+        pending = trials if isinstance(trials, deque) else deque(trials)
         if not pending:
             return
-        first = pending[0].trial
-        for run in pending:
-            if run.trial.architecture != first.architecture:
-                raise ValueError(
-                    "trials of one fleet must share data, hidden_layer_sizes, optimizer, "
-                    "activation, feature_range, batch_size, whether they clip, and what they "
-                    f"are judged on; these do not:\n  {first}\n  {run.trial}"
-                )
+        first = pending[0]
+        for trial in pending:
+            _check_alike(first, trial)
         if first.data != self.data.name:
             raise ValueError(f"trials are of data {first.data!r}, the fleet has {self.data.name!r}")
         workers = self._workers()[: len(pending)]
         share = -(-len(pending) // len(workers))
         works = []
         for device in workers:
-            slots = min(self.slots or self._planned_slots(first, device), share)
-            works.append(functools.partial(self._work, first, device, slots, pending))
+            most = self.slots or self._planned_slots(first, device)
+            works.append(functools.partial(self._work, first, device, most, share, pending))
         if workers[0].type != "cpu" and len(works) == 1:
             yield from works[0](threading.Event())
         else:  # a single one on a CPU too: products round by the number of threads
@@ -136,23 +137,26 @@ class Fleet:
         self,
         first: Trial,
         device: torch.device,
-        slots: int,
-        pending: deque[_Run],
+        most: int,
+        share: int,
+        pending: deque[Trial],
         stop: threading.Event,
     ) -> Iterator[Outcome]:
         """Work on the pending trials until there are none, or until told to stop."""
         while pending and not stop.is_set():
             crew = None
+            slots = min(most, share)
             try:
-                crew = _Crew(self, first, device, slots)
+                crew = _Crew(self, first, device, slots, most)
                 yield from crew.through(pending, stop)
             except torch.OutOfMemoryError:
+                slots = len(crew.runs) if crew else slots
                 if slots == 1:
                     raise
                 # What had ended has been given out; the rest starts again, in half the slots.
                 underway = crew.runs if crew else []
-                pending.extendleft(_Run(run.trial) for run in reversed(underway) if run)
-                slots //= 2
+                pending.extendleft(run.trial for run in reversed(underway) if run)
+                most = slots // 2
             del crew  # and with it its memory, now that no traceback refers to it
             if pending:
                 torch.cuda.empty_cache()
@@ -174,6 +178,15 @@ class Fleet:
 
     def _layer_sizes(self, trial: Trial) -> tuple[int, ...]:
         return self.data.features.shape[1], *trial.hidden_layer_sizes, self.data.classes
+
+
+def _check_alike(first: Trial, trial: Trial) -> None:
+    if trial.architecture != first.architecture:
+        raise ValueError(
+            "trials of one fleet must share data, hidden_layer_sizes, optimizer, activation, "
+            "feature_range, batch_size, whether they clip, and what they are judged on; "
+            f"these do not:\n  {first}\n  {trial}"
+        )
 
 
 def _stack(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
@@ -279,8 +292,10 @@ def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
 class _Crew:
     """The slots: trials under way, and the stack of their networks."""
 
-    def __init__(self, fleet: Fleet, trial: Trial, device: torch.device, slots: int) -> None:
-        self.fleet, self.trial, self.device = fleet, trial, device
+    def __init__(
+        self, fleet: Fleet, trial: Trial, device: torch.device, slots: int, most: int
+    ) -> None:
+        self.fleet, self.trial, self.device, self.most = fleet, trial, device, most
         self.runs: list[_Run | None] = [None] * slots
         # Of no method: it would hold the crew, and so its memory, until a garbage collection.
         self.parts = functools.cache(functools.partial(_parts_on, device, fleet.data))
@@ -301,7 +316,7 @@ class _Crew:
         votes = data.labels[trained].bincount(weights)
         self.majority = float(votes.max() / votes.sum())
 
-    def through(self, pending: deque[_Run], stop: threading.Event) -> Iterator[Outcome]:
+    def through(self, pending: deque[Trial], stop: threading.Event) -> Iterator[Outcome]:
         """Work through the pending trials, and give out what comes of them."""
         while not stop.is_set():
             self._fill(pending)
@@ -311,17 +326,18 @@ class _Crew:
                 self._train_an_epoch()
                 outcomes = self._end_trials(self._judge_the_epoch())
             yield from outcomes
-            if not pending:
-                self._close_ranks()
+            self._resize(len(pending))
 
-    def _fill(self, pending: deque[_Run]) -> None:
+    def _fill(self, pending: deque[Trial]) -> None:
         free = []
         for slot, run in enumerate(self.runs):
             if run is None:
                 try:
-                    self.runs[slot] = pending.popleft()
+                    trial = pending.popleft()
                 except IndexError:  # another worker was faster
                     break
+                _check_alike(self.trial, trial)
+                self.runs[slot] = _Run(trial)
                 free.append(slot)
         if not free:
             return
@@ -403,12 +419,20 @@ class _Crew:
             self.runs[slot] = None
         return outcomes
 
-    def _close_ranks(self) -> None:
-        """With nothing left to fill them, drop empty slots once they are half of all."""
+    def _resize(self, pending: int) -> None:
+        """Double the slots if there is work for as many; halve them if there is none."""
         busy = [slot for slot, run in enumerate(self.runs) if run]
-        if busy and len(busy) <= len(self.runs) // 2:
-            self.runs = [self.runs[slot] for slot in busy]
-            self.stack.select(self._tensor(busy))
+        wanted = min(self.most, len(busy) + pending)
+        slots = len(self.runs)
+        more = wanted > slots and wanted >= min(2 * slots, self.most)
+        fewer = not pending and 0 < len(busy) <= slots // 2
+        if not more and not fewer:
+            return
+        idle = wanted - len(busy)
+        self.runs = [self.runs[slot] for slot in busy] + [None] * idle
+        # A new slot is a copy of some network until a trial fills it.
+        self.stack.select(self._tensor(busy + [0] * idle))
+        if busy:
             self._assign()
 
     def _run(self, slot: int) -> _Run:

@@ -281,7 +281,8 @@ class Stack:
 def _on_lines(like: Tensor, models: int, rows: int, columns: int) -> Tensor:
     """New matrices, with some space after each."""
     size = rows * columns
-    return like.new_empty(models, size + -size % 16)[:, :size].unflatten(1, (rows, columns))
+    lines: Tensor = like.new_empty(models, size + -size % 16)
+    return lines[:, :size].view(models, rows, columns)
 
 
 def _whole_lines(index: Tensor) -> Tensor:

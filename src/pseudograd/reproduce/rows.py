@@ -1,0 +1,230 @@
+"""The rows of the paper's tables: what was trained, and what came out."""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+from pseudograd.fleet import Trial
+from pseudograd.search import Protocol, repetitions_for
+
+TABLES = ("table1", "table3", "table4", "supplement")
+UNPRINTED = "unprinted"  # rows that stand in the paper's LaTeX source as comments
+CLIP = 100.0  # of several hidden layers (supplement)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: an experiment, and the paper's figures of it.
+
+    Attributes:
+        table: "table1", "table3", "table4", "supplement" or "unprinted".
+        data: The data set.
+        hidden_layers: How many.
+        width: Of each of them.
+        momentum: Of the training.
+        selected_k: The k that cross-validation selected.
+        error_k1_pct: The test error at k = 1, in percent; None where the paper prints none.
+        error_selected_pct: At the selected k.
+        ce_k1: The test cross-entropy at k = 1.
+        ce_selected: At the selected k.
+
+    Example:
+        >>> row = rows("table1")[0]
+        >>> row.name, row.selected_k, row.error_k1_pct
+        ('mnist 1x400 m0.5', 0.5, 1.76)
+
+    """
+
+    table: str
+    data: str
+    hidden_layers: int
+    width: int
+    momentum: float
+    selected_k: float
+    error_k1_pct: float | None
+    error_selected_pct: float | None
+    ce_k1: float | None
+    ce_selected: float | None
+
+    @property
+    def name(self) -> str:
+        """What the row is called: data set, layers and momentum."""
+        return f"{self.data} {self.hidden_layers}x{self.width} m{self.momentum:g}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A row as it is run: with what the paper says, or with what it leaves open changed.
+
+    Attributes:
+        row: The row.
+        feature_range: What the pixels are scaled to.
+        activation: Of the hidden layers.
+
+    Example:
+        >>> first = experiments(rows("table1"))[0]
+        >>> first.name, len(first.protocol().wanted({}))  # of a sweep for the first learning rate
+        ('mnist 1x400 m0.5', 8)
+        >>> replace(first, feature_range=(0.0, 1.0), activation="tanh").name
+        'mnist 1x400 m0.5 tanh [0,1]'
+
+    """
+
+    row: Row
+    feature_range: tuple[float, float] = (-1.0, 1.0)
+    activation: str = "relu"
+
+    @property
+    def name(self) -> str:
+        """The row's name, and what is changed."""
+        return " ".join([self.row.name, *self._changes])
+
+    @property
+    def network(self) -> str:
+        """What all experiments share that are trained together: all but the momentum."""
+        row = self.row
+        return " ".join([f"{row.data} {row.hidden_layers}x{row.width}", *self._changes])
+
+    @property
+    def _changes(self) -> list[str]:
+        changes = [] if self.activation == "relu" else [self.activation]
+        low, high = self.feature_range
+        return changes + ([] if (low, high) == (-1, 1) else [f"[{low:g},{high:g}]"])
+
+    def protocol(self) -> Protocol:
+        """Give the paper's protocol for this row, at full size."""
+        row = self.row
+        trial = Trial(
+            row.data,
+            (row.width,) * row.hidden_layers,
+            k=1,
+            learning_rate=1,
+            momentum=row.momentum,
+            activation=self.activation,
+            feature_range=self.feature_range,
+            clip=CLIP if row.hidden_layers > 1 else None,
+        )
+        return Protocol(trial, repetitions=repetitions_for(row.data), three_fifths=True)
+
+    def smoke(self) -> Protocol:
+        """Give the same in small, to see that it runs: its figures mean nothing."""
+        full = self.protocol()
+        sizes = (max(8, self.row.width // 25),) * self.row.hidden_layers
+        return replace(
+            full,
+            trial=replace(full.trial, hidden_layer_sizes=sizes, max_epochs=3, patience=2),
+            ks=(1.0, 0.5),
+            repetitions=2,
+            retrainings=2,
+            most_extensions=2,
+        )
+
+
+@cache
+def paper_rows() -> tuple[Row, ...]:
+    """Give all 94 rows, in the paper's order; 27 of them are not printed.
+
+    Example:
+        >>> len(paper_rows()), sum(row.table != UNPRINTED for row in paper_rows())
+        (94, 67)
+
+    """
+    text = resources.files("pseudograd.reproduce").joinpath("paper.csv").read_text("utf-8")
+
+    def figure(text: str) -> float | None:
+        return float(text) if text else None
+
+    return tuple(
+        Row(
+            line["table"],
+            line["data"],
+            int(line["hidden_layers"]),
+            int(line["width"]),
+            float(line["momentum"]),
+            float(line["selected_k"]),
+            figure(line["error_k1_pct"]),
+            figure(line["error_selected_pct"]),
+            figure(line["ce_k1"]),
+            figure(line["ce_selected"]),
+        )
+        for line in csv.DictReader(text.splitlines())
+    )
+
+
+def rows(table: str = "all", pattern: str = "*") -> list[Row]:
+    """Give some of the rows.
+
+    Args:
+        table: "table1", "table3", "table4", "supplement", "all" of these, or "unprinted".
+        pattern: What their names must match, with ``*`` for anything, such as "cifar10 1x400*".
+
+    Example:
+        >>> [row.name for row in rows("table3", "svhn*")]
+        ['svhn 3x400 m0.5', 'svhn 3x800 m0.5']
+
+    """
+    if table not in (*TABLES, UNPRINTED, "all"):
+        raise ValueError(f"table must be one of {(*TABLES, UNPRINTED, 'all')}, not {table!r}")
+    found = [
+        row
+        for row in paper_rows()
+        if (row.table in TABLES if table == "all" else row.table == table)
+        and fnmatch.fnmatchcase(row.name, pattern)
+    ]
+    if not found:
+        raise ValueError(
+            f"rows {pattern!r} match no row of {table}: names are like {paper_rows()[0].name!r}, "
+            "and * stands for anything"
+        )
+    return found
+
+
+# What the activation changes, on a row of each depth and on three data sets.
+_TANH = ("mnist 1x400 m0.5", "cifar10 1x400 m0.5", "cifar10 3x400 m0.5", "cifar10 5x400 m0.5")
+
+
+def experiments(rows: Iterable[Row]) -> list[Experiment]:
+    """Give what is run for some rows: each as the paper says, and some otherwise too.
+
+    MNIST is run in [0, 1] as well, which fits the paper's learning rates better; and four rows are
+    run with tanh, since the paper does not name its activation.
+
+    Args:
+        rows: The rows.
+
+    Example:
+        >>> [experiment.name for experiment in experiments(rows("table1", "mnist 1x400*"))]
+        ['mnist 1x400 m0.5', 'mnist 1x400 m0.5 [0,1]', 'mnist 1x400 m0.5 tanh']
+
+    """
+    found = []
+    for row in rows:
+        found.append(Experiment(row))
+        if row.data == "mnist":
+            found.append(Experiment(row, feature_range=(0.0, 1.0)))
+        if row.name in _TANH:
+            found.append(Experiment(row, activation="tanh"))
+    return found
+
+
+def by_network(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
+    """Group experiments that differ in nothing but the momentum: they are trained together.
+
+    Args:
+        experiments: The experiments.
+
+    Example:
+        >>> groups = by_network(experiments(rows("all", "svhn 1x400*")))
+        >>> {network: len(group) for network, group in groups.items()}
+        {'svhn 1x400': 3}
+
+    """
+    groups: dict[str, list[Experiment]] = {}
+    for experiment in experiments:
+        groups.setdefault(experiment.network, []).append(experiment)
+    return groups
