@@ -14,13 +14,23 @@ from typing import TYPE_CHECKING
 from pseudograd import __version__
 from pseudograd.cli.data import data
 from pseudograd.cli.options import Parser
+from pseudograd.cli.reproduce import reproduce
 from pseudograd.cli.toy import curve, toy
 from pseudograd.cli.tune import predict, report, runs, tune
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
 
-COMMANDS: tuple[Callable[[Commands], None], ...] = (tune, predict, report, runs, data, toy, curve)
+COMMANDS: tuple[Callable[[Commands], None], ...] = (
+    tune,
+    predict,
+    report,
+    runs,
+    data,
+    reproduce,
+    toy,
+    curve,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -82,7 +82,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
             speed = progress.done / seconds
             line += f", {speed:.1f} trials/s"
             if progress.done < progress.total:
-                line += f", {_duration((progress.total - progress.done) / speed)} left"
+                line += f", {duration((progress.total - progress.done) / speed)} left"
         return line
 
     def _best(self) -> str:
@@ -115,8 +115,17 @@ class Display(contextlib.AbstractContextManager["Display"]):
         return Group(Text(self._line()), ProgressBar(total, done, width=60), table)
 
 
-def _duration(seconds: float) -> str:
-    """A time as people say it."""
+def duration(seconds: float) -> str:
+    """Write a time as people say it.
+
+    Args:
+        seconds: The time.
+
+    Example:
+        >>> duration(59), duration(61), duration(7300)
+        ('59 s', '1 min 1 s', '2 h 1 min')
+
+    """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

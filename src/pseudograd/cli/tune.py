@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pseudograd.cli.options import Different, add_k, file, number, positive, whole
+from pseudograd.cli.place import Place, add_place
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset
-    from pseudograd.search import Protocol, Run, Runner
+    from pseudograd.search import Protocol, Run
 
 
 def tune(commands: Commands) -> None:
@@ -84,21 +84,9 @@ def tune(commands: Commands) -> None:
         "--stratify", action="store_true", help="folds with equal shares of classes"
     )
     search.add_argument("--seed", type=whole(0), default=0, help="of everything (%(default)s)")
-    place = parser.add_argument_group("where it runs")
-    place.add_argument(
-        "--device",
-        nargs="+",
-        metavar="DEVICE",
-        help="cpu, cuda, cuda:1, ... (all GPUs, or the CPU)",
-    )
-    place.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="on a Ray cluster: the one at an address, the one that runs here, or a new one",
-    )
-    place.add_argument("--out", type=Path, metavar="FOLDER", help="of the run (runs/...)")
+    where = parser.add_argument_group("where it runs")
+    add_place(where)
+    where.add_argument("--out", type=Path, metavar="FOLDER", help="of the run (runs/...)")
 
     def run(options: argparse.Namespace) -> None:
         from pseudograd.cli.display import Display
@@ -107,6 +95,7 @@ def tune(commands: Commands) -> None:
         from pseudograd.search import Run, default_folder
         from pseudograd.search import tune as go_through
 
+        place = Place(options)
         data, encoder = open_data(
             options.data,
             target=options.target,
@@ -121,17 +110,16 @@ def tune(commands: Commands) -> None:
             print(f"{ledger.path}: {line}", file=sys.stderr)
         if ledger:
             print(f"going on in {search.folder}: {len(ledger)} trials are done", file=sys.stderr)
-        with contextlib.ExitStack() as stack:
-            devices, runner = _runner(options, data, stack)
+        with place:
             try:
                 with Display(protocol, ledger) as display:
                     found = go_through(
                         search,
                         data,
                         encoder,
-                        runner,
+                        place.runner(data),
                         command=shlex.join(["pseudograd", *options.arguments]),
-                        devices=devices,
+                        devices=place.devices,
                         watch=display.show,
                     )
             except KeyboardInterrupt:
@@ -178,37 +166,6 @@ def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
         retrainings=options.retrainings,
         seed=options.seed,
     )
-
-
-def _runner(
-    options: argparse.Namespace, data: Dataset, stack: contextlib.ExitStack
-) -> tuple[tuple[str, ...], Runner]:
-    """Where trials run, and what runs them."""
-    import torch
-
-    from pseudograd.fleet import Fleet
-
-    if options.ray is not None:
-        from pseudograd.search.cluster import RayRunner
-
-        if options.device:
-            raise ValueError("--device must be left out with --ray, which knows its own devices")
-        return ("ray",), stack.enter_context(RayRunner(data, options.ray or None))
-    if options.device:
-        devices = tuple(options.device)
-    elif torch.cuda.is_available():
-        devices = tuple(f"cuda:{at}" for at in range(torch.cuda.device_count()))
-    else:
-        devices = ("cpu",)
-    for device in devices:
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as problem:
-            reason = str(problem).splitlines()[0].rstrip(".")
-            raise ValueError(f"--device {device} cannot be used here: {reason}") from problem
-    return devices, lambda trials: Fleet(
-        data, devices, keep_parameters=trials[0].split.retrain
-    ).run(trials)
 
 
 def predict(commands: Commands) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from dataclasses import dataclass
 
 from pseudograd.fleet import Outcome, Trial
@@ -10,7 +10,8 @@ from pseudograd.search.comparison import Comparison, compare
 from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Cell, Protocol
 
-Runner = Callable[[list[Trial]], Iterable[Outcome]]
+# Trains trials and gives their outcomes in any order. A deque may be added to meanwhile.
+Runner = Callable[[MutableSequence[Trial]], Iterable[Outcome]]
 
 
 @dataclass(frozen=True)

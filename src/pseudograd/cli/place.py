@@ -1,0 +1,100 @@
+"""Where trials run: the options ``--device`` and ``--ray``, and what they come to."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator, MutableSequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pseudograd.data import Dataset
+    from pseudograd.fleet import Outcome, Trial
+    from pseudograd.search import Runner
+
+
+def add_place(parser: argparse._ActionsContainer) -> None:
+    """Add ``--device`` and ``--ray``."""
+    parser.add_argument(
+        "--device",
+        nargs="+",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1, ... (all GPUs, or the CPU if there are none)",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="on a Ray cluster: the one at an address, the one that runs here, or a new one",
+    )
+
+
+class Place(contextlib.ExitStack):
+    """Where trials run, as the options say; a context, since a cluster has to be left in the end.
+
+    Args:
+        options: With ``device`` and ``ray``.
+
+    Attributes:
+        devices: What to write down as having been used.
+
+    Example:
+        >>> with Place(argparse.Namespace(device=["cpu"], ray=None)) as place:
+        ...     place.devices
+        ('cpu',)
+
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__()
+        self.address: str | None = options.ray
+        if self.address is not None:
+            if options.device:
+                raise ValueError("--device must be left out with --ray, which has its own devices")
+            self.devices: tuple[str, ...] = ("ray",)
+        else:
+            self.devices = tuple(map(_checked, options.device or _all_devices()))
+
+    def runner(self, data: Dataset) -> Runner:
+        """Give what trains trials on a data set; those judged on the test set keep their weights.
+
+        Args:
+            data: The data set.
+
+        """
+        if self.address is None:
+            from pseudograd.fleet import Fleet
+
+            def run(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+                keep = trials[0].split.retrain
+                return Fleet(data, self.devices, keep_parameters=keep).run(trials)
+
+            return run
+        from pseudograd.search.cluster import RayRunner
+
+        cluster = self.enter_context(RayRunner(data, self.address or None))
+
+        def run_on_cluster(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+            cluster.keep_parameters = trials[0].split.retrain
+            return cluster(trials)
+
+        return run_on_cluster
+
+
+def _all_devices() -> list[str]:
+    import torch
+
+    return [f"cuda:{at}" for at in range(torch.cuda.device_count())] or ["cpu"]
+
+
+def _checked(device: str) -> str:
+    """A device that is there: found out before anything else is done."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        reason = str(problem).splitlines()[0].rstrip(".")
+        raise ValueError(f"--device {device} cannot be used here: {reason}") from problem
+    return device

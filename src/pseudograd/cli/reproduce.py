@@ -1,0 +1,165 @@
+"""``pseudograd reproduce``: the paper's tables, row by row."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pseudograd.cli.display import duration
+from pseudograd.cli.options import positive
+from pseudograd.cli.place import Place, add_place
+
+if TYPE_CHECKING:
+    from pseudograd.cli.options import Commands
+    from pseudograd.data import Dataset
+    from pseudograd.reproduce.rows import Experiment
+    from pseudograd.reproduce.run import Step
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def reproduce(commands: Commands) -> None:
+    """``pseudograd reproduce``: run rows of the paper's tables, or say how far they are."""
+    about = "run the experiments of the paper's tables, with its whole protocol"
+    parser = commands.add_parser("reproduce", help=about, description=about.capitalize() + ".")
+    parser.add_argument(
+        "what",
+        choices=("table1", "table3", "table4", "supplement", "all", "unprinted", "status"),
+        metavar="TABLE",
+        help="table1, table3, table4, supplement, all of them, or unprinted (rows that the paper's "
+        "source has as comments); status says how far all are",
+    )
+    parser.add_argument(
+        "--rows", default="*", metavar="PATTERN", help='such as "cifar10 1x400*" (all rows)'
+    )
+    parser.add_argument(
+        "--as-printed",
+        action="store_true",
+        help="without MNIST in [0, 1] and without tanh, which are run beside the paper's rows",
+    )
+    parser.add_argument("--smoke", action="store_true", help="in small, to see that it runs")
+    parser.add_argument(
+        "--time-limit", type=positive, metavar="MINUTES", help="stop then; the same command goes on"
+    )
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the data sets are kept")
+    add_place(parser)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="of the ledgers (results; runs/smoke with --smoke)",
+    )
+
+    def run(options: argparse.Namespace) -> None:
+        from pseudograd.data import open_data
+        from pseudograd.reproduce import rows as paper
+        from pseudograd.reproduce.run import TimeIsUp, reproduce
+
+        folder = options.out or Path("runs/smoke" if options.smoke else "results")
+        table = "all" if options.what == "status" else options.what
+        rows = paper.rows(table, options.rows)
+        wanted = [paper.Experiment(row) for row in rows]
+        if not options.as_printed:
+            wanted = paper.experiments(rows)
+        if options.what == "status":
+            _print_status(wanted, folder)
+            return
+
+        def data(name: str) -> Dataset:
+            found = open_data(name, data_dir=options.data_dir)[0]
+            return _part_of(found) if options.smoke else found
+
+        with Place(options) as place:
+            lines = _Lines()
+            try:
+                reproduce(
+                    wanted,
+                    folder,
+                    data,
+                    place.runner,
+                    command=shlex.join(["pseudograd", *options.arguments]),
+                    devices=place.devices,
+                    smoke=options.smoke,
+                    time_limit=60 * options.time_limit if options.time_limit else None,
+                    watch=lines.show,
+                )
+            except TimeIsUp:
+                print("the time is up; the same command goes on from here", file=sys.stderr)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    "stopped by Ctrl-C; finished trials are kept, and the same command goes on"
+                ) from None
+            finally:
+                lines.close()
+        if not options.smoke:
+            _print_status(wanted, folder)
+        print(f"ledgers: {folder}")
+
+    parser.set_defaults(run=run)
+
+
+class _Lines:
+    """A line now and then, and one at the end of each network."""
+
+    def __init__(self) -> None:
+        self.network, self.done, self.left = "", 0, 0
+        self.started = self.written = time.monotonic()
+
+    def show(self, step: Step) -> None:
+        now = time.monotonic()
+        if step.experiment.network != self.network:
+            self.close()
+            self.network, self.done, self.started = step.experiment.network, 0, now
+        self.done, self.left = self.done + 1, step.left
+        if now - self.written >= _SECONDS_BETWEEN_LINES:
+            self._write(now)
+
+    def close(self) -> None:
+        if self.network:
+            self._write(time.monotonic())
+            self.network = ""
+
+    def _write(self, now: float) -> None:
+        self.written = now
+        seconds = now - self.started
+        print(
+            f"{self.network}: {self.done} trials in {duration(seconds)}, {self.left} asked for",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _part_of(data: Dataset) -> Dataset:
+    """A small part of a data set, for a look at whether all works."""
+    from dataclasses import replace
+
+    import torch
+
+    train, test = 1000, 500
+    kept = torch.cat((torch.arange(train), torch.arange(data.train_size, data.train_size + test)))
+    return replace(data, features=data.features[kept], labels=data.labels[kept], train_size=train)
+
+
+def _print_status(experiments: list[Experiment], folder: Path) -> None:
+    from pseudograd.report.summary import fraction
+    from pseudograd.reproduce.run import status
+
+    print(f"{'row':<28}{'done':>6}{'left':>7}{'time left':>14}   selected k (paper)")
+    states = status(experiments, folder)
+    for state in states:
+        left = "" if state.seconds is None or not state.left else duration(state.seconds)
+        selected = "" if state.selected_k is None else fraction(state.selected_k)
+        paper = fraction(state.experiment.row.selected_k)
+        print(
+            f"{state.experiment.name:<28}{state.done:>6}{state.left:>7}{left:>14}   "
+            f"{selected} ({paper})"
+        )
+    finished = sum(not state.left for state in states)
+    trials = sum(state.left for state in states)
+    seconds = [state.seconds for state in states if state.seconds is not None]
+    time_left = f", about {duration(sum(seconds))}" if seconds and trials else ""
+    print(f"{finished} of {len(states)} rows done, about {trials} trials left{time_left}")

@@ -1,0 +1,313 @@
+"""The paper's rows, run: a ledger for each network, and a manifest of when and where.
+
+Rows that differ in the momentum alone share a network, a ledger and a fleet: all their trials are
+trained together, and as soon as one row's outcomes ask for more, these join the others.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pseudograd.data import Dataset
+from pseudograd.environment import environment
+from pseudograd.fleet import Outcome, Trial
+from pseudograd.reproduce.rows import Experiment, by_network
+from pseudograd.search import Ledger, Protocol, Runner
+from pseudograd.search.ledger import writing
+
+
+def ledger_of(folder: Path, network: str) -> Ledger:
+    """Open the ledger of a network.
+
+    Args:
+        folder: Of all ledgers.
+        network: Its name, as `Experiment.network` has it.
+
+    Example:
+        >>> ledger_of(Path("results"), "mnist 1x400 tanh [0,1]").path.name
+        'mnist-1x400-tanh-0-1.jsonl'
+
+    """
+    return Ledger(folder / (re.sub(r"[^\w]+", "-", network).strip("-") + ".jsonl"))
+
+
+@dataclass(frozen=True)
+class Step:
+    """An outcome on the way.
+
+    Attributes:
+        experiment: Whose trial it was.
+        outcome: What came of it.
+        left: How many trials of this network are known to be left.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> trial = Trial("mnist", (400,), k=0.5, learning_rate=0.1)
+        >>> outcome = Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", ())
+        >>> Step(experiments(rows("table1"))[0], outcome, 209).left
+        209
+
+    """
+
+    experiment: Experiment
+    outcome: Outcome
+    left: int
+
+
+def run_network(
+    protocols: dict[Experiment, Protocol], ledger: Ledger, run: Runner
+) -> Generator[Step, None, None]:
+    """Run what the rows of one network want until they want nothing more.
+
+    Args:
+        protocols: Of each row.
+        ledger: What is known of all of them.
+        run: Trains trials.
+
+    Example:
+        >>> import tempfile
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> def made_up(queue):
+        ...     while queue:
+        ...         trial = queue.popleft()
+        ...         error = 0.01 + 0.001 * abs(trial.learning_rate - 0.25)
+        ...         yield Outcome(trial, error, 1, error, 0.1, 2, "patience", (), wrong=())
+        >>> some = experiments(rows("all", "svhn 1x400 m0*"))
+        >>> protocols = {experiment: experiment.smoke() for experiment in some}
+        >>> ledger = ledger_of(Path(tempfile.mkdtemp()), some[0].network)
+        >>> sum(1 for _ in run_network(protocols, ledger, made_up)) == len(ledger)
+        True
+
+    """
+    while wanted := _wanted(protocols, ledger):
+        # Networks that are judged on other examples make another fleet.
+        kind = _kind(next(iter(wanted)))
+        queue = deque(trial for trial in wanted if _kind(trial) == kind)
+        asked = set(queue)
+        # No row asks for more before all trials of one of its k are done.
+        under_way = Counter((wanted[trial], trial.k) for trial in queue)
+        for outcome in run(queue):
+            experiment = wanted[outcome.trial]
+            ledger.append(_thinned(outcome))
+            under_way[experiment, outcome.trial.k] -= 1
+            if not under_way[experiment, outcome.trial.k]:
+                for trial in protocols[experiment].wanted(ledger):
+                    if trial not in asked and _kind(trial) == kind:
+                        asked.add(trial)
+                        wanted[trial] = experiment
+                        under_way[experiment, trial.k] += 1
+                        queue.append(trial)
+            yield Step(experiment, outcome, under_way.total())
+
+
+def _wanted(protocols: dict[Experiment, Protocol], ledger: Ledger) -> dict[Trial, Experiment]:
+    return {
+        trial: experiment
+        for experiment, protocol in protocols.items()
+        for trial in protocol.wanted(ledger)
+    }
+
+
+def _kind(trial: Trial) -> tuple[bool, bool]:
+    return trial.split.retrain, trial.split.test
+
+
+def _thinned(outcome: Outcome) -> Outcome:
+    """An outcome as it is kept: of the learning curves, those of the final networks, rounded."""
+    curve = outcome.curve if outcome.trial.split.retrain else ()
+    return replace(outcome, curve=tuple(round(error, 5) for error in curve), parameters=None)
+
+
+class TimeIsUp(Exception):
+    """The time that was given is over; what is finished is kept.
+
+    Example:
+        >>> issubclass(TimeIsUp, Exception)
+        True
+
+    """
+
+
+def reproduce(
+    experiments: Sequence[Experiment],
+    folder: Path,
+    open_data: Callable[[str], Dataset],
+    runner: Callable[[Dataset], Runner],
+    *,
+    command: str = "",
+    devices: Sequence[str] = ("cpu",),
+    smoke: bool = False,
+    time_limit: float | None = None,
+    watch: Callable[[Step], None] = lambda _: None,
+) -> None:
+    """Run some of the paper's experiments, or what is left of them.
+
+    Args:
+        experiments: The experiments.
+        folder: Where the ledgers and the manifest are kept.
+        open_data: Gives a data set by its name.
+        runner: Makes what trains trials on a data set.
+        command: What to write down as having been asked for.
+        devices: What to write down as having been used.
+        smoke: Whether to run all in small, to see that it runs.
+        time_limit: Seconds after which to stop; the trials under way are lost.
+        watch: Called after each trial.
+
+    Raises:
+        TimeIsUp: If the time was over before the end.
+
+    Example:
+        >>> import tempfile
+        >>> reproduce([], Path(tempfile.mkdtemp()), {}.get, lambda data: list)
+
+    """
+    started = time.monotonic()
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    session = _session(command, devices)
+    try:
+        for network, group in by_network(experiments).items():
+            ledger = ledger_of(folder, network)
+            protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
+            if not _wanted(protocols, ledger):
+                continue
+            data = open_data(group[0].row.data)
+            session["data"][data.name] = data.sha256
+            log = session["networks"].setdefault(network, {"trials": 0, "epochs": 0, "seconds": 0})
+            begun = time.monotonic()
+            try:
+                with closing(run_network(protocols, ledger, runner(data))) as steps:
+                    for step in steps:
+                        log["trials"] += 1
+                        log["epochs"] += step.outcome.epochs
+                        watch(step)
+                        if time_limit is not None and time.monotonic() - started > time_limit:
+                            raise TimeIsUp
+            finally:
+                log["seconds"] = round(time.monotonic() - begun, 2)
+    finally:
+        if session["networks"]:
+            session["seconds"] = round(time.monotonic() - started, 2)
+            _note(folder, session)
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far an experiment is.
+
+    Attributes:
+        experiment: Which.
+        done: Trials that have an outcome.
+        left: About how many have none: those wanted now, and as many more as rows usually need.
+        seconds: About how long these take; None if nothing like it has been run.
+        selected_k: The k that was selected; None before the end.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> Status(experiments(rows("table1"))[0], 0, 340, None, None).left
+        340
+
+    """
+
+    experiment: Experiment
+    done: int
+    left: int
+    seconds: float | None
+    selected_k: float | None
+
+
+def status(experiments: Sequence[Experiment], folder: Path) -> list[Status]:
+    """Say how far each experiment is.
+
+    Args:
+        experiments: The experiments.
+        folder: Of the ledgers.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> [state] = status(experiments(rows("table1", "svhn 1x400*")), Path("nowhere"))
+        >>> state.done, state.left
+        (0, 228)
+
+    """
+    logs = [log for session in sessions(folder) for log in session["networks"].items()]
+    speeds = [(_cost(network), log["trials"], log["seconds"]) for network, log in logs]
+    work = sum(cost * trials for cost, trials, _ in speeds)
+    rate = sum(seconds for *_, seconds in speeds) / work if work else None
+    found = []
+    for network, group in by_network(experiments).items():
+        ledger = ledger_of(folder, network)
+        for experiment in group:
+            protocol = experiment.protocol()
+            done = sum(trial.momentum == experiment.row.momentum for trial in ledger)
+            wanted = len(protocol.wanted(ledger))
+            # Four rates for each k, the sweep, and the networks judged on the test set.
+            usual = 4 * len(protocol.ks) * protocol.repetitions + 8
+            usual += 2 * (protocol.retrainings + protocol.repetitions)
+            left = max(wanted, usual - done) if wanted else 0
+            seconds = None if rate is None else rate * _cost(network) * left
+            k = None if wanted else protocol.chosen(ledger)[0].k
+            found.append(Status(experiment, done, left, seconds, k))
+    return found
+
+
+def _cost(network: str) -> float:
+    """About how long a trial takes, in units of its own: its weights times its examples."""
+    data, layers, *_ = network.split()
+    depth, width = map(int, layers.split("x"))
+    inputs, examples = {"mnist": (784, 60_000), "svhn": (3072, 73_257)}.get(data, (3072, 50_000))
+    return float((inputs * width + (depth - 1) * width**2) * examples)
+
+
+def sessions(folder: Path) -> list[dict[str, Any]]:
+    """Read the manifest: when and where the rows were run.
+
+    Args:
+        folder: Of the ledgers.
+
+    Example:
+        >>> sessions(Path("nowhere"))
+        []
+
+    """
+    path = folder / "manifest.json"
+    if not path.exists():
+        return []
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{path} is not a manifest ({problem})") from problem
+    return found
+
+
+def _session(command: str, devices: Sequence[str]) -> dict[str, Any]:
+    facts = environment(*devices)
+    return {
+        "command": command,
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": 0.0,
+        "hardware": facts["hardware"],
+        "versions": {name: facts[name] for name in ("pseudograd", "python", "torch", "triton")},
+        "commit": facts["commit"],
+        "data": {},
+        "networks": {},
+    }
+
+
+def _note(folder: Path, session: dict[str, Any]) -> None:
+    """Add a session to the manifest, all at once or not at all."""
+    path = folder / "manifest.json"
+    text = json.dumps([*sessions(folder), session], indent=1)
+    unfinished = path.with_suffix(".part")
+    with writing(path):
+        unfinished.write_text(text + "\n", encoding="utf-8")
+        unfinished.replace(path)
