@@ -7,7 +7,7 @@ import multiprocessing
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,7 +157,7 @@ def test_selection_is_the_argmin_of_the_mean_validation_error(tmp_path: Path) ->
 def test_ties_go_to_the_k_nearest_1_then_to_the_smaller_rate(tmp_path: Path) -> None:
     protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=1)
 
-    def level(trials: list[Trial]) -> Iterator[Outcome]:
+    def level(trials: Iterable[Trial]) -> Iterator[Outcome]:
         for trial in trials:
             inside = trial.k in (0.5, 0.25) and trial.learning_rate in (0.1, 0.05)
             yield replace(made_up(trial), error=0.1 if inside else 0.2)
@@ -266,8 +266,8 @@ def test_what_is_known_is_not_run_again(tmp_path: Path) -> None:
     whole = finished(protocol, tmp_path / "whole")
     asked: list[Trial] = []
 
-    def stops_after(count: int) -> Callable[[list[Trial]], Iterator[Outcome]]:
-        def run(trials: list[Trial]) -> Iterator[Outcome]:
+    def stops_after(count: int) -> Callable[[Iterable[Trial]], Iterator[Outcome]]:
+        def run(trials: Iterable[Trial]) -> Iterator[Outcome]:
             for trial in trials:
                 if len(asked) == count:
                     raise KeyboardInterrupt
@@ -323,5 +323,5 @@ def _search(path: Path) -> None:
         time.sleep(1)  # longer than it has to live: one outcome a life at most
 
 
-def _train(trials: list[Trial]) -> Iterator[Outcome]:
+def _train(trials: Iterable[Trial]) -> Iterator[Outcome]:
     return Fleet(digits(), slots=4).run(trials)

@@ -1,0 +1,288 @@
+"""The paper's rows: what they ask for, and that they can be run, stopped and gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, MutableSequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pseudograd.cli import main
+from pseudograd.data import Dataset, Encoder
+from pseudograd.fleet import Outcome, Trial
+from pseudograd.reproduce.rows import Experiment, by_network, experiments, paper_rows, rows
+from pseudograd.reproduce.run import (
+    TimeIsUp,
+    ledger_of,
+    reproduce,
+    run_network,
+    sessions,
+    status,
+)
+from pseudograd.search import DEEP_KS, SHALLOW_KS, result
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def made_up(trial: Trial) -> Outcome:
+    """The best rate is 0.1 at k = 1/2, and more momentum wants less."""
+    best = 0.1 * (1 - trial.momentum)
+    distance = abs(trial.learning_rate / best - 1) + abs(trial.k - 0.5)
+    error = 0.02 + 0.01 * min(distance, 10) + 0.001 * trial.split.repetition
+    wrong = (1, 2) if trial.split.retrain else None
+    return Outcome(trial, error, 3, error, 2 * error, 18, "patience", (0.5, 0.123456789), wrong)
+
+
+def world(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+    """Two slots: the later of two trials ends first."""
+    assert isinstance(trials, deque)
+    while trials:
+        pair = [trials.popleft() for _ in range(min(2, len(trials)))]
+        yield from map(made_up, reversed(pair))
+
+
+def no_data(name: str) -> Dataset:
+    return Dataset(name, torch.zeros(6, 1), torch.tensor([0, 1] * 3), 5)
+
+
+# --- the rows --------------------------------------------------------------------------------
+
+
+def test_the_papers_rows_are_all_there() -> None:
+    printed = rows()
+    assert len(printed) == 67
+    assert len({row.name for row in paper_rows()}) == len(paper_rows()) == 94
+    by_data = {data: sum(row.data == data for row in printed) for data in ("mnist", "cifar10")}
+    assert by_data == {"mnist": 19, "cifar10": 17}
+    assert {row.hidden_layers: row for row in printed}.keys() == {1, 3, 5}
+    # Where the paper selects 1 it prints no figures, and only there.
+    assert all((row.selected_k == 1) == (row.error_k1_pct is None) for row in printed)
+
+
+def test_protocols_are_the_papers() -> None:
+    (shallow,) = [Experiment(row) for row in rows("table1", "mnist 1x400*")]
+    (deep,) = [Experiment(row) for row in rows("table4", "cifar100 5x800 m0.9")]
+    protocol = shallow.protocol()
+    assert (protocol.ks, protocol.repetitions, protocol.retrainings) == (SHALLOW_KS, 10, 5)
+    assert protocol.trial == Trial("mnist", (400,), k=1, learning_rate=1, momentum=0.5)
+    assert (protocol.trial.batch_size, protocol.trial.patience) == (128, 15)
+    protocol = deep.protocol()
+    assert (protocol.ks, protocol.repetitions, protocol.three_fifths) == (DEEP_KS, 7, True)
+    assert protocol.trial.hidden_layer_sizes == (800,) * 5
+    assert (protocol.trial.clip, protocol.trial.momentum) == (100.0, 0.9)
+
+
+def test_what_is_run_beside_the_rows() -> None:
+    everything = experiments(rows())
+    assert len({experiment.name for experiment in everything}) == len(everything) == 67 + 19 + 4
+    for experiment in everything:
+        trial = experiment.protocol().trial
+        assert trial.feature_range[0] == (0 if "[0,1]" in experiment.name else -1)
+        assert trial.activation == ("tanh" if "tanh" in experiment.name else "relu")
+    assert all(len({e.row.momentum for e in g}) == len(g) for g in by_network(everything).values())
+
+
+@pytest.mark.parametrize(("table", "pattern"), [("table2", "*"), ("table1", "mnist 7x7*")])
+def test_rows_that_are_not_there(table: str, pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"table must be one of|match no row"):
+        rows(table, pattern)
+
+
+# --- running them ------------------------------------------------------------------------------
+
+
+def test_rows_of_one_network_are_run_together_and_end_as_alone() -> None:
+    group = experiments(rows("all", "svhn 1x400*"))
+    assert len(group) == 3
+    together = ledger_of(Path("together"), group[0].network)
+    steps = list(run_network({e: e.protocol() for e in group}, together, world))
+    assert len(steps) == len(together)
+    assert steps[-1].left == 0
+    for experiment in group:
+        protocol = experiment.protocol()
+        alone = ledger_of(Path("alone"), experiment.name)
+        for _ in run_network({experiment: protocol}, alone, world):
+            pass
+        assert result(protocol, together) == result(protocol, alone)
+        chosen, plain = protocol.chosen(together)
+        assert (chosen.k, plain.k) == (0.5, 1)
+        for cell in (chosen, plain):
+            for trials in (protocol.retrainings_of, protocol.tested_of):
+                assert all(trial in together for trial in trials(cell.k, cell.learning_rate))
+
+
+def test_more_trials_join_while_others_run() -> None:
+    """So no device waits for the last network of a round."""
+    calls = 0
+
+    def counted(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        nonlocal calls
+        calls += 1
+        yield from world(trials)
+
+    group = experiments(rows("all", "svhn 1x400*"))
+    ledger = ledger_of(Path("results"), group[0].network)
+    for _ in run_network({e: e.protocol() for e in group}, ledger, counted):
+        pass
+    assert calls == 3  # cross-validation, retraining, and three fifths judged on the test set
+
+
+def test_ledgers_are_small() -> None:
+    group = experiments(rows("table1", "svhn 1x400*"))
+    ledger = ledger_of(Path("results"), group[0].network)
+    for _ in run_network({e: e.protocol() for e in group}, ledger, world):
+        pass
+    curves = {trial.split.retrain: outcome.curve for trial, outcome in ledger.items()}
+    assert curves == {False: (), True: (0.5, 0.12346)}
+    assert max(map(len, ledger.path.read_text().splitlines())) < 400
+
+
+def run_all(*, time_limit: float | None = None, runner: Callable[..., object] = world) -> None:
+    reproduce(
+        experiments(rows("table1", "svhn*")),
+        Path("results"),
+        no_data,
+        lambda data: runner,  # type: ignore[arg-type, return-value]
+        command="pseudograd reproduce table1",
+        time_limit=time_limit,
+    )
+
+
+def test_it_stops_when_the_time_is_up_and_goes_on() -> None:
+    with pytest.raises(TimeIsUp):
+        run_all(time_limit=0)
+    (first,) = sessions(Path("results"))
+    assert {network: log["trials"] for network, log in first["networks"].items()} == {
+        "svhn 1x400": 1
+    }
+    states = status(experiments(rows("table1", "svhn*")), Path("results"))
+    assert [(state.done, state.selected_k) for state in states] == [(1, None), (0, None), (0, None)]
+    assert all(state.left > 200 and state.seconds is not None for state in states)
+    run_all()
+    second = sessions(Path("results"))[1]
+    assert second["command"] == "pseudograd reproduce table1"
+    assert second["data"] == {"svhn": no_data("svhn").sha256}
+    assert set(second["networks"]) == {"svhn 1x400", "svhn 1x800", "svhn 1x1100"}
+    states = status(experiments(rows("table1", "svhn*")), Path("results"))
+    assert [(state.left, state.selected_k) for state in states] == [(0, 0.5)] * 3
+    done = [log["trials"] for s in sessions(Path("results")) for log in s["networks"].values()]
+    assert sum(done) == sum(state.done for state in states)
+    run_all()  # nothing to do, nothing to note
+    assert len(sessions(Path("results"))) == 2
+
+
+def test_a_failure_keeps_what_is_finished() -> None:
+    def failing(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        for number, outcome in enumerate(world(trials)):
+            if number == 30:
+                raise OSError("the machine is gone")
+            yield outcome
+
+    with pytest.raises(OSError, match="gone"):
+        run_all(runner=failing)
+    assert len(ledger_of(Path("results"), "svhn 1x400")) == 30
+    assert sessions(Path("results"))[0]["networks"]["svhn 1x400"]["trials"] == 30
+
+
+def test_a_broken_manifest_is_not_overwritten() -> None:
+    Path("results").mkdir()
+    Path("results/manifest.json").write_text("[")
+    with pytest.raises(ValueError, match=r"manifest.json is not a manifest"):
+        run_all()
+    assert Path("results/manifest.json").read_text() == "["
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def small(name: str, **_: object) -> tuple[Dataset, Encoder]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(10, (1600,), generator=generator)
+    noise = torch.randint(0, 60, (1600, 20), generator=generator)
+    pixels = (noise + 9 * labels[:, None] * (torch.arange(20) % 3)).byte()
+    data = Dataset(name, pixels, labels, 1050)
+    return data, Encoder("y", tuple(range(10)), (), (4, 5), (0.0, 255.0))
+
+
+def test_the_whole_path_in_small(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pseudograd.data.open_data", small)
+    command = ["reproduce", "table1", "--rows", "mnist 1x400 m0.5", "--smoke"]
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "ledgers: runs/smoke\n"
+    assert "mnist 1x400 [0,1]: " in captured.err
+    names = {"mnist-1x400.jsonl", "mnist-1x400-0-1.jsonl", "mnist-1x400-tanh.jsonl"}
+    assert {path.name for path in Path("runs/smoke").iterdir()} == names | {"manifest.json"}
+    ledger = ledger_of(Path("runs/smoke"), "mnist 1x400")
+    assert {trial.split.test for trial in ledger} == {True, False}
+    (experiment, *_) = experiments(rows("table1", "mnist 1x400 m0.5"))
+    found = result(experiment.smoke(), ledger)
+    assert len(found.comparison.chosen) == 2
+    before = {path: path.read_bytes() for path in Path("runs/smoke").iterdir()}
+    assert main(command) == 0  # again: there is nothing left
+    assert {path: path.read_bytes() for path in Path("runs/smoke").iterdir()} == before
+
+
+def test_printed_rows_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pseudograd.data.open_data", small)
+    options = ["--rows", "mnist 1x400 m0.5", "--smoke", "--as-printed", "--out", "here"]
+    assert main(["reproduce", "table1", *options, "--time-limit", "0.000001"]) == 0
+    assert "the time is up; the same command goes on from here" in capsys.readouterr().err
+    assert {path.name for path in Path("here").iterdir()} == {"mnist-1x400.jsonl", "manifest.json"}
+    manifest = json.loads(Path("here/manifest.json").read_text())
+    assert manifest[0]["command"].startswith(
+        "pseudograd reproduce table1 --rows 'mnist 1x400 m0.5'"
+    )
+
+
+def test_the_status_of_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    run_all()
+    capsys.readouterr()
+    assert main(["reproduce", "status", "--rows", "svhn 1x*"]) == 0
+    heading, *lines, last = capsys.readouterr().out.splitlines()
+    assert heading.split()[:3] == ["row", "done", "left"]
+    assert len(lines) == 9
+    assert lines[0].startswith("svhn 1x400 m0.5")
+    assert lines[0].endswith("1/2 (1/4)")
+    assert last.startswith("3 of 9 rows done, about ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["table2"], "invalid choice: 'table2'"),
+        (["table1", "--rows", "imagenet*"], "match no row of table1"),
+        (["table1", "--time-limit", "0"], "must be a number above 0"),
+        (["table1", "--device", "cuda:99"], "--device cuda:99 cannot be used here"),
+        (["table1", "--rows", "svhn*", "--data-dir", "nowhere"], "pseudograd data fetch svhn"),
+    ],
+)
+def test_refusals(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(["reproduce", *arguments])
+    except SystemExit as exit_:
+        code = exit_.code
+    assert code in (1, 2)
+    assert said in capsys.readouterr().err
+
+
+def test_smoke_is_small() -> None:
+    for experiment in experiments(rows()):
+        full, small_ = experiment.protocol(), experiment.smoke()
+        assert replace(small_.trial, hidden_layer_sizes=(), max_epochs=1, patience=1) == replace(
+            full.trial, hidden_layer_sizes=(), max_epochs=1, patience=1
+        )
+        assert len(small_.trial.hidden_layer_sizes) == experiment.row.hidden_layers
