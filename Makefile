@@ -36,6 +36,8 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.import_time
 	$(BIN)/python -m benchmarks.loss
+	$(BIN)/python -m benchmarks.fleet --out benchmarks/results/fleet_cpu.csv
+	$(BIN)/python -m benchmarks.tune
 
 # Made anew when a version changes, and otherwise left alone.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -6,6 +6,7 @@ import importlib.util
 
 NEEDS = {
     "numba": ["src/pseudograd/loss/cpu.py"],
+    "ray": ["src/pseudograd/search/cluster.py"],
     "triton": ["src/pseudograd/fleet/fused.py", "src/pseudograd/fleet/kernels.py"],
 }
 

@@ -300,8 +300,8 @@ def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> Non
     Path("mine/letter.txt").write_text("")
     assert "mine is not empty" in refusal(capsys, "tune", *SMALL, "--out", "mine")
     tuned(capsys, "digits", *SMALL, "--out", "run")
-    said = refusal(capsys, "tune", "digits", *SMALL, "--momentum", "0.9", "--out", "run")
-    assert "momentum was 0.5, is now 0.9" in said
+    said = refusal(capsys, "tune", "digits", *SMALL, "--momentum", "0.5", "--out", "run")
+    assert "momentum was 0.9, is now 0.5" in said
     pets()
     said = refusal(capsys, "tune", "pets.csv", "--target", "pet", *SMALL, "--out", "run")
     assert "run on other data, called 'digits'" in said
@@ -312,6 +312,23 @@ def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> Non
     assert "nowhere is not a folder" in refusal(capsys, "runs", "nowhere")
     assert main(["runs", "mine"]) == 0
     assert capsys.readouterr().out == "no runs in mine\n"
+
+
+def test_a_cluster_that_cannot_be_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray", reason="needs Ray")
+    said = refusal(capsys, "tune", "digits", *SMALL, "--ray", "127.0.0.1:1", "--out", "run")
+    assert "127.0.0.1:1" in said
+    said = refusal(capsys, "tune", "digits", *SMALL, "--ray", "--device", "cpu", "--out", "run")
+    assert "--device must be left out with --ray" in said
+
+
+def test_a_run_on_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray", reason="needs Ray")
+    alone, _ = tuned(capsys, "digits", *SMALL, "--out", "alone")
+    out, _ = tuned(capsys, "digits", *SMALL, "--ray", "local", "--out", "run")
+    assert out.replace("run", "alone") == alone
+    assert Run.open("run").sessions[0]["devices"] == ["ray"]
+    assert Path("run/model.safetensors").exists()
 
 
 def test_two_tables_of_one_name_are_two_runs(capsys: pytest.CaptureFixture[str]) -> None:

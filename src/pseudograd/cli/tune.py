@@ -51,7 +51,7 @@ def tune(commands: Commands) -> None:
     )
     network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
     network.add_argument("--optimizer", choices=("sgd", "adam", "rmsprop"), default="sgd")
-    network.add_argument("--momentum", type=_momentum, default=0.5, help="of sgd (%(default)s)")
+    network.add_argument("--momentum", type=_momentum, default=0.9, help="of sgd (%(default)s)")
     network.add_argument(
         "--batch-size", type=whole(1), metavar="N", help="examples a step (128, fewer if few)"
     )

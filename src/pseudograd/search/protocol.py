@@ -209,28 +209,34 @@ class Protocol:
 
     def rates(self, k: float, outcomes: Outcomes) -> list[float]:
         """Give the rates to try for this k: a few, and more while the best lies on their edge."""
-        rates = sorted(self.learning_rates)
-        if not rates:
-            middle = self.first_rate(outcomes)
-            rates = [middle / 2, middle, middle * 2]
-        for _ in range(self.most_extensions):
-            cells = self._cells(k, rates, outcomes)
-            if len(cells) < len(rates):
-                break
-            best = self._best(cells).learning_rate
-            if best == rates[0]:
-                rates = [rates[0] / 2, *rates]
-            elif best == rates[-1]:
-                rates = [*rates, rates[-1] * 2]
-            else:
-                break
-        return rates
+        return self._tried(k, outcomes)[0]
 
     def cells(self, outcomes: Outcomes) -> list[Cell]:
         """Give all pairs of k and rate that have been tried in full."""
         if any(trial not in outcomes for trial in self.sweep(outcomes)):
             return []
-        return [cell for k in self.ks for cell in self._cells(k, self.rates(k, outcomes), outcomes)]
+        return [cell for k in self.ks for cell in self._tried(k, outcomes)[1]]
+
+    def _tried(self, k: float, outcomes: Outcomes) -> tuple[list[float], list[Cell]]:
+        """The rates to try for this k, and the cells of those that have been tried in full."""
+        rates = sorted(self.learning_rates)
+        if not rates:
+            middle = self.first_rate(outcomes)
+            rates = [middle / 2, middle, middle * 2]
+        cells = self._cells(k, rates, outcomes)
+        for _ in range(self.most_extensions):
+            if len(cells) < len(rates):
+                break
+            best = self._best(cells).learning_rate
+            if best == rates[0]:
+                rates = [rates[0] / 2, *rates]
+                cells = self._cells(k, rates[:1], outcomes) + cells
+            elif best == rates[-1]:
+                rates = [*rates, rates[-1] * 2]
+                cells = cells + self._cells(k, rates[-1:], outcomes)
+            else:
+                break
+        return rates, cells
 
     def _cells(self, k: float, rates: Iterable[float], outcomes: Outcomes) -> list[Cell]:
         cells = []
@@ -242,7 +248,8 @@ class Protocol:
 
     def best_of_each_k(self, outcomes: Outcomes) -> list[Cell]:
         """Give the best rate of each k."""
-        by_k = [[c for c in self.cells(outcomes) if c.k == k] for k in self.ks]
+        tried = self.cells(outcomes)
+        by_k = [[cell for cell in tried if cell.k == k] for k in self.ks]
         return [self._best(cells) for cells in by_k if cells]
 
     def chosen(self, outcomes: Outcomes) -> tuple[Cell, Cell]:

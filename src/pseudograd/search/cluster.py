@@ -1,0 +1,341 @@
+"""Trials on a Ray cluster: fleets as tasks, and what is lost with a worker run again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import sys
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from pseudograd.data import Dataset
+from pseudograd.fleet import Fleet, Outcome, Trial
+
+# The most trials of one task. A GPU has so many slots at best. On a CPU more at once gain little,
+# and small tasks let all cores end together and cost little when a machine is lost.
+_MOST_TRIALS = {"cuda": 512, "cpu": 4}
+_RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
+
+# A trial is given up when it was lost so many times with a worker that had given no outcome.
+_MOST_LOSSES = 3
+
+# Seconds: how long a cluster may take to answer, and how often we look for nodes that have joined.
+_PATIENCE = 5.0
+_LOOK_AROUND = 1.0
+
+# How a talk with a gRPC server begins (RFC 9113, section 3.4): with a preface and empty settings.
+# Its answer begins with settings, too; the fourth byte says so.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_SETTINGS = 4
+
+
+class RayRunner:
+    """Trains trials on a Ray cluster and gives their outcomes as they come.
+
+    A task is a fleet with a GPU of its own, or with a CPU where the cluster has no GPUs. When a
+    worker or its machine is lost, the trials of its task that have no outcome yet are run again.
+    What is started here is shut down at the end of the ``with`` block, and nothing else.
+
+    Args:
+        data: The data set of the trials; every machine gets it once.
+        address: "host:port" of a cluster that this machine belongs to, "auto" to find it, "local"
+            to start one here, or None to find one and to start one if there is none.
+        device: "cuda" or "cpu"; "cuda" by default if the cluster has GPUs.
+        precision: As for a `Fleet`.
+        keep_parameters: Whether outcomes carry the best weights.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from pseudograd.data import digits
+        >>> trial = Trial("digits", (16,), k=1, learning_rate=0.1, max_epochs=2)
+        >>> with RayRunner(digits(), address="local") as run:
+        ...     for outcome in run([trial, replace(trial, seed=1)]):  # in any order
+        ...         print(outcome.trial.k, outcome.epochs, outcome.stopped_by)
+        1 2 limit
+        1 2 limit
+
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        address: str | None = None,
+        device: str | None = None,
+        precision: str = "tf32",
+        keep_parameters: bool = False,
+    ) -> None:
+        Fleet(data, precision=precision)  # a complaint comes now, and not from every worker
+        if device not in (None, *_RESOURCE):
+            raise ValueError(f"device must be one of {tuple(_RESOURCE)}, not {device!r}")
+        self.precision, self.keep_parameters = precision, keep_parameters
+        self.ray = _imported_ray()
+        self.connected_here = _connect(self.ray, address)
+        try:
+            self.device = device or ("cuda" if self._places("cuda") else "cpu")
+            if not self._places(self.device):
+                raise ValueError(
+                    f"device {self.device!r} needs a {_RESOURCE[self.device]}, but the Ray cluster "
+                    "has none: start a node with one"
+                )
+            self.task = self.ray.remote(
+                num_cpus=1,
+                num_gpus=int(self.device == "cuda"),
+                max_retries=0,  # Ray would repeat the trials that have ended, too
+            )(_train)
+            self.data = self.ray.put(_to_arrays(data))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> RayRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect, and shut the cluster down if it was started here."""
+        if self.connected_here:
+            self.ray.shutdown()
+
+    def __call__(self, trials: Iterable[Trial]) -> Iterator[Outcome]:
+        """Train the trials, equal ones once; give each one's outcome as it ends."""
+        wanted = list(dict.fromkeys(trials))
+        places = max(1, self._places(self.device))  # there may be none now, but soon
+        waiting = deque(_cut(wanted, places, _MOST_TRIALS[self.device]))
+        running: dict[Any, _Task] = {}
+        losses: Counter[Trial] = Counter()
+        try:
+            while waiting or running:
+                # One more than can run: no place is idle, and an autoscaler sees that it is needed.
+                while waiting and len(running) <= self._places(self.device):
+                    task = _Task(waiting.popleft())
+                    running[self._start(task.trials)] = task
+                for stream in self._ready(list(running)):
+                    task = running.pop(stream)
+                    try:
+                        outcome = self._next(stream)
+                    except _Lost as loss:
+                        self._cancel(stream)
+                        task.count_loss(losses, loss)
+                        if task.missing:
+                            waiting.appendleft(list(task.missing))
+                        continue
+                    if outcome is None:
+                        continue
+                    running[stream] = task  # behind the others: each has its turn
+                    if outcome.trial in task.missing:
+                        del task.missing[outcome.trial]
+                        yield outcome
+        finally:
+            for stream in running:
+                self._cancel(stream)
+
+    # --- what Ray is asked for -------------------------------------------------------------------
+
+    def _places(self, device: str) -> int:
+        """How many tasks can run at once, by what the cluster has now."""
+        return int(self.ray.cluster_resources().get(_RESOURCE[device], 0))
+
+    def _start(self, trials: list[Trial]) -> Any:
+        return self.task.remote(
+            trials, self.data, self.device, self.precision, self.keep_parameters
+        )
+
+    def _ready(self, streams: list[Any]) -> list[Any]:
+        """Wait for a stream with something to say, but not for long."""
+        ready: list[Any] = self.ray.wait(streams, timeout=_LOOK_AROUND)[0]
+        return ready
+
+    def _next(self, stream: Any) -> Outcome | None:
+        """Give what the stream has to say, None at its end."""
+        exceptions = self.ray.exceptions
+        try:
+            outcome: Outcome = self.ray.get(next(stream))
+            return outcome
+        except StopIteration:
+            return None
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, exceptions.ObjectLostError):
+                raise _Lost from error.cause
+            if isinstance(error.cause, exceptions.RaySystemError):
+                raise ImportError(
+                    f"a worker of the Ray cluster cannot read its task ({_last_line(error.cause)})"
+                    ": install this version of pseudograd on all machines of the cluster"
+                ) from error
+            raise error.cause from error  # an error of ours, and not of the cluster
+        except exceptions.RayError as error:
+            raise _Lost from error
+
+    def _cancel(self, stream: Any) -> None:
+        if self.ray.is_initialized():
+            # By force: a polite request is a KeyboardInterrupt, which busy workers mostly miss.
+            self.ray.cancel(stream, force=True)
+
+
+class _Lost(Exception):
+    """A task has ended with its worker, not by itself."""
+
+
+class _Task:
+    """Trials that run together, and those of them that have no outcome yet."""
+
+    def __init__(self, trials: list[Trial]) -> None:
+        self.trials, self.missing = trials, dict.fromkeys(trials)
+
+    def count_loss(self, losses: Counter[Trial], loss: _Lost) -> None:
+        """Note that the missing trials are lost, unless others had ended: then it is bad luck."""
+        if len(self.missing) < len(self.trials):
+            return
+        losses.update(self.missing.keys())
+        for trial in self.missing:
+            if losses[trial] >= _MOST_LOSSES:
+                raise ConnectionError(
+                    f"a trial was lost with its worker {_MOST_LOSSES} times, the last time by "
+                    f"{type(loss.__cause__).__name__}: see Ray's logs for why, and whether there "
+                    f"is memory enough for {trial}"
+                ) from loss
+
+
+def _cut(trials: list[Trial], places: int, most: int) -> list[list[Trial]]:
+    """Cut the trials into tasks of about equal size, equally many for each place."""
+    rounds = -(-len(trials) // (places * most))
+    tasks = min(len(trials), places * rounds)
+    # By turns: neighbours have the same k and rate, and so take equally long.
+    return [trials[at::tasks] for at in range(tasks)]
+
+
+def _to_arrays(data: Dataset) -> dict[str, Any]:
+    """Take a data set apart: of arrays in Ray's store a machine's workers share one copy."""
+    values = {field.name: getattr(data, field.name) for field in fields(data)}
+    return {
+        name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
+
+
+def _from_arrays(arrays: dict[str, Any]) -> Dataset:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are read-only, and nobody writes to them
+        values: dict[str, Any] = {
+            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in arrays.items()
+        }
+    return Dataset(**values)
+
+
+def _train(
+    trials: list[Trial], data: dict[str, Any], device: str, precision: str, keep_parameters: bool
+) -> Iterator[Outcome]:
+    """Run a fleet, in a worker."""
+    if device == "cpu":
+        torch.set_num_threads(1)
+    fleet = Fleet(_from_arrays(data), device, None, precision, keep_parameters)
+    for outcome in fleet.run(trials):  # noqa: UP028, Ray sends values, and a fleet takes none
+        yield outcome
+
+
+def _imported_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import
+    try:
+        import ray
+    except ImportError as problem:
+        raise ImportError("a cluster needs Ray: pip install 'pseudograd[ray]'") from problem
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> bool:
+    """Connect this process to the cluster; False if it is connected already."""
+    if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", here):
+            raise ValueError(
+                f"address is {address!r}, but this process is connected to the Ray cluster at "
+                f"{here}: leave the address out, or call ray.shutdown() first"
+            )
+        return False
+    found = _find(ray, address)
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    if found is None:
+        with _search_path_for_children():
+            ray.init(address="local", **quiet)
+        return True
+    try:
+        # The address as it was given: it decides about authentication, too.
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+        reason = _last_line(error.__cause__ or error).partition(". ")[0]
+        raise ConnectionError(
+            f"the Ray cluster at {found} cannot be joined ({reason}): this machine must be one of "
+            "its nodes, with the same versions of Ray and Python and the same token"
+        ) from error
+    return True
+
+
+@contextlib.contextmanager
+def _search_path_for_children() -> Iterator[None]:
+    """Let processes that are started now find modules where this one does, wherever they are."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _find(ray: Any, address: str | None) -> str | None:
+    """Find the cluster, as Ray does; None if one is to be started."""
+    given = (os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address) or "auto"
+    if "://" in given:
+        raise ValueError(
+            f"address {given!r} is one of Ray Client, which cannot stream outcomes: run on a "
+            "machine of the cluster with the address 'auto', or by `ray job submit`"
+        )
+    if given not in ("auto", "local") and not re.fullmatch(r".+:\d+", given):
+        raise ValueError(f"address must be 'host:port', 'auto' or 'local', not {given!r}")
+    try:
+        found: str | None = ray._private.services.canonicalize_bootstrap_address(address)
+    except ConnectionError:
+        raise ConnectionError(
+            "no Ray cluster runs on this machine: start one with `ray start --head`, "
+            "or leave the address out"
+        ) from None
+    if found is None:
+        return None
+    try:
+        _knock(found)
+    except OSError as problem:
+        if address is None and given == "auto":
+            return None  # a cluster that crashed has left its address behind
+        name = found if given == "auto" else given
+        raise ConnectionError(
+            f"no Ray cluster answers at {name} ({_last_line(problem)}): check the address"
+        ) from problem
+    return found
+
+
+def _knock(address: str) -> None:
+    """Raise OSError unless something like a Ray cluster answers: Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE) as connection:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return
+        connection.sendall(_HELLO)
+        if connection.recv(9)[3:4] != bytes((_SETTINGS,)):
+            raise ConnectionError("what answers is not Ray, whose port is 6379 by default")
+
+
+def _last_line(problem: BaseException) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[-1].rstrip(".")

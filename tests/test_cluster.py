@@ -1,0 +1,523 @@
+"""Trials on Ray: the rules in a made-up cluster, and a real one of several nodes, one killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import pseudograd
+from pseudograd.data import digits
+from pseudograd.fleet import Fleet, Outcome, Trial
+from pseudograd.search import Ledger, Protocol, advance, cluster, result
+from pseudograd.search.cluster import RayRunner
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed"
+)
+
+TRIAL = Trial("digits", (8,), k=1, learning_rate=0.2, momentum=0.5, patience=2, max_epochs=6)
+TRIALS = [replace(TRIAL, seed=seed) for seed in range(8)]
+
+
+# --- a made-up cluster -----------------------------------------------------------------------
+
+
+def outcome_of(trial: Trial) -> Outcome:
+    return Outcome(trial, 0.1, 1, 0.1, 0.2, 3, "patience", (0.1,))
+
+
+class MadeUpRunner(RayRunner):
+    """A runner whose tasks are generators in this process; they may raise `cluster._Lost`."""
+
+    def __init__(self, task: Callable[[list[Trial]], Iterator[Outcome]], places: int = 2) -> None:
+        self.device, self.made_up_task, self.places = "cpu", task, places
+        self.started: list[list[Trial]] = []
+        self.open: list[Iterator[Outcome]] = []
+        self.cancelled: list[Iterator[Outcome]] = []
+
+    def _places(self, device: str) -> int:
+        return self.places
+
+    def _start(self, trials: list[Trial]) -> Iterator[Outcome]:
+        self.started.append(trials)
+        return self.made_up_task(trials)
+
+    def _ready(self, streams: list[Any]) -> list[Any]:
+        self.open = streams
+        return streams[:1]
+
+    def _next(self, stream: Any) -> Outcome | None:
+        return next(stream, None)
+
+    def _cancel(self, stream: Any) -> None:
+        self.cancelled.append(stream)
+
+
+def all_end(trials: list[Trial]) -> Iterator[Outcome]:
+    return (outcome_of(trial) for trial in trials)
+
+
+def lost() -> cluster._Lost:
+    loss = cluster._Lost()
+    loss.__cause__ = ConnectionResetError()
+    return loss
+
+
+def test_every_trial_has_its_outcome_and_equal_ones_are_run_once() -> None:
+    runner = MadeUpRunner(all_end)
+    assert {outcome.trial for outcome in runner([*TRIALS, *TRIALS])} == set(TRIALS)
+    assert sum(map(len, runner.started)) == len(TRIALS)
+    assert not runner.cancelled
+
+
+def test_what_was_lost_is_run_again_and_what_had_ended_is_not() -> None:
+    dead: list[list[Trial]] = []
+
+    def dies_once_after_two(trials: list[Trial]) -> Iterator[Outcome]:
+        for number, trial in enumerate(trials):
+            if number == 2 and not dead:
+                dead.append(trials)
+                raise lost()
+            yield outcome_of(trial)
+
+    runner = MadeUpRunner(dies_once_after_two)
+    given = [outcome.trial for outcome in runner(TRIALS)]
+    assert sorted(given, key=TRIALS.index) == TRIALS
+    assert runner.started.count(dead[0][2:]) == 1
+    assert sum(map(len, runner.started)) == len(TRIALS) + 2
+
+
+def test_a_trial_is_given_up_when_it_takes_three_workers_with_it() -> None:
+    bad = TRIALS[5]
+
+    def dies_of_the_bad_one(trials: list[Trial]) -> Iterator[Outcome]:
+        for trial in sorted(trials, key=lambda trial: trial == bad):
+            if trial == bad:
+                raise lost()
+            yield outcome_of(trial)
+
+    runner = MadeUpRunner(dies_of_the_bad_one)
+    given: list[Trial] = []
+    with pytest.raises(
+        ConnectionError, match=r"3 times, .* ConnectionResetError.* seed=5\)"
+    ) as error:
+        given.extend(outcome.trial for outcome in runner(TRIALS))
+    assert "\n" not in str(error.value)
+    assert bad not in given
+    assert runner.started[-3:] == [[bad]] * 3
+
+
+def test_workers_that_get_something_done_may_be_lost_again_and_again() -> None:
+    def dies_after_one(trials: list[Trial]) -> Iterator[Outcome]:
+        yield outcome_of(trials[0])
+        if len(trials) > 1:
+            raise lost()
+
+    runner = MadeUpRunner(dies_after_one)
+    assert len([*runner(TRIALS)]) == len(TRIALS) == len(runner.started)
+
+
+def test_a_worker_lost_when_all_is_done_is_no_loss() -> None:
+    def dies_at_the_end(trials: list[Trial]) -> Iterator[Outcome]:
+        yield from all_end(trials)
+        raise lost()
+
+    runner = MadeUpRunner(dies_at_the_end)
+    assert len([*runner(TRIALS)]) == len(TRIALS)
+    assert sum(map(len, runner.started)) == len(TRIALS)
+    assert all(runner.started)
+
+
+def test_an_outcome_that_comes_twice_is_given_once() -> None:
+    def stutters(trials: list[Trial]) -> Iterator[Outcome]:
+        for trial in trials:
+            yield outcome_of(trial)
+            yield outcome_of(trial)
+
+    assert len([*MadeUpRunner(stutters)(TRIALS)]) == len(TRIALS)
+
+
+def test_an_error_of_ours_ends_the_run_and_the_other_tasks() -> None:
+    def fails(trials: list[Trial]) -> Iterator[Outcome]:
+        if TRIALS[1] in trials:
+            raise ValueError("k is bad")
+        yield from all_end(trials)
+
+    runner = MadeUpRunner(fails)
+    with pytest.raises(ValueError, match="k is bad"):
+        list(runner(TRIALS))
+    assert len(runner.started) == 2
+    assert len(runner.cancelled) == 1
+
+
+def test_who_stops_asking_cancels_what_is_under_way() -> None:
+    runner = MadeUpRunner(all_end)
+    outcomes = iter(runner(TRIALS))
+    next(outcomes)
+    outcomes.close()  # type: ignore[attr-defined]
+    assert len(runner.cancelled) == 2
+
+
+def test_without_a_node_left_a_task_waits_for_one() -> None:
+    assert len([*MadeUpRunner(all_end, places=0)(TRIALS)]) == len(TRIALS)
+
+
+def test_data_arrive_as_they_were_sent() -> None:
+    sent = replace(digits(), weights=torch.linspace(1, 2, 1797))
+    assert sent.sha256  # which it keeps
+    arrived = cluster._from_arrays(pickle.loads(pickle.dumps(cluster._to_arrays(sent))))
+    assert arrived.sha256 == sent.sha256
+    assert (arrived.name, arrived.train_size) == (sent.name, sent.train_size)
+    assert arrived.value_range == sent.value_range
+    torch.testing.assert_close(arrived.weights, sent.weights)
+
+
+def test_as_many_tasks_as_there_are_places_also_when_nodes_join() -> None:
+    runner = MadeUpRunner(all_end)
+    under_way = []
+    for number, _ in enumerate(runner(replace(TRIAL, seed=seed) for seed in range(80))):
+        under_way.append(len(runner.open))
+        if number == 20:
+            runner.places = 5
+    assert max(under_way[:20]) == 2 + 1  # the one more waits in Ray's queue
+    assert max(under_way) == 5 + 1
+
+
+@pytest.mark.parametrize(
+    ("trials", "places", "most", "sizes"),
+    [
+        (0, 2, 4, []),
+        (1, 2, 4, [1]),
+        (7, 2, 4, [4, 3]),
+        (147, 2, 4, [4] * 33 + [3] * 5),
+        (147, 64, 4, [3] * 19 + [2] * 45),
+        (147, 1, 512, [147]),
+        (147, 2, 512, [74, 73]),
+        (1100, 2, 512, [275] * 4),
+    ],
+)
+def test_tasks_are_of_about_equal_size(
+    trials: int, places: int, most: int, sizes: list[int]
+) -> None:
+    wanted = [replace(TRIAL, seed=seed) for seed in range(trials)]
+    tasks = cluster._cut(wanted, places, most)
+    assert [len(task) for task in tasks] == sizes
+    assert sorted(trial.seed for task in tasks for trial in task) == list(range(trials))
+
+
+class MadeUpRay(SimpleNamespace):
+    """A connection to a cluster of given resources, and what is asked of it."""
+
+    def __init__(self, **resources: float) -> None:
+        super().__init__(
+            is_initialized=lambda: True,
+            get_runtime_context=lambda: SimpleNamespace(gcs_address="10.0.0.1:6379"),
+            cluster_resources=lambda: resources,
+            put=lambda value: value,
+            shutdown=lambda: pytest.fail("it was not started here"),
+        )
+        self.asked: dict[str, object] = {}
+
+    def remote(self, **options: object) -> Callable[..., Any]:
+        self.asked = options
+        return lambda function: function
+
+
+@pytest.mark.parametrize(
+    ("has", "device", "asked"),
+    [
+        ({"CPU": 8.0}, None, {"num_cpus": 1, "num_gpus": 0}),
+        ({"CPU": 8.0, "GPU": 2.0}, None, {"num_cpus": 1, "num_gpus": 1}),
+        ({"CPU": 8.0, "GPU": 2.0}, "cpu", {"num_cpus": 1, "num_gpus": 0}),
+    ],
+)
+def test_a_task_asks_for_a_gpu_if_there_are_any(
+    monkeypatch: pytest.MonkeyPatch,
+    has: dict[str, float],
+    device: str | None,
+    asked: dict[str, object],
+) -> None:
+    ray = MadeUpRay(**has)
+    monkeypatch.setattr(cluster, "_imported_ray", lambda: ray)
+    with RayRunner(digits(), device=device) as runner:
+        assert ray.asked == {**asked, "max_retries": 0}
+        assert runner.device == ("cuda" if asked["num_gpus"] else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": "cuda"}, "needs a GPU, but the Ray cluster has none"),
+        ({"device": "tpu"}, "device must be one of"),
+        ({"precision": "half"}, "precision must be one of"),
+        ({"address": "10.0.0.2:6379"}, "is connected to the Ray cluster at 10.0.0.1:6379"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(cluster, "_imported_ray", lambda: MadeUpRay(CPU=1.0))
+    with pytest.raises(ValueError, match=message):
+        RayRunner(digits(), **change)
+
+
+@pytest.mark.parametrize("before", [None, "relative"])
+def test_workers_find_modules_where_we_do(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    ray, paths = MadeUpRay(CPU=1.0), ""
+
+    def init(**options: object) -> None:
+        nonlocal paths
+        assert options["address"] == "local"
+        paths = os.environ["PYTHONPATH"]
+
+    ray.is_initialized, ray.init = (lambda: False), init
+    monkeypatch.setattr(cluster, "_find", lambda ray, address: None)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if before is not None:
+        monkeypatch.setenv("PYTHONPATH", before)
+    assert cluster._connect(ray, "local")
+    assert str(Path(pseudograd.__file__).parents[1]) in paths.split(os.pathsep)
+    assert os.environ.get("PYTHONPATH") == before
+
+
+def test_missing_ray_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'pseudograd\[ray\]'"):
+        RayRunner(digits())
+
+
+# --- addresses -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "_PATIENCE", 0.5)
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    """Something that listens, and says nothing."""
+    with socket.create_server(("", 0)) as listening:
+        yield listening
+
+
+def address_of(server: socket.socket) -> str:
+    return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@needs_ray
+def test_an_unreachable_address_is_said_in_a_sentence(
+    no_default_address: None, server: socket.socket
+) -> None:
+    address = address_of(server)
+    server.close()
+    with pytest.raises(ConnectionError, match=f"no Ray cluster answers at {address}") as error:
+        RayRunner(digits(), address)
+    assert "\n" not in str(error.value)
+
+
+@needs_ray
+def test_a_server_that_says_nothing_is_not_waited_for(
+    no_default_address: None, server: socket.socket
+) -> None:
+    with pytest.raises(ConnectionError, match="timed out"):
+        RayRunner(digits(), address_of(server))
+
+
+@needs_ray
+def test_a_server_that_is_not_ray_is_not_mistaken_for_it(
+    no_default_address: None, server: socket.socket
+) -> None:
+    def answer() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(ConnectionError, match="what answers is not Ray"):
+        RayRunner(digits(), address_of(server))
+    thread.join()
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("somewhere", "address must be 'host:port'"),
+        ("localhost:ray", "address must be 'host:port'"),
+        ("ray://localhost:10001", "ray job submit"),
+    ],
+)
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_bad_addresses_are_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    no_default_address: None,
+    address: str,
+    message: str,
+    by_environment: bool,
+) -> None:
+    if by_environment:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ValueError, match=message):
+        RayRunner(digits(), None if by_environment else address)
+
+
+@needs_ray
+def test_what_a_crashed_cluster_left_behind_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, no_default_address: None, server: socket.socket
+) -> None:
+    import ray
+
+    address = address_of(server)
+    server.close()
+    found = "ray._private.services.canonicalize_bootstrap_address"
+    monkeypatch.setattr(found, lambda _: address)
+    assert cluster._find(ray, None) is None  # start one
+    with pytest.raises(ConnectionError, match=f"no Ray cluster answers at {address}"):
+        cluster._find(ray, "auto")
+
+
+# --- a real cluster --------------------------------------------------------------------------
+
+PROTOCOL = Protocol(
+    TRIAL, ks=(1.0, 0.5), initial_rate=0.2, repetitions=4, retrainings=2, most_extensions=1
+)
+STORE = 80 * 2**20
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A cluster on this machine: a head that runs no tasks, and two nodes of one CPU each."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False}
+    started = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(2):
+            started.add_node(num_cpus=1, object_store_memory=STORE)
+        yield started
+    finally:
+        started.shutdown()
+
+
+def started_by(runner: RayRunner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The streams of all tasks that the runner will start."""
+    streams: list[Any] = []
+    start = runner._start
+
+    def noted(trials: list[Trial]) -> Any:
+        streams.append(start(trials))
+        return streams[-1]
+
+    monkeypatch.setattr(runner, "_start", noted)
+    return streams
+
+
+def test_a_node_killed_in_mid_run_changes_nothing(
+    nodes: Any, tmp_path: Path, one_thread: None
+) -> None:
+    expected = Ledger(tmp_path / "in-process")
+    *_, last = advance(PROTOCOL, expected, Fleet(digits(), precision="float64").run)
+
+    first, held = PROTOCOL.wanted({})[0], tmp_path / "held"
+
+    def holds_once(trials: list[Trial], *settings: Any) -> Iterator[Outcome]:
+        """Give one outcome and no other: those can only come from elsewhere."""
+        import ray
+
+        hold = first in trials and not held.exists()
+        for outcome in cluster._train(trials, *settings):
+            if hold:
+                held.write_text(ray.get_runtime_context().get_node_id())
+            yield outcome
+            while hold:
+                time.sleep(0.1)
+
+    found, killed = Ledger(tmp_path / "cluster"), 0
+    with RayRunner(digits(), nodes.address, precision="float64") as run:
+        run.task = run.ray.remote(num_cpus=1, max_retries=0)(holds_once)
+        for step in advance(PROTOCOL, found, run):
+            rounds = step.round
+            there = held.read_text() if held.exists() else ""
+            for node in [node for node in nodes.worker_nodes if node.node_id == there]:
+                nodes.remove_node(node, allow_graceful=False)
+                killed = len(found)
+    assert 0 < killed < len(expected)
+    assert rounds == last.round  # what was lost did not wait for the next round
+
+    assert set(Ledger(found.path)) == set(expected)
+    for trial, outcome in found.items():
+        assert outcome == replace(expected[trial], cross_entropy=outcome.cross_entropy)
+        assert outcome.cross_entropy == pytest.approx(expected[trial].cross_entropy, rel=1e-9)
+    ours, theirs = result(PROTOCOL, found), result(PROTOCOL, expected)
+    assert (ours.chosen, ours.plain, ours.cells) == (theirs.chosen, theirs.plain, theirs.cells)
+    assert ours.comparison.error == theirs.comparison.error
+    assert ours.comparison.mcnemar_p == theirs.comparison.mcnemar_p
+    assert len(found.path.read_text().splitlines()) == len(expected)  # each trial once
+
+
+def test_an_error_of_ours_in_a_worker_is_raised_as_it_is_and_once(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RayRunner(digits(), nodes.address) as run:
+        started = started_by(run, monkeypatch)
+        with pytest.raises(ValueError, match="trials are of data 'other'") as error:
+            list(run([replace(TRIAL, data="other")]))
+        assert type(error.value) is ValueError  # and not Ray's wrapper, with its many lines
+        assert len(started) == 1
+
+
+def test_stopping_early_cancels_the_tasks_in_the_cluster(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = [replace(t, max_epochs=10**9, patience=10**9) for t in TRIALS[1:]]
+    with RayRunner(digits(), nodes.address) as run:
+        started = started_by(run, monkeypatch)
+        outcomes = iter(run([TRIALS[0], *endless]))
+        assert next(outcomes).trial == TRIALS[0]
+        outcomes.close()  # type: ignore[attr-defined]
+        assert len(started) == 2
+        for stream in started:
+            with pytest.raises(run.ray.exceptions.TaskCancelledError):
+                run.ray.get(stream.completed(), timeout=120)
+
+
+def test_parameters_come_along(nodes: Any, one_thread: None) -> None:
+    with RayRunner(digits(), nodes.address, precision="float64", keep_parameters=True) as run:
+        (there,) = run(TRIALS[:1])
+    (here,) = Fleet(digits(), precision="float64", keep_parameters=True).run(TRIALS[:1])
+    assert there.parameters is not None
+    assert here.parameters is not None
+    torch.testing.assert_close(there.parameters, here.parameters)
+    assert there.parameters[0][0].device.type == "cpu"
+
+
+def test_a_connection_that_was_there_stays(nodes: Any) -> None:
+    import ray
+
+    with RayRunner(digits(), nodes.address):
+        with RayRunner(digits()) as run:
+            assert len(list(run(TRIALS[:1]))) == 1
+        assert ray.is_initialized()
+        with pytest.raises(ValueError, match="is connected to the Ray cluster at"):
+            RayRunner(digits(), "10.255.255.1:6379")
+    assert not ray.is_initialized()
