@@ -110,7 +110,7 @@ def test_chance_is_weighted() -> None:
     weights = torch.where(labels == 1, 9.0, 1.0)
     data = Dataset("one", torch.zeros(20, 1), labels, 20, weights=weights)
     trial = Trial("one", (), k=1, learning_rate=0.1)
-    crew = fleet_module._Crew(Fleet(data), trial, torch.device("cpu"), slots=1)
+    crew = fleet_module._Crew(Fleet(data), trial, torch.device("cpu"), slots=1, most=1)
     assert crew.majority == pytest.approx(45 / 60)
 
 
