@@ -7,7 +7,12 @@ import importlib.util
 NEEDS = {
     "numba": ["src/pseudograd/loss/cpu.py"],
     "ray": ["src/pseudograd/search/cluster.py"],
-    "triton": ["src/pseudograd/fleet/fused.py", "src/pseudograd/fleet/kernels.py"],
+    "triton": [
+        "src/pseudograd/fleet/fused.py",
+        "src/pseudograd/fleet/kernels.py",
+        "src/pseudograd/loss/kernels.py",
+        "src/pseudograd/loss/operators.py",
+    ],
 }
 
 collect_ignore = [

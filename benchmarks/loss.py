@@ -1,6 +1,9 @@
 """Forward and backward of the tunable loss beside PyTorch's cross-entropy, in one run.
 
     python -m benchmarks.loss
+    python -m benchmarks.loss --device cuda
+
+On a GPU it is the work of `benchmarks.loss_cuda`, beside others' kernels too.
 
 In every round each contender has one turn, in an order drawn anew, so that what disturbs the
 machine meets all alike. The table shows medians over the rounds, and the 20th and 80th percentile.
@@ -8,11 +11,13 @@ machine meets all alike. The table shows medians over the rounds, and the 20th a
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -101,6 +106,21 @@ def percentiles(values: list[float]) -> Spread:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--only", default="", help="on a GPU: cases whose name holds this text")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    out = arguments.out or RESULTS / f"loss_{arguments.device}.csv"
+    if arguments.device == "cuda":
+        from benchmarks import loss_cuda
+
+        loss_cuda.main(out, arguments.only)
+    else:
+        on_cpu(out)
+
+
+def on_cpu(out: Path) -> None:
     device = "cpu"
     facts = environment(device)
     print(
@@ -121,7 +141,7 @@ def main() -> None:
                    "us_p20": low, "us_p80": high, "times_cross_entropy": ratio, "rounds": ROUNDS,
                    "threads": torch.get_num_threads(), **facts}  # fmt: skip
             rows.append(row)
-    write(rows, RESULTS / f"loss_{device}.csv")
+    write(rows, out)
 
 
 if __name__ == "__main__":

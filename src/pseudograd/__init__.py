@@ -10,7 +10,13 @@ k = 1 is cross-entropy; below 1 hard or mislabelled examples count less, above 1
 
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.loss import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
+from pseudograd.loss import (
+    RuleCrossEntropyLoss,
+    TunableCrossEntropyLoss,
+    TunableLinearCrossEntropyLoss,
+    tunable_cross_entropy,
+    tunable_linear_cross_entropy,
+)
 
 __version__ = "0.1.0"
 
@@ -20,8 +26,10 @@ if TYPE_CHECKING:
 __all__ = [
     "RuleCrossEntropyLoss",
     "TunableCrossEntropyLoss",
+    "TunableLinearCrossEntropyLoss",
     "TunableMLPClassifier",
     "tunable_cross_entropy",
+    "tunable_linear_cross_entropy",
 ]
 
 

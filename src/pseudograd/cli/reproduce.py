@@ -20,18 +20,20 @@ if TYPE_CHECKING:
     from pseudograd.reproduce.run import Step
 
 _SECONDS_BETWEEN_LINES = 10.0
+_TABLES = ("table1", "table3", "table4", "supplement", "all", "unprinted")
 
 
 def reproduce(commands: Commands) -> None:
-    """``pseudograd reproduce``: run rows of the paper's tables, or say how far they are."""
+    """``pseudograd reproduce``: run rows of the paper's tables, or tell what came of them."""
     about = "run the experiments of the paper's tables, with its whole protocol"
     parser = commands.add_parser("reproduce", help=about, description=about.capitalize() + ".")
     parser.add_argument(
         "what",
-        choices=("table1", "table3", "table4", "supplement", "all", "unprinted", "status"),
+        choices=(*_TABLES, "status", "report"),
         metavar="TABLE",
         help="table1, table3, table4, supplement, all of them, or unprinted (rows that the paper's "
-        "source has as comments); status says how far all are",
+        "source has as comments); status says how far all are; report writes RESULTS.md beside the "
+        "ledgers' folder, and a page into it",
     )
     parser.add_argument(
         "--rows", default="*", metavar="PATTERN", help='such as "cifar10 1x400*" (all rows)'
@@ -42,6 +44,9 @@ def reproduce(commands: Commands) -> None:
         help="without MNIST in [0, 1] and without tanh, which are run beside the paper's rows",
     )
     parser.add_argument("--smoke", action="store_true", help="in small, to see that it runs")
+    parser.add_argument(
+        "--check", action="store_true", help="of a report: fail if its files are not up to date"
+    )
     parser.add_argument(
         "--time-limit", type=positive, metavar="MINUTES", help="stop then; the same command goes on"
     )
@@ -60,13 +65,18 @@ def reproduce(commands: Commands) -> None:
         from pseudograd.reproduce.run import TimeIsUp, reproduce
 
         folder = options.out or Path("runs/smoke" if options.smoke else "results")
-        table = "all" if options.what == "status" else options.what
+        if options.check and options.what != "report":
+            raise ValueError(f"--check goes with report, not with {options.what}")
+        table = options.what if options.what in _TABLES else "all"
         rows = paper.rows(table, options.rows)
         wanted = [paper.Experiment(row) for row in rows]
         if not options.as_printed:
             wanted = paper.experiments(rows)
         if options.what == "status":
             _print_status(wanted, folder)
+            return
+        if options.what == "report":
+            _report(wanted, folder, options.smoke, options.check)
             return
 
         def data(name: str) -> Dataset:
@@ -163,3 +173,18 @@ def _print_status(experiments: list[Experiment], folder: Path) -> None:
     seconds = [state.seconds for state in states if state.seconds is not None]
     time_left = f", about {duration(sum(seconds))}" if seconds and trials else ""
     print(f"{finished} of {len(states)} rows done, about {trials} trials left{time_left}")
+
+
+def _report(experiments: list[Experiment], folder: Path, smoke: bool, check: bool) -> None:
+    from pseudograd.report.results import documents
+    from pseudograd.search.ledger import writing
+
+    for path, text in documents(experiments, folder, smoke=smoke).items():
+        if not check:
+            with writing(path):
+                path.write_text(text, encoding="utf-8", newline="\n")
+            print(path)
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            raise ValueError(
+                f"{path} is not what the ledgers give: run `pseudograd reproduce report` again"
+            )

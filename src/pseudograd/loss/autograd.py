@@ -26,27 +26,36 @@ from pseudograd.rules.paper import Sensitivity
 
 Rows = Callable[[Tensor, Tensor, Sensitivity], Tensor]
 
-row_functions: WeakSet[Rows] = WeakSet()
+# Functions that `torch.compile` must not look into.
+whole_functions: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 class RowLoss(Protocol):
-    """The two passes over rows ``z`` (R, C); k is a number, or a column (R, 1)."""
+    """The two passes over rows ``z`` (R, C) of any dtype; k is a number, or a column (R, 1)."""
 
-    def forward(self, z: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Give the value of each row, then what the backward pass should keep."""
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
-        """Give the pseudo-gradient of each row times its ``grad``, a column."""
+        """Give the pseudo-gradient of each row times its ``grad``, a column, in the dtype of ``z``.
+
+        It is 0 where ``grad`` is, whatever the row holds.
+        """
+
+
+def _of_ignored_rows_zero(f: Tensor, grad: Tensor, z: Tensor) -> Tensor:
+    """Ignored rows may hold anything; NaN times 0 would be NaN."""
+    return torch.where(grad == 0, 0, f).to(z.dtype)
 
 
 class ClassIndex:
     """Eq. 5 for labels. Keeps two numbers a row; cross-entropy keeps all log-probabilities."""
 
-    def forward(self, z: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Give -log p_y, and keep the top and the margin."""
-        top, margin = paper.top_and_margin(z, target)
+        top, margin = paper.top_and_margin(paper.in_working_precision(z), target)
         return paper.cross_entropy(margin).squeeze(-1), top, margin
 
     def backward(
@@ -54,22 +63,25 @@ class ClassIndex:
     ) -> Tensor:
         """Give Eq. 5."""
         top, margin = kept
-        return paper.push(z, target, k, top, paper.strength(margin, k) * grad)
+        wide = paper.in_working_precision(z)
+        f = paper.push(wide, target, k, top, paper.strength(margin, k) * grad)
+        return _of_ignored_rows_zero(f, grad, z)
 
 
 class ClassProbabilities:
     """The rule for soft targets."""
 
-    def forward(self, z: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Give -Σ q log p, where 0 · log 0 is 0."""
-        log_p = F.log_softmax(paper.wide(z), -1)
+        log_p = F.log_softmax(paper.wide(paper.in_working_precision(z)), -1)
         return (-torch.where(target == 0, 0, target * log_p).sum(-1),)
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
         """Give the soft rule."""
-        return paper.soft_push(z, target, k) * grad
+        f = paper.soft_push(paper.in_working_precision(z), target, k) * grad
+        return _of_ignored_rows_zero(f, grad, z)
 
 
 class ByRule:
@@ -78,22 +90,22 @@ class ByRule:
     def __init__(self, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.rule = rule
 
-    def forward(self, z: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Give -log p_y."""
-        _, margin = paper.top_and_margin(z, target)
+        _, margin = paper.top_and_margin(paper.in_working_precision(z), target)
         return (paper.cross_entropy(margin).squeeze(-1),)
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
         """Give the rule."""
-        f = self.rule(z, target)
+        f = self.rule(paper.in_working_precision(z), target)
         if f.shape != z.shape:
             raise ValueError(
                 f"rule must give a tensor of the shape of the logits, {tuple(z.shape)}, not "
                 f"{tuple(f.shape)}"
             )
-        return f * grad
+        return _of_ignored_rows_zero(f * grad, grad, z)
 
 
 def rows_of(loss: RowLoss) -> Rows:
@@ -103,14 +115,19 @@ def rows_of(loss: RowLoss) -> Rows:
         value: Tensor = _Forward.apply(z, target, k, loss)[0]
         return value
 
-    row_functions.add(rows)
-    if "pseudograd.loss.tracing" in sys.modules:
-        torch.compiler.allow_in_graph(rows)
+    keep_whole(rows)
     return rows
 
 
+def keep_whole(function: Callable[..., Any]) -> None:
+    """Have `torch.compile` not look into a function, now or when it is first at work."""
+    whole_functions.add(function)
+    if "pseudograd.loss.tracing" in sys.modules:
+        torch.compiler.allow_in_graph(function)
+
+
 def prepare_tracing() -> None:
-    """Have `torch.compile` keep the row functions whole; where it is not at work, do nothing.
+    """Have `torch.compile` keep such functions whole; where it is not at work, do nothing.
 
     To register them beforehand would take the second that its own import takes. But it runs import
     statements as it traces them, so the module of this one is run when it first gets here.
@@ -122,7 +139,7 @@ def prepare_tracing() -> None:
 class _Forward(Function):
     @staticmethod
     def forward(z: Tensor, target: Tensor, k: Sensitivity, loss: RowLoss) -> tuple[Tensor, ...]:
-        return loss.forward(paper.in_working_precision(z), target)
+        return loss.forward(z, target, k)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -157,9 +174,7 @@ class _Backward(Function):
     def forward(
         loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
-        f = loss.backward(paper.in_working_precision(z), target, k, grad, *kept)
-        # Ignored rows may hold anything; NaN times 0 would be NaN.
-        return torch.where(grad == 0, 0, f).to(z.dtype)
+        return loss.backward(z, target, k, grad, *kept)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -176,6 +191,34 @@ class _Backward(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
         return _unfold(info, _Backward.apply(*_fold(info, in_dims, inputs))), 0
+
+
+def graph_is_kept() -> bool:
+    """Whether the backward pass under way may be asked for again, or for its own derivative."""
+    kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
+    return kept or torch.is_grad_enabled()
+
+
+def final(result: Tensor, source: Tensor) -> Tensor:
+    """``result``, computed from ``source`` in a way that may not be differentiated."""
+    # Grad mode is on in a backward pass only where someone wants to differentiate once more.
+    return _Final.apply(result, source) if torch.is_grad_enabled() else result
+
+
+class _Final(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(result: Tensor, source: Tensor) -> Tensor:
+        return result.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        refuse_second_derivative()
 
 
 def refuse_second_derivative() -> NoReturn:

@@ -11,6 +11,8 @@ from torch import Tensor
 from pseudograd.rules.paper import Sensitivity
 
 REDUCTIONS = ("mean", "sum", "none")
+IMPLEMENTATIONS = ("auto", "triton", "torch")
+SINGLE_AND_HALF = (torch.float32, torch.bfloat16, torch.float16)
 _NUMBERS = (int, float, torch.SymFloat, torch.SymInt)
 
 
@@ -35,8 +37,6 @@ def check_arguments(
     classes = shape[0] if len(shape) == 1 else shape[1]
     if classes == 0:
         raise ValueError(f"input has no classes: its shape is {tuple(shape)}")
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"target must hold class indices or probabilities, not {target.dtype}")
     if target.is_floating_point():
@@ -72,12 +72,66 @@ def check_arguments(
             raise ValueError("weight must not require a gradient; use weight.detach()")
         if weight.device != input.device:
             raise ValueError(f"weight is on {weight.device} but input is on {input.device}")
+    check_settings(ignore_index, reduction, label_smoothing)
+
+
+def check_settings(ignore_index: int, reduction: str, label_smoothing: float) -> None:
+    """Refuse wrong values of what is not a tensor."""
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
     if not isinstance(label_smoothing, (int, float)):
         raise TypeError(f"label_smoothing must be a number in [0, 1], not {label_smoothing!r}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
+
+
+def check_linear(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    chunk_rows: int | None,
+) -> None:
+    """Refuse what does not fit together in a linear layer and its loss."""
+    tensors = {"hidden": hidden, "weight": weight, "bias": bias, "class_weight": class_weight}
+    for name, tensor in tensors.items():
+        if tensor is None and name in ("bias", "class_weight"):
+            continue
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            raise TypeError(f"{name} must be a floating-point tensor")
+        if tensor.device != hidden.device:
+            raise ValueError(f"{name} is on {tensor.device} but hidden is on {hidden.device}")
+    if weight.dim() != 2 or weight.shape[0] == 0:
+        raise ValueError(f"weight must have the shape (classes, H), not {tuple(weight.shape)}")
+    if hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden must have the shape (..., {weight.shape[1]}) for a weight of shape "
+            f"{tuple(weight.shape)}, not {tuple(hidden.shape)}"
+        )
+    for name in ("bias", "class_weight"):
+        tensor = tensors[name]
+        if tensor is not None and tensor.shape != weight.shape[:1]:
+            raise ValueError(
+                f"{name} must have one value for each of the {len(weight)} classes, shape "
+                f"({len(weight)},), not {tuple(tensor.shape)}"
+            )
+    if class_weight is not None and class_weight.requires_grad:
+        raise ValueError("class_weight must not require a gradient; use class_weight.detach()")
+    whole = (torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    if not isinstance(target, Tensor) or target.dtype in whole or target.is_complex():
+        raise TypeError("target must be a tensor of class indices")
+    if target.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"target must hold class indices of shape {tuple(hidden.shape[:-1])} for a hidden of "
+            f"shape {tuple(hidden.shape)}, not {tuple(target.shape)}"
+        )
+    if target.device != hidden.device:
+        raise ValueError(f"target is on {target.device} but hidden is on {hidden.device}")
+    if chunk_rows is not None and chunk_rows < 1:
+        raise ValueError(f"chunk_rows must be 1 or more, not {chunk_rows}")
 
 
 def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True) -> None:
@@ -109,6 +163,44 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
         least, greatest = k.aminmax()  # both are NaN if any k is
         if not 0 < least.item() <= greatest.item() < math.inf:
             raise ValueError("k must be finite and above 0 for every example")
+
+
+def check_implementation(implementation: str) -> None:
+    """Refuse an unknown name."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"implementation must be 'auto', 'triton' or 'torch', not {implementation!r}"
+        )
+
+
+def check_for_triton(input: Tensor, target: Tensor) -> None:
+    """Refuse what the kernels do not do."""
+    if target.is_floating_point():
+        raise ValueError(
+            "implementation 'triton' has no kernel for class probabilities; use 'auto'"
+        )
+    if input.dtype not in SINGLE_AND_HALF:
+        raise ValueError(f"implementation 'triton' has no kernel for {input.dtype}; use 'auto'")
+    try:
+        from pseudograd.loss.operators import INTERPRETED
+    except ImportError as error:
+        raise ImportError("implementation 'triton' needs the package triton") from error
+    if not (input.is_cuda or INTERPRETED):
+        raise ValueError(
+            f"implementation 'triton' needs logits on a CUDA device, not on {input.device}; use "
+            "'auto'"
+        )
+
+
+def check_for_split(target: Tensor, label_smoothing: float) -> None:
+    """Refuse what there is not for classes that are split over a process group."""
+    if target.is_floating_point():
+        raise ValueError("target must hold class indices where a process_group shares the classes")
+    if label_smoothing:
+        raise ValueError(
+            f"label_smoothing must be 0 where a process_group shares the classes, not "
+            f"{label_smoothing}"
+        )
 
 
 def check_class_indices(target: Tensor, classes: int, ignore_index: int) -> None:

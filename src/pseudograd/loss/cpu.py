@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.autograd import Function
 
-from pseudograd.loss.autograd import refuse_forward_mode, refuse_second_derivative
+from pseudograd.loss.autograd import final, refuse_forward_mode
 from pseudograd.loss.checks import check_k, refuse_class_index
 from pseudograd.rules.paper import Sensitivity
 
@@ -241,25 +241,11 @@ class _Fused(Function):
             ctx.kept,
             result,
         )
-        f = torch.from_numpy(result).to(z.dtype)
-        # Grad mode is on here only where someone wants to differentiate once more.
-        return _Final.apply(f, z) if torch.is_grad_enabled() else f, *[None] * 5
+        return final(torch.from_numpy(result).to(z.dtype), z), *[None] * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
         refuse_forward_mode()
-
-
-class _Final(Function):
-    """A result that depends on ``z`` in a way that may not be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, result: Tensor, z: Tensor) -> Tensor:
-        return result.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> NoReturn:
-        refuse_second_derivative()
 
 
 _ONE = np.ones(1, f32)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,8 +17,20 @@ from pseudograd.loss.autograd import (
     prepare_tracing,
     rows_of,
 )
-from pseudograd.loss.checks import check_arguments, check_class_indices, check_k, example_shape
-from pseudograd.rules.paper import Sensitivity, in_working_precision, working_dtype
+from pseudograd.loss.checks import (
+    SINGLE_AND_HALF,
+    check_arguments,
+    check_class_indices,
+    check_for_split,
+    check_for_triton,
+    check_implementation,
+    check_k,
+    example_shape,
+)
+from pseudograd.rules.paper import Sensitivity, working_dtype
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _class_index_rows = rows_of(ClassIndex())
 _class_probability_rows = rows_of(ClassProbabilities())
@@ -30,6 +44,9 @@ def tunable_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    *,
+    implementation: str = "auto",
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Give the cross-entropy, with the paper's pseudo-gradient (Eq. 5) as its backward pass.
 
@@ -48,6 +65,12 @@ def tunable_cross_entropy(
         ignore_index: Examples with this class index count for nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
+        implementation: "auto" takes what is fastest: on CUDA devices Triton kernels, on CPUs loops
+            compiled by numba if it is installed. "triton" insists on the kernels; "torch" takes
+            PyTorch's operations.
+        process_group: The ranks that share the classes, in tensor-parallel training: ``input`` and
+            ``weight`` are then this rank's part of them, in the order of the ranks, and ``target``
+            counts the classes of all. Every rank gets the whole loss, and the gradient of its part.
 
     Returns:
         The loss: one number, or one for each example where ``reduction`` is "none".
@@ -62,26 +85,48 @@ def tunable_cross_entropy(
     """
     prepare_tracing()
     check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
-    eager = _is_eager()
     check_k(k, example_shape(input), values=False)
-    input = as_autocast_has_it(input)
-    if target.is_floating_point():
-        input = input.to(torch.promote_types(input.dtype, target.dtype))
-    z = _rows(input)
-    if target.is_floating_point():
-        q = _smoothed(_rows(target).to(working_dtype(z)), label_smoothing)
+    way = chosen_way(input, target, label_smoothing, implementation)
+    way = "torch" if way == "numba" and process_group is not None else way
+    dtype = loss_dtype(input, target)
+    # The kernels read half types as they are.
+    z = _rows(input if way == "triton" else input.to(dtype))
+    if process_group is not None:
+        check_for_split(target, label_smoothing)
+        from pseudograd.loss.parallel import split_values
+
+        value, example_weight = split_values(
+            z, target.flatten().long(), _column(k, z), weight, ignore_index, process_group,
+            way == "triton",
+        )  # fmt: skip
+        reduced = _reduced(value, example_weight.sum(), reduction)
+    elif target.is_floating_point():
+        q = smoothed(_rows(target).to(working_dtype(z)), label_smoothing)
         value = _class_probability_rows(z, q if weight is None else q * weight, _column(k, z))
         reduced = _reduced(value, float(len(z)), reduction)
-    elif label_smoothing == 0 and eager and (fused := _fused_kernel(z)):
+    elif way == "triton" and is_eager():
+        from pseudograd.loss.operators import fused_cross_entropy
+
+        if isinstance(k, Tensor) and k.is_cpu:
+            check_k(k)
+        reduced = fused_cross_entropy(
+            z, target.flatten(), k, weight, ignore_index, reduction, label_smoothing, dtype
+        )
+    elif way == "numba":
+        fused = _compiled_by_numba()
+        assert fused is not None
         reduced = fused(z, target.flatten(), k, weight, ignore_index, reduction)
     else:
+        rows = _class_index_rows
+        if way == "triton":
+            from pseudograd.loss.operators import gpu_rows as rows
         reduced = class_index_loss(
-            z, target.flatten(), _column(k, z), _class_index_rows, weight, ignore_index, reduction,
+            z, target.flatten(), _column(k, z), rows, weight, ignore_index, reduction,
             label_smoothing,
         )  # fmt: skip
     if reduction == "none":
         reduced = reduced.reshape(example_shape(input))
-    return reduced.to(input.dtype)
+    return reduced.to(dtype)
 
 
 def class_index_loss(
@@ -96,7 +141,7 @@ def class_index_loss(
 ) -> Tensor:
     """Give the loss of rows ``z`` (R, C) for labels (R) by the row function ``rows``, reduced."""
     target = target.long()  # among bytes, -100 would be class 156
-    if z.is_cpu and _is_eager():  # elsewhere the values are not to be had without waiting for them
+    if z.is_cpu and is_eager():  # elsewhere the values are not to be had without waiting for them
         check_class_indices(target, z.shape[1], ignore_index)
     counted = target != ignore_index
     y = torch.where(counted, target, 0)
@@ -105,18 +150,19 @@ def class_index_loss(
         example_weight = example_weight * weight[y]
     if label_smoothing:
         one_hot = torch.zeros_like(z, dtype=example_weight.dtype).scatter(-1, y.unsqueeze(-1), 1)
-        q = _smoothed(one_hot, label_smoothing)
+        q = smoothed(one_hot, label_smoothing)
         value = _class_probability_rows(z, q if weight is None else q * weight, k)
     else:
         value = rows(z, y, k) * (1 if weight is None else weight[y])
     return _reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
 
 
-def as_autocast_has_it(input: Tensor) -> Tensor:
-    """Half types in float32 where autocast is on, as it does for `cross_entropy`."""
-    if input.dtype == working_dtype(input) or not torch.is_autocast_enabled(input.device.type):
-        return input
-    return in_working_precision(input)
+def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
+    """The dtype of the loss; under autocast float32 for half types, as for `cross_entropy`."""
+    dtype = input.dtype
+    if torch.is_autocast_enabled(input.device.type):
+        dtype = working_dtype(input)
+    return torch.promote_types(dtype, target.dtype) if target.is_floating_point() else dtype
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -130,12 +176,13 @@ def _column(k: Sensitivity, z: Tensor) -> Sensitivity:
     """A number as it is, a tensor as a column beside the rows."""
     if not isinstance(k, Tensor):
         return k
-    if k.is_cpu and _is_eager():
+    if k.is_cpu and is_eager():
         check_k(k)
     return k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
 
 
-def _smoothed(q: Tensor, label_smoothing: float) -> Tensor:
+def smoothed(q: Tensor, label_smoothing: float) -> Tensor:
+    """Spread a share of the target evenly over all classes."""
     return q * (1 - label_smoothing) + label_smoothing / q.shape[-1] if label_smoothing else q
 
 
@@ -145,15 +192,31 @@ def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
     return value.sum() / total if reduction == "mean" else value.sum()
 
 
-def _is_eager() -> bool:
+def is_eager() -> bool:
     """Whether tensors hold numbers now: neither torch.compile nor torch.func is at work."""
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
-def _fused_kernel(z: Tensor) -> Callable[..., Tensor] | None:
-    """The CPU kernel, where it is installed and does what ``z`` asks for."""
-    plain = type(z) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
-    return _compiled_by_numba() if plain and z.is_cpu and z.dtype != torch.float64 else None
+def chosen_way(input: Tensor, target: Tensor, label_smoothing: float, implementation: str) -> str:
+    """What computes the loss: "triton", "numba" or "torch"."""
+    check_implementation(implementation)
+    if implementation == "triton":
+        check_for_triton(input, target)
+    if implementation != "auto":
+        return implementation
+    if target.is_floating_point() or input.dtype not in SINGLE_AND_HALF:
+        return "torch"
+    eager = is_eager()
+    plain = type(input) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
+    if input.is_cuda and (plain or not eager) and _has_triton():
+        return "triton"
+    numba = input.is_cpu and plain and eager and label_smoothing == 0
+    return "numba" if numba and _compiled_by_numba() is not None else "torch"
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

@@ -11,8 +11,8 @@ from pseudograd.loss.autograd import ByRule, prepare_tracing, rows_of
 from pseudograd.loss.checks import check_arguments, check_k, example_shape
 from pseudograd.loss.functional import (
     _rows,
-    as_autocast_has_it,
     class_index_loss,
+    loss_dtype,
     tunable_cross_entropy,
 )
 from pseudograd.rules.paper import Sensitivity
@@ -121,7 +121,7 @@ class RuleCrossEntropyLoss(nn.Module):
         )
         if target.is_floating_point():
             raise TypeError("target must hold class indices: rules are functions of a label")
-        input = as_autocast_has_it(input)
+        input = input.to(loss_dtype(input, target))
         value = class_index_loss(
             _rows(input), target.reshape(-1), 1.0, self._value_of_rows, self.weight,
             self.ignore_index, self.reduction,

@@ -1,8 +1,8 @@
-"""Has `torch.compile` keep the row functions whole. Imported by `prepare_tracing` alone."""
+"""Has `torch.compile` keep some functions whole. Imported by `prepare_tracing` alone."""
 
 import torch
 
-from pseudograd.loss.autograd import row_functions
+from pseudograd.loss.autograd import whole_functions
 
-for rows in row_functions:
-    torch.compiler.allow_in_graph(rows)
+for function in whole_functions:
+    torch.compiler.allow_in_graph(function)

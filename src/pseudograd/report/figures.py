@@ -102,18 +102,18 @@ def error_by_k(best: Sequence[Cell], chosen: Cell | None, paper: Mapping[float, 
     """
     best = sorted(best, key=lambda cell: cell.k)
     reaches = [interval(cell.errors) or (cell.error, cell.error) for cell in best]
-    ticks = _ticks([100 * end for reach in reaches for end in reach])
+    ticks = round_numbers([100 * end for reach in reaches for end in reach])
     floor = 196
     base = floor + 80 if paper else floor
     ks = sorted({cell.k for cell in best} | set(paper))
-    x_of_log = _scale(math.log2(ks[0]), math.log2(ks[-1]), 66, _WIDTH - 24)
-    y = _scale(ticks[0], ticks[-1], floor, 32)
+    x_of_log = scale(math.log2(ks[0]), math.log2(ks[-1]), 66, _WIDTH - 24)
+    y = scale(ticks[0], ticks[-1], floor, 32)
 
     def x(k: float) -> float:
         return x_of_log(math.log2(k))
 
     said = "; ".join(f"k = {fraction(cell.k)}: {percent(cell.error)}%" for cell in best)
-    drawing = _Drawing(base + 44, f"Validation error of the best rate of each k. {said}.")
+    drawing = Drawing(base + 44, f"Validation error of the best rate of each k. {said}.")
     drawing.grid(ticks, y, "validation error, %")
     named: list[float] = []
     for k in sorted(ks, key=lambda k: (chosen is None or k != chosen.k, k != 1, k)):
@@ -130,7 +130,7 @@ def error_by_k(best: Sequence[Cell], chosen: Cell | None, paper: Mapping[float, 
         count = sum(paper.values())
         drawing.text(0, floor + 22, f"the paper’s choice in {count} experiments", "soft")
         drawing.line([(42, base), (_WIDTH, base)], "axis")
-        height = _scale(0, max(paper.values()), 0, 34)
+        height = scale(0, max(paper.values()), 0, 34)
         for k, times in paper.items():
             drawing.box(x(k) - 9, base - height(times), 18, height(times), "paper")
             drawing.text(x(k), base - height(times) - 4, str(times), "middle small")
@@ -163,7 +163,7 @@ def heat_map(
     y = {rate: top + row * number for number, rate in enumerate(rates)}
     bottom = top + row * len(rates)
     least = min(cells, key=lambda cell: cell.error)
-    drawing = _Drawing(
+    drawing = Drawing(
         bottom + 44,
         f"Validation error of {len(cells)} pairs of k and learning rate. The least is {say(least)}",
         round(margin + column * len(ks)),
@@ -175,7 +175,7 @@ def heat_map(
         drawing.text(x[k] + (column - 14) / 2, bottom + 19, fraction(k), "middle")
     title = "k, sensitivity to large errors"
     drawing.text((margin + drawing.width) / 2, bottom + 40, title, "middle soft")
-    depth = _scale(least.error, palest(cells), 1.0, 0.06, beyond=False)
+    depth = scale(least.error, palest(cells), 1.0, 0.06, beyond=False)
     for cell in cells:
         left, up, dark = x[cell.k], y[cell.learning_rate], depth(cell.error)
         # Words turn over where the shade is nearer to them than to the page.
@@ -227,9 +227,9 @@ def learning_curves(groups: Mapping[str, Sequence[Outcome]]) -> Markup:
     least = min((error for error in errors if error), default=1.0)
     foot = least / 2 if 0 in errors else least
     low, high = foot / 1.03, max(*errors, least) * 1.03
-    y_of_log = _scale(math.log(low), math.log(high), 276, 32)
+    y_of_log = scale(math.log(low), math.log(high), 276, 32)
     epochs = max(outcome.epochs for outcome in outcomes)
-    x = _scale(min(1, epochs - 1), epochs, 50, _WIDTH - 8)
+    x = scale(min(1, epochs - 1), epochs, 50, _WIDTH - 8)
 
     def at(epoch: float, error: float) -> Point:
         return x(epoch), y_of_log(math.log(max(100 * error, foot)))
@@ -239,12 +239,12 @@ def learning_curves(groups: Mapping[str, Sequence[Outcome]]) -> Markup:
         f"{statistics.fmean(outcome.best_epoch for outcome in group):.0f} epochs on average"
         for group in groups.values()
     )
-    drawing = _Drawing(320, f"Error on the early-stopping part by epoch. {said}.")
+    drawing = Drawing(320, f"Error on the early-stopping part by epoch. {said}.")
     ticks = _log_ticks(least / 1.03, high)
     drawing.grid(ticks, lambda t: y_of_log(math.log(t)), "error on the early-stopping part, %")
     if foot < least:
         drawing.text(34, at(1, 0)[1] + 4, "0", "end")
-    for tick in _ticks([0, epochs], 5):
+    for tick in round_numbers([0, epochs], 5):
         if x(1) - 1 <= x(tick) <= _WIDTH:
             drawing.text(x(tick), 295, f"{tick:g}", "middle")
     drawing.text((_WIDTH + 42) / 2, 316, "epoch", "middle soft")
@@ -279,9 +279,9 @@ def pull_shares(edges: Sequence[float], networks: Mapping[str, Mapping[str, Any]
     left, bar = 100, 15
     row = bar * len(networks) + 14
     most = max(found["mass"] for network in networks.values() for found in network["bins"])
-    length = _scale(0, most, 0, _WIDTH - left - 108)
+    length = scale(0, most, 0, _WIDTH - left - 108)
     said = []
-    drawing = _Drawing(28 + row * (len(edges) - 1), "")
+    drawing = Drawing(28 + row * (len(edges) - 1), "")
     drawing.text(0, 14, "1 − p", "soft")
     drawing.text(left, 14, "share of all pull · examples", "soft")
     for number, (low, high) in enumerate(itertools.pairwise(edges)):
@@ -331,11 +331,11 @@ def differences(comparison: Comparison) -> Markup:
     known = not math.isnan(low)
     ends = [0.0, *pairs, *([low, high] if known else [])]
     side = max(abs(end) for end in ends) or 1.0  # zero in the middle, so that no side looks bigger
-    ticks = _ticks([-side, side], 5)
-    x = _scale(ticks[0], ticks[-1], 16, _WIDTH - 16)
+    ticks = round_numbers([-side, side], 5)
+    x = scale(ticks[0], ticks[-1], 16, _WIDTH - 16)
     reach = f", 95% interval {signed(low)} to {signed(high)}" if known else ""
     told = f"Mean difference in test error: {signed(mean)} percentage points{reach}"
-    drawing = _Drawing(100, f"{told}. Pairs: {', '.join(signed(pair) for pair in pairs)}.")
+    drawing = Drawing(100, f"{told}. Pairs: {', '.join(signed(pair) for pair in pairs)}.")
     drawing.text(0, 13, "← fewer errors", "soft")
     drawing.text(_WIDTH, 13, "more errors →", "end soft")
     drawing.line([(0, 66), (_WIDTH, 66)], "axis")
@@ -364,7 +364,7 @@ def pull_curve(k: float) -> Markup:
 
     """
     size, left, top = 370, 50, 44
-    drawing = _Drawing(
+    drawing = Drawing(
         top + size + 42,
         "How hard an example pulls, against how wrong it is; k is set by the slider.",
     )
@@ -438,8 +438,21 @@ def _kind(cell: Cell, chosen: Cell | None) -> str:
     return "plain" if cell.k == 1 else "other"
 
 
-def _scale(low: float, high: float, start: float, end: float, beyond: bool = True) -> Scale:
-    """Map [low, high] to [start, end]; a point maps to the start."""
+def scale(low: float, high: float, start: float, end: float, beyond: bool = True) -> Scale:
+    """Give a function that maps [low, high] to [start, end]; a point maps to the start.
+
+    Args:
+        low: Of the values.
+        high: Of the values.
+        start: Where low is drawn.
+        end: Where high is drawn.
+        beyond: Whether values outside are drawn outside, and not at the nearer end.
+
+    Example:
+        >>> scale(0, 2, 100, 300)(1.5)
+        250.0
+
+    """
 
     def at(value: float) -> float:
         part = (value - low) / (high - low) if high != low else 0.0
@@ -448,8 +461,18 @@ def _scale(low: float, high: float, start: float, end: float, beyond: bool = Tru
     return at
 
 
-def _ticks(values: Sequence[float], about: int = 5) -> list[float]:
-    """Round numbers that enclose the values."""
+def round_numbers(values: Sequence[float], about: int = 5) -> list[float]:
+    """Give round numbers that enclose the values, evenly spaced.
+
+    Args:
+        values: What is to be drawn.
+        about: About how many numbers there should be.
+
+    Example:
+        >>> round_numbers([0.13, 0.88])
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+
+    """
     low, high = min(values), max(values)
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / about))
@@ -463,7 +486,9 @@ def _log_ticks(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [m * 10.0**power for power in powers for m in (1, 2, 5)]
     inside = [tick for tick in ticks if low <= tick <= high]
-    return inside if len(inside) > 2 else [t for t in _ticks([low, high]) if low <= t <= high]
+    if len(inside) > 2:
+        return inside
+    return [tick for tick in round_numbers([low, high]) if low <= tick <= high]
 
 
 def _power_path(k: float) -> str:
@@ -472,26 +497,44 @@ def _power_path(k: float) -> str:
     return "M" + "L".join(f"{x:.5f} {x**k:.5f}" for x in points)
 
 
-class _Drawing:
-    """Pieces of SVG, one after the other."""
+class Drawing:
+    """Pieces of SVG, one after the other.
+
+    Args:
+        height: In units.
+        about: What it shows, for those who do not see it.
+        width: In units.
+
+    Example:
+        >>> drawing = Drawing(20, "a word")
+        >>> drawing.text(0, 14, "error < 2%")
+        >>> drawing.svg()
+        Markup('<svg class="" viewBox="0 0 440 20" role="img" aria-label="a word"><text x="0.0"
+        y="14.0" class="">error &lt; 2%</text></svg>')
+
+    """
 
     def __init__(self, height: float, about: str, width: int = _WIDTH) -> None:
         self.height, self.width, self.about = height, width, about
         self._pieces: list[Markup] = []
 
     def add(self, piece: str, *values: object) -> None:
+        """Add a piece, with values that are escaped."""
         self._pieces.append(Markup(piece).format(*values))
 
     def text(self, x: float, y: float, words: str, style: str = "") -> None:
+        """Write some words."""
         self.add('<text x="{:.1f}" y="{:.1f}" class="{}">{}</text>', x, y, style, words)
 
     def line(self, points: Sequence[Point], style: str) -> None:
+        """Draw a line through some points."""
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         self.add('<path class="{}" d="M{}"/>', style, path)
 
     def box(
         self, x: float, y: float, width: float, height: float, style: str, opacity: float = 1.0
     ) -> None:
+        """Draw a rectangle."""
         self.add(
             '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" '
             'fill-opacity="{:.2f}" rx="2"/>',
@@ -499,7 +542,7 @@ class _Drawing:
         )  # fmt: skip
 
     def symbol(self, x: float, y: float, kind: str, size: float = 5.5) -> None:
-        """A disc, or a diamond for k = 1."""
+        """Draw a disc, or a diamond for k = 1."""
         if kind == "plain":
             d = 1.25 * size
             diamond = "M{0:.1f} {1:.1f}l{2:.1f} {2:.1f}l-{2:.1f} {2:.1f}l-{2:.1f} -{2:.1f}z"
@@ -509,14 +552,14 @@ class _Drawing:
             self.add('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"/>', x, y, r)
 
     def grid(self, ticks: Sequence[float], y: Scale, title: str) -> None:
-        """Horizontal lines with their numbers, and above them what they mean."""
+        """Draw horizontal lines with their numbers, and above them what they mean."""
         self.text(0, 14, title, "soft")
         for tick in ticks:
             self.line([(42, y(tick)), (self.width, y(tick))], "grid")
             self.text(34, y(tick) + 4, f"{tick:g}", "end")
 
     def way(self, x: float, start: float, end: float) -> None:
-        """From a ring at the start to an arrowhead at the end."""
+        """Draw a way from a ring at the start to an arrowhead at the end."""
         self.add('<circle class="way" cx="{:.1f}" cy="{:.1f}" r="2.5"/>', x, start)
         if end != start:
             up = 1 if end < start else -1
@@ -525,12 +568,13 @@ class _Drawing:
 
     @contextlib.contextmanager
     def group(self, style: str, said: str) -> Iterator[None]:
-        """Pieces that belong together, and what the pointer over them is told."""
+        """Hold pieces that belong together, and what the pointer over them is told."""
         self.add('<g class="{}" data-say="{}">', style, said)
         yield
         self.add("</g>")
 
     def svg(self) -> Markup:
+        """Give the whole."""
         kind = "broad" if self.width > _WIDTH else ""
         size = f"{self.width} {self.height:.0f}"
         figure = '<svg class="{}" viewBox="0 0 {}" role="img" aria-label="{}">{}</svg>'

@@ -66,24 +66,11 @@ def page(
     """
     _check(about)
     found = _Findings(protocol, ledger)
-    style, script = (_read(name) for name in ("page.css", "page.js"))
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_unbroken,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     k = found.chosen.k if found.chosen else 1.0
     headline, lead = _headline(found, about)
-    return environment.from_string(_read("page.html")).render(
-        # The style and the script below may be used, and nothing else, nor anything from elsewhere.
-        policy=(
-            f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
-            f"script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
-        ),
-        style=Markup(style),
-        script=Markup(script),
+    return render(
+        "page.html",
+        "page.js",
         title=f"{headline} · {about['data']['name']}",
         version=about["versions"]["pseudograd"],
         command=escape(about["command"]),
@@ -106,6 +93,39 @@ def page(
         **_search(found),
         **_curves(found),
         **_driving(about, examples),
+    )
+
+
+def render(template: str, script: str | None = None, **values: object) -> str:
+    """Fill a template of this package, which gets the page's style and needs no network.
+
+    Args:
+        template: The name of its file; it is given ``policy``, ``style`` and ``script``.
+        script: The name of its script's file, if it has one.
+        values: What else it is given, escaped unless it is Markup.
+
+    Example:
+        >>> render("results.html", title="1 < 2", lead="", parts=[])[:15]
+        '<!doctype html>'
+
+    """
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_unbroken,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, code = _read("page.css"), _read(script) if script else ""
+    # This style and this script may be used, and nothing else, nor anything from elsewhere.
+    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
+    if script:
+        policy += f"script-src {_hash(code)}; "
+    return environment.from_string(_read(template)).render(
+        policy=policy + "base-uri 'none'; form-action 'none'",
+        style=Markup(style),
+        script=Markup(code),
+        **values,
     )
 
 

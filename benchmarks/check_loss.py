@@ -1,0 +1,280 @@
+"""Are the kernels of the loss right on this machine? One line for each check, into a CSV file.
+
+    python -m benchmarks.check_loss --out benchmarks/results/check_loss_cuda.csv
+
+The truth is the rule in float64 by PyTorch's operations, which the tests compare with 50 digits.
+Errors are relative, of every component of at least 1e-20; in half types they are in units of the
+last place of the truth rounded once. With ``--device cpu`` Triton's interpreter runs the same, on
+few rows and classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+if "cpu" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
+
+from benchmarks.environment import RESULTS, environment, write
+from pseudograd.loss import operators, tunable_cross_entropy, tunable_linear_cross_entropy
+from pseudograd.rules import soft_tunable, tunable
+from pseudograd.rules.paper import cross_entropy, top_and_margin
+
+NEGLIGIBLE = 1e-20
+KINDS = 5
+
+
+class Check(NamedTuple):
+    """A line of the file: what was looked at, the worst that was found, and what is allowed."""
+
+    check: str
+    kernel: str
+    dtype: str
+    rows: int
+    classes: int
+    k: str
+    worst: float
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        return self.worst <= self.allowed  # NaN does not hold
+
+
+def battery(rows: int, classes: int, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits with gaps of 1e-6 to 1e4 in float32, labels right, wrong and at even odds, k to 64."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def uniform(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(rows, 1, generator=generator, device=device)
+
+    gap, k = 10 ** uniform(-6, 4), 2 ** uniform(-6, 6).squeeze(1)
+    k[::5], k[1::5] = 1 / 64, 64
+    z = torch.randn(rows, classes, generator=generator, device=device) * gap / 3
+    label = torch.randint(classes, (rows, 1), generator=generator, device=device)
+    others = z.scatter(1, label, -torch.inf)
+    top, total = others.amax(1, keepdim=True), others.logsumexp(1, keepdim=True)
+    kind = torch.arange(rows, device=device).unsqueeze(1) % KINDS
+    of_label = torch.where(kind == 1, top + gap, torch.where(kind == 2, top - gap, total + gap / 9))
+    z = torch.where(kind > 0, z.scatter(1, label, of_label), z)
+    masked = torch.rand(z.shape, generator=generator, device=device) < 0.5
+    z = z.masked_fill(masked.scatter(1, label, False) & (kind == 4), -torch.inf)
+    return z + 10 * gap * (kind % 2), label.squeeze(1), k
+
+
+def error(computed: Tensor, true: Tensor) -> float:
+    """The largest relative error; in half types, in units in the last place."""
+    if computed.dtype == torch.float32:
+        off = (computed.double() - true).abs() / true.abs()
+        return float(torch.where(true.abs() >= NEGLIGIBLE, off, 0).amax())
+    rounded = true.to(computed.dtype)
+    steps = [half.view(torch.int16).int() for half in (computed, rounded)]
+    steps = [torch.where(number < 0, -(number & 0x7FFF), number) for number in steps]
+    counts = (true.abs() >= NEGLIGIBLE) | computed.isnan()
+    return float(torch.where(counts, (steps[0] - steps[1]).abs(), 0).amax())
+
+
+def in_parts(function: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
+    return torch.cat(
+        [function(*part) for part in zip(*(t.split(rows) for t in tensors), strict=True)]
+    )
+
+
+def true_gradient(z: Tensor, label: Tensor, k: Tensor) -> Tensor:
+    return in_parts(lambda z, y, k: tunable(z.double(), y, k.double()), 2048, z, label, k)
+
+
+def true_value(z: Tensor, label: Tensor) -> Tensor:
+    def value(z: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(top_and_margin(z.double(), label)[1]).squeeze(1)
+
+    return in_parts(value, 2048, z, label)
+
+
+def gradient(z: Tensor, label: Tensor, k: Any, upstream: float = 1.0, **settings: Any) -> Tensor:
+    leaf = z.detach().requires_grad_()
+    loss = tunable_cross_entropy(leaf, label, k, implementation="triton", **settings)
+    return torch.autograd.grad(loss, leaf, torch.full_like(loss, upstream))[0]
+
+
+class Bench:
+    """All checks, at the sizes that a device can do."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.small = device, device == "cpu"
+
+    def rows(self, classes: int) -> int:
+        return 10 if self.small else min(200_000, max(1000, 200_000_000 // classes))
+
+    def shapes(self) -> Iterator[tuple[str, int]]:
+        """Kernels and numbers of classes: tidy ones and others."""
+        small, large = ((2, 3, 10, 33), (100,)) if self.small else (
+            (2, 3, 10, 100, 257, 1000, 4096, 8192), (8193, 32000, 32001, 50257, 131072, 262144)
+        )  # fmt: skip
+        for classes in small:
+            yield "tile", classes
+        for classes in (*large, *small[-2:]):
+            yield "row", classes
+
+    def run(self) -> Iterator[Check]:
+        for kernel, classes in self.shapes():
+            longest = classes if kernel == "tile" else 0
+            with mock.patch.object(operators, "LONGEST_TILE", longest):
+                yield from self.of_rule(kernel, classes)
+                yield from self.of_smoothing(kernel, classes)
+                yield from self.of_layout(kernel, classes)
+        yield from self.of_size()
+        yield from self.of_transforms()
+        yield from self.of_linear()
+
+    def of_rule(self, kernel: str, classes: int) -> Iterator[Check]:
+        rows = self.rows(classes)
+        for dtype in operators_dtypes():
+            name = str(dtype).removeprefix("torch.")
+            z, label, k = battery(rows, classes, self.device, seed=classes)
+            z = z.clamp(max=torch.finfo(dtype).max).to(dtype)
+            allowed = 1e-5 if dtype == torch.float32 else 1.0
+            sensitivities = {"each row": k} | {
+                str(n): torch.full_like(k, n) for n in (0.5, 1, 2, 7)
+            }
+            value = tunable_cross_entropy(z, label, k, reduction="none", implementation="triton")
+            off = error(value, true_value(z, label))
+            yield Check("value", kernel, name, rows, classes, "", off, allowed)
+            for text, ks in sensitivities.items():
+                true = true_gradient(z, label, ks)
+                given: Any = ks if text == "each row" else float(text)
+                f = gradient(z, label, given, reduction="sum")
+                yield Check("gradient", kernel, name, rows, classes, text, error(f, true), allowed)
+                if text in ("each row", "1"):
+                    scaled = gradient(z, label, given, 3.0, reduction="sum")
+                    yield Check("gradient times 3", kernel, name, rows, classes, text,
+                                error(scaled, 3 * true), allowed)  # fmt: skip
+            again = gradient(z, label, k, reduction="sum")
+            first = gradient(z, label, k, reduction="sum")
+            yield Check("runs that differ", kernel, name, rows, classes, "each row",
+                        float((again != first).sum()), 0.0)  # fmt: skip
+
+    def of_smoothing(self, kernel: str, classes: int) -> Iterator[Check]:
+        rows = min(self.rows(classes), 2000)
+        generator = torch.Generator(self.device).manual_seed(classes)
+        z = 3 * torch.randn(rows, classes, generator=generator, device=self.device)
+        label = torch.randint(classes, (rows,), generator=generator, device=self.device)
+        weight = torch.rand(classes, generator=generator, device=self.device) + 0.1
+        q = torch.full_like(z, 0.1 / classes, dtype=torch.float64)
+        q = q.scatter_add(1, label.unsqueeze(1), torch.full((rows, 1), 0.9).to(q)) * weight.double()
+        for k in (1.0, 0.5, 3.0):
+            true = in_parts(lambda z, q, k=k: soft_tunable(z.double(), q, k), 256, z, q)
+            f = gradient(z, label, k, reduction="sum", weight=weight, label_smoothing=0.1)
+            worst = float(((f.double() - true).abs() / true.abs().amax(1, keepdim=True)).amax())
+            yield Check("smoothed, of the row's largest", kernel, "float32", rows, classes, str(k),
+                        worst, 1e-4)  # fmt: skip
+
+    def of_layout(self, kernel: str, classes: int) -> Iterator[Check]:
+        rows = min(self.rows(classes), 500)
+        z, label, _ = battery(rows, classes + 11, self.device, seed=1)
+        strided, label = z.half()[:, 3:-8], label % classes
+        label[::7] = -100
+        before = strided.clone()
+        f = gradient(strided, label, 0.5)
+        expected = gradient(strided.contiguous(), label, 0.5)
+        different = torch.where(f.isnan() & expected.isnan(), False, f != expected)
+        yield Check("strided rows that differ", kernel, "float16", rows, classes, "0.5",
+                    float(different.sum()), 0.0)  # fmt: skip
+        changed = torch.where(before.isnan(), False, before != strided)
+        yield Check("logits written to", kernel, "float16", rows, classes, "0.5",
+                    float(changed.sum() + f[::7].count_nonzero()), 0.0)  # fmt: skip
+
+    def of_size(self) -> Iterator[Check]:
+        """More elements than 32 bits count."""
+        if self.small:
+            return
+        for kernel, classes in (("tile", 1000), ("row", 131072)):
+            rows = 2**31 // classes + 500
+            z = torch.randn(rows, classes, dtype=torch.bfloat16, device=self.device)
+            label = torch.arange(rows, device=self.device) % classes
+            f = gradient(z, label, 0.5, reduction="sum")[-400:]
+            true = tunable(z[-400:].double(), label[-400:], 0.5)
+            yield Check(
+                "beyond 2^31", kernel, "bfloat16", rows, classes, "0.5", error(f, true), 1.0
+            )
+
+    def of_transforms(self) -> Iterator[Check]:
+        rows, classes = (4, 20) if self.small else (512, 1000)
+        z, label, k = battery(rows, classes, self.device, seed=5)
+        true = true_gradient(z, label, k)
+
+        def loss(z: Tensor, label: Tensor, k: Tensor) -> Tensor:
+            return tunable_cross_entropy(z, label, k, reduction="sum", implementation="triton")
+
+        backend = "aot_eager" if self.small else "inductor"
+        routes: dict[str, Callable[..., Tensor]] = {
+            "compiled": torch.compile(torch.func.grad(loss), fullgraph=True, backend=backend),
+            "vmap(grad)": torch.func.vmap(torch.func.grad(loss)),
+            "compiled vmap(grad)": torch.compile(
+                torch.func.vmap(torch.func.grad(loss)), fullgraph=True, backend=backend
+            ),
+        }
+        for name, route in routes.items():
+            f = route(z, label, k)
+            yield Check(name, "tile", "float32", rows, classes, "each row", error(f, true), 1e-5)
+
+    def of_linear(self) -> Iterator[Check]:
+        tokens, width, classes = (6, 8, 20) if self.small else (3000, 512, 32001)
+        generator = torch.Generator(self.device).manual_seed(0)
+        shapes = ((tokens, width), (classes, width))
+        hidden, weight = (torch.randn(s, generator=generator, device=self.device) for s in shapes)
+        label = torch.randint(classes, (tokens,), generator=generator, device=self.device)
+        weight = weight / width**0.5
+        for dtype in operators_dtypes():
+            leaves = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight)]
+            loss = tunable_linear_cross_entropy(
+                leaves[0], leaves[1], label, 0.5, implementation="triton", chunk_rows=tokens // 3
+            )
+            exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+            true = tunable_cross_entropy(exact[0] @ exact[1].T, label, 0.5, implementation="torch")
+            for name, f, expected in zip(
+                ("hidden", "weight"),
+                torch.autograd.grad(loss, leaves),
+                torch.autograd.grad(true, exact),
+                strict=True,
+            ):
+                worst = float((f.double() - expected).norm() / expected.norm())
+                # TF32 products, or the rounding of logits and of their gradient.
+                allowed = {torch.float32: 1e-3, torch.half: 3e-3, torch.bfloat16: 2e-2}[dtype]
+                kind = str(dtype).removeprefix("torch.")
+                yield Check(f"linear, {name}, of the norm", "row", kind, tokens, classes, "0.5",
+                            worst, allowed)  # fmt: skip
+
+
+def operators_dtypes() -> tuple[torch.dtype, ...]:
+    return (torch.float32, torch.bfloat16, torch.float16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    facts = environment(arguments.device)
+    lines, failed = [], 0
+    for check in Bench(arguments.device).run():
+        failed += not check.holds
+        lines.append({**check._asdict(), "holds": check.holds, **facts})
+        if not check.holds or check.check in ("value", "gradient"):
+            print("ok   " if check.holds else "WRONG", *check, flush=True)
+    write(lines, arguments.out or RESULTS / f"check_loss_{arguments.device}.csv")
+    print(f"{len(lines)} checks, {failed} wrong")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""The loss on a GPU beside everyone else's cross-entropy, in one run; see `benchmarks.loss`.
+
+A turn is a forward and a backward pass on logits that are not in the cache, timed by CUDA events.
+Contenders take turns, so that what disturbs the machine meets all alike. The table shows medians
+and the 20th and 80th percentile, memory beyond the inputs at its peak, and how long a copy of the
+logits takes as a share of the time: a loss that reads them once and writes their gradient once has
+1, one that reads them twice 2/3.
+
+Others are measured where they are installed, and named where they are not.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.environment import environment, write
+from pseudograd.environment import version
+from pseudograd.loss import tunable_cross_entropy, tunable_linear_cross_entropy
+
+LOGITS = (
+    (torch.bfloat16, 8192, 131072),
+    (torch.bfloat16, 4096, 262144),
+    (torch.bfloat16, 8192, 50257),
+    (torch.bfloat16, 8192, 32000),
+    (torch.bfloat16, 65536, 1000),
+    (torch.bfloat16, 131072, 100),
+    (torch.bfloat16, 262144, 10),
+    (torch.float32, 4096, 131072),
+    (torch.float32, 8192, 32000),
+    (torch.float32, 65536, 1000),
+    (torch.float32, 131072, 100),
+    (torch.float32, 262144, 10),
+    (torch.float16, 8192, 32000),
+)
+LINEAR = ((torch.bfloat16, 8192, 4096, 131072), (torch.bfloat16, 8192, 2048, 32000))
+KS = ("1", "0.5", "2", "per row")
+PEERS = {"liger": "liger-kernel", "cut": "cut-cross-entropy", "quack": "quack-kernels"}
+TURNS = 60
+CACHE_BYTES = 256 << 20
+
+Loss = Callable[..., Tensor]
+
+
+class Spread(NamedTuple):
+    """Milliseconds."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Result(NamedTuple):
+    """What was measured of a contender."""
+
+    forward: Spread
+    backward: Spread
+    both: Spread
+    peak_bytes: int
+
+
+def percentiles(values: list[float]) -> Spread:
+    fifths = statistics.quantiles(values, n=5, method="inclusive")
+    return Spread(statistics.median(values), fifths[0], fifths[-1])
+
+
+def imported(module: str, name: str) -> Loss | None:
+    """A peer's function, or None with a word about it."""
+    try:
+        function: Loss = getattr(importlib.import_module(module), name)
+    except Exception as error:  # not installed, or not for this machine
+        print(f"left out: {module}.{name} ({type(error).__name__}: {error})")
+        return None
+    return function
+
+
+def of_logits() -> dict[str, Loss]:
+    """Contenders, as functions of logits, labels and a k for each row."""
+    contenders: dict[str, Loss | None] = {
+        "cross_entropy": lambda z, y, ks: F.cross_entropy(z, y),
+        "torch.compile": lambda z, y, ks: compiled_cross_entropy()(z, y),
+    }
+    if liger := imported("liger_kernel.transformers.functional", "liger_cross_entropy"):
+        contenders["liger"] = lambda z, y, ks: liger(z, y)
+    if quack := imported("quack.cross_entropy", "cross_entropy"):
+        # One value a row in its first versions, the mean on request in later ones.
+        contenders["quack"] = lambda z, y, ks: quack(z, y).mean()
+    for k in KS:
+        contenders[f"ours k={k}"] = functools.partial(ours, k=k)
+    contenders["ours k=0.5, compiled"] = lambda z, y, ks: compiled_ours()(z, y, 0.5)
+    contenders["ours k=0.5, none"] = lambda z, y, ks: tunable_cross_entropy(
+        z, y, 0.5, reduction="none"
+    ).mean()
+    return {name: loss for name, loss in contenders.items() if loss}
+
+
+def ours(z: Tensor, y: Tensor, ks: Tensor, k: str) -> Tensor:
+    return tunable_cross_entropy(z, y, ks if k == "per row" else float(k))
+
+
+@functools.cache
+def compiled_cross_entropy() -> Loss:
+    return torch.compile(F.cross_entropy)
+
+
+@functools.cache
+def compiled_ours() -> Loss:
+    return torch.compile(tunable_cross_entropy, fullgraph=True)
+
+
+def of_linear() -> dict[str, Loss]:
+    """Contenders, as functions of hidden, weight, labels and a k for each row."""
+
+    def two_steps(h: Tensor, w: Tensor, y: Tensor, ks: Tensor) -> Tensor:
+        return F.cross_entropy(h @ w.T, y)
+
+    in_one_graph = torch.compile(two_steps)
+    contenders: dict[str, Loss | None] = {
+        "linear, cross_entropy": two_steps,
+        "torch.compile": in_one_graph,
+        "linear, ours k=0.5": lambda h, w, y, ks: tunable_cross_entropy(h @ w.T, y, 0.5),
+    }
+    if hasattr(F, "linear_cross_entropy"):
+        options = torch.nn.LinearCrossEntropyOptions()
+        contenders["F.linear_cross_entropy"] = lambda h, w, y, ks: F.linear_cross_entropy(
+            h, w, y, options=options
+        )
+    else:
+        print(f"left out: F.linear_cross_entropy (torch {torch.__version__} has none)")
+    liger = imported("liger_kernel.transformers.functional", "liger_fused_linear_cross_entropy")
+    if liger:
+        contenders["liger"] = lambda h, w, y, ks: liger(h, w, y)
+    if cut := imported("cut_cross_entropy", "linear_cross_entropy"):
+        contenders["cut"] = lambda h, w, y, ks: cut(h, w, y)
+        contenders["cut, exact"] = lambda h, w, y, ks: cut(h, w, y, impl="cce_exact")
+    for k in KS:
+        contenders[f"ours k={k}"] = functools.partial(ours_linear, k=k)
+    for rows in (256, 1024, 2048):
+        contenders[f"ours k=0.5, {rows} rows"] = functools.partial(ours_linear, k="0.5", rows=rows)
+    return {name: loss for name, loss in contenders.items() if loss}
+
+
+def ours_linear(
+    h: Tensor, w: Tensor, y: Tensor, ks: Tensor, k: str, rows: int | None = None
+) -> Tensor:
+    return tunable_linear_cross_entropy(
+        h, w, y, ks if k == "per row" else float(k), chunk_rows=rows
+    )
+
+
+class Arena:
+    """Contenders that take turns on the same inputs."""
+
+    def __init__(self, contenders: dict[str, Loss], leaves: list[Tensor], *others: Tensor) -> None:
+        self.contenders, self.leaves, self.others = contenders, leaves, others
+        self.original = leaves[0].detach().clone()
+        self.cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device="cuda")
+
+    def turn(self, loss: Loss, overwrites: bool) -> tuple[float, float]:
+        """Milliseconds of the forward and of the backward pass."""
+        for leaf in self.leaves:
+            leaf.grad = None
+        if overwrites:
+            with torch.no_grad():
+                self.leaves[0].copy_(self.original)
+        self.cache.zero_()
+        begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        begin.record()
+        value = loss(*self.leaves, *self.others)
+        middle.record()
+        value.backward()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(middle), middle.elapsed_time(end)
+
+    def peak(self, loss: Loss, overwrites: bool) -> int:
+        """Bytes beyond the inputs."""
+        for leaf in self.leaves:
+            leaf.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.turn(loss, overwrites)
+        return torch.cuda.max_memory_allocated() - before
+
+    def race(self) -> Iterator[tuple[str, Result]]:
+        ready: list[str] = []
+        expected = None
+        for name, loss in self.contenders.items():
+            try:
+                for _ in range(3):
+                    self.turn(loss, overwrites(name))
+                value = loss(*self.leaves, *self.others).item()
+                expected = value if expected is None else expected
+                if abs(value - expected) > 0.01 * expected:
+                    raise ValueError(f"its value is {value} where others have {expected}")
+                ready.append(name)
+            except Exception as error:
+                print(f"left out here: {name} ({type(error).__name__}: {str(error)[:200]})")
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in ready}
+        shuffle = random.Random(0).shuffle
+        for _ in range(TURNS):
+            shuffle(ready)
+            for name in ready:
+                times[name].append(self.turn(self.contenders[name], overwrites(name)))
+        for name in (name for name in self.contenders if name in times):
+            forward, backward = (list(part) for part in zip(*times[name], strict=True))
+            both = [a + b for a, b in times[name]]
+            yield name, Result(
+                percentiles(forward), percentiles(backward), percentiles(both),
+                self.peak(self.contenders[name], overwrites(name)),
+            )  # fmt: skip
+
+
+def overwrites(name: str) -> bool:
+    """Whether a contender writes its gradient over the logits, which others still need."""
+    return name in ("liger", "quack")
+
+
+def copy_ms(tensor: Tensor) -> float:
+    """How long a copy of a tensor takes."""
+    other, cache = torch.empty_like(tensor), torch.empty(CACHE_BYTES, dtype=torch.int8).cuda()
+    times: list[float] = []
+    for _ in range(20):
+        cache.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        other.copy_(tensor)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def inputs(dtype: torch.dtype, *shapes: tuple[int, int]) -> list[Tensor]:
+    """Noise of these shapes, labels and a k for each row."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    noise = [torch.randn(shape, generator=generator, device="cuda") for shape in shapes]
+    rows, classes = len(noise[0]), shapes[-1][0 if len(shapes) > 1 else 1]
+    target = torch.randint(classes, (rows,), generator=generator, device="cuda")
+    leaves = [tensor.to(dtype).requires_grad_() for tensor in noise]
+    return [*leaves, target, torch.linspace(0.25, 4, rows, device="cuda")]
+
+
+def logits_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Arena]:
+    logits, target, ks = inputs(dtype, (rows, classes))
+    return copy_ms(logits.detach()), Arena(of_logits(), [logits], target, ks)
+
+
+def linear_arena(dtype: torch.dtype, rows: int, width: int, classes: int) -> tuple[float, Arena]:
+    hidden, weight, target, ks = inputs(dtype, (rows, width), (classes, width))
+    with torch.no_grad():
+        weight /= width**0.5
+    return 0.0, Arena(of_linear(), [hidden, weight], target, ks)
+
+
+def cases() -> Iterator[tuple[str, str, str, Callable[[], tuple[float, Arena]]]]:
+    """Form, shape and dtype, and what makes the arena."""
+    for dtype, *shape in LOGITS:
+        name = str(dtype).removeprefix("torch.")
+        yield (
+            "logits",
+            "x".join(map(str, shape)),
+            name,
+            functools.partial(logits_arena, dtype, *shape),
+        )
+    for dtype, *shape in LINEAR:
+        name = str(dtype).removeprefix("torch.")
+        yield (
+            "linear",
+            "x".join(map(str, shape)),
+            name,
+            functools.partial(linear_arena, dtype, *shape),
+        )
+
+
+def main(out: Path, only: str) -> None:
+    """Measure, print a table and write it."""
+    facts = environment("cuda")
+    peers = {f"{name}_version": version(package) for name, package in PEERS.items()}
+    print(f"{facts['hardware']}, torch {facts['torch']}, triton {facts['triton']}, peers {peers}")
+    lines = []
+    for form, shape, dtype, prepare in cases():
+        if only not in f"{form} {dtype} {shape}":
+            continue
+        copied, arena = prepare()
+        print(f"{form} {dtype} {shape}: milliseconds, forward / backward / both (20% to 80%)")
+        for name, result in arena.race():
+            share = copied / result.both.median
+            megabytes = result.peak_bytes / 1e6
+            low, high = result.both.low, result.both.high
+            print(f"  {name:<26}{result.forward.median:>9.3f}{result.backward.median:>9.3f}"
+                  f"{result.both.median:>9.3f} ({low:.3f} to {high:.3f}){megabytes:>10.1f} MB"
+                  f"{share:>7.2f}", flush=True)  # fmt: skip
+            line = {"form": form, "shape": shape, "dtype": dtype, "way": name}
+            for part in ("forward", "backward", "both"):
+                spread: Spread = getattr(result, part)
+                line |= {f"{part}_ms_{at}": f"{ms:.4f}" for at, ms in spread._asdict().items()}
+            line |= {"peak_bytes": str(result.peak_bytes), "copy_ms": f"{copied:.4f}",
+                     "copy_share": f"{share:.3f}", "turns": str(TURNS)}  # fmt: skip
+            lines.append({**line, **peers, **facts})
+        write(lines, out)

@@ -1,0 +1,142 @@
+"""Which blocks, warps and stages suit the kernels of the loss on this GPU?
+
+    python -m benchmarks.sweep_loss --only 32000
+
+Times the kernel that computes values and gradients (without its launch from Python), for settings
+around those in `pseudograd.loss.operators`, best first. With what it shows, change them there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+
+from pseudograd.loss import operators, tunable_cross_entropy
+from pseudograd.loss.operators import Rows
+
+ROWS = (
+    (torch.bfloat16, 8192, 131072),
+    (torch.bfloat16, 4096, 262144),
+    (torch.bfloat16, 8192, 32000),
+    (torch.float32, 4096, 131072),
+    (torch.float32, 8192, 32000),
+)
+TILES = (
+    (torch.bfloat16, 65536, 1000),
+    (torch.bfloat16, 16384, 8192),
+    (torch.bfloat16, 131072, 100),
+    (torch.bfloat16, 262144, 10),
+    (torch.float32, 65536, 1000),
+)
+KS = (1.0, 0.5, 3.0)
+CACHE_BYTES = 256 << 20
+
+
+def milliseconds(run: Callable[[], Any], cache: torch.Tensor, turns: int = 15) -> float:
+    times: list[float] = []
+    for turn in range(turns + 3):
+        cache.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        if turn >= 3:
+            times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def row_settings() -> Iterator[dict[str, Any]]:
+    for block, warps, stages in itertools.product((4096, 8192, 16384), (8, 16, 32), (1, 2, 3)):
+        if 8 <= block // (32 * warps) <= 32:
+            plan = (block, warps, stages)
+            yield {"_row_plan": lambda _, plan=plan: plan, "name": f"row {plan}"}
+
+
+def tile_settings(classes: int) -> Iterator[dict[str, Any]]:
+    blocks = {512, 1024, 2048, 4096} if classes < 512 else {1024}
+    for block, warp, programs in itertools.product(
+        sorted(blocks), (512, 1024, 2048), (2048, 4096, 8192, 1 << 30)
+    ):
+        name = f"tile {block}, {warp} a warp, {programs} programs"
+        yield {"TILE_BLOCK": block, "WARP_BLOCK": warp, "PROGRAMS": programs, "name": name}
+
+
+def measure(
+    rows: Rows, settings: Iterator[dict[str, Any]], cache: torch.Tensor
+) -> Iterator[tuple[float, str]]:
+    out = torch.empty_like(rows.z)
+    for setting in settings:
+        name = setting.pop("name")
+        with ExitStack() as stack:
+            for key, value in setting.items():
+                stack.enter_context(mock.patch.object(operators, key, value))
+            values = rows.z.new_empty(operators.programs(rows), dtype=torch.float64)
+            parts = operators.count_labels(rows)
+            run = partial(operators.launch, rows, values, out, reduced=True, parts=parts)
+            try:
+                yield milliseconds(run, cache), name
+            except Exception as error:
+                print(f"  left out: {name} ({type(error).__name__}: {str(error)[:100]})")
+
+
+def overheads(cache: torch.Tensor) -> None:
+    """What is not traffic: the launch that finds nothing to do, the sums, and Python."""
+    for dtype, count, classes in (ROWS[0], TILES[0], TILES[-2]):
+        z = torch.randn(count, classes, device="cuda").to(dtype)
+        target = torch.randint(classes, (count,), device="cuda")
+        rows = operators.rows_of_loss(z, target, 0.5)
+        out, one = torch.empty_like(z), torch.ones((), device="cuda")
+        values = z.new_empty(operators.programs(rows), dtype=torch.float64)
+        parts = operators.count_labels(rows)
+        again = partial(operators.launch, rows, None, out, parts=parts, grad=one, skip=True)
+        nothing = milliseconds(again, cache)
+        sums = milliseconds(partial(operators.reduce_values, values, parts, dtype), cache)
+        counting = milliseconds(partial(operators.count_labels, rows), cache)
+        print(f"{count}x{classes}: nothing to do {nothing * 1e3:.1f}, sum {sums * 1e3:.1f}, count "
+              f"{counting * 1e3:.1f} microseconds")  # fmt: skip
+    small = torch.randn(64, 10, device="cuda", requires_grad=True)
+    label = torch.zeros(64, dtype=torch.long, device="cuda")
+    for _ in range(100):
+        tunable_cross_entropy(small, label, 0.5).backward()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(500):
+        tunable_cross_entropy(small, label, 0.5).backward()
+    torch.cuda.synchronize()
+    print(f"64x10, forward and backward: {(time.perf_counter() - start) / 500 * 1e6:.0f} us")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    arguments = parser.parse_args()
+    cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device="cuda")
+    overheads(cache)
+    for (dtype, count, classes), k in itertools.product((*ROWS, *TILES), KS):
+        name = f"{str(dtype).removeprefix('torch.')} {count}x{classes} k={k}"
+        if arguments.only not in name:
+            continue
+        z = torch.randn(count, classes, device="cuda").to(dtype)
+        target = torch.randint(classes, (count,), device="cuda")
+        rows = operators.rows_of_loss(z, target, k)
+        tiled = classes <= operators.LONGEST_TILE
+        settings = tile_settings(classes) if tiled else row_settings()
+        out = torch.empty_like(z)
+        copied = milliseconds(partial(out.copy_, z), cache)
+        print(f"{name}: a copy takes {copied:.4f} ms")
+        for ms, setting in sorted(measure(rows, settings, cache))[:8]:
+            print(f"  {ms:.4f} ms  {setting}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,634 @@
+"""Eq. 5 on the GPU, as Triton kernels.
+
+All are the formula of `pseudograd.rules.paper` again: of the classes other than the label y they
+need the largest logit (``top``), Σ exp(z - top) and Σ exp(k (z - top)). The first sum gives the
+margin, and so the value and the strength A; the second turns powers into shares of A.
+
+- `tile` takes several short rows at once, each read once and kept on the chip.
+- `row` takes one long row: a pass for the top and the sums, and a pass for the gradient, whose
+  logits then mostly come from the L2 cache.
+- `smoothed_tile` and `smoothed_row` are the same for smoothed labels, by the rule for soft targets.
+- `count_labels` and `sum_values` are the sums of a reduction: of weights, and of values.
+- `rescale` multiplies what `pseudograd.loss.linear` has computed.
+
+Arithmetic on the elements is float32, on the numbers of a row float64: k multiplies the rounding of
+the margin. Where two threads could add in different orders, none of them does: results do not
+change from run to run.
+
+A pointer that is None is a constant to the compiler, which leaves out what depends on it.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+PARTS = 32
+_PARTS = tl.constexpr(PARTS)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_LN_2 = tl.constexpr(0.6931471805599453)
+# Not -inf: where no class is left, the difference to the top is then no NaN.
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
+
+
+@triton.jit
+def _powers(d, k, special: tl.constexpr):
+    """exp(d) and exp(k d) for d ≤ 0; exponentials are dear, so where one will do there is one."""
+    if special == "1":
+        e = tl.exp2(d * _LOG2_E)
+        power = e
+    elif special == "1/2":
+        power = tl.exp2(d * (0.5 * _LOG2_E))
+        e = power * power
+    elif special == "2":
+        e = tl.exp2(d * _LOG2_E)
+        power = e * e
+    else:
+        e = tl.exp2(d * _LOG2_E)
+        power = tl.exp2(d * (k * _LOG2_E))
+    return e, power
+
+
+@triton.jit
+def _power(d, k, special: tl.constexpr):
+    """exp(k d) alone."""
+    if special == "1":
+        factor = _LOG2_E
+    elif special == "1/2":
+        factor = 0.5 * _LOG2_E
+    elif special == "2":
+        factor = 2 * _LOG2_E
+    else:
+        factor = k * _LOG2_E
+    return tl.exp2(d * factor)
+
+
+@triton.jit
+def _at_least_1(total):
+    """The sum, which has a term of 1 unless there is no term at all. NaN stays NaN."""
+    return tl.where(total < 1, 1.0, total)
+
+
+# All threads of a row compute its few numbers, and float64 functions, of a hundred instructions
+# each, would take longer than the row. The next two have float64 outside and float32 inside, and
+# are exact to about 1e-7: relative for the one, absolute for the other.
+
+
+@triton.jit
+def _exp2(x):
+    """2^x in float32, for x in float64."""
+    x = tl.where(x < -1000.0, -1000.0, x)
+    whole = tl.floor(x + 0.5)
+    r = (x - whole).to(tl.float32) * _LN_2
+    p = 1 / 120 + r * (1 / 720 + r * (1 / 5040))
+    p = 1 + r * (1 + r * (1 / 2 + r * (1 / 6 + r * (1 / 24 + r * p))))
+    return p * tl.exp2(whole.to(tl.float32))
+
+
+@triton.jit
+def _log(x):
+    """log(x) in float64, for x ≥ 1 in float64."""
+    near = x.to(tl.float32)
+    # Powers of 2 aside, so that what is left, between √½ and √2, has a small logarithm.
+    bits = near.to(tl.int32, bitcast=True)
+    exponent = (bits - 0x3F3504F3) >> 23
+    rest = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
+    rounded = (x - near).to(tl.float32) / near
+    return (exponent * _LN_2).to(tl.float64) + (tl.log(rest) + rounded).to(tl.float64)
+
+
+@triton.jit
+def _outcome(z_y, top, total, k):
+    """-log p_y and A = (1 - p_y)^k, from the numbers of a row."""
+    margin = z_y.to(tl.float64) - top.to(tl.float64) - _log(_at_least_1(total))
+    x = _exp2(-tl.abs(margin) * _LOG2_E)
+    series = x * (1 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4))))
+    tail = tl.where(x < 0.03, series.to(tl.float64), _log(1 + x.to(tl.float64)))
+    value = tail - tl.minimum(margin, 0.0)
+    log_doubt = -tail - tl.maximum(margin, 0.0)
+    return value, _exp2(k.to(tl.float64) * _LOG2_E * log_doubt)
+
+
+@triton.jit
+def _sensitivity(k, ks, k_stride, row, mask):
+    """k as a number, or that of the row; bounded, since infinity times 0 is NaN."""
+    if ks is not None:
+        k = tl.load(ks + row * k_stride, mask=mask, other=1.0).to(tl.float32)
+    return tl.where(k > 1e30, 1e30, k)
+
+
+@triton.jit
+def _weight_of(weight, y, labelled):
+    """The label's class weight. An index out of range has none, and will be NaN."""
+    if weight is not None:
+        w = tl.load(weight + y, mask=labelled, other=float("nan")).to(tl.float32)
+    else:
+        w = tl.where(labelled, 1.0, float("nan"))
+    return w
+
+
+@triton.jit
+def _factor(w, parts, grad, grad_stride, row, mask):
+    """What a row's pseudo-gradient is multiplied by: weight, mean, and the gradient from above."""
+    if parts is not None:
+        divisor = tl.sum(tl.load(parts + tl.arange(0, _PARTS)), 0).to(tl.float32)
+        w = tl.where(w == 0, 0.0, w / divisor)
+    if grad is not None:
+        w *= tl.load(grad + row * grad_stride, mask=mask, other=0.0).to(tl.float32)
+    return w
+
+
+@triton.jit
+def _sum_of_groups(e, rows: tl.constexpr, block: tl.constexpr, group: tl.constexpr):
+    """Row sums, small groups in float32, and those in float64: k will multiply the rounding."""
+    if group > 1:
+        e = tl.sum(tl.reshape(e, (rows, block // group, group)), 2)
+    return tl.sum(e.to(tl.float64), 1)
+
+
+@triton.jit(do_not_specialize=["k", "rows", "ignore_index"])
+def tile(
+    z, target, ks, k, weight, parts, grad, values, out,
+    rows, stride, classes, k_stride, grad_stride, ignore_index,
+    special: tl.constexpr, reduced: tl.constexpr, skip: tl.constexpr, vector: tl.constexpr,
+    group: tl.constexpr, tile_rows: tl.constexpr, block: tl.constexpr, steps: tl.constexpr,
+):  # fmt: skip
+    """Values and pseudo-gradients of short rows, some at a time in several steps.
+
+    ``stride`` and ``classes`` are given in vectors of so many elements, which tells the compiler
+    that it may load and store whole vectors. With ``skip``, nothing is done where ``grad`` is 1:
+    ``out`` then has been computed already.
+    """
+    if skip:  # noqa: SIM102 (the compiler would look at both conditions)
+        if tl.load(grad).to(tl.float32) == 1.0:
+            return
+    classes *= vector
+    column = tl.arange(0, block)
+    inside = (column < classes)[None, :]
+    first = tl.program_id(0).to(tl.int64) * (steps * tile_rows)
+    value_sum = tl.zeros((1,), tl.float64)
+    for step in range(steps):
+        row = first + step * tile_rows + tl.arange(0, tile_rows)
+        exists = row < rows
+        y = tl.load(target + row, mask=exists, other=0).to(tl.int64)
+        counted = exists & (y != ignore_index)
+        labelled = counted & (y >= 0) & (y < classes)
+        row_k = tl.zeros((tile_rows,), tl.float32) + _sensitivity(k, ks, k_stride, row, exists)
+        begin = row * stride * vector
+        at = begin[:, None] + column[None, :]
+        x = tl.load(z + at, mask=counted[:, None] & inside, other=float("-inf")).to(tl.float32)
+        z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
+
+        on_label = column[None, :] == y.to(tl.int32)[:, None]
+        x = tl.where(on_label, float("-inf"), x)
+        top = tl.maximum(tl.max(x, 1), _LOWEST)
+        e, power = _powers(x - top[:, None], row_k[:, None], special)
+        total = _sum_of_groups(e, tile_rows, block, group)
+        value, strength = _outcome(z_y, top, total, row_k)
+        w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
+        value = tl.where(counted, w * value, 0.0)
+        if reduced:
+            value_sum += tl.sum(value, 0)
+        elif values is not None:
+            tl.store(values + row, value, mask=exists)
+
+        if out is not None:
+            if special != "1":
+                total = _sum_of_groups(power, tile_rows, block, group)
+            scale = _factor(w, parts, grad, grad_stride, row, exists) * strength
+            scale = tl.where(counted, scale, 0.0)
+            share = scale / _at_least_1(total).to(tl.float32)
+            f = tl.where(on_label, -scale[:, None], power * share[:, None])
+            # Ignored rows may hold anything; NaN times 0 would be NaN.
+            f = tl.where((scale == 0)[:, None], 0.0, f)
+            at = (row * classes)[:, None] + column[None, :]
+            tl.store(out + at, f.to(out.dtype.element_ty), mask=exists[:, None] & inside)
+    if reduced:
+        tl.store(values + tl.program_id(0) + tl.arange(0, 1), value_sum)
+
+
+@triton.jit
+def _take_in(x, top, total, power_total, k, special: tl.constexpr):
+    """More elements (lanes, n) for each lane's top and sums, with no word to other lanes."""
+    new = tl.maximum(top, tl.max(x, 1))
+    e, power = _powers(x - new[:, None], k, special)
+    scale, power_scale = _powers(top - new, k, special)
+    total = total * scale + tl.sum(e, 1)
+    if special != "1":
+        power_total = power_total * power_scale + tl.sum(power, 1)
+    return new, total, power_total
+
+
+@triton.jit
+def _join(top, total, power_total, k, special: tl.constexpr):
+    """The top and the sums of all lanes."""
+    highest = tl.max(top, 0)
+    scale, power_scale = _powers(top - highest, k, special)
+    power_total = power_total * power_scale if special != "1" else total * scale
+    total = tl.sum((total * scale).to(tl.float64), 0)
+    return highest, total, tl.sum(power_total.to(tl.float64), 0)
+
+
+@triton.jit(do_not_specialize=["k", "ignore_index"])
+def row(
+    z, target, ks, k, weight, parts, grad, values, out, statistics, given,
+    stride, classes, k_stride, grad_stride, ignore_index,
+    special: tl.constexpr, skip: tl.constexpr, vector: tl.constexpr, lanes: tl.constexpr,
+    stages: tl.constexpr,
+):  # fmt: skip
+    """Value and pseudo-gradient of a long row. With ``skip``, as in `tile`.
+
+    The row is taken as whole aligned vectors, ``lanes`` of them at a time, and the few elements
+    before and after them. Each lane has a top and sums of its own, so that lanes need not wait for
+    each other before the end of the row.
+
+    Where the classes are split among several devices, ``statistics`` (4, rows) takes the numbers of
+    this part of the row, and ``given`` (3, rows) has the top, the share and the scale that follow
+    from those of all parts.
+    """
+    if skip:  # noqa: SIM102 (the compiler would look at both conditions)
+        if tl.load(grad).to(tl.float32) == 1.0:
+            return
+    i = tl.program_id(0).to(tl.int64)
+    rows = tl.num_programs(0).to(tl.int64)
+    y = tl.load(target + i).to(tl.int64)
+    counted = y != ignore_index
+    labelled = counted & (y >= 0) & (y < classes)
+    k = _sensitivity(k, ks, k_stride, i, counted)
+    label = tl.where(labelled, y, -1).to(tl.int32)
+    begin = i * stride
+    aligned = (begin + vector - 1) // vector * vector
+    head = (aligned - begin).to(tl.int32)
+    vectors = (classes - head) // vector
+    to_read = tl.where(counted, vectors, 0)  # of what is ignored, nothing
+    lane, inner = tl.arange(0, lanes), tl.arange(0, vector)[None, :]
+    # The elements outside whole vectors: as many lanes before and after, most of them empty.
+    edge = tl.arange(0, 2 * vector)
+    edge_column = tl.where(edge < vector, edge, classes - 2 * vector + edge)
+    on_edge = tl.where(edge < vector, edge < head, edge_column >= head + vectors * vector)
+    edge_to_read = on_edge & (edge < tl.where(counted, 2 * vector, 0))
+    # Before threads meet: after that, where ``out`` is ``z``, some of them may have written.
+    z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
+    if vector > 1:
+        left = tl.load(z + begin + edge_column, mask=edge_to_read, other=float("-inf"))
+        left = tl.where(edge_column == label, float("-inf"), left.to(tl.float32))
+
+    if given is not None:
+        top = tl.load(given + i)
+        share = tl.load(given + rows + i)
+        scale = tl.load(given + 2 * rows + i)
+    else:
+        lane_top = tl.full((lanes,), _LOWEST, tl.float32)
+        lane_total = tl.zeros((lanes,), tl.float32)
+        lane_power = tl.zeros((lanes,), tl.float32)
+        for start in tl.range(0, to_read, lanes, num_stages=stages):
+            at = (start + lane)[:, None] * vector + inner
+            mask = (start + lane < to_read)[:, None]
+            x = tl.load(z + aligned + at, mask=mask, other=float("-inf"),
+                        eviction_policy="evict_last").to(tl.float32)  # fmt: skip
+            if (label >= head + start * vector) & (label < head + (start + lanes) * vector):
+                x = tl.where(head + at == label, float("-inf"), x)
+            lane_top, lane_total, lane_power = _take_in(
+                x, lane_top, lane_total, lane_power, k, special
+            )
+        top, total, power_total = _join(lane_top, lane_total, lane_power, k, special)
+        if vector > 1:
+            new = tl.maximum(top, tl.max(left, 0))
+            e, power = _powers(left - new, k, special)
+            rescale, power_rescale = _powers(top - new, k, special)
+            total = total * rescale + tl.sum(e.to(tl.float64), 0)
+            power_total = power_total * power_rescale + tl.sum(power.to(tl.float64), 0)
+            top = new
+        if statistics is not None:
+            tl.store(statistics + i, top.to(tl.float64))
+            tl.store(statistics + rows + i, total)
+            tl.store(statistics + 2 * rows + i, power_total)
+            tl.store(statistics + 3 * rows + i, z_y.to(tl.float64))
+        value, strength = _outcome(z_y, top, total, k)
+        w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
+        if values is not None:
+            tl.store(values + i, tl.where(counted, w * value, 0.0))
+        if out is not None:
+            scale = _factor(w, parts, grad, grad_stride, i, counted) * strength
+            scale = tl.where(counted, scale, 0.0)
+            share = scale / _at_least_1(power_total).to(tl.float32)
+
+    if out is not None:
+        out_begin = i * classes
+        out_aligned = (out_begin + vector - 1) // vector * vector
+        # Ignored rows may hold anything, and NaN times 0 would be NaN: they are not looked at.
+        share = tl.where(scale == 0, 0.0, share)
+        to_read = tl.where(scale == 0, 0, vectors)
+        for start in tl.range(0, vectors, lanes, num_stages=stages):
+            at = (start + lane)[:, None] * vector + inner
+            mask = (start + lane < to_read)[:, None]
+            x = tl.load(z + aligned + at, mask=mask, other=float("-inf"),
+                        eviction_policy="evict_first").to(tl.float32)  # fmt: skip
+            f = _power(x - top, k, special) * share
+            if (label >= head + start * vector) & (label < head + (start + lanes) * vector):
+                f = tl.where(head + at == label, -scale, f)
+            mask = (start + lane < vectors)[:, None]
+            tl.store(out + out_aligned + at, f.to(out.dtype.element_ty), mask=mask,
+                     eviction_policy="evict_first")  # fmt: skip
+        if vector > 1:
+            left = tl.where(scale == 0, float("-inf"), left)
+            edges = _power(left - top, k, special) * share
+            edges = tl.where(edge_column == label, -scale, edges)
+            tl.store(out + out_begin + edge_column, edges.to(out.dtype.element_ty), mask=on_edge)
+
+
+# Smoothed labels: with w_j the class weights, the target is q_j = w_j s / C for all classes, and
+# w_y (1 - s) more on the label; W is its sum. The rule is that for soft targets, W f(p - q / W).
+
+
+@triton.jit
+def _smoothed_target(w, column, y, w_y, spread, smoothing, whole):
+    """q / W of some columns."""
+    return (w * spread + tl.where(column == y, (1 - smoothing) * w_y, 0.0)) / whole
+
+
+@triton.jit
+def _class_weights(weight, column, inside):
+    if weight is not None:
+        w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    else:
+        w = tl.where(inside, 1.0, 0.0)
+    return w
+
+
+@triton.jit
+def _whole(weight, weight_sum, classes, w_y, spread, smoothing):
+    """W, from the label's weight."""
+    weights = classes * 1.0
+    if weight is not None:
+        weights = tl.load(weight_sum).to(tl.float32)
+    return (1 - smoothing) * w_y + spread * weights
+
+
+@triton.jit
+def _distance(w, z_y, x, inside):
+    """w (z_y - z_j), where 0 times infinity is 0: with -Σ q log p what the value is made of."""
+    reference = tl.where(tl.abs(z_y) < float("inf"), z_y, 0.0)
+    return tl.where(inside & (w != 0), w * (reference - x), 0.0)
+
+
+@triton.jit
+def _smoothed_value(top, total, z_y, whole, distances, spread):
+    """-Σ q log p."""
+    log_total = top.to(tl.float64) + _log(_at_least_1(total.to(tl.float64)))
+    reference = tl.where(tl.abs(z_y) < float("inf"), z_y, 0.0).to(tl.float64)
+    value = whole * (log_total - reference) + spread * distances.to(tl.float64)
+    # A label that is masked by -inf; other reasons for infinity are in the distances.
+    return tl.where((z_y == float("-inf")) & (whole > 0), float("inf"), value)
+
+
+@triton.jit
+def _bias(x, q, inside, top, total):
+    """log2 |p - q|, above zero and below it, each -inf where it is on the other side.
+
+    Where q is 0 the bias is p, whose logarithm is exact; where q is 1 it is alone on its side.
+    """
+    log_p = (x - top) * _LOG2_E - tl.log2(total)
+    bias = tl.exp2(log_p) - q
+    off, sole = q == 0, q == 1
+    size = tl.where(off, log_p, tl.where(sole, 0.0, tl.log2(tl.abs(bias))))
+    above = tl.where(inside & ((bias > 0) | off) & (sole == 0), size, float("-inf"))
+    below = tl.where(inside & ((bias < 0) | sole), size, float("-inf"))
+    # NaN is on no side of zero, and has to be seen.
+    above = tl.where(inside & (bias != bias), bias, above)
+    return above, below
+
+
+@triton.jit
+def _sides(above, below, above_top, below_top, above_scale, below_scale, k):
+    """Both sides' shares of the strength."""
+    return (
+        tl.exp2(k * (above - above_top)) * above_scale
+        - tl.exp2(k * (below - below_top)) * below_scale
+    )
+
+
+@triton.jit
+def _scales(above_top, above_total, above_power, below_power, k, factor):
+    """What the powers of either side are multiplied by. No side pushes alone (Eq. 4)."""
+    log_total = _log(_at_least_1(above_total.to(tl.float64))) * _LOG2_E
+    log_strength = above_top.to(tl.float64) + log_total
+    strength = factor * _exp2(k.to(tl.float64) * log_strength)
+    strength = tl.where(below_power == 0, 0.0, strength)
+    above_scale = strength / _at_least_1(above_power).to(tl.float32)
+    below_scale = strength / _at_least_1(below_power).to(tl.float32)
+    return above_scale, below_scale
+
+
+@triton.jit(do_not_specialize=["k", "rows", "ignore_index", "smoothing"])
+def smoothed_tile(
+    z, target, ks, k, weight, weight_sum, parts, grad, values, out,
+    rows, stride, classes, k_stride, grad_stride, ignore_index, smoothing,
+    special: tl.constexpr, reduced: tl.constexpr, skip: tl.constexpr, vector: tl.constexpr,
+    tile_rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """As `tile`, for smoothed labels."""
+    if skip:  # noqa: SIM102 (the compiler would look at both conditions)
+        if tl.load(grad).to(tl.float32) == 1.0:
+            return
+    classes *= vector
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
+    column = tl.arange(0, block)
+    exists, inside = row < rows, (column < classes)[None, :]
+    y = tl.load(target + row, mask=exists, other=0).to(tl.int64)
+    counted = exists & (y != ignore_index)
+    labelled = counted & (y >= 0) & (y < classes)
+    k = tl.zeros((tile_rows,), tl.float32) + _sensitivity(k, ks, k_stride, row, exists)
+    begin = row * stride * vector
+    at = begin[:, None] + column[None, :]
+    x = tl.load(z + at, mask=counted[:, None] & inside, other=float("-inf")).to(tl.float32)
+    z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
+
+    w_y = tl.where(counted, _weight_of(weight, y, labelled), 1.0).to(tl.float32)
+    w = _class_weights(weight, column[None, :], inside)
+    spread = smoothing / classes
+    whole = _whole(weight, weight_sum, classes, w_y, spread, smoothing)
+    top = tl.maximum(tl.max(x, 1), _LOWEST)
+    total = tl.sum(tl.exp2((x - top[:, None]) * _LOG2_E), 1)
+    distances = tl.sum(_distance(w, z_y[:, None], x, inside), 1)
+    value = _smoothed_value(top, total, z_y, whole, distances, spread)
+    value = tl.where(counted, value, 0.0)
+    if reduced:
+        tl.store(values + tl.program_id(0), tl.sum(value, 0))
+    elif values is not None:
+        tl.store(values + row, value, mask=exists)
+
+    if out is not None:
+        factor = tl.where(counted & (whole != 0), whole, 0.0)
+        factor = _factor(factor, parts, grad, grad_stride, row, exists)
+        q = _smoothed_target(w, column[None, :], y[:, None], w_y[:, None], spread, smoothing,
+                             tl.where(whole == 0, 1.0, whole)[:, None])  # fmt: skip
+        if special == "1":
+            p = tl.exp2((x - top[:, None]) * _LOG2_E) / total[:, None]
+            f = (p - q) * factor[:, None]
+        else:
+            above, below = _bias(x, q, inside, top[:, None], total[:, None])
+            above_top = tl.maximum(tl.max(above, 1), _LOWEST)
+            below_top = tl.maximum(tl.max(below, 1), _LOWEST)
+            above_total = tl.sum(tl.exp2(above - above_top[:, None]), 1)
+            above_power = tl.sum(tl.exp2(k[:, None] * (above - above_top[:, None])), 1)
+            below_power = tl.sum(tl.exp2(k[:, None] * (below - below_top[:, None])), 1)
+            above_scale, below_scale = _scales(
+                above_top, above_total, above_power, below_power, k, factor
+            )
+            f = _sides(above, below, above_top[:, None], below_top[:, None],
+                       above_scale[:, None], below_scale[:, None], k[:, None])  # fmt: skip
+        f = tl.where((factor == 0)[:, None], 0.0, f)
+        at = (row * classes)[:, None] + column[None, :]
+        tl.store(out + at, f.to(out.dtype.element_ty), mask=exists[:, None] & inside)
+
+
+@triton.jit
+def _take_in_side(x, top, total, power_total, k):
+    """As `_take_in`, for one logarithm to the base 2 a lane."""
+    new = tl.maximum(top, x)
+    d, scale = x - new, top - new
+    total = total * tl.exp2(scale) + tl.exp2(d)
+    power_total = power_total * tl.exp2(k * scale) + tl.exp2(k * d)
+    return new, total, power_total
+
+
+@triton.jit
+def _join_side(top, total, power_total, k):
+    highest = tl.max(top, 0)
+    total = tl.sum((total * tl.exp2(top - highest)).to(tl.float64), 0)
+    power_total = tl.sum((power_total * tl.exp2(k * (top - highest))).to(tl.float64), 0)
+    return highest, total, power_total
+
+
+@triton.jit(do_not_specialize=["k", "ignore_index", "smoothing"])
+def smoothed_row(
+    z, target, ks, k, weight, weight_sum, parts, grad, values, out,
+    stride, classes, k_stride, grad_stride, ignore_index, smoothing,
+    special: tl.constexpr, skip: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    """As `row`, for smoothed labels. For k ≠ 1 one more pass sums the powers on either side."""
+    if skip:  # noqa: SIM102 (the compiler would look at both conditions)
+        if tl.load(grad).to(tl.float32) == 1.0:
+            return
+    i = tl.program_id(0).to(tl.int64)
+    z += i * stride
+    y = tl.load(target + i).to(tl.int64)
+    counted = y != ignore_index
+    labelled = counted & (y >= 0) & (y < classes)
+    k = _sensitivity(k, ks, k_stride, i, counted)
+    z_y = tl.load(z + y, mask=labelled, other=float("nan")).to(tl.float32)
+    w_y = tl.where(counted, _weight_of(weight, y, labelled), 1.0).to(tl.float32)
+    spread = smoothing / classes
+    whole = _whole(weight, weight_sum, classes, w_y, spread, smoothing)
+    to_read = tl.where(counted, classes, 0)
+    lane = tl.arange(0, lanes)
+
+    lane_top = tl.full((lanes,), _LOWEST, tl.float32)
+    lane_total = tl.zeros((lanes,), tl.float32)
+    lane_distance = tl.zeros((lanes,), tl.float32)
+    for start in range(0, to_read, lanes):
+        column = start + lane
+        inside = column < classes
+        x = tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
+        w = _class_weights(weight, column, inside)
+        lane_distance += _distance(w, z_y, x, inside)
+        new = tl.maximum(lane_top, x)
+        lane_total = lane_total * tl.exp2((lane_top - new) * _LOG2_E)
+        lane_total += tl.exp2((x - new) * _LOG2_E)
+        lane_top = new
+    top = tl.max(lane_top, 0)
+    total = tl.sum((lane_total * tl.exp2((lane_top - top) * _LOG2_E)).to(tl.float64), 0)
+    distances = tl.sum(lane_distance.to(tl.float64), 0)
+    if values is not None:
+        value = _smoothed_value(top, total, z_y, whole, distances, spread)
+        tl.store(values + i, tl.where(counted, value, 0.0))
+
+    if out is not None:
+        total = total.to(tl.float32)
+        factor = tl.where(counted & (whole != 0), whole, 0.0)
+        factor = _factor(factor, parts, grad, grad_stride, i, counted)
+        whole = tl.where(whole == 0, 1.0, whole)
+        if special != "1":
+            above_top = tl.full((lanes,), _LOWEST, tl.float32)
+            above_total = tl.zeros((lanes,), tl.float32)
+            above_power = tl.zeros((lanes,), tl.float32)
+            below_top = tl.full((lanes,), _LOWEST, tl.float32)
+            below_total = tl.zeros((lanes,), tl.float32)
+            below_power = tl.zeros((lanes,), tl.float32)
+            for start in range(0, to_read, lanes):
+                column = start + lane
+                inside = column < classes
+                x = tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
+                w = _class_weights(weight, column, inside)
+                q = _smoothed_target(w, column, y, w_y, spread, smoothing, whole)
+                above, below = _bias(x, q, inside, top, total)
+                above_top, above_total, above_power = _take_in_side(
+                    above, above_top, above_total, above_power, k
+                )
+                below_top, below_total, below_power = _take_in_side(
+                    below, below_top, below_total, below_power, k
+                )
+            of_above, sum_above, power_above = _join_side(above_top, above_total, above_power, k)
+            of_below, _, power_below = _join_side(below_top, below_total, below_power, k)
+            above_scale, below_scale = _scales(
+                of_above, sum_above, power_above, power_below, k, factor
+            )
+        out += i * classes
+        for start in range(0, classes, lanes):
+            column = start + lane
+            inside = column < classes
+            x = tl.load(z + column, mask=column < to_read, other=float("-inf")).to(tl.float32)
+            w = _class_weights(weight, column, inside)
+            q = _smoothed_target(w, column, y, w_y, spread, smoothing, whole)
+            if special == "1":
+                f = (tl.exp2((x - top) * _LOG2_E) / total - q) * factor
+            else:
+                above, below = _bias(x, q, inside, top, total)
+                f = _sides(above, below, of_above, of_below, above_scale, below_scale, k)
+            f = tl.where(factor == 0, 0.0, f)
+            tl.store(out + column, f.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "ignore_index"])
+def count_labels(target, weight, parts, rows, classes, ignore_index, block: tl.constexpr):
+    """The sum of the weights of the labels that are not ignored, in ``PARTS`` parts."""
+    part = tl.program_id(0)
+    at = tl.arange(0, block).to(tl.int64)
+    sums = tl.zeros((block,), tl.float64)
+    for start in range(part * block, rows, _PARTS * block):
+        exists = start + at < rows
+        y = tl.load(target + start + at, mask=exists, other=0).to(tl.int64)
+        counted = exists & (y != ignore_index)
+        labelled = counted & (y >= 0) & (y < classes)
+        sums += tl.where(counted, _weight_of(weight, y, labelled), 0.0)
+    tl.store(parts + part, tl.sum(sums, 0))
+
+
+@triton.jit(do_not_specialize=["count"])
+def sum_values(values, parts, out, count, block: tl.constexpr):
+    """The sum of the values, or with ``parts`` their mean."""
+    at = tl.arange(0, block)
+    sums = tl.zeros((block,), tl.float64)
+    for start in range(0, count, block):
+        sums += tl.load(values + start + at, mask=start + at < count, other=0.0)
+    result = tl.sum(sums, 0)
+    if parts is not None:
+        result /= tl.sum(tl.load(parts + tl.arange(0, _PARTS)), 0)
+    tl.store(out, result.to(tl.float32).to(out.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["count"])
+def rescale(x, factor, count, block: tl.constexpr):
+    """Multiply in place; by 1, without a look at what is multiplied."""
+    by = tl.load(factor).to(tl.float32)
+    if by == 1.0:
+        return
+    start = tl.program_id(0).to(tl.int64) * block
+    step = tl.num_programs(0).to(tl.int64) * block
+    for begin in range(start, count, step):
+        at = begin + tl.arange(0, block)
+        inside = at < count
+        scaled = tl.load(x + at, mask=inside).to(tl.float32) * by
+        tl.store(x + at, scaled.to(x.dtype.element_ty), mask=inside)

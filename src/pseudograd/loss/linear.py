@@ -1,0 +1,473 @@
+"""A linear layer and the tunable loss in one, without ever holding all of the logits.
+
+With a vocabulary of 131,072 the logits of 8,192 tokens take 2 GB in bfloat16, and their gradient as
+much again. Here they are computed for some tokens at a time, in one buffer, and turned into their
+pseudo-gradient; of that, only the products with the layer's weight and with its input are kept. The
+backward pass can do no more than multiply these by a number, so the forward pass computes them.
+Without a reduction there is a number for each token, and the backward pass computes it all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from pseudograd.loss.autograd import (
+    ClassIndex,
+    ClassProbabilities,
+    final,
+    graph_is_kept,
+    keep_whole,
+    prepare_tracing,
+    refuse_forward_mode,
+    refuse_second_derivative,
+)
+from pseudograd.loss.checks import (
+    check_class_indices,
+    check_for_split,
+    check_k,
+    check_linear,
+    check_settings,
+)
+from pseudograd.loss.functional import chosen_way, is_eager, smoothed
+from pseudograd.rules.paper import Sensitivity, working_dtype
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Logits are held of one row in so many, or of as many as are small. Each chunk is added to the
+# weight's gradient in the weight's dtype, so there should not be many.
+CHUNKS = 16
+SMALL_BYTES = 64 << 20
+
+Products = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def tunable_linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    k: Sensitivity = 1.0,
+    bias: Tensor | None = None,
+    *,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    implementation: str = "auto",
+    process_group: ProcessGroup | None = None,
+    chunk_rows: int | None = None,
+) -> Tensor:
+    """Give `tunable_cross_entropy` of the logits ``hidden @ weight.T + bias``, a part at a time.
+
+    Args:
+        hidden: What the last layer is given, shape (..., H), as of a language model's tokens.
+        weight: The last layer's weight, shape (C, H).
+        target: Class indices of shape (...).
+        k: The sensitivity to large errors, above 0: a number, or one value for each example.
+        bias: The last layer's bias, shape (C).
+        class_weight: A factor for each class, shape (C).
+        ignore_index: Examples with this class index count for nothing.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
+        implementation: "auto", "triton" or "torch", as in `tunable_cross_entropy`.
+        process_group: The ranks that share the classes: ``weight``, ``bias`` and ``class_weight``
+            are this rank's part of them. Every rank gets the whole loss, the gradients of its part,
+            and the whole gradient of ``hidden``.
+        chunk_rows: How many examples to hold the logits of; chosen by their size unless given.
+
+    Returns:
+        The loss: one number, or one for each example where ``reduction`` is "none".
+
+    Example:
+        >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
+        >>> weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> loss = tunable_linear_cross_entropy(hidden, weight, torch.tensor([0, 1]), k=0.5)
+        >>> loss.backward()
+        >>> loss, hidden.grad
+        (tensor(0.8620, grad_fn=...), tensor([[-0.1435,  0.3800],
+            [ 0.3800, -0.1435]]))
+
+    """
+    prepare_tracing()
+    check_linear(hidden, weight, target, bias, class_weight, chunk_rows)
+    check_settings(ignore_index, reduction, label_smoothing)
+    check_k(k, target.shape, values=isinstance(k, Tensor) and k.is_cpu and is_eager())
+    group = ""
+    if process_group is not None:
+        check_for_split(target, label_smoothing)
+        group = process_group.group_name
+    elif target.is_cpu and is_eager():
+        check_class_indices(target, len(weight), ignore_index)
+    dtype = hidden.dtype
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = working_dtype(hidden)
+        inner = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight = hidden.to(inner), weight.to(inner)
+        bias = None if bias is None else bias.to(inner)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    way = chosen_way(rows, target, label_smoothing, implementation)
+    tensors = (rows, weight, bias)
+    training = torch.is_grad_enabled()
+    wanted = [training and t is not None and t.requires_grad for t in tensors]
+    ks = k.to(rows.device, working_dtype(rows)).reshape(-1) if isinstance(k, Tensor) else None
+    value = _linear(
+        *tensors, target.flatten().long(), 1.0 if isinstance(k, Tensor) else k, ks, class_weight,
+        ignore_index, reduction, label_smoothing, way == "triton", group,
+        chunk_rows or _chunk_rows(len(rows), len(weight) * rows.element_size()), wanted,
+    )  # fmt: skip
+    return (value.reshape(target.shape) if reduction == "none" else value).to(dtype)
+
+
+def _chunk_rows(rows: int, row_bytes: int) -> int:
+    """How many rows to hold the logits of, in steps that suit matrix products."""
+    chunk = max(rows // CHUNKS, SMALL_BYTES // row_bytes, 1)
+    return -(-chunk // 128) * 128
+
+
+class TunableLinearCrossEntropyLoss(nn.Module):
+    """`tunable_linear_cross_entropy` as a module. The layer stays where it is, in the model.
+
+    Args:
+        k: The sensitivity to large errors, above 0; it may be changed during training.
+        class_weight: A factor for each class.
+        ignore_index: Examples with this class index count for nothing.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: The share of each target that is spread evenly over all classes.
+
+    Example:
+        >>> layer = nn.Linear(8, 5)
+        >>> criterion = TunableLinearCrossEntropyLoss(k=0.5)
+        >>> hidden, target = torch.ones(2, 8), torch.tensor([0, 3])
+        >>> criterion(layer.weight, hidden, target, layer.bias).backward()
+        >>> layer.weight.grad.shape
+        torch.Size([5, 8])
+
+    """
+
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        k: Sensitivity = 1.0,
+        class_weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_k(k)
+        self.k = k
+        self.register_buffer("class_weight", class_weight)
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+
+    def forward(
+        self, weight: Tensor, hidden: Tensor, target: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Give the loss of a layer with this weight and bias for class indices."""
+        return tunable_linear_cross_entropy(
+            hidden,
+            weight,
+            target,
+            self.k,
+            bias,
+            class_weight=self.class_weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
+
+    def extra_repr(self) -> str:
+        """Show what was set."""
+        return f"k={self.k}, reduction={self.reduction!r}"
+
+
+def _linear(*arguments: Any) -> Tensor:
+    value: Tensor = _Linear.apply(*arguments)[0]
+    return value
+
+
+keep_whole(_linear)
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(
+        hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
+        ks: Tensor | None, class_weight: Tensor | None, ignore_index: int, reduction: str,
+        smoothing: float, triton: bool, group: str, chunk_rows: int, wanted: list[bool],
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        mean = reduction == "mean"
+        ahead = reduction != "none" and any(wanted)
+        factor = None
+        if ahead:
+            factor = torch.full((1,), _unit(hidden, mean), device=hidden.device)
+        values, divisor, *products = linear_products(
+            hidden, weight, bias, target, k, ks, class_weight, factor, ignore_index, smoothing,
+            mean, triton, group, chunk_rows, wanted,
+        )  # fmt: skip
+        if reduction == "none":
+            return values, *products
+        return values.sum() / divisor if mean else values.sum(), *products
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        hidden, weight, bias, target, k, ks, class_weight, *settings = inputs
+        _, *products = output
+        ctx.mark_non_differentiable(*products)
+        ctx.set_materialize_grads(False)
+        ctx.settings = (k, *settings)
+        ctx.save_for_backward(hidden, weight, bias, target, ks, class_weight, *products)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
+        nothing = (None,) * 11
+        if grad is None:
+            return None, None, None, *nothing
+        hidden, weight, bias, target, ks, class_weight, *products = ctx.saved_tensors
+        k, ignore_index, reduction, smoothing, triton, group, chunk_rows, wanted = ctx.settings
+        if reduction == "none":
+            _, _, *products = _Late.apply(
+                hidden, weight, bias, target, k, ks, class_weight, grad, ignore_index, smoothing,
+                False, triton, group, chunk_rows, wanted,
+            )  # fmt: skip
+        else:
+            by = grad / _unit(hidden, reduction == "mean")
+            keep = graph_is_kept() or not is_eager()
+            products = [_scaled(product, by, triton, keep) for product in products]
+        results = (
+            final(product, hidden) if wants else None
+            for product, wants in zip(products, wanted, strict=True)
+        )
+        return *results, *nothing
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_forward_mode()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+        return _one_by_one(_Linear, info, in_dims, inputs)
+
+
+class _Late(Function):
+    """The products as a function of their own, which has no derivative."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Products:
+        products: Products = linear_products(*arguments)
+        return products
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        refuse_second_derivative()
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_forward_mode()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+        return _one_by_one(_Late, info, in_dims, inputs)
+
+
+def _one_by_one(function: type[Function], info: Any, in_dims: Any, inputs: Any) -> Any:
+    """A batch of problems, each of which has a mean, and gradients, of its own."""
+
+    def problem(i: int) -> list[Any]:
+        return [
+            value.select(dim, i) if isinstance(value, Tensor) and dim is not None else value
+            for value, dim in zip(inputs, in_dims, strict=True)
+        ]
+
+    # Within vmap no tensor tells whether it will be differentiated by.
+    inputs = (*inputs[:-1], [tensor is not None for tensor in inputs[:3]])
+    outputs = [function.apply(*problem(i)) for i in range(info.batch_size)]
+    stacked = tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def _unit(hidden: Tensor, mean: bool) -> float:
+    """A power of 2, by which products of float16 are the larger so that a mean does not underflow.
+
+    About the root of the number of rows: halfway between a row's share of the mean, and the sum.
+    """
+    return 2.0 ** (len(hidden).bit_length() // 2) if mean and hidden.dtype == torch.half else 1.0
+
+
+def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
+    """Multiply, in place if no one needs the product any more."""
+    if keep:
+        return product * by
+    if triton and type(product) is Tensor:
+        from pseudograd.loss.operators import rescale
+
+        rescale(product, by)
+        return product
+    return product.mul_(by)
+
+
+_SCHEMA = """(
+    Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float k, Tensor? ks,
+    Tensor? class_weight, Tensor? factor, int ignore_index, float smoothing, bool mean, bool triton,
+    str group, int chunk_rows, bool[] wanted
+) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"""
+
+
+@torch.library.custom_op("pseudograd::linear_products", mutates_args=(), schema=_SCHEMA)
+def linear_products(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
+    ks: Tensor | None, class_weight: Tensor | None, factor: Tensor | None, ignore_index: int,
+    smoothing: float, mean: bool, triton: bool, group: str, chunk_rows: int, wanted: list[bool],
+) -> Products:  # fmt: skip
+    """Give the values of rows, the sum of their weights, and their gradients' products.
+
+    Those are the gradients of ``hidden``, ``weight`` and ``bias``, each if it is wanted, for
+    pseudo-gradients times ``factor`` (one, or one for each row), of the mean or of the sum.
+    """
+    ranks = _resolve(group)
+    counted = target != ignore_index
+    column, example_weight = target, counted.double()
+    if ranks is not None:
+        from pseudograd.loss.parallel import label_weights, own_labels
+
+        column = own_labels(torch.where(counted, target, 0), len(weight), ranks)
+        if class_weight is not None:
+            example_weight = example_weight * label_weights(class_weight, column, ranks)
+    elif class_weight is not None:
+        example_weight = example_weight * class_weight[torch.where(counted, target, 0)]
+    divisor = example_weight.sum()
+    if factor is not None and mean:
+        factor = torch.where(divisor == 0, 0, factor / divisor)
+    values = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
+    of_hidden, of_weight, of_bias = _rooms(hidden, weight, bias, factor, wanted)
+    buffer = hidden.new_empty((min(chunk_rows, len(hidden)), len(weight)))
+    if not len(hidden):
+        of_weight.zero_()
+    for start in range(0, len(hidden), chunk_rows):
+        part = slice(start, min(start + chunk_rows, len(hidden)))
+        x, logits = hidden[part], buffer[: part.stop - start]
+        if bias is None:
+            torch.mm(x, weight.t(), out=logits)
+        else:
+            torch.addmm(bias, x, weight.t(), out=logits)
+        k_part: Sensitivity = k if ks is None else (ks if len(ks) == 1 else ks[part]).unsqueeze(-1)
+        factor_part = None
+        if factor is not None:
+            factor_part = (factor if len(factor) == 1 else factor[part]).expand(len(x))
+        if ranks is not None:
+            values[part] = _split(
+                logits, column[part], k_part, example_weight[part], factor_part, ranks, triton
+            )
+        elif triton:
+            values[part] = _by_kernel(
+                logits, target[part], k_part, class_weight, ignore_index, smoothing, factor_part
+            )
+        else:
+            values[part] = _plain(
+                logits, target[part], k_part, class_weight, ignore_index, smoothing, factor_part
+            )
+        if factor is None:
+            continue
+        if wanted[0]:
+            torch.mm(logits, weight, out=of_hidden[part])
+        if wanted[1]:
+            of_weight.addmm_(logits.t(), x, beta=float(start > 0))
+        if wanted[2]:
+            of_bias += logits.sum(0, dtype=of_bias.dtype)
+    if ranks is not None and wanted[0] and factor is not None:
+        torch.distributed.all_reduce(of_hidden, group=ranks)
+    return values, divisor, of_hidden, of_weight, of_bias.to(hidden.dtype)
+
+
+@linear_products.register_fake
+def _(hidden: Tensor, *arguments: Any) -> Products:
+    weight, bias, wanted, factor = arguments[0], arguments[1], arguments[-1], arguments[6]
+    values = hidden.new_empty(len(hidden), dtype=torch.float64)
+    of_hidden, of_weight, of_bias = _rooms(hidden, weight, bias, factor, wanted)
+    return values, values.new_empty(()), of_hidden, of_weight, of_bias.to(hidden.dtype)
+
+
+def _rooms(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the products, empty for those that are not wanted."""
+
+    def room(like: Tensor | None, wants: bool) -> Tensor:
+        return hidden.new_empty(like.shape if wants and like is not None else 0)
+
+    here = [wants and factor is not None for wants in wanted]
+    of_bias = room(bias, here[2])
+    # As many terms as rows, and little to hold: in float32.
+    of_bias = torch.zeros_like(of_bias, dtype=working_dtype(hidden))
+    return room(hidden, here[0]), room(weight, here[1]), of_bias
+
+
+def _resolve(group: str) -> ProcessGroup | None:
+    if not group:
+        return None
+    from torch.distributed import distributed_c10d
+
+    ranks: ProcessGroup = getattr(distributed_c10d, "_resolve_process_group")(group)  # noqa: B009
+    return ranks
+
+
+# Each gives the values of a chunk's rows and, if there is a factor, writes the pseudo-gradients
+# over the logits.
+
+
+def _by_kernel(
+    logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
+    smoothing: float, factor: Tensor | None,
+) -> Tensor:  # fmt: skip
+    from pseudograd.loss.operators import launch, rows_of_loss
+
+    values = logits.new_empty(len(logits), dtype=torch.float64)
+    rows = rows_of_loss(logits, target, k, class_weight, ignore_index, smoothing)
+    launch(rows, values, None if factor is None else logits, grad=factor)
+    return values
+
+
+def _plain(
+    logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
+    smoothing: float, factor: Tensor | None,
+) -> Tensor:  # fmt: skip
+    counted = target != ignore_index
+    y = torch.where(counted, target, 0)
+    loss: ClassIndex | ClassProbabilities = ClassIndex()
+    row_weight = counted.to(working_dtype(logits))
+    if smoothing:
+        one_hot = torch.zeros_like(logits, dtype=row_weight.dtype).scatter(-1, y.unsqueeze(-1), 1)
+        y = smoothed(one_hot, smoothing)
+        y = y if class_weight is None else y * class_weight
+        loss = ClassProbabilities()
+    elif class_weight is not None:
+        row_weight = row_weight * class_weight[y]
+    values, *kept = loss.forward(logits, y, k)
+    if factor is not None:
+        grad = (factor * row_weight).unsqueeze(-1)
+        logits.copy_(loss.backward(logits, y, k, grad, *kept))
+    return torch.where(counted, values * row_weight, 0)
+
+
+def _split(
+    logits: Tensor, column: Tensor, k: Sensitivity, row_weight: Tensor, factor: Tensor | None,
+    ranks: ProcessGroup, triton: bool,
+) -> Tensor:  # fmt: skip
+    from pseudograd.loss.parallel import push, whole_rows
+    from pseudograd.rules import paper
+
+    whole = whole_rows(logits, column, k, ranks, triton)
+    if factor is not None:
+        push(logits, column, k, whole, (factor * row_weight).unsqueeze(-1), triton, out=logits)
+    value = paper.cross_entropy(whole.margin).squeeze(-1)
+    return torch.where(row_weight == 0, 0, value * row_weight)

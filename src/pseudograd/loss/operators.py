@@ -1,0 +1,326 @@
+"""The kernels as PyTorch sees them: launched, told to autograd, and registered as operators.
+
+Two ways lead to the kernels:
+
+- `fused_cross_entropy` is the whole loss, reduction included. While training it computes the
+  gradient together with the value, when the logits are on the chip or in the cache anyway. The
+  backward pass then has nothing left to do if the gradient from above is 1, as it mostly is; a
+  kernel finds that out on the device, since to ask for it here would be to wait. Else it computes
+  the gradient anew from the logits, so that it is rounded once only.
+- `value_of_rows` and `gradient_of_rows` are operators, which `torch.compile`, `torch.export` and
+  `torch.func` can hold in a graph; `gpu_rows` is the row function that is made of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd import Function
+
+from pseudograd.loss import kernels
+from pseudograd.loss.autograd import final, graph_is_kept, refuse_forward_mode, rows_of
+from pseudograd.rules.paper import Sensitivity
+
+INTERPRETED = not isinstance(kernels.tile, triton.JITFunction)
+
+# Rows of up to so many classes are kept on the chip.
+LONGEST_TILE = 8192
+# How many elements a program takes at a time: of several short rows, or of a long one.
+TILE_BLOCK, ROW_BLOCK = 1024, 8192
+# Up to so many elements of a short row are one warp's: all its threads compute the row's numbers.
+WARP_BLOCK = 1024
+# So many programs for short rows keep all multiprocessors busy.
+PROGRAMS = 8192
+# Rows that are longer have a multiprocessor to themselves, so that all rows under way stay in the
+# L2 cache between their two passes.
+LONG_ROW_BYTES = 160 << 10
+_VECTOR_BYTES = 16
+_SPECIAL = {1.0: "1", 0.5: "1/2", 2.0: "2"}
+
+
+class Rows(NamedTuple):
+    """Rows of logits (R, C) with all that their loss depends on, in a form that kernels read."""
+
+    z: Tensor
+    target: Tensor
+    k: float
+    ks: Tensor | None = None
+    weight: Tensor | None = None
+    ignore_index: int = -100
+    smoothing: float = 0.0
+
+
+def rows_of_loss(
+    z: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    smoothing: float = 0.0,
+) -> Rows:
+    """Bring the arguments of a loss to that form; logits are copied only if classes are apart."""
+    if z.stride(1) != 1:
+        z = z.contiguous()
+    ks = None
+    if isinstance(k, Tensor) and (k.dim() > 0 or not k.is_cpu):
+        ks, k = k.to(z.device).reshape(-1), 1.0
+    weight = None if weight is None else weight.contiguous()
+    return Rows(z, target.long().contiguous(), float(k), ks, weight, ignore_index, smoothing)
+
+
+def programs(rows: Rows) -> int:
+    """How many programs work on the rows: so many partial sums there are."""
+    count, classes = rows.z.shape
+    if classes > LONGEST_TILE:
+        return count
+    return -(-count // (_tile_rows(classes) * _steps(count, classes, rows.smoothing)))
+
+
+def launch(
+    rows: Rows,
+    values: Tensor | None,
+    out: Tensor | None,
+    *,
+    reduced: bool = False,
+    parts: Tensor | None = None,
+    grad: Tensor | None = None,
+    skip: bool = False,
+    statistics: Tensor | None = None,
+    given: Tensor | None = None,
+) -> None:
+    """Run the kernel that suits the rows. It is chosen by their length alone, and never by timing.
+
+    Args:
+        rows: The rows.
+        values: Where values go, in float64: one for each row, or with ``reduced`` their sum, one
+            part for each of `programs`.
+        out: Where pseudo-gradients go, contiguous. It may be the logits themselves.
+        reduced: Whether to sum the values.
+        parts: From `count_labels`, to divide pseudo-gradients by.
+        grad: The gradient from above: one number, or one for each row.
+        skip: Leave ``out`` as it is where ``grad`` is 1.
+        statistics: Where the numbers of a part of the classes go; see `kernels.row`.
+        given: The numbers that follow from those of all parts; see `kernels.row`.
+
+    """
+    z, target, k, ks, weight, ignore_index, smoothing = rows
+    count, classes = z.shape
+    if count == 0:
+        return
+    special = _SPECIAL.get(k, "any") if ks is None else "any"
+    k_stride = ks.stride(0) if ks is not None and len(ks) > 1 else 0
+    grad_stride = grad.stride(0) if grad is not None and grad.dim() else 0
+    inputs: tuple[Any, ...] = (z, target, ks, k, weight)
+    results = (parts, grad, values, out)
+    settings: dict[str, Any] = {"special": special, "skip": skip}
+    if smoothing:
+        inputs += (None if weight is None else weight.double().sum(),)
+    with torch.cuda.device_of(z):
+        if classes <= LONGEST_TILE and statistics is None and given is None:
+            tile_rows, block = _tile_rows(classes), _power_of_2(classes)
+            vector = _vector(z, out, lambda v: z.stride(0) % v == 0 and classes % v == 0)
+            strides = (z.stride(0) // vector, classes // vector, k_stride, grad_stride)
+            warp_block = WARP_BLOCK // 4 if smoothing else WARP_BLOCK  # which has more to hold
+            settings |= {"reduced": reduced, "vector": vector, "tile_rows": tile_rows}
+            settings |= {"block": block, "num_warps": max(1, min(32, block // warp_block))}
+            grid = (programs(rows),)
+            if smoothing:
+                kernels.smoothed_tile[grid](
+                    *inputs, *results, count, *strides, ignore_index, smoothing, **settings
+                )
+            else:
+                group = 8 if block >= 256 else 1
+                kernels.tile[grid](
+                    *inputs, *results, count, *strides, ignore_index, group=group,
+                    steps=_steps(count, classes, smoothing), **settings,
+                )  # fmt: skip
+            return
+        strides = (z.stride(0), classes, k_stride, grad_stride)
+        block, warps, stages = _row_plan(classes * z.element_size())
+        settings["num_warps"] = warps
+        if smoothing:
+            kernels.smoothed_row[(count,)](
+                *inputs, *results, *strides, ignore_index, smoothing, lanes=block // 4, **settings
+            )
+        else:
+            vector = _vector(
+                z, out, lambda v: (z.stride(0) - classes) % v == 0 and classes >= 2 * v
+            )
+            kernels.row[(count,)](
+                *inputs, *results, statistics, given, *strides, ignore_index, vector=vector,
+                lanes=block // vector, stages=stages, **settings,
+            )  # fmt: skip
+
+
+def _row_plan(row_bytes: int) -> tuple[int, int, int]:
+    """How many elements of a long row to take at a time, by how many warps, how far ahead."""
+    return (2 * ROW_BLOCK, 32, 1) if row_bytes > LONG_ROW_BYTES else (ROW_BLOCK, 16, 1)
+
+
+def _tile_rows(classes: int) -> int:
+    return max(1, TILE_BLOCK // max(16, _power_of_2(classes)))
+
+
+def _steps(count: int, classes: int, smoothing: float) -> int:
+    """How many tiles a program takes, a power of 2: to start a program costs time too."""
+    tiles = count // _tile_rows(classes)
+    return 1 if smoothing else min(16, _power_of_2(tiles // PROGRAMS + 1) // 2 or 1)
+
+
+def _power_of_2(size: int) -> int:
+    """The least one that is not below ``size``; Triton's own takes a microsecond."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def _vector(z: Tensor, out: Tensor | None, suits: Any) -> int:
+    """How many elements can be loaded and stored as one."""
+    address = z.data_ptr() | (0 if out is None else out.data_ptr())
+    size = z.element_size()
+    vector = _VECTOR_BYTES // size
+    while vector > 1 and (address % (vector * size) or not suits(vector)):
+        vector //= 2
+    return vector
+
+
+def count_labels(rows: Rows) -> Tensor:
+    """Give what the mean is divided by, in parts."""
+    parts = torch.empty(kernels.PARTS, dtype=torch.float64, device=rows.z.device)
+    with torch.cuda.device_of(rows.z):
+        kernels.count_labels[(kernels.PARTS,)](
+            rows.target, rows.weight, parts, *rows.z.shape, rows.ignore_index, block=1024
+        )
+    return parts
+
+
+def reduce_values(values: Tensor, parts: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Give the sum of the values, divided by ``parts``."""
+    result = torch.empty((), dtype=dtype, device=values.device)
+    with torch.cuda.device_of(values):
+        kernels.sum_values[(1,)](
+            values, parts, result, len(values),
+            block=min(8192, _power_of_2(len(values))), num_warps=16,
+        )  # fmt: skip
+    return result
+
+
+def rescale(x: Tensor, factor: Tensor) -> None:
+    """Multiply a contiguous tensor by a number in place, at no cost if that is 1."""
+    block = 4096
+    with torch.cuda.device_of(x):
+        kernels.rescale[(min(1024, x.numel() // block + 1),)](
+            x, factor, x.numel(), block=block, num_warps=8
+        )
+
+
+def fused_cross_entropy(
+    z: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Give the loss of rows ``z`` (R, C) for labels (R): in ``dtype``, or float64 for each row."""
+    rows = rows_of_loss(z.detach(), target, k, weight, ignore_index, label_smoothing)
+    value: Tensor = _Fused.apply(z, rows, reduction, dtype, torch.is_grad_enabled())
+    return value
+
+
+class _Fused(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, rows: Rows, reduction: str, dtype: torch.dtype, training: bool
+    ) -> Tensor:
+        empty = rows.z.new_empty
+        if reduction == "none":
+            value = empty(len(z), dtype=torch.float64)
+            launch(rows, value, None)
+            parts = gradient = None
+        else:
+            parts = count_labels(rows) if reduction == "mean" else None
+            gradient = empty(z.shape) if training and z.requires_grad else None
+            values = empty(programs(rows), dtype=torch.float64)
+            launch(rows, values, gradient, reduced=True, parts=parts)
+            value = reduce_values(values, parts, dtype)
+        # With the logits themselves autograd sees if someone writes to them.
+        kept = z if rows.z.data_ptr() == z.data_ptr() else rows.z
+        ctx.save_for_backward(kept, rows.target, rows.ks, rows.weight, parts, gradient)
+        ctx.settings = rows.k, rows.ignore_index, rows.smoothing
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        z, target, ks, weight, parts, gradient = ctx.saved_tensors
+        k, ignore_index, smoothing = ctx.settings
+        rows = Rows(z.detach(), target, k, ks, weight, ignore_index, smoothing)
+        # What is handed over must not be needed again.
+        reuse = gradient is not None and not graph_is_kept()
+        out = gradient if reuse else z.new_empty(z.shape)
+        launch(rows, None, out, parts=parts, grad=grads[0], skip=reuse)
+        return final(out, z), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_forward_mode()
+
+
+# The operators have no derivative of their own: the row function around them brings it.
+@torch.library.custom_op(
+    "pseudograd::value_of_rows", mutates_args=(), schema="(Tensor z, Tensor target) -> Tensor"
+)
+def value_of_rows(z: Tensor, target: Tensor) -> Tensor:
+    """Give -log p_y of each row, in float64."""
+    rows = rows_of_loss(z, target, 1.0)
+    values = z.new_empty(len(z), dtype=torch.float64)
+    launch(rows, values, None)
+    return values
+
+
+@value_of_rows.register_fake
+def _(z: Tensor, target: Tensor) -> Tensor:
+    return z.new_empty(z.shape[0], dtype=torch.float64)
+
+
+@torch.library.custom_op(
+    "pseudograd::gradient_of_rows",
+    mutates_args=(),
+    schema="(Tensor z, Tensor target, float k, Tensor? ks, Tensor grad) -> Tensor",
+)
+def gradient_of_rows(
+    z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor
+) -> Tensor:
+    """Give Eq. 5 of each row, times its ``grad``."""
+    rows = rows_of_loss(z, target, k if ks is None else ks)
+    out = z.new_empty(z.shape)
+    launch(rows, None, out, grad=grad)
+    return out
+
+
+@gradient_of_rows.register_fake
+def _(z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor) -> Tensor:
+    return z.new_empty(z.shape)
+
+
+class ClassIndexOnGpu:
+    """Eq. 5 for labels by the kernels; the backward pass needs but the logits."""
+
+    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
+        """Give -log p_y."""
+        return (value_of_rows(z, target),)
+
+    def backward(
+        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        """Give Eq. 5."""
+        ks = k.reshape(-1) if isinstance(k, Tensor) else None
+        number = 1.0 if isinstance(k, Tensor) else k
+        f: Tensor = gradient_of_rows(z, target, number, ks, grad.squeeze(-1))
+        return f
+
+
+gpu_rows = rows_of(ClassIndexOnGpu())

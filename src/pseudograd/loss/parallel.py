@@ -1,0 +1,169 @@
+"""The tunable loss of logits whose classes are split over the ranks of a process group.
+
+Each rank has some columns of the logits, in the order of the ranks. The top and the sums of a row
+are those of its parts, rescaled to a common top and added: one reduction for the largest logit, and
+one for the sums, the label's logit and its weight, which one rank has and the others count as 0.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from pseudograd.loss.autograd import Rows, rows_of
+from pseudograd.rules import paper
+from pseudograd.rules.paper import Sensitivity
+
+
+class Whole(NamedTuple):
+    """The numbers of whole rows, as columns in float64."""
+
+    top: Tensor
+    power_total: Tensor
+    margin: Tensor
+
+
+def own_labels(target: Tensor, classes: int, group: dist.ProcessGroup) -> Tensor:
+    """Give the labels as columns of this rank; -1 where another rank has them."""
+    sizes = torch.empty(dist.get_world_size(group), dtype=torch.long, device=target.device)
+    own = torch.full((1,), classes, dtype=torch.long, device=target.device)
+    dist.all_gather_into_tensor(sizes, own, group=group)
+    column = target - sizes[: dist.get_rank(group)].sum()
+    return torch.where((column >= 0) & (column < classes), column, -1)
+
+
+def label_weights(weight: Tensor, column: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Give the labels' class weights, of which each rank has those of its own classes."""
+    own = torch.where(column >= 0, weight[column.clamp(min=0)], 0)
+    dist.all_reduce(own, group=group)
+    return own
+
+
+def whole_rows(
+    z: Tensor, column: Tensor, k: Sensitivity, group: dist.ProcessGroup, triton: bool
+) -> Whole:
+    """Join the parts of rows ``z`` (R, C of this rank), whose labels are ``column`` (R)."""
+    part = _part_by_kernel if triton else _part
+    top, total, power_total, z_y = part(z, column, k).unsqueeze(-1)
+    highest = top.clone()
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group)
+    lower = top - highest
+    found = (column >= 0).to(top.dtype).unsqueeze(-1)
+    sums = torch.stack((
+        total * lower.exp(), power_total * (k * lower).exp(), torch.where(found > 0, z_y, 0), found,
+    ))  # fmt: skip
+    dist.all_reduce(sums, group=group)
+    total, power_total, z_y, found = sums
+    # A label that no rank has found is no class, and is NaN to be seen.
+    z_y = torch.where(found > 0, z_y, torch.nan)
+    margin = z_y - highest - torch.where(total < 1, 1, total).log()
+    return Whole(highest, torch.where(power_total < 1, 1, power_total), margin)
+
+
+def _part_by_kernel(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
+    from pseudograd.loss.operators import launch, rows_of_loss
+
+    statistics = z.new_empty((4, len(z)), dtype=torch.float64)
+    launch(rows_of_loss(z, column, k), None, None, statistics=statistics)
+    return statistics
+
+
+def _part(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
+    """The top, both sums and the label's logit of a part of each row: (4, R)."""
+    wide = paper.in_working_precision(z)
+    y = column.clamp(min=0).unsqueeze(-1)
+    lowest = torch.finfo(wide.dtype).min
+    own = (column >= 0).unsqueeze(-1)
+    others = wide.scatter(-1, y, torch.where(own, lowest, wide.gather(-1, y)))
+    top = others.amax(-1, keepdim=True).clamp(min=lowest)
+    gap = others - top
+    powers = torch.stack((gap.exp(), (k * gap).exp()))
+    keep = torch.where(own, 0, powers.gather(-1, y.expand(2, -1, -1)))
+    sums = powers.scatter(-1, y.expand(2, -1, -1), keep).sum(-1, dtype=paper.wide_dtype(z))
+    z_y = wide.gather(-1, y)
+    return torch.stack((paper.wide(top.squeeze(-1)), *sums, paper.wide(z_y.squeeze(-1))))
+
+
+def push(
+    z: Tensor,
+    column: Tensor,
+    k: Sensitivity,
+    whole: Whole,
+    factor: Tensor,
+    triton: bool,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Give this rank's columns of Eq. 5, times ``factor``; in ``out`` if it is given."""
+    # Ignored rows may hold anything; NaN times 0 would be NaN.
+    scale = torch.where(factor == 0, 0, factor * paper.strength(whole.margin, k))
+    share = scale / whole.power_total
+    if triton:
+        from pseudograd.loss.operators import launch, rows_of_loss
+
+        given = torch.cat((whole.top, share, scale), -1).T.float().contiguous()
+        out = z.new_empty(z.shape) if out is None else out
+        launch(rows_of_loss(z, column, k), None, out, given=given)
+        return out
+    wide = paper.in_working_precision(z)
+    f = (k * (wide - whole.top.to(wide.dtype))).exp() * share.to(wide.dtype)
+    y, own = column.clamp(min=0).unsqueeze(-1), (column >= 0).unsqueeze(-1)
+    f = f.scatter(-1, y, torch.where(own, -scale.to(wide.dtype), f.gather(-1, y)))
+    f = torch.where(scale == 0, 0, f).to(z.dtype)
+    return f if out is None else out.copy_(f)
+
+
+class SplitClassIndex:
+    """Eq. 5 for labels, given as columns of this rank, of classes that are split."""
+
+    def __init__(self, group: dist.ProcessGroup, triton: bool) -> None:
+        self.group, self.triton = group, triton
+
+    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
+        """Give -log p_y, and keep the numbers of whole rows."""
+        whole = whole_rows(z, target, k, self.group, self.triton)
+        return paper.cross_entropy(whole.margin).squeeze(-1), *whole
+
+    def backward(
+        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        """Give this rank's part of Eq. 5."""
+        return push(z, target, k, Whole(*kept), grad, self.triton)
+
+
+@functools.cache
+def _split_rows(group: dist.ProcessGroup, triton: bool) -> Rows:
+    return rows_of(SplitClassIndex(group, triton))
+
+
+def split_values(
+    z: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    weight: Tensor | None,
+    ignore_index: int,
+    group: dist.ProcessGroup,
+    triton: bool,
+) -> tuple[Tensor, Tensor]:
+    """Give the weighted loss of each row for labels (R), and the weights to divide a mean by.
+
+    Args:
+        z: This rank's columns of the logits, (R, C of this rank).
+        target: The labels, the same on all ranks, among the classes of all ranks.
+        k: A number, or a column.
+        weight: The factors of this rank's classes.
+        ignore_index: Rows with this label count for nothing.
+        group: The ranks.
+        triton: Whether kernels compute the rows.
+
+    """
+    counted = target != ignore_index
+    column = own_labels(torch.where(counted, target, 0), z.shape[1], group)
+    example_weight = counted.to(paper.wide_dtype(z))
+    if weight is not None:
+        example_weight = example_weight * label_weights(weight, column, group)
+    value = _split_rows(group, triton)(z, column, k)
+    return torch.where(counted, value * example_weight, 0), example_weight

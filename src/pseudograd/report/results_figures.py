@@ -1,0 +1,206 @@
+"""The figures of the results: SVG in the style of the page, inline or as files of their own."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+
+from markupsafe import Markup
+
+from pseudograd.report.figures import Drawing, Scale, round_numbers, scale, signed
+from pseudograd.report.summary import fraction
+from pseudograd.search import Difference
+
+_PANEL, _GAP, _LEFT = 270, 40, 46
+
+
+def selected_k(
+    ours: Mapping[int, Mapping[float, int]], paper: Mapping[int, Mapping[float, int]]
+) -> Markup:
+    """Draw how often each k was selected, by depth, ours beside the paper's.
+
+    Args:
+        ours: By the number of hidden layers and k, how often.
+        paper: The same for the paper.
+
+    Example:
+        >>> selected_k({1: {0.5: 2}}, {1: {0.5: 1, 0.25: 2}})[:4]
+        Markup('<svg')
+
+    """
+    top, floor = 66, 216
+    most = max(times for counts in (*ours.values(), *paper.values()) for times in counts.values())
+    height = scale(0, most, 0, floor - top)
+    said = "; ".join(
+        f"{_layers(depth)}: "
+        + ", ".join(
+            f"k = {fraction(k)} {ours.get(depth, {}).get(k, 0)} and {paper[depth].get(k, 0)}"
+            for k in _ks(ours.get(depth, {}), paper[depth])
+        )
+        for depth in paper
+    )
+    drawing = Drawing(
+        floor + 44,
+        f"How often each k was selected, ours and the paper’s. {said}.",
+        _width(len(paper)),
+    )
+    for left, style, words in ((0, "bar chosen", "ours"), (70, "paper", "the paper")):
+        drawing.box(left, 4, 14, 12, style)
+        drawing.text(left + 20, 14, words)
+    for number, depth in enumerate(paper):
+        left = _left(number)
+        ks = _ks(ours.get(depth, {}), paper[depth])
+        drawing.text(left, 42, f"{_layers(depth)}, rows by selected k", "soft")
+        drawing.line([(left, floor), (left + _PANEL, floor)], "axis")
+        column = _PANEL / len(ks)
+        for place, k in enumerate(ks):
+            middle = left + column * (place + 0.5)
+            drawing.text(middle, floor + 18, fraction(k), "middle")
+            for counts, x, style in (
+                (ours.get(depth, {}), middle - 14, "bar chosen"),
+                (paper[depth], middle, "paper"),
+            ):
+                if times := counts.get(k, 0):
+                    drawing.box(x, floor - height(times), 13, height(times), style)
+                    drawing.text(x + 6.5, floor - height(times) - 4, str(times), "middle small")
+        drawing.text(left + _PANEL / 2, floor + 38, "k", "middle soft")
+    return drawing.svg()
+
+
+def error_against_k(curves: Mapping[int, Mapping[float, Difference]]) -> Markup:
+    """Draw the validation error against k relative to k = 1, by depth, with 95% intervals.
+
+    Args:
+        curves: By the number of hidden layers and k, the mean over rows, in percent.
+
+    Example:
+        >>> error_against_k({1: {0.5: Difference(-1, -2, 0), 1.0: Difference(0, 0, 0)}})[:4]
+        Markup('<svg')
+
+    """
+    top, floor = 56, 236
+    said = "; ".join(
+        f"{_layers(depth)}: "
+        + ", ".join(f"k = {fraction(k)} {signed(mean.mean)}%" for k, mean in curve.items())
+        for depth, curve in curves.items()
+    )
+    drawing = Drawing(
+        floor + 44,
+        f"Validation error against k, relative to that of k = 1. {said}.",
+        _width(len(curves)),
+    )
+    drawing.text(0, 14, "validation error relative to that of k = 1, %", "soft")
+    for number, (depth, curve) in enumerate(curves.items()):
+        left = _left(number)
+        ends = [end for mean in curve.values() for end in _reach(mean)]
+        ticks = round_numbers(ends, 4)
+        y = scale(ticks[0], ticks[-1], floor, top)
+        x = _log_scale(list(curve), left + 20, left + _PANEL - 20)
+        drawing.text(left, 40, _layers(depth), "soft")
+        for tick in ticks:
+            drawing.line([(left, y(tick)), (left + _PANEL, y(tick))], "grid" if tick else "zero")
+            drawing.text(left - 8, y(tick) + 4, signed(tick, "g"), "end")
+        drawing.line([(x(k), y(mean.mean)) for k, mean in curve.items()], "thread")
+        for k, mean in curve.items():
+            kind = "plain" if k == 1 else "chosen"
+            low, high = _reach(mean)
+            with drawing.group(f"mark {kind}", f"k = {fraction(k)}: {signed(mean.mean)}%"):
+                drawing.line([(x(k), y(low)), (x(k), y(high))], "whisker")
+                drawing.symbol(x(k), y(mean.mean), kind)
+            drawing.text(x(k), floor + 18, fraction(k), "middle")
+        drawing.text(left + _PANEL / 2, floor + 38, "k", "middle soft")
+    return drawing.svg()
+
+
+def deviations(groups: Mapping[str, Mapping[str, Sequence[float]]]) -> Markup:
+    """Draw how far our test errors are from the paper's.
+
+    Args:
+        groups: By data set, for "plain" (k = 1) and "chosen" (the selected k): ours over the
+            paper's minus 1, in percent, one for each row.
+
+    Example:
+        >>> deviations({"mnist": {"plain": [1.5, -2.0], "chosen": [0.5]}})[:4]
+        Markup('<svg')
+
+    """
+    left, top, row, width = 130, 44, 46, _width(2)
+    values = [value for group in groups.values() for kind in group.values() for value in kind]
+    side = max(map(abs, values), default=1.0)
+    ticks = round_numbers([-side, side], 6)
+    x = scale(ticks[0], ticks[-1], left + 10, width - 20)
+    bottom = top + row * len(groups)
+    drawing = Drawing(bottom + 44, "", width)
+    drawing.text(0, 14, "our test error against the paper’s, row by row", "soft")
+    for at, kind, words in ((width - 180, "plain", "k = 1"), (width - 100, "chosen", "selected k")):
+        with drawing.group(f"mark {kind}", words):
+            drawing.symbol(at, 10, kind)
+        drawing.text(at + 12, 14, words)
+    for tick in ticks:
+        style = "grid" if tick else "zero"
+        drawing.line([(x(tick), top - 10), (x(tick), bottom)], style)
+        drawing.text(x(tick), bottom + 18, f"{signed(tick, 'g')}%", "middle")
+    title = "by how much ours is higher, relative to the paper’s"
+    drawing.text((left + width) / 2, bottom + 38, title, "middle soft")
+    said = []
+    for number, (name, group) in enumerate(groups.items()):
+        middle = top + row * (number + 0.5)
+        drawing.text(0, middle, name)
+        for kind, height in (("plain", -12), ("chosen", 8)):
+            for value in group.get(kind, ()):
+                with drawing.group(f"mark {kind}", f"{name}: {signed(value, '.1f')}%"):
+                    drawing.symbol(x(value), middle + height, kind, 4)
+        told = [value for kind in group.values() for value in kind]
+        said.append(f"{name}: {signed(min(told), '.1f')}% to {signed(max(told), '.1f')}%")
+    drawing.about = f"Our test errors relative to the paper’s. {'; '.join(said)}."
+    return drawing.svg()
+
+
+def standalone(figure: Markup) -> str:
+    """Give a figure as a file of its own, on white.
+
+    Args:
+        figure: One of the above.
+
+    Example:
+        >>> standalone(deviations({"mnist": {"plain": [1.5]}}))[:39]
+        '<svg xmlns="http://www.w3.org/2000/svg"'
+
+    """
+    page = resources.files("pseudograd.report").joinpath("page.css").read_text("utf-8")
+    colours = page[: page.index("}") + 1]  # those of light surroundings stand first
+    rules = re.findall(r"^(?:svg |\.chosen ).*$", page, re.MULTILINE)
+    style = "\n".join([colours, "svg { font-family: sans-serif; }", *rules])
+    start, rest = str(figure).split(">", 1)
+    start = start.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    ground = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return f"{start}><style>\n{style}\n</style>{ground}{rest}\n"
+
+
+def _width(panels: int) -> int:
+    return _LEFT + panels * (_PANEL + _GAP) - _GAP + 6
+
+
+def _left(panel: int) -> int:
+    return _LEFT + panel * (_PANEL + _GAP)
+
+
+def _ks(*counts: Mapping[float, int]) -> list[float]:
+    return sorted({k for group in counts for k in group} | {1.0})
+
+
+def _layers(depth: int) -> str:
+    return f"{depth} hidden layer" + "s" * (depth != 1)
+
+
+def _reach(mean: Difference) -> tuple[float, float]:
+    """The interval of a mean; the mean itself, if there is none."""
+    return (mean.mean, mean.mean) if math.isnan(mean.low) else (mean.low, mean.high)
+
+
+def _log_scale(ks: Sequence[float], start: float, end: float) -> Scale:
+    logs = [math.log2(k) for k in ks]
+    place = scale(min(logs), max(logs), start, end)
+    return lambda k: place(math.log2(k))

@@ -1,0 +1,480 @@
+"""The paper's claims, and what it takes to confirm them: rules that were set before any result.
+
+All p-values but that of the toy example are two-sided. Rows share data sets, and those that differ
+in the momentum alone share folds and initial weights too, so they are not independent: p-values are
+rather too small.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pseudograd.reproduce.findings import Finding, side
+from pseudograd.reproduce.rows import Row
+from pseudograd.reproduce.toy import ToyRun, summarize
+from pseudograd.search import Difference, paired_difference
+
+LEVEL = 0.05
+CONFIRMED, PARTLY, NOT, OPEN = "confirmed", "partly", "not confirmed", "open"
+_PERMUTATIONS = 9_999
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row as the claims see it.
+
+    Attributes:
+        row: The row.
+        k: The selected k.
+        error: The test error at the selected k minus that at k = 1, in percentage points.
+        cross_entropy: The same for the test cross-entropy.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import rows
+        >>> Point(rows("table1")[0], 0.5, -0.02, 0.089).k
+        0.5
+
+    """
+
+    row: Row
+    k: float
+    error: float
+    cross_entropy: float
+
+
+def our_points(findings: Iterable[Finding], mnist: tuple[float, float]) -> list[Point]:
+    """Give our rows with ReLU, and of MNIST those of one scaling.
+
+    Args:
+        findings: Finished experiments.
+        mnist: What MNIST's pixels are scaled to.
+
+    Example:
+        >>> our_points([], mnist=(-1, 1))
+        []
+
+    """
+    return [
+        Point(
+            finding.experiment.row,
+            finding.k,
+            100 * finding.result.comparison.error.mean,
+            finding.result.comparison.cross_entropy.mean,
+        )
+        for finding in findings
+        if finding.experiment.activation == "relu"
+        and (finding.experiment.row.data != "mnist" or finding.experiment.feature_range == mnist)
+    ]
+
+
+def paper_points(rows: Iterable[Row]) -> list[Point]:
+    """Give the paper's rows; where it selected k = 1, it prints no figures and there is no change.
+
+    Args:
+        rows: The rows.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import rows
+        >>> [round(point.error, 2) for point in paper_points(rows("table3", "svhn*"))]
+        [0.0, 0.0]
+
+    """
+
+    def change(selected: float | None, plain: float | None) -> float:
+        return 0.0 if selected is None or plain is None else selected - plain
+
+    return [
+        Point(
+            row,
+            row.selected_k,
+            change(row.error_selected_pct, row.error_k1_pct),
+            change(row.ce_selected, row.ce_k1),
+        )
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the figures say to a claim.
+
+    Attributes:
+        verdict: "confirmed", "partly" or "not confirmed"; "open" without any row.
+        rows: How many rows went in.
+        figures: What was found, in words.
+        p: The p-value of the claim's test; None for one that is judged by an interval.
+
+    Example:
+        >>> Judgement(CONFIRMED, 33, "below 1 in 32 rows, 1 in 0, above in 1", 8e-9).verdict
+        'confirmed'
+
+    """
+
+    verdict: str
+    rows: int
+    figures: str
+    p: float | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper about its rows.
+
+    Attributes:
+        name: Short, such as "2a".
+        depths: Of which numbers of hidden layers.
+        statement: What is claimed.
+        test: Which test is used.
+        rule: What confirms it, and what does so partly.
+        apply: Applies the rule to one row or more.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import rows
+        >>> CLAIMS[0].statement
+        'One hidden layer: the selected k is below 1.'
+        >>> judge(CLAIMS[0], paper_points(rows())).verdict
+        'confirmed'
+
+    """
+
+    name: str
+    depths: tuple[int, ...]
+    statement: str
+    test: str
+    rule: str
+    apply: Callable[[Sequence[Point]], Judgement]
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def _verdict(confirmed: bool, partly: bool) -> str:
+    return CONFIRMED if confirmed else PARTLY if partly else NOT
+
+
+# --- 1: the toy example --------------------------------------------------------------------------
+
+TOY_STATEMENT = "Toy example: the test error falls as k does."
+TOY_TEST = "Page's trend test (one-sided) over runs, each of which has the same data for all k"
+TOY_RULE = (
+    f"Confirmed: the mean error falls at every step to a smaller k, and p < {LEVEL}. "
+    f"Partly: it is lower at the smallest k than at the largest, and p < {LEVEL}."
+)
+
+
+def judge_toy(runs: Sequence[ToyRun]) -> Judgement:
+    """Judge whether the toy example's error falls with k.
+
+    Args:
+        runs: All runs, as many for each k.
+
+    Example:
+        >>> runs = [ToyRun(k, run, 0, 0.95, 1, 1.0, 0.0, 0.0, 4 + k + run, 0.3)
+        ...         for k in (4.0, 1.0, 0.25) for run in range(5)]
+        >>> judge_toy(runs).verdict
+        'confirmed'
+
+    """
+    from scipy.stats import page_trend_test
+
+    summaries = sorted(summarize(runs), key=lambda summary: summary.k)
+    by_run = sorted(runs, key=lambda run: (run.run, run.k))
+    if len(summaries) < 3 or len(by_run) < 2 * len(summaries):
+        return Judgement(OPEN, 0, "not run yet, or not often enough for the test")
+    table = np.array([run.error_pct for run in by_run]).reshape(-1, len(summaries))
+    p = float(page_trend_test(table, method="asymptotic").pvalue)
+    means = [summary.error_pct.mean for summary in summaries]
+    falls = all(low < high for low, high in pairwise(means))
+    figures = ", ".join(
+        f"{mean:.2f}% at k = {summary.k:g}" for mean, summary in zip(means, summaries, strict=True)
+    )
+    trend = p < LEVEL and means[0] < means[-1]
+    return Judgement(_verdict(falls and trend, trend), len(table), figures, p)
+
+
+# --- 2: the selected k and depth -----------------------------------------------------------------
+
+
+def _sides(points: Sequence[Point]) -> tuple[int, int, int]:
+    """How many selected a k below 1, 1, and above 1."""
+    sides = [side(point.k) for point in points]
+    return sides.count(-1), sides.count(0), sides.count(1)
+
+
+def _told(points: Sequence[Point]) -> str:
+    below, one, above = _sides(points)
+    return f"below 1 in {below}, 1 in {one}, above 1 in {above}"
+
+
+def _sign_test(one: int, other: int) -> float:
+    from scipy.stats import binomtest
+
+    return float(binomtest(one, one + other).pvalue) if one + other else 1.0
+
+
+def _on_one_side(wanted: int) -> Callable[[Sequence[Point]], Judgement]:
+    def judge(points: Sequence[Point]) -> Judgement:
+        below, _, above = _sides(points)
+        on, off = (below, above) if wanted < 0 else (above, below)
+        p = _sign_test(on, off)
+        confirmed = on > len(points) / 2 and p < LEVEL
+        return Judgement(_verdict(confirmed, on > off), len(points), _told(points), p)
+
+    return judge
+
+
+def _near_one(points: Sequence[Point]) -> Judgement:
+    from scipy.stats import binomtest
+
+    near = sum(0.5 <= point.k <= 2 for point in points)
+    centred = statistics.median(math.log2(point.k) for point in points) == 0
+    p = float(binomtest(near, len(points), 3 / 5).pvalue)
+    mostly = near > 3 / 5 * len(points) and p < LEVEL
+    figures = f"{_told(points)}; 1/2, 1 or 2 in {near}"
+    return Judgement(_verdict(centred and mostly, centred or mostly), len(points), figures, p)
+
+
+def _grows_with_depth(points: Sequence[Point]) -> Judgement:
+    rho, p = rank_correlation(
+        [point.row.hidden_layers for point in points],
+        [point.k for point in points],
+        [point.row.data for point in points],
+    )
+    verdict = _verdict(rho > 0 and p < LEVEL, rho > 0)
+    return Judgement(verdict, len(points), f"Spearman's ρ = {rho:.2f}", p)
+
+
+def rank_correlation(
+    first: Sequence[float], second: Sequence[float], groups: Sequence[str]
+) -> tuple[float, float]:
+    """Give Spearman's ρ and its p-value, by permutations within groups.
+
+    Args:
+        first: Some values.
+        second: As many others, in the same order.
+        groups: Values are exchanged only with others of their group.
+
+    Example:
+        >>> rho, p = rank_correlation([1, 3, 5] * 9, [0.25, 1, 2] * 9, ["mnist"] * 27)
+        >>> rho, p
+        (1.0, 0.0001)
+
+    """
+    from scipy.stats import rankdata
+
+    ranks = [rankdata(values) - (len(values) + 1) / 2 for values in (first, second)]
+    size = math.sqrt((ranks[0] @ ranks[0]) * (ranks[1] @ ranks[1]))
+    if not size:  # one of the two does not vary
+        return 0.0, 1.0
+    permuted = np.tile(ranks[0], (_PERMUTATIONS, 1))
+    generator = np.random.default_rng(0)
+    for group in sorted(set(groups)):
+        members = np.flatnonzero(np.array(groups) == group)
+        permuted[:, members] = generator.permuted(permuted[:, members], axis=1)
+    # Ranks are multiples of 1/2, so these sums are exact, and equal ones are seen to be equal.
+    found, others = ranks[0] @ ranks[1], permuted @ ranks[1]
+    p = (1 + np.count_nonzero(np.abs(others) >= abs(found))) / (1 + _PERMUTATIONS)
+    return float(found / size), float(p)
+
+
+# --- 3 and 6: the test error ---------------------------------------------------------------------
+
+
+def _lower_error(points: Sequence[Point]) -> Judgement:
+    from scipy.stats import wilcoxon
+
+    errors = [point.error for point in points]
+    lower, higher = sum(error < 0 for error in errors), sum(error > 0 for error in errors)
+    p = float(wilcoxon(errors, method="approx").pvalue) if lower + higher else 1.0
+    figures = (
+        f"lower in {lower}, equal in {len(points) - lower - higher}, higher in {higher}; mean "
+        f"{_signed(statistics.fmean(errors))} percentage points"
+    )
+    verdict = _verdict(lower > higher and p < LEVEL, lower > higher)
+    return Judgement(verdict, len(points), figures, p)
+
+
+def pooled(points: Sequence[Point]) -> Difference:
+    """Give the mean over rows of the difference in test error, with its 95% interval.
+
+    Each row is one number, the mean of its pairs of networks; the interval is Student's over rows.
+
+    Args:
+        points: The rows.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import rows
+        >>> round(pooled(paper_points(rows("table1"))).mean, 2)
+        -0.51
+
+    """
+    return paired_difference([point.error for point in points], [0.0] * len(points))
+
+
+def pooled_by_network(points: Sequence[Point]) -> Difference:
+    """Give the same with the rows of one network, which differ in the momentum, averaged first.
+
+    Args:
+        points: The rows.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import rows
+        >>> round(pooled_by_network(paper_points(rows())).mean, 2)
+        -0.39
+
+    """
+    groups: dict[tuple[str, int, int], list[float]] = {}
+    for point in points:
+        network = (point.row.data, point.row.hidden_layers, point.row.width)
+        groups.setdefault(network, []).append(point.error)
+    means = [statistics.fmean(group) for group in groups.values()]
+    return paired_difference(means, [0.0] * len(means))
+
+
+def _with_interval(mean: Difference) -> str:
+    if math.isnan(mean.low):  # of a single one
+        return _signed(mean.mean)
+    return f"{_signed(mean.mean)} ({_signed(mean.low)} to {_signed(mean.high)})"
+
+
+def _pooled_lower(points: Sequence[Point]) -> Judgement:
+    rows, networks = pooled(points), pooled_by_network(points)
+    figures = (
+        f"mean {_with_interval(rows)}, in percentage points; with the rows of one network averaged "
+        f"first {_with_interval(networks)}"
+    )
+    return Judgement(_verdict(rows.high < 0, rows.mean < 0), len(points), figures)
+
+
+# --- 4 and 5: the cross-entropy ------------------------------------------------------------------
+
+
+def _better_and_worse(points: Iterable[Point]) -> tuple[int, int]:
+    changes = [point.cross_entropy for point in points if point.k != 1]
+    return sum(change < 0 for change in changes), sum(change > 0 for change in changes)
+
+
+def _worse_cross_entropy(points: Sequence[Point]) -> Judgement:
+    better, worse = _better_and_worse(points)
+    p = _sign_test(worse, better)
+    figures = f"worse in {worse}, better in {better}, k = 1 in {_sides(points)[1]}"
+    verdict = _verdict(worse > better and p < LEVEL, worse > better)
+    return Judgement(verdict, len(points), figures, p)
+
+
+def _better_cross_entropy(points: Sequence[Point]) -> Judgement:
+    better, worse = _better_and_worse(points)
+    above = _better_and_worse(point for point in points if point.k > 1)
+    p = _sign_test(better, worse)
+    p_above = _sign_test(*above)
+    figures = (
+        f"better in {better}, worse in {worse}, k = 1 in {_sides(points)[1]}; where k > 1, better "
+        f"in {above[0]}, worse in {above[1]} (p = {p_above:.2g})"
+    )
+    confirmed = better > worse and p < LEVEL
+    partly = above[0] > above[1] and p_above < LEVEL
+    return Judgement(_verdict(confirmed, partly), len(points), figures, p)
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+_ONE_SIDE = (
+    f"Confirmed: so in more than half of all rows, and p < {LEVEL}. Partly: so in more rows than "
+    "the opposite."
+)
+_SIGN_TEST = "exact sign test, rows with k = 1 left out"
+
+CLAIMS = (
+    Claim(
+        "2a",
+        (1,),
+        "One hidden layer: the selected k is below 1.",
+        _SIGN_TEST,
+        _ONE_SIDE,
+        _on_one_side(-1),
+    ),
+    Claim(
+        "2b",
+        (3,),
+        "Three hidden layers: the selected k is near 1.",
+        "exact binomial test of the share of k = 1/2, 1 or 2 against three of the five k tried",
+        f"Confirmed: the median is k = 1, and 1/2, 1 or 2 in more than 3/5 of the rows with "
+        f"p < {LEVEL}. Partly: one of the two.",
+        _near_one,
+    ),
+    Claim(
+        "2c",
+        (5,),
+        "Five hidden layers: the selected k is above 1.",
+        _SIGN_TEST,
+        _ONE_SIDE,
+        _on_one_side(1),
+    ),
+    Claim(
+        "2d",
+        (1, 3, 5),
+        "The selected k grows with depth.",
+        f"Spearman's rank correlation, {_PERMUTATIONS:,} permutations of depths within data sets",
+        f"Confirmed: ρ > 0 and p < {LEVEL}. Partly: ρ > 0.",
+        _grows_with_depth,
+    ),
+    Claim(
+        "3",
+        (1, 3, 5),
+        "The selected k has a lower test error than k = 1.",
+        "Wilcoxon's signed-rank test over rows (normal approximation); where k = 1 was selected "
+        "the difference is 0, and the test leaves it out",
+        f"Confirmed: lower in more rows than higher, and p < {LEVEL}. Partly: lower in more rows "
+        "than higher.",
+        _lower_error,
+    ),
+    Claim(
+        "4",
+        (1,),
+        "One hidden layer: the test cross-entropy is worse at the selected k.",
+        _SIGN_TEST,
+        f"Confirmed: worse in more rows than better, and p < {LEVEL}. Partly: worse in more rows.",
+        _worse_cross_entropy,
+    ),
+    Claim(
+        "5",
+        (3, 5),
+        "Three and five hidden layers: the test cross-entropy is better at the selected k.",
+        _SIGN_TEST,
+        f"Confirmed: better in more rows than worse, and p < {LEVEL}. Partly: this holds for the "
+        "rows with k > 1.",
+        _better_cross_entropy,
+    ),
+    Claim(
+        "6",
+        (1, 3, 5),
+        "Pooled over all rows, the test error is lower at the selected k.",
+        "mean over rows, each row one number, with Student's 95% interval over rows; where k = 1 "
+        "was selected the difference is 0, and it counts",
+        "Confirmed: the interval lies below 0. Partly: the mean does.",
+        _pooled_lower,
+    ),
+)
+
+
+def judge(claim: Claim, points: Sequence[Point]) -> Judgement:
+    """Judge a claim; it is open if there is no row for it.
+
+    Args:
+        claim: The claim.
+        points: All rows.
+
+    Example:
+        >>> judge(CLAIMS[0], []).verdict
+        'open'
+
+    """
+    points = [point for point in points if point.row.hidden_layers in claim.depths]
+    return claim.apply(points) if points else Judgement(OPEN, 0, "no row")

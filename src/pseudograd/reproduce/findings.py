@@ -1,0 +1,361 @@
+"""What came of the experiments: read from their ledgers, each of which is read once."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pseudograd.data.registry import BENCHMARKS
+from pseudograd.fleet import Outcome
+from pseudograd.reproduce.rows import Experiment, by_network
+from pseudograd.reproduce.run import ledger_of, sessions
+from pseudograd.reproduce.toy import Spread, ToyRun
+from pseudograd.search import Difference, Ledger, Protocol, Result, paired_difference, result
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finished experiment.
+
+    Attributes:
+        experiment: Which.
+        result: What the search has found, and the retrained networks.
+        tested: The networks of cross-validation of the selected k and of k = 1, trained on three
+            fifths of the examples and judged on the test set.
+
+    Example:
+        >>> from pseudograd.fleet import Trial
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from pseudograd.search import Cell, compare
+        >>> outcome = Outcome(Trial("mnist", (400,), k=1, learning_rate=0.1), 0.1, 1, 0.02, 0.3, 1,
+        ...                   "limit", (), wrong=())
+        >>> cell, same = Cell(1.0, 0.1, (0.02, 0.04)), compare([outcome] * 2, [outcome] * 2)
+        >>> search = Result((cell,), (cell,), cell, cell, (), (), same)
+        >>> finding = Finding(experiments(rows("table1"))[0], search, ((outcome,), (outcome,)))
+        >>> finding.k, finding.error_pct.mean, finding.error_k1_pct.sd
+        (1.0, 2.0, 0.0)
+
+    """
+
+    experiment: Experiment
+    result: Result
+    tested: tuple[tuple[Outcome, ...], tuple[Outcome, ...]]
+
+    @property
+    def k(self) -> float:
+        """The selected k."""
+        return self.result.chosen.k
+
+    @property
+    def error_pct(self) -> Spread:
+        """The test error of the retrained networks of the selected k, in percent."""
+        return errors_pct(self.result.comparison.chosen)
+
+    @property
+    def error_k1_pct(self) -> Spread:
+        """The same for k = 1."""
+        return errors_pct(self.result.comparison.plain)
+
+    @property
+    def cross_entropy(self) -> Spread:
+        """The test cross-entropy of the retrained networks of the selected k."""
+        return cross_entropies(self.result.comparison.chosen)
+
+    @property
+    def cross_entropy_k1(self) -> Spread:
+        """The same for k = 1."""
+        return cross_entropies(self.result.comparison.plain)
+
+
+def errors_pct(outcomes: Iterable[Outcome]) -> Spread:
+    """Give mean and standard deviation of errors, in percent.
+
+    Args:
+        outcomes: Whose errors.
+
+    Example:
+        >>> from pseudograd.fleet import Trial
+        >>> trial = Trial("mnist", (400,), k=1, learning_rate=0.1)
+        >>> errors_pct([Outcome(trial, 0.1, 1, e, 0.3, 1, "limit", ()) for e in (0.01, 0.03)]).mean
+        2.0
+
+    """
+    return Spread.of([100 * outcome.error for outcome in outcomes])
+
+
+def cross_entropies(outcomes: Iterable[Outcome]) -> Spread:
+    """Give mean and standard deviation of cross-entropies.
+
+    Args:
+        outcomes: Whose cross-entropies.
+
+    Example:
+        >>> from pseudograd.fleet import Trial
+        >>> trial = Trial("mnist", (400,), k=1, learning_rate=0.1)
+        >>> cross_entropies([Outcome(trial, 0.1, 1, 0.02, 0.5, 1, "limit", ())] * 2).sd
+        0.0
+
+    """
+    values = [outcome.cross_entropy for outcome in outcomes]
+    if not all(map(math.isfinite, values)):  # a network that diverged
+        return Spread(math.inf, math.nan)
+    return Spread.of(values)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a network's rows took.
+
+    Attributes:
+        network: Its name.
+        rows: How many of its experiments are finished.
+        trials: How many networks were trained.
+        epochs: In how many epochs, all together.
+        steps: In how many steps, all together.
+        seconds: How long it took; 0 if the manifest does not say.
+
+    Example:
+        >>> Effort("mnist 1x400", rows=3, trials=1000, epochs=40_000, steps=11_280_000, seconds=36
+        ...        ).trials_per_hour
+        100000.0
+
+    """
+
+    network: str
+    rows: int
+    trials: int
+    epochs: int
+    steps: int
+    seconds: float
+
+    @property
+    def trials_per_hour(self) -> float:
+        """How many were trained in an hour; NaN if the time is not known."""
+        return 3600 * self.trials / self.seconds if self.seconds else math.nan
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """All that a folder of ledgers holds.
+
+    Attributes:
+        found: What came of each experiment; None if it is not finished.
+        begun: The experiments of which there are trials.
+        efforts: Of each network of which there are trials.
+        sessions: The manifest.
+        toy: The runs of the toy example; none if there is no ``toy.csv``.
+        unread: Lines of ledgers that could not be read.
+
+    Example:
+        >>> Reproduction({}, frozenset(), (), [], [], 0).finished
+        []
+
+    """
+
+    found: dict[Experiment, Finding | None]
+    begun: frozenset[Experiment]
+    efforts: tuple[Effort, ...]
+    sessions: list[dict[str, Any]]
+    toy: list[ToyRun]
+    unread: int
+
+    @property
+    def finished(self) -> list[Finding]:
+        """The experiments that are finished."""
+        return [finding for finding in self.found.values() if finding]
+
+
+def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False) -> Reproduction:
+    """Read what a folder holds of some experiments.
+
+    Args:
+        experiments: The experiments.
+        folder: Of the ledgers, the manifest and, as ``toy.csv``, the toy example's runs.
+        smoke: Whether they were run in small.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> [*read(experiments(rows("table1", "svhn 1x400*")), Path("nowhere")).found.values()]
+        [None]
+
+    """
+    manifest = sessions(folder)
+    found: dict[Experiment, Finding | None] = {}
+    begun, efforts, unread = set(), [], 0
+    for network, group in by_network(experiments).items():
+        ledger = ledger_of(folder, network)
+        unread += len(ledger.set_aside)
+        protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
+        found |= {e: _finding(e, protocol, ledger) for e, protocol in protocols.items()}
+        shapes = {protocol.trial.hidden_layer_sizes for protocol in protocols.values()}
+        momenta = {t.momentum for t in ledger if t.hidden_layer_sizes in shapes}
+        begun |= {e for e in group if e.row.momentum in momenta}
+        if ledger:
+            finished = sum(found[e] is not None for e in group)
+            efforts.append(_effort(network, finished, ledger, manifest))
+    in_order = {experiment: found[experiment] for experiment in experiments}
+    toy = _read_toy(folder / "toy.csv")
+    return Reproduction(in_order, frozenset(begun), tuple(efforts), manifest, toy, unread)
+
+
+def _finding(experiment: Experiment, protocol: Protocol, ledger: Ledger) -> Finding | None:
+    if protocol.wanted(ledger):
+        return None
+    search = result(protocol, ledger)
+    tested = [
+        tuple(ledger[trial] for trial in protocol.tested_of(cell.k, cell.learning_rate))
+        for cell in (search.chosen, search.plain)
+    ]
+    return Finding(experiment, search, (tested[0], tested[1]))
+
+
+def _effort(
+    network: str, finished: int, ledger: Ledger, manifest: Sequence[dict[str, Any]]
+) -> Effort:
+    logs = [session["networks"].get(network) for session in manifest]
+    return Effort(
+        network,
+        rows=finished,
+        trials=len(ledger),
+        epochs=sum(outcome.epochs for outcome in ledger.values()),
+        steps=sum(_steps(outcome) for outcome in ledger.values()),
+        seconds=sum(log["seconds"] for log in logs if log),
+    )
+
+
+def _steps(outcome: Outcome) -> int:
+    """How many steps a trial took: three fifths of the examples an epoch, or in the end four."""
+    trial, examples = outcome.trial, BENCHMARKS[outcome.trial.data].train_size
+    part = examples // 5
+    trained_on = examples - part if trial.split.retrain else 3 * part
+    return outcome.epochs * math.ceil(trained_on / trial.batch_size)
+
+
+def _read_toy(path: Path) -> list[ToyRun]:
+    if not path.exists():
+        return []
+    whole = {"run", "seed", "epochs"}
+    names = [field.name for field in fields(ToyRun)]
+    runs = []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                values: dict[str, Any] = {
+                    name: int(line[name]) if name in whole else float(line[name]) for name in names
+                }
+                runs.append(ToyRun(**values))
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError(
+            f"{path} is not what `pseudograd toy --csv` writes ({problem!r}): write it again"
+        ) from problem
+    return runs
+
+
+# --- what a reader would ask next ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stability:
+    """How far the selection hangs on which repetitions there were.
+
+    Attributes:
+        shares: How often each k was selected among resamples, the most frequent first.
+        same_k: How often the selected k was.
+        same_side: How often a k on the same side of 1 was (or 1 itself, if 1 was selected).
+
+    Example:
+        >>> Stability({0.5: 0.7, 0.25: 0.2, 1.0: 0.1}, same_k=0.7, same_side=0.9).same_side
+        0.9
+
+    """
+
+    shares: dict[float, float]
+    same_k: float
+    same_side: float
+
+
+def stability(finding: Finding, resamples: int = 10_000) -> Stability:
+    """Draw the repetitions anew, with replacement, and see which k is selected (bootstrap).
+
+    A resample has the same repetitions for all pairs of k and rate. Rates are those that were
+    tried: a resample does not extend them.
+
+    Args:
+        finding: A finished experiment.
+        resamples: How often to draw.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from pseudograd.search import Cell
+        >>> half, one = Cell(0.5, 0.1, (0.02, 0.04)), Cell(1.0, 0.1, (0.03, 0.05))
+        >>> search = Result((half, one), (half, one), half, one, (), (), None)
+        >>> stability(Finding(experiments(rows("table1"))[0], search, ((), ()))).same_k
+        1.0
+
+    """
+    # In the order of the rule for ties, since argmin gives the first of equals.
+    cells = sorted(
+        finding.result.cells, key=lambda cell: (abs(math.log2(cell.k)), cell.learning_rate)
+    )
+    # Whole numbers of mistakes: equal sums are then equal on every machine.
+    part = BENCHMARKS[finding.experiment.row.data].train_size // 5
+    mistakes = np.rint(part * np.array([cell.errors for cell in cells])).astype(np.int64)
+    repetitions = mistakes.shape[1]
+    drawn = np.random.default_rng(0).integers(repetitions, size=(resamples, repetitions))
+    times = (drawn[:, :, None] == np.arange(repetitions)).sum(1)
+    best = np.bincount((times @ mistakes.T).argmin(1), minlength=len(cells))
+    counts: dict[float, int] = {}
+    for cell, count in zip(cells, best.tolist(), strict=True):
+        counts[cell.k] = counts.get(cell.k, 0) + count
+    most_frequent_first = sorted(counts.items(), key=lambda item: -item[1])
+    shares = {k: count / resamples for k, count in most_frequent_first if count}
+    on_side = sum(count for k, count in counts.items() if side(k) == side(finding.k))
+    return Stability(shares, shares.get(finding.k, 0.0), on_side / resamples)
+
+
+def side(k: float) -> int:
+    """Say whether a k is below 1 (-1), 1 (0) or above (1).
+
+    Args:
+        k: The sensitivity.
+
+    Example:
+        >>> side(0.5), side(1.0), side(4.0)
+        (-1, 0, 1)
+
+    """
+    return (k > 1) - (k < 1)
+
+
+def error_against_k(findings: Iterable[Finding]) -> dict[float, Difference]:
+    """Average the validation error of each k, relative to that of k = 1, over experiments.
+
+    Args:
+        findings: Experiments that tried the same k.
+
+    Returns:
+        By k, from the least: the mean of 100 (err_k / err_1 - 1), each k at its best rate, and its
+        95% interval over the experiments.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from pseudograd.search import Cell
+        >>> half, one = Cell(0.5, 0.1, (0.02, 0.02)), Cell(1.0, 0.1, (0.04, 0.04))
+        >>> search = Result((half, one), (half, one), half, one, (), (), None)
+        >>> finding = Finding(experiments(rows("table1"))[0], search, ((), ()))
+        >>> error_against_k([finding, finding])[0.5].mean
+        -50.0
+
+    """
+    relative: dict[float, list[float]] = {}
+    for finding in findings:
+        plain = finding.result.plain.error
+        for cell in finding.result.best_of_each_k:
+            relative.setdefault(cell.k, []).append(100 * (cell.error / plain - 1))
+    return {k: paired_difference(relative[k], [0.0] * len(relative[k])) for k in sorted(relative)}

@@ -1,0 +1,129 @@
+"""The examples of docs/adoption.md: what they are meant to do is done."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import reference
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "adoption.md"
+SECTIONS = re.split(r"^## ", DOCUMENT.read_text("utf-8"), flags=re.MULTILINE)
+
+
+def run(*titles: str) -> dict[str, Any]:
+    """Run the code of sections, one after the other; give the names they leave."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for title in titles:
+        (section,) = (text for text in SECTIONS if text.startswith(title))
+        for block in re.findall(r"^```py(?:thon)?\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
+            exec(compile(block, f"{DOCUMENT.name}: {title}", "exec"), names)
+    return names
+
+
+def test_a_training_loop() -> None:
+    names = run("A training loop")
+    model, x, y = names["model"], names["x"], names["y"]
+    _, f = reference.loss(model(x), y, 0.5)
+    assert model.weight.grad.shape == (3, 4)
+    names["optimizer"].zero_grad()
+    names["criterion"](model(x), y).backward()
+    torch.testing.assert_close(model.weight.grad.double(), f.T @ x.double(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_large_vocabulary() -> None:
+    names = run("A training loop", "A large vocabulary")
+    model, hidden, labels = names["model"], names["hidden"], names["labels"]
+    logits = model(hidden).detach().flatten(0, 1)
+    value, f = reference.loss(logits, labels.flatten(), 0.5)
+    torch.testing.assert_close(names["loss"].double(), value, rtol=1e-5, atol=0)
+    expected = (f @ model.weight.double()).reshape(hidden.shape)
+    torch.testing.assert_close(hidden.grad.double(), expected, rtol=1e-4, atol=1e-7)
+
+
+class LanguageModel(nn.Module):
+    """As the models of transformers are: the loss is an attribute, and computed on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Embedding(11, 6), nn.Linear(6, 11)
+        self.loss_function: Any = self.plain_loss
+
+    @staticmethod
+    def plain_loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+    def forward(self, input_ids: Tensor, labels: Tensor, **settings: Any) -> SimpleNamespace:
+        logits = self.head(self.body(input_ids))
+        loss = self.loss_function(logits=logits, labels=labels, vocab_size=11, **settings)
+        return SimpleNamespace(loss=loss, logits=logits)
+
+
+@pytest.fixture
+def causal_loss() -> Any:
+    names: dict[str, Any] = {}
+    (section,) = (text for text in SECTIONS if text.startswith("A causal language model"))
+    (block,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    exec(block, names)
+    return names["causal_loss"]
+
+
+def test_a_causal_language_model(causal_loss: Any) -> None:
+    """A stand-in: the value stays, the gradient is the rule's, padding counts for nothing."""
+    torch.manual_seed(0)
+    model = LanguageModel()
+    tokens = torch.randint(11, (3, 7))
+    labels = tokens.masked_fill(torch.rand(3, 7) < 0.3, -100)
+    plain = model(tokens, labels)
+    (of_plain,) = torch.autograd.grad(plain.loss, model.head.bias)
+    model.loss_function = causal_loss
+    output = model(tokens, labels)
+    torch.testing.assert_close(output.loss, plain.loss)
+    (gradient,) = torch.autograd.grad(output.loss, model.head.bias)
+    _, f = reference.loss(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), 0.5)
+    torch.testing.assert_close(gradient.double(), f.sum(0), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(gradient, of_plain, rtol=0.1)
+
+
+def test_gradient_accumulation_over_batches_of_several_lengths(causal_loss: Any) -> None:
+    """With the number of tokens in all batches, parts add up to the whole."""
+    torch.manual_seed(0)
+    model = LanguageModel()
+    model.loss_function = causal_loss
+    tokens = torch.randint(11, (4, 7))
+    labels = tokens.clone()
+    labels[0, 2:] = -100
+    whole = model(tokens, labels).loss
+    count = (labels[:, 1:] != -100).sum()
+    parts = sum(
+        model(tokens[i : i + 2], labels[i : i + 2], num_items_in_batch=count).loss for i in (0, 2)
+    )
+    torch.testing.assert_close(parts, whole)
+
+
+def test_transformers() -> None:
+    pytest.importorskip("transformers")
+    names = run("A training loop", "A causal language model")
+    assert names["language_model"].lm_head.weight.grad is not None
+
+
+def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    names = run("A training loop", "A causal language model", "The Trainer of transformers")
+    assert names["trainer"].state.global_step == 2
+
+
+def test_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pytorch_lightning")
+    monkeypatch.chdir(tmp_path)
+    names = run("A training loop", "Lightning")
+    assert names["classifier"].trainer.global_step == 2

@@ -1,0 +1,282 @@
+"""The rules by which claims are judged."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from made_up_results import write
+from pseudograd.reproduce.claims import (
+    CLAIMS,
+    CONFIRMED,
+    NOT,
+    OPEN,
+    PARTLY,
+    Judgement,
+    Point,
+    judge,
+    judge_toy,
+    our_points,
+    paper_points,
+    pooled,
+    pooled_by_network,
+    rank_correlation,
+)
+from pseudograd.reproduce.findings import read
+from pseudograd.reproduce.rows import Experiment, experiments, rows
+from pseudograd.reproduce.toy import ToyRun
+
+BY_NAME = {claim.name: claim for claim in CLAIMS}
+OF_DEPTH = {depth: [row for row in rows() if row.hidden_layers == depth] for depth in (1, 3, 5)}
+
+
+def points(
+    depth: int, ks: Iterable[float], error: float = -1.0, cross_entropy: float = 1.0
+) -> list[Point]:
+    """Rows of a depth with the given k; where k is 1, nothing changes."""
+    return [
+        Point(row, k, error * (k != 1), cross_entropy * (k != 1))
+        for row, k in zip(OF_DEPTH[depth], ks, strict=False)
+    ]
+
+
+def verdict(name: str, rows: list[Point]) -> str:
+    return judge(BY_NAME[name], rows).verdict
+
+
+# --- the paper's own figures ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "rows_in", "p"),
+    [
+        ("2a", CONFIRMED, 33, 2 * 34 / 2**33),  # 32 of 33
+        ("2b", CONFIRMED, 18, None),
+        ("2c", PARTLY, 16, 2 * (1 + 14 + 91 + 364) / 2**14),  # 11 of 14
+        ("2d", CONFIRMED, 67, 1e-4),
+        ("3", CONFIRMED, 67, None),
+        ("4", CONFIRMED, 33, 2 * 34 / 2**33),
+        ("5", PARTLY, 34, None),
+        ("6", CONFIRMED, 67, None),
+    ],
+)
+def test_of_the_paper(name: str, expected: str, rows_in: int, p: float | None) -> None:
+    found = judge(BY_NAME[name], paper_points(rows()))
+    assert (found.verdict, found.rows) == (expected, rows_in)
+    if p is not None:
+        assert found.p == pytest.approx(p)
+
+
+def test_rows_of_the_paper_without_figures_change_nothing() -> None:
+    found = paper_points(rows("table3", "mnist*"))
+    assert [(point.k, point.error, point.cross_entropy) for point in found] == [(1, 0, 0)] * 2
+
+
+def test_all_claims_are_open_without_rows() -> None:
+    assert {judge(claim, []).verdict for claim in CLAIMS} == {OPEN}
+
+
+def test_a_claim_takes_the_rows_of_its_depths() -> None:
+    mixed = points(1, [0.5] * 10) + points(5, [4.0] * 8)
+    assert judge(BY_NAME["2a"], mixed).rows == 10
+    assert judge(BY_NAME["2c"], mixed).rows == 8
+    assert judge(BY_NAME["2b"], mixed).verdict == OPEN
+
+
+# --- each rule from all sides --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ks", "expected"),
+    [
+        ([0.5] * 6, CONFIRMED),
+        ([0.5] * 6 + [1.0] * 6, PARTLY),  # significant, but not in more than half
+        ([0.5] * 5, PARTLY),  # p = 1/16
+        ([0.5] * 4 + [2.0] * 3, PARTLY),
+        ([0.5] * 3 + [2.0] * 3, NOT),
+        ([2.0] * 8, NOT),  # significant, but the opposite
+        ([1.0] * 8, NOT),
+    ],
+)
+def test_k_on_one_side(ks: list[float], expected: str) -> None:
+    assert verdict("2a", points(1, ks)) == expected
+    assert verdict("2c", points(5, [1 / k for k in ks])) == expected
+
+
+@pytest.mark.parametrize(
+    ("ks", "expected"),
+    [
+        ([0.5] * 3 + [1.0] * 5 + [2.0] * 3, CONFIRMED),
+        ([2.0] * 11, PARTLY),  # near 1, but not about it
+        ([0.25] * 4 + [1.0] * 3 + [4.0] * 4, PARTLY),  # about 1, but not near it
+        ([4.0] * 11, NOT),
+    ],
+)
+def test_k_near_1(ks: list[float], expected: str) -> None:
+    assert verdict("2b", points(3, ks)) == expected
+
+
+def test_k_grows_with_depth() -> None:
+    rising = points(1, [0.25] * 33) + points(3, [1.0] * 18) + points(5, [4.0] * 16)
+    falling = points(1, [4.0] * 33) + points(3, [1.0] * 18) + points(5, [0.25] * 16)
+    assert verdict("2d", rising) == CONFIRMED
+    assert verdict("2d", falling) == NOT
+    assert verdict("2d", points(1, [0.25, 0.5]) + points(3, [1.0])) == PARTLY
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([-0.5, -0.4, -0.3, -0.2, -0.1, -0.6, -0.7, 0.05], CONFIRMED),
+        ([-0.5, -0.4, 0.3, 0.0], PARTLY),
+        ([-0.5, 0.4, 0.0], NOT),
+        ([0.0] * 5, NOT),
+        ([0.5, 0.4, 0.3, 0.2, 0.1, 0.6, 0.7], NOT),
+    ],
+)
+def test_lower_error(errors: list[float], expected: str) -> None:
+    found = [
+        Point(row, 0.5 if error else 1.0, error, 0)
+        for row, error in zip(OF_DEPTH[1], errors, strict=False)
+    ]
+    assert verdict("3", found) == expected
+
+
+def test_the_test_of_errors_leaves_out_rows_with_k_1() -> None:
+    some = points(1, [0.5] * 8)
+    more = some + points(3, [1.0] * 8)
+    one, other = judge(BY_NAME["3"], some), judge(BY_NAME["3"], more)
+    assert one.p == other.p
+    assert (one.rows, other.rows) == (8, 16)
+    assert "equal in 8" in other.figures
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [([-0.5, -0.4, -0.6, -0.5], CONFIRMED), ([-0.9, 0.1, 0.1], PARTLY), ([0.1, 0.2, 0.0], NOT),
+     ([-0.5], PARTLY)],
+)  # fmt: skip
+def test_pooled_errors(errors: list[float], expected: str) -> None:
+    found = [Point(row, 0.5, e, 0) for row, e in zip(OF_DEPTH[1], errors, strict=False)]
+    judgement = judge(BY_NAME["6"], found)
+    assert judgement.verdict == expected
+    assert judgement.p is None
+    assert "nan" not in judgement.figures
+
+
+def test_rows_with_k_1_count_in_the_pooled_error() -> None:
+    found = pooled(points(1, [0.5, 1.0, 1.0, 0.5]))
+    assert found.mean == -0.5
+    from scipy.stats import ttest_1samp
+
+    interval = ttest_1samp([-1, 0, 0, -1], 0).confidence_interval()
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_rows_of_a_network_are_averaged_first() -> None:
+    same = [row for row in rows() if row.name.startswith("svhn 1x400")]
+    other = [row for row in rows() if row.name == "svhn 3x400 m0.5"]
+    found = [Point(row, 0.5, -1.0, 0) for row in same] + [Point(row, 2.0, -3.0, 0) for row in other]
+    assert len(same) == 3
+    assert pooled(found).mean == -1.5
+    assert pooled_by_network(found).mean == -2
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [([1.0] * 6, CONFIRMED), ([1.0] * 4 + [-1.0], PARTLY), ([1.0, -1.0], NOT), ([-1.0] * 6, NOT),
+     ([math.inf] * 6, CONFIRMED)],
+)  # fmt: skip
+def test_worse_cross_entropy(changes: list[float], expected: str) -> None:
+    found = [Point(row, 0.5, 0, c) for row, c in zip(OF_DEPTH[1], changes, strict=False)]
+    assert verdict("4", found) == expected
+
+
+def test_better_cross_entropy() -> None:
+    better = points(3, [2.0] * 6, cross_entropy=-1.0)
+    worse = points(5, [0.5] * 4, cross_entropy=1.0)
+    assert verdict("5", better) == CONFIRMED
+    assert verdict("5", better + points(5, [1.0] * 9)) == CONFIRMED
+    assert verdict("5", better + worse) == PARTLY
+    assert verdict("5", worse) == NOT
+    assert verdict("5", points(3, [2.0] * 5, cross_entropy=-1.0)) == NOT  # p = 1/16
+
+
+# --- the rank correlation ------------------------------------------------------------------------
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    from scipy.stats import spearmanr
+
+    generator = np.random.default_rng(0)
+    first, second = generator.integers(0, 4, (2, 30)).tolist()
+    rho, _ = rank_correlation(first, second, ["one"] * 30)
+    assert rho == pytest.approx(spearmanr(first, second).statistic)
+
+
+def test_permutations_stay_within_groups() -> None:
+    first, second = [1, 3, 5, 1, 3, 5, 5], [1, 2, 3, 2, 1, 9, 8]
+    groups = ["one"] * 3 + ["two"] * 4
+    rho, p = rank_correlation(first, second, groups)
+    at_least = total = 0
+    for one in itertools.permutations(first[:3]):
+        for two in itertools.permutations(first[3:]):
+            other, _ = rank_correlation([*one, *two], second, groups)
+            at_least += abs(other) >= abs(rho) - 1e-12
+            total += 1
+    assert p == pytest.approx(at_least / total, abs=0.02)
+    # Between groups there is nothing to exchange.
+    assert rank_correlation([1, 1, 2, 2], [1, 1, 2, 2], ["a", "a", "b", "b"]) == (1.0, 1.0)
+
+
+def test_without_variation_there_is_no_correlation() -> None:
+    assert rank_correlation([1, 1, 1], [1, 2, 3], ["a"] * 3) == (0.0, 1.0)
+
+
+# --- the toy example -----------------------------------------------------------------------------
+
+
+def toy(errors: dict[float, float], runs: int = 10) -> Judgement:
+    return judge_toy([
+        ToyRun(k, run, 0, 0.95, 7000, 6.4, -0.3, 0.05, error + 0.5 * run, 0.28)
+        for k, error in errors.items()
+        for run in range(runs)
+    ])  # fmt: skip
+
+
+def test_toy() -> None:
+    found = toy({4.0: 8.4, 1.0: 5.0, 0.25: 4.0})
+    assert (found.verdict, found.rows) == (CONFIRMED, 10)
+    assert found.p is not None
+    assert found.p < 0.001
+    assert toy({4.0: 8.4, 1.0: 5.0, 0.25: 5.1}).verdict == PARTLY
+    assert toy({4.0: 4.0, 1.0: 5.0, 0.25: 8.4}).verdict == NOT
+    assert toy({4.0: 8.4, 1.0: 5.0, 0.25: 4.0}, runs=1).verdict == OPEN
+    assert toy({4.0: 8.4, 0.25: 4.0}).verdict == OPEN
+    assert judge_toy([]).verdict == OPEN
+
+
+# --- our rows ------------------------------------------------------------------------------------
+
+
+def test_our_points(tmp_path: Path) -> None:
+    wanted = experiments(rows("table1", "mnist 1x400*")) + [
+        Experiment(row) for row in rows("table1", "svhn 1x400*")
+    ]
+    write(tmp_path, wanted)
+    findings = read(wanted, tmp_path).finished
+    assert len(findings) == 4  # of MNIST in two scalings and with tanh, and of SVHN
+    stated, other = our_points(findings, (-1, 1)), our_points(findings, (0, 1))
+    assert [point.row.data for point in stated] == ["mnist", "svhn"]
+    assert [point.row.data for point in other] == ["mnist", "svhn"]
+    assert stated[0] != other[0]
+    assert stated[1] == other[1]
+    finding = findings[0]
+    difference = finding.error_pct.mean - finding.error_k1_pct.mean
+    assert stated[0].error == pytest.approx(difference)
+    assert stated[0].error < 0 < stated[0].cross_entropy

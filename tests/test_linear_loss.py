@@ -1,0 +1,443 @@
+"""The linear layer and the loss in one: what the two give one after the other, chunk by chunk."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+import reference
+import test_transforms as transforms
+from pseudograd import tunable_cross_entropy
+from pseudograd.loss import (
+    TunableLinearCrossEntropyLoss,
+    linear,
+    tunable_linear_cross_entropy,
+)
+
+TOKENS, WIDTH, CLASSES = (3, 4), 6, 9
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+]
+
+
+@pytest.fixture(params=["torch", "triton"])
+def implementation(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    if chosen == "triton":
+        pytest.importorskip("triton")
+        if torch.cuda.is_available():
+            pytest.skip("tensors here are on the CPU")
+    return chosen
+
+
+def layer_and_data(dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Tensor]:
+    """Hidden, weight and bias, to differentiate by, and labels, some of which are ignored."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((*TOKENS, WIDTH), (CLASSES, WIDTH), (CLASSES,))
+    tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    target = torch.randint(CLASSES, TOKENS, generator=generator)
+    target[0, 1] = target[2, 3] = -100
+    return [tensor.requires_grad_() for tensor in tensors], target
+
+
+def in_two_steps(tensors: list[Tensor], target: Tensor, k: Any, **settings: Any) -> Tensor:
+    """In float64, by what is tested elsewhere."""
+    hidden, weight, bias = (tensor.double() for tensor in tensors)
+    if (class_weight := settings.pop("class_weight", None)) is not None:
+        settings["weight"] = class_weight.double()
+    k = k.double() if isinstance(k, Tensor) else k
+    logits = F.linear(hidden, weight, bias)
+    return tunable_cross_entropy(logits.movedim(-1, 1), target, k, **settings)
+
+
+def gradients(value: Tensor, tensors: list[Tensor], **options: Any) -> tuple[Tensor, ...]:
+    upstream = torch.linspace(1, 1.5, value.numel()).reshape(value.shape).to(value)
+    return torch.autograd.grad(value, tensors, upstream, **options)
+
+
+KS: dict[str, float | Tensor] = {
+    "k=1": 1.0,
+    "k=1/2": 0.5,
+    "k per token": torch.linspace(0.25, 3, 12).reshape(TOKENS),
+}
+SETTINGS = list(itertools.product(("mean", "sum", "none"), (0.0, 0.2), (False, True)))
+
+
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize(("reduction", "smoothing", "weighted"), SETTINGS)
+def test_it_is_the_two_steps(
+    implementation: str, reduction: str, smoothing: float, weighted: bool, k: str
+) -> None:
+    tensors, target = layer_and_data()
+    settings: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
+    if weighted:
+        settings["class_weight"] = torch.linspace(0.5, 2, CLASSES)
+    hidden, weight, bias = tensors
+    value = tunable_linear_cross_entropy(
+        hidden, weight, target, KS[k], bias, **settings, chunk_rows=5,
+        implementation=implementation,
+    )  # fmt: skip
+    expected = in_two_steps(tensors, target, KS[k], **settings)
+    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(gradients(value, tensors), gradients(expected, tensors), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_is_the_rule_and_not_that_of_cross_entropy() -> None:
+    """Eq. 3, from the 50-digit reference."""
+    tensors, target = layer_and_data()
+    hidden, weight, bias = tensors
+    loss = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias)
+    of_hidden, of_weight, of_bias = torch.autograd.grad(loss, tensors)
+    logits = F.linear(hidden, weight, bias).flatten(0, 1)
+    _, f = reference.loss(logits, target.flatten(), 0.5)
+    torch.testing.assert_close(of_bias.double(), f.sum(0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        of_weight.double(), f.T @ hidden.double().flatten(0, 1), rtol=1e-4, atol=1e-6
+    )
+    torch.testing.assert_close(
+        of_hidden.double().flatten(0, 1), f @ weight.double(), rtol=1e-4, atol=1e-6
+    )
+    plain = F.cross_entropy(logits, target.flatten())
+    assert not torch.allclose(of_weight, torch.autograd.grad(plain, weight)[0], rtol=0.1)
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 2, 5, 11, 12, 100, None])
+def test_chunks_make_no_difference(implementation: str, chunk_rows: int | None) -> None:
+    tensors, target = layer_and_data(torch.float64 if implementation == "torch" else torch.float32)
+    hidden, weight, bias = tensors
+    value = tunable_linear_cross_entropy(
+        hidden, weight, target, 0.5, bias, chunk_rows=chunk_rows, implementation=implementation
+    )
+    expected = in_two_steps(tensors, target, 0.5)
+    for ours, theirs in zip(gradients(value, tensors), gradients(expected, tensors), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_are_few_and_small() -> None:
+    """At most a sixteenth of the logits, where they are many, and never a tiny part."""
+    assert linear._chunk_rows(8192, 131072 * 2) == 512
+    assert linear._chunk_rows(100_000, 131072 * 2) % 128 == 0
+    assert linear._chunk_rows(100_000, 131072 * 2) <= 100_000 / 16 + 128
+    assert linear._chunk_rows(64, 1000) >= 64
+
+
+class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    """The largest tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        return result
+
+
+def test_logits_are_never_all_there() -> None:
+    hidden = torch.randn(64, 4, requires_grad=True)
+    weight = torch.randn(50, 4, requires_grad=True)
+    target = torch.arange(64) % 50
+    with Watch() as watch:
+        tunable_linear_cross_entropy(hidden, weight, target, 0.5, chunk_rows=8).backward()
+    assert watch.largest <= 8 * 50
+
+
+@pytest.mark.parametrize("wanted", list(itertools.product((False, True), repeat=3)))
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_only_what_is_wanted(wanted: tuple[bool, ...], reduction: str) -> None:
+    """A frozen layer, a frozen network below it, or neither."""
+    tensors, target = layer_and_data()
+    expected = gradients(in_two_steps(tensors, target, 0.5, reduction=reduction), tensors)
+    for tensor, wants in zip(tensors, wanted, strict=True):
+        tensor.requires_grad_(wants)
+    hidden, weight, bias = tensors
+    value = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias, reduction=reduction)
+    assert value.requires_grad == any(wanted)
+    if any(wanted):
+        (value * torch.linspace(1, 1.5, value.numel()).reshape(value.shape)).sum().backward()
+    for tensor, wants, true in zip(tensors, wanted, expected, strict=True):
+        assert (tensor.grad is not None) == wants
+        if wants:
+            torch.testing.assert_close(tensor.grad, true, rtol=1e-4, atol=1e-5)
+
+
+def test_without_gradients() -> None:
+    tensors, target = layer_and_data()
+    hidden, weight, bias = tensors
+    with torch.no_grad():
+        value = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias)
+    assert not value.requires_grad
+    torch.testing.assert_close(value.double(), in_two_steps(tensors, target, 0.5).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_half_types(implementation: str, dtype: torch.dtype, reduction: str) -> None:
+    """To the rounding of the logits and of their gradient, as in two steps of this dtype."""
+    tensors, target = layer_and_data(dtype)
+    hidden, weight, bias = tensors
+    value = tunable_linear_cross_entropy(
+        hidden, weight, target, 0.5, bias, reduction=reduction, chunk_rows=5,
+        implementation=implementation,
+    )  # fmt: skip
+    assert value.dtype == dtype
+    expected = in_two_steps(tensors, target, 0.5, reduction=reduction)
+    tolerance = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(value.double(), expected, rtol=tolerance, atol=tolerance)
+    for ours, theirs in zip(gradients(value, tensors), gradients(expected, tensors), strict=True):
+        assert ours.dtype == dtype
+        size = theirs.abs().max().item()
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * size)
+
+
+def test_a_mean_over_many_in_float16_does_not_underflow() -> None:
+    """A share of a millionth of the mean is less than float16 reaches."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(20_000, 2, generator=generator).half()
+    weight = torch.randn(3, 2, generator=generator).half().requires_grad_()
+    target = torch.randint(3, (20_000,), generator=generator)
+    scale = 2.0**10  # as a GradScaler has it
+    (tunable_linear_cross_entropy(hidden, weight, target, 2.0, chunk_rows=2000) * scale).backward()
+    exact = weight.detach().double().requires_grad_()
+    tunable_cross_entropy(hidden.double() @ exact.T, target, 2.0).backward()
+    assert weight.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(weight.grad.double() / scale, exact.grad, rtol=0.02, atol=1e-3)
+
+
+def test_autocast() -> None:
+    """The product in bfloat16, the loss in float32, gradients as the parameters are."""
+    tensors, target = layer_and_data()
+    hidden, weight, bias = tensors
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias)
+        expected = tunable_cross_entropy(F.linear(hidden, weight, bias).movedim(-1, 1), target, 0.5)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=0)
+    for ours, theirs in zip(
+        torch.autograd.grad(value, tensors), torch.autograd.grad(expected, tensors), strict=True
+    ):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.01)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_backward_again_and_again(implementation: str, reduction: str) -> None:
+    tensors, target = layer_and_data()
+    hidden, weight, bias = tensors
+    value = tunable_linear_cross_entropy(
+        hidden, weight, target, 0.5, bias, reduction=reduction, implementation=implementation
+    )
+    first = gradients(value, tensors, retain_graph=True)
+    (3 * value).sum().backward(retain_graph=True)
+    last = gradients(value, tensors)
+    for a, b in zip(first, last, strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(RuntimeError, match="second time"):
+        gradients(value, tensors)
+
+
+def test_gradients_are_not_copied(implementation: str) -> None:
+    """Leaves take them over: the weight's gradient is there once."""
+    tensors, target = layer_and_data()
+    hidden, weight, bias = tensors
+    value = tunable_linear_cross_entropy(
+        hidden, weight, target, 0.5, bias, implementation=implementation
+    )
+    node: Any = value.grad_fn
+    while not hasattr(node, "saved_tensors"):  # past the conversion of the dtype
+        node = node.next_functions[0][0]
+    kept = [product.data_ptr() for product in node.saved_tensors[-3:]]
+    del node
+    value.backward()
+    grads = [tensor.grad for tensor in (weight, bias)]
+    assert [grad.data_ptr() for grad in grads if grad is not None] == kept[1:]
+
+
+def test_inputs_are_never_written_to(implementation: str) -> None:
+    tensors, target = layer_and_data()
+    before = [tensor.detach().clone() for tensor in tensors]
+    hidden, weight, bias = tensors
+    tunable_linear_cross_entropy(
+        hidden, weight, target, 0.5, bias, implementation=implementation
+    ).backward()
+    for tensor, copied in zip(tensors, before, strict=True):
+        assert torch.equal(tensor.detach(), copied)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("tokens", ["none", "all ignored"])
+def test_nothing_to_learn_from(reduction: str, tokens: str) -> None:
+    tensors, target = layer_and_data()
+    _, weight, bias = tensors
+    hidden = tensors[0] if tokens != "none" else torch.zeros(0, WIDTH, requires_grad=True)
+    target = torch.full(hidden.shape[:-1], -100)
+    value = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias, reduction=reduction)
+    assert value.isnan() if reduction == "mean" else (value == 0).all()
+    for gradient in torch.autograd.grad(value.sum(), (hidden, weight, bias)):
+        assert (gradient == 0).all()
+
+
+def summed(hidden: Tensor, target: Tensor, k: Any, weight: Tensor, **settings: Any) -> Tensor:
+    return tunable_linear_cross_entropy(
+        hidden, weight, target, k, reduction="sum", chunk_rows=3, **settings
+    )
+
+
+EYE = torch.eye(transforms.CLASSES)
+
+
+@pytest.mark.parametrize("route", transforms.DIRECT)
+@pytest.mark.parametrize("k", transforms.K)
+def test_transforms(implementation: str, route: str, k: str) -> None:
+    """With the identity for a weight, the gradient of the input is that of the logits."""
+    logits, target = transforms.examples()
+    loss = partial(summed, weight=EYE, implementation=implementation)
+    gradient = transforms.DIRECT[route](loss, (target, transforms.K[k]), logits)
+    transforms.assert_right(gradient, logits, target, transforms.K[k])
+
+
+@pytest.mark.parametrize("route", transforms.COMPILED)
+def test_transforms_compiled(implementation: str, route: str) -> None:
+    logits, target = transforms.examples()
+    loss = partial(summed, weight=EYE, implementation=implementation)
+    gradient = transforms.COMPILED[route](loss, (target, 0.5), logits, "aot_eager")
+    transforms.assert_right(gradient, logits, target, 0.5)
+
+
+def test_compiled_for_any_number_of_rows(implementation: str) -> None:
+    def loss(hidden: Tensor, target: Tensor) -> Tensor:
+        return summed(hidden, target, 0.5, EYE, implementation=implementation)
+
+    torch.compiler.reset()
+    step = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for count in (4, 7, 9):
+        logits, target = transforms.examples(count)
+        gradient = transforms.differentiate(step, logits, target)
+        transforms.assert_right(gradient, logits, target, 0.5)
+
+
+def test_layers_of_several_models() -> None:
+    """vmap over models: weights, data and k all differ."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3, 5, 2, generator=generator)
+    x = torch.randn(3, 6, 2, generator=generator)
+    y = torch.randint(5, (3, 6), generator=generator)
+    k = torch.tensor([0.25, 1.0, 3.0])
+
+    def loss(weight: Tensor, x: Tensor, y: Tensor, k: Tensor) -> Tensor:
+        return tunable_linear_cross_entropy(x, weight, y, k)
+
+    for i, gradient in enumerate(vmap(grad(loss))(weights, x, y, k)):
+        _, at_logits = reference.loss(x[i] @ weights[i].T, y[i], k[i])
+        expected = at_logits.T @ x[i].double()
+        torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(
+    "way",
+    ["create_graph", "grad(grad)", "jacrev(grad)", "hessian", "jvp", "autograd.functional.hvp"],
+)
+def test_second_derivatives_are_refused(way: str, reduction: str) -> None:
+    logits, target = transforms.examples()
+
+    def loss(z: Tensor) -> Tensor:
+        return tunable_linear_cross_entropy(z, EYE, target, 0.5, reduction=reduction).sum()
+
+    with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
+        transforms.SECOND_DERIVATIVES[way](loss, logits)
+
+
+def test_module() -> None:
+    tensors, target = layer_and_data()
+    hidden, weight, bias = tensors
+    class_weight = torch.linspace(0.5, 2, CLASSES)
+    settings: dict[str, Any] = {"class_weight": class_weight, "label_smoothing": 0.1}
+    module = TunableLinearCrossEntropyLoss(k=0.5, **settings)
+    assert "k=0.5" in repr(module)
+    expected = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias, **settings)
+    for other in (module, pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        torch.testing.assert_close(other(weight, hidden, target, bias), expected)
+
+
+def bad(**changes: Any) -> Callable[[], Tensor]:
+    arguments: dict[str, Any] = {
+        "hidden": torch.zeros(2, 3), "weight": torch.zeros(4, 3), "target": torch.tensor([0, 1])
+    }  # fmt: skip
+    return lambda: tunable_linear_cross_entropy(**{**arguments, **changes})
+
+
+BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
+    "hidden too wide": (bad(hidden=torch.zeros(2, 5)), ValueError, r"hidden .* \(\.\.\., 3\)"),
+    "hidden of integers": (bad(hidden=torch.zeros(2, 3).long()), TypeError, "hidden must be"),
+    "weight a row": (bad(weight=torch.zeros(3)), ValueError, r"weight must .*\(classes, H\)"),
+    "bias too long": (bad(bias=torch.zeros(5)), ValueError, r"bias .* 4 classes"),
+    "bias a list": (bad(bias=[0.0] * 4), TypeError, "bias must be a floating-point tensor"),
+    "class weight short": (bad(class_weight=torch.ones(3)), ValueError, "class_weight .* 4"),
+    "class weight to be learned": (
+        bad(class_weight=torch.ones(4, requires_grad=True)), ValueError, r"class_weight\.detach"
+    ),
+    "too many labels": (bad(target=torch.zeros(3).long()), ValueError, r"target .* \(2,\)"),
+    "probabilities": (bad(target=torch.zeros(2, 4)), TypeError, "target must be .* indices"),
+    "label too large": (bad(target=torch.tensor([0, 4])), IndexError, "target holds .* 4"),
+    "elsewhere": (bad(weight=torch.zeros(4, 3, device="meta")), ValueError, "weight is on meta"),
+    "no rows": (bad(chunk_rows=0), ValueError, "chunk_rows must be 1 or more, not 0"),
+    "negative k": (bad(k=-1.0), ValueError, "k must be a finite number above 0"),
+    "k for each class": (bad(k=torch.ones(4)), ValueError, "k must be a number or have one value"),
+    "zero in k": (bad(k=torch.tensor([1.0, 0.0])), ValueError, "k must be finite and above 0"),
+    "reduction": (bad(reduction="average"), ValueError, "reduction must be"),
+    "smoothing": (bad(label_smoothing=2.0), ValueError, "label_smoothing must lie"),
+    "ignore_index": (bad(ignore_index=0.5), TypeError, "ignore_index must be a whole number"),
+    "implementation": (bad(implementation="cuda"), ValueError, "implementation must be"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(name: str) -> None:
+    call, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_causal_language_model_learns_alike() -> None:
+    """Two copies of a small network, one with each form: the same steps."""
+    torch.manual_seed(0)
+    body, head = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 11)
+    tokens = torch.randint(11, (4, 10))
+    inputs, labels = tokens[:, :-1], tokens[:, 1:]
+    finals = []
+    for fused in (False, True):
+        lower, last = copy.deepcopy((body, head))
+        parameters = [*lower.parameters(), *last.parameters()]
+        optimizer = torch.optim.SGD(parameters, lr=0.5)
+        for _ in range(5):
+            optimizer.zero_grad()
+            hidden = lower(inputs)
+            if fused:
+                loss = tunable_linear_cross_entropy(
+                    hidden, last.weight, labels, 0.5, last.bias, chunk_rows=7
+                )
+            else:
+                loss = tunable_cross_entropy(last(hidden).movedim(-1, 1), labels, 0.5)
+            loss.backward()
+            optimizer.step()
+        finals.append(torch.cat([p.detach().flatten() for p in parameters]))
+    torch.testing.assert_close(finals[0], finals[1], rtol=1e-4, atol=1e-6)

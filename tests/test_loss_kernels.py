@@ -1,0 +1,575 @@
+"""The loss's Triton kernels against 50 digits, in every dtype, path and corner.
+
+On a GPU if there is one; else in Triton's interpreter, on the CPU, and so with few rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import reference
+import test_transforms as transforms
+from pseudograd import tunable_cross_entropy
+from pseudograd.loss import operators
+from pseudograd.rules import tunable
+from test_paper_rule import (
+    HALF_TYPES,
+    assert_accurate,
+    assert_sums_to_zero,
+    assert_within_an_ulp,
+    battery,
+    truth,
+)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FLOAT32 = 1e-5
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # What overflows or is no number does so as on a GPU; the interpreter would speak of it.
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+]
+
+
+@pytest.fixture(params=["tile", "row"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both kernels at any number of classes; the long rows' one with several blocks in a row."""
+    if request.param == "row":
+        monkeypatch.setattr(operators, "LONGEST_TILE", 0)
+        monkeypatch.setattr(operators, "ROW_BLOCK", 64)
+    chosen: str = request.param
+    return chosen
+
+
+both_kernels = pytest.mark.usefixtures("kernel")
+by_kernel = partial(tunable_cross_entropy, implementation="triton")
+
+
+def leaf_of(logits: Tensor) -> Tensor:
+    return logits.detach().clone().to(DEVICE).requires_grad_()
+
+
+def value_and_gradient(
+    logits: Tensor, *args: Any, upstream: float | Tensor = 1.0, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    def there(argument: Any) -> Any:
+        return argument.to(DEVICE) if isinstance(argument, Tensor) else argument
+
+    leaf = leaf_of(logits)
+    value = by_kernel(leaf, *map(there, args), **{key: there(a) for key, a in kwargs.items()})
+    (gradient,) = torch.autograd.grad(
+        value, leaf, torch.as_tensor(upstream).to(value).expand_as(value)
+    )
+    return value.detach().cpu(), gradient.cpu()
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10, 100, 1000])
+def test_battery(kernel: str, classes: int) -> None:
+    rows, value, gradient = truth(torch.float32, classes)
+    if kernel == "row" and DEVICE == "cpu":
+        kept = slice(0, 21)  # all kinds of rows
+        rows, value, gradient = type(rows)(*(t[kept] for t in rows)), value[kept], gradient[kept]
+    computed, f = value_and_gradient(*rows, reduction="none")
+    assert_accurate(computed, value, FLOAT32)
+    assert_accurate(f, gradient, FLOAT32)
+    assert_sums_to_zero(f)
+
+
+@pytest.mark.parametrize("k", [1 / 64, 0.5, 1, 2, 3.3, 64])
+def test_one_k_for_all(kernel: str, k: float) -> None:
+    """Some of them have code of their own."""
+    rows = battery(torch.float32, classes=20, count=14, seed=1)
+    value, gradient = reference.loss(rows.logits, rows.label, k, reduction="sum")
+    for sensitivity in (k, torch.tensor(float(k))) if kernel == "tile" else (k,):
+        computed, f = value_and_gradient(rows.logits, rows.label, sensitivity, reduction="sum")
+        assert computed.double().item() == pytest.approx(value.item(), rel=FLOAT32)
+        assert_accurate(f, gradient, FLOAT32)
+
+
+@pytest.mark.parametrize("classes", [3, 10, 300])
+def test_where_errors_count_most(classes: int) -> None:
+    """At even odds and k = 64 an error of log(1 - p_y), of a sum of many terms, is multiplied."""
+    generator = torch.Generator().manual_seed(classes)
+    count = min(3000, 60_000 // classes) if DEVICE == "cpu" else 3_000_000 // classes
+    logits = torch.randn(count, classes, generator=generator)
+    logits = logits * 3 * torch.rand(count, 1, generator=generator)
+    logits = logits + 10 * torch.randn(count, 1, generator=generator)
+    logits[:, 0] = logits[:, 1:].logsumexp(-1) + torch.randn(count, generator=generator)
+    label, k = torch.zeros(count, dtype=torch.long), torch.full((count,), 64.0)
+    in_float64 = tunable(logits.double(), label, k.double())
+    _, f = value_and_gradient(logits, label, k, reduction="sum")
+    assert_accurate(f, in_float64, FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("classes", [10, 200])
+def test_half_types_are_float32_rounded_once(kernel: str, dtype: torch.dtype, classes: int) -> None:
+    """Whatever the gradient from above is: it is not rounded before it is multiplied."""
+    count = 7 if kernel == "row" else 100
+    logits, label, k = battery(torch.float32, classes, count, seed=3)
+    logits = logits.clamp(max=torch.finfo(dtype).max).to(dtype)
+    in_float64 = tunable(logits.double(), label, k.double())
+    for upstream in (1.0, 1.75):
+        value, f = value_and_gradient(logits, label, k, reduction="sum", upstream=upstream)
+        assert value.dtype == dtype
+        assert_within_an_ulp(f, (in_float64 * upstream).to(dtype))
+
+
+CLASSES = 21
+SETTINGS = tuple(
+    itertools.product(("mean", "none"), (False, True), (0.0, 0.2), ("none", "some", "all"))
+)
+
+
+@functools.cache
+def case(weighted: bool, ignored: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    generator = torch.Generator().manual_seed(7)
+    logits = 2 * torch.randn(5, CLASSES, generator=generator)
+    target = torch.tensor([20, 0, 8, 3, 17])
+    weight = torch.rand(CLASSES, generator=generator) + 0.1 if weighted else None
+    if ignored == "all":
+        target = torch.full_like(target, -100)
+    elif ignored == "some":
+        target[1::2] = -100
+        logits[1] = math.nan
+    return logits, target, weight
+
+
+@functools.cache
+def true_case(
+    reduction: str, weighted: bool, smoothing: float, ignored: str, k: float | str
+) -> tuple[Tensor, Tensor]:
+    logits, target, weight = case(weighted, ignored)
+    return reference.loss(logits, target, sensitivity(k), weight, -100, reduction, smoothing)
+
+
+def sensitivity(k: float | str) -> float | Tensor:
+    return torch.linspace(0.25, 4, 5) if isinstance(k, str) else k
+
+
+@pytest.mark.parametrize(("reduction", "weighted", "smoothing", "ignored"), SETTINGS)
+@both_kernels
+def test_the_contract(reduction: str, weighted: bool, smoothing: float, ignored: str) -> None:
+    logits, target, weight = case(weighted, ignored)
+    for k in (1.0, "per example"):
+        true, true_gradient = true_case(reduction, weighted, smoothing, ignored, k)
+        value, f = value_and_gradient(
+            logits, target, sensitivity(k), weight=weight, reduction=reduction,
+            label_smoothing=smoothing, upstream=1.5,
+        )  # fmt: skip
+        # Where labels are smoothed, the rule is of a difference between float32 numbers.
+        tolerance = FLOAT32 if smoothing == 0 else 1e-4
+        torch.testing.assert_close(value.double(), true, rtol=FLOAT32, atol=1e-6, equal_nan=True)
+        torch.testing.assert_close(
+            f.double(), 1.5 * true_gradient, rtol=tolerance, atol=tolerance / 100
+        )
+
+
+@pytest.mark.parametrize("smoothing", [0.2, 1.0])
+@pytest.mark.parametrize("weight", ["zero for the label", "zero but for the label", "zero"])
+@both_kernels
+def test_corners_of_weight_and_smoothing(weight: str, smoothing: float) -> None:
+    logits, target, _ = case(False, "none")
+    target = torch.full_like(target, 8)
+    weights = torch.zeros(CLASSES) if weight != "zero for the label" else torch.ones(CLASSES)
+    weights[8] = {"zero for the label": 0.0, "zero but for the label": 2.0, "zero": 0.0}[weight]
+    for k in (1.0, 0.5):
+        settings: dict[str, Any] = {"reduction": "sum", "label_smoothing": smoothing}
+        leaf = logits.double().requires_grad_()
+        true = tunable_cross_entropy(leaf, target, k, weights.double(), **settings)
+        (true_gradient,) = torch.autograd.grad(true, leaf)
+        value, f = value_and_gradient(logits, target, k, weight=weights, **settings)
+        torch.testing.assert_close(value.double(), true.detach(), rtol=FLOAT32, atol=1e-6)
+        torch.testing.assert_close(f.double(), true_gradient, rtol=1e-4, atol=1e-6)
+
+
+def expected_of(logits: Tensor, target: Tensor, k: float = 0.5) -> Tensor:
+    return tunable(logits.double(), target, k)
+
+
+# The interpreter cuts bfloat16 off where GPUs round it, so here is float16, of the same size.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.half])
+@pytest.mark.parametrize("classes", [1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 64, 65, 130])
+@both_kernels
+def test_any_number_of_classes(dtype: torch.dtype, classes: int) -> None:
+    """With whole vectors, and with what is left before and after them."""
+    generator = torch.Generator().manual_seed(classes)
+    logits = torch.randn(3, classes, generator=generator).to(dtype)
+    target = torch.tensor([0, classes - 1, classes // 2])
+    value, f = value_and_gradient(logits, target, 0.5, reduction="sum")
+    rtol = FLOAT32 if dtype == torch.float32 else 2**-10
+    torch.testing.assert_close(f.double(), expected_of(logits, target), rtol=rtol, atol=1e-7)
+    true = F.cross_entropy(logits.double(), target, reduction="sum")
+    torch.testing.assert_close(value.double(), true, rtol=rtol, atol=1e-6)
+
+
+LAYOUTS = {
+    "rows apart by a vector": lambda z: F.pad(z, (0, 8))[:, :-8],
+    "rows apart by an element": lambda z: F.pad(z, (0, 1))[:, :-1],
+    "beginning off a vector": lambda z: F.pad(z.flatten(), (1, 0))[1:].view_as(z),
+    "rows apart and off": lambda z: F.pad(z, (3, 5))[:, 3:-5],
+    "transposed": lambda z: z.t().contiguous().t(),
+    "expanded": lambda z: z[:1].expand_as(z),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("classes", [24, 29])
+@both_kernels
+def test_layout_makes_no_difference(layout: str, classes: int) -> None:
+    generator = torch.Generator().manual_seed(classes)
+    logits = LAYOUTS[layout](torch.randn(3, classes, generator=generator).to(DEVICE, torch.half))
+    target = torch.tensor([0, classes - 1, 9], device=DEVICE)
+    leaf = logits.detach().requires_grad_()
+    (f,) = torch.autograd.grad(by_kernel(leaf, target, 0.5, reduction="sum"), leaf)
+    expected = expected_of(logits, target)
+    torch.testing.assert_close(f.double(), expected, rtol=2**-10, atol=1e-7)
+
+
+def test_more_dimensions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 4, 3, 2, generator=generator)
+    target = torch.randint(4, (2, 3, 2), generator=generator)
+    k = torch.linspace(0.5, 2, 12).reshape(2, 3, 2)
+    for reduction in ("mean", "none"):
+        value, f = value_and_gradient(logits, target, k, reduction=reduction)
+        true, gradient = reference.loss(logits, target, k, reduction=reduction)
+        torch.testing.assert_close(value.double(), true, rtol=FLOAT32, atol=0)
+        torch.testing.assert_close(f.double(), gradient, rtol=FLOAT32, atol=1e-9)
+
+
+@both_kernels
+def test_rows_further_apart_than_32_bits_reach() -> None:
+    """Their memory is taken, but hardly any of it is touched."""
+    far = torch.empty(2**31 + 40, dtype=torch.half, device=DEVICE)
+    logits = far.as_strided((2, 40), (2**31, 1))
+    logits.copy_(torch.randn(2, 40, generator=torch.Generator().manual_seed(0)))
+    target = torch.tensor([3, 39], device=DEVICE)
+    leaf = logits.detach().requires_grad_()
+    (f,) = torch.autograd.grad(by_kernel(leaf, target, 0.5, reduction="sum"), leaf)
+    torch.testing.assert_close(f.double(), expected_of(logits, target), rtol=2**-10, atol=1e-7)
+
+
+class TestCorners:
+    @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+    @both_kernels
+    def test_empty(self, reduction: str) -> None:
+        logits, target = torch.zeros(0, 30), torch.zeros(0, dtype=torch.long)
+        value, f = value_and_gradient(logits, target, 0.5, reduction=reduction)
+        expected = F.cross_entropy(logits, target, reduction=reduction)
+        torch.testing.assert_close(value, expected, equal_nan=True)
+        assert f.shape == (0, 30)
+
+    @pytest.mark.parametrize("masked", [(1,), (1, 2), (0,), (0, 1), (1, 2, 3)])
+    @pytest.mark.parametrize("k", [0.5, 1.0, 3.0])
+    @both_kernels
+    def test_masked_classes(self, masked: tuple[int, ...], k: float) -> None:
+        logits = torch.tensor([[1.0, 0.5, -1.0, 2.0]])
+        logits[:, list(masked)] = -math.inf
+        value, f = value_and_gradient(logits, torch.tensor([0]), k)
+        true, gradient = reference.loss(logits, torch.tensor([0]), k)
+        torch.testing.assert_close(value.double(), true, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(f.double(), gradient, rtol=1e-6, atol=1e-7)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, *HALF_TYPES])
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    @pytest.mark.parametrize("k", [0.5, 1.0, 64.0])
+    def test_extreme_logits(
+        self, kernel: str, dtype: torch.dtype, smoothing: float, k: float
+    ) -> None:
+        corners = list(itertools.product((-1, 0, 1), repeat=3))[:: 1 if kernel == "tile" else 4]
+        logits = torch.tensor(corners, dtype=dtype) * torch.finfo(dtype).max
+        target = torch.zeros(len(logits), dtype=torch.long)
+        value, f = value_and_gradient(
+            logits, target, k, reduction="none", label_smoothing=smoothing
+        )
+        assert f.isfinite().all()
+        assert not value.isnan().any()
+        assert f.double().sum(-1).abs().max() <= 4 * torch.finfo(dtype).eps
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    @both_kernels
+    def test_nan_is_not_hidden(self, smoothing: float) -> None:
+        logits, target = torch.zeros(4, 20), torch.tensor([0, 0, 0, 0])
+        logits[0, 0] = logits[1, 7] = logits[2, 19] = math.nan
+        for k in (0.5, 1.0):
+            value, f = value_and_gradient(
+                logits, target, k, reduction="none", label_smoothing=smoothing
+            )
+            assert value[:3].isnan().all()
+            assert f[:3].isnan().any(-1).all()
+            assert not value[3].isnan()
+            assert f[3].isfinite().all()
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    @both_kernels
+    def test_labels_that_are_no_class_are_nan(self, smoothing: float) -> None:
+        """To raise an error would be to wait for the device; nothing out of bounds is read."""
+        logits = torch.zeros(4, 20)
+        target = torch.tensor([20, -1, 2**40, 19])
+        value, f = value_and_gradient(
+            logits, target, 0.5, reduction="none", label_smoothing=smoothing
+        )
+        assert value[:3].isnan().all()
+        assert f[:3].isnan().all()
+        assert value[3].isfinite()
+        assert value_and_gradient(logits, target, 0.5)[0].isnan()
+
+    @both_kernels
+    def test_huge_k(self) -> None:
+        """Equal logits share alike, and what is lower gets nothing."""
+        logits, target = torch.tensor([[0.0, 1.0, 1.0, -1.0]]), torch.tensor([0])
+        for k in (1e30, torch.tensor([3e38])):
+            _, f = value_and_gradient(logits, target, k)
+            assert f.isfinite().all()
+            assert f[0, 3] == 0
+            assert f[0, 1] == f[0, 2]
+
+
+@pytest.mark.parametrize("label_type", [torch.uint8, torch.int16, torch.int32])
+def test_integer_labels_of_any_type(label_type: torch.dtype) -> None:
+    logits, target = torch.arange(600.0).sin().reshape(3, 200), torch.tensor([156, 0, 1])
+    computed = value_and_gradient(logits, target.to(label_type), 0.5)
+    for a, b in zip(computed, value_and_gradient(logits, target, 0.5), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@both_kernels
+def test_inputs_are_never_written_to(smoothing: float) -> None:
+    logits, target, weight = case(True, "some")
+    k = torch.linspace(0.25, 4, 5)
+    inputs = [
+        tensor.clone().to(DEVICE) for tensor in (logits, target, k, weight) if tensor is not None
+    ]
+    before = [tensor.clone() for tensor in inputs]
+    leaf = inputs[0].detach().requires_grad_()  # the same memory
+    value = by_kernel(leaf, inputs[1], inputs[2], inputs[3], label_smoothing=smoothing)
+    value.backward(torch.tensor(0.5, device=DEVICE))
+    for tensor, copy in zip(inputs, before, strict=True):
+        torch.testing.assert_close(tensor, copy, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@both_kernels
+def test_backward_again_and_again(smoothing: float) -> None:
+    """The gradient of the forward pass is handed over only when no one can ask for it again."""
+    logits, target, _ = case(False, "none")
+    leaf = leaf_of(logits)
+    value = by_kernel(leaf, target.to(DEVICE), 0.5, label_smoothing=smoothing)
+    one = torch.ones_like(value)
+    first, second, third = (
+        torch.autograd.grad(value, leaf, scale * one, retain_graph=keep)[0]
+        for scale, keep in ((1, True), (3, True), (1, False))
+    )
+    assert first.data_ptr() != third.data_ptr()
+    assert torch.equal(first, third)
+    torch.testing.assert_close(second, 3 * first, rtol=1e-6, atol=0)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(value, leaf)
+
+
+def test_the_gradient_is_not_copied() -> None:
+    """A leaf takes it over: training holds one buffer of the size of the logits."""
+    logits, target, _ = case(False, "none")
+    leaf = leaf_of(logits)
+    value = by_kernel(leaf, target.to(DEVICE), 0.5)
+    kept = value.grad_fn.saved_tensors[-1].data_ptr()  # type: ignore[union-attr]
+    value.backward()
+    assert leaf.grad is not None
+    assert leaf.grad.data_ptr() == kept
+
+
+@both_kernels
+def test_changed_logits_are_noticed() -> None:
+    logits, target, _ = case(False, "none")
+    z = leaf_of(logits) * 1
+    value = by_kernel(z, target.to(DEVICE), 0.5)
+    with torch.no_grad():
+        z.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+def test_without_gradients() -> None:
+    logits, target, _ = case(False, "none")
+    leaf = leaf_of(logits)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            value = by_kernel(leaf, target.to(DEVICE), 0.5)
+        assert not value.requires_grad
+        torch.testing.assert_close(value.cpu(), F.cross_entropy(logits, target))
+
+
+def test_autocast() -> None:
+    """Half types in, float32 out, and no copy of the logits in float32."""
+    logits, target, _ = case(False, "none")
+    leaf = leaf_of(logits.bfloat16())
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        value = by_kernel(leaf, target.to(DEVICE), 0.5)
+    assert value.dtype == torch.float32
+    value.backward()
+    true, gradient = reference.loss(logits.bfloat16(), target, 0.5)
+    torch.testing.assert_close(value.detach().cpu().double(), true, rtol=FLOAT32, atol=0)
+    assert leaf.grad is not None
+    assert_within_an_ulp(leaf.grad.cpu(), gradient.bfloat16())
+
+
+def test_several_tiles_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for very many rows; the last program has less to do."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(400, 10, generator=generator)
+    target = torch.randint(10, (400,), generator=generator)
+    target[::9] = -100
+    settings: tuple[dict[str, Any], ...] = ({}, {"reduction": "none"}, {"label_smoothing": 0.1})
+    expected = [value_and_gradient(logits, target, 0.5, **others) for others in settings]
+    monkeypatch.setattr(operators, "PROGRAMS", 1)
+    rows = operators.rows_of_loss(logits, target, 0.5)
+    assert operators.programs(rows) == 2
+    for others, (value, gradient) in zip(settings, expected, strict=True):
+        computed, f = value_and_gradient(logits, target, 0.5, **others)
+        torch.testing.assert_close(computed, value, rtol=1e-6, atol=0)
+        assert torch.equal(f, gradient)
+
+
+def test_runs_do_not_differ() -> None:
+    logits = torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
+    target = torch.arange(40)
+    first, second = (value_and_gradient(logits, target, 0.7) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+def there(loss: Any) -> Any:
+    """The routes' tensors are on the CPU; the loss is on the device."""
+    if DEVICE == "cpu":
+        return loss
+    return lambda *args: loss(*(a.cuda() if isinstance(a, Tensor) else a for a in args)).cpu()
+
+
+by_kernel_summed = there(partial(by_kernel, reduction="sum"))
+
+
+@pytest.mark.parametrize("route", transforms.DIRECT)
+@pytest.mark.parametrize("k", transforms.K)
+def test_transforms(route: str, k: str) -> None:
+    logits, target = transforms.examples()
+    gradient = transforms.DIRECT[route](by_kernel_summed, (target, transforms.K[k]), logits)
+    transforms.assert_right(gradient, logits, target, transforms.K[k])
+
+
+@pytest.mark.parametrize("route", transforms.COMPILED)
+@pytest.mark.parametrize("k", ["k=0.5", "k per example"])
+def test_transforms_compiled(route: str, k: str) -> None:
+    logits, target = transforms.examples()
+    gradient = transforms.COMPILED[route](
+        by_kernel_summed, (target, transforms.K[k]), logits, "aot_eager"
+    )
+    transforms.assert_right(gradient, logits, target, transforms.K[k])
+
+
+def test_compiled_with_a_changing_k() -> None:
+    logits, target = transforms.examples()
+    step = transforms.compiled(by_kernel_summed, "aot_eager")
+    for k in (0.5, 2.0, 0.25, 3.0):
+        gradient = transforms.differentiate(step, logits, target, k)
+        transforms.assert_right(gradient, logits, target, k)
+
+
+def test_compiled_for_any_number_of_rows() -> None:
+    def summed(logits: Tensor, target: Tensor) -> Any:
+        return by_kernel_summed(logits, target, 0.5)
+
+    torch.compiler.reset()
+    step = torch.compile(summed, fullgraph=True, dynamic=True, backend="aot_eager")
+    for count in (4, 7, 9):
+        logits, target = transforms.examples(count)
+        gradient = transforms.differentiate(step, logits, target)
+        transforms.assert_right(gradient, logits, target, 0.5)
+
+
+class Loss(nn.Module):
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return by_kernel(logits, target, 0.5)
+
+
+def test_export() -> None:
+    """The operator is in the exported graph, and runs there."""
+    logits, target, _ = case(False, "none")
+    logits, target = logits.to(DEVICE), target.to(DEVICE)
+    program = torch.export.export(Loss(), (logits, target))
+    assert "pseudograd.value_of_rows" in str(program.graph)
+    torch.testing.assert_close(program.module()(logits, target), F.cross_entropy(logits, target))
+
+
+@pytest.mark.parametrize("operator", ["value_of_rows", "gradient_of_rows"])
+def test_operators_keep_their_promises(operator: str) -> None:
+    logits, target, _ = case(False, "none")
+    logits, target = logits.to(DEVICE), target.to(DEVICE)
+    arguments: tuple[Any, ...] = (logits, target)
+    if operator == "gradient_of_rows":
+        arguments += (0.5, None, torch.linspace(0, 1, 5, device=DEVICE))
+    torch.library.opcheck(
+        getattr(operators, operator), arguments, test_utils=("test_schema", "test_faketensor")
+    )
+
+
+SECOND = [way for way in transforms.SECOND_DERIVATIVES if way != "gradgradcheck"]
+
+
+@pytest.mark.parametrize("way", SECOND)
+def test_second_derivatives_are_refused(way: str) -> None:
+    logits, target = transforms.examples()
+    with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
+        transforms.SECOND_DERIVATIVES[way](lambda z: by_kernel_summed(z, target, 0.5), logits)
+
+
+class TestChoice:
+    def test_refusals(self) -> None:
+        logits, target = torch.zeros(2, 3, device=DEVICE), torch.tensor([0, 1], device=DEVICE)
+        with pytest.raises(ValueError, match=r"implementation must be 'auto', 'triton' or 'torch'"):
+            tunable_cross_entropy(logits, target, implementation="cuda")
+        with pytest.raises(ValueError, match=r"'triton' has no kernel for torch\.float64"):
+            by_kernel(logits.double(), target)
+        with pytest.raises(ValueError, match=r"no kernel for class probabilities"):
+            by_kernel(logits, logits.softmax(-1))
+
+    def test_where_there_is_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(operators, "INTERPRETED", False)
+        with pytest.raises(ValueError, match="needs logits on a CUDA device, not on cpu"):
+            by_kernel(torch.zeros(2, 3), torch.tensor([0, 1]))
+
+    def test_torch_is_the_plain_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> None:
+            raise AssertionError
+
+        monkeypatch.setattr("pseudograd.loss.functional._compiled_by_numba", fail)
+        logits = torch.tensor([[1.0, 2.0]], requires_grad=True)
+        tunable_cross_entropy(logits, torch.tensor([0]), 0.5, implementation="torch").backward()
+        assert logits.grad is not None
+
+
+def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """To machine code for an H100 or H200, whether there is one or not: more than interpreting."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+    }
+    script = Path(__file__).parent / "compile_kernels.py"
+    subprocess.run([sys.executable, str(script)], check=True, timeout=300, env=environment)

@@ -1,0 +1,148 @@
+"""Classes split over two processes: the loss and the gradient are those of one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
+
+import reference
+from pseudograd import tunable_cross_entropy
+from pseudograd.loss import tunable_linear_cross_entropy
+
+PARTS = (5, 2)  # classes of either rank
+CLASSES = sum(PARTS)
+# The processes are on the CPU, where kernels run only if Triton interprets them.
+INTERPRETED = importlib.util.find_spec("triton") and not torch.cuda.is_available()
+IMPLEMENTATIONS = ("torch", "triton") if INTERPRETED else ("torch",)
+needs_gloo = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="this PyTorch has no gloo",
+)
+
+
+def examples() -> tuple[Tensor, Tensor]:
+    """Labels on both ranks, one ignored whose logits are no numbers, gaps small and large."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(8, CLASSES, generator=generator) * torch.logspace(-2, 2, 8).unsqueeze(1)
+    target = torch.tensor([0, 6, 4, 5, -100, 2, 6, 1])
+    logits[4] = torch.nan
+    logits[2, 5:] = -torch.inf  # a rank with no class left
+    return logits, target
+
+
+def last_layer(classes: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor]:
+    """What it is given, and some rows of its weight and bias."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((8, 3), (CLASSES, 3), (CLASSES,))
+    hidden, weight, bias = (torch.randn(shape, generator=generator) for shape in shapes)
+    return hidden, weight[classes].clone(), bias[classes].clone()
+
+
+def cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    weight = torch.linspace(0.5, 2, CLASSES)
+    per_example = torch.linspace(0.25, 4, 8)
+    for implementation in IMPLEMENTATIONS:
+        for reduction in ("mean", "sum", "none"):
+            name = f"{implementation} {reduction}"
+            yield name, {"k": 0.5, "reduction": reduction, "implementation": implementation}
+        yield f"{implementation} weighted", {
+            "k": per_example, "weight": weight, "implementation": implementation
+        }  # fmt: skip
+        yield f"{implementation} k=1", {"k": 1.0, "implementation": implementation}
+
+
+CASES = dict(cases())
+
+
+def worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    logits, target = examples()
+    begin = sum(PARTS[:rank])
+    mine = slice(begin, begin + PARTS[rank])
+    results: dict[str, tuple[Tensor, ...]] = {}
+    for name, arguments in CASES.items():
+        here = dict(arguments)
+        if "weight" in here:
+            here["weight"] = here["weight"][mine]
+        part = logits[:, mine].clone().requires_grad_()
+        value = tunable_cross_entropy(
+            part, target, process_group=torch.distributed.group.WORLD, **here
+        )
+        (gradient,) = torch.autograd.grad((2 * value).sum(), part)
+        results[name] = value.detach(), gradient
+        hidden, *layer = (tensor.requires_grad_() for tensor in last_layer(mine))
+        value = tunable_linear_cross_entropy(
+            hidden, layer[0], target, bias=layer[1], chunk_rows=3,
+            process_group=torch.distributed.group.WORLD,
+            **{"class_weight" if key == "weight" else key: a for key, a in here.items()},
+        )  # fmt: skip
+        gradients = torch.autograd.grad((2 * value).sum(), (hidden, *layer))
+        results[f"{name}, linear"] = value.detach(), *gradients
+    torch.save(results, f"{folder}/results{rank}.pt")
+    torch.distributed.destroy_process_group()
+    # Taken down by the interpreter, PyTorch's threads and it can wait for each other forever.
+    os._exit(0)
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[list[dict[str, tuple[Tensor, ...]]]]:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+        spawn(worker, (folder,), nprocs=2)
+        yield [torch.load(f"{folder}/results{rank}.pt") for rank in range(2)]
+
+
+def expected(name: str) -> dict[str, Any]:
+    return {key: value for key, value in CASES[name].items() if key != "implementation"}
+
+
+@needs_gloo
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_loss_of_one_process(
+    results: list[dict[str, tuple[Tensor, ...]]], name: str
+) -> None:
+    logits, target = examples()
+    value, gradient = reference.loss(logits, target, **expected(name))
+    parts = [rank[name] for rank in results]
+    for part_value, _ in parts:
+        torch.testing.assert_close(part_value.double(), value, rtol=1e-5, atol=1e-7)
+    joined = torch.cat([part for _, part in parts], 1).double()
+    torch.testing.assert_close(joined, 2 * gradient, rtol=1e-5, atol=1e-20)
+
+
+@needs_gloo
+@pytest.mark.parametrize("name", CASES)
+def test_the_linear_form_too(results: list[dict[str, tuple[Tensor, ...]]], name: str) -> None:
+    """Each rank has the gradients of its classes, and all of that of what is common."""
+    _, target = examples()
+    hidden, weight, bias = (tensor.double() for tensor in last_layer())
+    logits = hidden @ weight.T + bias
+    value, at_logits = reference.loss(logits, target, **expected(name))
+    parts = [rank[f"{name}, linear"] for rank in results]
+    for part_value, of_hidden, _, _ in parts:
+        torch.testing.assert_close(part_value.double(), value, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(of_hidden.double(), 2 * at_logits @ weight, rtol=1e-4, atol=1e-6)
+    of_weight, of_bias = (torch.cat([part[i] for part in parts]).double() for i in (2, 3))
+    torch.testing.assert_close(of_weight, 2 * at_logits.T @ hidden, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(of_bias, 2 * at_logits.sum(0), rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_not_there_is_refused() -> None:
+    logits, target = examples()
+    group: Any = object()
+    with pytest.raises(ValueError, match="label_smoothing must be 0 where a process_group"):
+        tunable_cross_entropy(logits, target, label_smoothing=0.1, process_group=group)
+    with pytest.raises(ValueError, match="target must hold class indices where a process_group"):
+        tunable_cross_entropy(logits, logits.softmax(-1), process_group=group)

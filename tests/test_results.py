@@ -1,0 +1,338 @@
+"""The results as documents: complete, the same in both forms, and checked against the ledgers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from made_up_results import write
+from pseudograd.cli import main
+from pseudograd.report import results
+from pseudograd.report.results import documents
+from pseudograd.report.summary import fraction
+from pseudograd.reproduce.findings import Finding, Reproduction, read
+from pseudograd.reproduce.rows import Experiment, experiments, rows
+from pseudograd.reproduce.toy import ToyRun, write_csv
+from pseudograd.search import Cell
+
+ROOT = Path(__file__).parents[1]
+SOME = experiments(rows("all", "*x400 m0.5"))  # 12 rows of all data sets and depths
+PICTURES = {"selected-k.svg", "deviations.svg", "error-against-k.svg"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("project") / "results"
+    write(found, SOME)
+    write_csv(
+        [ToyRun(k, run, 0, 0.95, 7000, 6.4, -0.3, 0.05, 4 + k + run, 0.28)
+         for k in (4.0, 1.0, 0.25) for run in range(10)],
+        found / "toy.csv",
+    )  # fmt: skip
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(folder: Path) -> dict[Path, str]:
+    return documents(SOME, folder)
+
+
+@pytest.fixture(scope="module")
+def text(files: dict[Path, str], folder: Path) -> str:
+    return files[folder.parent / "RESULTS.md"]
+
+
+@pytest.fixture(scope="module")
+def html(files: dict[Path, str], folder: Path) -> str:
+    return files[folder / "results.html"]
+
+
+def lines_of(text: str, name: str) -> list[list[str]]:
+    """The cells of all lines of tables that begin with this."""
+    found = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found]
+
+
+class Words(HTMLParser):
+    """The words of a page that are not in figures, and the tags that ask for something."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.words, self.asking, self.inside = "", list[str](), ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("svg", "style", "head"):
+            self.inside = self.inside or tag
+        names = {name for name, _ in attrs}
+        if tag in ("script", "img", "link", "iframe") or names & {"src", "href", "onload"}:
+            self.asking.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self.inside:
+            self.inside = ""
+        self.words += " " * (tag not in ("b", "code", "i"))
+
+    def handle_data(self, data: str) -> None:
+        if not self.inside:
+            self.words += data
+
+
+# --- what is in them -----------------------------------------------------------------------------
+
+
+def test_files(files: dict[Path, str], folder: Path) -> None:
+    assert {path.name for path in files} == {"RESULTS.md", "results.html"} | PICTURES
+    assert all(path.parent == (folder.parent if path.suffix == ".md" else folder) for path in files)
+
+
+def test_each_row_stands_beside_the_papers(text: str, folder: Path) -> None:
+    for experiment, finding in read(SOME, folder).found.items():
+        assert finding is not None
+        if experiment.activation != "relu":
+            continue
+        row = experiment.row
+        error, cross_entropy = lines_of(text, experiment.name)[:2]
+        assert error[1].endswith(f"({fraction(row.selected_k)})")
+        assert error[2].startswith(f"{finding.error_k1_pct.mean:.2f} ± ")
+        assert cross_entropy[5].startswith(f"{finding.cross_entropy.mean:.3f} ± ")
+        if row.error_k1_pct is None:
+            assert error[3:5] == ["–", "–"]
+        else:
+            assert error[3] == f"{row.error_k1_pct:.2f}"
+            deviation = finding.error_k1_pct.mean - row.error_k1_pct
+            assert float(error[4].replace("−", "-")) == pytest.approx(deviation, abs=0.0051)
+        tested = [100 * outcome.error for outcome in finding.tested[1]]
+        assert error[9].startswith(f"{sum(tested) / len(tested):.2f} ± ")
+        assert (error[8] == "0") == (finding.k == 1)
+
+
+def test_commands_beside_rows_run_these_rows(text: str) -> None:
+    for experiment in SOME:
+        if experiment.activation == "relu":
+            command = lines_of(text, experiment.name)[0][-1].strip("`")
+            program, verb, table, _, pattern, *_ = shlex.split(command)
+            assert (program, verb) == ("pseudograd", "reproduce")
+            assert rows(table, pattern) == [experiment.row]
+
+
+def test_verdicts(text: str) -> None:
+    verdicts = {line[0]: line[2:] for n in "123456" for line in lines_of(text, n) if len(line) == 5}
+    assert verdicts["1"] == ["confirmed", "–", "–"]
+    assert verdicts["6"][:2] == ["confirmed", "confirmed"]
+    assert verdicts["4"][0] == "partly"  # worse in all four rows, but four are too few
+    assert lines_of(text, "2d")[0][2] == "confirmed"
+    assert "exact sign test" in text
+    assert "12 rows" in text
+
+
+def test_what_was_run_is_told(text: str, folder: Path) -> None:
+    assert "a <GPU> & more" in text
+    assert "0123456789ab" in text
+    svhn = "2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934"
+    assert f"svhn: `{svhn}`, re-cropped" in text
+    [line] = lines_of(text, "svhn 1x400")
+    trials = len((folder / "svhn-1x400.jsonl").read_text("utf-8").splitlines())
+    assert line[1:] == ["1", f"{trials:,}", f"{2 * trials:,}", "0.6", f"{100 * trials:,}"]
+    assert "plain loop" not in text  # nothing was measured here
+
+
+def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    measured = tmp_path / "benchmarks" / "results"
+    measured.mkdir(parents=True)
+    (measured / "fleet_cuda.csv").write_text(
+        "network,way,us_per_model_step,hardware\n"
+        "784-400-10,plain loop,1000,one GPU\n"
+        "784-400-10,fleet,1,one GPU\n"
+        "3072-5x800-10,plain loop,9000,one GPU\n",
+        "utf-8",
+    )
+    some = [Experiment(row) for row in rows("all", "[mc]*[15]x400 m0.5")]
+    text = documents(some, copy)[tmp_path / "RESULTS.md"]
+    steps = {effort.network: effort.steps for effort in read(some, copy).efforts}
+    for network, microseconds in (("mnist 1x400", 1000), ("cifar100 5x400", 9000)):
+        hours = f"{steps[network] * microseconds / 3.6e9:,.1f}"
+        assert lines_of(text, network)[0][-1] == hours
+    assert "This is an estimate" in text
+    assert "one GPU" in text
+
+
+def test_what_a_reader_would_ask_next(text: str) -> None:
+    one, three, five = (line for n in "135" for line in lines_of(text, n) if len(line) == 9)
+    # The error is 0.12 at k = 1 and 0.1 at the best k.
+    assert one[6] == "0"
+    assert one[4].startswith("−16.")
+    assert three[2] == "–"
+    assert three[7].startswith("+")
+    assert five[8].startswith("−16.")
+    assert lines_of(text, "cifar10 5x400 m0.5 tanh")[0][1] == "4"  # of the resampling
+    activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 8]
+    assert activations == ["relu", "tanh"]
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["Activation", "Form of the momentum", "Mean or sum", "Initial rate", "What a repetition",
+     "MNIST’s scaling", "Which models", "Number of retrainings", "Precision", "SVHN",
+     "Limit of epochs", "Equal parts", "Gradient clipping", "Ties"],
+)  # fmt: skip
+def test_choices_are_named(text: str, word: str) -> None:
+    assert f"- **{word}" in text
+
+
+def test_rows_that_were_not_run_are_shown(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    (copy / "svhn-1x400.jsonl").unlink()
+    ledger = copy / "cifar10-1x400.jsonl"
+    ledger.write_text("".join(ledger.read_text("utf-8").splitlines(keepends=True)[:50]), "utf-8")
+    text = documents(SOME, copy)[tmp_path / "RESULTS.md"]
+    assert lines_of(text, "svhn 1x400 m0.5")[0][2:6] == ["not run yet", "16.88", "–", "not run yet"]
+    assert lines_of(text, "cifar10 1x400 m0.5")[0][2] == "not finished"
+    assert lines_of(text, "2a")[0][2:] == ["partly so far (2 of 4 rows)"] * 2 + ["partly"]
+    assert "10 of 12 rows are finished" in text
+
+
+def test_nothing_was_run_yet(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    files = documents(SOME, folder)
+    text = files[tmp_path / "RESULTS.md"]
+    assert {path.name for path in files} == {"RESULTS.md", "results.html"}
+    assert all(
+        lines_of(text, e.name)[0][2] == "not run yet" for e in SOME if e.activation != "tanh"
+    )
+    assert lines_of(text, "3")[0][2:] == ["open", "open", "confirmed"]
+
+
+def test_ties_and_open_rates_are_marked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = Experiment(rows("table1", "cifar10 1x400*")[0])
+
+    def read_marked(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
+        found = read(experiments, folder, smoke=smoke)
+        finding = found.found[marked]
+        assert isinstance(finding, Finding)
+        same_k = replace(finding.result.chosen, learning_rate=0.5)
+        ties = (Cell(0.125, 0.1, same_k.errors), same_k)
+        again = replace(finding, result=replace(finding.result, ties=ties, open_ks=(4.0,)))
+        return replace(found, found={**found.found, marked: again}, unread=3)
+
+    monkeypatch.setattr(results, "read", read_marked)
+    text = documents(SOME, folder)[folder.parent / "RESULTS.md"]
+    assert lines_of(text, marked.name)[0][1] == "1/4†‡ (1/4)"
+    assert lines_of(text, "svhn 1x400 m0.5")[0][1] == "1/4 (1/4)"
+    assert f"- † {marked.name}: k = 1/8 did as well" in text
+    assert f"- ‡ {marked.name}: the best rate of k = 4 may lie beyond" in text
+    assert "3 lines of the ledgers cannot be read" in text
+
+
+# --- their form ----------------------------------------------------------------------------------
+
+
+def test_the_page_says_the_same(text: str, html: str) -> None:
+    page = Words(html)
+    assert page.asking == []
+    said = " ".join(page.words.split())
+    for line in text.splitlines()[4:]:
+        if line.startswith(("![", "<", "| ---", "#")):
+            continue
+        for words in line.strip("|").split("|"):
+            plain = re.sub(r"^- ", "", words.strip()).replace("`", "").replace("**", "")
+            assert " ".join(plain.split()) in said.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_what_comes_from_files_is_escaped(html: str) -> None:
+    assert "a &lt;GPU&gt; &amp; more" in html
+    assert "a <GPU>" not in html
+
+
+def test_tables_are_even(text: str) -> None:
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+def test_pictures_stand_on_their_own(files: dict[Path, str], text: str) -> None:
+    for path, content in files.items():
+        if path.suffix == ".svg":
+            picture = ET.fromstring(content)
+            assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+            assert "var(--chosen)" in content
+            assert "--chosen: #" in content  # its colours are in it
+            assert f"(results/{path.name})" in text
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_report_and_check(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, "results")
+    report = ["reproduce", "report", "--rows", "svhn *x400 m0.5"]
+    assert main([*report, "--check"]) == 1
+    assert capsys.readouterr().err == (
+        "pseudograd: RESULTS.md is not what the ledgers give: "
+        "run `pseudograd reproduce report` again\n"
+    )
+    assert main(report) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["RESULTS.md", "results/results.html"]
+    expected = documents(experiments(rows("all", "svhn *x400 m0.5")), Path("results"))
+    assert expected == {path: path.read_text("utf-8") for path in expected}
+    assert main([*report, "--check"]) == 0
+    picture = Path("results/deviations.svg")
+    picture.write_text(picture.read_text("utf-8") + " ", "utf-8")
+    assert main([*report, "--check"]) == 1
+    assert capsys.readouterr().err.startswith("pseudograd: results/deviations.svg is not what")
+
+
+def test_report_of_runs_in_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = rows("table1", "mnist 1x400*")[0]
+    write(Path("runs/smoke"), [Experiment(row)], smoke=True)
+    report = ["reproduce", "report", "--smoke", "--as-printed", "--rows", row.name]
+    assert main(report) == 0
+    text = Path("runs/RESULTS.md").read_text("utf-8")
+    assert "the figures mean nothing" in text
+    assert "1 of 1 rows are finished" in text
+    assert "MNIST in [0, 1] |" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report"], "results holds no ledgers: run `pseudograd reproduce all` first"),
+        (["table1", "--check"], "--check goes with report, not with table1"),
+    ],
+)
+def test_report_refuses(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *arguments]) == 1
+    assert capsys.readouterr().err == f"pseudograd: {said}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="no ledgers are committed yet")
+def test_the_results_of_this_project_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["reproduce", "report", "--check"]) == 0
