@@ -361,7 +361,7 @@ def test_divergence_is_told() -> None:
         ("feature_range", [(1, 0), (0, math.inf), (0, 1, 2), 3, "ab"], ".low, high., two finite"),
         ("patience", [0, 1.5], "a whole number above 0"),
         ("max_iter", [0, 1.5], "a whole number above 0"),
-        ("device", ["gpu", None], "'auto' or a device of PyTorch's, such as 'cpu'"),
+        ("device", ["gpu", None, "cuda:99"], "'auto' or a device that is there, such as 'cpu'"),
     ],
 )
 def test_bad_parameters_are_named(parameter: str, values: list[Any], message: str) -> None:

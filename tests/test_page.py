@@ -204,7 +204,7 @@ def test_one_network_of_each_has_no_interval() -> None:
     protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
     outcomes = made_up(protocol, wrong={0.5: [set()], 1.0: [SOME]})
     text = Parsed(page(ABOUT, protocol, outcomes, examples())).text
-    assert "its spread is not known, and a McNemar test" in text
+    assert "its spread is not known, and a sign test" in text
     assert "one pair, so no interval" in text
     assert "nan" not in text
 
@@ -216,6 +216,7 @@ def test_k_of_1_is_compared_with_nothing() -> None:
     next_best = "k = 1/2 with 3.05%, on the same folds +1.00 (+1.00 to +1.00) percentage points"
     assert f"Next in cross-validation is {next_best}" in parsed.text
     assert "McNemar" not in parsed.text
+    assert "Sign test" not in parsed.text
     assert "Mean difference" not in parsed.said
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-import multiprocessing
 import random
-import signal
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +12,11 @@ from pathlib import Path
 import pytest
 import scipy.stats
 
-from pseudograd.data import digits
-from pseudograd.fleet import Fleet, Outcome, Split, Trial
+from pseudograd.fleet import Outcome, Split, Trial
 from pseudograd.search import (
     DEEP_KS,
     SHALLOW_KS,
+    Cell,
     Ledger,
     Protocol,
     advance,
@@ -26,7 +24,7 @@ from pseudograd.search import (
     paired_difference,
     result,
 )
-from pseudograd.search.ledger import from_line, to_line
+from pseudograd.search.ledger import from_line, locked, to_line
 
 TEMPLATE = Trial("digits", (400,), k=1, learning_rate=1)
 
@@ -128,6 +126,46 @@ def test_a_network_without_a_finite_value_leaves_no_interval() -> None:
     assert math.isnan(difference.high)
 
 
+def test_equal_errors_do_not_extend_the_rates(tmp_path: Path) -> None:
+    """On data that all networks learn, the smallest rate would otherwise be halved for ever."""
+    protocol = Protocol(TEMPLATE, repetitions=3)
+
+    def easy(trials: Iterable[Trial]) -> Iterator[Outcome]:
+        for trial in trials:
+            value = abs(trial.learning_rate - 0.25)
+            yield replace(made_up(trial), stop_error=0.0, error=0.0, cross_entropy=value)
+
+    ledger = Ledger(tmp_path / "ledger")
+    list(advance(protocol, ledger, easy))
+    assert {len(protocol.rates(k, ledger)) for k in protocol.ks} == {3}
+    assert protocol.first_rate(ledger) == 0.25  # of equals, the one that learned most
+    assert not protocol.open_ks(ledger)
+    chosen, plain = protocol.chosen(ledger)
+    assert chosen == plain
+    assert chosen.learning_rate == 0.125
+    assert len(protocol.ties(ledger)) == 20
+
+
+def test_equal_numbers_of_mistakes_are_equal_errors() -> None:
+    """However they are spread: the floats of n/287 do not add up to the last bit."""
+    chance = random.Random(0)
+    for _ in range(200):
+        mistakes = [chance.randrange(20) for _ in range(7)]
+        first = Cell(1.0, 0.1, tuple(n / 287 for n in mistakes))
+        chance.shuffle(mistakes)
+        mistakes[0], mistakes[1] = mistakes[0] + 1, mistakes[1] - 1
+        second = Cell(1.0, 0.1, tuple(n / 287 for n in mistakes))
+        assert first.error == second.error
+
+
+def test_the_sweep_keeps_to_the_limit_of_epochs() -> None:
+    protocol = Protocol(replace(TEMPLATE, max_epochs=2))
+    assert {trial.max_epochs for trial in protocol.wanted({})} == {2}
+    assert {trial.max_epochs for trial in Protocol(TEMPLATE).wanted({})} == {5}
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        Protocol(TEMPLATE, seed=2**32)
+
+
 def test_the_limit_of_extensions_is_kept_and_reported(tmp_path: Path) -> None:
     protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=1, most_extensions=2)
     ledger = finished(protocol, tmp_path / "ledger", best_rate=1e-6)
@@ -221,6 +259,20 @@ def test_mcnemar_counts_predictions_that_only_one_got_right() -> None:
     assert found.mcnemar_p == pytest.approx(scipy.stats.binomtest(2, 8).pvalue)
 
 
+def test_an_example_counts_once_in_the_sign_test() -> None:
+    def outcome(*wrong: int) -> Outcome:
+        return replace(made_up(replace(TEMPLATE, split=Split(retrain=True))), wrong=wrong)
+
+    # Five pairs that all differ on the same two examples are no more than one such pair.
+    found = compare([outcome(1)] * 5, [outcome(1, 2, 3)] * 5)
+    assert found.mcnemar_p == pytest.approx(scipy.stats.binomtest(0, 10).pvalue)
+    assert (found.better_on, found.worse_on, found.sign_p) == (2, 0, 0.5)
+    # What one pair gains and another loses is neither.
+    found = compare([outcome(1, 5), outcome(5)], [outcome(2, 5), outcome(1, 7)])
+    assert (found.better_on, found.worse_on) == (2, 1)  # 2 and 7; 5; and 1 is even
+    assert found.sign_p == 1
+
+
 # --- the ledger ------------------------------------------------------------------------------
 
 
@@ -249,6 +301,49 @@ def test_torn_and_foreign_lines_are_reported_and_cost_nobody_else(tmp_path: Path
     assert [line.number for line in again.set_aside] == [2, 3, 4]
     assert "not the outcome" in str(again.set_aside[0])
     assert b'{"foreign": 1}' in path.read_bytes()
+
+
+def test_lines_of_other_data_or_of_another_search_are_set_aside(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1)
+    mine, *_, other = protocol.wanted({})
+    path = tmp_path / "ledger.jsonl"
+    Ledger(path, "a" * 64).append(made_up(mine))
+    Ledger(path, "b" * 64).append(made_up(other))
+    Ledger(path).append(made_up(other))
+    for foreign in (
+        replace(mine, momentum=0.5),
+        replace(mine, k=3.0),
+        replace(mine, data="other"),
+        replace(mine, split=Split(plan=7)),
+        replace(mine, split=Split(stratified=True)),
+    ):
+        Ledger(path, "a" * 64).append(made_up(foreign))
+    ledger = Ledger(path, "a" * 64, protocol.covers)
+    assert set(ledger) == {mine, other}
+    told = [str(line) for line in ledger.set_aside]
+    assert told[0] == "line 2 is set aside: it is of other data, whose hash begins with " + "b" * 16
+    assert [line.number for line in ledger.set_aside[1:]] == [4, 5, 6, 7, 8]
+    assert all("another search" in line for line in told[1:])
+    assert len(Ledger(path)) == 7  # without anything to compare with, all are taken
+    for trial in [*Protocol(TEMPLATE).wanted({}), *protocol.retrainings_of(0.5, 0.1)]:
+        assert protocol.covers(trial)
+
+
+@pytest.mark.parametrize("change", [{"error": None}, {"epochs": "7"}, {"stop_error": 1.5}])
+def test_lines_with_impossible_figures_are_set_aside(change: dict[str, object]) -> None:
+    line = json.loads(to_line(made_up(TEMPLATE)))
+    with pytest.raises(ValueError, match="not the outcome of a trial"):
+        from_line(json.dumps(line | change))
+
+
+def test_a_ledger_is_kept_to_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl", reason="needs POSIX's locks")
+    path = tmp_path / "ledger.jsonl"
+    busy = pytest.raises(ValueError, match="another process is at work on")
+    with locked(path), busy, locked(path):
+        pass
+    with locked(path):
+        pass
 
 
 def test_ledgers_are_merged_by_concatenation(tmp_path: Path) -> None:
@@ -282,46 +377,3 @@ def test_what_is_known_is_not_run_again(tmp_path: Path) -> None:
     list(advance(protocol, Ledger(path), stops_after(10**6)))
     assert len(asked) == len(set(asked)) == len(whole)
     assert result(protocol, Ledger(path)) == result(protocol, whole)
-
-
-PROTOCOL = Protocol(
-    Trial("digits", (8,), k=1, learning_rate=1, momentum=0.5, patience=2, max_epochs=6),
-    ks=(1.0, 0.5),
-    initial_rate=0.2,
-    repetitions=4,
-    retrainings=2,
-    most_extensions=1,
-)
-
-
-def test_twenty_kills_at_random_moments_change_nothing(tmp_path: Path, one_thread: None) -> None:
-    """The search as a process of its own, killed again and again, ends as if undisturbed."""
-    undisturbed = Ledger(tmp_path / "undisturbed")
-    list(advance(PROTOCOL, undisturbed, _train))
-    path, chance = tmp_path / "killed", random.Random(0)
-    for _ in range(20):
-        process = multiprocessing.get_context("fork").Process(target=_search, args=(path,))
-        process.start()
-        time.sleep(chance.uniform(0, 0.3))
-        process.kill()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL, "the kill came too late to matter"
-    killed = Ledger(path)
-    list(advance(PROTOCOL, killed, _train))
-    assert set(Ledger(path)) == set(undisturbed)
-    for trial, outcome in Ledger(path).items():
-        # Products round by where they lie in memory, so by who is beside them in the fleet.
-        value = pytest.approx(undisturbed[trial].cross_entropy, rel=1e-5)
-        assert outcome == replace(undisturbed[trial], cross_entropy=outcome.cross_entropy)
-        assert outcome.cross_entropy == value
-    assert result(PROTOCOL, killed).cells == result(PROTOCOL, undisturbed).cells
-    assert len(path.read_text().splitlines()) == len(killed) + len(Ledger(path).set_aside)
-
-
-def _search(path: Path) -> None:
-    for _ in advance(PROTOCOL, Ledger(path), _train):
-        time.sleep(1)  # longer than it has to live: one outcome a life at most
-
-
-def _train(trials: Iterable[Trial]) -> Iterator[Outcome]:
-    return Fleet(digits(), slots=4).run(trials)

@@ -259,6 +259,41 @@ def test_npz_with_a_test_part() -> None:
     assert data.labels[10:].tolist() == [1, 0]
 
 
+def test_bytes_in_two_dimensions_are_numbers() -> None:
+    """Of flags from 0 to 1, nothing would be left as pixels from 0 to 255."""
+    flags = np.random.default_rng(0).integers(0, 2, (30, 4), np.uint8)
+    arrays(X=flags, y=np.arange(30) % 3)
+    data, encoder = load_table("a.npz")
+    assert encoder.pixels is None
+    column = encoder.columns[0]
+    assert isinstance(column, Numbers)
+    assert (column.low, column.high) == (0.0, 1.0)
+    assert set(data.features.unique().tolist()) == {0.0, 1.0}
+
+
+def test_labels_keep_their_zeros() -> None:
+    rows = "".join(f"{n},{n % 2:03d}\n" for n in range(20))
+    Path("codes.csv").write_text("a,code\n" + rows)
+    assert load_table("codes.csv", "code")[1].labels == ("000", "001")
+    Path("codes.csv").write_text("a,code\n" + rows.replace("00", ""))
+    assert load_table("codes.csv", "code")[1].labels == (0, 1)
+
+
+def test_rows_are_shown_as_they_came() -> None:
+    rows = pd.DataFrame(
+        {"size": [1.5, 3, np.nan], "hue": ["red", "blue", None], "y": ["a", "b", "a"]}
+    )
+    encoder = Encoder.fit(rows, "y")
+    shown = [encoder.decode(features) for features in encoder.transform(rows)]
+    assert shown == [
+        {"size": "1.5", "hue": "red"},
+        {"size": "3", "hue": "blue"},
+        {"size": "missing", "hue": "missing"},
+    ]
+    unknown = encoder.transform(pd.DataFrame({"size": [2.0], "hue": ["green"]}))
+    assert encoder.decode(unknown[0]) == {"size": "2", "hue": "other"}
+
+
 def test_pixels_stay_as_they_are() -> None:
     pictures = np.random.default_rng(0).integers(0, 200, (30, 4, 3), np.uint8)
     arrays(X=pictures, y=np.arange(30) % 3, X_test=pictures[:5] + 50, y_test=np.arange(5) % 3)

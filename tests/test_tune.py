@@ -5,22 +5,29 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import multiprocessing
 import os
+import random
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pseudograd.cli import main
 from pseudograd.cli.display import Display
+from pseudograd.data import digits, open_data
 from pseudograd.fleet import Outcome, Trial
-from pseudograd.search import Ledger, Progress, Protocol, Run, default_folder, result
+from pseudograd.search import Ledger, Progress, Protocol, Run, default_folder, result, tune
+from pseudograd.search.ledger import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,17 +61,17 @@ def tuned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str
     return captured.out, captured.err
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that a command ends in that cannot be done."""
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, seen: bool = False) -> str:
+    """The one line that a command ends in that cannot be done; with ``seen`` after others."""
     try:
         status: Any = main(arguments)
     except SystemExit as exit_:
         status = exit_.code
     assert status in (1, 2)
-    said = capsys.readouterr().err
-    assert said.startswith("pseudograd")
-    assert said.count("\n") == 1
-    return said
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("pseudograd")
+    assert seen or len(lines) == 1
+    return lines[-1]
 
 
 # --- a whole run -----------------------------------------------------------------------------
@@ -186,6 +193,62 @@ def test_ctrl_c_loses_nothing_that_was_finished(capsys: pytest.CaptureFixture[st
     assert Run.open("run").sessions[1]["trials"] == len(Ledger(ledger)) - kept
 
 
+LONG = shlex.split(
+    "digits --hidden 12 --k 1 0.5 2 --rates 0.4 --repetitions 6 --retrainings 3 --max-epochs 12"
+)
+
+
+def test_twenty_kills_at_random_moments_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command, killed again and again from its start to its end, ends as if undisturbed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pseudograd.cli.tune", "pseudograd.search", "sklearn.datasets"])
+    undisturbed, _ = tuned(capsys, *LONG, "--out", "undisturbed")
+    chance, killed = random.Random(0), 0
+    for _ in range(20):
+        process = context.Process(target=_command, args=(Path.cwd(), [*LONG, "--out", "run"]))
+        process.start()
+        process.join(chance.uniform(0.1, 0.7))
+        process.kill()
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
+        killed += process.exitcode != 0
+    assert killed > 5
+    out, _ = tuned(capsys, *LONG, "--out", "run")
+    assert out.replace("run", "undisturbed") == undisturbed
+    assert dict(Run.open("run").ledger) == dict(Run.open("undisturbed").ledger)
+    for name in ("model.safetensors", "model.json", "examples.json"):
+        assert Path("run", name).read_bytes() == Path("undisturbed", name).read_bytes()
+    lines = Path("run/ledger.jsonl").read_text().splitlines()
+    assert len(lines) == len(Run.open("run").ledger) + len(Run.open("run").ledger.set_aside)
+
+
+def _command(folder: Path, arguments: list[str]) -> None:
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    sys.exit(main(["tune", *arguments]))
+
+
+def test_a_kill_before_the_first_file_is_no_hindrance(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    Path("run/run.json.part").write_text("{")
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+
+
+def test_a_killed_session_is_not_forgotten(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long it lasted is written down as it goes on."""
+    monkeypatch.setattr("pseudograd.search.run._SECONDS_BETWEEN_NOTES", 0.0)
+    seen = []
+
+    def watch(display: Display, progress: Progress) -> None:
+        seen.append(json.loads(Path("run/run.json").read_text())["sessions"][0]["trials"])
+
+    monkeypatch.setattr(Display, "show", watch)
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    assert seen == list(range(1, len(seen) + 1))
+
+
 def test_options_reach_the_trials(capsys: pytest.CaptureFixture[str]) -> None:
     options = (
         "--hidden 5 4 --activation tanh --optimizer adam --momentum 0.9 --batch-size 64 --clip 7 "
@@ -223,7 +286,10 @@ def test_defaults_are_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         (["--k", "0"], "'0' must be a number above 0"),
-        (["--k", "2", "0.5"], "ks must contain 1"),
+        (["--k", "2", "0.5"], "--k must have 1 among its values"),
+        (["--seed", "4294967296"], "'4294967296' must be a whole number below 4294967296"),
+        (["--rates", "1e300"], "'1e300' must be a number from 1e-9 to 1e9"),
+        (["--device", "meta"], "--device meta cannot be used here"),
         (["--k", "1", "1"], "given twice"),
         (["--hidden", "x"], "'x' must be a whole number"),
         (["--hidden", "0", "3"], "--hidden must be"),
@@ -254,6 +320,7 @@ def test_bad_options(arguments: list[str], said: str, capsys: pytest.CaptureFixt
         ("single.csv", b"a,y\n" + b"1,cat\n" * 40, "single class"),
         ("few.csv", b"a,y\n1,cat\n2,dog\n3,cat\n4,dog\n", "at least 5"),
         ("other.csv", b"a,z\n1,cat\n", "has no column 'y'"),
+        ("semicolons.csv", b"a;y\n1,5;cat\n", "separate the columns by commas"),
     ],
 )
 def test_data_that_cannot_be_used(
@@ -332,11 +399,48 @@ def test_a_run_on_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_two_tables_of_one_name_are_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    pets(100)
+    """Also if they make the same features: in other units, say, or with other labels."""
+    path = pets(100)
     tuned(capsys, "pets.csv", "--target", "pet", *SMALL)
-    pets(120)
+    path.write_text(path.read_text().replace("cat", "car"))
     tuned(capsys, "pets.csv", "--target", "pet", *SMALL)
     assert len(list(Path("runs").iterdir())) == 2
+    (folder, _) = sorted(Path("runs").iterdir())
+    pets(120)
+    said = refusal(capsys, "tune", "pets.csv", "--target", "pet", *SMALL, "--out", str(folder))
+    assert "holds a run on other data" in said
+
+
+def test_another_process_in_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fcntl", reason="needs POSIX's locks")
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    with locked(Path("run/ledger.jsonl")):
+        said = refusal(capsys, "tune", "digits", *SMALL, "--out", "run", seen=True)
+    assert "another process is at work on run/ledger.jsonl" in said
+
+
+def test_networks_that_all_diverge() -> None:
+    data, encoder = open_data("digits")
+    protocol = Protocol(Trial("digits", (6,), 1, 1), (1.0,), 0.1, repetitions=1, retrainings=1)
+    run = Run.prepare("run", protocol, data, encoder)
+
+    def diverging(trials: Iterable[Trial]) -> Iterator[Outcome]:
+        for trial in trials:
+            yield Outcome(trial, 0.9, 1, 0.9, math.nan, 1, "diverged", (0.9,), wrong=())
+
+    with pytest.raises(ValueError, match="all networks diverged"):
+        tune(run, data, encoder, diverging)
+    assert {outcome.cross_entropy for outcome in run.ledger.values()} == {math.inf}
+
+
+def test_a_broken_run_does_not_hide_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(capsys, "digits", *SMALL)
+    Path("runs/broken").mkdir()
+    Path("runs/broken/run.json").write_text("[")
+    assert main(["runs"]) == 0
+    captured = capsys.readouterr()
+    assert "runs/broken/run.json is not the description of a run" in captured.err
+    assert len(captured.out.splitlines()) == 2
 
 
 # --- what is shown ----------------------------------------------------------------------------
@@ -386,17 +490,15 @@ def test_elsewhere_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_default_folder_tells_searches_apart() -> None:
-    from pseudograd.data import digits
-
-    data = digits()
+    data, encoder = open_data("digits")
     protocol = Protocol(Trial("digits", (6,), 1, 1))
-    folder = default_folder(protocol, data)
-    assert folder == default_folder(protocol, digits())
-    assert folder != default_folder(replace(protocol, seed=1), data)
-    assert folder != default_folder(protocol, digits(test_size=300))
-    assert default_folder(Protocol(Trial("digits", (), 1, 1)), data).name.startswith(
-        "digits-linear"
-    )
+    folder = default_folder(protocol, data, encoder)
+    assert folder == default_folder(protocol, *open_data("digits"))
+    assert folder != default_folder(replace(protocol, seed=1), data, encoder)
+    assert folder != default_folder(protocol, digits(test_size=300), encoder)
+    assert folder != default_folder(protocol, data, replace(encoder, target="x"))
+    linear = Protocol(Trial("digits", (), 1, 1))
+    assert default_folder(linear, data, encoder).name.startswith("digits-linear")
 
 
 def test_the_model_is_not_chosen_by_its_test_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -384,9 +384,11 @@ def _is_range(value: Any) -> bool:
 
 
 def _is_device(value: Any) -> bool:
+    if not isinstance(value, str | torch.device):
+        return False
     try:
-        torch.device(value)
-    except (RuntimeError, TypeError):
+        torch.zeros(1, device=value).item()
+    except (AssertionError, RuntimeError):
         return False
     return True
 
@@ -403,7 +405,14 @@ _WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "ks": (
         "None or different numbers above 0",
-        lambda value: value is None or (_positives(value) and 0 < len(value) == len(set(value))),
+        lambda value: (
+            value is None
+            or (
+                isinstance(value, Sequence | np.ndarray)
+                and _positives(value)
+                and 0 < len(value) == len(set(value))
+            )
+        ),
     ),
     "repetitions": ("a whole number above 0", lambda value: _positive(value, Integral)),
     "activation": (f"one of {ACTIVATIONS}", lambda value: value in ACTIVATIONS),
@@ -424,7 +433,7 @@ _WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "patience": ("a whole number above 0", lambda value: _positive(value, Integral)),
     "max_iter": ("a whole number above 0", lambda value: _positive(value, Integral)),
     "device": (
-        "'auto' or a device of PyTorch's, such as 'cpu'",
+        "'auto' or a device that is there, such as 'cpu'",
         lambda value: _is_auto(value) or _is_device(value),
     ),
 }

@@ -7,6 +7,7 @@ imported when they run.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -58,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print(f"pseudograd: {str(stop) or 'stopped by Ctrl-C before the end'}", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever reads has enough, as in ``| head``; Python must not complain at its end, either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError, ImportError) as problem:
         print(f"pseudograd: {problem}", file=sys.stderr)
         return 1

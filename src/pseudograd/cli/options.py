@@ -57,8 +57,8 @@ class Different(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """The type of an option that takes whole numbers from some number up."""
+def whole(least: int, beyond: float = math.inf) -> Callable[[str], int]:
+    """The type of an option that takes whole numbers from some number up, below another."""
 
     def parse(text: str) -> int:
         try:
@@ -67,6 +67,8 @@ def whole(least: int) -> Callable[[str], int]:
             value = least - 1
         if value < least:
             raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
+        if value >= beyond:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number below {beyond:.0f}")
         return value
 
     return parse

@@ -93,7 +93,7 @@ def _checked(device: str) -> str:
     import torch
 
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).splitlines()[0].rstrip(".")
         raise ValueError(f"--device {device} cannot be used here: {reason}") from problem

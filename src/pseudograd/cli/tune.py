@@ -14,7 +14,7 @@ from pseudograd.cli.place import Place, add_place
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset
-    from pseudograd.search import Protocol, Run
+    from pseudograd.search import Ledger, Protocol, Run
 
 
 def tune(commands: Commands) -> None:
@@ -62,7 +62,7 @@ def tune(commands: Commands) -> None:
     add_k(search)
     search.add_argument(
         "--rates",
-        type=positive,
+        type=_rate,
         nargs="+",
         action=Different,
         metavar="RATE",
@@ -83,7 +83,9 @@ def tune(commands: Commands) -> None:
     search.add_argument(
         "--stratify", action="store_true", help="folds with equal shares of classes"
     )
-    search.add_argument("--seed", type=whole(0), default=0, help="of everything (%(default)s)")
+    search.add_argument(
+        "--seed", type=whole(0, 2**32), default=0, help="of everything (%(default)s)"
+    )
     where = parser.add_argument_group("where it runs")
     add_place(where)
     where.add_argument("--out", type=Path, metavar="FOLDER", help="of the run (runs/...)")
@@ -104,10 +106,10 @@ def tune(commands: Commands) -> None:
             data_dir=options.data_dir,
         )
         protocol = _protocol(options, data)
-        search = Run.prepare(options.out or default_folder(protocol, data), protocol, data, encoder)
+        folder = options.out or default_folder(protocol, data, encoder)
+        search = Run.prepare(folder, protocol, data, encoder)
         ledger = search.ledger
-        for line in ledger.set_aside:
-            print(f"{ledger.path}: {line}", file=sys.stderr)
+        _tell_set_aside(ledger)
         if ledger:
             print(f"going on in {search.folder}: {len(ledger)} trials are done", file=sys.stderr)
         with place:
@@ -139,6 +141,8 @@ def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
     from pseudograd.fleet import Split, Trial
     from pseudograd.search import Protocol, batch_size_for, repetitions_for
 
+    if options.k and 1 not in options.k:
+        raise ValueError("--k must have 1 among its values, which the choice is compared with")
     hidden = tuple(size for size in options.hidden if size)
     if len(hidden) < len(options.hidden) > 1:
         raise ValueError("--hidden must be whole numbers above 0, or 0 alone for no hidden layer")
@@ -207,7 +211,9 @@ def report(commands: Commands) -> None:
     def run(options: argparse.Namespace) -> None:
         from pseudograd.search import Run
 
-        print(f"page: {_write_page(Run.open(options.run_folder))}")
+        search = Run.open(options.run_folder)
+        _tell_set_aside(search.ledger)
+        print(f"page: {_write_page(search)}")
 
     parser.set_defaults(run=run)
 
@@ -224,15 +230,28 @@ def runs(commands: Commands) -> None:
         from pseudograd.report.summary import table_of_runs
         from pseudograd.search import Run
 
+        def opened(folder: Path) -> Run | None:
+            try:
+                return Run.open(folder)
+            except (ValueError, OSError) as problem:
+                print(problem, file=sys.stderr)
+                return None
+
         if not options.folder.is_dir():
             raise FileNotFoundError(f"{options.folder} is not a folder: name one that holds runs")
         found = sorted(path.parent for path in options.folder.glob("*/run.json"))
         if not found:
             print(f"no runs in {options.folder}")
             return
-        print(table_of_runs([Run.open(folder) for folder in found]))
+        print(table_of_runs(filter(None, map(opened, found))))
 
     parser.set_defaults(run=run)
+
+
+def _tell_set_aside(ledger: Ledger) -> None:
+    """Report the lines of a ledger that could not be used."""
+    for line in ledger.set_aside:
+        print(f"{ledger.path}: {line}", file=sys.stderr)
 
 
 def _write_page(run: Run) -> Path:
@@ -241,14 +260,24 @@ def _write_page(run: Run) -> Path:
     from pseudograd.search.ledger import writing
 
     path = run.folder / "report.html"
+    unfinished = path.with_name(path.name + ".part")
     with writing(path):
-        path.write_text(page(run.about, run.protocol, run.ledger, run.examples), encoding="utf-8")
+        unfinished.write_text(
+            page(run.about, run.protocol, run.ledger, run.examples), encoding="utf-8"
+        )
+        unfinished.replace(path)
     return path
 
 
 def _fraction(text: str) -> float:
     if not 0 < (value := number(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number between 0 and 1, like 0.2")
+    return value
+
+
+def _rate(text: str) -> float:
+    if not 1e-9 <= (value := number(text)) <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1e-9 to 1e9, like 0.1")
     return value
 
 

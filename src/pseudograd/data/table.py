@@ -462,7 +462,7 @@ def _read(path: Path, target: str | None, encoder: Encoder | None = None) -> _Fi
         if suffix == ".npz":
             file = _read_npz(path, target or "", new=encoder is not None)
         elif suffix == ".csv":
-            file = _File(_read_csv(path, encoder))
+            file = _File(_read_csv(path, target, encoder))
         else:
             import pandas as pd
 
@@ -484,9 +484,13 @@ def _read(path: Path, target: str | None, encoder: Encoder | None = None) -> _Fi
     return file
 
 
-def _read_csv(path: Path, encoder: Encoder | None) -> DataFrame:
+def _read_csv(path: Path, target: str | None, encoder: Encoder | None) -> DataFrame:
     import pandas as pd
 
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        first = file.readline()
+    if "," not in first and (";" in first or "\t" in first):
+        raise _Refusal(f"{path} has no comma in its first line: separate the columns by commas")
     # pandas renames a column without a name or with that of another. A row number or a second
     # column of labels must not slip in as a feature that way. With the first row comes a complaint
     # if it has more entries than the header, which pandas else takes for names of the rows.
@@ -515,7 +519,13 @@ def _read_csv(path: Path, encoder: Encoder | None) -> DataFrame:
         if isinstance(encoder.labels[0], str):
             text.append(encoder.target)
     kinds = dict.fromkeys(text, str)
-    return pd.read_csv(path, dtype=kinds, encoding="utf-8-sig", low_memory=False)
+    frame = pd.read_csv(path, dtype=kinds, encoding="utf-8-sig", low_memory=False)
+    if encoder is None and target in frame.columns and pd.api.types.is_numeric_dtype(frame[target]):
+        # Labels such as 007 are texts.
+        labels = pd.read_csv(path, usecols=[target], dtype=str, encoding="utf-8-sig")[target]
+        if labels.str.match(r"[+-]?0\d").any():
+            frame[target] = labels
+    return frame
 
 
 def _read_npz(path: Path, target: str, *, new: bool) -> _File:
@@ -559,7 +569,8 @@ def _read_npz(path: Path, target: str, *, new: bool) -> _File:
         frame, features = part("")
         has_test = not new and not {"X_test", target + "_test"}.isdisjoint(archive.files)
         test = part("_test")[0] if has_test else None
-    return _File(frame, test, features.shape[1:] if features.dtype == np.uint8 else None)
+    pictures = features.dtype == np.uint8 and features.ndim > 2
+    return _File(frame, test, features.shape[1:] if pictures else None)
 
 
 def _draw(labels: Sequence[Label], fraction: float, stratify: bool, seed: int) -> NDArray[np.bool_]:

@@ -97,7 +97,7 @@ class Network:
             tensors[f"{at}.weight"] = weight.contiguous()
             tensors[f"{at}.bias"] = bias.contiguous()
         about = {"activation": self.activation, "factor": self.factor, "offset": self.offset}
-        unfinished = Path(path).with_suffix(".part")
+        unfinished = Path(path).with_name(Path(path).name + ".part")
         unfinished.write_bytes(save(tensors, {"network": json.dumps(about)}))
         unfinished.replace(path)
 

@@ -193,9 +193,12 @@ def fused_cross_entropy(
     reduction: str,
 ) -> Tensor:
     """Give the reduced loss, in float32, of rows ``z`` (R, C) for labels (R)."""
-    ks = np.array(_array(k.cpu()).reshape(-1) if isinstance(k, Tensor) else [k], f32)
-    if not _are_positive(ks):
-        check_k(k)
+    if isinstance(k, Tensor):
+        ks = np.array(_array(k.cpu()).reshape(-1), f32)
+        if not _are_positive(ks):
+            check_k(k)
+    else:
+        ks = np.array([k], f32)
     value: Tensor = _Fused.apply(z, target, ks, weight, ignore_index, reduction)
     return value
 
@@ -213,7 +216,8 @@ class _Fused(Function):
     ) -> Tensor:
         logits, labels = _array(z), target.long().contiguous().numpy()
         weights = _ONE if weight is None else _array(weight)
-        value, kept = np.empty(len(z), f32), np.empty((len(z), 3), f32)
+        rows = len(logits)
+        value, kept = np.empty(rows, f32), np.empty((rows, 3), f32)
         parts = _shared(_forward, logits, labels, weights, ignore_index, value, kept)
         value_sum = weight_sum = 0.0
         for part_sum, part_weight, wrong in parts:
@@ -221,6 +225,8 @@ class _Fused(Function):
                 refuse_class_index(int(labels[wrong]), z.shape[1], ignore_index)
             value_sum, weight_sum = value_sum + part_sum, weight_sum + part_weight
         ctx.save_for_backward(z, target)
+        # The same memory once more, unless it is a copy, which need not be kept.
+        ctx.arrays = (logits, labels) if z.dtype == torch.float32 and z.is_contiguous() else None
         ctx.k, ctx.kept = k, kept
         # 0 / 0, when every row was ignored, is NaN, as in PyTorch.
         ctx.divisor = (weight_sum or math.nan) if reduction == "mean" else 1.0
@@ -232,16 +238,18 @@ class _Fused(Function):
         z, target = ctx.saved_tensors
         grad = grads[0]
         result = np.empty(z.shape, f32)
+        logits, labels = ctx.arrays or (_array(z), target.long().contiguous().numpy())
         _shared(
             _backward,
-            _array(z),
-            target.long().contiguous().numpy(),
+            logits,
+            labels,
             ctx.k,
             np.array([grad.item() / ctx.divisor], f32) if ctx.reduced else _array(grad),
             ctx.kept,
             result,
         )
-        return final(torch.from_numpy(result).to(z.dtype), z), *[None] * 5
+        f = torch.from_numpy(result)
+        return final(f if ctx.arrays else f.to(z.dtype), z), *[None] * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:

@@ -90,7 +90,7 @@ def tunable_cross_entropy(
     way = "torch" if way == "numba" and process_group is not None else way
     dtype = loss_dtype(input, target)
     # The kernels read half types as they are.
-    z = _rows(input if way == "triton" else input.to(dtype))
+    z = _rows(input if way == "triton" or input.dtype == dtype else input.to(dtype))
     if process_group is not None:
         check_for_split(target, label_smoothing)
         from pseudograd.loss.parallel import split_values
@@ -126,7 +126,7 @@ def tunable_cross_entropy(
         )  # fmt: skip
     if reduction == "none":
         reduced = reduced.reshape(example_shape(input))
-    return reduced.to(dtype)
+    return reduced if reduced.dtype == dtype else reduced.to(dtype)
 
 
 def class_index_loss(

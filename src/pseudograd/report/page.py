@@ -1,4 +1,4 @@
-"""The page of a search: one file that needs no network, made from the ledger and nothing else."""
+"""The page of a search: one file that needs no network, made from what its run folder holds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAPER: dict[int, dict[float, int]] = {
 }
 
 _SOURCE = "Keren, Sabato and Schuller, Tables 1, 3 and 4 and supplement"
-_CHANCE = 0.05  # the level of the McNemar test; that of the intervals is 95%
+_CHANCE = 0.05  # the level of the sign test; that of the intervals is 95%
 _MOST_COLUMNS = 8  # of a row of a table that are shown
 
 Outcomes = Mapping[Trial, Outcome]
@@ -80,7 +80,7 @@ def page(
         k=fraction(k),
         kinds=_kinds(found),
         slider=_slider(k),
-        ratio=_times(9**k),
+        ratio=_times(9 ** min(k, 300)),
         easy=_times(0.1 ** (k - 1)),
         hard=_times(0.9 ** (k - 1)),
         pull_curve=figures.pull_curve(k),
@@ -196,7 +196,7 @@ def _headline(found: _Findings, about: Mapping[str, Any]) -> tuple[str, list[str
 
 def _verdict(k: str, comparison: Comparison) -> tuple[str, str]:
     """What the test set says: the interval over networks and the test over examples together."""
-    difference, p = comparison.error, comparison.mcnemar_p
+    difference, p = comparison.error, comparison.sign_p
     pairs = len(comparison.chosen)
     mean = f"{signed(100 * difference.mean)} percentage points"
     reach = f"{signed(100 * difference.low)} to {signed(100 * difference.high)}"
@@ -209,7 +209,7 @@ def _verdict(k: str, comparison: Comparison) -> tuple[str, str]:
         networks = f"its 95% interval over the {pairs} pairs of networks, {reach}, leaves out 0"
     else:
         networks = f"its 95% interval over the {pairs} pairs of networks, {reach}, contains 0"
-    example_test = f"a McNemar test on the test examples gives {_p(p)}"
+    example_test = f"a sign test over the test examples gives {_p(p)}"
     if by_networks and by_examples:
         headline = f"k = {k} makes {'fewer' if fewer else 'more'} errors than k = 1"
         advice = (
@@ -265,10 +265,10 @@ def _answer(found: _Findings) -> dict[str, Any]:
             f"95% interval {low} to {high}" if pairs > 1 else "one pair, so no interval",
         ),
         tile(
-            "McNemar test",
-            _p(comparison.mcnemar_p),
-            f"{comparison.only_chosen_right} test predictions right with k = {k} alone, "
-            f"{comparison.only_plain_right} with k = 1 alone",
+            "Sign test",
+            _p(comparison.sign_p),
+            f"{comparison.better_on} test examples right more often with k = {k}, "
+            f"{comparison.worse_on} with k = 1",
         ),
     ]
     return {
@@ -303,12 +303,19 @@ def _notes(found: _Findings, comparison: Comparison, chosen: Cell) -> list[str]:
         else:
             meaning = ""  # a single pair
         notes.append(f"Test cross-entropy is {one} with k = {k} and {other} with k = 1{meaning}.")
+        mcnemar = (
+            f"McNemar's test on the predictions ({comparison.only_chosen_right} right with k = {k} "
+            f"alone, {comparison.only_plain_right} with k = 1 alone) gives "
+            f"{_p(comparison.mcnemar_p)}"
+        )
         if pairs > 1:
             notes.append(
-                "The interval tells how much the training of networks varies, the McNemar test how "
-                f"much test examples do. It counts every test example {pairs} times, once for each "
-                "pair, so its p is rather too small than too large."
+                "The interval tells how much the training of networks varies, the sign test how "
+                f"much test examples do. {mcnemar}; it counts every test example {pairs} times, "
+                "once for each pair, so its p is too small."
             )
+        else:
+            notes.append(f"{mcnemar}.")
     others = [cell for cell in found.best if cell.k != 1]
     if chosen.k == 1 and others:
         second = min(others, key=lambda cell: cell.error)
@@ -316,13 +323,13 @@ def _notes(found: _Findings, comparison: Comparison, chosen: Cell) -> list[str]:
             f"Next in cross-validation is k = {fraction(second.k)} with {percent(second.error)}%, "
             f"on the same folds {_against(second, chosen)} percentage points."
         )
-    ties = [
-        f"k = {fraction(c.k)} (rate {c.learning_rate:.3g})" for c in protocol.ties(found.ledger)
-    ]
+    tied = protocol.ties(found.ledger)
+    ties = [f"k = {fraction(c.k)} (rate {c.learning_rate:.3g})" for c in tied[:4]]
     if ties:
+        more = f" and {len(tied) - 4} more" * (len(tied) > 4)
         notes.append(
-            f"As good in cross-validation, to the last error: {', '.join(ties)}. Ties go to the k "
-            "nearest 1, then to the smaller rate."
+            f"As good in cross-validation, to the last error: {', '.join(ties)}{more}. Ties go to "
+            "the k nearest 1, then to the smaller rate."
         )
     open_ks = [fraction(open_k) for open_k in protocol.open_ks(found.ledger)]
     if open_ks:

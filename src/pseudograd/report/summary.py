@@ -84,8 +84,9 @@ def summary(found: Result) -> str:
     lines.append(f"chosen: k = {fraction(chosen.k)}, learning rate {chosen.learning_rate:.4g}")
     if found.ties:
         tied = ", ".join(
-            f"k = {fraction(cell.k)} at {cell.learning_rate:.4g}" for cell in found.ties
+            f"k = {fraction(cell.k)} at {cell.learning_rate:.4g}" for cell in found.ties[:4]
         )
+        tied += f" and {len(found.ties) - 4} more" * (len(found.ties) > 4)
         lines.append(f"as good: {tied}; of equals the k nearest 1 is taken, then the smaller rate")
     if found.open_ks:
         ks = ", ".join(fraction(k) for k in found.open_ks)
@@ -114,7 +115,10 @@ def summary(found: Result) -> str:
         + _interval(comparison.cross_entropy, 1, ""),
         f"of the predictions that differ, {comparison.only_chosen_right} are right at "
         f"k = {fraction(chosen.k)} alone, {comparison.only_plain_right} at k = 1 alone "
-        f"(McNemar's test: p = {comparison.mcnemar_p:.2g})",
+        f"(McNemar's test: p = {comparison.mcnemar_p:.2g}, each example counted {networks} times)",
+        f"of the test examples, {comparison.better_on} are right more often at "
+        f"k = {fraction(chosen.k)}, {comparison.worse_on} at k = 1 "
+        f"(sign test: p = {comparison.sign_p:.2g})",
     ]
     return "\n".join(lines)
 

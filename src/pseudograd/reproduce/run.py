@@ -307,7 +307,7 @@ def _note(folder: Path, session: dict[str, Any]) -> None:
     """Add a session to the manifest, all at once or not at all."""
     path = folder / "manifest.json"
     text = json.dumps([*sessions(folder), session], indent=1)
-    unfinished = path.with_suffix(".part")
+    unfinished = path.with_name(path.name + ".part")
     with writing(path):
         unfinished.write_text(text + "\n", encoding="utf-8")
         unfinished.replace(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 
 from pseudograd.fleet import Outcome
@@ -41,7 +42,11 @@ class Comparison:
         cross_entropy: The difference of cross-entropies.
         only_plain_right: Predictions, pooled over the pairs, that only k = 1 got right.
         only_chosen_right: Those that only the choice got right.
-        mcnemar_p: The probability of so uneven a split of these by chance (exact McNemar test).
+        mcnemar_p: The probability of so uneven a split of these by chance (exact McNemar test). An
+            example counts once for each pair, as if pairs were independent, so it is too small.
+        better_on: Test examples that more networks of the choice get right than of k = 1.
+        worse_on: Those that fewer do.
+        sign_p: The probability of so uneven a split of these by chance (exact sign test).
 
     Example:
         >>> from pseudograd.fleet import Trial
@@ -60,6 +65,9 @@ class Comparison:
     only_plain_right: int
     only_chosen_right: int
     mcnemar_p: float
+    better_on: int
+    worse_on: int
+    sign_p: float
 
 
 def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
@@ -78,10 +86,15 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
 
     """
     only_plain = only_chosen = 0
+    gain: Counter[int] = Counter()  # of each example: how many networks more are right
     for one, other in zip(chosen, plain, strict=True):
         wrong, wrong_plain = set(one.wrong or ()), set(other.wrong or ())
         only_plain += len(wrong - wrong_plain)
         only_chosen += len(wrong_plain - wrong)
+        gain.update(wrong_plain)
+        gain.subtract(wrong)
+    better_on = sum(networks > 0 for networks in gain.values())
+    worse_on = sum(networks < 0 for networks in gain.values())
     return Comparison(
         chosen=tuple(chosen),
         plain=tuple(plain),
@@ -91,7 +104,10 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
         ),
         only_plain_right=only_plain,
         only_chosen_right=only_chosen,
-        mcnemar_p=_mcnemar(only_plain, only_chosen),
+        mcnemar_p=_by_chance(only_plain, only_chosen),
+        better_on=better_on,
+        worse_on=worse_on,
+        sign_p=_by_chance(better_on, worse_on),
     )
 
 
@@ -117,7 +133,8 @@ def paired_difference(first: list[float], second: list[float]) -> Difference:
     return Difference(mean, mean - reach, mean + reach)
 
 
-def _mcnemar(one: int, other: int) -> float:
+def _by_chance(one: int, other: int) -> float:
+    """How probable so uneven a split is, or a more uneven one, if both sides are equally likely."""
     from scipy.stats import binomtest
 
     return float(binomtest(one, one + other).pvalue) if one + other else 1.0

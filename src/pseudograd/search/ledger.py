@@ -13,12 +13,16 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pseudograd.fleet import Outcome, Split, Trial
+
+_HASH_LENGTH = 16  # of what is noted of a data set's hash
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,12 @@ class Ledger(Mapping[Trial, Outcome]):
 
     Args:
         path: The file; it is made when the first outcome is added.
+        data_hash: Of the data set: it is written into every line, and lines with another one are
+            set aside.
+        belongs: Tells whether a trial is one of this ledger's; others are set aside.
 
     Attributes:
-        set_aside: The lines that could not be read; they stay in the file.
+        set_aside: The lines that could not be used; they stay in the file.
 
     Example:
         >>> import tempfile
@@ -61,13 +68,21 @@ class Ledger(Mapping[Trial, Outcome]):
 
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        data_hash: str | None = None,
+        belongs: Callable[[Trial], bool] = lambda _: True,
+    ) -> None:
         self.path = Path(path)
+        self.data_hash = None if data_hash is None else data_hash[:_HASH_LENGTH]
         self.set_aside: list[SetAside] = []
         self._outcomes: dict[Trial, Outcome] = {}
         for number, line in enumerate(_lines(self.path), 1):
             try:
-                outcome = from_line(line)
+                outcome = from_line(line, self.data_hash)
+                if not belongs(outcome.trial):
+                    raise ValueError("it is the outcome of a trial of another search")
             except ValueError as error:
                 self.set_aside.append(SetAside(number, str(error)))
             else:
@@ -75,7 +90,9 @@ class Ledger(Mapping[Trial, Outcome]):
 
     def append(self, outcome: Outcome) -> None:
         """Add an outcome, and return when it is on the disk."""
-        line = to_line(outcome).encode() + b"\n"
+        if not math.isfinite(outcome.cross_entropy):
+            outcome = dataclasses.replace(outcome, cross_entropy=math.inf)  # as it is read again
+        line = to_line(outcome, self.data_hash).encode() + b"\n"
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
@@ -96,7 +113,7 @@ class Ledger(Mapping[Trial, Outcome]):
         return len(self._outcomes)
 
 
-def to_line(outcome: Outcome) -> str:
+def to_line(outcome: Outcome, data_hash: str | None = None) -> str:
     """Write an outcome as one line of JSON, without its parameters.
 
     Of the trial, what is as by default is left out, and the mistakes on the test set, which may be
@@ -104,6 +121,7 @@ def to_line(outcome: Outcome) -> str:
 
     Args:
         outcome: The outcome.
+        data_hash: Of the data set, to be noted too.
 
     Example:
         >>> trial = Trial("digits", (400,), k=0.5, learning_rate=0.1)
@@ -111,7 +129,8 @@ def to_line(outcome: Outcome) -> str:
         '{"trial": {"data": "digits", "hidden_layer_sizes": [400], "k": 0.5, "lear'
 
     """
-    fields = {name: value for name, value in vars(outcome).items() if name != "parameters"}
+    fields: dict[str, Any] = {} if data_hash is None else {"data_hash": data_hash}
+    fields |= {name: value for name, value in vars(outcome).items() if name != "parameters"}
     fields["trial"] = _without_defaults(outcome.trial)
     if outcome.wrong is not None:
         fields["wrong"] = _to_bits(outcome.wrong)
@@ -120,11 +139,12 @@ def to_line(outcome: Outcome) -> str:
     return json.dumps(fields, allow_nan=False)
 
 
-def from_line(line: str) -> Outcome:
+def from_line(line: str, data_hash: str | None = None) -> Outcome:
     """Read an outcome from a line; raises ValueError for what is none.
 
     Args:
         line: One line of JSON.
+        data_hash: What the line should have noted, if anything.
 
     Example:
         >>> from_line('{"k": 1}')
@@ -138,15 +158,22 @@ def from_line(line: str) -> Outcome:
     except json.JSONDecodeError:
         raise ValueError("it is not JSON, or cut off") from None
     try:
+        noted = fields.pop("data_hash", data_hash)
         fields["trial"] = trial_from_fields(fields["trial"])
         fields["curve"] = tuple(fields["curve"])
         if fields["wrong"] is not None:
             fields["wrong"] = _from_bits(fields["wrong"])
         if fields["cross_entropy"] is None:
             fields["cross_entropy"] = math.inf
-        return Outcome(**fields)
-    except (KeyError, TypeError, ValueError):
+        outcome = Outcome(**fields)
+        # Comparisons fail for what is no number.
+        if not (0 <= outcome.error <= 1 and 0 <= outcome.stop_error <= 1 <= outcome.epochs):
+            raise ValueError
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError("it is JSON, but not the outcome of a trial") from None
+    if data_hash is not None and noted != data_hash:
+        raise ValueError(f"it is of other data, whose hash begins with {noted}")
+    return outcome
 
 
 @contextlib.contextmanager
@@ -173,6 +200,36 @@ def writing(path: Path) -> Iterator[None]:
             f"{path} cannot be written ({reason}): make that possible and run the same command "
             "again, finished trials are kept"
         ) from problem
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep a file to this process; what the system has no locks for is left open to all.
+
+    Args:
+        path: The file; it is made if it does not exist.
+
+    Example:
+        >>> import tempfile
+        >>> with locked(Path(tempfile.mkdtemp(), "ledger.jsonl")):
+        ...     pass
+
+    """
+    try:
+        import fcntl
+    except ImportError:  # not POSIX
+        yield
+        return
+    with writing(path):
+        file = path.open("ab")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is at work on {path}: wait for it, or name another folder"
+            ) from None
+        yield
 
 
 def trial_from_fields(fields: Mapping[str, Any]) -> Trial:
@@ -218,10 +275,8 @@ def _to_bits(places: Iterable[int]) -> str:
 
 
 def _from_bits(text: str) -> tuple[int, ...]:
-    mask = base64.b64decode(text, validate=True)
-    return tuple(
-        8 * at + bit for at, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1
-    )
+    mask = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
+    return tuple(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
 def _lines(path: Path) -> list[str]:

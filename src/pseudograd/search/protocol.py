@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from pseudograd.fleet import Outcome, Trial
+from pseudograd.fleet import Outcome, Split, Trial
 
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
@@ -77,7 +77,8 @@ class Cell:
     @property
     def error(self) -> float:
         """The mean validation error, err_{k,η}."""
-        return statistics.fmean(self.errors)
+        # Rounded, so that equal numbers of mistakes are equal however they add up.
+        return round(statistics.fmean(self.errors), 12)
 
     @property
     def standard_error(self) -> float:
@@ -138,6 +139,8 @@ class Protocol:
         for name in ("repetitions", "retrainings"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be a whole number in [0, 2^32), not {self.seed}")
 
     # --- what to run -------------------------------------------------------------------------
 
@@ -153,7 +156,8 @@ class Protocol:
         """Name the trials of the short preliminary sweep: k = 1, rates a factor of 4 apart."""
         if self.initial_rate is not None or self.learning_rates:
             return []
-        short = replace(self._at(1.0, 1.0, 0), max_epochs=5, patience=5)
+        epochs = min(5, self.trial.max_epochs)
+        short = replace(self._at(1.0, 1.0, 0), max_epochs=epochs, patience=epochs)
         return [replace(short, learning_rate=4.0**power) for power in range(-6, 2)]
 
     def _grid(self, outcomes: Outcomes) -> list[Trial]:
@@ -197,15 +201,33 @@ class Protocol:
             seed=1000 * self.seed + repetition,
         )
 
+    def covers(self, trial: Trial) -> bool:
+        """Tell whether a trial can be one of this search."""
+
+        def kind(trial: Trial) -> Trial:
+            same = Split(stratified=trial.split.stratified)
+            return replace(
+                trial, k=1, learning_rate=1, split=same, seed=0, patience=1, max_epochs=1
+            )
+
+        return (
+            kind(trial) == kind(self.trial) and trial.k in self.ks and trial.split.plan == self.seed
+        )
+
     # --- what is known -----------------------------------------------------------------------
 
     def first_rate(self, outcomes: Outcomes) -> float:
-        """Give the initial learning rate: as given, or the sweep's best."""
+        """Give the initial learning rate: as given, or the sweep's best.
+
+        Of rates with equal errors, as on easy data, it is the one that learned most.
+        """
         if self.initial_rate is not None:
             return self.initial_rate
-        return min(
-            (outcomes[trial].stop_error, trial.learning_rate) for trial in self.sweep(outcomes)
-        )[1]
+        swept = [outcomes[trial] for trial in self.sweep(outcomes)]
+        best = min(
+            swept, key=lambda outcome: (round(outcome.stop_error, 12), outcome.cross_entropy)
+        )
+        return best.trial.learning_rate
 
     def rates(self, k: float, outcomes: Outcomes) -> list[float]:
         """Give the rates to try for this k: a few, and more while the best lies on their edge."""
@@ -227,11 +249,11 @@ class Protocol:
         for _ in range(self.most_extensions):
             if len(cells) < len(rates):
                 break
-            best = self._best(cells).learning_rate
-            if best == rates[0]:
+            edge = _best_edge(cells)
+            if edge == "low":
                 rates = [rates[0] / 2, *rates]
                 cells = self._cells(k, rates[:1], outcomes) + cells
-            elif best == rates[-1]:
+            elif edge == "high":
                 rates = [*rates, rates[-1] * 2]
                 cells = cells + self._cells(k, rates[-1:], outcomes)
             else:
@@ -264,11 +286,20 @@ class Protocol:
 
     def open_ks(self, outcomes: Outcomes) -> list[float]:
         """Give each k whose best rate still lies on an edge, the limit of extensions reached."""
-        edges = {k: self.rates(k, outcomes) for k in self.ks}
-        best = {cell.k: cell.learning_rate for cell in self.best_of_each_k(outcomes)}
-        return [k for k in best if best[k] in (edges[k][0], edges[k][-1])]
+        tried = self.cells(outcomes)
+        return [k for k in self.ks if _best_edge([cell for cell in tried if cell.k == k])]
 
     @staticmethod
     def _best(cells: Iterable[Cell]) -> Cell:
         """The least error; among equals the k nearest 1, then the smaller rate."""
         return min(cells, key=lambda c: (c.error, abs(math.log2(c.k)), c.learning_rate))
+
+
+def _best_edge(cells: list[Cell]) -> str | None:
+    """Which end of the rates is better than all others, if one is; an equal will not do."""
+    errors = [cell.error for cell in cells]
+    if not errors:
+        return None
+    if errors[0] < min(errors[1:], default=math.inf):
+        return "low"
+    return "high" if errors[-1] < min(errors[:-1]) else None

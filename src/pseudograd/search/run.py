@@ -21,9 +21,12 @@ from pseudograd.data import Dataset, Encoder
 from pseudograd.environment import environment
 from pseudograd.fleet import Network, Outcome, Trial
 from pseudograd.search.difficulty import difficulty
-from pseudograd.search.ledger import Ledger, trial_from_fields, writing
+from pseudograd.search.ledger import Ledger, locked, trial_from_fields, writing
 from pseudograd.search.protocol import Protocol
 from pseudograd.search.search import Progress, Result, Runner, advance, result
+
+_UNFINISHED = ".part"  # the suffix of a file that is being written
+_SECONDS_BETWEEN_NOTES = 5.0
 
 
 @dataclass(frozen=True)
@@ -81,17 +84,19 @@ class Run:
             "labels": list(encoder.labels),
             "pixels": None if encoder.pixels is None else list(encoder.pixels),
             "target": encoder.target,
+            # Other units or names can make the same features.
+            "encoder": _digest(encoder.to_json()),
         }
         if not (folder / "run.json").exists():
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
+            if any(path.suffix != _UNFINISHED for path in folder.iterdir()):
                 raise ValueError(f"{folder} is not empty and holds no run: name another folder")
             run = cls(folder, protocol, facts, [])
             run._write()
             return run
         run = cls.open(folder)
-        if any(run.data[name] != facts[name] for name in ("sha256", "train_size")):
+        if any(run.data[name] != facts[name] for name in ("sha256", "train_size", "encoder")):
             raise ValueError(
                 f"{folder} holds a run on other data, called {run.data['name']!r}: "
                 "name another folder, or bring back the data as it was"
@@ -124,7 +129,8 @@ class Run:
     @property
     def ledger(self) -> Ledger:
         """What has been found so far, read from the file."""
-        return Ledger(self.folder / "ledger.jsonl")
+        path = self.folder / "ledger.jsonl"
+        return Ledger(path, self.data["sha256"], self.protocol.covers)
 
     @property
     def finished(self) -> bool:
@@ -154,13 +160,17 @@ class Run:
 
     @contextlib.contextmanager
     def session(self, command: str, devices: list[str]) -> Iterator[dict[str, Any]]:
-        """Note that the search goes on, where and for how long.
+        """Note that the search goes on, where and for how long; no one else may go on meanwhile.
 
         Args:
             command: What was asked for.
             devices: Where it is done.
 
         """
+        with locked(self.folder / "ledger.jsonl"):
+            yield from self._session(command, devices)
+
+    def _session(self, command: str, devices: list[str]) -> Iterator[dict[str, Any]]:
         facts = environment(*devices)
         names = ("pseudograd", "python", "torch", "triton")
         now: dict[str, Any] = {
@@ -169,18 +179,24 @@ class Run:
             "commit": None if facts["commit"] == "unknown" else facts["commit"],
             "hardware": facts["hardware"],
             "devices": devices,
-            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             "seconds": 0.0,
             "trials": 0,
         }
         self.sessions.append(now)
         self._write()
-        started = time.monotonic()
         try:
             yield now
         finally:
-            now["seconds"] = round(time.monotonic() - started, 1)
-            self._write()
+            self.note_time()
+
+    def note_time(self) -> None:
+        """Write down how long the latest session has lasted."""
+        latest = self.sessions[-1]
+        started = datetime.datetime.fromisoformat(latest["started"])
+        passed = datetime.datetime.now(datetime.UTC) - started
+        latest["seconds"] = round(passed.total_seconds(), 1)
+        self._write()
 
     def _write(self) -> None:
         fields = {
@@ -230,10 +246,14 @@ def tune(
     with run.session(command, list(devices)) as session:
         ledger = run.ledger
         trained = {}
+        noted = time.monotonic()
         for progress in advance(run.protocol, ledger, runner):
             session["trials"] += 1
             if progress.outcome.trial.split.retrain:
                 trained[progress.outcome.trial] = progress.outcome
+            if time.monotonic() - noted > _SECONDS_BETWEEN_NOTES:
+                run.note_time()
+                noted = time.monotonic()
             watch(progress)
         found = result(run.protocol, ledger)
         if not run.finished:
@@ -259,6 +279,10 @@ def _save_model(
     lost = {outcome.trial: None for outcome in best if outcome.trial not in trained}
     if lost:
         trained |= {outcome.trial: outcome for outcome in runner(list(lost))}
+    if best[0].stopped_by == "diverged":
+        raise ValueError(
+            "all networks diverged, so there is none to save: lower the learning rates"
+        )
     chosen, plain = (Network.of(trained[outcome.trial], data) for outcome in best)
     with writing(run.folder / "model.safetensors"):
         chosen.save(run.folder / "model.safetensors")
@@ -302,24 +326,28 @@ def load_model(folder: str | os.PathLike[str]) -> tuple[Network, Encoder]:
     return Network.load(run.folder / fields["network"]), encoder
 
 
-def default_folder(protocol: Protocol, data: Dataset) -> Path:
+def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:
     """Name a folder for a search: the same for the same search on the same data.
 
     Args:
         protocol: What to search, and how.
         data: The data set.
+        encoder: What made it.
 
     Example:
-        >>> from pseudograd.data import digits
+        >>> from pseudograd.data import open_data
         >>> protocol = Protocol(Trial("digits", (400,), k=1, learning_rate=1))
-        >>> default_folder(protocol, digits()).as_posix()
+        >>> default_folder(protocol, *open_data("digits")).as_posix()
         'runs/digits-400-...'
 
     """
     sizes = "x".join(map(str, protocol.trial.hidden_layer_sizes)) or "linear"
-    key = json.dumps([asdict(protocol), data.sha256, data.train_size])
-    digest = hashlib.sha256(key.encode()).hexdigest()
-    return Path("runs") / f"{Path(data.name).stem}-{sizes}-{digest[:8]}"
+    key = json.dumps([asdict(protocol), data.sha256, data.train_size, encoder.to_json()])
+    return Path("runs") / f"{Path(data.name).stem}-{sizes}-{_digest(key)[:8]}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[tuple[str, Any, Any]]:
@@ -331,7 +359,7 @@ def _differences(before: Any, now: Any, name: str = "") -> list[tuple[str, Any, 
 
 def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
     """Write a file all at once or not at all."""
-    unfinished = path.with_suffix(".part")
+    unfinished = path.with_name(path.name + _UNFINISHED)
     text = json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
     with writing(path):
         unfinished.write_text(text + "\n", encoding="utf-8")
