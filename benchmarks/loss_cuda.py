@@ -27,6 +27,9 @@ from benchmarks.environment import environment, write
 from pseudograd.environment import version
 from pseudograd.loss import tunable_cross_entropy, tunable_linear_cross_entropy
 
+loss = functools.partial(tunable_cross_entropy, implementation="triton")
+linear_loss = functools.partial(tunable_linear_cross_entropy, implementation="triton")
+
 LOGITS = (
     (torch.bfloat16, 8192, 131072),
     (torch.bfloat16, 4096, 262144),
@@ -97,14 +100,12 @@ def of_logits() -> dict[str, Loss]:
     for k in KS:
         contenders[f"ours k={k}"] = functools.partial(ours, k=k)
     contenders["ours k=0.5, compiled"] = lambda z, y, ks: compiled_ours()(z, y, 0.5)
-    contenders["ours k=0.5, none"] = lambda z, y, ks: tunable_cross_entropy(
-        z, y, 0.5, reduction="none"
-    ).mean()
+    contenders["ours k=0.5, none"] = lambda z, y, ks: loss(z, y, 0.5, reduction="none").mean()
     return {name: loss for name, loss in contenders.items() if loss}
 
 
 def ours(z: Tensor, y: Tensor, ks: Tensor, k: str) -> Tensor:
-    return tunable_cross_entropy(z, y, ks if k == "per row" else float(k))
+    return loss(z, y, ks if k == "per row" else float(k))
 
 
 @functools.cache
@@ -114,7 +115,7 @@ def compiled_cross_entropy() -> Loss:
 
 @functools.cache
 def compiled_ours() -> Loss:
-    return torch.compile(tunable_cross_entropy, fullgraph=True)
+    return torch.compile(loss, fullgraph=True)
 
 
 def of_linear() -> dict[str, Loss]:
@@ -127,7 +128,7 @@ def of_linear() -> dict[str, Loss]:
     contenders: dict[str, Loss | None] = {
         "linear, cross_entropy": two_steps,
         "torch.compile": in_one_graph,
-        "linear, ours k=0.5": lambda h, w, y, ks: tunable_cross_entropy(h @ w.T, y, 0.5),
+        "linear, ours k=0.5": lambda h, w, y, ks: loss(h @ w.T, y, 0.5),
     }
     if hasattr(F, "linear_cross_entropy"):
         options = torch.nn.LinearCrossEntropyOptions()
@@ -152,9 +153,7 @@ def of_linear() -> dict[str, Loss]:
 def ours_linear(
     h: Tensor, w: Tensor, y: Tensor, ks: Tensor, k: str, rows: int | None = None
 ) -> Tensor:
-    return tunable_linear_cross_entropy(
-        h, w, y, ks if k == "per row" else float(k), chunk_rows=rows
-    )
+    return linear_loss(h, w, y, ks if k == "per row" else float(k), chunk_rows=rows)
 
 
 class Arena:

@@ -1,6 +1,7 @@
 """The command line: what it prints and writes, and how it says no."""
 
 import csv
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,19 @@ def test_as_a_module() -> None:
         check=True,
     )
     assert run.stdout == f"pseudograd {__version__}\n"
+
+
+def test_a_reader_that_has_had_enough() -> None:
+    """As in ``pseudograd data list | head -1``."""
+    command = [sys.executable, "-m", "pseudograd", "data", "list", "--data-dir", "here"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    os.close(writing)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_help_is_answered_without_drawing_libraries() -> None:

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options.run(options)
+        sys.stdout.flush()
     except KeyboardInterrupt as stop:
         print(f"pseudograd: {str(stop) or 'stopped by Ctrl-C before the end'}", file=sys.stderr)
         return 130
