@@ -6,6 +6,8 @@ On a GPU if there is one; else in Triton's interpreter, on the CPU.
 from __future__ import annotations
 
 import math
+import threading
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, Split, Trial
+from pseudograd.fleet.fleet import _Crew
 from pseudograd.fleet.stack import Examples, Settings, Stack
 from pseudograd.rules import tunable
 
@@ -472,6 +475,33 @@ def test_the_fleet_on_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ours[trial].parameters is not None
 
 
+def test_slots_of_the_kernels_follow_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is added to makes them grow, an empty one shrink; networks keep their state."""
+
+    def fused(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
+        return FusedStack(examples, fleet._layer_sizes(trial), trial.activation, slots)
+
+    base = Trial("blobs", (9,), k=0.5, learning_rate=0.3, momentum=0.9, batch_size=120)
+    trials = [replace(base, seed=seed, max_epochs=1 + seed % 4) for seed in range(9)]
+    plain = {o.trial: o for o in Fleet(blobs(), DEVICE, precision="float64").run(trials)}
+    monkeypatch.setattr("pseudograd.fleet.fleet._stack", fused)
+    queue, later = deque(trials[:1]), trials[1:]
+    crew = _Crew(Fleet(blobs(), DEVICE), base, torch.device(DEVICE), 1, 4)
+    ours, slots = {}, []
+    for outcome in crew.through(queue, threading.Event()):
+        ours[outcome.trial] = outcome
+        slots.append(len(crew.runs))
+        queue.extend(later)
+        later = []
+    assert ours.keys() == plain.keys()
+    assert slots[0] == 1
+    assert max(slots) == 4
+    assert slots[-1] < 4
+    for trial, outcome in ours.items():
+        assert outcome.curve == pytest.approx(plain[trial].curve, abs=0.05)
+        assert outcome.cross_entropy == pytest.approx(plain[trial].cross_entropy, rel=0.05)
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize(
     ("changes", "precision", "kind"),
@@ -485,8 +515,6 @@ def test_the_fleet_on_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_runs_on_a_gpu(changes: dict[str, Any], precision: str, kind: type[Stack]) -> None:
-    from pseudograd.fleet.fleet import _Crew
-
     trial = replace(Trial("blobs", (9,), 1, 0.1, momentum=0.9, max_epochs=5), **changes)
     fleet = Fleet(blobs(), "cuda", precision=precision)
     assert type(_Crew(fleet, trial, torch.device("cuda"), 2, 2).stack) is kind

@@ -7,6 +7,7 @@ import hashlib
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -18,14 +19,14 @@ from pseudograd.fleet import Outcome, Trial
 from pseudograd.report import figures
 from pseudograd.report.figures import interval, signed
 from pseudograd.report.summary import fraction, percent
+from pseudograd.reproduce.rows import rows
 from pseudograd.search import Cell, Comparison, Protocol, compare, paired_difference
 
 # How often each k was selected, by the number of hidden layers: all rows of the paper's Tables 1, 3
 # and 4 and of the two tables of its supplement.
-PAPER: dict[int, dict[float, int]] = {
-    1: {0.0625: 1, 0.125: 10, 0.25: 13, 0.5: 8, 2.0: 1},
-    3: {0.25: 1, 0.5: 3, 1.0: 9, 2.0: 5},
-    5: {0.25: 1, 0.5: 2, 1.0: 2, 2.0: 5, 4.0: 6},
+PAPER = {
+    depth: dict(sorted(Counter(r.selected_k for r in rows() if r.hidden_layers == depth).items()))
+    for depth in (1, 3, 5)
 }
 
 _SOURCE = "Keren, Sabato and Schuller, Tables 1, 3 and 4 and supplement"
