@@ -396,7 +396,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
     ):  # fmt: skip
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(options, webdriver.ChromeService(driver)) as started:
+    exceptions = pytest.importorskip("selenium.common.exceptions")
+    try:
+        started = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    except exceptions.WebDriverException as problem:
+        pytest.skip(f"chromium cannot be started here: {problem}")
+    with started:
         yield started
 
 
