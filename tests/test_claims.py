@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from made_up_results import write
 from pseudograd.reproduce.claims import (
@@ -40,7 +41,7 @@ def points(
 ) -> list[Point]:
     """Rows of a depth with the given k; where k is 1, nothing changes."""
     return [
-        Point(row, k, error * (k != 1), cross_entropy * (k != 1))
+        Point(row, k, max(k, 0.25), error * (k != 1), cross_entropy * (k != 1))
         for row, k in zip(OF_DEPTH[depth], ks, strict=False)
     ]
 
@@ -55,7 +56,7 @@ def verdict(name: str, rows: list[Point]) -> str:
 @pytest.mark.parametrize(
     ("name", "expected", "rows_in", "p"),
     [
-        ("2a", CONFIRMED, 33, 2 * 34 / 2**33),  # 32 of 33
+        ("2a", CONFIRMED, 33, binomtest(32, 33, 4 / 6).pvalue),
         ("2b", CONFIRMED, 18, None),
         ("2c", PARTLY, 16, 2 * (1 + 14 + 91 + 364) / 2**14),  # 11 of 14
         ("2d", CONFIRMED, 67, 1e-4),
@@ -94,18 +95,33 @@ def test_a_claim_takes_the_rows_of_its_depths() -> None:
 @pytest.mark.parametrize(
     ("ks", "expected"),
     [
-        ([0.5] * 6, CONFIRMED),
-        ([0.5] * 6 + [1.0] * 6, PARTLY),  # significant, but not in more than half
-        ([0.5] * 5, PARTLY),  # p = 1/16
-        ([0.5] * 4 + [2.0] * 3, PARTLY),
-        ([0.5] * 3 + [2.0] * 3, NOT),
-        ([2.0] * 8, NOT),  # significant, but the opposite
+        ([2.0] * 6, CONFIRMED),
+        ([2.0] * 6 + [1.0] * 6, PARTLY),  # significant, but not in more than half
+        ([2.0] * 5, PARTLY),  # p = 1/16
+        ([2.0] * 4 + [0.5] * 3, PARTLY),
+        ([2.0] * 3 + [0.5] * 3, NOT),
+        ([0.5] * 8, NOT),  # significant, but the opposite
         ([1.0] * 8, NOT),
     ],
 )
-def test_k_on_one_side(ks: list[float], expected: str) -> None:
+def test_k_above_1(ks: list[float], expected: str) -> None:
+    assert verdict("2c", points(5, ks)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ks", "expected"),
+    [
+        ([0.5] * 12, CONFIRMED),
+        ([0.5] * 12 + [1.0] * 12, PARTLY),
+        ([0.5] * 6, PARTLY),  # of six k other than 1, four are below it: so many are no surprise
+        ([0.5] * 4 + [2.0] * 3, PARTLY),
+        ([0.5] * 3 + [2.0] * 3, NOT),
+        ([2.0] * 8, NOT),
+        ([1.0] * 8, NOT),
+    ],
+)
+def test_k_below_1(ks: list[float], expected: str) -> None:
     assert verdict("2a", points(1, ks)) == expected
-    assert verdict("2c", points(5, [1 / k for k in ks])) == expected
 
 
 @pytest.mark.parametrize(
@@ -127,6 +143,9 @@ def test_k_grows_with_depth() -> None:
     assert verdict("2d", rising) == CONFIRMED
     assert verdict("2d", falling) == NOT
     assert verdict("2d", points(1, [0.25, 0.5]) + points(3, [1.0])) == PARTLY
+    # What is tried with one hidden layer alone must not count as a lower k.
+    shallow, deep = points(1, [0.0625] * 33), points(3, [0.25] * 18)
+    assert verdict("2d", shallow + deep) == NOT
 
 
 @pytest.mark.parametrize(
@@ -141,7 +160,7 @@ def test_k_grows_with_depth() -> None:
 )
 def test_lower_error(errors: list[float], expected: str) -> None:
     found = [
-        Point(row, 0.5 if error else 1.0, error, 0)
+        Point(row, 0.5 if error else 1.0, 0.5 if error else 1.0, error, 0)
         for row, error in zip(OF_DEPTH[1], errors, strict=False)
     ]
     assert verdict("3", found) == expected
@@ -152,6 +171,8 @@ def test_the_test_of_errors_leaves_out_rows_with_k_1() -> None:
     more = some + points(3, [1.0] * 8)
     one, other = judge(BY_NAME["3"], some), judge(BY_NAME["3"], more)
     assert one.p == other.p
+    assert one.p is not None
+    assert one.p < 0.05
     assert (one.rows, other.rows) == (8, 16)
     assert "equal in 8" in other.figures
 
@@ -162,7 +183,7 @@ def test_the_test_of_errors_leaves_out_rows_with_k_1() -> None:
      ([-0.5], PARTLY)],
 )  # fmt: skip
 def test_pooled_errors(errors: list[float], expected: str) -> None:
-    found = [Point(row, 0.5, e, 0) for row, e in zip(OF_DEPTH[1], errors, strict=False)]
+    found = [Point(row, 0.5, 0.5, e, 0) for row, e in zip(OF_DEPTH[1], errors, strict=False)]
     judgement = judge(BY_NAME["6"], found)
     assert judgement.verdict == expected
     assert judgement.p is None
@@ -181,7 +202,8 @@ def test_rows_with_k_1_count_in_the_pooled_error() -> None:
 def test_rows_of_a_network_are_averaged_first() -> None:
     same = [row for row in rows() if row.name.startswith("svhn 1x400")]
     other = [row for row in rows() if row.name == "svhn 3x400 m0.5"]
-    found = [Point(row, 0.5, -1.0, 0) for row in same] + [Point(row, 2.0, -3.0, 0) for row in other]
+    found = [Point(row, 0.5, 0.5, -1.0, 0) for row in same]
+    found += [Point(row, 2.0, 2.0, -3.0, 0) for row in other]
     assert len(same) == 3
     assert pooled(found).mean == -1.5
     assert pooled_by_network(found).mean == -2
@@ -193,7 +215,7 @@ def test_rows_of_a_network_are_averaged_first() -> None:
      ([math.inf] * 6, CONFIRMED)],
 )  # fmt: skip
 def test_worse_cross_entropy(changes: list[float], expected: str) -> None:
-    found = [Point(row, 0.5, 0, c) for row, c in zip(OF_DEPTH[1], changes, strict=False)]
+    found = [Point(row, 0.5, 0.5, 0, c) for row, c in zip(OF_DEPTH[1], changes, strict=False)]
     assert verdict("4", found) == expected
 
 

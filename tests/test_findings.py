@@ -160,11 +160,11 @@ def test_stability_is_that_of_selecting_anew() -> None:
         for k in (4.0, 2.0, 1.0, 0.5)
         for rate in (0.1, 0.2, 0.4)
     ]
-    chosen = Protocol._best(cells)
+    chosen = Protocol.best(cells)
     found = stability(finding_with(*cells, chosen=chosen), resamples=500)
     drawn = np.random.default_rng(0).integers(7, size=(500, 7))
     again = Counter(
-        Protocol._best(
+        Protocol.best(
             [replace(cell, errors=tuple(cell.errors[at] for at in sample)) for cell in cells]
         ).k
         for sample in drawn.tolist()

@@ -146,6 +146,23 @@ def test_equal_errors_do_not_extend_the_rates(tmp_path: Path) -> None:
     assert len(protocol.ties(ledger)) == 20
 
 
+def test_rates_go_down_where_nothing_was_learned(tmp_path: Path) -> None:
+    """Networks that collapse make equal errors, too: those of always naming one class."""
+    protocol = Protocol(TEMPLATE, initial_rate=0.4, repetitions=2)
+
+    def fragile(trials: Iterable[Trial]) -> Iterator[Outcome]:
+        for trial in trials:
+            if trial.k == 0.25 and trial.learning_rate > 0.06:
+                yield replace(made_up(trial), error=0.811, cross_entropy=2.2)
+            else:
+                yield made_up(trial, best_rate=0.4 if trial.k != 0.25 else 0.025)
+
+    ledger = Ledger(tmp_path / "ledger")
+    list(advance(protocol, ledger, fragile))
+    assert protocol.rates(0.25, ledger) == pytest.approx([0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8])
+    assert protocol.rates(1.0, ledger) == pytest.approx([0.2, 0.4, 0.8])
+
+
 def test_equal_numbers_of_mistakes_are_equal_errors() -> None:
     """However they are spread: the floats of n/287 do not add up to the last bit."""
     chance = random.Random(0)

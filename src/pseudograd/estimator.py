@@ -277,7 +277,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 disable=not self.verbose,
             )
             outcomes.update((outcome.trial, outcome) for outcome in running)
-        cells, best = protocol.cells(outcomes), protocol.best(outcomes)
+        cells = protocol.cells(outcomes)
+        best = protocol.best(cells)
         self.cv_results_, self.best_index_ = _cv_results(cells), cells.index(best)
         return best.k, best.learning_rate
 
@@ -291,10 +292,6 @@ class _Selection(Protocol):
     def final_trials(self, outcomes: Outcomes) -> list[Trial]:
         """Name none."""
         return []
-
-    def best(self, outcomes: Outcomes) -> Cell:
-        """Give (k*, η*)."""
-        return self._best(self.cells(outcomes))
 
 
 def _weights(given: ArrayLike | None, rows: NDArray[Any]) -> NDArray[np.float64]:

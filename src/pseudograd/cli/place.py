@@ -56,18 +56,19 @@ class Place(contextlib.ExitStack):
         else:
             self.devices = tuple(map(_checked, options.device or _all_devices()))
 
-    def runner(self, data: Dataset) -> Runner:
-        """Give what trains trials on a data set; those judged on the test set keep their weights.
+    def runner(self, data: Dataset, keep_parameters: bool = False) -> Runner:
+        """Give what trains trials on a data set.
 
         Args:
             data: The data set.
+            keep_parameters: Whether final networks carry their weights.
 
         """
         if self.address is None:
             from pseudograd.fleet import Fleet
 
             def run(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
-                keep = trials[0].split.retrain
+                keep = keep_parameters and trials[0].split.retrain
                 return Fleet(data, self.devices, keep_parameters=keep).run(trials)
 
             return run
@@ -76,7 +77,7 @@ class Place(contextlib.ExitStack):
         cluster = self.enter_context(RayRunner(data, self.address or None))
 
         def run_on_cluster(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
-            cluster.keep_parameters = trials[0].split.retrain
+            cluster.keep_parameters = keep_parameters and trials[0].split.retrain
             return cluster(trials)
 
         return run_on_cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import sys
 import time
@@ -79,6 +80,7 @@ def reproduce(commands: Commands) -> None:
             _report(wanted, folder, options.smoke, options.check)
             return
 
+        @functools.cache
         def data(name: str) -> Dataset:
             found = open_data(name, data_dir=options.data_dir)[0]
             return _part_of(found) if options.smoke else found

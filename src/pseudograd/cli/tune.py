@@ -119,7 +119,7 @@ def tune(commands: Commands) -> None:
                         search,
                         data,
                         encoder,
-                        place.runner(data),
+                        place.runner(data, keep_parameters=True),
                         command=shlex.join(["pseudograd", *options.arguments]),
                         devices=place.devices,
                         watch=display.show,

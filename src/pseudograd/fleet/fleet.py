@@ -27,7 +27,7 @@ _EXPLODED = 1e4
 
 # For a worker on the CPU: more models at once gain nothing, and outgrow the cache.
 _SLOTS_ON_CPU = 8
-_MOST_SLOTS = 512
+_MOST_SLOTS = 256
 
 PRECISIONS = ("tf32", "float32", "float64")
 
@@ -184,7 +184,7 @@ def _check_alike(first: Trial, trial: Trial) -> None:
     if trial.architecture != first.architecture:
         raise ValueError(
             "trials of one fleet must share data, hidden_layer_sizes, optimizer, activation, "
-            "feature_range, batch_size, whether they clip, and what they are judged on; "
+            "feature_range, batch_size, whether they clip and whether they retrain; "
             f"these do not:\n  {first}\n  {trial}"
         )
 
@@ -393,8 +393,13 @@ class _Crew:
         return ended
 
     def _end_trials(self, ended: dict[int, str]) -> list[Outcome]:
-        if not ended:
-            return []
+        """Judge the networks that have ended: on validation parts, and on the test set."""
+        groups: dict[bool, dict[int, str]] = {}
+        for slot, reason in ended.items():
+            groups.setdefault(self._run(slot).trial.split.test, {})[slot] = reason
+        return [outcome for group in groups.values() for outcome in self._judge(group)]
+
+    def _judge(self, ended: dict[int, str]) -> list[Outcome]:
         slots = self._tensor(list(ended))
         judged = torch.stack([self.parts(self._run(slot).trial.split).judge for slot in ended])
         errors, values = (figures.tolist() for figures in self.stack.evaluate(judged, slots))

@@ -136,7 +136,6 @@ class Trial:
             self.batch_size,
             self.clip is None,
             self.split.retrain,
-            self.split.test,
         )
 
 

@@ -418,9 +418,9 @@ def _the_claims(found: Reproduction) -> _Part:
     blocks: list[_Block] = [
         _Text(
             "The rules were written down in `pseudograd.reproduce.claims` before any row was run "
-            "in full. All p-values but the first are two-sided. Rows share data sets, and those "
-            "that differ in the momentum alone share folds and initial weights too, so they are "
-            "not independent, and p-values are rather too small than too large. Where k = 1 was "
+            "in full, but after sketches of four networks. All p-values but the first are "
+            "two-sided. Rows share data sets, and those that differ in the momentum alone share "
+            "folds and initial weights too, so they are not independent, and p-values are rather too small than too large. Where k = 1 was "
             "selected there is nothing to compare, and the difference is 0."
         ),
         _Title(f"1. {claims.TOY_STATEMENT}"),
@@ -497,7 +497,8 @@ def _the_tables(found: Reproduction) -> _Part:
             "Ours beside the paper’s. Ours are means ± standard deviations over "
             f"{'/'.join(map(str, sorted(retrainings)))} networks, retrained with one fifth of the "
             "examples for early stopping; the interval of a difference is Student’s over pairs of "
-            "networks with the same seed. Beside them stand the networks of cross-validation, "
+            "networks with the same seed, so it tells of seeds and folds, and not of how the test "
+            "set was drawn. Beside them stand the networks of cross-validation, "
             "trained on three fifths (means ± standard deviations over the repetitions), since "
             "several of the paper’s figures lie nearer to these. † marks a k that others equalled "
             "in cross-validation, ‡ a row with a k whose best rate may lie beyond those tried. "

@@ -22,22 +22,26 @@ from pseudograd.environment import environment
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.reproduce.rows import Experiment, by_network
 from pseudograd.search import Ledger, Protocol, Runner
-from pseudograd.search.ledger import writing
+from pseudograd.search.ledger import locked, writing
+
+_SECONDS_BETWEEN_NOTES = 5.0
 
 
-def ledger_of(folder: Path, network: str) -> Ledger:
+def ledger_of(folder: Path, network: str, data_hash: str | None = None) -> Ledger:
     """Open the ledger of a network.
 
     Args:
         folder: Of all ledgers.
         network: Its name, as `Experiment.network` has it.
+        data_hash: Of its data set; lines of other data are set aside.
 
     Example:
         >>> ledger_of(Path("results"), "mnist 1x400 tanh [0,1]").path.name
         'mnist-1x400-tanh-0-1.jsonl'
 
     """
-    return Ledger(folder / (re.sub(r"[^\w]+", "-", network).strip("-") + ".jsonl"))
+    name = re.sub(r"[^\w]+", "-", network).strip("-") + ".jsonl"
+    return Ledger(folder / name, data_hash)
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,9 @@ def run_network(
 
     """
     while wanted := _wanted(protocols, ledger):
-        # Networks that are judged on other examples make another fleet.
-        kind = _kind(next(iter(wanted)))
-        queue = deque(trial for trial in wanted if _kind(trial) == kind)
+        # Networks that are trained on more examples make another fleet.
+        retrain = next(iter(wanted)).split.retrain
+        queue = deque(trial for trial in wanted if trial.split.retrain == retrain)
         asked = set(queue)
         # No row asks for more before all trials of one of its k are done.
         under_way = Counter((wanted[trial], trial.k) for trial in queue)
@@ -101,7 +105,7 @@ def run_network(
             under_way[experiment, outcome.trial.k] -= 1
             if not under_way[experiment, outcome.trial.k]:
                 for trial in protocols[experiment].wanted(ledger):
-                    if trial not in asked and _kind(trial) == kind:
+                    if trial not in asked and trial.split.retrain == retrain:
                         asked.add(trial)
                         wanted[trial] = experiment
                         under_way[experiment, trial.k] += 1
@@ -115,10 +119,6 @@ def _wanted(protocols: dict[Experiment, Protocol], ledger: Ledger) -> dict[Trial
         for experiment, protocol in protocols.items()
         for trial in protocol.wanted(ledger)
     }
-
-
-def _kind(trial: Trial) -> tuple[bool, bool]:
-    return trial.split.retrain, trial.split.test
 
 
 def _thinned(outcome: Outcome) -> Outcome:
@@ -173,31 +173,40 @@ def reproduce(
     started = time.monotonic()
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    sessions(folder)  # if the manifest cannot be read, this is the time to say so
     session = _session(command, devices)
-    try:
-        for network, group in by_network(experiments).items():
-            ledger = ledger_of(folder, network)
-            protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
-            if not _wanted(protocols, ledger):
-                continue
-            data = open_data(group[0].row.data)
-            session["data"][data.name] = data.sha256
-            log = session["networks"].setdefault(network, {"trials": 0, "epochs": 0, "seconds": 0})
-            begun = time.monotonic()
+    for network, group in by_network(experiments).items():
+        protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
+        if not _wanted(protocols, ledger_of(folder, network)):
+            continue
+        data = open_data(group[0].row.data)
+        ledger = ledger_of(folder, network, data.sha256)
+        session["data"][data.name] = data.sha256
+        log = session["networks"].setdefault(network, {"trials": 0, "epochs": 0, "seconds": 0})
+        begun = noted = time.monotonic()
+
+        def note(log: dict[str, Any] = log, begun: float = begun) -> float:
+            """Write down how far it is; after a kill, this is what is known of the time."""
+            now = time.monotonic()
+            log["seconds"] = round(now - begun, 2)
+            session["seconds"] = round(now - started, 2)
+            _note(folder, session)
+            return now
+
+        with locked(ledger.path):
             try:
                 with closing(run_network(protocols, ledger, runner(data))) as steps:
                     for step in steps:
                         log["trials"] += 1
                         log["epochs"] += step.outcome.epochs
                         watch(step)
-                        if time_limit is not None and time.monotonic() - started > time_limit:
+                        now = time.monotonic()
+                        if time_limit is not None and now - started > time_limit:
                             raise TimeIsUp
+                        if now - noted > _SECONDS_BETWEEN_NOTES:
+                            noted = note()
             finally:
-                log["seconds"] = round(time.monotonic() - begun, 2)
-    finally:
-        if session["networks"]:
-            session["seconds"] = round(time.monotonic() - started, 2)
-            _note(folder, session)
+                note()
 
 
 @dataclass(frozen=True)
@@ -293,7 +302,7 @@ def _session(command: str, devices: Sequence[str]) -> dict[str, Any]:
     facts = environment(*devices)
     return {
         "command": command,
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         "seconds": 0.0,
         "hardware": facts["hardware"],
         "versions": {name: facts[name] for name in ("pseudograd", "python", "torch", "triton")},
@@ -304,9 +313,10 @@ def _session(command: str, devices: Sequence[str]) -> dict[str, Any]:
 
 
 def _note(folder: Path, session: dict[str, Any]) -> None:
-    """Add a session to the manifest, all at once or not at all."""
+    """Put a session into the manifest, in the place of what it had there, or not at all."""
     path = folder / "manifest.json"
-    text = json.dumps([*sessions(folder), session], indent=1)
+    others = [other for other in sessions(folder) if other["started"] != session["started"]]
+    text = json.dumps([*others, session], indent=1)
     unfinished = path.with_name(path.name + ".part")
     with writing(path):
         unfinished.write_text(text + "\n", encoding="utf-8")

@@ -249,7 +249,7 @@ class Protocol:
         for _ in range(self.most_extensions):
             if len(cells) < len(rates):
                 break
-            edge = _best_edge(cells)
+            edge = self._best_edge(cells, outcomes)
             if edge == "low":
                 rates = [rates[0] / 2, *rates]
                 cells = self._cells(k, rates[:1], outcomes) + cells
@@ -272,12 +272,12 @@ class Protocol:
         """Give the best rate of each k."""
         tried = self.cells(outcomes)
         by_k = [[cell for cell in tried if cell.k == k] for k in self.ks]
-        return [self._best(cells) for cells in by_k if cells]
+        return [self.best(cells) for cells in by_k if cells]
 
     def chosen(self, outcomes: Outcomes) -> tuple[Cell, Cell]:
         """Give (k*, η*) and (1, η₁*): the least mean validation errors over all, and at k = 1."""
         cells = self.cells(outcomes)
-        return self._best(cells), self._best([cell for cell in cells if cell.k == 1])
+        return self.best(cells), self.best([cell for cell in cells if cell.k == 1])
 
     def ties(self, outcomes: Outcomes) -> list[Cell]:
         """Give the pairs as good as the chosen one that lost to the rule for ties."""
@@ -287,19 +287,29 @@ class Protocol:
     def open_ks(self, outcomes: Outcomes) -> list[float]:
         """Give each k whose best rate still lies on an edge, the limit of extensions reached."""
         tried = self.cells(outcomes)
-        return [k for k in self.ks if _best_edge([cell for cell in tried if cell.k == k])]
+        by_k = {k: [cell for cell in tried if cell.k == k] for k in self.ks}
+        return [k for k, cells in by_k.items() if cells and self._best_edge(cells, outcomes)]
 
     @staticmethod
-    def _best(cells: Iterable[Cell]) -> Cell:
-        """The least error; among equals the k nearest 1, then the smaller rate."""
+    def best(cells: Iterable[Cell]) -> Cell:
+        """Give the cell of the least error; of equals the k nearest 1, then the smaller rate."""
         return min(cells, key=lambda c: (c.error, abs(math.log2(c.k)), c.learning_rate))
 
+    def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
+        """Which end of a k's rates is better than all others, if one is; an equal will not do.
 
-def _best_edge(cells: list[Cell]) -> str | None:
-    """Which end of the rates is better than all others, if one is; an equal will not do."""
-    errors = [cell.error for cell in cells]
-    if not errors:
-        return None
-    if errors[0] < min(errors[1:], default=math.inf):
-        return "low"
-    return "high" if errors[-1] < min(errors[:-1]) else None
+        Except where nothing was learned at any rate: then a lower one may.
+        """
+        errors = [cell.error for cell in cells]
+        if errors[0] < min(errors[1:], default=math.inf):
+            return "low"
+        if errors[-1] < min(errors[:-1]):
+            return "high"
+        values = [
+            outcomes[self._at(cell.k, cell.learning_rate, repetition)].cross_entropy
+            for cell in cells
+            for repetition in range(self.repetitions)
+        ]
+        # Chance, if only between two classes, has a cross-entropy of log 2.
+        learned = len(set(errors)) > 1 or min(values) < math.log(2)
+        return None if learned else "low"
