@@ -186,7 +186,9 @@ class Bench:
         before = strided.clone()
         f = gradient(strided, label, 0.5)
         expected = gradient(strided.contiguous(), label, 0.5)
-        different = torch.where(f.isnan() & expected.isnan(), False, f != expected)
+        # Sums of vectors are taken in another order, so the last bit may differ.
+        apart = (f.float() - expected.float()).abs() > 2**-10 * expected.float().abs() + 6e-8
+        different = torch.where(f.isnan() & expected.isnan(), False, apart)
         yield Check("strided rows that differ", kernel, "float16", rows, classes, "0.5",
                     float(different.sum()), 0.0)  # fmt: skip
         changed = torch.where(before.isnan(), False, before != strided)

@@ -252,6 +252,20 @@ def test_more_dimensions() -> None:
         torch.testing.assert_close(f.double(), gradient, rtol=FLOAT32, atol=1e-9)
 
 
+@pytest.mark.parametrize("classes", [8193, 32000])
+def test_many_classes(classes: int) -> None:
+    """Even odds at a large k, which multiplies what is lost in the logarithm of so long a sum."""
+    logits = torch.zeros(1, classes)
+    logits[0, 5] = math.log(classes - 1)
+    value, f = value_and_gradient(logits, torch.tensor([5]), 60.0)
+    # With float32's nearest to the logarithm of the others' number, odds are even but for this:
+    odds = math.exp(float(logits[0, 5])) / (classes - 1)
+    doubt = 1 / (1 + odds)
+    assert value.item() == pytest.approx(-math.log1p(-doubt), rel=FLOAT32)
+    assert f[0, 5].item() == pytest.approx(-(doubt**60), rel=FLOAT32)
+    assert f[0, 6].item() == pytest.approx(doubt**60 / (classes - 1), rel=FLOAT32)
+
+
 @both_kernels
 def test_rows_further_apart_than_32_bits_reach() -> None:
     """Their memory is taken, but hardly any of it is touched."""

@@ -95,7 +95,7 @@ def _log(x):
     exponent = (bits - 0x3F3504F3) >> 23
     rest = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
     rounded = (x - near).to(tl.float32) / near
-    return (exponent * _LN_2).to(tl.float64) + (tl.log(rest) + rounded).to(tl.float64)
+    return exponent.to(tl.float64) * _LN_2 + (tl.log(rest) + rounded).to(tl.float64)
 
 
 @triton.jit
@@ -320,7 +320,10 @@ def row(
         # Ignored rows may hold anything, and NaN times 0 would be NaN: they are not looked at.
         share = tl.where(scale == 0, 0.0, share)
         to_read = tl.where(scale == 0, 0, vectors)
-        for start in tl.range(0, vectors, lanes, num_stages=stages):
+        # From the end of the row, which is still in the cache, to its beginning.
+        last = (vectors - 1) // lanes * lanes
+        for step in tl.range(0, vectors, lanes, num_stages=stages):
+            start = last - step
             at = (start + lane)[:, None] * vector + inner
             mask = (start + lane < to_read)[:, None]
             x = tl.load(z + aligned + at, mask=mask, other=float("-inf"),

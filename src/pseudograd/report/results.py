@@ -420,8 +420,9 @@ def _the_claims(found: Reproduction) -> _Part:
             "The rules were written down in `pseudograd.reproduce.claims` before any row was run "
             "in full, but after sketches of four networks. All p-values but the first are "
             "two-sided. Rows share data sets, and those that differ in the momentum alone share "
-            "folds and initial weights too, so they are not independent, and p-values are rather too small than too large. Where k = 1 was "
-            "selected there is nothing to compare, and the difference is 0."
+            "folds and initial weights too, so they are not independent, and p-values are rather "
+            "too small than too large. Where k = 1 was selected there is nothing to compare, and "
+            "the difference is 0."
         ),
         _Title(f"1. {claims.TOY_STATEMENT}"),
         _Bullets([
