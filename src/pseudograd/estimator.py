@@ -23,6 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pseudograd.data import Dataset
+from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import Fleet, Network, Outcome, Split, Trial
 from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
 from pseudograd.search.protocol import (
@@ -34,7 +35,6 @@ from pseudograd.search.protocol import (
     batch_size_for,
 )
 
-_FOLDS = 5  # cross-validation cuts the examples into so many
 _FLOATS = (np.float64, np.float32)  # what features may be; all else becomes float64
 
 
@@ -319,8 +319,8 @@ def _dataset(
         row * (labels.max() + 1) + labels, return_index=True, return_inverse=True
     )
     total = np.bincount(example, weights)
-    if len(index) < _FOLDS:  # no part may be empty
-        index, total = np.tile(index, _FOLDS), np.tile(total, _FOLDS)
+    if len(index) < FOLDS:  # no part may be empty
+        index, total = np.tile(index, FOLDS), np.tile(total, FOLDS)
     # A final training is judged on a test set. There is none here; a copy of an example stands in.
     index, total = np.append(index, index[0]), np.append(total, total[0])
     return Dataset(

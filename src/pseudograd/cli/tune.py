@@ -256,16 +256,13 @@ def _tell_set_aside(ledger: Ledger) -> None:
 
 def _write_page(run: Run) -> Path:
     """Write the page of a run into its folder."""
+    from pseudograd.files import write_whole
     from pseudograd.report.page import page
     from pseudograd.search.ledger import writing
 
     path = run.folder / "report.html"
-    unfinished = path.with_name(path.name + ".part")
     with writing(path):
-        unfinished.write_text(
-            page(run.about, run.protocol, run.ledger, run.examples), encoding="utf-8"
-        )
-        unfinished.replace(path)
+        write_whole(path, page(run.about, run.protocol, run.ledger, run.examples))
     return path
 
 

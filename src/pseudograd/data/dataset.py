@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+FOLDS = 5  # so many parts cross-validation cuts the training set into
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:

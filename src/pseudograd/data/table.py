@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from pseudograd.data.benchmarks import load
-from pseudograd.data.dataset import Dataset, digits
+from pseudograd.data.dataset import FOLDS, Dataset, digits
 from pseudograd.data.registry import BENCHMARKS
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 Label = str | int | bool
 
 SUFFIXES = (".csv", ".parquet", ".npz")
-_FOLDS = 5  # cross-validation cuts the training part into so many
 _MOST_CATEGORIES = 1000  # a column of its own for each: names or dates would fill the memory
 _LARGEST = 1e300  # so that the difference of two numbers is finite
 
@@ -395,10 +394,10 @@ def load_table(
         if not drawn.any():
             raise ValueError(f"target {target!r} differs in all rows: name a column of classes")
         train, test = train[~drawn], train[drawn]
-    if len(train) < _FOLDS:
+    if len(train) < FOLDS:
         raise ValueError(
             f"{path} leaves {len(train)} examples to train on, but cross-validation needs "
-            f"at least {_FOLDS}: add rows"
+            f"at least {FOLDS}: add rows"
         )
     encoder = Encoder.fit(train, target, pixels=file.pixels)
     if test is None:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pseudograd.data import Dataset
+from pseudograd.files import write_whole
+from pseudograd.fleet.stack import ACTIVATE
 from pseudograd.fleet.trial import Outcome
 
 _AT_ONCE = 1 << 14  # examples, so that a large set needs little memory
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +42,9 @@ class Network:
     offset: float
 
     def __post_init__(self) -> None:
-        if self.activation not in _ACTIVATIONS:
+        if self.activation not in ACTIVATE:
             raise ValueError(
-                f"activation must be one of {tuple(_ACTIVATIONS)}, not {self.activation!r}"
+                f"activation must be one of {tuple(ACTIVATE)}, not {self.activation!r}"
             )
 
     @classmethod
@@ -80,7 +74,7 @@ class Network:
         x = self.factor * features.double() + self.offset
         for at, (weight, bias) in enumerate(self.parameters):
             if at:
-                x = _ACTIVATIONS[self.activation](x)
+                x = ACTIVATE[self.activation](x)
             x = x @ weight.double() + bias.double()
         return x
 
@@ -97,9 +91,7 @@ class Network:
             tensors[f"{at}.weight"] = weight.contiguous()
             tensors[f"{at}.bias"] = bias.contiguous()
         about = {"activation": self.activation, "factor": self.factor, "offset": self.offset}
-        unfinished = Path(path).with_name(Path(path).name + ".part")
-        unfinished.write_bytes(save(tensors, {"network": json.dumps(about)}))
-        unfinished.replace(path)
+        write_whole(path, save(tensors, {"network": json.dumps(about)}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Network:

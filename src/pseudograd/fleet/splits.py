@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from pseudograd.data import Dataset
+from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import randomness
 from pseudograd.fleet.trial import Split
-
-_FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,23 +53,23 @@ def parts(data: Dataset, split: Split) -> Parts:
         (1150, 287, 360)
 
     """
-    if data.train_size < _FOLDS:
-        raise ValueError(f"data {data.name!r} must have at least {_FOLDS} training examples")
+    if data.train_size < FOLDS:
+        raise ValueError(f"data {data.name!r} must have at least {FOLDS} training examples")
     if (split.retrain or split.test) and not data.test_size:
         raise ValueError(f"data {data.name!r} must have a test set to be judged on")
     # Five turns for the judging part, times four for the stopping part after it.
-    plan, turn = divmod(split.repetition, _FOLDS * (_FOLDS - 1))
-    judging = turn % _FOLDS
-    stopping = (judging + 1 + turn // _FOLDS) % _FOLDS
+    plan, turn = divmod(split.repetition, FOLDS * (FOLDS - 1))
+    judging = turn % FOLDS
+    stopping = (judging + 1 + turn // FOLDS) % FOLDS
     shuffled = randomness.folds(split.plan + (plan << 32), data.train_size)
-    size = data.train_size // _FOLDS
-    dealt, left_over = shuffled[: size * _FOLDS], shuffled[size * _FOLDS :]
+    size = data.train_size // FOLDS
+    dealt, left_over = shuffled[: size * FOLDS], shuffled[size * FOLDS :]
     if split.stratified:
         # Class by class, the examples are dealt to the five parts in turn.
         by_class = data.labels.cpu()[dealt].argsort(stable=True)
-        folds = dealt[by_class].reshape(size, _FOLDS).T
+        folds = dealt[by_class].reshape(size, FOLDS).T
     else:
-        folds = dealt.reshape(_FOLDS, size)
+        folds = dealt.reshape(FOLDS, size)
     test = torch.arange(data.train_size, len(data.labels))
     if split.retrain:
         train = torch.cat((*_without(folds, stopping), left_over))

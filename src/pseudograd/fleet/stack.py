@@ -21,13 +21,19 @@ _EVALUATED_AT_ONCE = 1 << 17
 
 _aten = torch.ops.aten
 
-# The activation, and how errors pass back through it, given its value: PyTorch's own, in one pass.
-_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
-    "relu": (Tensor.relu_, lambda delta, h: _aten.threshold_backward(delta, h, 0)),
-    "tanh": (Tensor.tanh_, _aten.tanh_backward),
+# The activations, in place.
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": Tensor.relu_,
+    "tanh": Tensor.tanh_,
     # Written out: PyTorch's own rounds differently at the end of a tensor, and no network's result
     # should depend on its place in the stack.
-    "sigmoid": (lambda x: x.neg_().exp_().add_(1).reciprocal_(), _aten.sigmoid_backward),
+    "sigmoid": lambda x: x.neg_().exp_().add_(1).reciprocal_(),
+}
+# How errors pass back through an activation, given its value: PyTorch's own, in one pass.
+_PASS_BACK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda delta, h: _aten.threshold_backward(delta, h, 0),
+    "tanh": _aten.tanh_backward,
+    "sigmoid": _aten.sigmoid_backward,
 }
 
 
@@ -92,7 +98,7 @@ class Stack:
     ) -> None:
         self.examples = examples
         self.layer_sizes = tuple(layer_sizes)
-        self.activate, self.pass_back = _ACTIVATIONS[activation]
+        self.activate, self.pass_back = ACTIVATE[activation], _PASS_BACK[activation]
         self.optimizer = optimizer
         self.dtype = dtype
         device = examples.labels.device

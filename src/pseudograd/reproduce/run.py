@@ -19,6 +19,7 @@ from typing import Any
 
 from pseudograd.data import Dataset
 from pseudograd.environment import environment
+from pseudograd.files import write_whole
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.reproduce.rows import Experiment, by_network
 from pseudograd.search import Ledger, Protocol, Runner
@@ -316,8 +317,5 @@ def _note(folder: Path, session: dict[str, Any]) -> None:
     """Put a session into the manifest, in the place of what it had there, or not at all."""
     path = folder / "manifest.json"
     others = [other for other in sessions(folder) if other["started"] != session["started"]]
-    text = json.dumps([*others, session], indent=1)
-    unfinished = path.with_name(path.name + ".part")
     with writing(path):
-        unfinished.write_text(text + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_whole(path, json.dumps([*others, session], indent=1) + "\n")

@@ -9,6 +9,7 @@ import torch
 
 from pseudograd.data import Dataset, Encoder
 from pseudograd.fleet import Network
+from pseudograd.rules import paper
 
 # Of the difficulty 1 - p_y: from learned to mistaken.
 EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
@@ -47,11 +48,9 @@ def difficulty(
     told: dict[str, Any] = {}
     lacking, predicted = {}, {}
     for name, (k, network) in networks.items():
-        logits = network.logits(features).log_softmax(-1)
-        own = torch.nn.functional.one_hot(labels, logits.shape[1]).bool()
-        # Summed over the other classes: 1 - p_y would cancel.
-        lack = logits.masked_fill(own, -torch.inf).logsumexp(-1).exp()
-        pull = lack**k
+        logits = network.logits(features)
+        _, margin = paper.top_and_margin(logits, labels)
+        lack, pull = (paper.strength(margin, power).squeeze(-1) for power in (1.0, k))
         place = torch.bucketize(lack, edges[1:-1], right=True)
         counts = place.bincount(minlength=len(EDGES) - 1)
         masses = place.bincount(pull / pull.sum().clamp(min=1e-300), minlength=len(EDGES) - 1)

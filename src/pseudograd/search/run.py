@@ -19,13 +19,13 @@ from typing import Any
 
 from pseudograd.data import Dataset, Encoder
 from pseudograd.environment import environment
+from pseudograd.files import UNFINISHED, write_whole
 from pseudograd.fleet import Network, Outcome, Trial
 from pseudograd.search.difficulty import difficulty
 from pseudograd.search.ledger import Ledger, locked, trial_from_fields, writing
 from pseudograd.search.protocol import Protocol
 from pseudograd.search.search import Progress, Result, Runner, advance, result
 
-_UNFINISHED = ".part"  # the suffix of a file that is being written
 _SECONDS_BETWEEN_NOTES = 5.0
 
 
@@ -90,7 +90,7 @@ class Run:
         if not (folder / "run.json").exists():
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            if any(path.suffix != _UNFINISHED for path in folder.iterdir()):
+            if any(path.suffix != UNFINISHED for path in folder.iterdir()):
                 raise ValueError(f"{folder} is not empty and holds no run: name another folder")
             run = cls(folder, protocol, facts, [])
             run._write()
@@ -359,8 +359,5 @@ def _differences(before: Any, now: Any, name: str = "") -> list[tuple[str, Any, 
 
 def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
     """Write a file all at once or not at all."""
-    unfinished = path.with_name(path.name + _UNFINISHED)
-    text = json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
     with writing(path):
-        unfinished.write_text(text + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_whole(path, json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
