@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from benchmarks.environment import RESULTS, environment, write
 from pseudograd import TunableCrossEntropyLoss
-from pseudograd.data import digits
+from pseudograd.data import Dataset, digits
 from pseudograd.environment import version
-from pseudograd.fleet import Fleet, Split, Trial, parts
+from pseudograd.fleet import Fleet, Split, Trial, parts, randomness
 from pseudograd.search import Ledger, Protocol, advance
 
 RATES = (0.25, 0.5, 1.0)
@@ -62,16 +62,17 @@ def by_a_plain_loop(trials: list[Trial]) -> tuple[float, float]:
     features = data.features.float() / 8 - 1
     errors = defaultdict(list)
     for trial in trials:
-        error = train(trial, features, data.labels)
+        error = train(trial, data, features)
         errors[trial.k, trial.learning_rate].append(error)
     return time.perf_counter() - start, min(map(statistics.fmean, errors.values()))
 
 
-def train(trial: Trial, features: Tensor, labels: Tensor) -> float:
-    torch.manual_seed(trial.seed)
-    cut = parts(digits(), trial.split)
+def train(trial: Trial, data: Dataset, features: Tensor) -> float:
+    cut, seed, labels = parts(data, trial.split), torch.tensor([trial.seed]), data.labels
     hidden, last = nn.Linear(64, HIDDEN), nn.Linear(HIDDEN, 10)
-    nn.init.xavier_uniform_(hidden.weight)
+    with torch.no_grad():
+        # The same networks as the tuner's, in the same order of examples.
+        hidden.weight.copy_(randomness.glorot_uniform(seed, 0, 64, HIDDEN)[0].T)
     for parameter in (hidden.bias, last.weight, last.bias):
         nn.init.zeros_(parameter)
     network = nn.Sequential(hidden, nn.ReLU(), last)
@@ -83,14 +84,15 @@ def train(trial: Trial, features: Tensor, labels: Tensor) -> float:
         wrong = network(features[index]).argmax(1) != labels[index]
         return float(wrong.float().mean())
 
-    best, judged, since = 2.0, 1.0, 0
+    best, judged, since, epoch = 2.0, 1.0, 0, 0
     while since < trial.patience:
-        for index in cut.train[torch.randperm(len(cut.train))].split(trial.batch_size):
+        order = randomness.order(seed, torch.tensor([epoch]), len(cut.train))[0]
+        for index in cut.train[order].split(trial.batch_size):
             optimizer.zero_grad()
             criterion(network(features[index]), labels[index]).backward()
             optimizer.step()
         now = error(cut.stop)
-        since += 1
+        since, epoch = since + 1, epoch + 1
         if now < best:
             best, judged, since = now, error(cut.judge), 0
     return judged

@@ -169,24 +169,30 @@ class _Forward(Function):
         return tuple(_unfold(info, output) for output in outputs), (0,) * len(outputs)
 
 
-class _Backward(Function):
+class Underivable(Function):
+    """A function whose derivative is refused, of both kinds."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> NoReturn:
+        """Refuse."""
+        refuse_second_derivative()
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        """Refuse."""
+        refuse_forward_mode()
+
+
+class _Backward(Underivable):
     @staticmethod
     def forward(
         loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
         return loss.backward(z, target, k, grad, *kept)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> NoReturn:
-        refuse_second_derivative()
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        refuse_forward_mode()
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
@@ -205,20 +211,12 @@ def final(result: Tensor, source: Tensor) -> Tensor:
     return _Final.apply(result, source) if torch.is_grad_enabled() else result
 
 
-class _Final(Function):
+class _Final(Underivable):
     generate_vmap_rule = True
 
     @staticmethod
     def forward(result: Tensor, source: Tensor) -> Tensor:
         return result.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> NoReturn:
-        refuse_second_derivative()
 
 
 def refuse_second_derivative() -> NoReturn:

@@ -12,18 +12,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
 from pseudograd.loss.autograd import (
     ClassIndex,
     ClassProbabilities,
+    Underivable,
     final,
     graph_is_kept,
     keep_whole,
     prepare_tracing,
     refuse_forward_mode,
-    refuse_second_derivative,
 )
 from pseudograd.loss.checks import (
     check_class_indices,
@@ -33,6 +33,7 @@ from pseudograd.loss.checks import (
     check_settings,
 )
 from pseudograd.loss.functional import chosen_way, is_eager, smoothed
+from pseudograd.loss.modules import TunableLoss
 from pseudograd.rules.paper import Sensitivity, working_dtype
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _chunk_rows(rows: int, row_bytes: int) -> int:
     return -(-chunk // 128) * 128
 
 
-class TunableLinearCrossEntropyLoss(nn.Module):
+class TunableLinearCrossEntropyLoss(TunableLoss):
     """`tunable_linear_cross_entropy` as a module. The layer stays where it is, in the model.
 
     Args:
@@ -139,7 +140,7 @@ class TunableLinearCrossEntropyLoss(nn.Module):
         label_smoothing: The share of each target that is spread evenly over all classes.
 
     Example:
-        >>> layer = nn.Linear(8, 5)
+        >>> layer = torch.nn.Linear(8, 5)
         >>> criterion = TunableLinearCrossEntropyLoss(k=0.5)
         >>> hidden, target = torch.ones(2, 8), torch.tensor([0, 3])
         >>> criterion(layer.weight, hidden, target, layer.bias).backward()
@@ -158,13 +159,8 @@ class TunableLinearCrossEntropyLoss(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__()
-        check_k(k)
-        self.k = k
+        super().__init__(k, ignore_index, reduction, label_smoothing)
         self.register_buffer("class_weight", class_weight)
-        self.ignore_index = ignore_index
-        self.reduction = reduction
-        self.label_smoothing = label_smoothing
 
     def forward(
         self, weight: Tensor, hidden: Tensor, target: Tensor, bias: Tensor | None = None
@@ -181,10 +177,6 @@ class TunableLinearCrossEntropyLoss(nn.Module):
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
         )
-
-    def extra_repr(self) -> str:
-        """Show what was set."""
-        return f"k={self.k}, reduction={self.reduction!r}"
 
 
 def _linear(*arguments: Any) -> Tensor:
@@ -255,25 +247,13 @@ class _Linear(Function):
         return _one_by_one(_Linear, info, in_dims, inputs)
 
 
-class _Late(Function):
+class _Late(Underivable):
     """The products as a function of their own, which has no derivative."""
 
     @staticmethod
     def forward(*arguments: Any) -> Products:
         products: Products = linear_products(*arguments)
         return products
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> NoReturn:
-        refuse_second_derivative()
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        refuse_forward_mode()
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:

@@ -18,7 +18,25 @@ from pseudograd.loss.functional import (
 from pseudograd.rules.paper import Sensitivity
 
 
-class TunableCrossEntropyLoss(nn.Module):
+class TunableLoss(nn.Module):
+    """What losses with a k have in common."""
+
+    def __init__(
+        self, k: Sensitivity, ignore_index: int, reduction: str, label_smoothing: float
+    ) -> None:
+        super().__init__()
+        check_k(k)
+        self.k = k
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+
+    def extra_repr(self) -> str:
+        """Show what was set."""
+        return f"k={self.k}, reduction={self.reduction!r}"
+
+
+class TunableCrossEntropyLoss(TunableLoss):
     """`torch.nn.CrossEntropyLoss` with one more argument, k.
 
     Args:
@@ -49,13 +67,8 @@ class TunableCrossEntropyLoss(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__()
-        check_k(k)
-        self.k = k
+        super().__init__(k, ignore_index, reduction, label_smoothing)
         self.register_buffer("weight", weight)
-        self.ignore_index = ignore_index
-        self.reduction = reduction
-        self.label_smoothing = label_smoothing
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Give the loss of logits for class indices or class probabilities."""
@@ -68,10 +81,6 @@ class TunableCrossEntropyLoss(nn.Module):
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
         )
-
-    def extra_repr(self) -> str:
-        """Show what was set."""
-        return f"k={self.k}, reduction={self.reduction!r}"
 
 
 class RuleCrossEntropyLoss(nn.Module):
