@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,6 +38,31 @@ def environment(*devices: str) -> dict[str, str | int]:
         "pseudograd": pseudograd.__version__,
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def session(command: str, *devices: str) -> dict[str, Any]:
+    """Describe work that begins now, as plain values; its seconds are to be filled in.
+
+    Args:
+        command: What was asked for.
+        devices: Where it is done.
+
+    Example:
+        >>> begun = session("pseudograd tune digits", "cpu")
+        >>> begun["command"], begun["seconds"]
+        ('pseudograd tune digits', 0.0)
+
+    """
+    facts = environment(*devices)
+    names = ("pseudograd", "python", "torch", "triton")
+    return {
+        "command": command,
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        "seconds": 0.0,
+        "hardware": facts["hardware"],
+        "versions": {name: facts[name] for name in names if facts[name]},
+        "commit": facts["commit"],
     }
 
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pseudograd.cli.display import duration
 from pseudograd.cli.options import positive
 from pseudograd.cli.place import Place, add_place
 
@@ -137,6 +136,8 @@ class _Lines:
 
     def _write(self, now: float) -> None:
         self.written = now
+        from pseudograd.cli.display import duration
+
         seconds = now - self.started
         print(
             f"{self.network}: {self.done} trials in {duration(seconds)}, {self.left} asked for",
@@ -157,6 +158,7 @@ def _part_of(data: Dataset) -> Dataset:
 
 
 def _print_status(experiments: list[Experiment], folder: Path) -> None:
+    from pseudograd.cli.display import duration
     from pseudograd.report.summary import fraction
     from pseudograd.reproduce.run import status
 

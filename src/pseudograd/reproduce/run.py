@@ -6,7 +6,6 @@ trained together, and as soon as one row's outcomes ask for more, these join the
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 import time
@@ -17,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pseudograd import environment
 from pseudograd.data import Dataset
-from pseudograd.environment import environment
 from pseudograd.files import write_whole
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.reproduce.rows import Experiment, by_network
@@ -175,7 +174,7 @@ def reproduce(
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     sessions(folder)  # if the manifest cannot be read, this is the time to say so
-    session = _session(command, devices)
+    session = {**environment.session(command, *devices), "data": {}, "networks": {}}
     for network, group in by_network(experiments).items():
         protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
         if not _wanted(protocols, ledger_of(folder, network)):
@@ -297,20 +296,6 @@ def sessions(folder: Path) -> list[dict[str, Any]]:
     except ValueError as problem:
         raise ValueError(f"{path} is not a manifest ({problem})") from problem
     return found
-
-
-def _session(command: str, devices: Sequence[str]) -> dict[str, Any]:
-    facts = environment(*devices)
-    return {
-        "command": command,
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-        "seconds": 0.0,
-        "hardware": facts["hardware"],
-        "versions": {name: facts[name] for name in ("pseudograd", "python", "torch", "triton")},
-        "commit": facts["commit"],
-        "data": {},
-        "networks": {},
-    }
 
 
 def _note(folder: Path, session: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pseudograd.data import Dataset, Encoder
-from pseudograd.environment import environment
+from pseudograd.environment import session
 from pseudograd.files import UNFINISHED, write_whole
 from pseudograd.fleet import Network, Outcome, Trial
 from pseudograd.search.difficulty import difficulty
@@ -149,7 +149,7 @@ class Run:
         if not self.sessions:
             raise ValueError(f"{self.folder} holds a run that was never started: start it")
         latest = self.sessions[-1]
-        seconds = sum(session["seconds"] for session in self.sessions)
+        seconds = sum(one["seconds"] for one in self.sessions)
         return {
             **latest,
             "seconds": seconds,
@@ -171,18 +171,7 @@ class Run:
             yield from self._session(command, devices)
 
     def _session(self, command: str, devices: list[str]) -> Iterator[dict[str, Any]]:
-        facts = environment(*devices)
-        names = ("pseudograd", "python", "torch", "triton")
-        now: dict[str, Any] = {
-            "command": command,
-            "versions": {name: facts[name] for name in names if facts[name]},
-            "commit": None if facts["commit"] == "unknown" else facts["commit"],
-            "hardware": facts["hardware"],
-            "devices": devices,
-            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            "seconds": 0.0,
-            "trials": 0,
-        }
+        now = {**session(command, *devices), "devices": devices, "trials": 0}
         self.sessions.append(now)
         self._write()
         try:
@@ -243,12 +232,12 @@ def tune(
         ['examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', 'run.json']
 
     """
-    with run.session(command, list(devices)) as session:
+    with run.session(command, list(devices)) as noted_down:
         ledger = run.ledger
         trained = {}
         noted = time.monotonic()
         for progress in advance(run.protocol, ledger, runner):
-            session["trials"] += 1
+            noted_down["trials"] += 1
             if progress.outcome.trial.split.retrain:
                 trained[progress.outcome.trial] = progress.outcome
             if time.monotonic() - noted > _SECONDS_BETWEEN_NOTES:
