@@ -508,6 +508,26 @@ def test_dark_and_light_follow_the_reader(browser: WebDriver, html: str, tmp_pat
     assert ink_by_day < 150 < 600 < ink_by_night
 
 
+def test_paper_is_white_whatever_the_screen_is(
+    browser: WebDriver, html: str, tmp_path: Path
+) -> None:
+    open_page(browser, tmp_path / "report.html", html, scheme="dark")
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": [dark]})
+    colours = "return ['backgroundColor', 'color'].map(c => getComputedStyle(document.body)[c])"
+    page, ink = (
+        sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in browser.execute_script(colours)
+    )
+    assert page == 3 * 255
+    assert ink < 150
+    slider = "return getComputedStyle(document.querySelector('input')).display"
+    assert browser.execute_script(slider) == "none"
+    printed = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {})["data"])
+    assert printed.startswith(b"%PDF")
+    assert 1 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 8
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_texts_of_users_do_nothing_in_a_browser(
     browser: WebDriver, hostile: str, tmp_path: Path
 ) -> None:
