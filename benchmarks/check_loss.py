@@ -11,9 +11,13 @@ few rows and classes.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -21,7 +25,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-if "cpu" in sys.argv:
+if "cpu" in sys.argv:  # workers inherit it
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
 
 from benchmarks.environment import RESULTS, environment, write
@@ -125,16 +129,17 @@ class Bench:
         for classes in (*large, *small[-2:]):
             yield "row", classes
 
-    def run(self) -> Iterator[Check]:
-        for kernel, classes in self.shapes():
-            longest = classes if kernel == "tile" else 0
-            with mock.patch.object(operators, "LONGEST_TILE", longest):
-                yield from self.of_rule(kernel, classes)
-                yield from self.of_smoothing(kernel, classes)
-                yield from self.of_layout(kernel, classes)
-        yield from self.of_size()
-        yield from self.of_transforms()
-        yield from self.of_linear()
+    def sections(self) -> list[Callable[[], Iterator[Check]]]:
+        """What can be looked at apart."""
+        shapes = [partial(self.of_shape, *shape) for shape in self.shapes()]
+        return [self.of_size, *reversed(shapes), self.of_transforms, self.of_linear]
+
+    def of_shape(self, kernel: str, classes: int) -> Iterator[Check]:
+        longest = classes if kernel == "tile" else 0
+        with mock.patch.object(operators, "LONGEST_TILE", longest):
+            yield from self.of_rule(kernel, classes)
+            yield from self.of_smoothing(kernel, classes)
+            yield from self.of_layout(kernel, classes)
 
     def of_rule(self, kernel: str, classes: int) -> Iterator[Check]:
         rows = self.rows(classes)
@@ -261,19 +266,29 @@ def operators_dtypes() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.bfloat16, torch.float16)
 
 
+def checks(device: str, section: int) -> list[Check]:
+    return list(Bench(device).sections()[section]())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the checks")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    facts = environment(arguments.device)
+    device = arguments.device
+    facts = environment(device)
+    sections = range(len(Bench(device).sections()))
     lines, failed = [], 0
-    for check in Bench(arguments.device).run():
-        failed += not check.holds
-        lines.append({**check._asdict(), "holds": check.holds, **facts})
-        if not check.holds or check.check in ("value", "gradient"):
-            print("ok   " if check.holds else "WRONG", *check, flush=True)
-    write(lines, arguments.out or RESULTS / f"check_loss_{arguments.device}.csv")
+    # Processes of their own, so that one that dies of a bad address does not take all others along.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.workers, context, max_tasks_per_child=1) as pool:
+        for check in chain.from_iterable(pool.map(partial(checks, device), sections)):
+            failed += not check.holds
+            lines.append({**check._asdict(), "holds": check.holds, **facts})
+            if not check.holds or check.check in ("value", "gradient"):
+                print("ok   " if check.holds else "WRONG", *check, flush=True)
+    write(lines, arguments.out or RESULTS / f"check_loss_{device}.csv")
     print(f"{len(lines)} checks, {failed} wrong")
     sys.exit(bool(failed))
 

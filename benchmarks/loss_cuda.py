@@ -142,7 +142,7 @@ def of_linear() -> dict[str, Loss]:
         contenders["liger"] = lambda h, w, y, ks: liger(h, w, y)
     if cut := imported("cut_cross_entropy", "linear_cross_entropy"):
         contenders["cut"] = lambda h, w, y, ks: cut(h, w, y)
-        contenders["cut, exact"] = lambda h, w, y, ks: cut(h, w, y, impl="cce_exact")
+        contenders["cut, exact"] = lambda h, w, y, ks: cut(h, w, y, filter_eps=None)
     for k in KS:
         contenders[f"ours k={k}"] = functools.partial(ours_linear, k=k)
     for rows in (256, 1024, 2048):

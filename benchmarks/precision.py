@@ -1,40 +1,25 @@
 """Does the fleet's arithmetic move results? A row of the paper in TF32's and in full precision.
 
-    python -m benchmarks.precision FOLDER --out benchmarks/results/precision.csv
+    python -m benchmarks.precision --out benchmarks/results/precision.csv
 
-FOLDER holds MNIST's four official files (train-images-idx3-ubyte.gz, …). Each trial is run twice,
-with the same initial weights and order of examples. Training is chaotic, so the two end apart even
-where the arithmetic is equally good; what must not happen is that one is better on average. The
-yardstick is what another seed changes.
+The rows are MNIST's (`pseudograd data fetch mnist`). Each trial is run twice, with the same initial
+weights and order of examples. Training is chaotic, so the two end apart even where the arithmetic
+is equally good; what must not happen is that one is better on average. The yardstick is what
+another seed changes.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import statistics
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from benchmarks.environment import environment, write
-from pseudograd.data import Dataset
+from pseudograd.data import Dataset, load
 from pseudograd.fleet import Fleet, Outcome, Split, Trial
 
 SEEDS = 4
-
-
-def mnist(folder: Path) -> Dataset:
-    def read(name: str, header: int) -> np.ndarray:
-        with gzip.open(folder / f"{name}-ubyte.gz") as file:
-            return np.frombuffer(file.read(), np.uint8, offset=header)
-
-    images = [read(f"{part}-images-idx3", 16).reshape(-1, 784) for part in ("train", "t10k")]
-    labels = [read(f"{part}-labels-idx1", 8) for part in ("train", "t10k")]
-    features = torch.from_numpy(np.concatenate(images))
-    return Dataset("mnist", features, torch.from_numpy(np.concatenate(labels)).long(), 60_000)
 
 
 def rows() -> dict[str, list[Trial]]:
@@ -59,10 +44,9 @@ def outcomes(data: Dataset, trials: list[Trial], precision: str) -> list[Outcome
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    data = mnist(arguments.folder)
+    data = load("mnist")
     facts = {**environment(), "data_sha256": data.sha256}
     lines = []
     for name, trials in rows().items():
