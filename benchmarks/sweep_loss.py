@@ -38,7 +38,7 @@ TILES = (
     (torch.float32, 65536, 1000),
 )
 KS = (1.0, 0.5, 3.0)
-CACHE_BYTES = 256 << 20
+BUSY_BYTES = 4 << 30
 
 
 def milliseconds(run: Callable[[], Any], cache: torch.Tensor, turns: int = 15) -> float:
@@ -56,19 +56,17 @@ def milliseconds(run: Callable[[], Any], cache: torch.Tensor, turns: int = 15) -
 
 
 def row_settings() -> Iterator[dict[str, Any]]:
-    for block, warps, stages in itertools.product((4096, 8192, 16384), (8, 16, 32), (1, 2, 3)):
-        if 8 <= block // (32 * warps) <= 32:
-            plan = (block, warps, stages)
-            yield {"_row_plan": lambda _, plan=plan: plan, "name": f"row {plan}"}
+    for block, longest in itertools.product((4096, 8192, 16384), (0, 1 << 30)):
+        half = longest > 0  # the plan of shorter rows: half the block, half the warps
+        name = f"row {block // 2}, 8 warps" if half else f"row {block}, 16 warps"
+        yield {"ROW_BLOCK": block, "LONG_ROW_BYTES": longest, "name": name}
 
 
 def tile_settings(classes: int) -> Iterator[dict[str, Any]]:
-    blocks = {512, 1024, 2048, 4096} if classes < 512 else {1024}
-    for block, warp, programs in itertools.product(
-        sorted(blocks), (512, 1024, 2048), (2048, 4096, 8192, 1 << 30)
-    ):
-        name = f"tile {block}, {warp} a warp, {programs} programs"
-        yield {"TILE_BLOCK": block, "WARP_BLOCK": warp, "PROGRAMS": programs, "name": name}
+    blocks = (128, 256, 512, 1024) if classes < 512 else (1024,)
+    for block, warp in itertools.product(blocks, (256, 512, 1024)):
+        name = f"tile {block}, {warp} a warp"
+        yield {"TILE_BLOCK": block, "WARP_BLOCK": warp, "name": name}
 
 
 def measure(
@@ -100,7 +98,7 @@ def overheads(cache: torch.Tensor) -> None:
         parts = operators.count_labels(rows)
         again = partial(operators.launch, rows, None, out, parts=parts, grad=one, skip=True)
         nothing = milliseconds(again, cache)
-        sums = milliseconds(partial(operators.reduce_values, values, parts, dtype), cache)
+        sums = milliseconds(partial(operators.sum_values, values, parts, z.new_empty(())), cache)
         counting = milliseconds(partial(operators.count_labels, rows), cache)
         print(f"{count}x{classes}: nothing to do {nothing * 1e3:.1f}, sum {sums * 1e3:.1f}, count "
               f"{counting * 1e3:.1f} microseconds")  # fmt: skip
@@ -120,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     arguments = parser.parse_args()
-    cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device="cuda")
+    cache = torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
     overheads(cache)
     for (dtype, count, classes), k in itertools.product((*ROWS, *TILES), KS):
         name = f"{str(dtype).removeprefix('torch.')} {count}x{classes} k={k}"

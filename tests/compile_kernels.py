@@ -41,12 +41,12 @@ def main() -> None:
     for special in ("1", "1/2", "any"):
         tile: dict[str, Any] = {"special": special, "reduced": True, "tile_rows": 1, "block": 1024}
         training: dict[str, Any] = {"ks": None, "weight": None, "grad": None, "skip": False}
-        code = compile_kernel(kernels.tile, vector=8, group=8, steps=4, **tile, **training)
+        code = compile_kernel(kernels.tile, vector=8, group=8, mean=False, **tile, **training)
         assert "ld.global.v4" in code, "logits are loaded 16 bytes at a time"
         assert "st.global.v4" in code
         split: dict[str, Any] = {"statistics": None, "given": None}
         code = compile_kernel(
-            kernels.row, vector=8, lanes=1024, stages=1, special=special, **training, **split
+            kernels.row, vector=8, lanes=1024, special=special, **training, **split
         )
         assert code.count("v4.b32") >= 6, "in both passes"
     several: dict[str, Any] = {
@@ -56,12 +56,14 @@ def main() -> None:
         "block": 16,
         "skip": True,
     }
-    compile_kernel(kernels.tile, "*fp16", vector=2, group=1, steps=1, **several)
+    compile_kernel(kernels.tile, "*fp16", vector=2, group=1, mean=False, **several)
+    alone = several | {"tile_rows": 1024, "reduced": True}
+    compile_kernel(kernels.tile, "*bf16", vector=2, group=1, mean=True, parts=None, **alone)
     compile_kernel(kernels.smoothed_tile, "*fp32", vector=1, **several)
     row: dict[str, Any] = {"special": "any", "skip": True}
     compile_kernel(kernels.smoothed_row, "*fp32", lanes=1024, **row)
-    compile_kernel(kernels.row, "*fp32", vector=1, lanes=8192, stages=1, given=None, **row)
-    compile_kernel(kernels.row, "*fp32", vector=4, lanes=2048, stages=2, statistics=None, **row)
+    compile_kernel(kernels.row, "*fp32", vector=1, lanes=8192, given=None, **row)
+    compile_kernel(kernels.row, "*fp32", vector=4, lanes=2048, statistics=None, **row)
     compile_kernel(kernels.count_labels, block=1024)
     compile_kernel(kernels.sum_values, "*fp32", block=1024)
     compile_kernel(kernels.rescale, block=1024)

@@ -45,9 +45,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["tile", "row"])
+@pytest.fixture(params=["one tile", "tiles", "row"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both kernels at any number of classes; the long rows' one with several blocks in a row."""
+    monkeypatch.setattr(operators, "FEW", 16384 if request.param == "one tile" else 0)
     if request.param == "row":
         monkeypatch.setattr(operators, "LONGEST_TILE", 0)
         monkeypatch.setattr(operators, "ROW_BLOCK", 64)
@@ -94,7 +95,7 @@ def test_one_k_for_all(kernel: str, k: float) -> None:
     """Some of them have code of their own."""
     rows = battery(torch.float32, classes=20, count=14, seed=1)
     value, gradient = reference.loss(rows.logits, rows.label, k, reduction="sum")
-    for sensitivity in (k, torch.tensor(float(k))) if kernel == "tile" else (k,):
+    for sensitivity in (k, torch.tensor(float(k))) if kernel == "one tile" else (k,):
         computed, f = value_and_gradient(rows.logits, rows.label, sensitivity, reduction="sum")
         assert computed.double().item() == pytest.approx(value.item(), rel=FLOAT32)
         assert_accurate(f, gradient, FLOAT32)
@@ -305,7 +306,7 @@ class TestCorners:
     def test_extreme_logits(
         self, kernel: str, dtype: torch.dtype, smoothing: float, k: float
     ) -> None:
-        corners = list(itertools.product((-1, 0, 1), repeat=3))[:: 1 if kernel == "tile" else 4]
+        corners = list(itertools.product((-1, 0, 1), repeat=3))[:: 1 if kernel == "one tile" else 4]
         logits = torch.tensor(corners, dtype=dtype) * torch.finfo(dtype).max
         target = torch.zeros(len(logits), dtype=torch.long)
         value, f = value_and_gradient(
@@ -441,23 +442,6 @@ def test_autocast() -> None:
     torch.testing.assert_close(value.detach().cpu().double(), true, rtol=FLOAT32, atol=0)
     assert leaf.grad is not None
     assert_within_an_ulp(leaf.grad.cpu(), gradient.bfloat16())
-
-
-def test_several_tiles_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for very many rows; the last program has less to do."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(400, 10, generator=generator)
-    target = torch.randint(10, (400,), generator=generator)
-    target[::9] = -100
-    settings: tuple[dict[str, Any], ...] = ({}, {"reduction": "none"}, {"label_smoothing": 0.1})
-    expected = [value_and_gradient(logits, target, 0.5, **others) for others in settings]
-    monkeypatch.setattr(operators, "PROGRAMS", 1)
-    rows = operators.rows_of_loss(logits, target, 0.5)
-    assert operators.programs(rows) == 2
-    for others, (value, gradient) in zip(settings, expected, strict=True):
-        computed, f = value_and_gradient(logits, target, 0.5, **others)
-        torch.testing.assert_close(computed, value, rtol=1e-6, atol=0)
-        assert torch.equal(f, gradient)
 
 
 def test_runs_do_not_differ() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -64,9 +65,9 @@ def tunable_cross_entropy(
         ignore_index: Examples with this class index count for nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
-        implementation: "auto" takes loops compiled by numba on CPUs, if it is installed, and else
-            PyTorch's operations; "torch" always these; "triton" the kernels for CUDA devices, which
-            have been tested without a GPU only, and so have to be asked for.
+        implementation: "auto" takes what is fastest: on CUDA devices Triton kernels, on CPUs loops
+            compiled by numba if it is installed. "triton" insists on the kernels; "torch" takes
+            PyTorch's operations.
         process_group: The ranks that share the classes, in tensor-parallel training: ``input`` and
             ``weight`` are then this rank's part of them, in the order of the ranks, and ``target``
             counts the classes of all. Every rank gets the whole loss, and the gradient of its part.
@@ -207,8 +208,15 @@ def chosen_way(input: Tensor, target: Tensor, label_smoothing: float, implementa
         return "torch"
     eager = is_eager()
     plain = type(input) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
+    if input.is_cuda and (plain or not eager) and _has_triton():
+        return "triton"
     numba = input.is_cpu and plain and eager and label_smoothing == 0
     return "numba" if numba and _compiled_by_numba() is not None else "torch"
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

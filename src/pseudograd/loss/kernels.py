@@ -129,11 +129,12 @@ def _weight_of(weight, y, labelled):
 
 
 @triton.jit
-def _factor(w, parts, grad, grad_stride, row, mask):
+def _factor(w, parts, divisor, grad, grad_stride, row, mask):
     """What a row's pseudo-gradient is multiplied by: weight, mean, and the gradient from above."""
     if parts is not None:
-        divisor = tl.sum(tl.load(parts + tl.arange(0, _PARTS)), 0).to(tl.float32)
-        w = tl.where(w == 0, 0.0, w / divisor)
+        divisor = tl.sum(tl.load(parts + tl.arange(0, _PARTS)), 0)
+    if divisor is not None:
+        w = tl.where(w == 0, 0.0, w / divisor.to(tl.float32))
     if grad is not None:
         w *= tl.load(grad + row * grad_stride, mask=mask, other=0.0).to(tl.float32)
     return w
@@ -151,14 +152,15 @@ def _sum_of_groups(e, rows: tl.constexpr, block: tl.constexpr, group: tl.constex
 def tile(
     z, target, ks, k, weight, parts, grad, values, out,
     rows, stride, classes, k_stride, grad_stride, ignore_index,
-    special: tl.constexpr, reduced: tl.constexpr, skip: tl.constexpr, vector: tl.constexpr,
-    group: tl.constexpr, tile_rows: tl.constexpr, block: tl.constexpr, steps: tl.constexpr,
+    special: tl.constexpr, reduced: tl.constexpr, mean: tl.constexpr, skip: tl.constexpr,
+    vector: tl.constexpr, group: tl.constexpr, tile_rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Values and pseudo-gradients of short rows, some at a time in several steps.
+    """Values and pseudo-gradients of several short rows.
 
     ``stride`` and ``classes`` are given in vectors of so many elements, which tells the compiler
-    that it may load and store whole vectors. With ``skip``, nothing is done where ``grad`` is 1:
-    ``out`` then has been computed already.
+    that it may load and store whole vectors. With ``mean``, one program has all rows, and counts
+    and divides by itself. With ``skip``, nothing is done where ``grad`` is 1: ``out`` then has been
+    computed already.
     """
     if skip:  # noqa: SIM102 (the compiler would look at both conditions)
         if tl.load(grad).to(tl.float32) == 1.0:
@@ -166,46 +168,55 @@ def tile(
     classes *= vector
     column = tl.arange(0, block)
     inside = (column < classes)[None, :]
-    first = tl.program_id(0).to(tl.int64) * (steps * tile_rows)
-    value_sum = tl.zeros((1,), tl.float64)
-    for step in range(steps):
-        row = first + step * tile_rows + tl.arange(0, tile_rows)
-        exists = row < rows
-        y = tl.load(target + row, mask=exists, other=0).to(tl.int64)
-        counted = exists & (y != ignore_index)
-        labelled = counted & (y >= 0) & (y < classes)
-        row_k = tl.zeros((tile_rows,), tl.float32) + _sensitivity(k, ks, k_stride, row, exists)
-        begin = row * stride * vector
-        at = begin[:, None] + column[None, :]
-        x = tl.load(z + at, mask=counted[:, None] & inside, other=float("-inf")).to(tl.float32)
-        z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
+    exists = row < rows
+    y = tl.load(target + row, mask=exists, other=0).to(tl.int64)
+    counted = exists & (y != ignore_index)
+    labelled = counted & (y >= 0) & (y < classes)
+    k = tl.zeros((tile_rows,), tl.float32) + _sensitivity(k, ks, k_stride, row, exists)
+    begin = row * stride * vector
+    at = begin[:, None] + column[None, :]
+    x = tl.load(z + at, mask=counted[:, None] & inside, other=float("-inf")).to(tl.float32)
+    z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
 
-        on_label = column[None, :] == y.to(tl.int32)[:, None]
-        x = tl.where(on_label, float("-inf"), x)
-        top = tl.maximum(tl.max(x, 1), _LOWEST)
-        e, power = _powers(x - top[:, None], row_k[:, None], special)
-        total = _sum_of_groups(e, tile_rows, block, group)
-        value, strength = _outcome(z_y, top, total, row_k)
-        w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
-        value = tl.where(counted, w * value, 0.0)
-        if reduced:
-            value_sum += tl.sum(value, 0)
-        elif values is not None:
-            tl.store(values + row, value, mask=exists)
-
-        if out is not None:
-            if special != "1":
-                total = _sum_of_groups(power, tile_rows, block, group)
-            scale = _factor(w, parts, grad, grad_stride, row, exists) * strength
-            scale = tl.where(counted, scale, 0.0)
-            share = scale / _at_least_1(total).to(tl.float32)
-            f = tl.where(on_label, -scale[:, None], power * share[:, None])
-            # Ignored rows may hold anything; NaN times 0 would be NaN.
-            f = tl.where((scale == 0)[:, None], 0.0, f)
-            at = (row * classes)[:, None] + column[None, :]
-            tl.store(out + at, f.to(out.dtype.element_ty), mask=exists[:, None] & inside)
+    on_label = column[None, :] == y.to(tl.int32)[:, None]
+    x = tl.where(on_label, float("-inf"), x)
+    top = tl.maximum(tl.max(x, 1), _LOWEST)
+    e, power = _powers(x - top[:, None], k[:, None], special)
+    total = _sum_of_groups(e, tile_rows, block, group)
+    value, strength = _outcome(z_y, top, total, k)
+    w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
+    divisor = None
+    if mean:
+        divisor = tl.sum(w.to(tl.float64), 0)
+    value = tl.where(counted, w * value, 0.0)
     if reduced:
-        tl.store(values + tl.program_id(0) + tl.arange(0, 1), value_sum)
+        value = tl.sum(value, 0)
+        if mean:
+            value /= divisor
+        _store_sum(values + tl.program_id(0), value)
+    elif values is not None:
+        tl.store(values + row, value, mask=exists)
+
+    if out is not None:
+        if special != "1":
+            total = _sum_of_groups(power, tile_rows, block, group)
+        scale = _factor(w, parts, divisor, grad, grad_stride, row, exists) * strength
+        scale = tl.where(counted, scale, 0.0)
+        share = scale / _at_least_1(total).to(tl.float32)
+        f = tl.where(on_label, -scale[:, None], power * share[:, None])
+        # Ignored rows may hold anything; NaN times 0 would be NaN.
+        f = tl.where((scale == 0)[:, None], 0.0, f)
+        at = (row * classes)[:, None] + column[None, :]
+        tl.store(out + at, f.to(out.dtype.element_ty), mask=exists[:, None] & inside)
+
+
+@triton.jit
+def _store_sum(to, value):
+    """Store a sum, in float64 if it is but a part of one."""
+    if to.dtype.element_ty != tl.float64:
+        value = value.to(tl.float32)
+    tl.store(to, value.to(to.dtype.element_ty))
 
 
 @triton.jit
@@ -235,7 +246,6 @@ def row(
     z, target, ks, k, weight, parts, grad, values, out, statistics, given,
     stride, classes, k_stride, grad_stride, ignore_index,
     special: tl.constexpr, skip: tl.constexpr, vector: tl.constexpr, lanes: tl.constexpr,
-    stages: tl.constexpr,
 ):  # fmt: skip
     """Value and pseudo-gradient of a long row. With ``skip``, as in `tile`.
 
@@ -282,7 +292,7 @@ def row(
         lane_top = tl.full((lanes,), _LOWEST, tl.float32)
         lane_total = tl.zeros((lanes,), tl.float32)
         lane_power = tl.zeros((lanes,), tl.float32)
-        for start in tl.range(0, to_read, lanes, num_stages=stages):
+        for start in tl.range(0, to_read, lanes, num_stages=1):
             at = (start + lane)[:, None] * vector + inner
             mask = (start + lane < to_read)[:, None]
             x = tl.load(z + aligned + at, mask=mask, other=float("-inf"),
@@ -310,7 +320,7 @@ def row(
         if values is not None:
             tl.store(values + i, tl.where(counted, w * value, 0.0))
         if out is not None:
-            scale = _factor(w, parts, grad, grad_stride, i, counted) * strength
+            scale = _factor(w, parts, None, grad, grad_stride, i, counted) * strength
             scale = tl.where(counted, scale, 0.0)
             share = scale / _at_least_1(power_total).to(tl.float32)
 
@@ -322,7 +332,7 @@ def row(
         to_read = tl.where(scale == 0, 0, vectors)
         # From the end of the row, which is still in the cache, to its beginning.
         last = (vectors - 1) // lanes * lanes
-        for step in tl.range(0, vectors, lanes, num_stages=stages):
+        for step in tl.range(0, vectors, lanes, num_stages=1):
             start = last - step
             at = (start + lane)[:, None] * vector + inner
             mask = (start + lane < to_read)[:, None]
@@ -464,7 +474,7 @@ def smoothed_tile(
 
     if out is not None:
         factor = tl.where(counted & (whole != 0), whole, 0.0)
-        factor = _factor(factor, parts, grad, grad_stride, row, exists)
+        factor = _factor(factor, parts, None, grad, grad_stride, row, exists)
         q = _smoothed_target(w, column[None, :], y[:, None], w_y[:, None], spread, smoothing,
                              tl.where(whole == 0, 1.0, whole)[:, None])  # fmt: skip
         if special == "1":
@@ -551,7 +561,7 @@ def smoothed_row(
     if out is not None:
         total = total.to(tl.float32)
         factor = tl.where(counted & (whole != 0), whole, 0.0)
-        factor = _factor(factor, parts, grad, grad_stride, i, counted)
+        factor = _factor(factor, parts, None, grad, grad_stride, i, counted)
         whole = tl.where(whole == 0, 1.0, whole)
         if special != "1":
             above_top = tl.full((lanes,), _LOWEST, tl.float32)
@@ -619,7 +629,7 @@ def sum_values(values, parts, out, count, block: tl.constexpr):
     result = tl.sum(sums, 0)
     if parts is not None:
         result /= tl.sum(tl.load(parts + tl.arange(0, _PARTS)), 0)
-    tl.store(out, result.to(tl.float32).to(out.dtype.element_ty))
+    _store_sum(out, result)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -413,7 +413,8 @@ def _by_kernel(
 
     values = logits.new_empty(len(logits), dtype=torch.float64)
     rows = rows_of_loss(logits, target, k, class_weight, ignore_index, smoothing)
-    launch(rows, values, None if factor is None else logits, grad=factor)
+    with torch.cuda.device_of(logits):
+        launch(rows, values, None if factor is None else logits, grad=factor)
     return values
 
 

@@ -28,15 +28,15 @@ INTERPRETED = not isinstance(kernels.tile, triton.JITFunction)
 
 # Rows of up to so many classes are kept on the chip.
 LONGEST_TILE = 8192
+# So many elements in all are one program's: it needs no other kernels to count and to sum.
+FEW = 16384
 # How many elements a program takes at a time: of several short rows, or of a long one.
-TILE_BLOCK, ROW_BLOCK = 1024, 8192
+TILE_BLOCK, ROW_BLOCK = 512, 8192
 # Up to so many elements of a short row are one warp's: all its threads compute the row's numbers.
 WARP_BLOCK = 1024
-# So many programs for short rows keep all multiprocessors busy.
-PROGRAMS = 8192
-# Rows that are longer have a multiprocessor to themselves, so that all rows under way stay in the
-# L2 cache between their two passes.
-LONG_ROW_BYTES = 160 << 10
+# Rows that are longer have more threads, so that fewer rows are under way and all of them stay in
+# the L2 cache between their two passes.
+LONG_ROW_BYTES = 64 << 10
 _VECTOR_BYTES = 16
 _SPECIAL = {1.0: "1", 0.5: "1/2", 2.0: "2"}
 
@@ -71,12 +71,16 @@ def rows_of_loss(
     return Rows(z, target.long().contiguous(), float(k), ks, weight, ignore_index, smoothing)
 
 
+def are_few(rows: Rows) -> bool:
+    """Whether one program takes all rows."""
+    count, classes = rows.z.shape
+    return classes <= LONGEST_TILE and count * _block(classes) <= FEW and not rows.smoothing
+
+
 def programs(rows: Rows) -> int:
     """How many programs work on the rows: so many partial sums there are."""
     count, classes = rows.z.shape
-    if classes > LONGEST_TILE:
-        return count
-    return -(-count // (_tile_rows(classes) * _steps(count, classes, rows.smoothing)))
+    return count if classes > LONGEST_TILE else -(-count // _tile_rows(classes))
 
 
 def launch(
@@ -85,6 +89,7 @@ def launch(
     out: Tensor | None,
     *,
     reduced: bool = False,
+    mean: bool = False,
     parts: Tensor | None = None,
     grad: Tensor | None = None,
     skip: bool = False,
@@ -93,13 +98,16 @@ def launch(
 ) -> None:
     """Run the kernel that suits the rows. It is chosen by their length alone, and never by timing.
 
+    Their device must be the current one.
+
     Args:
         rows: The rows.
-        values: Where values go, in float64: one for each row, or with ``reduced`` their sum, one
-            part for each of `programs`.
+        values: Where values go: one for each row, in float64; or with ``reduced`` their sum, one
+            part for each of `programs` in float64, or all of it if rows `are_few`.
         out: Where pseudo-gradients go, contiguous. It may be the logits themselves.
         reduced: Whether to sum the values.
-        parts: From `count_labels`, to divide pseudo-gradients by.
+        mean: Divide by the weights of rows that `are_few`.
+        parts: From `count_labels`, to divide pseudo-gradients by, of others.
         grad: The gradient from above: one number, or one for each row.
         skip: Leave ``out`` as it is where ``grad`` is 1.
         statistics: Where the numbers of a part of the classes go; see `kernels.row`.
@@ -115,59 +123,52 @@ def launch(
     grad_stride = grad.stride(0) if grad is not None and grad.dim() else 0
     inputs: tuple[Any, ...] = (z, target, ks, k, weight)
     results = (parts, grad, values, out)
-    settings: dict[str, Any] = {"special": special, "skip": skip}
     if smoothing:
         inputs += (None if weight is None else weight.double().sum(),)
-    with torch.cuda.device_of(z):
-        if classes <= LONGEST_TILE and statistics is None and given is None:
-            tile_rows, block = _tile_rows(classes), _power_of_2(classes)
-            vector = _vector(z, out, lambda v: z.stride(0) % v == 0 and classes % v == 0)
-            strides = (z.stride(0) // vector, classes // vector, k_stride, grad_stride)
-            warp_block = WARP_BLOCK // 4 if smoothing else WARP_BLOCK  # which has more to hold
-            settings |= {"reduced": reduced, "vector": vector, "tile_rows": tile_rows}
-            settings |= {"block": block, "num_warps": max(1, min(32, block // warp_block))}
-            grid = (programs(rows),)
-            if smoothing:
-                kernels.smoothed_tile[grid](
-                    *inputs, *results, count, *strides, ignore_index, smoothing, **settings
-                )
-            else:
-                group = 8 if block >= 256 else 1
-                kernels.tile[grid](
-                    *inputs, *results, count, *strides, ignore_index, group=group,
-                    steps=_steps(count, classes, smoothing), **settings,
-                )  # fmt: skip
-            return
-        strides = (z.stride(0), classes, k_stride, grad_stride)
-        block, warps, stages = _row_plan(classes * z.element_size())
-        settings["num_warps"] = warps
+    if classes <= LONGEST_TILE and statistics is None and given is None:
+        block = _block(classes)
+        alone = (reduced or mean) and are_few(rows)
+        tile_rows = FEW // block if alone else _tile_rows(classes)
+        warp_block = WARP_BLOCK // 4 if smoothing else WARP_BLOCK  # which has more to hold
+        warps = 16 if alone else max(1, min(32, block // warp_block))
+        vector = _vector(z, out, lambda v: z.stride(0) % v == 0 and classes % v == 0)
+        strides = (z.stride(0) // vector, classes // vector, k_stride, grad_stride)
+        grid = (1 if alone else -(-count // tile_rows),)
         if smoothing:
-            kernels.smoothed_row[(count,)](
-                *inputs, *results, *strides, ignore_index, smoothing, lanes=block // 4, **settings
-            )
-        else:
-            vector = _vector(
-                z, out, lambda v: (z.stride(0) - classes) % v == 0 and classes >= 2 * v
-            )
-            kernels.row[(count,)](
-                *inputs, *results, statistics, given, *strides, ignore_index, vector=vector,
-                lanes=block // vector, stages=stages, **settings,
+            kernels.smoothed_tile[grid](
+                *inputs, *results, count, *strides, ignore_index, smoothing, special=special,
+                reduced=reduced, skip=skip, vector=vector, tile_rows=tile_rows, block=block,
+                num_warps=warps,
             )  # fmt: skip
+        else:
+            kernels.tile[grid](
+                *inputs, *results, count, *strides, ignore_index, special=special,
+                reduced=reduced, mean=mean, skip=skip, vector=vector,
+                group=8 if block >= 256 else 1, tile_rows=tile_rows, block=block, num_warps=warps,
+            )  # fmt: skip
+        return
+    strides = (z.stride(0), classes, k_stride, grad_stride)
+    long = classes * z.element_size() > LONG_ROW_BYTES
+    block, warps = (ROW_BLOCK, 16) if long else (ROW_BLOCK // 2, 8)
+    if smoothing:
+        kernels.smoothed_row[(count,)](
+            *inputs, *results, *strides, ignore_index, smoothing, special=special, skip=skip,
+            lanes=block // 4, num_warps=warps,
+        )  # fmt: skip
+    else:
+        vector = _vector(z, out, lambda v: (z.stride(0) - classes) % v == 0 and classes >= 2 * v)
+        kernels.row[(count,)](
+            *inputs, *results, statistics, given, *strides, ignore_index, special=special,
+            skip=skip, vector=vector, lanes=block // vector, num_warps=warps,
+        )  # fmt: skip
 
 
-def _row_plan(row_bytes: int) -> tuple[int, int, int]:
-    """How many elements of a long row to take at a time, by how many warps, how far ahead."""
-    return (2 * ROW_BLOCK, 32, 1) if row_bytes > LONG_ROW_BYTES else (ROW_BLOCK, 16, 1)
+def _block(classes: int) -> int:
+    return max(16, _power_of_2(classes))
 
 
 def _tile_rows(classes: int) -> int:
-    return max(1, TILE_BLOCK // max(16, _power_of_2(classes)))
-
-
-def _steps(count: int, classes: int, smoothing: float) -> int:
-    """How many tiles a program takes, a power of 2: to start a program costs time too."""
-    tiles = count // _tile_rows(classes)
-    return 1 if smoothing else min(16, _power_of_2(tiles // PROGRAMS + 1) // 2 or 1)
+    return max(1, TILE_BLOCK // _block(classes))
 
 
 def _power_of_2(size: int) -> int:
@@ -188,22 +189,18 @@ def _vector(z: Tensor, out: Tensor | None, suits: Any) -> int:
 def count_labels(rows: Rows) -> Tensor:
     """Give what the mean is divided by, in parts."""
     parts = torch.empty(kernels.PARTS, dtype=torch.float64, device=rows.z.device)
-    with torch.cuda.device_of(rows.z):
-        kernels.count_labels[(kernels.PARTS,)](
-            rows.target, rows.weight, parts, *rows.z.shape, rows.ignore_index, block=1024
-        )
+    kernels.count_labels[(kernels.PARTS,)](
+        rows.target, rows.weight, parts, *rows.z.shape, rows.ignore_index, block=1024
+    )
     return parts
 
 
-def reduce_values(values: Tensor, parts: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Give the sum of the values, divided by ``parts``."""
-    result = torch.empty((), dtype=dtype, device=values.device)
-    with torch.cuda.device_of(values):
-        kernels.sum_values[(1,)](
-            values, parts, result, len(values),
-            block=min(8192, _power_of_2(len(values))), num_warps=16,
-        )  # fmt: skip
-    return result
+def sum_values(values: Tensor, parts: Tensor | None, result: Tensor) -> None:
+    """Write the sum of the values, divided by ``parts``, into ``result``."""
+    kernels.sum_values[(1,)](
+        values, parts, result, len(values),
+        block=min(8192, _power_of_2(len(values))), num_warps=16,
+    )  # fmt: skip
 
 
 def rescale(x: Tensor, factor: Tensor) -> None:
@@ -237,20 +234,28 @@ class _Fused(Function):
         ctx: Any, z: Tensor, rows: Rows, reduction: str, dtype: torch.dtype, training: bool
     ) -> Tensor:
         empty = rows.z.new_empty
-        if reduction == "none":
-            value = empty(len(z), dtype=torch.float64)
-            launch(rows, value, None)
-            parts = gradient = None
-        else:
-            parts = count_labels(rows) if reduction == "mean" else None
-            gradient = empty(z.shape) if training and z.requires_grad else None
-            values = empty(programs(rows), dtype=torch.float64)
-            launch(rows, values, gradient, reduced=True, parts=parts)
-            value = reduce_values(values, parts, dtype)
+        parts = gradient = None
+        mean = reduction == "mean"
+        # One guard for all kernels, since it takes longer than to launch one should.
+        with torch.cuda.device_of(z):
+            if reduction == "none":
+                value = empty(len(z), dtype=torch.float64)
+                launch(rows, value, None)
+            else:
+                value = empty((), dtype=dtype)
+                gradient = empty(z.shape) if training and z.requires_grad else None
+                if are_few(rows) and len(z):
+                    launch(rows, value, gradient, reduced=True, mean=mean)
+                else:
+                    parts = count_labels(rows) if mean else None
+                    values = empty(programs(rows), dtype=torch.float64)
+                    launch(rows, values, gradient, reduced=True, parts=parts)
+                    sum_values(values, parts, value)
         # With the logits themselves autograd sees if someone writes to them.
         kept = z if rows.z.data_ptr() == z.data_ptr() else rows.z
         ctx.save_for_backward(kept, rows.target, rows.ks, rows.weight, parts, gradient)
         ctx.settings = rows.k, rows.ignore_index, rows.smoothing
+        ctx.mean = mean and parts is None
         return value
 
     @staticmethod
@@ -261,7 +266,8 @@ class _Fused(Function):
         # What is handed over must not be needed again.
         reuse = gradient is not None and not graph_is_kept()
         out = gradient if reuse else z.new_empty(z.shape)
-        launch(rows, None, out, parts=parts, grad=grads[0], skip=reuse)
+        with torch.cuda.device_of(z):
+            launch(rows, None, out, mean=ctx.mean, parts=parts, grad=grads[0], skip=reuse)
         return final(out, z), None, None, None, None
 
     @staticmethod
@@ -277,7 +283,8 @@ def value_of_rows(z: Tensor, target: Tensor) -> Tensor:
     """Give -log p_y of each row, in float64."""
     rows = rows_of_loss(z, target, 1.0)
     values = z.new_empty(len(z), dtype=torch.float64)
-    launch(rows, values, None)
+    with torch.cuda.device_of(z):
+        launch(rows, values, None)
     return values
 
 
@@ -297,7 +304,8 @@ def gradient_of_rows(
     """Give Eq. 5 of each row, times its ``grad``."""
     rows = rows_of_loss(z, target, k if ks is None else ks)
     out = z.new_empty(z.shape)
-    launch(rows, None, out, grad=grad)
+    with torch.cuda.device_of(z):
+        launch(rows, None, out, grad=grad)
     return out
 
 

@@ -68,7 +68,8 @@ def _part_by_kernel(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
     from pseudograd.loss.operators import launch, rows_of_loss
 
     statistics = z.new_empty((4, len(z)), dtype=torch.float64)
-    launch(rows_of_loss(z, column, k), None, None, statistics=statistics)
+    with torch.cuda.device_of(z):
+        launch(rows_of_loss(z, column, k), None, None, statistics=statistics)
     return statistics
 
 
@@ -106,7 +107,8 @@ def push(
 
         given = torch.cat((whole.top, share, scale), -1).T.float().contiguous()
         out = z.new_empty(z.shape) if out is None else out
-        launch(rows_of_loss(z, column, k), None, out, given=given)
+        with torch.cuda.device_of(z):
+            launch(rows_of_loss(z, column, k), None, out, given=given)
         return out
     wide = paper.in_working_precision(z)
     f = (k * (wide - whole.top.to(wide.dtype))).exp() * share.to(wide.dtype)

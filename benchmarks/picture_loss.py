@@ -1,0 +1,70 @@
+"""The figures of `benchmarks.loss --device cuda` as a picture: time and memory beside the peers'.
+
+python -m benchmarks.picture_loss docs/pictures/kernels.png
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.environment import RESULTS
+
+OURS = "ours k=0.5"
+# Okabe and Ito's colours, which colour-blind readers can tell apart too.
+LOOKS = {
+    "cross_entropy": ("#595959", "s"),
+    "linear, cross_entropy": ("#595959", "s"),
+    "torch.compile": ("#E69F00", "D"),
+    "liger": ("#009E73", "^"),
+    "quack": ("#CC79A7", "v"),
+    "cut, exact": ("#D55E00", "<"),
+    OURS: ("#0072B2", "o"),
+}
+LABELS = {"linear, cross_entropy": "PyTorch", "cross_entropy": "PyTorch", OURS: "ours, k = 1/2"}
+Rows = Sequence[dict[str, str]]
+
+
+def panel(axes: Axes, rows: Rows, column: str, unit: float) -> None:
+    """A line for each shape, a mark for each contender."""
+    cases = list(dict.fromkeys((row["form"], row["dtype"], row["shape"]) for row in rows))
+    for name, (colour, marker) in LOOKS.items():
+        points = [
+            (float(row[column]) / unit, cases.index((row["form"], row["dtype"], row["shape"])))
+            for row in rows
+            if row["way"] == name and float(row[column]) > 0
+        ]
+        axes.plot(*zip(*points, strict=True), marker, color=colour, label=LABELS.get(name, name),
+                  markersize=8 if name == OURS else 6, alpha=0.9)  # fmt: skip
+    names = [f"{'layer and loss, ' * (form == 'linear')}{dtype} {shape.replace('x', '×')}"
+             for form, dtype, shape in cases]  # fmt: skip
+    axes.set_yticks(range(len(cases)), names)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.grid(axis="y", linewidth=0.4)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def main() -> None:
+    with (RESULTS / "loss_cuda.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    panel(left, rows, "both_ms_median", 1)
+    left.set_xlabel("forward and backward pass, milliseconds")
+    panel(right, rows, "peak_bytes", 1e6)
+    right.set_xlabel("memory beyond the inputs at its peak, MB")
+    handles, labels = left.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=6,
+                  frameon=False)  # fmt: skip
+    figure.savefig(Path(sys.argv[1]), dpi=110)
+
+
+if __name__ == "__main__":
+    main()
