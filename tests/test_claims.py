@@ -143,6 +143,7 @@ def test_k_grows_with_depth() -> None:
     assert verdict("2d", rising) == CONFIRMED
     assert verdict("2d", falling) == NOT
     assert verdict("2d", points(1, [0.25, 0.5]) + points(3, [1.0])) == PARTLY
+    assert verdict("2d", points(1, [0.25, 0.5])) == OPEN  # there is nothing to compare with
     # What is tried with one hidden layer alone must not count as a lower k.
     shallow, deep = points(1, [0.0625] * 33), points(3, [0.25] * 18)
     assert verdict("2d", shallow + deep) == NOT

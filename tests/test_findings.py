@@ -86,7 +86,7 @@ def test_what_is_not_finished(folder: Path, tmp_path: Path) -> None:
     assert found.begun == {CIFAR}
     assert found.finished == []
     [effort] = found.efforts
-    assert (effort.rows, effort.trials, effort.seconds) == (0, len(lines) - 1, 0)
+    assert (effort.experiment, effort.trials, effort.seconds) == (CIFAR, len(lines) - 1, 0)
     assert math.isnan(effort.trials_per_hour)
 
 
@@ -107,6 +107,19 @@ def test_effort(folder: Path) -> None:
     assert effort.epochs == 2 * len(ledger)
     assert effort.trials_per_hour == pytest.approx(100 * len(ledger))
     assert read([CIFAR], folder).sessions[0]["hardware"] == "a <GPU> & more"
+
+
+def test_rows_of_a_network_share_its_time_by_steps(tmp_path: Path) -> None:
+    group = [Experiment(row) for row in rows("all", "svhn 1x400*")]
+    write(tmp_path, group)
+    efforts = read(group, tmp_path).efforts
+    assert [effort.experiment for effort in efforts] == group
+    assert sum(effort.seconds for effort in efforts) == pytest.approx(36)
+    assert sum(effort.trials for effort in efforts) == len(ledger_of(tmp_path, group[0].network))
+    paces = [effort.seconds / effort.steps for effort in efforts]
+    assert paces == pytest.approx([paces[0]] * 3)
+    # Of some rows alone it is the same.
+    assert read(group[1:2], tmp_path).efforts == (efforts[1],)
 
 
 def test_lines_that_cannot_be_read_are_counted(folder: Path, tmp_path: Path) -> None:

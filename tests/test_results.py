@@ -54,8 +54,9 @@ def html(files: dict[Path, str], folder: Path) -> str:
     return files[folder / "results.html"]
 
 
-def lines_of(text: str, name: str) -> list[list[str]]:
-    """The cells of all lines of tables that begin with this."""
+def lines_of(text: str, name: str, after: str = "") -> list[list[str]]:
+    """The cells of all lines of tables that begin with this, those after a heading."""
+    text = text[text.index(after) :]
     found = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in found]
 
@@ -99,7 +100,7 @@ def test_each_row_stands_beside_the_papers(text: str, folder: Path) -> None:
         if experiment.activation != "relu":
             continue
         row = experiment.row
-        error, cross_entropy = lines_of(text, experiment.name)[:2]
+        error, cross_entropy = lines_of(text, experiment.name, "## The tables")[:2]
         assert error[1].endswith(f"({fraction(row.selected_k)})")
         assert error[2].startswith(f"{finding.error_k1_pct.mean:.2f} ± ")
         assert cross_entropy[5].startswith(f"{finding.cross_entropy.mean:.3f} ± ")
@@ -117,7 +118,7 @@ def test_each_row_stands_beside_the_papers(text: str, folder: Path) -> None:
 def test_commands_beside_rows_run_these_rows(text: str) -> None:
     for experiment in SOME:
         if experiment.activation == "relu":
-            command = lines_of(text, experiment.name)[0][-1].strip("`")
+            command = lines_of(text, experiment.name, "## The tables")[0][-1].strip("`")
             program, verb, table, _, pattern, *_ = shlex.split(command)
             assert (program, verb) == ("pseudograd", "reproduce")
             assert rows(table, pattern) == [experiment.row]
@@ -131,6 +132,8 @@ def test_verdicts(text: str) -> None:
     assert lines_of(text, "2d")[0][2] == "confirmed"
     assert "exact sign test" in text
     assert "12 rows" in text
+    assert "so far" not in text
+    assert "not finished yet" not in text
 
 
 def test_what_was_run_is_told(text: str, folder: Path) -> None:
@@ -138,9 +141,9 @@ def test_what_was_run_is_told(text: str, folder: Path) -> None:
     assert "0123456789ab" in text
     svhn = "2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934"
     assert f"svhn: `{svhn}`, re-cropped" in text
-    [line] = lines_of(text, "svhn 1x400")
+    line = lines_of(text, "svhn 1x400 m0.5", "## What was run")[0]
     trials = len((folder / "svhn-1x400.jsonl").read_text("utf-8").splitlines())
-    assert line[1:] == ["1", f"{trials:,}", f"{2 * trials:,}", "0.6", f"{100 * trials:,}"]
+    assert line[1:] == [f"{trials:,}", f"{2 * trials:,}", "0.6", f"{100 * trials:,}"]
     assert "plain loop" not in text  # nothing was measured here
 
 
@@ -158,10 +161,10 @@ def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_
     )
     some = [Experiment(row) for row in rows("all", "[mc]*[15]x400 m0.5")]
     text = documents(some, copy)[tmp_path / "RESULTS.md"]
-    steps = {effort.network: effort.steps for effort in read(some, copy).efforts}
-    for network, microseconds in (("mnist 1x400", 1000), ("cifar100 5x400", 9000)):
-        hours = f"{steps[network] * microseconds / 3.6e9:,.1f}"
-        assert lines_of(text, network)[0][-1] == hours
+    steps = {effort.experiment.name: effort.steps for effort in read(some, copy).efforts}
+    for row, microseconds in (("mnist 1x400 m0.5", 1000), ("cifar100 5x400 m0.5", 9000)):
+        hours = f"{steps[row] * microseconds / 3.6e9:,.1f}"
+        assert lines_of(text, row)[0][-1] == hours
     assert "This is an estimate" in text
     assert "one GPU" in text
 
@@ -174,7 +177,10 @@ def test_what_a_reader_would_ask_next(text: str) -> None:
     assert three[2] == "–"
     assert three[7].startswith("+")
     assert five[8].startswith("−16.")
-    assert lines_of(text, "cifar10 5x400 m0.5 tanh")[0][1] == "4"  # of the resampling
+    resampled = lines_of(text, "cifar10 5x400 m0.5 tanh", "### How sure is the selection?")
+    assert resampled[0][1] == "4"
+    rates = lines_of(text, "mnist [0,1]", "### Which learning rates")[0]
+    assert rates[1:] == ["3", "0.12 to 0.12", "0.12 to 0.12", "0.1 to 10"]
     activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 8]
     assert activations == ["relu", "tanh"]
 
@@ -198,8 +204,11 @@ def test_rows_that_were_not_run_are_shown(folder: Path, tmp_path: Path) -> None:
     text = documents(SOME, copy)[tmp_path / "RESULTS.md"]
     assert lines_of(text, "svhn 1x400 m0.5")[0][2:6] == ["not run yet", "16.88", "–", "not run yet"]
     assert lines_of(text, "cifar10 1x400 m0.5")[0][2] == "not finished"
+    assert lines_of(text, "cifar10 1x400 m0.5 (not finished)")[0][1] == "50"
     assert lines_of(text, "2a")[0][2:] == ["partly so far (2 of 4 rows)"] * 2 + ["partly"]
+    assert "Ours, MNIST in [0, 1]: **partly** (so far, 2 of 4 rows, p = " in text
     assert "10 of 12 rows are finished" in text
+    assert "**Rows that are not finished yet: 1 of svhn, 1 of cifar10.**" in text
 
 
 def test_nothing_was_run_yet(tmp_path: Path) -> None:
@@ -228,8 +237,8 @@ def test_ties_and_open_rates_are_marked(folder: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(results, "read", read_marked)
     text = documents(SOME, folder)[folder.parent / "RESULTS.md"]
-    assert lines_of(text, marked.name)[0][1] == "1/4†‡ (1/4)"
-    assert lines_of(text, "svhn 1x400 m0.5")[0][1] == "1/4 (1/4)"
+    assert lines_of(text, marked.name, "## The tables")[0][1] == "1/4†‡ (1/4)"
+    assert lines_of(text, "svhn 1x400 m0.5", "## The tables")[0][1] == "1/4 (1/4)"
     assert f"- † {marked.name}: k = 1/8 did as well" in text
     assert f"- ‡ {marked.name}: the best rate of k = 4 may lie beyond" in text
     assert "3 lines of the ledgers cannot be read" in text
@@ -281,7 +290,7 @@ def test_report_and_check(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder, "results")
-    report = ["reproduce", "report", "--rows", "svhn *x400 m0.5"]
+    report = ["reproduce", "report"]
     assert main([*report, "--check"]) == 1
     assert capsys.readouterr().err == (
         "pseudograd: RESULTS.md is not what the ledgers give: "
@@ -289,13 +298,26 @@ def test_report_and_check(
     )
     assert main(report) == 0
     assert capsys.readouterr().out.splitlines()[:2] == ["RESULTS.md", "results/results.html"]
-    expected = documents(experiments(rows("all", "svhn *x400 m0.5")), Path("results"))
+    expected = documents(experiments(rows()), Path("results"))
     assert expected == {path: path.read_text("utf-8") for path in expected}
     assert main([*report, "--check"]) == 0
     picture = Path("results/deviations.svg")
     picture.write_text(picture.read_text("utf-8") + " ", "utf-8")
     assert main([*report, "--check"]) == 1
     assert capsys.readouterr().err.startswith("pseudograd: results/deviations.svg is not what")
+
+
+def test_rows_that_were_run_again_do_not_touch_the_results(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, "again")
+    Path("RESULTS.md").write_text("all rows", "utf-8")
+    assert main(["reproduce", "report", "--rows", "svhn *x400 m0.5", "--out", "again"]) == 0
+    assert Path("RESULTS.md").read_text("utf-8") == "all rows"
+    text = Path("again/RESULTS.md").read_text("utf-8")
+    assert "3 of 3 rows are finished" in text
+    assert "(deviations.svg)" in text
 
 
 def test_report_of_runs_in_small(
@@ -306,7 +328,7 @@ def test_report_of_runs_in_small(
     write(Path("runs/smoke"), [Experiment(row)], smoke=True)
     report = ["reproduce", "report", "--smoke", "--as-printed", "--rows", row.name]
     assert main(report) == 0
-    text = Path("runs/RESULTS.md").read_text("utf-8")
+    text = Path("runs/smoke/RESULTS.md").read_text("utf-8")
     assert "the figures mean nothing" in text
     assert "1 of 1 rows are finished" in text
     assert "MNIST in [0, 1] |" not in text
@@ -317,6 +339,11 @@ def test_report_of_runs_in_small(
     [
         (["report"], "results holds no ledgers: run `pseudograd reproduce all` first"),
         (["table1", "--check"], "--check goes with report, not with table1"),
+        (
+            ["report", "--rows", "svhn*"],
+            "a report of results is of all rows: leave out --rows and --as-printed, or name the "
+            "folder of another run by --out",
+        ),
     ],
 )
 def test_report_refuses(

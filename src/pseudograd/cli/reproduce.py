@@ -33,7 +33,7 @@ def reproduce(commands: Commands) -> None:
         metavar="TABLE",
         help="table1, table3, table4, supplement, all of them, or unprinted (rows that the paper's "
         "source has as comments); status says how far all are; report writes RESULTS.md beside the "
-        "ledgers' folder, and a page into it",
+        "folder results, or into any other, and a page into the folder",
     )
     parser.add_argument(
         "--rows", default="*", metavar="PATTERN", help='such as "cifar10 1x400*" (all rows)'
@@ -48,7 +48,10 @@ def reproduce(commands: Commands) -> None:
         "--check", action="store_true", help="of a report: fail if its files are not up to date"
     )
     parser.add_argument(
-        "--time-limit", type=positive, metavar="MINUTES", help="stop then; the same command goes on"
+        "--time-limit",
+        type=positive,
+        metavar="MINUTES",
+        help="end by then; the same command goes on",
     )
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the data sets are kept")
     add_place(parser)
@@ -76,7 +79,8 @@ def reproduce(commands: Commands) -> None:
             _print_status(wanted, folder)
             return
         if options.what == "report":
-            _report(wanted, folder, options.smoke, options.check)
+            whole = options.rows == "*" and not options.as_printed
+            _report(wanted, folder, whole, options.smoke, options.check)
             return
 
         @functools.cache
@@ -179,10 +183,17 @@ def _print_status(experiments: list[Experiment], folder: Path) -> None:
     print(f"{finished} of {len(states)} rows done, about {trials} trials left{time_left}")
 
 
-def _report(experiments: list[Experiment], folder: Path, smoke: bool, check: bool) -> None:
-    from pseudograd.report.results import documents
+def _report(
+    experiments: list[Experiment], folder: Path, whole: bool, smoke: bool, check: bool
+) -> None:
+    from pseudograd.report.results import BESIDE, documents
     from pseudograd.search.ledger import writing
 
+    if folder.resolve().name == BESIDE and not whole:
+        raise ValueError(
+            f"a report of {folder} is of all rows: leave out --rows and --as-printed, or name the "
+            "folder of another run by --out"
+        )
     for path, text in documents(experiments, folder, smoke=smoke).items():
         if not check:
             with writing(path):

@@ -49,6 +49,7 @@ from pseudograd.reproduce.rows import CLIP, Experiment, Row
 from pseudograd.reproduce.toy import Spread
 from pseudograd.search import Comparison, Difference
 
+BESIDE = "results"  # RESULTS.md lies beside a folder of this name, and in any other
 _STATED, _OTHER = (-1.0, 1.0), (0.0, 1.0)  # MNIST as the paper says, and as fits its rates
 _DASH = "–"
 _TITLES = {
@@ -108,7 +109,9 @@ class _Part:
 def documents(
     experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
 ) -> dict[Path, str]:
-    """Give the files of the results: RESULTS.md beside the folder, a page and figures in it.
+    """Give the files of the results: RESULTS.md, a page and figures.
+
+    All lie in the folder, but RESULTS.md lies beside it if it is called "results".
 
     Args:
         experiments: What was to be run.
@@ -143,14 +146,17 @@ def documents(
         _choices(found),
     ]
     figures = [block for part in parts for block in part.blocks if isinstance(block, _Figure)]
+    beside = folder.resolve().name == BESIDE
     return {
-        folder.parent / "RESULTS.md": _markdown(title, lead, parts, folder.resolve().name),
+        (folder.parent if beside else folder) / "RESULTS.md": _markdown(
+            title, lead, parts, folder.resolve().name, f"{BESIDE}/" * beside
+        ),
         folder / "results.html": _page(title, lead, parts),
         **{folder / figure.name: results_figures.standalone(figure.svg) for figure in figures},
     }
 
 
-def _markdown(title: str, lead: str, parts: Sequence[_Part], folder: str) -> str:
+def _markdown(title: str, lead: str, parts: Sequence[_Part], folder: str, path: str) -> str:
     def cell(text: str) -> str:
         return text.replace("|", "\\|")
 
@@ -164,7 +170,7 @@ def _markdown(title: str, lead: str, parts: Sequence[_Part], folder: str) -> str
                 return "\n".join(f"- {item}" for item in items)
             case _Figure(name, svg):
                 about = re.findall(r'aria-label="([^".]*)', svg)[0]  # its first sentence
-                return f"![{Markup(about).unescape()}]({folder}/{name})"
+                return f"![{Markup(about).unescape()}]({path}{name})"
             case _Table(head, rows, fold):
                 lines = [head, ["---"] * len(head), *rows]
                 table = "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
@@ -211,21 +217,30 @@ def _page(title: str, lead: str, parts: Sequence[_Part]) -> str:
 
 def _lead(found: Reproduction, smoke: bool) -> str:
     as_printed = [e for e in found.found if e == Experiment(e.row)]
-    finished = sum(found.found[e] is not None for e in as_printed)
-    others = [e for e in found.found if e not in set(as_printed)]
-    finished_others = sum(found.found[e] is not None for e in others)
+    others = [e for e in found.found if e != Experiment(e.row)]
+
+    def counted(some: Sequence[Experiment]) -> str:
+        return f"{sum(found.found[e] is not None for e in some)} of {len(some)}"
+
     text = (
-        f"The paper’s experiments, run again with its whole protocol: {finished} of "
-        f"{len(as_printed)} rows are finished"
+        "The paper’s experiments, run again with its whole protocol: "
+        f"{counted(as_printed)} rows are finished"
     )
     if others:
         text += (
-            f", and {finished_others} of {len(others)} that were run beside them (MNIST in [0, 1], "
-            "and some rows with tanh)"
+            f", and {counted(others)} that are run beside them (MNIST in [0, 1], and some rows "
+            "with tanh)"
         )
     if smoke:
         text = f"Run in small, to see that all works: the figures mean nothing. {text}"
-    return f"{text}. What contradicts the paper stands beside what confirms it."
+    text = f"{text}. What contradicts the paper stands beside what confirms it."
+    if missing := Counter(_data_of(e) for e in (*as_printed, *others) if found.found[e] is None):
+        rows = ", ".join(f"{number} of {data}" for data, number in missing.items())
+        text += (
+            f" **Rows that are not finished yet: {rows}.** Until they are, verdicts, means and "
+            "intervals are of the finished rows alone."
+        )
+    return text
 
 
 def _rows(found: Reproduction) -> list[Row]:
@@ -311,11 +326,11 @@ class _PlainLoop:
     microseconds: Mapping[int, float]  # by the number of weights
 
     def seconds(self, effort: Effort) -> float:
-        """About how long a network's steps would have taken, by the nearest one measured."""
-        data, layers, *_ = effort.network.split()
-        depth, width = map(int, layers.split("x"))
-        inputs, classes = 784 if data == "mnist" else 3072, 100 if data == "cifar100" else 10
-        weights = _weights(inputs, depth, width, classes)
+        """About how long a row's steps would have taken, by the nearest one measured."""
+        row = effort.experiment.row
+        inputs = 784 if row.data == "mnist" else 3072
+        classes = 100 if row.data == "cifar100" else 10
+        weights = _weights(inputs, row.hidden_layers, row.width, classes)
         nearest = min(self.microseconds, key=lambda other: abs(math.log(other / weights)))
         return 1e-6 * self.microseconds[nearest] * effort.steps
 
@@ -367,9 +382,10 @@ def _what_was_run(found: Reproduction, plain: _PlainLoop | None) -> _Part:
     if found.unread:
         facts.append(f"{found.unread} lines of the ledgers cannot be read and are left out.")
     blocks: list[_Block] = [_Bullets(facts)]
-    head = ["network", "rows", "networks trained", "epochs", "minutes", "networks an hour"]
+    head = ["row", "networks trained", "epochs", "minutes", "networks an hour"]
     lines = [
-        [effort.network, str(effort.rows), f"{effort.trials:,}", f"{effort.epochs:,}",
+        [effort.experiment.name + " (not finished)" * (found.found[effort.experiment] is None),
+         f"{effort.trials:,}", f"{effort.epochs:,}",
          _minutes(effort.seconds) if effort.seconds else _DASH,
          f"{effort.trials_per_hour:,.0f}" if effort.seconds else _DASH]
         for effort in found.efforts
@@ -390,7 +406,13 @@ def _what_was_run(found: Reproduction, plain: _PlainLoop | None) -> _Part:
         if seconds:
             text += f" It is {3600 * sum(hours) / seconds:,.0f} times the time above."
         blocks.append(_Text(text))
-    blocks.append(_Table(head, lines, fold="Time of each network"))
+    blocks += [
+        _Text(
+            "Rows that differ in the momentum alone are trained together; of their time each row "
+            "has its share by steps."
+        ),
+        _Table(head, lines, fold="Time of each row"),
+    ]
     return _Part("What was run", blocks)
 
 
@@ -438,17 +460,23 @@ def _the_claims(found: Reproduction) -> _Part:
             _Title(f"{claim.name}. {claim.statement}"),
             _Bullets(
                 [f"Test: {claim.test}.", claim.rule]
-                + [_judged(each.name, judge(claim, each.points)) for each in readings]
+                + [
+                    _judged(each.name, judge(claim, each.points), total=_total(claim, found))
+                    for each in readings
+                ]
             ),
         ]
     blocks += [_Title("By data set and depth"), *_by_data_and_depth(found)]
     return _Part("The claims", blocks)
 
 
-def _judged(name: str, judgement: Judgement, unit: str = "row") -> str:
+def _judged(name: str, judgement: Judgement, unit: str = "row", total: int | None = None) -> str:
     if judgement.verdict == claims.OPEN:
         return f"{name}: {judgement.figures}."
-    facts = [_count(judgement.rows, unit), *([] if judgement.p is None else [_p(judgement.p)])]
+    count = _count(judgement.rows, unit)
+    if total not in (None, judgement.rows):
+        count = f"so far, {judgement.rows} of {_count(total, unit)}"
+    facts = [count, *([] if judgement.p is None else [_p(judgement.p)])]
     return f"{name}: **{judgement.verdict}** ({', '.join(facts)}): {judgement.figures}."
 
 
@@ -678,6 +706,8 @@ def _asked_next(found: Reproduction) -> _Part:
         *_curves(stated),
         _Title("How sure is the selection?"),
         *_selection(found),
+        _Title("Which learning rates are selected?"),
+        *_rates(found),
         _Title("What does the activation change?"),
         *_activations(found),
     ]
@@ -734,6 +764,23 @@ def _selection(found: Reproduction) -> list[_Block]:
             fold="Row by row",
         ),
     ]
+
+
+def _rates(found: Reproduction) -> list[_Block]:
+    rates: dict[str, list[tuple[float, float]]] = {}
+    for finding in found.finished:
+        pair = finding.result.plain.learning_rate, finding.result.chosen.learning_rate
+        rates.setdefault(_data_of(finding.experiment), []).append(pair)
+
+    def span(values: Sequence[float]) -> str:
+        return f"{min(values):.2g} to {max(values):.2g}"
+
+    lines = [
+        [data, str(len(pairs)), *(span(values) for values in zip(*pairs, strict=True)),
+         "0.1 to 10" if data.startswith("mnist") else "0.0001 to 1"]
+        for data, pairs in rates.items()
+    ]  # fmt: skip
+    return [_Table(["data", "rows", "at k = 1", "at selected k", "paper"], lines)]
 
 
 def _percent(share: float) -> str:

@@ -252,6 +252,8 @@ def _near_one(points: Sequence[Point]) -> Judgement:
 
 
 def _grows_with_depth(points: Sequence[Point]) -> Judgement:
+    if len({point.row.hidden_layers for point in points}) == 1:
+        return Judgement(OPEN, 0, "rows of one depth only")
     rho, p = rank_correlation(
         [point.row.hidden_layers for point in points],
         [point.common_k for point in points],
@@ -493,4 +495,4 @@ def judge(claim: Claim, points: Sequence[Point]) -> Judgement:
 
     """
     points = [point for point in points if point.row.hidden_layers in claim.depths]
-    return claim.apply(points) if points else Judgement(OPEN, 0, "no row")
+    return claim.apply(points) if points else Judgement(OPEN, 0, "no row is finished")

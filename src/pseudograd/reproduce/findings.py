@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -110,25 +110,25 @@ def cross_entropies(outcomes: Iterable[Outcome]) -> Spread:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a network's rows took.
+    """What an experiment took.
 
     Attributes:
-        network: Its name.
-        rows: How many of its experiments are finished.
+        experiment: Which.
         trials: How many networks were trained.
         epochs: In how many epochs, all together.
         steps: In how many steps, all together.
-        seconds: How long it took; 0 if the manifest does not say.
+        seconds: How long it took; 0 if the manifest does not say. Rows that differ in the momentum
+            alone are trained together, and of their time each has its share by steps.
 
     Example:
-        >>> Effort("mnist 1x400", rows=3, trials=1000, epochs=40_000, steps=11_280_000, seconds=36
-        ...        ).trials_per_hour
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> row = experiments(rows("table1"))[0]
+        >>> Effort(row, trials=1000, epochs=40_000, steps=11_280_000, seconds=36).trials_per_hour
         100000.0
 
     """
 
-    network: str
-    rows: int
+    experiment: Experiment
     trials: int
     epochs: int
     steps: int
@@ -146,24 +146,27 @@ class Reproduction:
 
     Attributes:
         found: What came of each experiment; None if it is not finished.
-        begun: The experiments of which there are trials.
-        efforts: Of each network of which there are trials.
+        efforts: Of each experiment of which there are trials, in the order in which they are run.
         sessions: The manifest.
         toy: The runs of the toy example; none if there is no ``toy.csv``.
         unread: Lines of ledgers that could not be read.
 
     Example:
-        >>> Reproduction({}, frozenset(), (), [], [], 0).finished
+        >>> Reproduction({}, (), [], [], 0).finished
         []
 
     """
 
     found: dict[Experiment, Finding | None]
-    begun: frozenset[Experiment]
     efforts: tuple[Effort, ...]
     sessions: list[dict[str, Any]]
     toy: list[ToyRun]
     unread: int
+
+    @property
+    def begun(self) -> frozenset[Experiment]:
+        """The experiments of which there are trials."""
+        return frozenset(effort.experiment for effort in self.efforts)
 
     @property
     def finished(self) -> list[Finding]:
@@ -187,21 +190,18 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
     """
     manifest = sessions(folder)
     found: dict[Experiment, Finding | None] = {}
-    begun, efforts, unread = set(), [], 0
+    efforts: list[Effort] = []
+    unread = 0
     for network, group in by_network(experiments).items():
         ledger = ledger_of(folder, network)
         unread += len(ledger.set_aside)
         protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
         found |= {e: _finding(e, protocol, ledger) for e, protocol in protocols.items()}
-        shapes = {protocol.trial.hidden_layer_sizes for protocol in protocols.values()}
-        momenta = {t.momentum for t in ledger if t.hidden_layer_sizes in shapes}
-        begun |= {e for e in group if e.row.momentum in momenta}
-        if ledger:
-            finished = sum(found[e] is not None for e in group)
-            efforts.append(_effort(network, finished, ledger, manifest))
+        logs = [session["networks"].get(network) for session in manifest]
+        efforts += _efforts(protocols, ledger, sum(log["seconds"] for log in logs if log))
     in_order = {experiment: found[experiment] for experiment in experiments}
     toy = _read_toy(folder / "toy.csv")
-    return Reproduction(in_order, frozenset(begun), tuple(efforts), manifest, toy, unread)
+    return Reproduction(in_order, tuple(efforts), manifest, toy, unread)
 
 
 def _finding(experiment: Experiment, protocol: Protocol, ledger: Ledger) -> Finding | None:
@@ -215,18 +215,21 @@ def _finding(experiment: Experiment, protocol: Protocol, ledger: Ledger) -> Find
     return Finding(experiment, search, (tested[0], tested[1]))
 
 
-def _effort(
-    network: str, finished: int, ledger: Ledger, manifest: Sequence[dict[str, Any]]
-) -> Effort:
-    logs = [session["networks"].get(network) for session in manifest]
-    return Effort(
-        network,
-        rows=finished,
-        trials=len(ledger),
-        epochs=sum(outcome.epochs for outcome in ledger.values()),
-        steps=sum(_steps(outcome) for outcome in ledger.values()),
-        seconds=sum(log["seconds"] for log in logs if log),
-    )
+def _efforts(
+    protocols: dict[Experiment, Protocol], ledger: Ledger, seconds: float
+) -> Iterator[Effort]:
+    """What the experiments of a network took, which took so long together."""
+    steps = {trial: _steps(outcome) for trial, outcome in ledger.items()}
+    for experiment, protocol in protocols.items():
+        own = [trial for trial in ledger if protocol.covers(trial)]
+        if own:
+            yield Effort(
+                experiment,
+                trials=len(own),
+                epochs=sum(ledger[trial].epochs for trial in own),
+                steps=sum(steps[trial] for trial in own),
+                seconds=seconds * sum(steps[trial] for trial in own) / sum(steps.values()),
+            )
 
 
 def _steps(outcome: Outcome) -> int:

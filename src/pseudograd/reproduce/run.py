@@ -7,10 +7,12 @@ trained together, and as soon as one row's outcomes ask for more, these join the
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,15 +69,74 @@ class Step:
     left: int
 
 
+class TimeIsUp(Exception):
+    """The time that was given is over; what is finished is kept.
+
+    Example:
+        >>> issubclass(TimeIsUp, Exception)
+        True
+
+    """
+
+
+class Clock:
+    """How much time is left, and how long trials take: none should be begun that cannot end.
+
+    Args:
+        seconds: The time there is; None if it does not matter.
+
+    Example:
+        >>> clock = Clock(60)
+        >>> clock.took["mnist 1x400"] = [20.0, 30.0]
+        >>> clock.suffices("mnist 1x400"), clock.suffices("mnist 3x800")  # six times the work
+        (True, False)
+
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.end = math.inf if seconds is None else time.monotonic() + seconds
+        self.took: dict[str, list[float]] = {}  # by network, from taking a trial to its end
+
+    def suffices(self, network: str) -> bool:
+        """Whether a trial of a network that is begun now ends in time, if it is like the others.
+
+        While nothing is known, it does.
+        """
+        means = {other: statistics.fmean(took) for other, took in self.took.items()}
+        guesses = [_cost(network) / _cost(other) * mean for other, mean in means.items()]
+        return time.monotonic() + means.get(network, max(guesses, default=-math.inf)) <= self.end
+
+
+class _Queue(deque[Trial]):
+    """Trials for a fleet, which notes when each of them is taken."""
+
+    def __init__(self, trials: Iterable[Trial]) -> None:
+        super().__init__(trials)
+        self.taken: dict[Trial, float] = {}
+
+    def popleft(self) -> Trial:
+        trial = super().popleft()
+        self.taken[trial] = time.monotonic()
+        return trial
+
+
 def run_network(
-    protocols: dict[Experiment, Protocol], ledger: Ledger, run: Runner
+    protocols: dict[Experiment, Protocol], ledger: Ledger, run: Runner, clock: Clock | None = None
 ) -> Generator[Step, None, None]:
     """Run what the rows of one network want until they want nothing more.
+
+    When the time is too short for one more trial, those under way are the last of the search; rows
+    whose search is over are then finished as far as possible. A row's next trials go before what
+    waits of others, so that rows end one after the other.
 
     Args:
         protocols: Of each row.
         ledger: What is known of all of them.
         run: Trains trials.
+        clock: The time there is; unlimited unless given.
+
+    Raises:
+        TimeIsUp: If trials were left out for want of time.
 
     Example:
         >>> import tempfile
@@ -92,24 +153,38 @@ def run_network(
         True
 
     """
+    clock, network, enough = clock or Clock(), next(iter(protocols)).network, True
     while wanted := _wanted(protocols, ledger):
         # Networks that are trained on more examples make another fleet.
         retrain = next(iter(wanted)).split.retrain
-        queue = deque(trial for trial in wanted if trial.split.retrain == retrain)
+        if not enough:
+            retrain = any(trial.split.retrain for trial in wanted)
+            if not retrain:
+                raise TimeIsUp
+        queue = _Queue(trial for trial in wanted if trial.split.retrain == retrain)
         asked = set(queue)
         # No row asks for more before all trials of one of its k are done.
         under_way = Counter((wanted[trial], trial.k) for trial in queue)
         for outcome in run(queue):
             experiment = wanted[outcome.trial]
             ledger.append(_thinned(outcome))
+            if outcome.trial in queue.taken and outcome.stopped_by == "patience":
+                took = time.monotonic() - queue.taken[outcome.trial]
+                clock.took.setdefault(network, []).append(took)
             under_way[experiment, outcome.trial.k] -= 1
-            if not under_way[experiment, outcome.trial.k]:
-                for trial in protocols[experiment].wanted(ledger):
-                    if trial not in asked and trial.split.retrain == retrain:
-                        asked.add(trial)
-                        wanted[trial] = experiment
-                        under_way[experiment, trial.k] += 1
-                        queue.append(trial)
+            enough = enough and clock.suffices(network)
+            if not enough:
+                queue.clear()
+            elif not under_way[experiment, outcome.trial.k]:
+                more = [
+                    trial
+                    for trial in protocols[experiment].wanted(ledger)
+                    if trial not in asked and trial.split.retrain == retrain
+                ]
+                asked.update(more)
+                wanted |= dict.fromkeys(more, experiment)
+                under_way.update((experiment, trial.k) for trial in more)
+                queue.extendleft(reversed(more))
             yield Step(experiment, outcome, under_way.total())
 
 
@@ -122,19 +197,15 @@ def _wanted(protocols: dict[Experiment, Protocol], ledger: Ledger) -> dict[Trial
 
 
 def _thinned(outcome: Outcome) -> Outcome:
-    """An outcome as it is kept: of the learning curves, those of the final networks, rounded."""
-    curve = outcome.curve if outcome.trial.split.retrain else ()
-    return replace(outcome, curve=tuple(round(error, 5) for error in curve), parameters=None)
+    """An outcome as it is kept: its learning curve rounded, and only a final network's whole.
 
-
-class TimeIsUp(Exception):
-    """The time that was given is over; what is finished is kept.
-
-    Example:
-        >>> issubclass(TimeIsUp, Exception)
-        True
-
+    Of others the epochs 1, 2, 4, 8, ... are kept.
     """
+    whole = outcome.trial.split.retrain
+    curve = tuple(
+        round(error, 5) for at, error in enumerate(outcome.curve) if whole or not at & at + 1
+    )
+    return replace(outcome, curve=curve, parameters=None)
 
 
 def reproduce(
@@ -159,7 +230,8 @@ def reproduce(
         command: What to write down as having been asked for.
         devices: What to write down as having been used.
         smoke: Whether to run all in small, to see that it runs.
-        time_limit: Seconds after which to stop; the trials under way are lost.
+        time_limit: Seconds after which to stop. Some time before, no more trials are begun, so
+            that those under way can end; those that do not are lost.
         watch: Called after each trial.
 
     Raises:
@@ -170,7 +242,7 @@ def reproduce(
         >>> reproduce([], Path(tempfile.mkdtemp()), {}.get, lambda data: list)
 
     """
-    started = time.monotonic()
+    started, clock = time.monotonic(), Clock(time_limit)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     sessions(folder)  # if the manifest cannot be read, this is the time to say so
@@ -179,6 +251,8 @@ def reproduce(
         protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
         if not _wanted(protocols, ledger_of(folder, network)):
             continue
+        if not clock.suffices(network):
+            raise TimeIsUp
         data = open_data(group[0].row.data)
         ledger = ledger_of(folder, network, data.sha256)
         session["data"][data.name] = data.sha256
@@ -195,13 +269,13 @@ def reproduce(
 
         with locked(ledger.path):
             try:
-                with closing(run_network(protocols, ledger, runner(data))) as steps:
+                with closing(run_network(protocols, ledger, runner(data), clock)) as steps:
                     for step in steps:
                         log["trials"] += 1
                         log["epochs"] += step.outcome.epochs
                         watch(step)
                         now = time.monotonic()
-                        if time_limit is not None and now - started > time_limit:
+                        if now > clock.end:
                             raise TimeIsUp
                         if now - noted > _SECONDS_BETWEEN_NOTES:
                             noted = note()

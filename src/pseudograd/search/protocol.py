@@ -7,6 +7,7 @@ anywhere, and end the same.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -192,14 +193,7 @@ class Protocol:
         ]
 
     def _at(self, k: float, rate: float, repetition: int) -> Trial:
-        # The same weights, order and folds for every k and rate: differences are then paired.
-        return replace(
-            self.trial,
-            k=k,
-            learning_rate=rate,
-            split=replace(self.trial.split, plan=self.seed, repetition=repetition, retrain=False),
-            seed=1000 * self.seed + repetition,
-        )
+        return _trial_at(self.trial, self.seed, k, rate, repetition)
 
     def covers(self, trial: Trial) -> bool:
         """Tell whether a trial can be one of this search."""
@@ -305,11 +299,23 @@ class Protocol:
             return "low"
         if errors[-1] < min(errors[:-1]):
             return "high"
-        values = [
-            outcomes[self._at(cell.k, cell.learning_rate, repetition)].cross_entropy
+        # Chance, if only between two classes, has a cross-entropy of log 2.
+        learned = len(set(errors)) > 1 or any(
+            outcomes[self._at(cell.k, cell.learning_rate, repetition)].cross_entropy < math.log(2)
             for cell in cells
             for repetition in range(self.repetitions)
-        ]
-        # Chance, if only between two classes, has a cross-entropy of log 2.
-        learned = len(set(errors)) > 1 or min(values) < math.log(2)
+        )
         return None if learned else "low"
+
+
+# Remembered, since a search asks for the same ones after every few trials, while a device waits.
+@functools.lru_cache(maxsize=4096)
+def _trial_at(template: Trial, seed: int, k: float, rate: float, repetition: int) -> Trial:
+    # The same weights, order and folds for every k and rate: differences are then paired.
+    return replace(
+        template,
+        k=k,
+        learning_rate=rate,
+        split=replace(template.split, plan=seed, repetition=repetition, retrain=False),
+        seed=1000 * seed + repetition,
+    )
