@@ -154,7 +154,7 @@ def of_linear() -> dict[str, Loss]:
         contenders["cut, exact"] = lambda h, w, y, ks: cut(h, w, y, filter_eps=None)
     for k in KS:
         contenders[f"ours k={k}"] = functools.partial(ours_linear, k=k)
-    for rows in (512, 1024, 4096):
+    for rows in (256, 512, 2048):
         contenders[f"ours k=0.5, {rows} rows"] = functools.partial(ours_linear, k="0.5", rows=rows)
     return {name: loss for name, loss in contenders.items() if loss}
 

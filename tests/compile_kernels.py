@@ -41,7 +41,7 @@ def main() -> None:
     for special in ("1", "1/2", "any"):
         tile: dict[str, Any] = {"special": special, "reduced": True, "tile_rows": 1, "block": 1024}
         training: dict[str, Any] = {"ks": None, "weight": None, "grad": None, "skip": False}
-        code = compile_kernel(kernels.tile, vector=8, group=8, mean=False, **tile, **training)
+        code = compile_kernel(kernels.tile, vector=8, mean=False, **tile, **training)
         assert "ld.global.v4" in code, "logits are loaded 16 bytes at a time"
         assert "st.global.v4" in code
         split: dict[str, Any] = {"statistics": None, "given": None}
@@ -56,9 +56,9 @@ def main() -> None:
         "block": 16,
         "skip": True,
     }
-    compile_kernel(kernels.tile, "*fp16", vector=2, group=1, mean=False, **several)
+    compile_kernel(kernels.tile, "*fp16", vector=2, mean=False, **several)
     alone = several | {"tile_rows": 1024, "reduced": True}
-    compile_kernel(kernels.tile, "*bf16", vector=2, group=1, mean=True, parts=None, **alone)
+    compile_kernel(kernels.tile, "*bf16", vector=2, mean=True, parts=None, **alone)
     compile_kernel(kernels.smoothed_tile, "*fp32", vector=1, **several)
     row: dict[str, Any] = {"special": "any", "skip": True}
     compile_kernel(kernels.smoothed_row, "*fp32", lanes=1024, **row)

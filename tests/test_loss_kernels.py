@@ -47,8 +47,9 @@ pytestmark = [
 
 @pytest.fixture(params=["one tile", "tiles", "row"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both kernels at any number of classes; the long rows' one with several blocks in a row."""
+    """Both kernels at any number of classes, with several blocks and with few programs."""
     monkeypatch.setattr(operators, "FEW", 16384 if request.param == "one tile" else 0)
+    monkeypatch.setattr(operators, "SKIPPING", 2)
     if request.param == "row":
         monkeypatch.setattr(operators, "LONGEST_TILE", 0)
         monkeypatch.setattr(operators, "ROW_BLOCK", 64)

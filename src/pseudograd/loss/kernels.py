@@ -11,9 +11,9 @@ margin, and so the value and the strength A; the second turns powers into shares
 - `count_labels` and `sum_values` are the sums of a reduction: of weights, and of values.
 - `rescale` multiplies what `pseudograd.loss.linear` has computed.
 
-Arithmetic on the elements is float32, on the numbers of a row float64: k multiplies the rounding of
-the margin. Where two threads could add in different orders, none of them does: results do not
-change from run to run.
+Arithmetic is float32, except that Σ exp(z - top) is a float64 number in the end: k multiplies the
+rounding of the margin. Where two threads could add in different orders, none of them does: results
+do not change from run to run.
 
 A pointer that is None is a constant to the compiler, which leaves out what depends on it.
 """
@@ -27,7 +27,9 @@ import triton.language as tl
 PARTS = 32
 _PARTS = tl.constexpr(PARTS)
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_LN_2 = tl.constexpr(0.6931471805599453)
+# ln 2 in two parts: the first has few digits, so that its products with small integers are exact.
+_LN_2_HIGH = tl.constexpr(0.693145751953125)
+_LN_2_LOW = tl.constexpr(1.428606820309417e-06)
 # Not -inf: where no class is left, the difference to the top is then no NaN.
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 
@@ -70,44 +72,49 @@ def _at_least_1(total):
     return tl.where(total < 1, 1.0, total)
 
 
-# All threads of a row compute its few numbers, and float64 functions, of a hundred instructions
-# each, would take longer than the row. The next two have float64 outside and float32 inside, and
-# are exact to about 1e-7: relative for the one, absolute for the other.
+# All threads of a row compute its few numbers. In float64, with functions of a hundred instructions
+# each, that would take longer than the row; so numbers that k multiplies are kept in two parts.
 
 
 @triton.jit
-def _exp2(x):
-    """2^x in float32, for x in float64."""
-    x = tl.where(x < -1000.0, -1000.0, x)
-    whole = tl.floor(x + 0.5)
-    r = (x - whole).to(tl.float32) * _LN_2
+def _exp(x):
+    """exp(x) for x ≤ 0, exact to float32's rounding where `tl.exp` loses some of a large x."""
+    x = tl.where(x < -200.0, -200.0, x)
+    n = tl.floor(x * _LOG2_E + 0.5)
+    r = (x - n * _LN_2_HIGH) - n * _LN_2_LOW
     p = 1 / 120 + r * (1 / 720 + r * (1 / 5040))
     p = 1 + r * (1 + r * (1 / 2 + r * (1 / 6 + r * (1 / 24 + r * p))))
-    return p * tl.exp2(whole.to(tl.float32))
+    return p * tl.exp2(n)
 
 
 @triton.jit
 def _log(x):
-    """log(x) in float64, for x ≥ 1 in float64."""
+    """n and r, with log(x) = n ln 2 + r and r small, for x ≥ 1 in float64."""
     near = x.to(tl.float32)
-    # Powers of 2 aside, so that what is left, between √½ and √2, has a small logarithm.
     bits = near.to(tl.int32, bitcast=True)
-    exponent = (bits - 0x3F3504F3) >> 23
-    rest = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
-    rounded = (x - near).to(tl.float32) / near
-    return exponent.to(tl.float64) * _LN_2 + (tl.log(rest) + rounded).to(tl.float64)
+    n = (bits - 0x3F3504F3) >> 23  # what is left is between √½ and √2
+    rest = (bits - (n << 23)).to(tl.float32, bitcast=True)
+    return n.to(tl.float32), tl.log(rest) + (x - near).to(tl.float32) / near
 
 
 @triton.jit
 def _outcome(z_y, top, total, k):
     """-log p_y and A = (1 - p_y)^k, from the numbers of a row."""
-    margin = z_y.to(tl.float64) - top.to(tl.float64) - _log(_at_least_1(total))
-    x = _exp2(-tl.abs(margin) * _LOG2_E)
+    gap = z_y - top
+    # What this subtraction has rounded off: the margin can be much smaller than the gap.
+    back = gap - z_y
+    lost = (z_y - (gap - back)) - (top + back)
+    lost = tl.where(tl.abs(gap) < float("inf"), lost, 0.0)
+    n, r = _log(_at_least_1(total))
+    margin = (gap - n * _LN_2_HIGH) - (r + n * _LN_2_LOW - lost)
+    x = _exp(-tl.abs(margin))
+    # log(1 + x)
+    near = 1 + x
     series = x * (1 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4))))
-    tail = tl.where(x < 0.03, series.to(tl.float64), _log(1 + x.to(tl.float64)))
+    tail = tl.where(x < 0.03, series, tl.log(near) + (x - (near - 1)) / near)
     value = tail - tl.minimum(margin, 0.0)
     log_doubt = -tail - tl.maximum(margin, 0.0)
-    return value, _exp2(k.to(tl.float64) * _LOG2_E * log_doubt)
+    return value, _exp(k * log_doubt)
 
 
 @triton.jit
@@ -141,8 +148,9 @@ def _factor(w, parts, divisor, grad, grad_stride, row, mask):
 
 
 @triton.jit
-def _sum_of_groups(e, rows: tl.constexpr, block: tl.constexpr, group: tl.constexpr):
+def _sum_of_groups(e, rows: tl.constexpr, block: tl.constexpr):
     """Row sums, small groups in float32, and those in float64: k will multiply the rounding."""
+    group: tl.constexpr = min(8, block // 16)
     if group > 1:
         e = tl.sum(tl.reshape(e, (rows, block // group, group)), 2)
     return tl.sum(e.to(tl.float64), 1)
@@ -153,22 +161,40 @@ def tile(
     z, target, ks, k, weight, parts, grad, values, out,
     rows, stride, classes, k_stride, grad_stride, ignore_index,
     special: tl.constexpr, reduced: tl.constexpr, mean: tl.constexpr, skip: tl.constexpr,
-    vector: tl.constexpr, group: tl.constexpr, tile_rows: tl.constexpr, block: tl.constexpr,
+    vector: tl.constexpr, tile_rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Values and pseudo-gradients of several short rows.
+    """Values and pseudo-gradients of short rows.
 
     ``stride`` and ``classes`` are given in vectors of so many elements, which tells the compiler
     that it may load and store whole vectors. With ``mean``, one program has all rows, and counts
     and divides by itself. With ``skip``, nothing is done where ``grad`` is 1: ``out`` then has been
-    computed already.
+    computed already. So few programs are launched, and if need be they go on to further rows.
     """
-    if skip:  # noqa: SIM102 (the compiler would look at both conditions)
+    first = tl.program_id(0).to(tl.int64) * tile_rows
+    if skip:
         if tl.load(grad).to(tl.float32) == 1.0:
             return
+        for begin in range(first, rows, tl.num_programs(0).to(tl.int64) * tile_rows):
+            _tile(z, target, ks, k, weight, parts, grad, values, out, begin,
+                  rows, stride, classes, k_stride, grad_stride, ignore_index,
+                  special, reduced, mean, vector, tile_rows, block)  # fmt: skip
+    else:
+        _tile(z, target, ks, k, weight, parts, grad, values, out, first,
+              rows, stride, classes, k_stride, grad_stride, ignore_index,
+              special, reduced, mean, vector, tile_rows, block)  # fmt: skip
+
+
+@triton.jit
+def _tile(
+    z, target, ks, k, weight, parts, grad, values, out, first,
+    rows, stride, classes, k_stride, grad_stride, ignore_index,
+    special: tl.constexpr, reduced: tl.constexpr, mean: tl.constexpr, vector: tl.constexpr,
+    tile_rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     classes *= vector
     column = tl.arange(0, block)
     inside = (column < classes)[None, :]
-    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
+    row = first + tl.arange(0, tile_rows)
     exists = row < rows
     y = tl.load(target + row, mask=exists, other=0).to(tl.int64)
     counted = exists & (y != ignore_index)
@@ -183,7 +209,7 @@ def tile(
     x = tl.where(on_label, float("-inf"), x)
     top = tl.maximum(tl.max(x, 1), _LOWEST)
     e, power = _powers(x - top[:, None], k[:, None], special)
-    total = _sum_of_groups(e, tile_rows, block, group)
+    total = _sum_of_groups(e, tile_rows, block)
     value, strength = _outcome(z_y, top, total, k)
     w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
     divisor = None
@@ -191,19 +217,18 @@ def tile(
         divisor = tl.sum(w.to(tl.float64), 0)
     value = tl.where(counted, w * value, 0.0)
     if reduced:
-        value = tl.sum(value, 0)
+        value = tl.sum(value.to(tl.float64), 0)
         if mean:
             value /= divisor
-        _store_sum(values + tl.program_id(0), value)
+        _store_sum(values + first // tile_rows, value)
     elif values is not None:
         tl.store(values + row, value, mask=exists)
 
     if out is not None:
-        if special != "1":
-            total = _sum_of_groups(power, tile_rows, block, group)
+        power_total = total.to(tl.float32) if special == "1" else tl.sum(power, 1)
         scale = _factor(w, parts, divisor, grad, grad_stride, row, exists) * strength
         scale = tl.where(counted, scale, 0.0)
-        share = scale / _at_least_1(total).to(tl.float32)
+        share = scale / _at_least_1(power_total)
         f = tl.where(on_label, -scale[:, None], power * share[:, None])
         # Ignored rows may hold anything; NaN times 0 would be NaN.
         f = tl.where((scale == 0)[:, None], 0.0, f)
@@ -389,7 +414,8 @@ def _distance(w, z_y, x, inside):
 @triton.jit
 def _smoothed_value(top, total, z_y, whole, distances, spread):
     """-Σ q log p."""
-    log_total = top.to(tl.float64) + _log(_at_least_1(total.to(tl.float64)))
+    n, r = _log(_at_least_1(total.to(tl.float64)))
+    log_total = top.to(tl.float64) + n * _LN_2_HIGH + (r + n * _LN_2_LOW)
     reference = tl.where(tl.abs(z_y) < float("inf"), z_y, 0.0).to(tl.float64)
     value = whole * (log_total - reference) + spread * distances.to(tl.float64)
     # A label that is masked by -inf; other reasons for infinity are in the distances.
@@ -425,9 +451,9 @@ def _sides(above, below, above_top, below_top, above_scale, below_scale, k):
 @triton.jit
 def _scales(above_top, above_total, above_power, below_power, k, factor):
     """What the powers of either side are multiplied by. No side pushes alone (Eq. 4)."""
-    log_total = _log(_at_least_1(above_total.to(tl.float64))) * _LOG2_E
-    log_strength = above_top.to(tl.float64) + log_total
-    strength = factor * _exp2(k.to(tl.float64) * log_strength)
+    n, r = _log(_at_least_1(above_total.to(tl.float64)))
+    log_strength = (above_top + n) * (_LN_2_HIGH + _LN_2_LOW) + r
+    strength = factor * _exp(k * tl.minimum(log_strength, 0.0))
     strength = tl.where(below_power == 0, 0.0, strength)
     above_scale = strength / _at_least_1(above_power).to(tl.float32)
     below_scale = strength / _at_least_1(below_power).to(tl.float32)

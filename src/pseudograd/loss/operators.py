@@ -34,6 +34,8 @@ FEW = 16384
 TILE_BLOCK, ROW_BLOCK = 512, 8192
 # Up to so many elements of a short row are one warp's: all its threads compute the row's numbers.
 WARP_BLOCK = 1024
+# So many programs find out that there is nothing to do, or else keep all multiprocessors busy.
+SKIPPING = 2048
 # Rows that are longer have more threads, so that fewer rows are under way and all of them stay in
 # the L2 cache between their two passes.
 LONG_ROW_BYTES = 64 << 10
@@ -133,18 +135,18 @@ def launch(
         warps = 16 if alone else max(1, min(32, block // warp_block))
         vector = _vector(z, out, lambda v: z.stride(0) % v == 0 and classes % v == 0)
         strides = (z.stride(0) // vector, classes // vector, k_stride, grad_stride)
-        grid = (1 if alone else -(-count // tile_rows),)
+        tiles = 1 if alone else -(-count // tile_rows)
         if smoothing:
-            kernels.smoothed_tile[grid](
+            kernels.smoothed_tile[(tiles,)](
                 *inputs, *results, count, *strides, ignore_index, smoothing, special=special,
                 reduced=reduced, skip=skip, vector=vector, tile_rows=tile_rows, block=block,
                 num_warps=warps,
             )  # fmt: skip
         else:
-            kernels.tile[grid](
+            kernels.tile[(min(tiles, SKIPPING) if skip else tiles,)](
                 *inputs, *results, count, *strides, ignore_index, special=special,
-                reduced=reduced, mean=mean, skip=skip, vector=vector,
-                group=8 if block >= 256 else 1, tile_rows=tile_rows, block=block, num_warps=warps,
+                reduced=reduced, mean=mean, skip=skip, vector=vector, tile_rows=tile_rows,
+                block=block, num_warps=warps,
             )  # fmt: skip
         return
     strides = (z.stride(0), classes, k_stride, grad_stride)
