@@ -63,10 +63,11 @@ def row_settings() -> Iterator[dict[str, Any]]:
 
 
 def tile_settings(classes: int) -> Iterator[dict[str, Any]]:
-    blocks = (128, 256, 512, 1024) if classes < 512 else (1024,)
-    for block, warp in itertools.product(blocks, (256, 512, 1024)):
-        name = f"tile {block}, {warp} a warp"
-        yield {"TILE_BLOCK": block, "WARP_BLOCK": warp, "name": name}
+    for warp, thread, warps in itertools.product((512, 1024, 2048), (16, 32, 64), (1, 2)):
+        if max(classes, thread) <= warp * warps:
+            name = f"{warps} x {warp} elements, {thread} of a row a thread"
+            yield {"TILE_BLOCK": warp * warps, "WARP_BLOCK": warp, "THREAD_BLOCK": thread,
+                   "name": name}  # fmt: skip
 
 
 def measure(

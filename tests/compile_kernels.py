@@ -39,7 +39,8 @@ def main() -> None:
     from pseudograd.loss import kernels
 
     for special in ("1", "1/2", "any"):
-        tile: dict[str, Any] = {"special": special, "reduced": True, "tile_rows": 1, "block": 1024}
+        tile: dict[str, Any] = {"special": special, "reduced": True, "tile_rows": 1}
+        tile |= {"outer": 4, "inner": 256}
         training: dict[str, Any] = {"ks": None, "weight": None, "grad": None, "skip": False}
         code = compile_kernel(kernels.tile, vector=8, mean=False, **tile, **training)
         assert "ld.global.v4" in code, "logits are loaded 16 bytes at a time"
@@ -53,13 +54,13 @@ def main() -> None:
         "special": "any",
         "reduced": False,
         "tile_rows": 64,
-        "block": 16,
         "skip": True,
     }
-    compile_kernel(kernels.tile, "*fp16", vector=2, mean=False, **several)
-    alone = several | {"tile_rows": 1024, "reduced": True}
+    pieces = {"outer": 8, "inner": 2}
+    compile_kernel(kernels.tile, "*fp16", vector=2, mean=False, **pieces, **several)
+    alone = several | pieces | {"tile_rows": 1024, "reduced": True}
     compile_kernel(kernels.tile, "*bf16", vector=2, mean=True, parts=None, **alone)
-    compile_kernel(kernels.smoothed_tile, "*fp32", vector=1, **several)
+    compile_kernel(kernels.smoothed_tile, "*fp32", vector=1, block=16, **several)
     row: dict[str, Any] = {"special": "any", "skip": True}
     compile_kernel(kernels.smoothed_row, "*fp32", lanes=1024, **row)
     compile_kernel(kernels.row, "*fp32", vector=1, lanes=8192, given=None, **row)

@@ -257,6 +257,36 @@ def test_update(width: int, outputs: int, generator: torch.Generator) -> None:
     assert torch.equal(shadow, weight.half())
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("width", "outputs"), [(64, 64), (70, 33), (3, 2), (130, 150)])
+def test_update_and_next(
+    width: int, outputs: int, activation: str, generator: torch.Generator
+) -> None:
+    """As `update`, then `layer`."""
+    own = [torch.tensor(own, device=DEVICE) for own in (UNIT, RATE, MOMENTUM)]
+    x, following = (noise(generator, 3, width, PANEL) for _ in range(2))
+    following[:, :, 100:] = 0
+    delta = noise(generator, 3, outputs, PANEL)
+    weight, velocity = (noise(generator, 3, width, outputs).float() for _ in range(2))
+    bias = noise(generator, 3, 1, outputs, dtype=torch.float32)
+    w, v, shadow = weight.clone(), velocity.clone(), unwritten(3, width, outputs)
+    out = unwritten(3, outputs, PANEL, dtype=torch.float32 if activation == "none" else torch.half)
+    expected = torch.empty_like(out)
+    blocks = {"block_in": 16, "block_out": 32}
+    columns, rows = triton.cdiv(outputs, 32), triton.cdiv(width, 16)
+    kernels.update[columns, rows, 3](x, delta, *own, w, v, shadow, width, outputs, **blocks)
+    kernels.layer[columns, 3](
+        following, shadow, bias, expected, 1, width, outputs, activation, **blocks
+    )
+    kernels.update_and_next[columns, 3](
+        x, following, delta, *own, weight, velocity, bias, out, width, outputs, activation,
+        **blocks,
+    )  # fmt: skip
+    assert_close(weight, w, **CLOSE)
+    assert_close(velocity, v, **CLOSE)
+    assert_close(out, expected, rtol=2 * HALF, atol=4 * HALF)
+
+
 @pytest.mark.parametrize("outputs", [64, 150, 2])
 def test_update_bias(outputs: int, generator: torch.Generator) -> None:
     unit, rate, momentum = (torch.tensor(own, device=DEVICE) for own in (UNIT, RATE, MOMENTUM))
@@ -377,11 +407,26 @@ def test_relu(clip: float | None) -> None:
     pair.assert_alike(0.02)
 
 
-@pytest.mark.parametrize(("size", "batch_size"), [(128, 128), (130, 128), (6, 1), (5, 100)])
-def test_batches_of_any_size(size: int, batch_size: int) -> None:
-    pair = Pair((20, 9, 4), "tanh")
-    pair.train(size, batch_size)
+@pytest.mark.parametrize("sizes", [(20, 9, 8, 4), (20, 4)])
+@pytest.mark.parametrize(
+    ("size", "batch_size"), [(128, 128), (130, 128), (6, 1), (5, 100), (70, 32)]
+)
+def test_batches_of_any_size(size: int, batch_size: int, sizes: tuple[int, ...]) -> None:
+    """Epochs of one step, of even and odd numbers of them, with a last one that is smaller."""
+    pair = Pair(sizes, "tanh", clip=0.5)
+    pair.train(size, batch_size, epochs=2)
     pair.assert_alike()
+
+
+def test_a_network_is_the_same_alone() -> None:
+    together, alone = (Pair(SIZES["deep"], "tanh", clip=0.1) for _ in range(2))
+    alone.select([2])
+    order = torch.stack([torch.randperm(200, generator=together.generator)[:70] for _ in OWN])
+    for pair, models in ((together, [0, 1, 2]), (alone, [2])):
+        own = settings(0.1, torch.float32, pair.own)
+        pair.fused.train(order[models].to(DEVICE), 32, own)
+    for ours, theirs in zip(together.fused.parameters, alone.fused.parameters, strict=True):
+        assert torch.equal(ours[2], theirs[0])
 
 
 def test_a_refilled_slot_knows_nothing_of_the_last_trial() -> None:

@@ -15,10 +15,12 @@ from pseudograd.fleet.kernels import PANEL
 from pseudograd.fleet.stack import Examples, Settings, Stack
 
 # The tiles, and the warps that work on one, as they measured best on an H200.
+_GATHER = {"block": 128, "num_warps": 8}
 _LAYER = {"block_out": 128, "block_in": 64, "num_warps": 8, "num_stages": 3}
 _BEFORE = {"block_in": 128, "block_out": 64, "num_warps": 4, "num_stages": 3}
 _NORM = {"part": 1024, "block": 128, "num_warps": 8, "num_stages": 3}
 _UPDATE = {"block_in": 64, "block_out": 64, "num_warps": 4}
+_UPDATE_AND_NEXT = {"block_in": 32, "block_out": 64, "num_warps": 4}
 
 
 class FusedStack(Stack):
@@ -36,8 +38,8 @@ class FusedStack(Stack):
         self, examples: Examples, layer_sizes: Sequence[int], activation: str, models: int
     ) -> None:
         super().__init__(examples, layer_sizes, activation, "sgd", models)
-        self.activation = activation
         self.shapes = list(itertools.pairwise(self.layer_sizes))
+        self.activations = [activation] * (len(self.shapes) - 1) + ["none"]
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -45,6 +47,7 @@ class FusedStack(Stack):
         models, device = len(self.weights[0]), self.examples.labels.device
         self.shadows = [weight.half() for weight in self.weights]
         self.panels = self._panels(models)
+        self.following = torch.empty_like(self.panels[0])
         self.deltas = [torch.empty_like(panel, dtype=torch.half) for panel in self.panels[1:]]
         self.unit = torch.empty(models, device=device)
         self.norm_parts = [triton.cdiv(width, _NORM["part"]) for width, _ in self.shapes]
@@ -94,12 +97,18 @@ class FusedStack(Stack):
         self.graph.replay()
 
     def _epoch(self, order: Tensor, batch_size: int, settings: Settings) -> None:
-        for index in order.split(batch_size, 1):
-            self._fused_step(index, settings)
+        """Step by step. The shadow of the first layer is right before and after, not in between."""
+        first, *others = batches = order.split(batch_size, 1)
+        self._gather(first, self.panels[0])
+        self._run_layers(range(1), self.shadows, self.biases, self.panels)
+        for index, following in itertools.zip_longest(batches, others):
+            self._run_layers(range(1, len(self.shapes)), self.shadows, self.biases, self.panels)
+            self._find_errors(index, settings)
+            self._update_layers(following, settings)
 
-    def _fused_step(self, index: Tensor, settings: Settings) -> None:
+    def _find_errors(self, index: Tensor, settings: Settings) -> None:
+        """The errors of all layers, and their unit, from the logits of the batch ``index``."""
         models, size = index.shape
-        self._run_layers(index, self.shadows, self.biases, self.panels)
         kernels.pseudo_gradient[(models,)](
             self.panels[-1], index, index.stride(0), self.examples.labels, settings.k,
             self.deltas[-1], self.unit, size, self.layer_sizes[-1],
@@ -110,7 +119,7 @@ class FusedStack(Stack):
             tiles = _within(_BEFORE, block_in=width, block_out=outputs)
             kernels.errors_before[(triton.cdiv(width, tiles["block_in"]), models)](
                 self.deltas[at], self.shadows[at], self.panels[at], self.deltas[at - 1], width,
-                outputs, self.activation, **tiles,
+                outputs, self.activations[at - 1], **tiles,
             )  # fmt: skip
         if settings.clip is not None:
             parts = self.norms.split(self.norm_parts)
@@ -123,44 +132,63 @@ class FusedStack(Stack):
             kernels.clip_unit[(models,)](
                 self.unit, self.norms, settings.clip, models, len(self.norms)
             )
+
+    def _update_layers(self, following: Tensor | None, settings: Settings) -> None:
+        """All layers' step, and the ``following`` batch through the first unless there is none."""
+        models = len(self.unit)
         own = self.unit, settings.learning_rate, settings.momentum
-        for at, (width, outputs) in enumerate(self.shapes):
+        # The first layer last: its new outputs take the place of those the second learns from.
+        for at in reversed(range(len(self.shapes))):
+            width, outputs = self.shapes[at]
+            velocity, bias_velocity = self.moments[0][2 * at : 2 * at + 2]
+            kernels.update_bias[(triton.cdiv(outputs, 64), models)](
+                self.deltas[at], *own, self.biases[at], bias_velocity, outputs, block=64
+            )
+            if at == 0 and following is not None:
+                self._gather(following, self.following)
+                tiles = _within(_UPDATE_AND_NEXT, block_in=width, block_out=outputs)
+                kernels.update_and_next[(triton.cdiv(outputs, tiles["block_out"]), models)](
+                    self.panels[0], self.following, self.deltas[0], *own, self.weights[0], velocity,
+                    self.biases[0], self.panels[1], width, outputs, self.activations[0], **tiles,
+                )  # fmt: skip
+                # Names alone change places: a graph has the addresses of its every step.
+                self.panels[0], self.following = self.following, self.panels[0]
+                continue
             tiles = _within(_UPDATE, block_in=width, block_out=outputs)
             grid = (
                 triton.cdiv(outputs, tiles["block_out"]),
                 triton.cdiv(width, tiles["block_in"]),
                 models,
             )
-            velocity, bias_velocity = self.moments[0][2 * at : 2 * at + 2]
             kernels.update[grid](
                 self.panels[at], self.deltas[at], *own, self.weights[at], velocity,
                 self.shadows[at], width, outputs, **tiles,
             )  # fmt: skip
-            kernels.update_bias[(triton.cdiv(outputs, 64), models)](
-                self.deltas[at], *own, self.biases[at], bias_velocity, outputs, block=64
-            )
+
+    def _gather(self, index: Tensor, out: Tensor) -> None:
+        """The examples ``index`` (models, size), in panels."""
+        models, size = index.shape
+        tiles, features = triton.cdiv(size, PANEL), self.layer_sizes[0]
+        kernels.gather[(triton.cdiv(features, _GATHER["block"]), models * tiles)](
+            self.examples.features, index, index.stride(0), out, size, self.examples.factor,
+            self.examples.offset, tiles, features, **_GATHER,
+        )  # fmt: skip
 
     def _run_layers(
         self,
-        index: Tensor,
+        layers: range,
         weights: Sequence[Tensor],
         biases: Sequence[Tensor],
         panels: Sequence[Tensor],
     ) -> None:
-        """All layers forward, for the examples ``index`` (models, size)."""
-        models, size = index.shape
-        tiles = triton.cdiv(size, PANEL)
-        features = self.layer_sizes[0]
-        kernels.gather[(triton.cdiv(features, 64), models * tiles)](
-            self.examples.features, index, index.stride(0), panels[0], size, self.examples.factor,
-            self.examples.offset, tiles, features, block=64,
-        )  # fmt: skip
-        for at, (width, outputs) in enumerate(self.shapes):
-            activation = self.activation if at < len(self.shapes) - 1 else "none"
+        """Some layers forward, each from its panels to the next."""
+        count, models = len(panels[0]), len(weights[0])
+        for at in layers:
+            width, outputs = self.shapes[at]
             blocks = _within(_LAYER, block_in=width, block_out=outputs)
-            kernels.layer[(triton.cdiv(outputs, blocks["block_out"]), models * tiles)](
-                panels[at], weights[at], biases[at], panels[at + 1], tiles, width, outputs,
-                activation, **blocks,
+            kernels.layer[(triton.cdiv(outputs, blocks["block_out"]), count)](
+                panels[at], weights[at], biases[at], panels[at + 1], count // models, width,
+                outputs, self.activations[at], **blocks,
             )  # fmt: skip
 
     def evaluated(self, models: Tensor | None) -> list[Tensor]:
@@ -175,7 +203,8 @@ class FusedStack(Stack):
         models, size = index.shape
         tiles = triton.cdiv(size, PANEL)
         panels = self._panels(models * tiles)
-        self._run_layers(index.contiguous(), parameters[::2], parameters[1::2], panels)
+        self._gather(index.contiguous(), panels[0])
+        self._run_layers(range(len(self.shapes)), parameters[::2], parameters[1::2], panels)
         return panels[-1].reshape(models, tiles, -1, PANEL).mT.flatten(1, 2)[:, :size]
 
 

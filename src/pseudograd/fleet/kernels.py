@@ -2,7 +2,8 @@
 
 At batches of 128 training is bound by memory: a step must read and write every weight and its
 momentum once. So `update` takes the product that is the weight gradient straight into the momentum
-step, and no gradient is ever written.
+step, and no gradient is ever written. The first layer's next inputs are known besides, and mostly
+it is the largest: `update_and_next` takes them through its new weights while those are at hand.
 
 Activations and errors lie in *panels*: 128 examples of one model, as (width, 128). With examples
 side by side, every product below finds its factors in an order that the tensor cores take, and rows
@@ -204,7 +205,7 @@ def update(
 ):  # fmt: skip
     """velocity = momentum · velocity + x deltaᵀ;  weight -= rate · velocity.
 
-    ``shadow`` is the weight in float16, for the products of the next step.
+    ``shadow`` is the weight in float16, for the products to come.
     """
     model = tl.program_id(2).to(tl.int64)
     # Neighbouring programs work on neighbouring columns, so that together they read whole rows.
@@ -225,6 +226,46 @@ def update(
     tl.store(velocity + at, v, mask=moving)
     tl.store(weight + at, w, mask=mask)
     tl.store(shadow + at, w.to(tl.float16), mask=mask)
+
+
+@triton.jit
+def update_and_next(
+    x, following, delta, unit, rate, momentum, weight, velocity, bias, out,
+    width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
+    block_in: tl.constexpr, block_out: tl.constexpr,
+):  # fmt: skip
+    """`update`, then `layer` for the next batch: out = activation(weightᵀ following + bias).
+
+    A program has all the weights of some units, a tile at a time, so there is no need of a shadow.
+    The bias must be the new one already.
+    """
+    model = tl.program_id(1).to(tl.int64)
+    units = tl.program_id(0) * block_out + tl.arange(0, block_out)
+    inside = units < outputs
+    errors = _rows(delta, model, units, outputs)
+    mu, scale, eta = tl.load(momentum + model), tl.load(unit + model), tl.load(rate + model)
+    # Without momentum there is no velocity to read or write.
+    moving = inside & (tl.full((block_out,), mu, tl.float32) > 0)
+    weight += model * width * outputs
+    velocity += model * width * outputs
+    total = tl.zeros((block_out, _PANEL), tl.float32)
+    # Stages named here fetch all that is loaded ahead of time; a launch's, only products' factors.
+    for start in tl.range(0, width, block_in, num_stages=3):
+        inner = start + tl.arange(0, block_in)
+        present = (inner < width)[:, None]
+        at = inner[:, None] * outputs + units[None, :]
+        v = tl.load(velocity + at, mask=present & moving[None, :], other=0.0)
+        w = tl.load(weight + at, mask=present & inside[None, :], other=0.0)
+        gradient = tl.dot(_rows(x, model, inner, width), tl.trans(errors))
+        v = mu * v + scale * gradient
+        w -= eta * v
+        tl.store(velocity + at, v, mask=present & moving[None, :])
+        tl.store(weight + at, w, mask=present & inside[None, :])
+        total = tl.dot(tl.trans(w.to(tl.float16)), _rows(following, model, inner, width), total)
+    total += tl.load(bias + model * outputs + units, mask=inside, other=0.0)[:, None]
+    at = (model * outputs + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
+    total = _activate(total, activation)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit

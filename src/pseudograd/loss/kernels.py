@@ -148,12 +148,13 @@ def _factor(w, parts, divisor, grad, grad_stride, row, mask):
 
 
 @triton.jit
-def _sum_of_groups(e, rows: tl.constexpr, block: tl.constexpr):
-    """Row sums, small groups in float32, and those in float64: k will multiply the rounding."""
-    group: tl.constexpr = min(8, block // 16)
-    if group > 1:
-        e = tl.sum(tl.reshape(e, (rows, block // group, group)), 2)
-    return tl.sum(e.to(tl.float64), 1)
+def _sum_in_float64(e):
+    """Sums of rows (rows, outer, inner), groups of 8 in float32: k will multiply the rounding."""
+    rows: tl.constexpr = e.shape[0]
+    outer: tl.constexpr = e.shape[1]
+    group: tl.constexpr = min(8, outer)
+    e = tl.sum(tl.reshape(e, (rows, outer // group, group, e.shape[2])), 2)
+    return tl.sum(tl.sum(e.to(tl.float64), 1), 1)
 
 
 @triton.jit(do_not_specialize=["k", "rows", "ignore_index"])
@@ -161,7 +162,7 @@ def tile(
     z, target, ks, k, weight, parts, grad, values, out,
     rows, stride, classes, k_stride, grad_stride, ignore_index,
     special: tl.constexpr, reduced: tl.constexpr, mean: tl.constexpr, skip: tl.constexpr,
-    vector: tl.constexpr, tile_rows: tl.constexpr, block: tl.constexpr,
+    vector: tl.constexpr, tile_rows: tl.constexpr, outer: tl.constexpr, inner: tl.constexpr,
 ):  # fmt: skip
     """Values and pseudo-gradients of short rows.
 
@@ -177,11 +178,11 @@ def tile(
         for begin in range(first, rows, tl.num_programs(0).to(tl.int64) * tile_rows):
             _tile(z, target, ks, k, weight, parts, grad, values, out, begin,
                   rows, stride, classes, k_stride, grad_stride, ignore_index,
-                  special, reduced, mean, vector, tile_rows, block)  # fmt: skip
+                  special, reduced, mean, vector, tile_rows, outer, inner)  # fmt: skip
     else:
         _tile(z, target, ks, k, weight, parts, grad, values, out, first,
               rows, stride, classes, k_stride, grad_stride, ignore_index,
-              special, reduced, mean, vector, tile_rows, block)  # fmt: skip
+              special, reduced, mean, vector, tile_rows, outer, inner)  # fmt: skip
 
 
 @triton.jit
@@ -189,11 +190,16 @@ def _tile(
     z, target, ks, k, weight, parts, grad, values, out, first,
     rows, stride, classes, k_stride, grad_stride, ignore_index,
     special: tl.constexpr, reduced: tl.constexpr, mean: tl.constexpr, vector: tl.constexpr,
-    tile_rows: tl.constexpr, block: tl.constexpr,
+    tile_rows: tl.constexpr, outer: tl.constexpr, inner: tl.constexpr,
 ):  # fmt: skip
+    """The rows from ``first`` on.
+
+    All threads of a row compute its numbers, so there should be few of them. A row is laid out as
+    ``outer`` pieces of ``inner`` columns: threads share a piece, and have all pieces.
+    """
     classes *= vector
-    column = tl.arange(0, block)
-    inside = (column < classes)[None, :]
+    column = (tl.arange(0, outer) * inner)[None, :, None] + tl.arange(0, inner)[None, None, :]
+    inside = column < classes
     row = first + tl.arange(0, tile_rows)
     exists = row < rows
     y = tl.load(target + row, mask=exists, other=0).to(tl.int64)
@@ -201,15 +207,15 @@ def _tile(
     labelled = counted & (y >= 0) & (y < classes)
     k = tl.zeros((tile_rows,), tl.float32) + _sensitivity(k, ks, k_stride, row, exists)
     begin = row * stride * vector
-    at = begin[:, None] + column[None, :]
-    x = tl.load(z + at, mask=counted[:, None] & inside, other=float("-inf")).to(tl.float32)
+    at = begin[:, None, None] + column
+    x = tl.load(z + at, mask=counted[:, None, None] & inside, other=float("-inf")).to(tl.float32)
     z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
 
-    on_label = column[None, :] == y.to(tl.int32)[:, None]
+    on_label = column == y.to(tl.int32)[:, None, None]
     x = tl.where(on_label, float("-inf"), x)
-    top = tl.maximum(tl.max(x, 1), _LOWEST)
-    e, power = _powers(x - top[:, None], k[:, None], special)
-    total = _sum_of_groups(e, tile_rows, block)
+    top = tl.maximum(tl.max(tl.max(x, 1), 1), _LOWEST)
+    e, power = _powers(x - top[:, None, None], k[:, None, None], special)
+    total = _sum_in_float64(e)
     value, strength = _outcome(z_y, top, total, k)
     w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
     divisor = None
@@ -225,15 +231,15 @@ def _tile(
         tl.store(values + row, value, mask=exists)
 
     if out is not None:
-        power_total = total.to(tl.float32) if special == "1" else tl.sum(power, 1)
+        power_total = total.to(tl.float32) if special == "1" else tl.sum(tl.sum(power, 1), 1)
         scale = _factor(w, parts, divisor, grad, grad_stride, row, exists) * strength
         scale = tl.where(counted, scale, 0.0)
         share = scale / _at_least_1(power_total)
-        f = tl.where(on_label, -scale[:, None], power * share[:, None])
+        f = tl.where(on_label, -scale[:, None, None], power * share[:, None, None])
         # Ignored rows may hold anything; NaN times 0 would be NaN.
-        f = tl.where((scale == 0)[:, None], 0.0, f)
-        at = (row * classes)[:, None] + column[None, :]
-        tl.store(out + at, f.to(out.dtype.element_ty), mask=exists[:, None] & inside)
+        f = tl.where((scale == 0)[:, None, None], 0.0, f)
+        at = (row * classes)[:, None, None] + column
+        tl.store(out + at, f.to(out.dtype.element_ty), mask=exists[:, None, None] & inside)
 
 
 @triton.jit

@@ -31,9 +31,9 @@ LONGEST_TILE = 8192
 # So many elements in all are one program's: it needs no other kernels to count and to sum.
 FEW = 16384
 # How many elements a program takes at a time: of several short rows, or of a long one.
-TILE_BLOCK, ROW_BLOCK = 512, 8192
-# Up to so many elements of a short row are one warp's: all its threads compute the row's numbers.
-WARP_BLOCK = 1024
+TILE_BLOCK, ROW_BLOCK = 1024, 8192
+# How many elements of short rows a warp takes, and of one of them a thread.
+WARP_BLOCK, THREAD_BLOCK = 1024, 32
 # So many programs find out that there is nothing to do, or else keep all multiprocessors busy.
 SKIPPING = 2048
 # Rows that are longer have more threads, so that fewer rows are under way and all of them stay in
@@ -132,7 +132,7 @@ def launch(
         alone = (reduced or mean) and are_few(rows)
         tile_rows = FEW // block if alone else _tile_rows(classes)
         warp_block = WARP_BLOCK // 4 if smoothing else WARP_BLOCK  # which has more to hold
-        warps = 16 if alone else max(1, min(32, block // warp_block))
+        warps = 16 if alone else max(1, min(32, tile_rows * block // warp_block))
         vector = _vector(z, out, lambda v: z.stride(0) % v == 0 and classes % v == 0)
         strides = (z.stride(0) // vector, classes // vector, k_stride, grad_stride)
         tiles = 1 if alone else -(-count // tile_rows)
@@ -143,10 +143,11 @@ def launch(
                 num_warps=warps,
             )  # fmt: skip
         else:
+            inner = min(block, max(1, block // THREAD_BLOCK) * max(2, vector))
             kernels.tile[(min(tiles, SKIPPING) if skip else tiles,)](
                 *inputs, *results, count, *strides, ignore_index, special=special,
                 reduced=reduced, mean=mean, skip=skip, vector=vector, tile_rows=tile_rows,
-                block=block, num_warps=warps,
+                outer=block // inner, inner=inner, num_warps=warps,
             )  # fmt: skip
         return
     strides = (z.stride(0), classes, k_stride, grad_stride)
