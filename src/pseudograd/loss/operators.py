@@ -171,7 +171,9 @@ def _block(classes: int) -> int:
 
 
 def _tile_rows(classes: int) -> int:
-    return max(1, TILE_BLOCK // _block(classes))
+    block = _block(classes)
+    # Of the shortest rows a thread has several, each with numbers of its own to hold.
+    return max(1, (TILE_BLOCK if block >= 64 else TILE_BLOCK // 2) // block)
 
 
 def _power_of_2(size: int) -> int:
