@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Logits are held of one row in so many, or of as many as are small. Each chunk is added to the
 # weight's gradient in the weight's dtype, so there should not be many.
-CHUNKS = 8
+CHUNKS = 4
 SMALL_BYTES = 64 << 20
 
 Products = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -130,12 +130,12 @@ def launch(
     if classes <= LONGEST_TILE and statistics is None and given is None:
         block = _block(classes)
         alone = (reduced or mean) and are_few(rows)
-        tile_rows = FEW // block if alone else _tile_rows(classes)
+        tile_rows = _power_of_2(count) if alone else _tile_rows(classes)
         warp_block = WARP_BLOCK // 4 if smoothing else WARP_BLOCK  # which has more to hold
-        warps = 16 if alone else max(1, min(32, tile_rows * block // warp_block))
+        warps = max(1, min(32, tile_rows * block // warp_block))
         vector = _vector(z, out, lambda v: z.stride(0) % v == 0 and classes % v == 0)
         strides = (z.stride(0) // vector, classes // vector, k_stride, grad_stride)
-        tiles = 1 if alone else -(-count // tile_rows)
+        tiles = -(-count // tile_rows)
         if smoothing:
             kernels.smoothed_tile[(tiles,)](
                 *inputs, *results, count, *strides, ignore_index, smoothing, special=special,
