@@ -30,24 +30,32 @@ LABELS = {"linear, cross_entropy": "PyTorch", "cross_entropy": "PyTorch", OURS: 
 Rows = Sequence[dict[str, str]]
 
 
-def panel(axes: Axes, rows: Rows, column: str, unit: float) -> None:
-    """A line for each shape, a mark for each contender."""
-    cases = list(dict.fromkeys((row["form"], row["dtype"], row["shape"]) for row in rows))
+def case(row: dict[str, str]) -> tuple[str, str, str]:
+    return row["form"], row["dtype"], row["shape"]
+
+
+def panel(axes: Axes, rows: Rows, column: str, unit: str, size: float) -> None:
+    """A line for each shape and a mark for each contender, as a multiple of ours."""
+    cases = list(dict.fromkeys(map(case, rows)))
+    beside = ("axes fraction", "data")
+    own = {case(row): float(row[column]) for row in rows if row["way"] == OURS}
     for name, (colour, marker) in LOOKS.items():
         points = [
-            (float(row[column]) / unit, cases.index((row["form"], row["dtype"], row["shape"])))
+            (float(row[column]) / own[case(row)], cases.index(case(row)))
             for row in rows
-            if row["way"] == name and float(row[column]) > 0
+            if row["way"] == name
         ]
         axes.plot(*zip(*points, strict=True), marker, color=colour, label=LABELS.get(name, name),
-                  markersize=8 if name == OURS else 6, alpha=0.9)  # fmt: skip
+                  markersize=8 if name == OURS else 6)  # fmt: skip
+    for line, figure in enumerate(own.values()):
+        text = f"{figure / size:{',.0f' if figure >= 100 * size else '.3g'}} {unit}"
+        axes.annotate(text, (1.01, line), xycoords=beside, verticalalignment="center", fontsize=8)
+    axes.annotate("ours", (1.01, -1), xycoords=beside, fontsize=8)
+    axes.grid(axis="y", linewidth=0.4)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     names = [f"{'layer and loss, ' * (form == 'linear')}{dtype} {shape.replace('x', '×')}"
              for form, dtype, shape in cases]  # fmt: skip
     axes.set_yticks(range(len(cases)), names)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.grid(axis="y", linewidth=0.4)
-    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def main() -> None:
@@ -55,10 +63,16 @@ def main() -> None:
         rows = list(csv.DictReader(file))
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    panel(left, rows, "both_ms_median", 1)
-    left.set_xlabel("forward and backward pass, milliseconds")
-    panel(right, rows, "peak_bytes", 1e6)
-    right.set_xlabel("memory beyond the inputs at its peak, MB")
+    panel(left, rows, "both_ms_median", "ms", 1)
+    left.invert_yaxis()
+    left.set_xscale("log")
+    left.xaxis.set_major_formatter("{x:g}")
+    left.set_xlabel("time, as a multiple of ours")
+    # Liger writes the gradient over the caller's logits.
+    panel(right, [row for row in rows if row["way"] != "liger" or row["form"] == "linear"],
+          "peak_bytes", "MB", 1e6)  # fmt: skip
+    right.set_xlim(left=0)
+    right.set_xlabel("memory beyond the inputs, as a multiple of ours")
     handles, labels = left.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=6,
