@@ -3,9 +3,9 @@
     python -m benchmarks.check_loss --out benchmarks/results/check_loss_cuda.csv
 
 The truth is the rule in float64 by PyTorch's operations, which the tests compare with 50 digits.
-Errors are relative, of every component of at least 1e-20; in half types they are in units of the
-last place of the truth rounded once. With ``--device cpu`` Triton's interpreter runs the same, on
-few rows and classes.
+Errors are relative, of every component of at least 1e-20; those below must be as close, or
+count as wholly wrong. In half types errors are in units of the last place of the truth rounded
+once. With ``--device cpu`` Triton's interpreter runs the same, on few rows and classes.
 """
 
 from __future__ import annotations
@@ -77,14 +77,17 @@ def battery(rows: int, classes: int, device: str, seed: int) -> tuple[Tensor, Te
 
 def error(computed: Tensor, true: Tensor) -> float:
     """The largest relative error; in half types, in units in the last place."""
-    if computed.dtype == torch.float32:
-        off = (computed.double() - true).abs() / true.abs()
-        return float(torch.where(true.abs() >= NEGLIGIBLE, off, 0).amax())
+    off = (computed.double() - true).abs()
+    negligible = true.abs() < NEGLIGIBLE
+    single = computed.dtype == torch.float32
+    if not bool((off[negligible] <= NEGLIGIBLE * (1e-5 if single else 1)).all()):
+        return 1e9
+    if single:
+        return float(torch.where(negligible, 0, off / true.abs()).amax())
     rounded = true.to(computed.dtype)
     steps = [half.view(torch.int16).int() for half in (computed, rounded)]
     steps = [torch.where(number < 0, -(number & 0x7FFF), number) for number in steps]
-    counts = (true.abs() >= NEGLIGIBLE) | computed.isnan()
-    return float(torch.where(counts, (steps[0] - steps[1]).abs(), 0).amax())
+    return float(torch.where(negligible, 0, (steps[0] - steps[1]).abs()).amax())
 
 
 def in_parts(function: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
@@ -138,6 +141,8 @@ class Bench:
         longest = classes if kernel == "tile" else 0
         with mock.patch.object(operators, "LONGEST_TILE", longest):
             yield from self.of_rule(kernel, classes)
+            yield from self.of_equal_logits(kernel, classes)
+            yield from self.of_reduction(kernel, classes)
             yield from self.of_smoothing(kernel, classes)
             yield from self.of_layout(kernel, classes)
 
@@ -167,6 +172,33 @@ class Bench:
             first = gradient(z, label, k, reduction="sum")
             yield Check("runs that differ", kernel, name, rows, classes, "each row",
                         float((again != first).sum()), 0.0)  # fmt: skip
+
+    def of_equal_logits(self, kernel: str, classes: int) -> Iterator[Check]:
+        """They are rounded alike, and k multiplies what their sum has of that."""
+        rows = min(self.rows(classes), 1000)
+        generator = torch.Generator(self.device).manual_seed(classes)
+        d = -12 * torch.rand(rows, 1, generator=generator, device=self.device)
+        z = d.repeat(1, classes)
+        z[:, 1:2] = 0
+        z[:, 0] = z[:, 1:].logsumexp(1) + 0.7 * d[:, 0] / 12
+        label = torch.zeros(rows, dtype=torch.long, device=self.device)
+        k = torch.full((rows,), 64.0, device=self.device)
+        off = error(gradient(z, label, 64.0, reduction="sum"), true_gradient(z, label, k))
+        # The interpreter rounds between multiplication and addition, where a GPU does not.
+        yield Check("equal logits", kernel, "float32", rows, classes, "64", off,
+                    2e-5 if self.small else 1e-5)  # fmt: skip
+
+    def of_reduction(self, kernel: str, classes: int) -> Iterator[Check]:
+        """The weighted mean, with ignored rows, of few rows and of many."""
+        for rows in {128, self.rows(classes)} if classes <= 128 else {128}:
+            z, label, k = battery(rows, classes, self.device, seed=rows)
+            label[::7] = -100
+            weight = torch.linspace(0.5, 2, classes, device=self.device)
+            w = torch.where(label == -100, 0, weight.double()[label.clamp(min=0)])
+            f = gradient(z, label, k, weight=weight)
+            true = true_gradient(z, label.clamp(min=0), k) * (w / w.sum()).unsqueeze(1)
+            off = error(f, true)
+            yield Check("weighted mean", kernel, "float32", rows, classes, "each row", off, 1e-5)
 
     def of_smoothing(self, kernel: str, classes: int) -> Iterator[Check]:
         rows = min(self.rows(classes), 2000)

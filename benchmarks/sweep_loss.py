@@ -1,4 +1,4 @@
-"""Which blocks, warps and stages suit the kernels of the loss on this GPU?
+"""Which blocks and warps suit the kernels of the loss on this GPU?
 
     python -m benchmarks.sweep_loss --only 32000
 
@@ -32,7 +32,6 @@ ROWS = (
 )
 TILES = (
     (torch.bfloat16, 65536, 1000),
-    (torch.bfloat16, 16384, 8192),
     (torch.bfloat16, 131072, 100),
     (torch.bfloat16, 262144, 10),
     (torch.float32, 65536, 1000),

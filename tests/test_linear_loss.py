@@ -126,10 +126,11 @@ def test_chunks_make_no_difference(implementation: str, chunk_rows: int | None) 
 
 
 def test_chunks_are_few_and_small() -> None:
-    """At most a sixteenth of the logits, where they are many, and never a tiny part."""
+    """At most a quarter of the rows, in steps that suit matrix products; few rows are one chunk."""
     assert linear._chunk_rows(8192, 131072 * 2) == 2048
     assert linear._chunk_rows(100_000, 131072 * 2) % 128 == 0
     assert linear._chunk_rows(100_000, 131072 * 2) <= 100_000 / 4 + 128
+    assert 4 * linear._chunk_rows(8193, 131072 * 2) >= 8193  # not one row in a fifth
     assert linear._chunk_rows(64, 1000) >= 64
 
 
@@ -399,6 +400,7 @@ BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
     "probabilities": (bad(target=torch.zeros(2, 4)), TypeError, "target must be .* indices"),
     "label too large": (bad(target=torch.tensor([0, 4])), IndexError, "target holds .* 4"),
     "elsewhere": (bad(weight=torch.zeros(4, 3, device="meta")), ValueError, "weight is on meta"),
+    "another dtype": (bad(weight=torch.zeros(4, 3).half()), TypeError, "weight is .* convert one"),
     "no rows": (bad(chunk_rows=0), ValueError, "chunk_rows must be 1 or more, not 0"),
     "negative k": (bad(k=-1.0), ValueError, "k must be a finite number above 0"),
     "k for each class": (bad(k=torch.ones(4)), ValueError, "k must be a number or have one value"),

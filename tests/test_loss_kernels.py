@@ -25,7 +25,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import reference
 import test_transforms as transforms
 from pseudograd import tunable_cross_entropy
-from pseudograd.loss import operators
+from pseudograd.loss import functional, operators
 from pseudograd.rules import tunable
 from test_paper_rule import (
     HALF_TYPES,
@@ -269,6 +269,82 @@ def test_many_classes(classes: int) -> None:
 
 
 @both_kernels
+@pytest.mark.parametrize(("classes", "d", "z_y"), [(100, -3.559382, 1.242732), (1000, -6.5, 0.9)])
+def test_equal_logits(classes: int, d: float, z_y: float) -> None:
+    """Their exponentials are rounded alike, and k multiplies what their sum has of that."""
+    logits = torch.full((1, classes), d)
+    logits[0, :2] = torch.tensor([z_y, 0.0])
+    _, f = value_and_gradient(logits, torch.tensor([0]), 64.0, reduction="sum")
+    expected = tunable(logits.double(), torch.tensor([0]), 64.0)
+    # The interpreter rounds between multiplication and addition, where a GPU does not.
+    allowed = FLOAT32 if DEVICE == "cuda" else 2 * FLOAT32
+    torch.testing.assert_close(f.double(), expected, rtol=allowed, atol=1e-25)
+
+
+@both_kernels
+@pytest.mark.parametrize("upstream", [math.inf, math.nan])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_ignored_rows_whatever_comes_from_above(upstream: float, smoothing: float) -> None:
+    """As in a step of GradScaler that overflows."""
+    logits, target = torch.randn(2, 5), torch.tensor([0, -100])
+    _, f = value_and_gradient(logits, target, 0.5, upstream=upstream, label_smoothing=smoothing)
+    assert (f[1] == 0).all()
+    assert not f[0].isfinite().any()
+
+
+@both_kernels
+def test_k_below_what_float32_has() -> None:
+    logits = torch.tensor([[1.0, 0.5, -math.inf, 2.0]])
+    tiny = torch.tensor([1e-300], dtype=torch.float64)
+    _, f = value_and_gradient(logits, torch.tensor([0]), tiny)
+    torch.testing.assert_close(f, torch.tensor([[-1.0, 0.5, 0.0, 0.5]]))
+
+
+@both_kernels
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_several_gradients_from_above(reduction: str) -> None:
+    logits, target, _ = case(False, "none")
+    leaf = leaf_of(logits)
+    value = by_kernel(leaf, target.to(DEVICE), 0.5, reduction=reduction)
+    above = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
+    (both,) = torch.autograd.grad(value, leaf, above, is_grads_batched=True)
+    _, f = value_and_gradient(logits, target, 0.5, reduction=reduction)
+    torch.testing.assert_close(both, torch.stack([f, 3 * f]).to(both))
+
+
+def test_compiled_code_finds_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With "auto" on a GPU, for which the interpreter stands in: no break in the graph."""
+    monkeypatch.setattr(functional, "_is_for_kernels", lambda input: True)
+    logits, target, _ = case(False, "none")
+    logits, target = logits.to(DEVICE), target.to(DEVICE)
+    program = torch.export.export(Loss("auto"), (logits, target))
+    assert "pseudograd.value_of_rows" in str(program.graph)
+    torch.compiler.reset()
+    leaf = leaf_of(logits)
+    torch.compile(tunable_cross_entropy, fullgraph=True, backend="aot_eager")(
+        leaf, target, 0.5
+    ).backward()
+    torch.testing.assert_close(leaf.grad, value_and_gradient(logits, target, 0.5)[1].to(leaf))
+
+
+def test_without_a_working_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler, or a GPU that is too old: the loss says so, and is PyTorch's operations."""
+
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("no C compiler found")
+
+    monkeypatch.setattr(operators, "rescale", broken)
+    monkeypatch.setattr(torch, "ones", lambda size, device: torch.full((size,), 1.0))
+    monkeypatch.setattr(functional, "_is_for_kernels", lambda input: True)
+    functional._kernels_run.cache_clear()
+    logits, target, _ = case(False, "none")
+    with pytest.warns(UserWarning, match="slower .no C compiler found"):
+        way = functional.chosen_way(logits, target, 0.0, "auto")
+    functional._kernels_run.cache_clear()
+    assert way != "triton"
+
+
+@both_kernels
 def test_rows_further_apart_than_32_bits_reach() -> None:
     """Their memory is taken, but hardly any of it is touched."""
     far = torch.empty(2**31 + 40, dtype=torch.half, device=DEVICE)
@@ -502,15 +578,19 @@ def test_compiled_for_any_number_of_rows() -> None:
 
 
 class Loss(nn.Module):
+    def __init__(self, implementation: str) -> None:
+        super().__init__()
+        self.loss = partial(tunable_cross_entropy, k=0.5, implementation=implementation)
+
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        return by_kernel(logits, target, 0.5)
+        return self.loss(logits, target)
 
 
 def test_export() -> None:
     """The operator is in the exported graph, and runs there."""
     logits, target, _ = case(False, "none")
     logits, target = logits.to(DEVICE), target.to(DEVICE)
-    program = torch.export.export(Loss(), (logits, target))
+    program = torch.export.export(Loss("triton"), (logits, target))
     assert "pseudograd.value_of_rows" in str(program.graph)
     torch.testing.assert_close(program.module()(logits, target), F.cross_entropy(logits, target))
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,11 +18,14 @@ import pytest
 import torch
 
 from pseudograd.cli import main
+from pseudograd.cli.place import Place
+from pseudograd.cli.reproduce import _Lines
 from pseudograd.data import Dataset, Encoder
-from pseudograd.fleet import Outcome, Trial
+from pseudograd.fleet import Fleet, Outcome, Trial
 from pseudograd.reproduce.rows import Experiment, by_network, experiments, paper_rows, rows
 from pseudograd.reproduce.run import (
     Clock,
+    Step,
     TimeIsUp,
     ledger_of,
     reproduce,
@@ -26,6 +34,7 @@ from pseudograd.reproduce.run import (
     status,
 )
 from pseudograd.search import DEEP_KS, SHALLOW_KS, result
+from pseudograd.search.ledger import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -286,6 +295,235 @@ def test_a_broken_manifest_is_not_overwritten() -> None:
     with pytest.raises(ValueError, match=r"manifest.json is not a manifest"):
         run_all()
     assert Path("results/manifest.json").read_text() == "["
+
+
+# --- several networks side by side -------------------------------------------------------------
+
+PAIR = experiments(rows("table1", "svhn 1x[48]00*"))
+PATIENCE = 60  # seconds until a thread that waits for another in vain gives up
+
+
+def run_two(
+    runner: Callable[[MutableSequence[Trial]], Iterator[Outcome]],
+    some: list[Experiment] = PAIR,
+    folder: str = "results",
+    at_once: int = 2,
+    **options: object,
+) -> None:
+    reproduce(
+        some,
+        Path(folder),
+        no_data,
+        lambda data: runner,
+        at_once=at_once,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def until_stopped(trials: MutableSequence[Trial]) -> None:
+    """Epochs in which no trial ends; a fleet looks at its queue after each."""
+    for _ in range(10_000_000):
+        len(trials)
+    raise AssertionError("nothing has stopped this")
+
+
+def test_two_networks_are_under_way_at_once_and_end_as_one_by_one() -> None:
+    both = threading.Barrier(2)
+
+    def meeting(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        both.wait(PATIENCE)
+        yield from world(trials)
+
+    run_two(meeting)
+    run_two(world, folder="alone", at_once=1)
+    for experiment in PAIR:
+        paths = [
+            ledger_of(Path(folder), experiment.network).path for folder in ("results", "alone")
+        ]
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_networks_are_begun_in_their_order_and_no_more_at_once() -> None:
+    some = [Experiment(row) for row in rows("table1", "*1x400*")]
+    opened, ended = list[str](), list[str]()
+
+    def open_data(name: str) -> Dataset:
+        opened.append(name)
+        assert len(opened) - len(ended) <= 2
+        return no_data(name)
+
+    def counted(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        first = trials[0]
+        yield from world(trials)
+        if first.split.retrain:
+            ended.append(first.data)
+
+    reproduce(some, Path("results"), open_data, lambda data: counted, at_once=2)
+    assert opened == [group[0].row.data for group in by_network(some).values()]
+    assert sorted(ended) == sorted(opened)
+
+
+@pytest.mark.parametrize("in_caller", [True, False])
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_ends_one_network_ends_the_others(in_caller: bool, error: type[BaseException]) -> None:
+    """Whichever thread it happens in: a runner that fails, or Ctrl-C."""
+    caller, both = threading.current_thread(), threading.Barrier(2)
+    closed, seen = list[str](), list[str]()
+
+    def runner(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        assert isinstance(trials, deque)
+        try:
+            yield made_up(trials.popleft())
+            both.wait(PATIENCE)
+            if (threading.current_thread() is caller) == in_caller:
+                if error is OSError:
+                    raise OSError("the machine is gone")
+                yield made_up(trials.popleft())
+            until_stopped(trials)
+        finally:
+            closed.append(threading.current_thread().name)
+
+    def watch(step: Step) -> None:
+        if step.experiment.network in seen:
+            raise KeyboardInterrupt
+        seen.append(step.experiment.network)
+
+    with pytest.raises(error):
+        run_two(runner, watch=watch)
+    assert len(set(closed)) == 2
+    finished = 1 if error is OSError else 2
+    ledgers = [ledger_of(Path("results"), experiment.network) for experiment in PAIR]
+    assert sorted(map(len, ledgers)) == [1, finished]
+    logs = sessions(Path("results"))[0]["networks"]
+    assert [logs[e.network]["trials"] for e in PAIR] == list(map(len, ledgers))
+    for ledger in ledgers:
+        with locked(ledger.path):  # nobody else has it
+            pass
+
+
+def test_ctrl_c_while_only_the_other_thread_works() -> None:
+    caller, begun = threading.current_thread(), threading.Event()
+
+    @contextmanager
+    def workplace() -> Iterator[None]:
+        if threading.current_thread() is caller:
+            assert begun.wait(PATIENCE)
+        yield
+
+    def runner(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        assert isinstance(trials, deque)
+        begun.set()
+        yield made_up(trials.popleft())
+        os.kill(os.getpid(), signal.SIGINT)
+        until_stopped(trials)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_two(runner, PAIR[:1], workplace=workplace)
+    assert len(ledger_of(Path("results"), PAIR[0].network)) == 1
+
+
+def test_the_time_is_up_for_each_network_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has long trials and ends early, one has short trials and ends, a third is not begun."""
+    time = Time()
+    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+    short_begun, time_passed = threading.Event(), threading.Event()
+    short, long, _ = some = experiments(rows("table1", "svhn*"))
+
+    def runner(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        assert isinstance(trials, deque)
+        if trials[0].hidden_layer_sizes == short.protocol().trial.hidden_layer_sizes:
+            short_begun.set()
+            assert time_passed.wait(PATIENCE)
+            yield from world(trials)
+        else:
+            assert short_begun.wait(PATIENCE)
+            trial = trials.popleft()
+            time.now += 90
+            yield made_up(trial)
+            assert not trials
+
+    def watch(step: Step) -> None:
+        if step.experiment == long:
+            time_passed.set()
+
+    with pytest.raises(TimeIsUp):
+        run_two(runner, some, time_limit=100, watch=watch)
+    ledgers = [ledger_of(Path("results"), experiment.network) for experiment in some]
+    assert short.protocol().wanted(ledgers[0]) == []
+    assert [len(ledger) for ledger in ledgers[1:]] == [1, 0]
+    assert set(sessions(Path("results"))[0]["networks"]) == {short.network, long.network}
+
+
+def test_an_error_is_told_rather_than_that_the_time_is_up() -> None:
+    both = threading.Barrier(2)
+
+    def runner(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        both.wait(PATIENCE)
+        if trials[0].hidden_layer_sizes == (400,):
+            raise TimeIsUp
+        raise OSError("the machine is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        run_two(runner)
+
+
+def test_networks_side_by_side_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time()
+    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+
+    def later() -> None:
+        time.now += 10
+
+    both = threading.Barrier(2, later)
+
+    def meeting(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        both.wait(PATIENCE)  # before the search, and before retraining
+        yield from world(trials)
+
+    run_two(meeting)
+    (session,) = sessions(Path("results"))
+    assert [log["seconds"] for log in session["networks"].values()] == [10, 10]
+    assert (session["seconds"], session["at_once"]) == (20, 2)
+
+
+def test_fleets_side_by_side_give_what_they_give_one_by_one() -> None:
+    some = experiments(rows("table1", "mnist 1x400 m0.5"))[:2]
+    data = small("mnist")[0]
+    found = []
+    for at_once in (1, 2):
+        folder = Path(f"results-{at_once}")
+        reproduce(some, folder, lambda _: data, lambda d: Fleet(d).run, smoke=True, at_once=at_once)
+        found.append([dict(ledger_of(folder, experiment.network)) for experiment in some])
+    assert found[0] == found[1]
+
+
+def test_none_at_once() -> None:
+    with pytest.raises(ValueError, match="at_once must be 1 or more, not 0"):
+        run_two(world, at_once=0)
+
+
+@pytest.mark.parametrize(
+    ("devices", "at_once"),
+    [(["cuda"], 2), (["cuda:1"], 2), (["cuda:0", "cuda:1"], 1), (["cpu"], 1)],
+)
+def test_two_at_once_on_one_gpu(
+    devices: list[str], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pseudograd.cli.place._checked", str)
+    assert Place(argparse.Namespace(device=devices, ray=None)).at_once == at_once
+
+
+def test_lines_of_networks_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, outcome = _Lines(), made_up(PAIR[0].protocol().trial)
+    for left in ((5, 9), (0, 8)):
+        for experiment, trials in zip(PAIR, left, strict=True):
+            lines.show(Step(experiment, outcome, trials))
+    done = capsys.readouterr().err.splitlines()
+    lines.close()
+    under_way = capsys.readouterr().err.splitlines()
+    assert [line.split(" in ")[0] for line in done] == ["svhn 1x400: 2 trials"]
+    assert [line.split(" in ")[0] for line in under_way] == ["svhn 1x800: 2 trials"]
+    assert under_way[0].endswith(", 8 asked for")
 
 
 # --- the command -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -167,6 +168,18 @@ def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_
         assert lines_of(text, row)[0][-1] == hours
     assert "This is an estimate" in text
     assert "one GPU" in text
+
+
+def test_networks_side_by_side_are_said_to_share_the_time(
+    folder: Path, text: str, tmp_path: Path
+) -> None:
+    said = "Networks that were trained side by side on one GPU share its time equally."
+    assert said not in text
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
+    (copy / "manifest.json").write_text(json.dumps([session | {"at_once": 2}]), "utf-8")
+    assert said in documents(SOME, copy)[tmp_path / "RESULTS.md"]
 
 
 def test_what_a_reader_would_ask_next(text: str) -> None:

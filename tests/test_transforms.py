@@ -265,6 +265,17 @@ def test_vmap_with_shared_inputs_and_nested() -> None:
     torch.testing.assert_close(along_last(logits.T, target, 0.5), of_k[0].T)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_several_gradients_from_above(reduction: str, path: str) -> None:
+    logits, target = examples()
+    leaf = logits.requires_grad_()
+    value = tunable_cross_entropy(leaf, target, 0.5, reduction=reduction)
+    above = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
+    (both,) = torch.autograd.grad(value, leaf, above, is_grads_batched=True)
+    f = tunable(logits.detach(), target, 0.5) / (len(logits) if reduction == "mean" else 1)
+    torch.testing.assert_close(both, torch.stack([f, 3 * f]))
+
+
 def test_vmap_over_empty_batches() -> None:
     loss = vmap(lambda z, y: tunable_cross_entropy(z, y, 0.5, reduction="none"))
     logits = torch.zeros(3, 0, CLASSES, requires_grad=True)

@@ -38,11 +38,13 @@ class Place(contextlib.ExitStack):
 
     Attributes:
         devices: What to write down as having been used.
+        at_once: How many fleets to run side by side: two on a GPU, because one alone leaves it
+            mostly idle while its last trials end; else one, which uses all there is.
 
     Example:
         >>> with Place(argparse.Namespace(device=["cpu"], ray=None)) as place:
-        ...     place.devices
-        ('cpu',)
+        ...     place.devices, place.at_once
+        (('cpu',), 1)
 
     """
 
@@ -55,6 +57,7 @@ class Place(contextlib.ExitStack):
             self.devices: tuple[str, ...] = ("ray",)
         else:
             self.devices = tuple(map(_checked, options.device or _all_devices()))
+        self.at_once = 2 if len(self.devices) == 1 and self.devices[0].startswith("cuda") else 1
 
     def runner(self, data: Dataset, keep_parameters: bool = False) -> Runner:
         """Give what trains trials on a data set.
@@ -81,6 +84,17 @@ class Place(contextlib.ExitStack):
             return cluster(trials)
 
         return run_on_cluster
+
+    def workplace(self) -> contextlib.AbstractContextManager[object]:
+        """Give what a thread with one of several fleets works in: a stream of its own on the GPU.
+
+        On the stream that all threads share by default, fleets would wait for each other.
+        """
+        if self.at_once == 1:
+            return contextlib.nullcontext()
+        import torch
+
+        return torch.cuda.stream(torch.cuda.Stream(self.devices[0]))
 
 
 def _all_devices() -> list[str]:

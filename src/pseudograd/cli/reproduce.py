@@ -7,6 +7,7 @@ import functools
 import shlex
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,8 @@ def reproduce(commands: Commands) -> None:
                     devices=place.devices,
                     smoke=options.smoke,
                     time_limit=60 * options.time_limit if options.time_limit else None,
+                    at_once=place.at_once,
+                    workplace=place.workplace,
                     watch=lines.show,
                 )
             except TimeIsUp:
@@ -118,33 +121,42 @@ def reproduce(commands: Commands) -> None:
 
 
 class _Lines:
-    """A line now and then, and one at the end of each network."""
+    """A line now and then about each network under way, and one when all it asked for is done."""
 
     def __init__(self) -> None:
-        self.network, self.done, self.left = "", 0, 0
-        self.started = self.written = time.monotonic()
+        self.networks: dict[str, _Network] = {}
 
     def show(self, step: Step) -> None:
-        now = time.monotonic()
-        if step.experiment.network != self.network:
-            self.close()
-            self.network, self.done, self.started = step.experiment.network, 0, now
-        self.done, self.left = self.done + 1, step.left
-        if now - self.written >= _SECONDS_BETWEEN_LINES:
-            self._write(now)
+        name, now = step.experiment.network, time.monotonic()
+        network = self.networks.setdefault(name, _Network(name, now, now))
+        network.done, network.left, network.told = network.done + 1, step.left, False
+        if not step.left or now - network.written >= _SECONDS_BETWEEN_LINES:
+            network.write(now)
 
     def close(self) -> None:
-        if self.network:
-            self._write(time.monotonic())
-            self.network = ""
+        for network in self.networks.values():
+            if not network.told:
+                network.write(time.monotonic())
 
-    def _write(self, now: float) -> None:
-        self.written = now
+
+@dataclass
+class _Network:
+    """How far a network is, and what of it has been told."""
+
+    name: str
+    started: float
+    written: float
+    done: int = 0
+    left: int = 0
+    told: bool = True
+
+    def write(self, now: float) -> None:
         from pseudograd.cli.display import duration
 
-        seconds = now - self.started
+        self.written, self.told = now, True
         print(
-            f"{self.network}: {self.done} trials in {duration(seconds)}, {self.left} asked for",
+            f"{self.name}: {self.done} trials in {duration(now - self.started)}, "
+            f"{self.left} asked for",
             file=sys.stderr,
             flush=True,
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 from pseudograd.data import Dataset
 from pseudograd.fleet import randomness
 from pseudograd.fleet.splits import Parts, parts
-from pseudograd.fleet.stack import Examples, Settings, Stack
+from pseudograd.fleet.stack import Examples, Settings, Stack, launching
 from pseudograd.fleet.trial import Outcome, Split, Trial
 
 # With weights beyond this and predictions no better than chance, nothing good can follow.
@@ -159,7 +159,8 @@ class Fleet:
                 most = slots // 2
             del crew  # and with it its memory, now that no traceback refers to it
             if pending:
-                torch.cuda.empty_cache()
+                with launching:
+                    torch.cuda.empty_cache()
 
     def _planned_slots(self, trial: Trial, device: torch.device) -> int:
         """As many as fit into nine tenths of the free memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from pseudograd.fleet import kernels
 from pseudograd.fleet.kernels import PANEL
-from pseudograd.fleet.stack import Examples, Settings, Stack
+from pseudograd.fleet.stack import Examples, Settings, Stack, launching
 
 # The tiles, and the warps that work on one, as they measured best on an H200.
 _GATHER = {"block": 128, "num_warps": 8}
@@ -82,7 +83,8 @@ class FusedStack(Stack):
         """Train for one epoch: the first kernel by kernel, all others as one graph."""
         if self.order is None or self.settings is None:
             self.order, self.settings = order.int(), settings.clone()
-            self._epoch(self.order, batch_size, self.settings)
+            with launching:
+                self._epoch(self.order, batch_size, self.settings)
             return
         self.order.copy_(order)
         self.settings.copy_(settings)
@@ -91,8 +93,10 @@ class FusedStack(Stack):
             return
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            # Other devices' threads may allocate meanwhile.
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            stream = _capture_stream(self.order.device)
+            # Other threads may allocate meanwhile.
+            capture = torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local")
+            with launching, capture:
                 self._epoch(self.order, batch_size, self.settings)
         self.graph.replay()
 
@@ -203,9 +207,16 @@ class FusedStack(Stack):
         models, size = index.shape
         tiles = triton.cdiv(size, PANEL)
         panels = self._panels(models * tiles)
-        self._gather(index.contiguous(), panels[0])
-        self._run_layers(range(len(self.shapes)), parameters[::2], parameters[1::2], panels)
+        with launching:
+            self._gather(index.contiguous(), panels[0])
+            self._run_layers(range(len(self.shapes)), parameters[::2], parameters[1::2], panels)
         return panels[-1].reshape(models, tiles, -1, PANEL).mT.flatten(1, 2)[:, :size]
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The device's stream to capture on. PyTorch has few: a new one may soon be another's."""
+    return torch.cuda.Stream(device)
 
 
 def _within(tiles: dict[str, int], **sizes: int) -> dict[str, Any]:

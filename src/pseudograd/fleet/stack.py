@@ -7,6 +7,7 @@ written out by hand: they are those of `torch.nn.Linear` layers under `tunable_c
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,12 @@ _PASS_BACK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tanh": _aten.tanh_backward,
     "sigmoid": _aten.sigmoid_backward,
 }
+
+
+# One thread at a time launches kernels, captures a graph or empties the cache: PyTorch allows for
+# one capture in a process and no emptying meanwhile, and a kernel that one thread is still loading
+# looks to others as if it could be launched.
+launching = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)

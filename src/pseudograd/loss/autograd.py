@@ -199,10 +199,21 @@ class _Backward(Underivable):
         return _unfold(info, _Backward.apply(*_fold(info, in_dims, inputs))), 0
 
 
+def is_batch(tensor: Tensor) -> bool:
+    """Whether a tensor is several, as gradients from above are with ``is_grads_batched``."""
+    return not torch._C._has_storage(tensor)
+
+
 def graph_is_kept() -> bool:
     """Whether the backward pass under way may be asked for again, or for its own derivative."""
     kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
     return kept or torch.is_grad_enabled()
+
+
+def times_each(f: Tensor, grad: Tensor) -> Tensor:
+    """Rows ``f`` times the gradient from above, one number or one for each row; 0 stays 0."""
+    grad = grad.unsqueeze(-1) if grad.dim() else grad
+    return torch.where(f == 0, 0, f * grad).to(f.dtype)
 
 
 def final(result: Tensor, source: Tensor) -> Tensor:

@@ -104,6 +104,13 @@ def check_linear(
             raise TypeError(f"{name} must be a floating-point tensor")
         if tensor.device != hidden.device:
             raise ValueError(f"{name} is on {tensor.device} but hidden is on {hidden.device}")
+    if not torch.is_autocast_enabled(hidden.device.type):
+        for name in ("weight", "bias"):
+            tensor = tensors[name]
+            if tensor is not None and tensor.dtype != hidden.dtype:
+                raise TypeError(
+                    f"{name} is {tensor.dtype} but hidden is {hidden.dtype}; convert one of them"
+                )
     if weight.dim() != 2 or weight.shape[0] == 0:
         raise ValueError(f"weight must have the shape (classes, H), not {tuple(weight.shape)}")
     if hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:

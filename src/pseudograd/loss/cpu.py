@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.autograd import Function
 
-from pseudograd.loss.autograd import final, refuse_forward_mode
+from pseudograd.loss.autograd import final, is_batch, refuse_forward_mode, times_each
 from pseudograd.loss.checks import check_k, refuse_class_index
 from pseudograd.rules.paper import Sensitivity
 
@@ -237,6 +237,8 @@ class _Fused(Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         z, target = ctx.saved_tensors
         grad = grads[0]
+        several = is_batch(grad)  # which no loop can read
+        above = torch.ones(() if ctx.reduced else len(z)) if several else grad
         result = np.empty(z.shape, f32)
         logits, labels = ctx.arrays or (_array(z), target.long().contiguous().numpy())
         _shared(
@@ -244,11 +246,12 @@ class _Fused(Function):
             logits,
             labels,
             ctx.k,
-            np.array([grad.item() / ctx.divisor], f32) if ctx.reduced else _array(grad),
+            np.array([above.item() / ctx.divisor], f32) if ctx.reduced else _array(above),
             ctx.kept,
             result,
         )
         f = torch.from_numpy(result)
+        f = times_each(f, grad) if several else f
         return final(f if ctx.arrays else f.to(z.dtype), z), *[None] * 5
 
     @staticmethod

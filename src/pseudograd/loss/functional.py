@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -147,7 +148,7 @@ def class_index_loss(
     y = torch.where(counted, target, 0)
     example_weight = counted.to(working_dtype(z))
     if weight is not None:
-        example_weight = example_weight * weight[y]
+        example_weight = torch.where(counted, weight[y], 0).to(example_weight.dtype)
     if label_smoothing:
         one_hot = torch.zeros_like(z, dtype=example_weight.dtype).scatter(-1, y.unsqueeze(-1), 1)
         q = smoothed(one_hot, label_smoothing)
@@ -208,15 +209,35 @@ def chosen_way(input: Tensor, target: Tensor, label_smoothing: float, implementa
         return "torch"
     eager = is_eager()
     plain = type(input) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
-    if input.is_cuda and (plain or not eager) and _has_triton():
+    if _is_for_kernels(input) and (not eager or (plain and _kernels_run())):
         return "triton"
     numba = input.is_cpu and plain and eager and label_smoothing == 0
     return "numba" if numba and _compiled_by_numba() is not None else "torch"
 
 
+# Known beforehand, since torch.compile could not trace how it is found out.
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def _is_for_kernels(input: Tensor) -> bool:
+    return input.is_cuda and _HAS_TRITON
+
+
 @functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _kernels_run() -> bool:
+    """Whether Triton works here: it needs a C compiler, and a GPU that is not too old."""
+    from pseudograd.loss.operators import rescale
+
+    one = torch.ones(1, device="cuda")
+    try:
+        rescale(one, one)
+    except Exception as error:
+        warnings.warn(
+            f"pseudograd: Triton's kernels cannot be used, so the loss is slower ({error})",
+            stacklevel=4,
+        )
+        return False
+    return True
 
 
 @functools.cache

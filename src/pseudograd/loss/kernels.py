@@ -27,6 +27,7 @@ import triton.language as tl
 PARTS = 32
 _PARTS = tl.constexpr(PARTS)
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_LOG2_E_LOW = tl.constexpr(1.9259629911266175e-08)  # what float32 rounds off
 # ln 2 in two parts: the first has few digits, so that its products with small integers are exact.
 _LN_2_HIGH = tl.constexpr(0.693145751953125)
 _LN_2_LOW = tl.constexpr(1.428606820309417e-06)
@@ -47,8 +48,14 @@ def _powers(d, k, special: tl.constexpr):
         e = tl.exp2(d * _LOG2_E)
         power = e * e
     else:
-        e = tl.exp2(d * _LOG2_E)
         power = tl.exp2(d * (k * _LOG2_E))
+        d = tl.maximum(d, -1e30, propagate_nan=tl.PropagateNan.ALL)  # of -inf nothing is lost
+        x = d * _LOG2_E
+        e = tl.exp2(x)
+        # What the product has rounded off. It is the same for equal logits, so that their sum has
+        # all of it, and a large k multiplies that. For the k above it is small enough.
+        lost = tl.fma(d, _LOG2_E_LOW, tl.fma(d, _LOG2_E, -x))
+        e = tl.fma(e * lost, _LN_2_HIGH + _LN_2_LOW, e)
     return e, power
 
 
@@ -73,7 +80,7 @@ def _at_least_1(total):
 
 
 # All threads of a row compute its few numbers. In float64, with functions of a hundred instructions
-# each, that would take longer than the row; so numbers that k multiplies are kept in two parts.
+# each, that would take longer than the row; so what the margin is made of is kept in two parts.
 
 
 @triton.jit
@@ -122,7 +129,8 @@ def _sensitivity(k, ks, k_stride, row, mask):
     """k as a number, or that of the row; bounded, since infinity times 0 is NaN."""
     if ks is not None:
         k = tl.load(ks + row * k_stride, mask=mask, other=1.0).to(tl.float32)
-    return tl.where(k > 1e30, 1e30, k)
+    k = tl.where(k > 1e30, 1e30, k)
+    return tl.where(k < 1e-30, 1e-30, k)
 
 
 @triton.jit
@@ -506,7 +514,7 @@ def smoothed_tile(
 
     if out is not None:
         factor = tl.where(counted & (whole != 0), whole, 0.0)
-        factor = _factor(factor, parts, None, grad, grad_stride, row, exists)
+        factor = _factor(factor, parts, None, grad, grad_stride, row, counted)
         q = _smoothed_target(w, column[None, :], y[:, None], w_y[:, None], spread, smoothing,
                              tl.where(whole == 0, 1.0, whole)[:, None])  # fmt: skip
         if special == "1":

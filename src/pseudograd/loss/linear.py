@@ -125,7 +125,7 @@ def tunable_linear_cross_entropy(
 
 def _chunk_rows(rows: int, row_bytes: int) -> int:
     """How many rows to hold the logits of, in steps that suit matrix products."""
-    chunk = max(rows // CHUNKS, SMALL_BYTES // row_bytes, 1)
+    chunk = max(-(-rows // CHUNKS), SMALL_BYTES // row_bytes, 1)
     return -(-chunk // 128) * 128
 
 

@@ -21,7 +21,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pseudograd.loss import kernels
-from pseudograd.loss.autograd import final, graph_is_kept, refuse_forward_mode, rows_of
+from pseudograd.loss.autograd import (
+    final,
+    graph_is_kept,
+    is_batch,
+    refuse_forward_mode,
+    rows_of,
+    times_each,
+)
 from pseudograd.rules.paper import Sensitivity
 
 INTERPRETED = not isinstance(kernels.tile, triton.JITFunction)
@@ -130,7 +137,9 @@ def launch(
     if classes <= LONGEST_TILE and statistics is None and given is None:
         block = _block(classes)
         alone = (reduced or mean) and are_few(rows)
-        tile_rows = _power_of_2(count) if alone else _tile_rows(classes)
+        tile_rows = _tile_rows(classes)
+        if alone:
+            tile_rows = max(tile_rows, _power_of_2(count))
         warp_block = WARP_BLOCK // 4 if smoothing else WARP_BLOCK  # which has more to hold
         warps = max(1, min(32, tile_rows * block // warp_block))
         vector = _vector(z, out, lambda v: z.stride(0) % v == 0 and classes % v == 0)
@@ -268,11 +277,15 @@ class _Fused(Function):
         z, target, ks, weight, parts, gradient = ctx.saved_tensors
         k, ignore_index, smoothing = ctx.settings
         rows = Rows(z.detach(), target, k, ks, weight, ignore_index, smoothing)
+        several = is_batch(grads[0])  # which no kernel can read
         # What is handed over must not be needed again.
-        reuse = gradient is not None and not graph_is_kept()
+        reuse = gradient is not None and not graph_is_kept() and not several
         out = gradient if reuse else z.new_empty(z.shape)
+        grad = None if several else grads[0]
         with torch.cuda.device_of(z):
-            launch(rows, None, out, mean=ctx.mean, parts=parts, grad=grads[0], skip=reuse)
+            launch(rows, None, out, mean=ctx.mean, parts=parts, grad=grad, skip=reuse)
+        if several:
+            out = times_each(out, grads[0])
         return final(out, z), None, None, None, None
 
     @staticmethod

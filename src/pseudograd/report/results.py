@@ -406,11 +406,14 @@ def _what_was_run(found: Reproduction, plain: _PlainLoop | None) -> _Part:
         if seconds:
             text += f" It is {3600 * sum(hours) / seconds:,.0f} times the time above."
         blocks.append(_Text(text))
+    shared = (
+        "Rows that differ in the momentum alone are trained together; of their time each row has "
+        "its share by steps."
+    )
+    if any(session.get("at_once", 1) > 1 for session in found.sessions):
+        shared += " Networks that were trained side by side on one GPU share its time equally."
     blocks += [
-        _Text(
-            "Rows that differ in the momentum alone are trained together; of their time each row "
-            "has its share by steps."
-        ),
+        _Text(shared),
         _Table(head, lines, fold="Time of each row"),
     ]
     return _Part("What was run", blocks)

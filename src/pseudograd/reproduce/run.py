@@ -1,7 +1,8 @@
 """The paper's rows, run: a ledger for each network, and a manifest of when and where.
 
 Rows that differ in the momentum alone share a network, a ledger and a fleet: all their trials are
-trained together, and as soon as one row's outcomes ask for more, these join the others.
+trained together, and as soon as one row's outcomes ask for more, these join the others. Several
+networks may be under way at once, so that the last trials of one leave no device idle.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import json
 import math
 import re
 import statistics
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,15 +82,23 @@ class TimeIsUp(Exception):
     """
 
 
+class _Stopped(Exception):
+    """Another network's thread has failed, or was interrupted, and says why."""
+
+
 class Clock:
     """How much time is left, and how long trials take: none should be begun that cannot end.
 
     Args:
         seconds: The time there is; None if it does not matter.
 
+    Attributes:
+        stopped: Set it to end all that is under way after its current epoch.
+
     Example:
         >>> clock = Clock(60)
-        >>> clock.took["mnist 1x400"] = [20.0, 30.0]
+        >>> clock.note("mnist 1x400", 20.0)
+        >>> clock.note("mnist 1x400", 30.0)
         >>> clock.suffices("mnist 1x400"), clock.suffices("mnist 3x800")  # six times the work
         (True, False)
 
@@ -95,24 +106,77 @@ class Clock:
 
     def __init__(self, seconds: float | None = None) -> None:
         self.end = math.inf if seconds is None else time.monotonic() + seconds
-        self.took: dict[str, list[float]] = {}  # by network, from taking a trial to its end
+        self.stopped = threading.Event()
+        self._took: dict[str, list[float]] = {}  # by network
+        self._lock = threading.Lock()
+
+    def note(self, network: str, seconds: float) -> None:
+        """Note how long a trial of a network took, from being taken to its end."""
+        with self._lock:
+            self._took.setdefault(network, []).append(seconds)
 
     def suffices(self, network: str) -> bool:
         """Whether a trial of a network that is begun now ends in time, if it is like the others.
 
         While nothing is known, it does.
         """
-        means = {other: statistics.fmean(took) for other, took in self.took.items()}
+        with self._lock:
+            means = {other: statistics.fmean(took) for other, took in self._took.items()}
         guesses = [_cost(network) / _cost(other) * mean for other, mean in means.items()]
         return time.monotonic() + means.get(network, max(guesses, default=-math.inf)) <= self.end
 
 
-class _Queue(deque[Trial]):
-    """Trials for a fleet, which notes when each of them is taken."""
+class Shares:
+    """How long each of several took: while n are under way, each of them has an nth of the time.
 
-    def __init__(self, trials: Iterable[Trial]) -> None:
+    Example:
+        >>> shares = Shares()
+        >>> shares.begin("mnist 1x400", now=0.0)
+        >>> shares.begin("mnist 1x800", now=10.0)
+        >>> shares.end("mnist 1x400", now=16.0)
+        >>> shares.until(20.0)
+        {'mnist 1x400': 13.0, 'mnist 1x800': 7.0}
+
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._under_way: set[str] = set()
+        self._now = 0.0
+
+    def begin(self, name: str, now: float) -> None:
+        """Note that one is under way from now on."""
+        self.until(now)
+        self._seconds.setdefault(name, 0.0)
+        self._under_way.add(name)
+
+    def end(self, name: str, now: float) -> None:
+        """Note that one is no longer under way."""
+        self.until(now)
+        self._under_way.remove(name)
+
+    def until(self, now: float) -> dict[str, float]:
+        """Give the seconds of all that were begun."""
+        for name in self._under_way:
+            self._seconds[name] += (now - self._now) / len(self._under_way)
+        self._now = now
+        return self._seconds
+
+
+class _Queue(deque[Trial]):
+    """Trials for a fleet: notes when each is taken, and stops a fleet, which looks how many are
+    left after every epoch.
+    """
+
+    def __init__(self, trials: Iterable[Trial], stopped: threading.Event) -> None:
         super().__init__(trials)
+        self.stopped = stopped
         self.taken: dict[Trial, float] = {}
+
+    def __len__(self) -> int:
+        if self.stopped.is_set():
+            raise _Stopped
+        return super().__len__()
 
     def popleft(self) -> Trial:
         trial = super().popleft()
@@ -161,7 +225,8 @@ def run_network(
             retrain = any(trial.split.retrain for trial in wanted)
             if not retrain:
                 raise TimeIsUp
-        queue = _Queue(trial for trial in wanted if trial.split.retrain == retrain)
+        some = (trial for trial in wanted if trial.split.retrain == retrain)
+        queue = _Queue(some, clock.stopped)
         asked = set(queue)
         # No row asks for more before all trials of one of its k are done.
         under_way = Counter((wanted[trial], trial.k) for trial in queue)
@@ -169,8 +234,7 @@ def run_network(
             experiment = wanted[outcome.trial]
             ledger.append(_thinned(outcome))
             if outcome.trial in queue.taken and outcome.stopped_by == "patience":
-                took = time.monotonic() - queue.taken[outcome.trial]
-                clock.took.setdefault(network, []).append(took)
+                clock.note(network, time.monotonic() - queue.taken[outcome.trial])
             under_way[experiment, outcome.trial.k] -= 1
             enough = enough and clock.suffices(network)
             if not enough:
@@ -218,6 +282,8 @@ def reproduce(
     devices: Sequence[str] = ("cpu",),
     smoke: bool = False,
     time_limit: float | None = None,
+    at_once: int = 1,
+    workplace: Callable[[], AbstractContextManager[object]] = nullcontext,
     watch: Callable[[Step], None] = lambda _: None,
 ) -> None:
     """Run some of the paper's experiments, or what is left of them.
@@ -232,7 +298,9 @@ def reproduce(
         smoke: Whether to run all in small, to see that it runs.
         time_limit: Seconds after which to stop. Some time before, no more trials are begun, so
             that those under way can end; those that do not are lost.
-        watch: Called after each trial.
+        at_once: How many networks may be under way, each in a thread of its own.
+        workplace: Makes what such a thread works in, such as a stream of its own on a GPU.
+        watch: Called after each trial, by one thread at a time.
 
     Raises:
         TimeIsUp: If the time was over before the end.
@@ -242,45 +310,112 @@ def reproduce(
         >>> reproduce([], Path(tempfile.mkdtemp()), {}.get, lambda data: list)
 
     """
+    if at_once < 1:
+        raise ValueError(f"at_once must be 1 or more, not {at_once}")
     started, clock = time.monotonic(), Clock(time_limit)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     sessions(folder)  # if the manifest cannot be read, this is the time to say so
-    session = {**environment.session(command, *devices), "data": {}, "networks": {}}
-    for network, group in by_network(experiments).items():
-        protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
-        if not _wanted(protocols, ledger_of(folder, network)):
-            continue
-        if not clock.suffices(network):
-            raise TimeIsUp
-        data = open_data(group[0].row.data)
+    session = {**environment.session(command, *devices), "at_once": at_once}
+    notes = _Notes(folder, session, started)
+
+    def networks() -> Generator[tuple[str, dict[Experiment, Protocol], Dataset], None, None]:
+        """What is left to run, each when its turn has come."""
+        for network, group in by_network(experiments).items():
+            protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
+            if not _wanted(protocols, ledger_of(folder, network)):
+                continue
+            if not clock.suffices(network):
+                raise TimeIsUp
+            yield network, protocols, open_data(group[0].row.data)
+
+    left, turn = networks(), threading.Lock()
+    reasons: list[BaseException] = []  # of threads that did not come to the end
+
+    def work() -> None:
+        """Run one network after the other."""
+        try:
+            with workplace():
+                while True:
+                    with turn:
+                        network = next(left, None)
+                    if network is None:
+                        return
+                    run(*network)
+        except _Stopped:
+            pass
+        except BaseException as reason:
+            reasons.append(reason)
+            if not isinstance(reason, TimeIsUp):  # others know themselves what they have time for
+                clock.stopped.set()
+        finally:
+            with turn:
+                left.close()
+
+    def run(network: str, protocols: dict[Experiment, Protocol], data: Dataset) -> None:
         ledger = ledger_of(folder, network, data.sha256)
-        session["data"][data.name] = data.sha256
-        log = session["networks"].setdefault(network, {"trials": 0, "epochs": 0, "seconds": 0})
-        begun = noted = time.monotonic()
+        with (
+            locked(ledger.path),
+            notes.of(network, data) as log,
+            closing(run_network(protocols, ledger, runner(data), clock)) as steps,
+        ):
+            for step in steps:
+                with notes.lock:
+                    log["trials"] += 1
+                    log["epochs"] += step.outcome.epochs
+                    watch(step)
+                    now = time.monotonic()
+                    if now > clock.end:
+                        raise TimeIsUp
+                    if now - notes.written > _SECONDS_BETWEEN_NOTES:
+                        notes.write()
 
-        def note(log: dict[str, Any] = log, begun: float = begun) -> float:
-            """Write down how far it is; after a kill, this is what is known of the time."""
-            now = time.monotonic()
-            log["seconds"] = round(now - begun, 2)
-            session["seconds"] = round(now - started, 2)
-            _note(folder, session)
-            return now
+    with ThreadPoolExecutor(at_once, "network") as pool:  # which is left when all have ended
+        try:
+            # This thread works too: it is the one that Ctrl-C interrupts.
+            others = [pool.submit(work) for _ in range(at_once - 1)]
+            work()
+            wait(others)
+        except BaseException:
+            clock.stopped.set()
+            raise
+    if reasons:
+        raise min(reasons, key=lambda reason: isinstance(reason, TimeIsUp))
 
-        with locked(ledger.path):
-            try:
-                with closing(run_network(protocols, ledger, runner(data), clock)) as steps:
-                    for step in steps:
-                        log["trials"] += 1
-                        log["epochs"] += step.outcome.epochs
-                        watch(step)
-                        now = time.monotonic()
-                        if now > clock.end:
-                            raise TimeIsUp
-                        if now - noted > _SECONDS_BETWEEN_NOTES:
-                            noted = note()
-            finally:
-                note()
+
+class _Notes:
+    """What is to be known of a session, noted by several threads, and written to the manifest."""
+
+    def __init__(self, folder: Path, session: dict[str, Any], started: float) -> None:
+        self.folder, self.session = folder, {**session, "data": {}, "networks": {}}
+        self.started = self.written = started
+        self.shares, self.lock = Shares(), threading.Lock()
+
+    @contextmanager
+    def of(self, network: str, data: Dataset) -> Iterator[dict[str, Any]]:
+        """While a network is under way: what is noted of it."""
+        with self.lock:
+            self.session["data"][data.name] = data.sha256
+            log = {"trials": 0, "epochs": 0, "seconds": 0.0}
+            self.session["networks"][network] = log
+            self.shares.begin(network, time.monotonic())
+        try:
+            yield log
+        finally:
+            with self.lock:
+                self.shares.end(network, time.monotonic())
+                self.write()
+
+    def write(self) -> None:
+        """Write down how far all are; after a kill, this is what is known of the time."""
+        self.written = time.monotonic()
+        for network, seconds in self.shares.until(self.written).items():
+            self.session["networks"][network]["seconds"] = round(seconds, 2)
+        self.session["seconds"] = round(self.written - self.started, 2)
+        path, started = self.folder / "manifest.json", self.session["started"]
+        others = [other for other in sessions(self.folder) if other["started"] != started]
+        with writing(path):
+            write_whole(path, json.dumps([*others, self.session], indent=1) + "\n")
 
 
 @dataclass(frozen=True)
@@ -370,11 +505,3 @@ def sessions(folder: Path) -> list[dict[str, Any]]:
     except ValueError as problem:
         raise ValueError(f"{path} is not a manifest ({problem})") from problem
     return found
-
-
-def _note(folder: Path, session: dict[str, Any]) -> None:
-    """Put a session into the manifest, in the place of what it had there, or not at all."""
-    path = folder / "manifest.json"
-    others = [other for other in sessions(folder) if other["started"] != session["started"]]
-    with writing(path):
-        write_whole(path, json.dumps([*others, session], indent=1) + "\n")
