@@ -58,6 +58,11 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
             "k": per_example, "weight": weight, "implementation": implementation
         }  # fmt: skip
         yield f"{implementation} k=1", {"k": 1.0, "implementation": implementation}
+    for reduction in ("mean", "none"):
+        yield f"smoothed {reduction}", {
+            "k": per_example, "weight": weight, "label_smoothing": 0.1, "reduction": reduction
+        }  # fmt: skip
+    yield "smoothed k=1", {"k": 1.0, "label_smoothing": 0.3}
 
 
 CASES = dict(cases())
@@ -140,9 +145,7 @@ def test_the_linear_form_too(results: list[dict[str, tuple[Tensor, ...]]], name:
 
 
 def test_what_is_not_there_is_refused() -> None:
-    logits, target = examples()
+    logits, _ = examples()
     group: Any = object()
-    with pytest.raises(ValueError, match="label_smoothing must be 0 where a process_group"):
-        tunable_cross_entropy(logits, target, label_smoothing=0.1, process_group=group)
     with pytest.raises(ValueError, match="target must hold class indices where a process_group"):
         tunable_cross_entropy(logits, logits.softmax(-1), process_group=group)

@@ -199,15 +199,10 @@ def check_for_triton(input: Tensor, target: Tensor) -> None:
         )
 
 
-def check_for_split(target: Tensor, label_smoothing: float) -> None:
+def check_for_split(target: Tensor) -> None:
     """Refuse what there is not for classes that are split over a process group."""
     if target.is_floating_point():
         raise ValueError("target must hold class indices where a process_group shares the classes")
-    if label_smoothing:
-        raise ValueError(
-            f"label_smoothing must be 0 where a process_group shares the classes, not "
-            f"{label_smoothing}"
-        )
 
 
 def check_class_indices(target: Tensor, classes: int, ignore_index: int) -> None:

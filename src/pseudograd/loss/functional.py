@@ -93,12 +93,12 @@ def tunable_cross_entropy(
     # The kernels read half types as they are.
     z = _rows(input if way == "triton" or input.dtype == dtype else input.to(dtype))
     if process_group is not None:
-        check_for_split(target, label_smoothing)
+        check_for_split(target)
         from pseudograd.loss.parallel import split_values
 
         value, example_weight = split_values(
-            z, target.flatten().long(), _column(k, z), weight, ignore_index, process_group,
-            way == "triton",
+            z, target.flatten().long(), _column(k, z), weight, ignore_index, label_smoothing,
+            process_group, way == "triton",
         )  # fmt: skip
         reduced = _reduced(value, example_weight.sum(), reduction)
     elif target.is_floating_point():

@@ -18,6 +18,7 @@ from torch.autograd import Function
 from pseudograd.loss.autograd import (
     ClassIndex,
     ClassProbabilities,
+    RowLoss,
     Underivable,
     final,
     graph_is_kept,
@@ -99,7 +100,7 @@ def tunable_linear_cross_entropy(
     check_k(k, target.shape, values=isinstance(k, Tensor) and k.is_cpu and is_eager())
     group = ""
     if process_group is not None:
-        check_for_split(target, label_smoothing)
+        check_for_split(target)
         group = process_group.group_name
     elif target.is_cpu and is_eager():
         check_class_indices(target, len(weight), ignore_index)
@@ -344,7 +345,12 @@ def linear_products(
         factor_part = None
         if factor is not None:
             factor_part = (factor if len(factor) == 1 else factor[part]).expand(len(x))
-        if ranks is not None:
+        if ranks is not None and smoothing:
+            values[part] = _split_smoothed(
+                logits, column[part], counted[part], k_part, class_weight, smoothing, factor_part,
+                ranks,
+            )  # fmt: skip
+        elif ranks is not None:
             values[part] = _split(
                 logits, column[part], k_part, example_weight[part], factor_part, ranks, triton
             )
@@ -424,7 +430,7 @@ def _plain(
 ) -> Tensor:  # fmt: skip
     counted = target != ignore_index
     y = torch.where(counted, target, 0)
-    loss: ClassIndex | ClassProbabilities = ClassIndex()
+    loss: RowLoss = ClassIndex()
     row_weight = counted.to(working_dtype(logits))
     if smoothing:
         one_hot = torch.zeros_like(logits, dtype=row_weight.dtype).scatter(-1, y.unsqueeze(-1), 1)
@@ -433,11 +439,29 @@ def _plain(
         loss = ClassProbabilities()
     elif class_weight is not None:
         row_weight = row_weight * class_weight[y]
+    return _by_rows(loss, logits, y, k, row_weight, factor)
+
+
+def _by_rows(
+    loss: RowLoss, logits: Tensor, y: Tensor, k: Sensitivity, row_weight: Tensor,
+    factor: Tensor | None,
+) -> Tensor:  # fmt: skip
     values, *kept = loss.forward(logits, y, k)
     if factor is not None:
         grad = (factor * row_weight).unsqueeze(-1)
         logits.copy_(loss.backward(logits, y, k, grad, *kept))
-    return torch.where(counted, values * row_weight, 0)
+    return torch.where(row_weight == 0, 0, values * row_weight)
+
+
+def _split_smoothed(
+    logits: Tensor, column: Tensor, counted: Tensor, k: Sensitivity, class_weight: Tensor | None,
+    smoothing: float, factor: Tensor | None, ranks: ProcessGroup,
+) -> Tensor:  # fmt: skip
+    from pseudograd.loss.parallel import SplitClassProbabilities, smoothed_target
+
+    q = smoothed_target(column, logits.shape[1], class_weight, smoothing, ranks)
+    row_weight = counted.to(working_dtype(logits))
+    return _by_rows(SplitClassProbabilities(ranks), logits, q, k, row_weight, factor)
 
 
 def _split(

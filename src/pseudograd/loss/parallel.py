@@ -3,6 +3,7 @@
 Each rank has some columns of the logits, in the order of the ranks. The top and the sums of a row
 are those of its parts, rescaled to a common top and added: one reduction for the largest logit, and
 one for the sums, the label's logit and its weight, which one rank has and the others count as 0.
+Smoothed labels are the rule for soft targets, with a reduction for each of its sums.
 """
 
 from __future__ import annotations
@@ -136,9 +137,81 @@ class SplitClassIndex:
         return push(z, target, k, Whole(*kept), grad, self.triton)
 
 
+def smoothed_target(
+    column: Tensor,
+    classes: int,
+    weight: Tensor | None,
+    label_smoothing: float,
+    group: dist.ProcessGroup,
+) -> Tensor:
+    """Give this rank's columns of smoothed labels, of which ``column`` (R) says where they are."""
+    count = torch.full((1,), float(classes), dtype=torch.float64, device=column.device)
+    dist.all_reduce(count, group=group)
+    own = (column == torch.arange(classes, device=column.device).unsqueeze(-1)).mT
+    q = own * (1 - label_smoothing) + label_smoothing / count
+    return q if weight is None else q * weight
+
+
+class SplitClassProbabilities:
+    """The rule for soft targets, of which this rank has its columns; see `paper.soft_push`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
+        """Give -Σ q log p, where 0 · log 0 is 0."""
+        log_p = self._log_p(z)
+        return (-self._sum(torch.where(target == 0, 0, target * log_p)).squeeze(-1),)
+
+    def backward(
+        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        """Give this rank's part of the soft rule."""
+        log_p, q = self._log_p(z), paper.wide(target)
+        total = self._sum(q)
+        q = torch.where(total == 0, 0, q / total)
+        bias = log_p.exp() - q
+        off, sole = q == 0, q == 1
+        log_bias = torch.where(off, log_p, torch.where(sole, 0, bias.abs().log()))
+        above, below = (bias > 0) | off, (bias < 0) | sole
+        log_strength = self._log_sum_exp(torch.where(above, log_bias, -torch.inf))
+        balanced = self._sum(below.double()) > 0
+        sides = self._share(log_bias, above, k) - self._share(log_bias, below, k)
+        f = grad * total * balanced * (k * log_strength).exp() * sides
+        return torch.where(grad == 0, 0, f).to(z.dtype)
+
+    def _share(self, log_bias: Tensor, side: Tensor, k: Sensitivity) -> Tensor:
+        log_bias = torch.where(side, log_bias, -torch.inf)
+        power = (k * (log_bias - self._top(log_bias))).exp() * side
+        return power / self._sum(power).clamp(min=1)
+
+    def _log_p(self, z: Tensor) -> Tensor:
+        z = paper.wide(paper.in_working_precision(z))
+        return z - self._log_sum_exp(z)
+
+    def _log_sum_exp(self, x: Tensor) -> Tensor:
+        top = self._top(x)
+        return top + self._sum((x - top).exp()).log()
+
+    def _top(self, x: Tensor) -> Tensor:
+        top = x.amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
+        dist.all_reduce(top, dist.ReduceOp.MAX, self.group)
+        return top
+
+    def _sum(self, x: Tensor) -> Tensor:
+        total = x.sum(-1, keepdim=True)
+        dist.all_reduce(total, group=self.group)
+        return total
+
+
 @functools.cache
 def _split_rows(group: dist.ProcessGroup, triton: bool) -> Rows:
     return rows_of(SplitClassIndex(group, triton))
+
+
+@functools.cache
+def _split_soft_rows(group: dist.ProcessGroup) -> Rows:
+    return rows_of(SplitClassProbabilities(group))
 
 
 def split_values(
@@ -147,6 +220,7 @@ def split_values(
     k: Sensitivity,
     weight: Tensor | None,
     ignore_index: int,
+    label_smoothing: float,
     group: dist.ProcessGroup,
     triton: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -158,6 +232,7 @@ def split_values(
         k: A number, or a column.
         weight: The factors of this rank's classes.
         ignore_index: Rows with this label count for nothing.
+        label_smoothing: The share of each label that is spread over the classes of all ranks.
         group: The ranks.
         triton: Whether kernels compute the rows.
 
@@ -167,5 +242,8 @@ def split_values(
     example_weight = counted.to(paper.wide_dtype(z))
     if weight is not None:
         example_weight = example_weight * label_weights(weight, column, group)
+    if label_smoothing:
+        q = smoothed_target(column, z.shape[1], weight, label_smoothing, group)
+        return torch.where(counted, _split_soft_rows(group)(z, q, k), 0), example_weight
     value = _split_rows(group, triton)(z, column, k)
     return torch.where(counted, value * example_weight, 0), example_weight
