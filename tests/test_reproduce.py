@@ -545,7 +545,8 @@ def test_the_whole_path_in_small(
     command = ["reproduce", "table1", "--rows", "mnist 1x400 m0.5", "--smoke"]
     assert main(command) == 0
     captured = capsys.readouterr()
-    assert captured.out == "ledgers: runs/smoke\n"
+    assert "3 of 3 rows done, about 0 trials left" in captured.out
+    assert captured.out.endswith("ledgers: runs/smoke\n")
     assert "mnist 1x400 [0,1]: " in captured.err
     names = {"mnist-1x400.jsonl", "mnist-1x400-0-1.jsonl", "mnist-1x400-tanh.jsonl"}
     assert {path.name for path in Path("runs/smoke").iterdir()} == names | {"manifest.json"}

@@ -77,7 +77,7 @@ def reproduce(commands: Commands) -> None:
         if not options.as_printed:
             wanted = paper.experiments(rows)
         if options.what == "status":
-            _print_status(wanted, folder)
+            _print_status(wanted, folder, options.smoke)
             return
         if options.what == "report":
             whole = options.rows == "*" and not options.as_printed
@@ -113,8 +113,7 @@ def reproduce(commands: Commands) -> None:
                 ) from None
             finally:
                 lines.close()
-        if not options.smoke:
-            _print_status(wanted, folder)
+        _print_status(wanted, folder, options.smoke)
         print(f"ledgers: {folder}")
 
     parser.set_defaults(run=run)
@@ -173,13 +172,13 @@ def _part_of(data: Dataset) -> Dataset:
     return replace(data, features=data.features[kept], labels=data.labels[kept], train_size=train)
 
 
-def _print_status(experiments: list[Experiment], folder: Path) -> None:
+def _print_status(experiments: list[Experiment], folder: Path, smoke: bool) -> None:
     from pseudograd.cli.display import duration
     from pseudograd.report.summary import fraction
     from pseudograd.reproduce.run import status
 
     print(f"{'row':<28}{'done':>6}{'left':>7}{'time left':>14}   selected k (paper)")
-    states = status(experiments, folder)
+    states = status(experiments, folder, smoke)
     for state in states:
         left = "" if state.seconds is None or not state.left else duration(state.seconds)
         selected = "" if state.selected_k is None else fraction(state.selected_k)

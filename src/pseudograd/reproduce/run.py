@@ -443,12 +443,13 @@ class Status:
     selected_k: float | None
 
 
-def status(experiments: Sequence[Experiment], folder: Path) -> list[Status]:
+def status(experiments: Sequence[Experiment], folder: Path, smoke: bool = False) -> list[Status]:
     """Say how far each experiment is.
 
     Args:
         experiments: The experiments.
         folder: Of the ledgers.
+        smoke: Whether they were run in small.
 
     Example:
         >>> from pseudograd.reproduce.rows import experiments, rows
@@ -465,7 +466,7 @@ def status(experiments: Sequence[Experiment], folder: Path) -> list[Status]:
     for network, group in by_network(experiments).items():
         ledger = ledger_of(folder, network)
         for experiment in group:
-            protocol = experiment.protocol()
+            protocol = experiment.smoke() if smoke else experiment.protocol()
             done = sum(trial.momentum == experiment.row.momentum for trial in ledger)
             wanted = len(protocol.wanted(ledger))
             # Four rates for each k, the sweep, and the networks judged on the test set.
