@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+EXAMPLES := $(VENV)/.examples
 
 # All versions are pinned, those of the build too.
 export PIP_CONSTRAINT := constraints.txt
@@ -25,7 +26,7 @@ demo: $(INSTALLED)
 toy: $(INSTALLED)
 	$(BIN)/pseudograd toy --picture toy.png
 
-test: check
+test: check $(EXAMPLES)
 	$(BIN)/pytest
 
 check: $(INSTALLED)
@@ -44,6 +45,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet pip
 	$(BIN)/pip install --quiet --editable '.[cpu,parquet,ray]' --group dev
+	touch $@
+
+# Other people's libraries, which the documents have examples for.
+$(EXAMPLES): $(INSTALLED)
+	$(BIN)/pip install --quiet --group examples \
+		|| echo "some libraries could not be installed: the tests of their examples are skipped"
 	touch $@
 
 clean:
