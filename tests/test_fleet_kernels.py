@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, Split, Trial
 from pseudograd.fleet.fleet import _Crew
-from pseudograd.fleet.stack import Examples, Settings, Stack
+from pseudograd.fleet.stack import Examples, Settings, Stack, launching
 from pseudograd.rules import tunable
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -473,6 +474,19 @@ def test_evaluate(sizes: str, rows: int) -> None:
     assert [weight.shape for weight, _ in best] == [w.shape[1:] for w in pair.fused.weights]
 
 
+def test_judging_goes_on_while_another_thread_loads_or_captures() -> None:
+    pair = Pair(SIZES["small"], "tanh")
+    index = torch.arange(90).reshape(3, 30).to(DEVICE)
+    before = pair.fused.evaluate(index)
+    during: list[Tensor] = []
+    thread = threading.Thread(target=lambda: during.extend(pair.fused.evaluate(index)), daemon=True)
+    with launching:
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert all(map(torch.equal, before, during))
+
+
 def test_a_network_that_is_lost_disturbs_no_other() -> None:
     pair = Pair(SIZES["small"], "tanh")
     pair.own = [OWN[0], {**OWN[1], "learning_rate": 1e30}, OWN[2]]
@@ -567,3 +581,23 @@ def test_what_runs_on_a_gpu(changes: dict[str, Any], precision: str, kind: type[
     ours = {o.trial: o for o in Fleet(blobs(), "cuda", 2, precision=precision).run(trials)}
     for outcome in Fleet(blobs(), precision="float64").run(trials):
         assert ours[outcome.trial].curve == pytest.approx(outcome.curve, abs=0.1)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_two_fleets_at_once_on_a_gpu() -> None:
+    """Each on a stream of its own, with slots that come and go: outcomes to the bit as alone."""
+    first = Trial("blobs", (9,), k=0.5, learning_rate=0.1, momentum=0.9, batch_size=16)
+    second = replace(first, hidden_layer_sizes=(24, 17), clip=0.5)
+    queues = [
+        [replace(base, seed=seed, split=Split(0, seed), max_epochs=2 + seed) for seed in range(40)]
+        for base in (first, second)
+    ]
+
+    def run(trials: list[Trial]) -> dict[Trial, Any]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return {o.trial: o for o in Fleet(blobs(), "cuda", 32).run(trials)}
+
+    alone = [run(trials) for trials in queues]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(3):
+            assert list(pool.map(run, queues)) == alone

@@ -157,9 +157,9 @@ class Fleet:
                 underway = crew.runs if crew else []
                 pending.extendleft(run.trial for run in reversed(underway) if run)
                 most = slots // 2
-            del crew  # and with it its memory, now that no traceback refers to it
-            if pending:
-                with launching:
+            with launching:
+                del crew  # and with it its graph and memory, now that no traceback refers to it
+                if pending:
                     torch.cuda.empty_cache()
 
     def _planned_slots(self, trial: Trial, device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ class FusedStack(Stack):
         super().__init__(examples, layer_sizes, activation, "sgd", models)
         self.shapes = list(itertools.pairwise(self.layer_sizes))
         self.activations = [activation] * (len(self.shapes) - 1) + ["none"]
+        self.loaded = False  # whether the kernels of an evaluation are
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -77,6 +79,8 @@ class FusedStack(Stack):
     def select(self, models: Tensor) -> None:
         """Drop all networks but the given ones."""
         super().select(models)
+        with launching:
+            self.graph = None
         self._lay_out()
 
     def train(self, order: Tensor, batch_size: int, settings: Settings) -> None:
@@ -207,9 +211,11 @@ class FusedStack(Stack):
         models, size = index.shape
         tiles = triton.cdiv(size, PANEL)
         panels = self._panels(models * tiles)
-        with launching:
+        # What is loaded may be launched while another thread loads, or captures on its stream.
+        with contextlib.nullcontext() if self.loaded else launching:
             self._gather(index.contiguous(), panels[0])
             self._run_layers(range(len(self.shapes)), parameters[::2], parameters[1::2], panels)
+        self.loaded = True
         return panels[-1].reshape(models, tiles, -1, PANEL).mT.flatten(1, 2)[:, :size]
 
 

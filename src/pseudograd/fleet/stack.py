@@ -38,9 +38,10 @@ _PASS_BACK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-# One thread at a time launches kernels, captures a graph or empties the cache: PyTorch allows for
-# one capture in a process and no emptying meanwhile, and a kernel that one thread is still loading
-# looks to others as if it could be launched.
+# One thread at a time loads kernels by launching them for the first time, captures or drops a
+# graph, or empties the cache: PyTorch allows for one capture in a process and no emptying
+# meanwhile, and keeps its graphs in a set that no lock guards; and a kernel that one thread is
+# still loading looks to others as if it could be launched.
 launching = threading.Lock()
 
 
