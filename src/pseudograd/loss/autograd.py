@@ -19,7 +19,6 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import functional as F
 
 from pseudograd.rules import paper
 from pseudograd.rules.paper import Sensitivity
@@ -71,16 +70,20 @@ class ClassIndex:
 class ClassProbabilities:
     """The rule for soft targets."""
 
+    def __init__(self, classes: paper.Classes = paper.ALL_CLASSES) -> None:
+        self.classes = classes
+
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Give -Σ q log p, where 0 · log 0 is 0."""
-        log_p = F.log_softmax(paper.wide(paper.in_working_precision(z)), -1)
-        return (-torch.where(target == 0, 0, target * log_p).sum(-1),)
+        log_p = self.classes.log_softmax(paper.wide(paper.in_working_precision(z)))
+        terms = torch.where(target == 0, 0, target * log_p)
+        return (-self.classes.total(terms).squeeze(-1),)
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
         """Give the soft rule."""
-        f = paper.soft_push(paper.in_working_precision(z), target, k) * grad
+        f = paper.soft_push(paper.in_working_precision(z), target, k, self.classes) * grad
         return _of_ignored_rows_zero(f, grad, z)
 
 

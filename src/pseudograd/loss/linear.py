@@ -457,11 +457,11 @@ def _split_smoothed(
     logits: Tensor, column: Tensor, counted: Tensor, k: Sensitivity, class_weight: Tensor | None,
     smoothing: float, factor: Tensor | None, ranks: ProcessGroup,
 ) -> Tensor:  # fmt: skip
-    from pseudograd.loss.parallel import SplitClassProbabilities, smoothed_target
+    from pseudograd.loss.parallel import SplitClasses, smoothed_target
 
     q = smoothed_target(column, logits.shape[1], class_weight, smoothing, ranks)
     row_weight = counted.to(working_dtype(logits))
-    return _by_rows(SplitClassProbabilities(ranks), logits, q, k, row_weight, factor)
+    return _by_rows(ClassProbabilities(SplitClasses(ranks)), logits, q, k, row_weight, factor)
 
 
 def _split(

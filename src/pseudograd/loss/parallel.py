@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from pseudograd.loss.autograd import Rows, rows_of
+from pseudograd.loss.autograd import ClassProbabilities, Rows, rows_of
 from pseudograd.rules import paper
 from pseudograd.rules.paper import Sensitivity
 
@@ -152,56 +152,28 @@ def smoothed_target(
     return q if weight is None else q * weight
 
 
-class SplitClassProbabilities:
-    """The rule for soft targets, of which this rank has its columns; see `paper.soft_push`."""
+class SplitClasses(paper.Classes):
+    """The classes of all ranks, of which this one has some columns."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
-    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Give -Σ q log p, where 0 · log 0 is 0."""
-        log_p = self._log_p(z)
-        return (-self._sum(torch.where(target == 0, 0, target * log_p)).squeeze(-1),)
+    def largest(self, x: Tensor) -> Tensor:
+        """Give the largest of each row."""
+        largest = super().largest(x)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, self.group)
+        return largest
 
-    def backward(
-        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
-    ) -> Tensor:
-        """Give this rank's part of the soft rule."""
-        log_p, q = self._log_p(z), paper.wide(target)
-        total = self._sum(q)
-        q = torch.where(total == 0, 0, q / total)
-        bias = log_p.exp() - q
-        off, sole = q == 0, q == 1
-        log_bias = torch.where(off, log_p, torch.where(sole, 0, bias.abs().log()))
-        above, below = (bias > 0) | off, (bias < 0) | sole
-        log_strength = self._log_sum_exp(torch.where(above, log_bias, -torch.inf))
-        balanced = self._sum(below.double()) > 0
-        sides = self._share(log_bias, above, k) - self._share(log_bias, below, k)
-        f = grad * total * balanced * (k * log_strength).exp() * sides
-        return torch.where(grad == 0, 0, f).to(z.dtype)
-
-    def _share(self, log_bias: Tensor, side: Tensor, k: Sensitivity) -> Tensor:
-        log_bias = torch.where(side, log_bias, -torch.inf)
-        power = (k * (log_bias - self._top(log_bias))).exp() * side
-        return power / self._sum(power).clamp(min=1)
-
-    def _log_p(self, z: Tensor) -> Tensor:
-        z = paper.wide(paper.in_working_precision(z))
-        return z - self._log_sum_exp(z)
-
-    def _log_sum_exp(self, x: Tensor) -> Tensor:
-        top = self._top(x)
-        return top + self._sum((x - top).exp()).log()
-
-    def _top(self, x: Tensor) -> Tensor:
-        top = x.amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
-        dist.all_reduce(top, dist.ReduceOp.MAX, self.group)
-        return top
-
-    def _sum(self, x: Tensor) -> Tensor:
-        total = x.sum(-1, keepdim=True)
+    def total(self, x: Tensor) -> Tensor:
+        """Give the sum of each row."""
+        total = super().total(x)
         dist.all_reduce(total, group=self.group)
         return total
+
+    def log_softmax(self, x: Tensor) -> Tensor:
+        """Give this rank's columns of x - log Σ exp(x)."""
+        gap = x - self.largest(x)
+        return gap - self.total(gap.exp()).log()
 
 
 @functools.cache
@@ -211,7 +183,7 @@ def _split_rows(group: dist.ProcessGroup, triton: bool) -> Rows:
 
 @functools.cache
 def _split_soft_rows(group: dist.ProcessGroup) -> Rows:
-    return rows_of(SplitClassProbabilities(group))
+    return rows_of(ClassProbabilities(SplitClasses(group)))
 
 
 def split_values(

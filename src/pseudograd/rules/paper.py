@@ -144,27 +144,51 @@ def push(z: Tensor, target: Tensor, k: Sensitivity, top: Tensor, scale: Tensor) 
     return (scale * share).scatter(-1, y, -scale)
 
 
-def soft_push(z: Tensor, q: Tensor, k: Sensitivity) -> Tensor:
+class Classes:
+    """What is taken over the classes of each row, as columns; ranks that share them override it."""
+
+    def largest(self, x: Tensor) -> Tensor:
+        """Give the largest of each row."""
+        return x.amax(-1, keepdim=True)
+
+    def total(self, x: Tensor) -> Tensor:
+        """Give the sum of each row."""
+        return x.sum(-1, keepdim=True)
+
+    def log_softmax(self, x: Tensor) -> Tensor:
+        """Give x - log Σ exp(x)."""
+        return F.log_softmax(x, -1)
+
+
+ALL_CLASSES = Classes()
+
+
+def soft_push(z: Tensor, q: Tensor, k: Sensitivity, classes: Classes = ALL_CLASSES) -> Tensor:
     """The soft rule, strength and shape together; in float64, as p - q cancels where they agree."""
     z, q = wide(z), wide(q)
-    total = q.sum(-1, keepdim=True)
+    total = classes.total(q)
     q = torch.where(total == 0, 0, q / total)
-    log_p = F.log_softmax(z, -1)
+    log_p = classes.log_softmax(z)
     bias = log_p.exp() - q
     # Logarithms reach where the bias itself has been rounded away: off the target it is p, and on
     # the one class of a one-hot target it has its side of zero to itself.
     off, sole = q == 0, q == 1
     log_bias = torch.where(off, log_p, torch.where(sole, 0, bias.abs().log()))
     above, below = (bias > 0) | off, (bias < 0) | sole
-    log_strength = torch.where(above, log_bias, -torch.inf).logsumexp(-1, keepdim=True)
     # p = q up to rounding can leave one side empty; no side may then push alone (Eq. 4).
-    balanced = below.any(-1, keepdim=True)
-    sides = _share(log_bias, above, k) - _share(log_bias, below, k)
-    return total * balanced * (k * log_strength).exp() * sides
+    balanced = classes.largest(below.to(z.dtype)) > 0
+    above_top, above_share = _share(log_bias, above, k, classes)
+    _, below_share = _share(log_bias, below, k, classes)
+    sizes = torch.where(above, log_bias - above_top, -torch.inf).exp()
+    log_strength = above_top + classes.total(sizes).log()
+    return total * balanced * (k * log_strength).exp() * (above_share - below_share)
 
 
-def _share(log_bias: Tensor, side: Tensor, k: Sensitivity) -> Tensor:
-    """Softmax of k · log|ε| over the classes on one side of zero; zero elsewhere."""
-    log_bias = torch.where(side, log_bias, torch.finfo(log_bias.dtype).min)
-    top = log_bias.amax(-1, keepdim=True).clamp(min=torch.finfo(log_bias.dtype).min)
-    return ((log_bias - top) * k).softmax(-1) * side
+def _share(
+    log_bias: Tensor, side: Tensor, k: Sensitivity, classes: Classes
+) -> tuple[Tensor, Tensor]:
+    """The largest log|ε| on one side of zero, and softmax of k · log|ε| there; zero elsewhere."""
+    lowest = torch.finfo(log_bias.dtype).min
+    log_bias = torch.where(side, log_bias, lowest)
+    top = classes.largest(log_bias).clamp(min=lowest)
+    return top, classes.log_softmax((log_bias - top) * k).exp() * side
