@@ -60,6 +60,25 @@ def _rows(panels, panel, rows, width: tl.constexpr):
     return tl.load(panels + at, mask=(rows < width)[:, None], other=0.0)
 
 
+@triton.jit
+def _finish_layer(
+    total, bias, out, model, panel, units, outputs: tl.constexpr, activation: tl.constexpr
+):
+    """Store activation(total + bias), for some units of a panel."""
+    inside = units < outputs
+    total += tl.load(bias + model * outputs + units, mask=inside, other=0.0)[:, None]
+    at = (panel * outputs + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
+    total = _activate(total, activation)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _step(parameter, velocity, gradient, unit, rate, momentum):
+    """Classical momentum: the new parameter and its new velocity."""
+    velocity = momentum * velocity + unit * gradient
+    return parameter - rate * velocity, velocity
+
+
 @triton.jit(do_not_specialize=["index_stride", "size", "tiles"])
 def gather(
     features, index, index_stride, out, size, factor, offset,
@@ -98,10 +117,7 @@ def layer(
         mask = (inner < width)[:, None] & inside[None, :]
         w = tl.load(weight + inner[:, None] * outputs + units[None, :], mask=mask, other=0.0)
         total = tl.dot(tl.trans(w), _rows(x, panel, inner, width), total)
-    total += tl.load(bias + model * outputs + units, mask=inside, other=0.0)[:, None]
-    at = (panel * outputs + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
-    total = _activate(total, activation)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside[:, None])
+    _finish_layer(total, bias, out, model, panel, units, outputs, activation)
 
 
 @triton.jit(do_not_specialize=["index_stride", "size"])
@@ -221,8 +237,7 @@ def update(
     moving = mask & (tl.full((block_in, block_out), mu, tl.float32) > 0)
     v = tl.load(velocity + at, mask=moving, other=0.0)
     w = tl.load(weight + at, mask=mask, other=0.0)
-    v = mu * v + tl.load(unit + model) * gradient
-    w -= tl.load(rate + model) * v
+    w, v = _step(w, v, gradient, tl.load(unit + model), tl.load(rate + model), mu)
     tl.store(velocity + at, v, mask=moving)
     tl.store(weight + at, w, mask=mask)
     tl.store(shadow + at, w.to(tl.float16), mask=mask)
@@ -257,15 +272,11 @@ def update_and_next(
         v = tl.load(velocity + at, mask=present & moving[None, :], other=0.0)
         w = tl.load(weight + at, mask=present & inside[None, :], other=0.0)
         gradient = tl.dot(_rows(x, model, inner, width), tl.trans(errors))
-        v = mu * v + scale * gradient
-        w -= eta * v
+        w, v = _step(w, v, gradient, scale, eta, mu)
         tl.store(velocity + at, v, mask=present & moving[None, :])
         tl.store(weight + at, w, mask=present & inside[None, :])
         total = tl.dot(tl.trans(w.to(tl.float16)), _rows(following, model, inner, width), total)
-    total += tl.load(bias + model * outputs + units, mask=inside, other=0.0)[:, None]
-    at = (model * outputs + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
-    total = _activate(total, activation)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside[:, None])
+    _finish_layer(total, bias, out, model, model, units, outputs, activation)
 
 
 @triton.jit
@@ -277,8 +288,8 @@ def update_bias(
     units = tl.program_id(0) * block + tl.arange(0, block)
     at, inside = model * outputs + units, units < outputs
     gradient = tl.sum(_rows(delta, model, units, outputs).to(tl.float32), 1)
-    v = tl.load(momentum + model) * tl.load(velocity + at, mask=inside, other=0.0)
-    v += tl.load(unit + model) * gradient
-    b = tl.load(bias + at, mask=inside, other=0.0)
+    own = tl.load(unit + model), tl.load(rate + model), tl.load(momentum + model)
+    v = tl.load(velocity + at, mask=inside, other=0.0)
+    b, v = _step(tl.load(bias + at, mask=inside, other=0.0), v, gradient, *own)
     tl.store(velocity + at, v, mask=inside)
-    tl.store(bias + at, b - tl.load(rate + model) * v, mask=inside)
+    tl.store(bias + at, b, mask=inside)
