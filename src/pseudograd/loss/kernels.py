@@ -84,44 +84,71 @@ def _at_least_1(total):
 
 
 @triton.jit
+def _difference(a, b):
+    """a - b, and what it has rounded off."""
+    difference = a - b
+    back = difference - a
+    lost = (a - (difference - back)) - (b + back)
+    return difference, tl.where(tl.abs(difference) < float("inf"), lost, 0.0)
+
+
+@triton.jit
 def _exp(x):
-    """exp(x) for x ≤ 0, exact to float32's rounding where `tl.exp` loses some of a large x."""
+    """exp(x) for x ≤ 0, where `tl.exp` loses some of a large x, and what it has rounded off."""
     x = tl.where(x < -200.0, -200.0, x)
     n = tl.floor(x * _LOG2_E + 0.5)
     r = (x - n * _LN_2_HIGH) - n * _LN_2_LOW
-    p = 1 / 120 + r * (1 / 720 + r * (1 / 5040))
-    p = 1 + r * (1 + r * (1 / 2 + r * (1 / 6 + r * (1 / 24 + r * p))))
-    return p * tl.exp2(n)
+    q = 1 / 120 + r * (1 / 720 + r * (1 / 5040))
+    q = r * (1 + r * (1 / 2 + r * (1 / 6 + r * (1 / 24 + r * q))))
+    p, scale = 1 + q, tl.exp2(n)
+    return p * scale, (q - (p - 1)) * scale
+
+
+@triton.jit
+def _log_of_float32(x):
+    """n and r, with log(x) = n ln 2 + r and r small, exact to r's rounding, as `tl.log` is not."""
+    bits = x.to(tl.int32, bitcast=True)
+    n = (bits - 0x3F3504F3) >> 23  # what is left is between √½ and √2
+    f = (bits - (n << 23)).to(tl.float32, bitcast=True) - 1
+    # The polynomial that is nearest to (log(1 + f) - f + f²/2) / f³ there: within 1.8e-7.
+    p = 0.126223192 + f * -0.0790274367
+    p = -0.166412815 + f * (0.142144963 + f * (-0.129981831 + f * p))
+    p = 0.333333313 + f * (-0.25000307 + f * (0.200010449 + f * p))
+    return n.to(tl.float32), f + f * f * (f * p - 0.5)
 
 
 @triton.jit
 def _log(x):
-    """n and r, with log(x) = n ln 2 + r and r small, for x ≥ 1 in float64."""
+    """The same for x ≥ 1 in float64."""
     near = x.to(tl.float32)
-    bits = near.to(tl.int32, bitcast=True)
-    n = (bits - 0x3F3504F3) >> 23  # what is left is between √½ and √2
-    rest = (bits - (n << 23)).to(tl.float32, bitcast=True)
-    return n.to(tl.float32), tl.log(rest) + (x - near).to(tl.float32) / near
+    n, r = _log_of_float32(near)
+    return n, r + (x - near).to(tl.float32) / near
 
 
 @triton.jit
 def _outcome(z_y, top, total, k):
     """-log p_y and A = (1 - p_y)^k, from the numbers of a row."""
-    gap = z_y - top
-    # What this subtraction has rounded off: the margin can be much smaller than the gap.
-    back = gap - z_y
-    lost = (z_y - (gap - back)) - (top + back)
-    lost = tl.where(tl.abs(gap) < float("inf"), lost, 0.0)
+    gap, gap_lost = _difference(z_y, top)  # the margin can be much smaller than the gap
     n, r = _log(_at_least_1(total))
-    margin = (gap - n * _LN_2_HIGH) - (r + n * _LN_2_LOW - lost)
-    x = _exp(-tl.abs(margin))
-    # log(1 + x)
+    margin = (gap - n * _LN_2_HIGH) - (r + n * _LN_2_LOW - gap_lost)
+    x, x_lost = _exp(-tl.abs(margin))
     near = 1 + x
-    series = x * (1 - x * (1 / 2 - x * (1 / 3 - x * (1 / 4))))
-    tail = tl.where(x < 0.03, series, tl.log(near) + (x - (near - 1)) / near)
+    n, r = _log_of_float32(near)
+    low = r + n * _LN_2_LOW + (x - (near - 1) + x_lost) / near
+    tail = n * _LN_2_HIGH + low  # log(1 + x)
     value = tail - tl.minimum(margin, 0.0)
-    log_doubt = -tail - tl.maximum(margin, 0.0)
-    return value, _exp(k * log_doubt)
+    log_doubt, lost = _difference(-tail, tl.maximum(margin, 0.0))
+    lost -= low - (tail - n * _LN_2_HIGH)
+    return value, _to_the_power(log_doubt, lost, k)
+
+
+@triton.jit
+def _to_the_power(logarithm, lost, k):
+    """exp(k (logarithm + lost)) for a logarithm ≤ 0: k multiplies all that is rounded off."""
+    exponent = k * logarithm
+    lost = tl.fma(k, logarithm, -exponent) + k * lost
+    power, _ = _exp(exponent)
+    return power + power * tl.where(exponent > -200.0, lost, 0.0)
 
 
 @triton.jit
@@ -259,24 +286,33 @@ def _store_sum(to, value):
 
 
 @triton.jit
-def _take_in(x, top, total, power_total, k, special: tl.constexpr):
-    """More elements (lanes, n) for each lane's top and sums, with no word to other lanes."""
+def _take_in(x, top, total, lost, power_total, k, special: tl.constexpr):
+    """More elements (lanes, n) for each lane's top and sums, with no word to other lanes.
+
+    ``lost`` is what the total has rounded off, which for equal logits is always the same way too.
+    """
     new = tl.maximum(top, tl.max(x, 1))
     e, power = _powers(x - new[:, None], k, special)
     scale, power_scale = _powers(top - new, k, special)
-    total = total * scale + tl.sum(e, 1)
+    gain, before = tl.sum(e, 1), total * scale
+    if special == "any":
+        gain += lost * scale
+        total = before + gain
+        lost = gain - (total - before)
+    else:
+        total = before + gain
     if special != "1":
         power_total = power_total * power_scale + tl.sum(power, 1)
-    return new, total, power_total
+    return new, total, lost, power_total
 
 
 @triton.jit
-def _join(top, total, power_total, k, special: tl.constexpr):
+def _join(top, total, lost, power_total, k, special: tl.constexpr):
     """The top and the sums of all lanes."""
     highest = tl.max(top, 0)
     scale, power_scale = _powers(top - highest, k, special)
     power_total = power_total * power_scale if special != "1" else total * scale
-    total = tl.sum((total * scale).to(tl.float64), 0)
+    total = tl.sum((total * scale).to(tl.float64) + (lost * scale).to(tl.float64), 0)
     return highest, total, tl.sum(power_total.to(tl.float64), 0)
 
 
@@ -330,6 +366,7 @@ def row(
     else:
         lane_top = tl.full((lanes,), _LOWEST, tl.float32)
         lane_total = tl.zeros((lanes,), tl.float32)
+        lane_lost = tl.zeros((lanes,), tl.float32)
         lane_power = tl.zeros((lanes,), tl.float32)
         for start in tl.range(0, to_read, lanes, num_stages=1):
             at = (start + lane)[:, None] * vector + inner
@@ -338,10 +375,10 @@ def row(
                         eviction_policy="evict_last").to(tl.float32)  # fmt: skip
             if (label >= head + start * vector) & (label < head + (start + lanes) * vector):
                 x = tl.where(head + at == label, float("-inf"), x)
-            lane_top, lane_total, lane_power = _take_in(
-                x, lane_top, lane_total, lane_power, k, special
+            lane_top, lane_total, lane_lost, lane_power = _take_in(
+                x, lane_top, lane_total, lane_lost, lane_power, k, special
             )
-        top, total, power_total = _join(lane_top, lane_total, lane_power, k, special)
+        top, total, power_total = _join(lane_top, lane_total, lane_lost, lane_power, k, special)
         if vector > 1:
             new = tl.maximum(top, tl.max(left, 0))
             e, power = _powers(left - new, k, special)
@@ -467,7 +504,8 @@ def _scales(above_top, above_total, above_power, below_power, k, factor):
     """What the powers of either side are multiplied by. No side pushes alone (Eq. 4)."""
     n, r = _log(_at_least_1(above_total.to(tl.float64)))
     log_strength = (above_top + n) * (_LN_2_HIGH + _LN_2_LOW) + r
-    strength = factor * _exp(k * tl.minimum(log_strength, 0.0))
+    power, _ = _exp(k * tl.minimum(log_strength, 0.0))
+    strength = factor * power
     strength = tl.where(below_power == 0, 0.0, strength)
     above_scale = strength / _at_least_1(above_power).to(tl.float32)
     below_scale = strength / _at_least_1(below_power).to(tl.float32)
