@@ -31,13 +31,20 @@ _LOG2_E_LOW = tl.constexpr(1.9259629911266175e-08)  # what float32 rounds off
 # ln 2 in two parts: the first has few digits, so that its products with small integers are exact.
 _LN_2_HIGH = tl.constexpr(0.693145751953125)
 _LN_2_LOW = tl.constexpr(1.428606820309417e-06)
+_LN_2 = tl.constexpr(0.6931471805599453)
 # Not -inf: where no class is left, the difference to the top is then no NaN.
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
 def _powers(d, k, special: tl.constexpr):
-    """exp(d) and exp(k d) for d ≤ 0; exponentials are dear, so where one will do there is one."""
+    """exp(d), what has been rounded off (over ln 2), and exp(k d), for d ≤ 0.
+
+    Exponentials are dear, so where one will do there is one. What they round off is the same for
+    equal logits, so that their sum has all of it, and a large k multiplies that; for k = ½, 1 and 2
+    it is left at that.
+    """
+    lost = 0.0
     if special == "1":
         e = tl.exp2(d * _LOG2_E)
         power = e
@@ -52,10 +59,16 @@ def _powers(d, k, special: tl.constexpr):
         d = tl.maximum(d, -1e30, propagate_nan=tl.PropagateNan.ALL)  # of -inf nothing is lost
         x = d * _LOG2_E
         e = tl.exp2(x)
-        # What the product has rounded off. It is the same for equal logits, so that their sum has
-        # all of it, and a large k multiplies that. For the k above it is small enough.
-        lost = tl.fma(d, _LOG2_E_LOW, tl.fma(d, _LOG2_E, -x))
-        e = tl.fma(e * lost, _LN_2_HIGH + _LN_2_LOW, e)
+        lost = e * tl.fma(d, _LOG2_E_LOW, tl.fma(d, _LOG2_E, -x))
+    return e, lost, power
+
+
+@triton.jit
+def _whole_powers(d, k, special: tl.constexpr):
+    """exp(d) and exp(k d), with what is rounded off put back into the first."""
+    e, lost, power = _powers(d, k, special)
+    if special == "any":
+        e += lost * _LN_2
     return e, power
 
 
@@ -106,7 +119,7 @@ def _exp(x):
 
 @triton.jit
 def _log_of_float32(x):
-    """n and r, with log(x) = n ln 2 + r and r small, exact to r's rounding, as `tl.log` is not."""
+    """n, f and s, with log(x) = n ln 2 + f + s: n and f exact, and s small."""
     bits = x.to(tl.int32, bitcast=True)
     n = (bits - 0x3F3504F3) >> 23  # what is left is between √½ and √2
     f = (bits - (n << 23)).to(tl.float32, bitcast=True) - 1
@@ -114,31 +127,34 @@ def _log_of_float32(x):
     p = 0.126223192 + f * -0.0790274367
     p = -0.166412815 + f * (0.142144963 + f * (-0.129981831 + f * p))
     p = 0.333333313 + f * (-0.25000307 + f * (0.200010449 + f * p))
-    return n.to(tl.float32), f + f * f * (f * p - 0.5)
+    return n.to(tl.float32), f, f * f * (f * p - 0.5)
 
 
 @triton.jit
 def _log(x):
     """The same for x ≥ 1 in float64."""
     near = x.to(tl.float32)
-    n, r = _log_of_float32(near)
-    return n, r + (x - near).to(tl.float32) / near
+    n, f, s = _log_of_float32(near)
+    return n, f, s + (x - near).to(tl.float32) / near
 
 
 @triton.jit
 def _outcome(z_y, top, total, k):
     """-log p_y and A = (1 - p_y)^k, from the numbers of a row."""
     gap, gap_lost = _difference(z_y, top)  # the margin can be much smaller than the gap
-    n, r = _log(_at_least_1(total))
-    margin = (gap - n * _LN_2_HIGH) - (r + n * _LN_2_LOW - gap_lost)
+    n, f, s = _log(_at_least_1(total))
+    large, large_lost = _difference(gap - n * _LN_2_HIGH, f)
+    margin, lost = _difference(large, s + n * _LN_2_LOW - gap_lost - large_lost)
     x, x_lost = _exp(-tl.abs(margin))
+    x_lost -= x * tl.where(margin > 0, lost, -lost)
     near = 1 + x
-    n, r = _log_of_float32(near)
-    low = r + n * _LN_2_LOW + (x - (near - 1) + x_lost) / near
-    tail = n * _LN_2_HIGH + low  # log(1 + x)
+    n, f, s = _log_of_float32(near)
+    small = s + n * _LN_2_LOW + (x - (near - 1) + x_lost) / near
+    tail = (n * _LN_2_HIGH + f) + small  # log(1 + x)
+    tail_lost = small - (tail - (n * _LN_2_HIGH + f))
     value = tail - tl.minimum(margin, 0.0)
-    log_doubt, lost = _difference(-tail, tl.maximum(margin, 0.0))
-    lost -= low - (tail - n * _LN_2_HIGH)
+    log_doubt, lost_here = _difference(-tail, tl.maximum(margin, 0.0))
+    lost = lost_here - tail_lost - tl.where(margin > 0, lost, 0.0)
     return value, _to_the_power(log_doubt, lost, k)
 
 
@@ -249,8 +265,10 @@ def _tile(
     on_label = column == y.to(tl.int32)[:, None, None]
     x = tl.where(on_label, float("-inf"), x)
     top = tl.maximum(tl.max(tl.max(x, 1), 1), _LOWEST)
-    e, power = _powers(x - top[:, None, None], k[:, None, None], special)
+    e, lost, power = _powers(x - top[:, None, None], k[:, None, None], special)
     total = _sum_in_float64(e)
+    if special == "any":
+        total += tl.sum(tl.sum(lost, 1), 1) * _LN_2
     value, strength = _outcome(z_y, top, total, k)
     w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
     divisor = None
@@ -289,18 +307,15 @@ def _store_sum(to, value):
 def _take_in(x, top, total, lost, power_total, k, special: tl.constexpr):
     """More elements (lanes, n) for each lane's top and sums, with no word to other lanes.
 
-    ``lost`` is what the total has rounded off, which for equal logits is always the same way too.
+    ``lost`` is what the total has rounded off, of which too equal logits have the same again.
     """
     new = tl.maximum(top, tl.max(x, 1))
-    e, power = _powers(x - new[:, None], k, special)
-    scale, power_scale = _powers(top - new, k, special)
+    e, e_lost, power = _powers(x - new[:, None], k, special)
+    scale, power_scale = _whole_powers(top - new, k, special)
     gain, before = tl.sum(e, 1), total * scale
+    total = before + gain
     if special == "any":
-        gain += lost * scale
-        total = before + gain
-        lost = gain - (total - before)
-    else:
-        total = before + gain
+        lost = lost * scale + tl.sum(e_lost, 1) * _LN_2 + (gain - (total - before))
     if special != "1":
         power_total = power_total * power_scale + tl.sum(power, 1)
     return new, total, lost, power_total
@@ -310,7 +325,7 @@ def _take_in(x, top, total, lost, power_total, k, special: tl.constexpr):
 def _join(top, total, lost, power_total, k, special: tl.constexpr):
     """The top and the sums of all lanes."""
     highest = tl.max(top, 0)
-    scale, power_scale = _powers(top - highest, k, special)
+    scale, power_scale = _whole_powers(top - highest, k, special)
     power_total = power_total * power_scale if special != "1" else total * scale
     total = tl.sum((total * scale).to(tl.float64) + (lost * scale).to(tl.float64), 0)
     return highest, total, tl.sum(power_total.to(tl.float64), 0)
@@ -381,8 +396,8 @@ def row(
         top, total, power_total = _join(lane_top, lane_total, lane_lost, lane_power, k, special)
         if vector > 1:
             new = tl.maximum(top, tl.max(left, 0))
-            e, power = _powers(left - new, k, special)
-            rescale, power_rescale = _powers(top - new, k, special)
+            e, power = _whole_powers(left - new, k, special)
+            rescale, power_rescale = _whole_powers(top - new, k, special)
             total = total * rescale + tl.sum(e.to(tl.float64), 0)
             power_total = power_total * power_rescale + tl.sum(power.to(tl.float64), 0)
             top = new
@@ -465,8 +480,8 @@ def _distance(w, z_y, x, inside):
 @triton.jit
 def _smoothed_value(top, total, z_y, whole, distances, spread):
     """-Σ q log p."""
-    n, r = _log(_at_least_1(total.to(tl.float64)))
-    log_total = top.to(tl.float64) + n * _LN_2_HIGH + (r + n * _LN_2_LOW)
+    n, f, s = _log(_at_least_1(total.to(tl.float64)))
+    log_total = top.to(tl.float64) + n * _LN_2_HIGH + f + (s + n * _LN_2_LOW)
     reference = tl.where(tl.abs(z_y) < float("inf"), z_y, 0.0).to(tl.float64)
     value = whole * (log_total - reference) + spread * distances.to(tl.float64)
     # A label that is masked by -inf; other reasons for infinity are in the distances.
@@ -502,8 +517,8 @@ def _sides(above, below, above_top, below_top, above_scale, below_scale, k):
 @triton.jit
 def _scales(above_top, above_total, above_power, below_power, k, factor):
     """What the powers of either side are multiplied by. No side pushes alone (Eq. 4)."""
-    n, r = _log(_at_least_1(above_total.to(tl.float64)))
-    log_strength = (above_top + n) * (_LN_2_HIGH + _LN_2_LOW) + r
+    n, f, s = _log(_at_least_1(above_total.to(tl.float64)))
+    log_strength = (above_top + n) * _LN_2 + (f + s)
     power, _ = _exp(k * tl.minimum(log_strength, 0.0))
     strength = factor * power
     strength = tl.where(below_power == 0, 0.0, strength)
