@@ -193,7 +193,7 @@ def test_what_a_reader_would_ask_next(text: str) -> None:
     resampled = lines_of(text, "cifar10 5x400 m0.5 tanh", "### How sure is the selection?")
     assert resampled[0][1] == "4"
     rates = lines_of(text, "mnist [0,1]", "### Which learning rates")[0]
-    assert rates[1:] == ["3", "0.12 to 0.12", "0.12 to 0.12", "0.1 to 10"]
+    assert rates[1:] == ["3", "0.12 to 0.12", "0.12 to 0.12", "0.1 to 10", "0 of 17"]
     activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 8]
     assert activations == ["relu", "tanh"]
 
@@ -255,6 +255,28 @@ def test_ties_and_open_rates_are_marked(folder: Path, monkeypatch: pytest.Monkey
     assert f"- † {marked.name}: k = 1/8 did as well" in text
     assert f"- ‡ {marked.name}: the best rate of k = 4 may lie beyond" in text
     assert "3 lines of the ledgers cannot be read" in text
+
+
+def test_a_neighbours_best_rate_that_was_not_tried_is_marked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above k = 4 there is none: only k = 2 can lack its rate."""
+    marked = Experiment(rows("table1", "cifar10 1x400*")[0])
+
+    def read_marked(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
+        found = read(experiments, folder, smoke=smoke)
+        finding = found.found[marked]
+        assert isinstance(finding, Finding)
+        far = Cell(4.0, 16.0, finding.result.chosen.errors)
+        best = tuple(far if cell.k == 4 else cell for cell in finding.result.best_of_each_k)
+        result = replace(finding.result, cells=(*finding.result.cells, far), best_of_each_k=best)
+        return replace(found, found={**found.found, marked: replace(finding, result=result)})
+
+    monkeypatch.setattr(results, "read", read_marked)
+    text = documents(SOME, folder)[folder.parent / "RESULTS.md"]
+    line = lines_of(text, marked.name, "### Which learning rates")[0]
+    assert line[1].startswith("4: 16, 2: 0.12*, 1: 0.12, ")
+    assert lines_of(text, "cifar10", "### Which learning rates")[0][-1].startswith("1 of ")
 
 
 # --- their form ----------------------------------------------------------------------------------

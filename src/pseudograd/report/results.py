@@ -44,6 +44,7 @@ from pseudograd.reproduce.findings import (
     read,
     side,
     stability,
+    untried_rates,
 )
 from pseudograd.reproduce.rows import CLIP, Experiment, Row
 from pseudograd.reproduce.toy import Spread
@@ -770,20 +771,46 @@ def _selection(found: Reproduction) -> list[_Block]:
 
 
 def _rates(found: Reproduction) -> list[_Block]:
-    rates: dict[str, list[tuple[float, float]]] = {}
+    untried = {finding.experiment: untried_rates(finding) for finding in found.finished}
+    of_data: dict[str, list[Finding]] = {}
     for finding in found.finished:
-        pair = finding.result.plain.learning_rate, finding.result.chosen.learning_rate
-        rates.setdefault(_data_of(finding.experiment), []).append(pair)
+        of_data.setdefault(_data_of(finding.experiment), []).append(finding)
 
-    def span(values: Sequence[float]) -> str:
-        return f"{min(values):.2g} to {max(values):.2g}"
+    def span(values: Iterable[float]) -> str:
+        ordered = sorted(values)
+        return f"{ordered[0]:.2g} to {ordered[-1]:.2g}"
 
-    lines = [
-        [data, str(len(pairs)), *(span(values) for values in zip(*pairs, strict=True)),
-         "0.1 to 10" if data.startswith("mnist") else "0.0001 to 1"]
-        for data, pairs in rates.items()
+    lines = []
+    for data, findings in of_data.items():
+        searches = sum(len(finding.result.best_of_each_k) for finding in findings)
+        lines.append([
+            data, str(len(findings)),
+            span(finding.result.plain.learning_rate for finding in findings),
+            span(finding.result.chosen.learning_rate for finding in findings),
+            "0.1 to 10" if data.startswith("mnist") else "0.0001 to 1",
+            f"{sum(len(untried[finding.experiment]) for finding in findings)} of {searches}",
+        ])  # fmt: skip
+    each = [
+        [finding.experiment.name,
+         ", ".join(
+             f"{fraction(cell.k)}: {cell.learning_rate:.2g}"
+             + "*" * (cell.k in untried[finding.experiment])
+             for cell in finding.result.best_of_each_k
+         )]
+        for finding in found.finished
     ]  # fmt: skip
-    return [_Table(["data", "rows", "at k = 1", "at selected k", "paper"], lines)]
+    return [
+        _Table(["data", "rows", "at k = 1", "at selected k", "paper", "searches apart"], lines),
+        _Text(
+            "The paper’s search adds rates for a k only while the best one is at an end of those "
+            "tried. Where the error has two valleys along the rates, it finds the one where it "
+            "begins, and not the same one for all k. The last column counts the searches (of one k "
+            "in one row) that never tried the rate that was best for a k next to theirs: there, "
+            "part of what looks like the effect of k may be that of the rate."
+        ),
+        _Table(["row", "best rate of each k (*: a neighbour’s was not tried)"], each,
+               fold="Row by row"),
+    ]  # fmt: skip
 
 
 def _percent(share: float) -> str:

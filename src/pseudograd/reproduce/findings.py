@@ -362,3 +362,39 @@ def error_against_k(findings: Iterable[Finding]) -> dict[float, Difference]:
         for cell in finding.result.best_of_each_k:
             relative.setdefault(cell.k, []).append(100 * (cell.error / plain - 1))
     return {k: paired_difference(relative[k], [0.0] * len(relative[k])) for k in sorted(relative)}
+
+
+def untried_rates(finding: Finding) -> dict[float, tuple[float, ...]]:
+    """Give, for each k, the best rates of the k next to it that were not tried with it.
+
+    The search goes on while the best rate is at an end of those tried. Where the error has more
+    than one valley along the rates, each k has the one where its search began or strayed to.
+
+    Args:
+        finding: A finished experiment.
+
+    Returns:
+        By k, for those that lack any.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from pseudograd.search import Cell
+        >>> cells = Cell(0.5, 0.1, (0.2,)), Cell(1.0, 0.1, (0.4,)), Cell(1.0, 0.2, (0.3,))
+        >>> search = Result(cells, (cells[0], cells[2]), cells[0], cells[2], (), (), None)
+        >>> untried_rates(Finding(experiments(rows("table1"))[0], search, ((), ())))
+        {0.5: (0.2,)}
+
+    """
+    best = sorted(finding.result.best_of_each_k, key=lambda cell: cell.k)
+    tried = {(cell.k, cell.learning_rate) for cell in finding.result.cells}
+    found = {
+        cell.k: tuple(
+            sorted({
+                other.learning_rate
+                for other in best[max(at - 1, 0) : at + 2]
+                if (cell.k, other.learning_rate) not in tried
+            })
+        )
+        for at, cell in enumerate(best)
+    }  # fmt: skip
+    return {k: rates for k, rates in found.items() if rates}
