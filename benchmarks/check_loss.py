@@ -184,9 +184,7 @@ class Bench:
         label = torch.zeros(rows, dtype=torch.long, device=self.device)
         k = torch.full((rows,), 64.0, device=self.device)
         off = error(gradient(z, label, 64.0, reduction="sum"), true_gradient(z, label, k))
-        # The interpreter rounds between multiplication and addition, where a GPU does not.
-        yield Check("equal logits", kernel, "float32", rows, classes, "64", off,
-                    2e-5 if self.small else 1e-5)  # fmt: skip
+        yield Check("equal logits", kernel, "float32", rows, classes, "64", off, 1e-5)
 
     def of_reduction(self, kernel: str, classes: int) -> Iterator[Check]:
         """The weighted mean, with ignored rows, of few rows and of many."""
