@@ -34,6 +34,8 @@ BAD: dict[str, Bad] = {
     # k
     "zero k": Bad(call(k=0), ValueError, "k", "above 0"),
     "negative k": Bad(call(k=-0.5), ValueError, "k", "above 0"),
+    "tiny k": Bad(call(k=1e-46), ValueError, "k", "above 0"),
+    "huge k": Bad(call(k=1e39), ValueError, "k", "above 0"),
     "NaN k": Bad(call(k=math.nan), ValueError, "k", "above 0"),
     "infinite k": Bad(call(k=math.inf), ValueError, "k", "finite"),
     "text for k": Bad(call(k="0.5"), TypeError, "k", "a number or a tensor, not str"),

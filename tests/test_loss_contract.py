@@ -526,6 +526,65 @@ class TestNeverNanOrInfinity:
             assert not value[1].isnan()
 
 
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+@both_paths
+def test_logits_that_say_nothing_are_nan(dtype: torch.dtype) -> None:
+    """In the value and the gradient, just where they are for cross-entropy."""
+    inf, nan = math.inf, math.nan
+    rows = (
+        [inf, 1, 2], [-inf, -inf, -inf], [1, -inf, nan], [1, -inf, -nan], [1, inf, 2],
+        [1, -inf, -inf], [-inf, 1, 2], [inf], [-inf], [1],
+    )  # fmt: skip
+    for row in rows:
+        logits, target = torch.tensor([row], dtype=dtype), torch.tensor([0])
+        ours = value_and_gradient(tunable_cross_entropy, logits, target, 0.5)
+        theirs = value_and_gradient(F.cross_entropy, logits, target)
+        for our, their in zip(ours, theirs, strict=True):
+            assert (our.isnan() == their.isnan()).all(), row
+
+
+@pytest.mark.parametrize("classes", [1025, 40_000])
+@both_paths
+def test_equal_logits_of_many_classes(classes: int) -> None:
+    """A sum of so many in float32 would be seen."""
+    logits, target = torch.zeros(2, classes), torch.tensor([0, 7])
+    _, gradient = value_and_gradient(tunable_cross_entropy, logits, target, 0.5, reduction="sum")
+    true = tunable(logits.double(), target, 0.5)
+    torch.testing.assert_close(gradient.double(), true, rtol=1e-6, atol=0)
+
+
+def test_numbers_of_numpy() -> None:
+    logits, target = torch.zeros(2, 3), torch.tensor([0, 1])
+    for k in (np.float32(0.5), np.float64(0.5), np.int64(2)):
+        given = value_and_gradient(tunable_cross_entropy, logits, target, k)
+        plain = value_and_gradient(tunable_cross_entropy, logits, target, float(k))
+        assert all(map(torch.equal, given, plain))
+
+
+def test_meta_tensors() -> None:
+    logits = torch.zeros(2, 3, device="meta", requires_grad=True)
+    loss = tunable_cross_entropy(logits, torch.zeros(2, dtype=torch.long, device="meta"), 0.5)
+    loss.backward()
+    assert loss.shape == ()
+    assert logits.grad is not None
+    assert logits.grad.is_meta
+
+
+def test_modules_pass_all_settings_on() -> None:
+    criterion = TunableCrossEntropyLoss(0.5, label_smoothing=0.1, implementation="torch")
+    assert repr(criterion) == (
+        "TunableCrossEntropyLoss(k=0.5, reduction='mean', label_smoothing=0.1, "
+        "implementation='torch')"
+    )
+    logits, target = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([0])
+    expected = tunable_cross_entropy(
+        logits, target, 0.5, label_smoothing=0.1, implementation="torch"
+    )
+    assert criterion(logits, target) == expected
+    with pytest.raises(ValueError, match="implementation must be 'auto', 'triton' or 'torch'"):
+        TunableCrossEntropyLoss(implementation="fast")
+
+
 @both_paths
 def test_ignored_examples_may_hold_anything() -> None:
     logits = torch.tensor([[1.0, 2.0], [math.nan, math.inf], [-math.inf, -math.inf]])

@@ -26,6 +26,7 @@ import reference
 import test_transforms as transforms
 from pseudograd import tunable_cross_entropy
 from pseudograd.loss import functional, operators
+from pseudograd.loss.checks import GREATEST_K, LEAST_K
 from pseudograd.rules import tunable
 from test_paper_rule import (
     HALF_TYPES,
@@ -293,11 +294,54 @@ def test_ignored_rows_whatever_comes_from_above(upstream: float, smoothing: floa
 
 
 @both_kernels
-def test_k_below_what_float32_has() -> None:
-    logits = torch.tensor([[1.0, 0.5, -math.inf, 2.0]])
-    tiny = torch.tensor([1e-300], dtype=torch.float64)
-    _, f = value_and_gradient(logits, torch.tensor([0]), tiny)
-    torch.testing.assert_close(f, torch.tensor([[-1.0, 0.5, 0.0, 0.5]]))
+def test_the_least_and_the_greatest_k() -> None:
+    logits = torch.tensor([[1.0, 0.5, -math.inf, 2.0]]).repeat(2, 1)
+    ks = torch.tensor([LEAST_K, GREATEST_K], dtype=torch.float64)
+    _, f = value_and_gradient(logits, torch.tensor([0, 0]), ks, reduction="sum")
+    torch.testing.assert_close(f, torch.tensor([[-1.0, 0.5, 0.0, 0.5], [0.0] * 4]))
+
+
+@both_kernels
+def test_a_k_that_is_none_shows() -> None:
+    """On a GPU it cannot be refused without waiting for it."""
+    leaf = leaf_of(torch.tensor([[1.0, 0.5, 2.0]]).repeat(5, 1))
+    ks = torch.tensor([-1.0, 0.0, math.inf, math.nan, 1.0]).to(DEVICE)
+    target = torch.zeros(5, dtype=torch.long, device=DEVICE)
+    value = operators.fused_cross_entropy(leaf, target, ks, None, -100, "sum", 0.0, torch.float32)
+    value.backward()
+    assert leaf.grad is not None
+    assert leaf.grad[:4].isnan().all()
+    assert leaf.grad[4].isfinite().all()
+
+
+@both_kernels
+@pytest.mark.parametrize("k", [1.0, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF_TYPES])
+def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, k: float) -> None:
+    """As in PyTorch: a network that has diverged must show it."""
+    inf = math.inf
+    logits = torch.tensor(
+        [[inf, 1, 2], [-inf, -inf, -inf], [1, inf, 2], [1, -inf, -inf], [-inf, 1, 2]], dtype=dtype
+    )
+    target = torch.zeros(5, dtype=torch.long)
+    value, f = value_and_gradient(logits, target, k, reduction="none")
+    assert value.isnan().tolist() == [True, True, True, False, False]
+    assert f.isnan().all(1).tolist() == [True, True, True, False, False]
+    assert value[3:].tolist() == [0, inf]
+
+
+@both_kernels
+def test_equal_logits_of_a_large_k() -> None:
+    """They are rounded alike, and k multiplies what their sum has of that."""
+    d = -torch.linspace(0, 12, 97).unsqueeze(1)
+    logits = d.repeat(1, 33)
+    logits[:, 1] = 0
+    logits[:, 0] = logits[:, 1:].logsumexp(1) + 0.7 * d[:, 0] / 12
+    target = torch.zeros(len(d), dtype=torch.long)
+    _, f = value_and_gradient(logits, target, 64.0, reduction="sum")
+    true = tunable(logits.double(), target, 64.0)
+    seen = true.abs() > 1e-20
+    assert ((f - true).abs() <= FLOAT32 / 2 * true.abs())[seen].all()
 
 
 @both_kernels
@@ -425,7 +469,7 @@ class TestCorners:
     def test_huge_k(self) -> None:
         """Equal logits share alike, and what is lower gets nothing."""
         logits, target = torch.tensor([[0.0, 1.0, 1.0, -1.0]]), torch.tensor([0])
-        for k in (1e30, torch.tensor([3e38])):
+        for k in (GREATEST_K, torch.tensor([GREATEST_K])):
             _, f = value_and_gradient(logits, target, k)
             assert f.isfinite().all()
             assert f[0, 3] == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 from typing import NoReturn
 
 import torch
@@ -13,7 +13,9 @@ from pseudograd.rules.paper import Sensitivity
 REDUCTIONS = ("mean", "sum", "none")
 IMPLEMENTATIONS = ("auto", "triton", "torch")
 SINGLE_AND_HALF = (torch.float32, torch.bfloat16, torch.float16)
-_NUMBERS = (int, float, torch.SymFloat, torch.SymInt)
+# Beyond these, where k has long ceased to matter, products with it would leave float32's range.
+LEAST_K, GREATEST_K = 2.0**-100, 2.0**100
+_NUMBERS: tuple[type, ...] = (numbers.Real, torch.SymFloat, torch.SymInt)
 
 
 def check_arguments(
@@ -104,7 +106,7 @@ def check_linear(
             raise TypeError(f"{name} must be a floating-point tensor")
         if tensor.device != hidden.device:
             raise ValueError(f"{name} is on {tensor.device} but hidden is on {hidden.device}")
-    if not torch.is_autocast_enabled(hidden.device.type):
+    if not autocast_is_on(hidden):
         for name in ("weight", "bias"):
             tensor = tensors[name]
             if tensor is not None and tensor.dtype != hidden.dtype:
@@ -154,8 +156,8 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
     if not isinstance(k, Tensor):
         if isinstance(k, bool) or not isinstance(k, _NUMBERS):
             raise TypeError(f"k must be a number or a tensor, not {type(k).__name__}")
-        if not 0 < k < math.inf:
-            raise ValueError(f"k must be a finite number above 0, not {k}")
+        if not LEAST_K <= k <= GREATEST_K:
+            raise ValueError(f"k must be a finite number above 0 (2^-100 to 2^100), not {k}")
         return
     if not k.is_floating_point():
         raise TypeError(f"k must hold floating-point numbers, not {k.dtype}; use .float()")
@@ -164,12 +166,22 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
     if shape is not None and k.dim() > 0 and k.shape != shape:
         raise ValueError(
             f"k must be a number or have one value for each example, shape {tuple(shape)}, "
-            f"not {tuple(k.shape)}"
+            f"not {tuple(k.shape)}; class weights are given by name, weight=..."
         )
     if values and k.numel():
         least, greatest = k.aminmax()  # both are NaN if any k is
-        if not 0 < least.item() <= greatest.item() < math.inf:
-            raise ValueError("k must be finite and above 0 for every example")
+        if not LEAST_K <= least.item() <= greatest.item() <= GREATEST_K:
+            raise ValueError("k must be finite and above 0 (2^-100 to 2^100) for every example")
+
+
+def as_sensitivity(k: Sensitivity) -> Sensitivity:
+    """Give k as a tensor, or as a number that PyTorch knows: NumPy has others."""
+    return k if isinstance(k, (Tensor, torch.SymFloat, torch.SymInt)) else float(k)
+
+
+def autocast_is_on(tensor: Tensor) -> bool:
+    """Whether autocast is at work on a tensor's device, of which "meta" may not be asked for."""
+    return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
 
 
 def check_implementation(implementation: str) -> None:

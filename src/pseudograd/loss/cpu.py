@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pseudograd.loss.autograd import final, is_batch, refuse_forward_mode, times_each
-from pseudograd.loss.checks import check_k, refuse_class_index
+from pseudograd.loss.checks import GREATEST_K, LEAST_K, check_k, refuse_class_index
 from pseudograd.rules.paper import Sensitivity
 
 f32, f64, i32 = np.float32, np.float64, np.int32
@@ -32,6 +32,8 @@ f32, f64, i32 = np.float32, np.float64, np.int32
 # Reordering sums lets the loops run on vector registers; NaN and infinity keep their meaning.
 _FLAGS = {"contract", "nsz", "reassoc"}
 
+# In float32; the sum of more would be rounded so that it is seen.
+_SUMMED_AT_ONCE = 1024
 # Inputs smaller than this are done sooner by one thread than shared among several.
 _WORTH_SHARING = 1 << 15
 
@@ -93,7 +95,7 @@ def _ordered(x):  # type: ignore[no-untyped-def]
 @_in_order
 def _log_odds(z_y, top, total):  # type: ignore[no-untyped-def]
     """-log p_y and log(1 - p_y) of a label's logit among others whose log-sum-exp is given."""
-    margin = (f64(z_y) - f64(top)) - math.log(total)
+    margin = (f64(z_y) - f64(top)) - math.log(total) if z_y < np.inf else np.nan
     tail = math.log1p(math.exp(-abs(margin)))
     return tail - min(margin, 0.0), -tail - max(margin, 0.0)
 
@@ -115,6 +117,14 @@ def _sum_of_exp(row, top):  # type: ignore[no-untyped-def]
     total = f64(0)
     for j in range(len(row)):
         total += _exp(row[j] - top)
+    return total
+
+
+@numba.njit(fastmath=_FLAGS)
+def _sum(row):  # type: ignore[no-untyped-def]
+    total = f32(0)
+    for j in range(len(row)):
+        total += row[j]
     return total
 
 
@@ -141,7 +151,10 @@ def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type
         before, after = row[:y], row[y + 1 :]
         top = _from_bits(_flipped(max(_highest(before), _highest(after))))
         if len(row) == 1 or top == -np.inf:  # no other class: p_y is 1
-            if row[y] - row[y] != 0:  # unless that is not to be known
+            known = row[y] - row[y] == 0  # else that is not to be known
+            for j in range(len(row)):
+                known &= row[j] == row[j]  # a negative NaN is below -inf in `_ordered`
+            if not known:
                 value[i], kept[i, 1] = np.nan, np.nan
                 value_sum += value[i]
             continue
@@ -167,10 +180,10 @@ def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no
         for j in range(len(row)):
             out[j] = _exp(min(k_i * (row[j] - top), f32(0)))
         out[y] = f32(0)
-        total = f32(0)
-        for j in range(len(row)):
-            total += out[j]
-        share = scale / total if len(row) > 1 else f32(0)
+        total = f64(0)
+        for start in range(0, len(row), _SUMMED_AT_ONCE):
+            total += _sum(out[start : start + _SUMMED_AT_ONCE])
+        share = scale / f32(total) if len(row) > 1 else f32(0)
         for j in range(len(row)):
             out[j] *= share
         out[y] = -scale
@@ -180,7 +193,7 @@ def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no
 def _are_positive(ks):  # type: ignore[no-untyped-def]
     positive = True
     for k in ks:
-        positive &= 0 < k < np.inf
+        positive &= LEAST_K <= k <= GREATEST_K
     return positive
 
 

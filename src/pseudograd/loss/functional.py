@@ -19,7 +19,11 @@ from pseudograd.loss.autograd import (
     rows_of,
 )
 from pseudograd.loss.checks import (
+    GREATEST_K,
+    LEAST_K,
     SINGLE_AND_HALF,
+    as_sensitivity,
+    autocast_is_on,
     check_arguments,
     check_class_indices,
     check_for_split,
@@ -87,6 +91,7 @@ def tunable_cross_entropy(
     prepare_tracing()
     check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
     check_k(k, example_shape(input), values=False)
+    k = as_sensitivity(k)
     way = chosen_way(input, target, label_smoothing, implementation)
     way = "torch" if way == "numba" and process_group is not None else way
     dtype = loss_dtype(input, target)
@@ -161,7 +166,7 @@ def class_index_loss(
 def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
     """The dtype of the loss; under autocast float32 for half types, as for `cross_entropy`."""
     dtype = input.dtype
-    if torch.is_autocast_enabled(input.device.type):
+    if autocast_is_on(input):
         dtype = working_dtype(input)
     return torch.promote_types(dtype, target.dtype) if target.is_floating_point() else dtype
 
@@ -179,7 +184,9 @@ def _column(k: Sensitivity, z: Tensor) -> Sensitivity:
         return k
     if k.is_cpu and is_eager():
         check_k(k)
-    return k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
+    k = k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
+    # Elsewhere what is wrong cannot be told without waiting, and is NaN to be seen.
+    return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
 
 
 def smoothed(q: Tensor, label_smoothing: float) -> Tensor:

@@ -24,8 +24,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pseudograd.loss.checks import GREATEST_K, LEAST_K
+
 PARTS = 32
 _PARTS = tl.constexpr(PARTS)
+_LEAST_K, _GREATEST_K = tl.constexpr(LEAST_K), tl.constexpr(GREATEST_K)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LOG2_E_LOW = tl.constexpr(1.9259629911266175e-08)  # what float32 rounds off
 # ln 2 in two parts: the first has few digits, so that its products with small integers are exact.
@@ -141,10 +144,15 @@ def _log(x):
 @triton.jit
 def _outcome(z_y, top, total, k):
     """-log p_y and A = (1 - p_y)^k, from the numbers of a row."""
-    gap, gap_lost = _difference(z_y, top)  # the margin can be much smaller than the gap
     n, f, s = _log(_at_least_1(total))
-    large, large_lost = _difference(gap - n * _LN_2_HIGH, f)
-    margin, lost = _difference(large, s + n * _LN_2_LOW - gap_lost - large_lost)
+    # The margin can be much smaller than what it is made of: z_y - top - n ln 2 - f - s.
+    margin, lost_1 = _difference(z_y, top)
+    margin, lost_2 = _difference(margin, n * _LN_2_HIGH)
+    margin, lost_3 = _difference(margin, f)
+    margin, lost = _difference(margin, s + n * _LN_2_LOW - lost_1 - lost_2 - lost_3)
+    # Where logits say nothing, as in PyTorch: z_y is +inf, or no logit is above -inf.
+    nothing = (z_y == float("inf")) | ((z_y == float("-inf")) & (top <= _LOWEST))
+    margin = tl.where(nothing, float("nan"), margin)
     x, x_lost = _exp(-tl.abs(margin))
     x_lost -= x * tl.where(margin > 0, lost, -lost)
     near = 1 + x
@@ -169,11 +177,10 @@ def _to_the_power(logarithm, lost, k):
 
 @triton.jit
 def _sensitivity(k, ks, k_stride, row, mask):
-    """k as a number, or that of the row; bounded, since infinity times 0 is NaN."""
+    """k as a number, or that of the row: NaN, to be seen, if it is not above 0 and finite."""
     if ks is not None:
         k = tl.load(ks + row * k_stride, mask=mask, other=1.0).to(tl.float32)
-    k = tl.where(k > 1e30, 1e30, k)
-    return tl.where(k < 1e-30, 1e-30, k)
+    return tl.where((k >= _LEAST_K) & (k <= _GREATEST_K), k, float("nan"))
 
 
 @triton.jit
@@ -199,12 +206,20 @@ def _factor(w, parts, divisor, grad, grad_stride, row, mask):
 
 
 @triton.jit
-def _sum_in_float64(e):
-    """Sums of rows (rows, outer, inner), groups of 8 in float32: k will multiply the rounding."""
+def _sum_of_pairs(e):
+    """Sums of neighbours along the second of three dimensions, exact where they are equal."""
     rows: tl.constexpr = e.shape[0]
     outer: tl.constexpr = e.shape[1]
-    group: tl.constexpr = min(8, outer)
-    e = tl.sum(tl.reshape(e, (rows, outer // group, group, e.shape[2])), 2)
+    if outer > 1:
+        e = tl.sum(tl.reshape(e, (rows, outer // 2, 2, e.shape[2])), 2)
+    return e
+
+
+@triton.jit
+def _sum_in_float64(e):
+    """Sums of rows (rows, outer, inner), groups of 8 in float32: k will multiply the rounding."""
+    for _ in tl.static_range(3):
+        e = _sum_of_pairs(e)
     return tl.sum(tl.sum(e.to(tl.float64), 1), 1)
 
 
@@ -304,6 +319,15 @@ def _store_sum(to, value):
 
 
 @triton.jit
+def _sum_of_vectors(e):
+    """Sums of (lanes, n), n up to 8, exact where the n are equal."""
+    sums = tl.reshape(e, (e.shape[0], e.shape[1], 1))
+    for _ in tl.static_range(3):
+        sums = _sum_of_pairs(sums)
+    return tl.reshape(sums, (e.shape[0],))
+
+
+@triton.jit
 def _take_in(x, top, total, lost, power_total, k, special: tl.constexpr):
     """More elements (lanes, n) for each lane's top and sums, with no word to other lanes.
 
@@ -312,7 +336,8 @@ def _take_in(x, top, total, lost, power_total, k, special: tl.constexpr):
     new = tl.maximum(top, tl.max(x, 1))
     e, e_lost, power = _powers(x - new[:, None], k, special)
     scale, power_scale = _whole_powers(top - new, k, special)
-    gain, before = tl.sum(e, 1), total * scale
+    gain = _sum_of_vectors(e) if special == "any" else tl.sum(e, 1)
+    before = total * scale
     total = before + gain
     if special == "any":
         lost = lost * scale + tl.sum(e_lost, 1) * _LN_2 + (gain - (total - before))

@@ -27,6 +27,8 @@ from pseudograd.loss.autograd import (
     refuse_forward_mode,
 )
 from pseudograd.loss.checks import (
+    as_sensitivity,
+    autocast_is_on,
     check_class_indices,
     check_for_split,
     check_k,
@@ -98,6 +100,7 @@ def tunable_linear_cross_entropy(
     check_linear(hidden, weight, target, bias, class_weight, chunk_rows)
     check_settings(ignore_index, reduction, label_smoothing)
     check_k(k, target.shape, values=isinstance(k, Tensor) and k.is_cpu and is_eager())
+    k = as_sensitivity(k)
     group = ""
     if process_group is not None:
         check_for_split(target)
@@ -105,7 +108,7 @@ def tunable_linear_cross_entropy(
     elif target.is_cpu and is_eager():
         check_class_indices(target, len(weight), ignore_index)
     dtype = hidden.dtype
-    if torch.is_autocast_enabled(hidden.device.type):
+    if autocast_is_on(hidden):
         dtype = working_dtype(hidden)
         inner = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(inner), weight.to(inner)
@@ -139,6 +142,10 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         ignore_index: Examples with this class index count for nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes.
+        implementation: "auto", "triton" or "torch".
+        process_group: The ranks that share the classes.
+        chunk_rows: How many rows to hold the logits of. See `tunable_linear_cross_entropy`, as for
+            all the others.
 
     Example:
         >>> layer = torch.nn.Linear(8, 5)
@@ -159,9 +166,14 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        *,
+        implementation: str = "auto",
+        process_group: ProcessGroup | None = None,
+        chunk_rows: int | None = None,
     ) -> None:
-        super().__init__(k, ignore_index, reduction, label_smoothing)
+        super().__init__(k, ignore_index, reduction, label_smoothing, implementation, process_group)
         self.register_buffer("class_weight", class_weight)
+        self.chunk_rows = chunk_rows
 
     def forward(
         self, weight: Tensor, hidden: Tensor, target: Tensor, bias: Tensor | None = None
@@ -177,6 +189,9 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
+            implementation=self.implementation,
+            process_group=self.process_group,
+            chunk_rows=self.chunk_rows,
         )
 
 

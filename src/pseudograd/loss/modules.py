@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from pseudograd.loss.autograd import ByRule, prepare_tracing, rows_of
-from pseudograd.loss.checks import check_arguments, check_k, example_shape
+from pseudograd.loss.checks import (
+    check_arguments,
+    check_implementation,
+    check_k,
+    example_shape,
+)
 from pseudograd.loss.functional import (
     _rows,
     class_index_loss,
@@ -17,23 +22,41 @@ from pseudograd.loss.functional import (
 )
 from pseudograd.rules.paper import Sensitivity
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 
 class TunableLoss(nn.Module):
     """What losses with a k have in common."""
 
     def __init__(
-        self, k: Sensitivity, ignore_index: int, reduction: str, label_smoothing: float
+        self,
+        k: Sensitivity,
+        ignore_index: int,
+        reduction: str,
+        label_smoothing: float,
+        implementation: str,
+        process_group: ProcessGroup | None,
     ) -> None:
         super().__init__()
         check_k(k)
+        check_implementation(implementation)
         self.k = k
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing
+        self.implementation = implementation
+        self.process_group = process_group
 
     def extra_repr(self) -> str:
         """Show what was set."""
-        return f"k={self.k}, reduction={self.reduction!r}"
+        usual = {"ignore_index": -100, "label_smoothing": 0.0, "implementation": "auto"}
+        others = [
+            f", {name}={getattr(self, name)!r}"
+            for name, value in usual.items()
+            if getattr(self, name) != value
+        ]
+        return f"k={self.k}, reduction={self.reduction!r}{''.join(others)}"
 
 
 class TunableCrossEntropyLoss(TunableLoss):
@@ -46,6 +69,8 @@ class TunableCrossEntropyLoss(TunableLoss):
         ignore_index: Examples with this class index count for nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes.
+        implementation: "auto", "triton" or "torch".
+        process_group: The ranks that share the classes.
 
     Example:
         >>> import torch
@@ -66,8 +91,11 @@ class TunableCrossEntropyLoss(TunableLoss):
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        *,
+        implementation: str = "auto",
+        process_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(k, ignore_index, reduction, label_smoothing)
+        super().__init__(k, ignore_index, reduction, label_smoothing, implementation, process_group)
         self.register_buffer("weight", weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -80,6 +108,8 @@ class TunableCrossEntropyLoss(TunableLoss):
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
+            implementation=self.implementation,
+            process_group=self.process_group,
         )
 
 

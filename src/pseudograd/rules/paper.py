@@ -20,6 +20,9 @@ from torch.nn import functional as F
 
 Sensitivity: TypeAlias = float | Tensor
 
+# With more, the sum within `softmax` is rounded so that it is seen.
+_MANY_CLASSES = 1024
+
 
 def tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor:
     """Give the pseudo-gradient of Eq. 5 at the logits, one row an example.
@@ -103,11 +106,21 @@ def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     y = target.unsqueeze(-1)
     # The lowest finite number, not -inf: with no other class left (C = 1, or all others masked by
     # -inf) the difference to the top is then 0, not -inf + inf.
-    others = z.scatter(-1, y, torch.finfo(z.dtype).min)
+    lowest = torch.finfo(z.dtype).min
+    others, z_y = z.scatter(-1, y, lowest), z.gather(-1, y)
     top = others.amax(-1, keepdim=True)
     powers = (others - top).exp().scatter(-1, y, 0)
     total = powers.sum(-1, keepdim=True, dtype=wide_dtype(z)).clamp(min=1)
-    return top, wide(z.gather(-1, y)) - wide(top) - total.log()
+    return top, margin_of(wide(z_y), wide(top), total, lowest)
+
+
+def margin_of(z_y: Tensor, top: Tensor, total: Tensor, lowest: float) -> Tensor:
+    """z_y - top - log(total), and NaN where the logits say nothing, as in PyTorch.
+
+    That is where z_y is +inf, or where no logit is above -inf, so that the top is the ``lowest``.
+    """
+    unknown = (z_y == torch.inf) | ((z_y == -torch.inf) & (top <= lowest))
+    return torch.where(unknown, torch.nan, z_y - top - total.log())
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -141,6 +154,8 @@ def push(z: Tensor, target: Tensor, k: Sensitivity, top: Tensor, scale: Tensor) 
     # The top is subtracted before k multiplies, so that large logits keep their differences.
     share = (k * (z - top)).scatter(-1, y, torch.finfo(z.dtype).min).softmax(-1)
     scale = scale.to(z.dtype)
+    if z.shape[-1] > _MANY_CLASSES:
+        share /= share.sum(-1, keepdim=True, dtype=wide_dtype(z)).to(z.dtype)
     return (scale * share).scatter(-1, y, -scale)
 
 
