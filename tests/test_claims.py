@@ -20,6 +20,7 @@ from pseudograd.reproduce.claims import (
     PARTLY,
     Judgement,
     Point,
+    can_be_confirmed,
     judge,
     judge_toy,
     our_points,
@@ -228,6 +229,26 @@ def test_better_cross_entropy() -> None:
     assert verdict("5", better + worse) == PARTLY
     assert verdict("5", worse) == NOT
     assert verdict("5", points(3, [2.0] * 5, cross_entropy=-1.0)) == NOT  # p = 1/16
+
+
+@pytest.mark.parametrize(
+    ("name", "depths", "too_few", "enough"),
+    [("2a", (1,), 8, 9), ("2b", (3,), 6, 7), ("2c", (5,), 5, 6), ("2d", (1, 3), 3, 4),
+     ("3", (1,), 3, 4), ("4", (1,), 5, 6), ("5", (3,), 5, 6), ("5", (3, 5), 2, 3),
+     ("6", (1,), 1, 2)],
+)  # fmt: skip
+def test_how_many_rows_a_claim_needs(
+    name: str, depths: tuple[int, ...], too_few: int, enough: int
+) -> None:
+    """Whatever came of them."""
+    for number, expected in ((too_few, False), (enough, True)):
+        found = [point for depth in depths for point in points(depth, [1.0] * number)]
+        assert can_be_confirmed(BY_NAME[name], found) is expected
+
+
+def test_all_rows_are_enough_for_all_claims() -> None:
+    assert all(can_be_confirmed(claim, paper_points(rows())) for claim in CLAIMS)
+    assert not any(can_be_confirmed(claim, []) for claim in CLAIMS)
 
 
 # --- the rank correlation ------------------------------------------------------------------------

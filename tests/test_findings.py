@@ -15,6 +15,7 @@ from made_up_results import BEST_K, BEST_RATE, made_up, search, write
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.reproduce.findings import (
     Finding,
+    apart_from_1,
     error_against_k,
     read,
     side,
@@ -221,3 +222,10 @@ def test_error_against_k() -> None:
     assert curve[0.5].mean == pytest.approx(0)  # a quarter less, a quarter more
     assert curve[0.5].high == pytest.approx(12.706 * 25, rel=1e-3)  # t with one degree of freedom
     assert (curve[1.0].mean, curve[1.0].low, curve[1.0].high) == (0, 0, 0)
+
+
+def test_rows_whose_rate_was_not_tried_at_k_1() -> None:
+    half, one = Cell(0.5, 0.1, (0.2, 0.2)), Cell(1.0, 0.2, (0.4, 0.4))
+    assert apart_from_1(finding_with(half, one, chosen=half))
+    assert not apart_from_1(finding_with(half, one, Cell(1.0, 0.1, (0.5, 0.5)), chosen=half))
+    assert not apart_from_1(finding_with(half, one, chosen=one))

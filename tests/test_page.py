@@ -20,10 +20,11 @@ import pytest
 
 from pseudograd.data import digits
 from pseudograd.fleet import Fleet, Outcome, Trial
-from pseudograd.report.figures import image
+from pseudograd.report.figures import image, interval
 from pseudograd.report.page import PAPER, page
-from pseudograd.report.summary import fraction
+from pseudograd.report.summary import fraction, summary
 from pseudograd.search import Ledger, Protocol, advance, result
+from pseudograd.search.comparison import ByClass
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
@@ -235,6 +236,91 @@ def test_what_a_careful_reader_should_know() -> None:
     assert f"As good in cross-validation, to the last error: {tied}" in text
 
 
+RARE = set(range(18))  # of the test examples, those that are not of the commonest class
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kept", "warning"),
+    [
+        (
+            [RARE] * 3,
+            (0, 18),
+            "The network that is kept is no better than that, and gets only 'no'",
+        ),
+        # One of the others does better, and so does the mean.
+        ([RARE, RARE, set()], (0, 18), "The network that is kept is no better than that, and gets"),
+        ([RARE | {99}] * 3, (2, 17), "The network that is kept is no better than that. Where"),
+        ([{0}, RARE, SOME | RARE | {99}], (0, 1), None),
+        ([{0}, RARE, RARE | set(range(99))], (0, 1), "The final networks are on average no better"),
+        ([{0, 50}] * 3, (1, 1), None),
+    ],
+)
+@pytest.mark.parametrize("best_k", [0.5, 1.0])
+def test_networks_no_better_than_one_label_are_no_success(
+    wrong: list[set[int]], kept: tuple[int, int], warning: str | None, best_k: float, tmp_path: Path
+) -> None:
+    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
+    outcomes = made_up(protocol, best_k, wrong={best_k: wrong})
+    counts = DATA["test_size"] - len(RARE), len(RARE)
+    classes = [
+        {"label": label, "count": count, "wrong": missed}
+        for label, count, missed in zip(("no", "yes"), counts, kept, strict=True)
+    ]
+    parsed = Parsed(page(ABOUT, protocol, outcomes, {**examples(best_k), "by_class": classes}))
+    said = "lways answering 'no', the commonest label of the test part, would get 5.00% wrong"
+    assert parsed.text.count(f"A{said}.") == 1
+    assert ("No better than always giving one label" in parsed.text) == (warning is not None)
+    assert f"no342{kept[0]}" in parsed.text.replace(" ", "")
+    opened = next(attributes for tag, attributes in parsed.tags if tag == "details")
+    assert ("open" in opened) == (warning is not None)
+    ledger = Ledger(tmp_path / "ledger")
+    for outcome in outcomes.values():
+        ledger.append(outcome)
+    found = result(protocol, ledger)
+    by_class = tuple(ByClass(**one) for one in classes)
+    printed = summary(replace(found, comparison=replace(found.comparison, by_class=by_class)))
+    assert printed.splitlines().count(f"a{said}") == 1
+    assert ("warning: " in printed) == (warning is not None)
+    if warning:
+        assert warning in parsed.text
+        assert warning[1:] in printed
+        for advice in ("sample_weight of TunableMLPClassifier.fit", "another measure", "more data"):
+            assert advice in parsed.text
+            assert advice in printed
+    # What is not known, as in a folder of an earlier version, is left out.
+    for text in (Parsed(page(ABOUT, protocol, outcomes, examples(best_k))).text, summary(found)):
+        assert "lways answering" not in text
+        assert "by class" not in text
+
+
+def test_one_network_is_not_spoken_of_as_many() -> None:
+    template = replace(TEMPLATE, optimizer="adam", momentum=0.9, max_epochs=1)
+    protocol = Protocol(template, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
+    parsed = Parsed(page(ABOUT, protocol, made_up(protocol, 1.0, stopped_by="limit"), None))
+    assert "Retrained, one network gets 0.56%" in parsed.text
+    assert (
+        "The final network was still learning when the limit of 1 epoch stopped it" in parsed.text
+    )
+    assert "1 repetition of each pair of k and rate, 1 final network, " in parsed.text
+    assert "k = 1: 1 network, best after" in parsed.said
+    assert "mean of" not in parsed.text
+    assert "adam, batches" in parsed.text  # which has no momentum
+    assert "Made from the run folder alone" in parsed.text
+    outcomes = made_up(protocol)
+    last = next(trial for trial in outcomes if trial.split.retrain)
+    outcomes[last] = replace(outcomes[last], stopped_by="limit")
+    text = Parsed(page(ABOUT, protocol, outcomes, None)).text
+    assert "Retrained, one network gets 0.56%" in text
+    assert "1 of the 2 final networks was still learning" in text
+    sgd = Protocol(replace(template, optimizer="sgd"), initial_rate=0.1)
+    assert "sgd, momentum 0.9, batches" in Parsed(page(ABOUT, sgd, {}, None)).text
+
+
+def test_an_interval_of_errors_lies_between_none_and_all() -> None:
+    assert interval([0.0, 0.9]) == (0.0, 1.0)
+    assert interval([0.4, 0.5, 0.6]) == pytest.approx((0.25159, 0.74841), abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("initial_rate", "stop", "words"),
     [
@@ -348,7 +434,9 @@ def hostile() -> str:
     about = {**ABOUT, "data": data, "command": HOSTILE, "hardware": HOSTILE, "commit": HOSTILE}
     about |= {"versions": {"pseudograd": HOSTILE, HOSTILE: HOSTILE}, "devices": [HOSTILE]}
     about["started"] = HOSTILE
-    return page(about, protocol, made_up(protocol), examples(row={HOSTILE: HOSTILE}))
+    told = examples(row={HOSTILE: HOSTILE})
+    told["by_class"] = [{"label": HOSTILE, "count": 342, "wrong": 2}]
+    return page(about, protocol, made_up(protocol), told)
 
 
 def test_texts_of_users_stay_texts(hostile: str) -> None:
@@ -357,9 +445,9 @@ def test_texts_of_users_stay_texts(hostile: str) -> None:
     assert tags.count("script") == tags.count("style") == 1
     assert "img" not in tags
     assert not [name for _, attributes in parsed.tags for name in attributes if name[:2] == "on"]
-    # The name in title, heading and facts, ten other facts, and of six examples two labels, a
-    # column and its entry.
-    assert parsed.text.count(HOSTILE) == 3 + 10 + 6 * 4
+    # The name in title, heading and facts, ten other facts, of six examples two labels, a column
+    # and its entry, and the label of a class in its table and as the commonest one.
+    assert parsed.text.count(HOSTILE) == 3 + 10 + 6 * 4 + 2
 
 
 def test_nothing_comes_from_elsewhere(html: str) -> None:

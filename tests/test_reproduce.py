@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence
@@ -22,7 +23,14 @@ from pseudograd.cli.place import Place
 from pseudograd.cli.reproduce import _Lines
 from pseudograd.data import Dataset, Encoder
 from pseudograd.fleet import Fleet, Outcome, Trial
-from pseudograd.reproduce.rows import Experiment, by_network, experiments, paper_rows, rows
+from pseudograd.reproduce.rows import (
+    Experiment,
+    by_network,
+    experiments,
+    paper_rows,
+    rows,
+    select,
+)
 from pseudograd.reproduce.run import (
     Clock,
     Step,
@@ -109,6 +117,16 @@ def test_rows_that_are_not_there(table: str, pattern: str) -> None:
         rows(table, pattern)
 
 
+def test_names_as_they_are_printed_select_one_experiment() -> None:
+    everything = experiments(rows())
+    for experiment in everything:
+        assert select(everything, experiment.name) == [experiment]
+    assert len(select(everything, "mnist 1x400 m0.5*")) == 3
+    assert len(select(everything, "mnist*")) == 2 * 19 + 1
+    with pytest.raises(ValueError, match=r"rows 'mnist 1x400 m0.5 sigmoid' match no row"):
+        select(everything, "mnist 1x400 m0.5 sigmoid")
+
+
 # --- running them ------------------------------------------------------------------------------
 
 
@@ -181,9 +199,12 @@ def run_all(*, time_limit: float | None = None, runner: Callable[..., object] = 
     )
 
 
-def test_it_stops_when_the_time_is_up_and_goes_on() -> None:
+def test_it_stops_when_the_time_is_up_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time()
+    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
     with pytest.raises(TimeIsUp):
-        run_all(time_limit=0)
+        run_all(time_limit=7, runner=Slots(1, time))  # the second trial would take until 10
+    assert time.now == Time.now + 8
     (first,) = sessions(Path("results"))
     assert {network: log["trials"] for network, log in first["networks"].items()} == {
         "svhn 1x400": 1
@@ -202,6 +223,10 @@ def test_it_stops_when_the_time_is_up_and_goes_on() -> None:
     assert sum(done) == sum(state.done for state in states)
     run_all()  # nothing to do, nothing to note
     assert len(sessions(Path("results"))) == 2
+    run_all(time_limit=0)  # which takes no time
+    with pytest.raises(TimeIsUp):
+        reproduce(PAIR, Path("other"), no_data, lambda _: world, time_limit=-1)
+    assert list(Path("other").iterdir()) == []
 
 
 class Time:
@@ -270,10 +295,64 @@ def test_little_time_is_for_rows_whose_search_is_over(monkeypatch: pytest.Monkey
     steps = run_network(protocols, ledger, Slots(10, time), clock)
     while any(not trial.split.retrain for trial in first.wanted(ledger)):
         next(steps)
-    clock.end = time.now + 15  # too short for one more trial
+    clock.end = time.now + 100
+    clock.note(group[0].network, 1e6)  # as if that were too short for one more trial
     with pytest.raises(TimeIsUp):
         list(steps)
     assert [bool(protocol.wanted(ledger)) for protocol in protocols.values()] == [False, True, True]
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["fleet", "cluster"])
+def test_the_time_ends_trials_under_way(looks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet looks at its queue after each epoch; a cluster does not, but gives out outcomes."""
+    time = Time()
+    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+
+    def runner(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        assert isinstance(trials, deque)
+        yield made_up(trials.popleft())
+        under_way = trials.popleft()
+        time.now += 101
+        if looks:
+            until_stopped(trials)
+        yield made_up(under_way)
+        raise AssertionError("nothing has stopped this")
+
+    with pytest.raises(TimeIsUp):
+        run_all(time_limit=100, runner=runner)
+    assert len(ledger_of(Path("results"), "svhn 1x400")) == (1 if looks else 2)
+
+
+def test_a_fleet_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many epochs its trials still had."""
+
+    class Hurrying(Time):
+        def monotonic(self) -> float:
+            self.now += 1
+            return self.now
+
+    monkeypatch.setattr("pseudograd.reproduce.run.time", Hurrying())
+    some, data = experiments(rows("table1", "mnist 1x800*"))[:1], small("mnist")[0]
+    long = replace(some[0].smoke(), initial_rate=0.1)
+    long = replace(long, trial=replace(long.trial, max_epochs=1000, patience=1000))
+    ledger = ledger_of(Path("results"), some[0].network)
+    with pytest.raises(TimeIsUp):
+        list(run_network({some[0]: long}, ledger, Fleet(data).run, Clock(50)))
+    assert len(ledger) == 0
+
+
+def test_short_trials_of_the_sweep_do_not_tell_how_long_others_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time = Time()
+    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+    clock, group = Clock(20), experiments(rows("table1", "svhn 1x400*"))
+    ledger = ledger_of(Path("results"), group[0].network)
+    steps = run_network({e: e.protocol() for e in group}, ledger, Slots(8, time), clock)
+    for _ in range(8):
+        next(steps)
+    assert time.now == Time.now + 5
+    assert clock._took == {}
 
 
 def test_a_failure_keeps_what_is_finished() -> None:
@@ -289,12 +368,52 @@ def test_a_failure_keeps_what_is_finished() -> None:
     assert sessions(Path("results"))[0]["networks"]["svhn 1x400"]["trials"] == 30
 
 
-def test_a_broken_manifest_is_not_overwritten() -> None:
+@pytest.mark.parametrize("text", ["[", "{}", "7", "[7]", '[{"networks": {}}]'])
+def test_a_broken_manifest_is_not_overwritten(text: str) -> None:
     Path("results").mkdir()
-    Path("results/manifest.json").write_text("[")
+    Path("results/manifest.json").write_text(text)
     with pytest.raises(ValueError, match=r"manifest.json is not a manifest"):
         run_all()
-    assert Path("results/manifest.json").read_text() == "["
+    assert Path("results/manifest.json").read_text() == text
+
+
+def other_data(name: str) -> Dataset:
+    return replace(no_data(name), features=torch.ones(6, 1))
+
+
+@pytest.mark.parametrize("trials", [1, None], ids=["begun", "finished"])
+def test_other_data_are_refused(trials: int | None) -> None:
+    """Also where nothing is left to run."""
+
+    def some_of(queue: MutableSequence[Trial]) -> Iterator[Outcome]:
+        for number, outcome in enumerate(world(queue)):
+            if number == trials:
+                raise KeyboardInterrupt
+            yield outcome
+
+    one, folder = PAIR[:1], Path("results")
+    try:
+        reproduce(one, folder, no_data, lambda _: some_of)
+    except KeyboardInterrupt:
+        assert trials
+    path = ledger_of(folder, one[0].network).path
+    before = path.read_bytes()
+    hashes = [data("svhn").sha256[:16] for data in (no_data, other_data)]
+    with pytest.raises(ValueError, match=f"{hashes[0]}, and not with {hashes[1]}: use that data"):
+        reproduce(one, folder, other_data, lambda _: world)
+    assert path.read_bytes() == before
+
+
+def test_a_ledger_of_different_data_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, data in (("results", no_data), ("other", other_data)):
+        reproduce(PAIR[:1], Path(folder), data, lambda _: world)
+    here, there = (ledger_of(Path(f), PAIR[0].network).path for f in ("results", "other"))
+    here.write_bytes(here.read_bytes() + there.read_bytes())
+    for command in (["status"], ["report", "--out", "results"]):
+        assert main(["reproduce", *command]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"pseudograd: {here} has outcomes on different data, whose hashes")
+        assert all(data("svhn").sha256[:16] in said for data in (no_data, other_data))
 
 
 # --- several networks side by side -------------------------------------------------------------
@@ -513,17 +632,45 @@ def test_two_at_once_on_one_gpu(
     assert Place(argparse.Namespace(device=devices, ray=None)).at_once == at_once
 
 
-def test_lines_of_networks_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_networks_side_by_side(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Time()
+    monkeypatch.setattr(sys.modules[_Lines.__module__], "time", now)
     lines, outcome = _Lines(), made_up(PAIR[0].protocol().trial)
+    ledger = ledger_of(Path("results"), PAIR[0].network)
+    for experiment in PAIR:
+        lines.begin(experiment.network, ledger, 8)
+    assert capsys.readouterr().err.splitlines() == [
+        f"{experiment.network}: begun, 8 trials asked for" for experiment in PAIR
+    ]
+    now.now += 9
     for left in ((5, 9), (0, 8)):
         for experiment, trials in zip(PAIR, left, strict=True):
             lines.show(Step(experiment, outcome, trials))
     done = capsys.readouterr().err.splitlines()
     lines.close()
     under_way = capsys.readouterr().err.splitlines()
-    assert [line.split(" in ")[0] for line in done] == ["svhn 1x400: 2 trials"]
-    assert [line.split(" in ")[0] for line in under_way] == ["svhn 1x800: 2 trials"]
-    assert under_way[0].endswith(", 8 asked for")
+    assert done == ["svhn 1x400: 2 trials in 9 s, 0 asked for"]
+    assert under_way == ["svhn 1x800: 2 trials in 9 s, 8 asked for"]
+
+
+def test_the_first_line_counts_from_the_beginning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = Time()
+    monkeypatch.setattr(sys.modules[_Lines.__module__], "time", now)
+    ledger = ledger_of(Path("."), PAIR[0].network)
+    ledger.path.write_text("cut off")
+    lines = _Lines()
+    lines.begin(PAIR[0].network, ledger_of(Path("."), PAIR[0].network), 1)
+    now.now += 39
+    lines.show(Step(PAIR[0], made_up(PAIR[0].protocol().trial), 0))
+    assert capsys.readouterr().err.splitlines() == [
+        "svhn-1x400.jsonl: line 1 is set aside: it is not JSON, or cut off",
+        "svhn 1x400: begun, 1 trial asked for",
+        "svhn 1x400: 1 trial in 39 s, 0 asked for",
+    ]
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -542,7 +689,7 @@ def test_the_whole_path_in_small(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pseudograd.data.open_data", small)
-    command = ["reproduce", "table1", "--rows", "mnist 1x400 m0.5", "--smoke"]
+    command = ["reproduce", "table1", "--rows", "mnist 1x400 m0.5*", "--smoke"]
     assert main(command) == 0
     captured = capsys.readouterr()
     assert "3 of 3 rows done, about 0 trials left" in captured.out
@@ -560,18 +707,29 @@ def test_the_whole_path_in_small(
     assert {path: path.read_bytes() for path in Path("runs/smoke").iterdir()} == before
 
 
-def test_printed_rows_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "ledger"),
+    [
+        (["--rows", "mnist 1x400 m0.5*", "--as-printed"], "mnist-1x400.jsonl"),
+        (["--rows", "mnist 1x400 m0.5"], "mnist-1x400.jsonl"),
+        (["--rows", "mnist 1x400 m0.5 [0,1]"], "mnist-1x400-0-1.jsonl"),
+        (["--rows", "mnist 1x400 m0.5 tanh"], "mnist-1x400-tanh.jsonl"),
+    ],
+)
+def test_one_row_alone(
+    options: list[str],
+    ledger: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pseudograd.data.open_data", small)
-    options = ["--rows", "mnist 1x400 m0.5", "--smoke", "--as-printed", "--out", "here"]
-    assert main(["reproduce", "table1", *options, "--time-limit", "0.000001"]) == 0
+    command = ["reproduce", "table1", *options, "--smoke", "--out", "here"]
+    assert main([*command, "--time-limit", "0.000001"]) == 0
     assert "the time is up; the same command goes on from here" in capsys.readouterr().err
-    assert {path.name for path in Path("here").iterdir()} == {"mnist-1x400.jsonl", "manifest.json"}
+    assert main(command) == 0
+    assert {path.name for path in Path("here").iterdir()} == {ledger, "manifest.json"}
     manifest = json.loads(Path("here/manifest.json").read_text())
-    assert manifest[0]["command"].startswith(
-        "pseudograd reproduce table1 --rows 'mnist 1x400 m0.5'"
-    )
+    assert manifest[0]["command"].startswith("pseudograd reproduce table1 --rows 'mnist 1x400 m0.5")
 
 
 def test_the_status_of_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -586,11 +744,26 @@ def test_the_status_of_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert last.startswith("3 of 9 rows done, about ")
 
 
+def test_rows_that_are_not_printed_are_seen_once_begun(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "status", "--rows", "svhn 1x200*"]) == 1
+    assert "match no row" in capsys.readouterr().err
+    unprinted = [Experiment(row) for row in rows("unprinted", "svhn 1x200 m0.5")]
+    reproduce(unprinted, Path("results"), no_data, lambda _: world)
+    assert main(["reproduce", "status", "--rows", "svhn 1x200 m0.5"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 of 1 rows done")
+    assert main(["reproduce", "report"]) == 0
+    text = Path("RESULTS.md").read_text("utf-8")
+    assert "0 of 67 rows are finished" in text
+    assert "1 of 3 that stand in its source as comments" in text
+    assert "| svhn 1x200 m0.5 | 1/2 (1/4) | " in text
+    assert "not confirmed" not in text.split("## What was run")[0]  # no claim is judged by it
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["table2"], "invalid choice: 'table2'"),
-        (["table1", "--rows", "imagenet*"], "match no row of table1"),
+        (["table1", "--rows", "imagenet*"], "match no row"),
         (["table1", "--time-limit", "0"], "must be a number above 0"),
         (["table1", "--device", "cuda:99"], "--device cuda:99 cannot be used here"),
         (["table1", "--rows", "svhn*", "--data-dir", "nowhere"], "pseudograd data fetch svhn"),

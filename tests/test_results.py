@@ -18,8 +18,9 @@ from pseudograd.cli import main
 from pseudograd.report import results
 from pseudograd.report.results import documents
 from pseudograd.report.summary import fraction
+from pseudograd.reproduce.claims import CLAIMS, judge, paper_points
 from pseudograd.reproduce.findings import Finding, Reproduction, read
-from pseudograd.reproduce.rows import Experiment, experiments, rows
+from pseudograd.reproduce.rows import Experiment, experiments, rows, select
 from pseudograd.reproduce.toy import ToyRun, write_csv
 from pseudograd.search import Cell
 
@@ -116,13 +117,24 @@ def test_each_row_stands_beside_the_papers(text: str, folder: Path) -> None:
         assert (error[8] == "0") == (finding.k == 1)
 
 
-def test_commands_beside_rows_run_these_rows(text: str) -> None:
+def test_commands_beside_rows_run_these_and_nothing_else(text: str) -> None:
     for experiment in SOME:
         if experiment.activation == "relu":
-            command = lines_of(text, experiment.name, "## The tables")[0][-1].strip("`")
-            program, verb, table, _, pattern, *_ = shlex.split(command)
-            assert (program, verb) == ("pseudograd", "reproduce")
-            assert rows(table, pattern) == [experiment.row]
+            line = lines_of(text, experiment.name, "## The tables")[0]
+        else:
+            lines = lines_of(text, experiment.row.name, "### What does the activation change?")
+            (line,) = [line for line in lines if line[1] == experiment.activation]
+        program, verb, table, _, pattern, *_ = shlex.split(line[-1].strip("`"))
+        assert (program, verb) == ("pseudograd", "reproduce")
+        assert select(experiments(rows(table)), pattern) == [experiment]
+    assert "`pseudograd toy --csv results/toy.csv` runs it again" in text
+
+
+def test_figures_of_the_paper_are_as_it_prints_them(text: str, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    text = documents(experiments(rows()), tmp_path / "results")[tmp_path / "RESULTS.md"]
+    assert lines_of(text, "mnist 1x400 m0")[1][3:7] == ["0.0757", "–", "not run yet", "0.148"]
+    assert lines_of(text, "mnist 1x400 m0")[0][6] == "1.70"
 
 
 def test_verdicts(text: str) -> None:
@@ -135,13 +147,16 @@ def test_verdicts(text: str) -> None:
     assert "12 rows" in text
     assert "so far" not in text
     assert "not finished yet" not in text
+    assert "same rows |" not in text  # all are finished: it would be said twice
+    assert "right direction, within noise" in text
 
 
 def test_what_was_run_is_told(text: str, folder: Path) -> None:
     assert "a <GPU> & more" in text
     assert "0123456789ab" in text
     svhn = "2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934"
-    assert f"svhn: `{svhn}`, re-cropped" in text
+    assert f"svhn: `{svhn}`, re-cropped: cut again" in text
+    assert results.content("svhn", "0" * 64) == "official"  # not listed, so by its files' checksums
     line = lines_of(text, "svhn 1x400 m0.5", "## What was run")[0]
     trials = len((folder / "svhn-1x400.jsonl").read_text("utf-8").splitlines())
     assert line[1:] == [f"{trials:,}", f"{2 * trials:,}", "0.6", f"{100 * trials:,}"]
@@ -157,7 +172,9 @@ def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_
         "network,way,us_per_model_step,hardware\n"
         "784-400-10,plain loop,1000,one GPU\n"
         "784-400-10,fleet,1,one GPU\n"
-        "3072-5x800-10,plain loop,9000,one GPU\n",
+        "3072-5x800-10,plain loop,9000,one GPU\n"
+        '784-400-10,"one model, CUDA graph",101.4,one GPU\n'
+        '3072-5x800-10,"one model, CUDA graph",295.43,one GPU\n',
         "utf-8",
     )
     some = [Experiment(row) for row in rows("all", "[mc]*[15]x400 m0.5")]
@@ -167,6 +184,7 @@ def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_
         hours = f"{steps[row] * microseconds / 3.6e9:,.1f}"
         assert lines_of(text, row)[0][-1] == hours
     assert "This is an estimate" in text
+    assert "as a CUDA graph, a single network takes 101 to 295 µs a step" in text
     assert "one GPU" in text
 
 
@@ -193,8 +211,8 @@ def test_what_a_reader_would_ask_next(text: str) -> None:
     resampled = lines_of(text, "cifar10 5x400 m0.5 tanh", "### How sure is the selection?")
     assert resampled[0][1] == "4"
     rates = lines_of(text, "mnist [0,1]", "### Which learning rates")[0]
-    assert rates[1:] == ["3", "0.12 to 0.12", "0.12 to 0.12", "0.1 to 10", "0 of 17"]
-    activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 8]
+    assert rates[1:] == ["3", "0.12 to 0.12", "0.12 to 0.12", "0.1 to 10", "0 of 17", "0 of 3"]
+    activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 9]
     assert activations == ["relu", "tanh"]
 
 
@@ -218,10 +236,58 @@ def test_rows_that_were_not_run_are_shown(folder: Path, tmp_path: Path) -> None:
     assert lines_of(text, "svhn 1x400 m0.5")[0][2:6] == ["not run yet", "16.88", "–", "not run yet"]
     assert lines_of(text, "cifar10 1x400 m0.5")[0][2] == "not finished"
     assert lines_of(text, "cifar10 1x400 m0.5 (not finished)")[0][1] == "50"
-    assert lines_of(text, "2a")[0][2:] == ["partly so far (2 of 4 rows)"] * 2 + ["partly"]
+    ours = ["partly so far (2 of 4 rows)"] * 2
+    assert lines_of(text, "2a")[0][2:] == [*ours, "partly", "partly"]
     assert "Ours, MNIST in [0, 1]: **partly** (so far, 2 of 4 rows, p = " in text
+    assert "The paper’s own figures, same rows: **partly** (2 rows, p = " in text
     assert "10 of 12 rows are finished" in text
     assert "**Rows that are not finished yet: 1 of svhn, 1 of cifar10.**" in text
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of all rows of the paper some are finished, none of them in [0, 1]."""
+    folder = tmp_path_factory.mktemp("part") / "results"
+    write(folder, [Experiment(row) for row in rows("all", "mnist *x400 m0.[59]")])
+    return {path.name: text for path, text in documents(experiments(rows()), folder).items()}
+
+
+def test_while_rows_are_missing_the_paper_is_judged_by_the_same_rows(part: dict[str, str]) -> None:
+    text = part["RESULTS.md"]
+    head = next(line for line in text.splitlines() if line.startswith("|  | claim |"))
+    assert head == "|  | claim | ours | the paper’s figures, same rows | the paper’s figures |"
+    same = rows("all", "mnist *x400 m0.[59]")
+    for claim in CLAIMS:
+        line = lines_of(text, claim.name)[0]
+        whole, found = judge(claim, paper_points(rows())), judge(claim, paper_points(same))
+        assert line[4] == whole.verdict
+        assert line[3] in (found.verdict, "open (too few rows)")
+        assert f"The paper’s own figures, same rows: **{line[3]}** ({found.rows} rows" in text
+        assert f"{found.figures}." in text
+
+
+def test_the_figure_is_of_the_same_rows(part: dict[str, str]) -> None:
+    picture = part["selected-k.svg"]
+    assert "in the same rows" in picture
+    for depth in ("1 hidden layer", "3 hidden layers", "5 hidden layers"):
+        assert f"{depth}, 2 rows by selected k" in picture
+    # Of MNIST with one hidden layer the paper selected 1/2 in both, ours is 1/4.
+    assert "1 hidden layer: k = 1/4 2 and 0, k = 1/2 0 and 2, k = 1 0 and 0" in picture
+
+
+def test_what_too_few_rows_cannot_confirm_is_open(part: dict[str, str]) -> None:
+    text = part["RESULTS.md"]
+    assert lines_of(text, "5")[0][2] == "open (too few rows)"
+    assert "**open (too few rows)** (so far, 4 of 34 rows, p = 0.5): better in 2" in text
+    assert lines_of(text, "2a")[0][2] == "partly so far (2 of 33 rows)"
+    assert "not confirmed so far" not in text
+
+
+def test_the_other_scaling_is_judged_once_a_row_is_finished(tmp_path: Path) -> None:
+    some = experiments(rows("table1", "mnist*"))
+    write(tmp_path / "results", [e for e in some if e.activation == "relu"][:2])
+    text = documents(some, tmp_path / "results")[tmp_path / "RESULTS.md"]
+    assert "| claim | ours | ours, MNIST in [0, 1] | the paper’s figures, same rows |" in text
 
 
 def test_nothing_was_run_yet(tmp_path: Path) -> None:
@@ -233,7 +299,7 @@ def test_nothing_was_run_yet(tmp_path: Path) -> None:
     assert all(
         lines_of(text, e.name)[0][2] == "not run yet" for e in SOME if e.activation != "tanh"
     )
-    assert lines_of(text, "3")[0][2:] == ["open", "open", "confirmed"]
+    assert lines_of(text, "3")[0][2:] == ["open", "confirmed"]
 
 
 def test_ties_and_open_rates_are_marked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,8 +341,39 @@ def test_a_neighbours_best_rate_that_was_not_tried_is_marked(
     monkeypatch.setattr(results, "read", read_marked)
     text = documents(SOME, folder)[folder.parent / "RESULTS.md"]
     line = lines_of(text, marked.name, "### Which learning rates")[0]
-    assert line[1].startswith("4: 16, 2: 0.12*, 1: 0.12, ")
-    assert lines_of(text, "cifar10", "### Which learning rates")[0][-1].startswith("1 of ")
+    tried = "(0.062 to 0.5)"
+    assert line[1].startswith(f"4: 16 (0.062 to 16), 2: 0.12* {tried}, 1: 0.12 {tried}, ")
+    apart = lines_of(text, "cifar10", "### Which learning rates")[0][-2:]
+    assert apart[0].startswith("1 of ")
+    assert apart[1] == "0 of 3"
+
+
+def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = Experiment(rows("table1", "cifar10 1x400*")[0])
+
+    def read_marked(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
+        found = read(experiments, folder, smoke=smoke)
+        finding = found.found[marked]
+        assert isinstance(finding, Finding)
+        chosen = replace(finding.result.chosen, learning_rate=16.0)
+        cells = (*finding.result.cells, chosen)
+        again = replace(finding, result=replace(finding.result, cells=cells, chosen=chosen))
+        return replace(found, found={**found.found, marked: again})
+
+    monkeypatch.setattr(results, "read", read_marked)
+    text = documents(SOME, folder)[folder.parent / "RESULTS.md"]
+    assert lines_of(text, marked.name, "## The tables")[0][1] == "1/4§ (1/4)"
+    assert f"- § {marked.name}: k = 1 was tried at rates of 0.062 to 0.5, not at 16." in text
+    assert ", 1: 0.12§ (" in lines_of(text, marked.name, "### Which learning rates")[0][1]
+    assert lines_of(text, "cifar10", "### Which learning rates")[0][-1] == "1 of 3"
+    # Claims 2a, 3 and 6 name it: of 5 shallow rows, and of all 15.
+    of_claims = [line for line in text.splitlines() if line.startswith("- § In ")]
+    assert [line.split(",")[0] for line in of_claims] == [
+        "- § In 1 of 5 rows", "- § In 1 of 15 rows", "- § In 1 of 15 rows"
+    ]  # fmt: skip
+    assert all(line.endswith(f": {marked.name}.") for line in of_claims)
 
 
 # --- their form ----------------------------------------------------------------------------------
@@ -367,6 +464,7 @@ def test_report_of_runs_in_small(
     assert "the figures mean nothing" in text
     assert "1 of 1 rows are finished" in text
     assert "MNIST in [0, 1] |" not in text
+    assert "`, a part of it." in text
 
 
 @pytest.mark.parametrize(

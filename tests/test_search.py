@@ -12,18 +12,23 @@ from pathlib import Path
 import pytest
 import scipy.stats
 
-from pseudograd.fleet import Outcome, Split, Trial
+from pseudograd.data import open_data
+from pseudograd.fleet import Fleet, Outcome, Split, Trial
 from pseudograd.search import (
     DEEP_KS,
     SHALLOW_KS,
     Cell,
     Ledger,
     Protocol,
+    Run,
     advance,
     compare,
+    load_model,
     paired_difference,
     result,
+    tune,
 )
+from pseudograd.search.comparison import ByClass
 from pseudograd.search.ledger import from_line, locked, to_line
 
 TEMPLATE = Trial("digits", (400,), k=1, learning_rate=1)
@@ -288,6 +293,53 @@ def test_an_example_counts_once_in_the_sign_test() -> None:
     found = compare([outcome(1, 5), outcome(5)], [outcome(2, 5), outcome(1, 7)])
     assert (found.better_on, found.worse_on) == (2, 1)  # 2 and 7; 5; and 1 is even
     assert found.sign_p == 1
+
+
+# --- the folder ------------------------------------------------------------------------------
+
+
+def test_errors_of_the_model_are_counted_by_class(tmp_path: Path) -> None:
+    """A network that answers "no" to everything, which is right 19 times of 20."""
+    path = tmp_path / "fraud.csv"
+    rows = [f"{at * 7919 % 101},{'yes' if at % 20 == 0 else 'no'}" for at in range(200)]
+    path.write_text("\n".join(["amount,fraud", *rows]))
+    data, encoder = open_data(str(path), target="fraud")
+    template = Trial(data.name, (4,), k=1, learning_rate=1, batch_size=32, max_epochs=5)
+    protocol = Protocol(template, ks=(1.0,), initial_rate=0.1, repetitions=1, retrainings=2)
+    run = Run.prepare(tmp_path / "run", protocol, data, encoder)
+    found = tune(run, data, encoder, Fleet(data, keep_parameters=True).run)
+    network, _ = load_model(run.folder)
+    answers = network.logits(data.features[data.train_size :]).argmax(1)
+    assert set(answers.tolist()) == {0}
+    assert found.comparison.by_class == (ByClass("no", 38, 0), ByClass("yes", 2, 2))
+    assert run.examples is not None
+    assert [ByClass(**one) for one in run.examples["by_class"]] == [*found.comparison.by_class]
+
+
+def test_the_sessions_that_ran_trials_are_credited(tmp_path: Path) -> None:
+    data, encoder = open_data("digits")
+    run = Run.prepare(tmp_path / "run", Protocol(TEMPLATE, initial_rate=0.1), data, encoder)
+    with pytest.raises(ValueError, match="never started"):
+        _ = run.about
+    for command, device, commit, trials in (
+        ("looked first", "cpu", "c0", 0),
+        ("began", "cuda:0", "c1", 7),
+        ("went on", "cpu", "c2", 9),
+        ("began", "cuda:0", "c1", 2),
+        ("looked again", "mps", "c3", 0),
+    ):
+        with run.session(command, []) as noted:
+            noted |= {"devices": [device], "commit": commit, "hardware": f"of {device}"}
+            noted |= {"trials": trials, "versions": {"pseudograd": "0.1.0", "torch": f"2.{trials}"}}
+            noted |= {"started": f"2026-01-0{len(run.sessions)}T12:00:00+00:00"}
+    about = Run.open(run.folder).about
+    assert about["command"] == "began\nwent on"
+    assert about["commit"] == "c1, c2"
+    assert about["hardware"] == "of cuda:0; of cpu"
+    assert about["devices"] == ["cuda:0", "cpu"]
+    assert about["versions"] == {"pseudograd": "0.1.0", "torch": "2.7 and 2.9 and 2.2"}
+    assert about["started"] == "2026-01-01T12:00:00+00:00"
+    assert about["seconds"] == pytest.approx(sum(one["seconds"] for one in run.sessions))
 
 
 # --- the ledger ------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def test_columns_of_other_types() -> None:
 def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"pip install 'pseudograd\[parquet\]'"):
+    with pytest.raises(ImportError, match=r"pip install '.\[parquet\]' in a checkout"):
         load_table("a.parquet", "y")
 
 
@@ -326,7 +327,10 @@ def test_pixels_stay_as_they_are() -> None:
     [
         (lambda new: new.drop(columns=["色", "same"]), "missing: '色', 'same'"),
         (lambda new: new.assign(a=1, b=2), "unknown: 'a', 'b'"),
-        (lambda new: new.assign(größe="tall"), "text where numbers belong: 'größe'"),
+        (
+            lambda new: new.assign(größe="tall"),
+            "text where numbers belong: 'größe'; 'größe' has 'tall'",
+        ),
         (lambda new: new.assign(色=1, smokes=0), "numbers where text belongs: '色', 'smokes'"),
         (lambda new: new.rename(columns={"same": "Same"}), "missing: 'same'; unknown: 'Same'"),
         (lambda new: new.assign(größe=np.inf), "column 'größe' has infinite numbers"),
@@ -376,10 +380,20 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: text("\n\n"), {}, "a.csv is empty"),
         (lambda: text("x,y\n"), {}, "a.csv is empty"),
         (lambda: text(b"\x89PNG\r\n\x1a\n\xff\x00"), {}, "a.csv cannot be read as a .csv file"),
+        (lambda: text("größe,y\n1,2\n".encode("latin-1")), {}, "save it anew as UTF-8"),
         (lambda: text("x,y\n1,2\n1,2,3,4\n"), {}, "a.csv cannot be read as a .csv file"),
+        (lambda: text("x;y\n1;2\n1;2;3;4\n"), {}, "a.csv cannot be read as a .csv file"),
         (lambda: text("x,y\n1,2,3\n4,5,6\n"), {}, "Expected 2 fields in line 2, saw 3"),
-        (lambda: text(",y\n1,2\n"), {}, "a.csv has no name for column 1"),
-        (lambda: text("x,y,y\n1,2,2\n"), {}, "a.csv has more than one column 'y'"),
+        (
+            lambda: text(",y\n1,2\n"),
+            {},
+            "no name for column 1: name it, or leave it out by --drop ''",
+        ),
+        (
+            lambda: text("x,x,y\n1,2,2\n"),
+            {},
+            "column 'x': rename them, or leave them out by --drop x",
+        ),
         (lambda: text("garbage", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
         (lambda: text("", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
         (lambda: text("PK\x03\x04...", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
@@ -411,10 +425,20 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: arrays(X_test=np.ones((2, 2)), y_test=np.ones(2)),
             {"test_path": "b.npz"},
-            "test_path must be left out",
+            "'test_path' must be left out: a.npz has a test part of its own",
+        ),
+        (
+            lambda: arrays(X_test=np.ones((2, 2)), y_test=np.ones(2)),
+            {"test_fraction": 0.2},
+            "'test_fraction' must be left out: a.npz has a test part of its own",
+        ),
+        (
+            lambda: table(),
+            {"test_path": "b.csv", "test_fraction": 0.2},
+            "'test_fraction' must be left out: b.csv is the test part",
         ),
         # The target
-        (lambda: table(), {"target": None}, "target must name the column of labels: one of 'x'"),
+        (lambda: table(), {"target": None}, "'target' must name the column of labels: one of 'x'"),
         (
             lambda: table(species=1),
             {"target": "Spezies"},
@@ -430,6 +454,9 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: table(b=[np.inf] * 10), {}, "column 'b' has infinite numbers"),
         (lambda: table(b=[-np.inf] + [1.0] * 9), {}, "column 'b' has infinite numbers"),
         (lambda: table(b="x"), {"test_path": "a.parquet"}, "a.parquet does not exist"),
+        (lambda: table(b="x"), {"drop": ["c", "b"]}, "'drop' names 'c': a.csv has 'x', 'y', 'b'"),
+        (lambda: table(b="x"), {"drop": ["y"]}, "'drop' names 'y', which is the target"),
+        (lambda: arrays(), {"drop": ["X[1]"]}, "'drop' cannot be set for a.npz"),
         # The sizes
         (lambda: text("x,y\n1,0\n2,1\n3,0\n4,1\n5,0\n"), {}, "a.csv leaves 4 examples to train on"),
         (lambda: table(), {"test_fraction": 0.7}, "a.csv leaves 3 examples to train on"),
@@ -454,9 +481,131 @@ def test_a_broken_parquet_file() -> None:
 
 
 def test_too_many_categories() -> None:
-    save(pd.DataFrame({"name": [f"n{i}" for i in range(2000)], "y": [0, 1] * 1000}), "a.csv")
-    with pytest.raises(ValueError, match="column 'name' has 1600 different texts, more than 1000"):
+    names = [f"n{i // 2}" for i in range(3000)]
+    save(pd.DataFrame({"name": names, "y": [0, 1] * 1500}), "a.csv")
+    complaint = "different texts, more than 1000: leave it out by --drop name"
+    with pytest.raises(ValueError, match=complaint):
         load_table("a.csv", "y")
+
+
+@pytest.mark.parametrize(
+    ("entries", "first"),
+    [
+        (["1.5"] * 7 + ["?"] + ["2.5"] * 12, "1 of 20 entries .* '\\?' in row 8"),
+        (["unknown", *map(str, range(99))], "1 of 100 entries .* 'unknown' in row 1"),
+        (["12", "7,5"] * 10, "10 of 20 entries .* '7,5' in row 2"),
+        ([None] * 30 + ["3"] * 9 + ["three"], "1 of 10 entries .* 'three' in row 40"),
+    ],
+)
+def test_text_among_numbers(entries: list[str | None], first: str) -> None:
+    """Wherever it stands, in the training part or not."""
+    frame = pd.DataFrame({"x": entries, "y": np.arange(len(entries)) % 2})
+    save(frame.assign(z=1), "a.csv")
+    with pytest.raises(ValueError, match=f"column 'x' is mostly numbers, but {first}: .*--drop x"):
+        load_table("a.csv", "y")
+    load_table("a.csv", "y", drop=["x"])
+
+
+def test_categories_that_look_like_numbers_in_part() -> None:
+    save(pd.DataFrame({"room": [*"12345678", "9a", "9b"] * 3, "y": [0, 1] * 15}), "a.csv")
+    _, encoder = load_table("a.csv", "y")
+    assert isinstance(encoder.columns[0], Categories)
+
+
+@pytest.mark.parametrize("different", [18, 19, 20])
+def test_text_that_differs_in_nearly_all_rows(different: int) -> None:
+    ids = [f"P{i}" for i in range(different)] + ["P0"] * (22 - different)
+    save(pd.DataFrame({"id": ids, "x": range(22), "y": [0, 1] * 11}), "a.csv")
+    if different < 20:
+        load_table("a.csv", "y")
+        return
+    with pytest.raises(ValueError, match=r"column 'id' has 20 different texts .*--drop id"):
+        load_table("a.csv", "y")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_columns_that_are_left_out(suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    frame = pd.DataFrame({"x": range(10), "y": [0, 1] * 5})
+    save(frame, "plain" + suffix)
+    save(frame.assign(**{"row id": [f"P{i}" for i in range(10)], "when": 1}), "more" + suffix)
+    wanted, expected = load_table("plain" + suffix, "y")
+    out = ["row id", "when"]
+    data, encoder = load_table("more" + suffix, "y", drop=out)
+    assert encoder == expected
+    assert data.sha256 == wanted.sha256
+    # What the model does not want may be there or not, in new rows and in a test part.
+    assert list(read_frame("more" + suffix, encoder).columns) == ["x", "y"]
+    data, _ = load_table("more" + suffix, "y", drop=out, test_path="more" + suffix)
+    assert data.test_size == 10
+
+
+def test_columns_without_a_name_of_their_own() -> None:
+    text("".join([",x,x,y\n", *(f"{n},1,2,{n % 2}\n" for n in range(10))]))
+    text("".join(["a,y\n", *(f"{n},{n % 2}\n" for n in range(10))]), "named.csv")
+    _, encoder = load_table("named.csv", "y")
+    text(",a,b,b\n0,7,1,1\n", "new.csv")
+    assert read_frame("new.csv", encoder).to_dict("list") == {"a": [7]}
+    with pytest.raises(ValueError, match="no column besides the target"):
+        load_table("a.csv", "y", drop=["", "x"])
+
+
+@pytest.mark.parametrize("rows", ["a;b;y\n{}1,5;2;u,v\n2,5;3;w\n", "a;b;y\n{}1.5;2;u,v\n2.5;3;w\n"])
+def test_semicolons(rows: str) -> None:
+    header, rest = rows.split("{}")
+    text("\ufeff" + header + rest * 5)
+    _, encoder = load_table("a.csv", "y")
+    assert encoder.columns == (
+        Numbers("a", 1.5, 2.5, 2.0, missing=False),
+        Numbers("b", 2.0, 3.0, 2.5, missing=False),
+    )
+    assert encoder.labels == ("u,v", "w")
+    assert encoder.transform(read_frame("a.csv", encoder))[:2].tolist() == [[0, 0], [1, 1]]
+
+
+def test_tabs() -> None:
+    text("a\ty\n" + "1.5\tu,v\n2.5\tw\n" * 5)
+    _, encoder = load_table("a.csv", "y")
+    assert encoder.columns == (Numbers("a", 1.5, 2.5, 2.0, missing=False),)
+    assert encoder.labels == ("u,v", "w")
+
+
+def test_rows_of_the_file() -> None:
+    """Counted from 1, in both parts."""
+    data, encoder = load_table(table(x=range(101, 111)), "y")
+    assert data.rows is not None
+    span = encoder.columns[0]
+    assert isinstance(span, Numbers)
+    x = (data.features[: data.train_size, 0] * (span.high - span.low) + span.low).round()
+    assert data.rows[: data.train_size].tolist() == (x - 100).tolist()
+    assert sorted(data.rows.tolist()) == list(range(1, 11))
+    held_out, _ = load_table("a.csv", "y", test_path="a.csv")
+    assert held_out.rows is not None
+    assert held_out.rows.tolist() == [*range(1, 11), *range(1, 11)]
+    with pytest.raises(ValueError, match="rows must be one number for each of the 10 examples"):
+        replace(data, rows=data.rows[:4])
+
+
+def test_what_was_never_seen() -> None:
+    encoder = Encoder.fit(mixed(), "kind")
+    assert encoder.unseen(mixed()) == {}
+    found = encoder.unseen(
+        mixed(色=["red", "pink", None, "grey", "pink"] * 2, none=["new", *[None] * 9])
+    )
+    assert {name: entries.tolist() for name, entries in found.items()} == {
+        "色": ["pink", "grey", "pink"] * 2,
+        "none": ["new"],
+    }
+
+
+def test_what_columns_are_taken_for() -> None:
+    assert Encoder.fit(mixed(), "kind").taken_for == (
+        "columns taken for numbers: 2, for categories: 3 (7 indicator columns)"
+    )
+    plain = Encoder.fit(pd.DataFrame({"x": [1, 2], "y": [0, 1]}), "y")
+    assert plain.taken_for == "columns taken for numbers: 1, for categories: 0"
+    assert open_data("digits")[1].taken_for is None
 
 
 def test_a_folder_is_no_table() -> None:

@@ -85,11 +85,14 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert {line.split()[0] for line in lines[1:3]} == {"1", "1/2"}
     assert lines[3].startswith("chosen: k = ")
     assert lines[-2:] == ["page: run/report.html", "model, ledger and all else: run"]
+    said = "columns taken for numbers: 1, for categories: 1 (2 indicator columns)"
+    assert err.splitlines()[0] == said
     assert "round 1, search: 12 of 12 trials" in err
 
     run = Run.open("run")
     assert run.finished
     assert run.data["labels"] == ["cat", "dog <b>"]
+    assert run.data["columns"] == said
     session = run.sessions[0]
     assert (
         session["command"] == f"pseudograd tune pets.csv --target pet {' '.join(SMALL)} --out run"
@@ -299,7 +302,10 @@ def test_defaults_are_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
         (["--activation", "gelu"], "invalid choice: 'gelu'"),
         (["--device", "cuda:99"], "--device cuda:99 cannot be used here"),
         (["--device", "nonsense"], "--device nonsense cannot be used here"),
-        (["--target", "y"], "'target' cannot be set for data 'digits'"),
+        (["--target", "y"], "--target cannot be set for data 'digits'"),
+        (["--test", "y.csv"], "--test cannot be set for data 'digits'"),
+        (["--data-dir", "y"], "--data-dir cannot be set for data 'digits'"),
+        (["--drop", "y"], "--drop cannot be set for data 'digits'"),
         (["--unknown"], "unrecognized arguments: --unknown"),
     ],
 )
@@ -320,7 +326,8 @@ def test_bad_options(arguments: list[str], said: str, capsys: pytest.CaptureFixt
         ("single.csv", b"a,y\n" + b"1,cat\n" * 40, "single class"),
         ("few.csv", b"a,y\n1,cat\n2,dog\n3,cat\n4,dog\n", "at least 5"),
         ("other.csv", b"a,z\n1,cat\n", "has no column 'y'"),
-        ("semicolons.csv", b"a;y\n1,5;cat\n", "separate the columns by commas"),
+        ("semicolons.csv", b"a;y\n1,5;cat\n", "name a column of classes"),
+        ("bad.csv", b"a,y\n" + b"1,cat\n2,dog\n" * 9 + b"x,cat\n", "'x' in row 19"),
     ],
 )
 def test_data_that_cannot_be_used(
@@ -331,6 +338,65 @@ def test_data_that_cannot_be_used(
     target = [] if name == "digitz" else ["--target", "y"]
     assert said in refusal(capsys, "tune", name, *target, *SMALL)
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--data-dir", "here"], "--data-dir cannot be set for data 'pets.csv'"),
+        (["--test", "pets.csv", "--test-fraction", "0.3"], "--test-fraction must be left out"),
+        (["--drop", "weigth"], "--drop names 'weigth': pets.csv has 'weight'"),
+        (["--drop", "pet"], "--drop names 'pet', which is the target"),
+    ],
+)
+def test_options_of_a_table(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pets()
+    assert said in refusal(capsys, "tune", "pets.csv", "--target", "pet", *SMALL, *arguments)
+    assert not Path("runs").exists()
+
+
+def test_the_target_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    pets()
+    assert "--target must name the column of labels" in refusal(capsys, "tune", "pets.csv", *SMALL)
+
+
+def test_columns_left_out_and_texts_never_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = pets().read_text().splitlines()
+    more = [line + f",P{at},{at}" for at, line in enumerate(lines)]
+    Path("pets.csv").write_text("\n".join(more).replace("P0,0", "id,when", 1) + "\n")
+    options = ["pets.csv", "--target", "pet", *SMALL, "--out", "run"]
+    assert "leave it out by --drop id" in refusal(capsys, "tune", *options)
+    tuned(capsys, *options, "--drop", "id", "when")
+    Path("new.csv").write_text("id,colour,weight\nP1,pink,31\nP2,grey,5\nP3,blue,\n")
+    assert main(["predict", "run", "new.csv"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "column 'colour': 2 of 3 entries were never seen in training, such as 'pink'; "
+        "they count as none of its categories\n"
+    )
+    assert len(captured.out.splitlines()) == 4
+
+
+def test_hard_examples_can_be_found_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong label is the hardest of all, and is shown with the number of its row."""
+    lines = pets().read_text().splitlines()
+    assert lines[41] == "5,grey,cat"  # after the header the 41st
+    lines[41] = "5,grey,dog <b>"
+    Path("pets.csv").write_text("\n".join(lines) + "\n")
+    tuned(capsys, "pets.csv", "--target", "pet", *SMALL, "--max-epochs", "40", "--out", "run")
+    examples = Run.open("run").examples
+    assert examples is not None
+    assert examples["hardest"][0]["row_number"] == 41
+    page = Path("run/report.html").read_text()
+    assert ">row 41<" in page
+    assert "the first row of data is row 1" in page
+    tuned(capsys, "digits", *SMALL, "--out", "digits")
+    examples = Run.open("digits").examples
+    assert examples is not None
+    assert {example["row_number"] for example in examples["hardest"]} == {None}
+    assert "row of data" not in Path("digits/report.html").read_text()
 
 
 def test_a_file_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,11 +60,10 @@ def data(commands: Commands) -> None:
 
 
 def _row(data: Dataset) -> str:
-    from pseudograd.data import variant
+    from pseudograd.report.results import content
 
     sha256 = data.sha256
-    # What is not listed was loaded only because its files have the official checksums.
-    called = variant(data.name, sha256) or "official"
+    called = content(data.name, sha256)
     examples = f"{data.train_size} + {data.test_size}"
     size = f"{data.features.shape[1]:10}{data.features.nbytes / 1e6:6.0f}"
     return f"{data.name:14}{examples:>16}{size}  {called:12}{sha256}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from pseudograd.fleet import Outcome, Trial
-from pseudograd.report.summary import fraction, percent
+from pseudograd.report.summary import duration, fraction, percent
 from pseudograd.search import Progress, Protocol
 
 if TYPE_CHECKING:
@@ -113,21 +113,3 @@ class Display(contextlib.AbstractContextManager["Display"]):
                 table.add_row(fraction(k), "", "", style="dim")
         done, total = (self.progress.done, self.progress.total) if self.progress else (0, 1)
         return Group(Text(self._line()), ProgressBar(total, done, width=60), table)
-
-
-def duration(seconds: float) -> str:
-    """Write a time as people say it.
-
-    Args:
-        seconds: The time.
-
-    Example:
-        >>> duration(59), duration(61), duration(7300)
-        ('59 s', '1 min 1 s', '2 h 1 min')
-
-    """
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -17,8 +17,9 @@ from pseudograd.cli.place import Place, add_place
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset
-    from pseudograd.reproduce.rows import Experiment
+    from pseudograd.reproduce.rows import Experiment, Row
     from pseudograd.reproduce.run import Step
+    from pseudograd.search import Ledger
 
 _SECONDS_BETWEEN_LINES = 10.0
 _TABLES = ("table1", "table3", "table4", "supplement", "all", "unprinted")
@@ -33,16 +34,22 @@ def reproduce(commands: Commands) -> None:
         choices=(*_TABLES, "status", "report"),
         metavar="TABLE",
         help="table1, table3, table4, supplement, all of them, or unprinted (rows that the paper's "
-        "source has as comments); status says how far all are; report writes RESULTS.md beside the "
-        "folder results, or into any other, and a page into the folder",
+        "source has as comments); status says how far all are, and those of unprinted that were "
+        "begun; report writes RESULTS.md beside the folder results, or into any other, and a page "
+        "into the folder",
     )
     parser.add_argument(
-        "--rows", default="*", metavar="PATTERN", help='such as "cifar10 1x400*" (all rows)'
+        "--rows",
+        default="*",
+        metavar="PATTERN",
+        help='a name as status prints it, such as "mnist 1x400 m0.5 [0,1]", for it alone; or a '
+        'pattern such as "cifar10 1x400*", with what is run beside these rows (all rows)',
     )
     parser.add_argument(
         "--as-printed",
         action="store_true",
-        help="without MNIST in [0, 1] and without tanh, which are run beside the paper's rows",
+        help="of a pattern: without MNIST in [0, 1] and without tanh, which are run beside the "
+        "paper's rows",
     )
     parser.add_argument("--smoke", action="store_true", help="in small, to see that it runs")
     parser.add_argument(
@@ -71,11 +78,13 @@ def reproduce(commands: Commands) -> None:
         folder = options.out or Path("runs/smoke" if options.smoke else "results")
         if options.check and options.what != "report":
             raise ValueError(f"--check goes with report, not with {options.what}")
-        table = options.what if options.what in _TABLES else "all"
-        rows = paper.rows(table, options.rows)
-        wanted = [paper.Experiment(row) for row in rows]
+        rows = paper.rows(options.what if options.what in _TABLES else "all")
+        if options.what not in _TABLES:
+            rows += _begun(paper.rows(paper.UNPRINTED), folder)
+        there = [paper.Experiment(row) for row in rows]
         if not options.as_printed:
-            wanted = paper.experiments(rows)
+            there = paper.experiments(rows)
+        wanted = paper.select(there, options.rows)
         if options.what == "status":
             _print_status(wanted, folder, options.smoke)
             return
@@ -103,6 +112,7 @@ def reproduce(commands: Commands) -> None:
                     time_limit=60 * options.time_limit if options.time_limit else None,
                     at_once=place.at_once,
                     workplace=place.workplace,
+                    begin=lines.begin,
                     watch=lines.show,
                 )
             except TimeIsUp:
@@ -119,15 +129,38 @@ def reproduce(commands: Commands) -> None:
     parser.set_defaults(run=run)
 
 
+def _begun(rows: list[Row], folder: Path) -> list[Row]:
+    """Those of which there is a ledger."""
+    from pseudograd.reproduce.rows import experiments
+    from pseudograd.reproduce.run import ledger_of
+
+    return [
+        row
+        for row in rows
+        if any(ledger_of(folder, e.network).path.exists() for e in experiments([row]))
+    ]
+
+
 class _Lines:
-    """A line now and then about each network under way, and one when all it asked for is done."""
+    """A line when a network begins, some about those under way, one when what it asked for is done.
+
+    Lines of its ledger that could not be used are told first.
+    """
 
     def __init__(self) -> None:
         self.networks: dict[str, _Network] = {}
 
+    def begin(self, name: str, ledger: Ledger, wanted: int) -> None:
+        from pseudograd.report.summary import counted
+
+        now = time.monotonic()
+        self.networks[name] = _Network(name, now, now)
+        for line in ledger.set_aside:
+            print(f"{ledger.path}: {line}", file=sys.stderr)
+        print(f"{name}: begun, {counted(wanted, 'trial')} asked for", file=sys.stderr, flush=True)
+
     def show(self, step: Step) -> None:
-        name, now = step.experiment.network, time.monotonic()
-        network = self.networks.setdefault(name, _Network(name, now, now))
+        now, network = time.monotonic(), self.networks[step.experiment.network]
         network.done, network.left, network.told = network.done + 1, step.left, False
         if not step.left or now - network.written >= _SECONDS_BETWEEN_LINES:
             network.write(now)
@@ -150,11 +183,11 @@ class _Network:
     told: bool = True
 
     def write(self, now: float) -> None:
-        from pseudograd.cli.display import duration
+        from pseudograd.report.summary import counted, duration
 
         self.written, self.told = now, True
         print(
-            f"{self.name}: {self.done} trials in {duration(now - self.started)}, "
+            f"{self.name}: {counted(self.done, 'trial')} in {duration(now - self.started)}, "
             f"{self.left} asked for",
             file=sys.stderr,
             flush=True,
@@ -173,8 +206,7 @@ def _part_of(data: Dataset) -> Dataset:
 
 
 def _print_status(experiments: list[Experiment], folder: Path, smoke: bool) -> None:
-    from pseudograd.cli.display import duration
-    from pseudograd.report.summary import fraction
+    from pseudograd.report.summary import counted, duration, fraction
     from pseudograd.reproduce.run import status
 
     print(f"{'row':<28}{'done':>6}{'left':>7}{'time left':>14}   selected k (paper)")
@@ -191,7 +223,9 @@ def _print_status(experiments: list[Experiment], folder: Path, smoke: bool) -> N
     trials = sum(state.left for state in states)
     seconds = [state.seconds for state in states if state.seconds is not None]
     time_left = f", about {duration(sum(seconds))}" if seconds and trials else ""
-    print(f"{finished} of {len(states)} rows done, about {trials} trials left{time_left}")
+    print(
+        f"{finished} of {len(states)} rows done, about {counted(trials, 'trial')} left{time_left}"
+    )
 
 
 def _report(

@@ -13,7 +13,7 @@ from pseudograd.cli.place import Place, add_place
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
-    from pseudograd.data import Dataset
+    from pseudograd.data import Dataset, Encoder
     from pseudograd.search import Ledger, Protocol, Run
 
 
@@ -36,6 +36,9 @@ def tune(commands: Commands) -> None:
         type=_fraction,
         metavar="F",
         help="how much is held out as the test part where there is none (0.2)",
+    )
+    table.add_argument(
+        "--drop", nargs="+", action="extend", metavar="NAME", help="columns to leave out"
     )
     parser.add_argument(
         "--data-dir", metavar="FOLDER", help="where data sets that have a name are kept"
@@ -92,19 +95,12 @@ def tune(commands: Commands) -> None:
 
     def run(options: argparse.Namespace) -> None:
         from pseudograd.cli.display import Display
-        from pseudograd.data import open_data
         from pseudograd.report.summary import summary
         from pseudograd.search import Run, default_folder
         from pseudograd.search import tune as go_through
 
         place = Place(options)
-        data, encoder = open_data(
-            options.data,
-            target=options.target,
-            test_path=options.test,
-            test_fraction=options.test_fraction,
-            data_dir=options.data_dir,
-        )
+        data, encoder = _opened(options)
         protocol = _protocol(options, data)
         folder = options.out or default_folder(protocol, data, encoder)
         search = Run.prepare(folder, protocol, data, encoder)
@@ -112,6 +108,8 @@ def tune(commands: Commands) -> None:
         _tell_set_aside(ledger)
         if ledger:
             print(f"going on in {search.folder}: {len(ledger)} trials are done", file=sys.stderr)
+        if encoder.taken_for:
+            print(encoder.taken_for, file=sys.stderr)
         with place:
             try:
                 with Display(protocol, ledger) as display:
@@ -134,6 +132,25 @@ def tune(commands: Commands) -> None:
         print(f"model, ledger and all else: {search.folder}")
 
     parser.set_defaults(run=run)
+
+
+def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
+    """Open the data; a complaint about an option calls it by what was typed."""
+    from pseudograd.data import open_data
+    from pseudograd.data.table import OptionError
+
+    try:
+        return open_data(
+            options.data,
+            target=options.target,
+            test_path=options.test,
+            test_fraction=options.test_fraction,
+            drop=options.drop,
+            data_dir=options.data_dir,
+        )
+    except OptionError as problem:
+        option = problem.option.removesuffix("_path").replace("_", "-")
+        raise ValueError(f"--{option} {problem.complaint}") from problem
 
 
 def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
@@ -188,8 +205,14 @@ def predict(commands: Commands) -> None:
         from pseudograd.search import load_model
 
         network, encoder = load_model(options.run_folder)
-        features = torch.from_numpy(encoder.transform(read_frame(options.file, encoder)))
-        probabilities = network.probabilities(features)
+        frame = read_frame(options.file, encoder)
+        probabilities = network.probabilities(torch.from_numpy(encoder.transform(frame)))
+        for name, entries in encoder.unseen(frame).items():
+            print(
+                f"column {name!r}: {len(entries)} of {len(frame)} entries were never seen in "
+                f"training, such as {entries.iloc[0]!r}; they count as none of its categories",
+                file=sys.stderr,
+            )
         table = pd.DataFrame(
             probabilities.numpy(), columns=[f"p({label})" for label in encoder.labels]
         )

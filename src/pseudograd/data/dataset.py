@@ -25,6 +25,8 @@ class Dataset:
             trial's ``feature_range``.
         weights: How much each example counts, a number above 0; None if all count the same. Only
             their ratios matter.
+        rows: The row of its file that each example comes from, counted from 1; None if there is no
+            file.
 
     Example:
         >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,
@@ -40,6 +42,7 @@ class Dataset:
     train_size: int
     value_range: tuple[float, float] = (0.0, 255.0)
     weights: Tensor | None = None
+    rows: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.features.dim() != 2 or len(self.features) != len(self.labels):
@@ -57,6 +60,8 @@ class Dataset:
             raise ValueError(f"value_range must be (least, greatest), not {self.value_range}")
         if self.weights is not None:
             _check_weights(self.weights, len(self.labels))
+        if self.rows is not None and self.rows.shape != self.labels.shape:
+            raise ValueError(f"rows must be one number for each of the {len(self.labels)} examples")
 
     @property
     def classes(self) -> int:

@@ -10,9 +10,10 @@ import difflib
 import inspect
 import json
 import math
+import shlex
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -34,12 +35,34 @@ Label = str | int | bool
 SUFFIXES = (".csv", ".parquet", ".npz")
 _MOST_CATEGORIES = 1000  # a column of its own for each: names or dates would fill the memory
 _LARGEST = 1e300  # so that the difference of two numbers is finite
+_NEARLY_ALL = 0.9
+_FEW = 20  # different texts, which may all differ by chance
 
 # Data sets that have a name, and the shape of their pictures. Add others here.
 _KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
     "digits": (digits, (8, 8)),
     **{name: (partial(load, name), known.shape) for name, known in BENCHMARKS.items()},
 }
+
+
+class OptionError(ValueError):
+    """An option that does not fit the data.
+
+    Attributes:
+        option: The option, as an argument is named in Python.
+        complaint: What is wrong with it: the rest of the sentence.
+
+    Example:
+        >>> raise OptionError("drop", "cannot be set")
+        Traceback (most recent call last):
+        ...
+        pseudograd.data.table.OptionError: 'drop' cannot be set
+
+    """
+
+    def __init__(self, option: str, complaint: str) -> None:
+        super().__init__(f"{option!r} {complaint}")
+        self.option, self.complaint = option, complaint
 
 
 @dataclass(frozen=True)
@@ -139,7 +162,7 @@ class Categories:
         if len(categories) > _MOST_CATEGORIES:
             raise ValueError(
                 f"column {name!r} has {len(categories)} different texts, more than "
-                f"{_MOST_CATEGORIES}: remove it, or correct it if it should hold numbers"
+                f"{_MOST_CATEGORIES}: {_drop(name)}, or correct it if it should hold numbers"
             )
         return cls(name, categories, bool(column.isna().any()))
 
@@ -238,16 +261,19 @@ class Encoder:
         known = {*kinds, self.target}
         found = {name: _kind(name, frame[name]) for name in kinds if name in frame.columns}
         wrong = [name for name, kind in found.items() if kind and kind != (kinds[name] or kind)]
+        texts = [name for name in wrong if found[name] == "text"]
         complaints = {
             "missing": [name for name in kinds if name not in found],
             "unknown": [name for name in frame.columns if name not in known],
-            "text where numbers belong": [name for name in wrong if found[name] == "text"],
+            "text where numbers belong": texts,
             "numbers where text belongs": [name for name in wrong if found[name] == "numbers"],
         }
         if any(complaints.values()):
             said = "; ".join(
                 f"{what}: {_listed(names)}" for what, names in complaints.items() if names
             )
+            if texts and len(entries := _no_numbers(frame[texts[0]].reset_index(drop=True))):
+                said += f"; {texts[0]!r} has {_first(entries)}"
             raise ValueError(
                 f"the columns do not match those of the training part ({said}): "
                 "give the same columns with the same kind of content"
@@ -255,6 +281,31 @@ class Encoder:
         if self.pixels is not None:
             return _pixels(frame[list(kinds)], self.value_range)
         return np.concatenate([column.transform(frame[column.name]) for column in self.columns], 1)
+
+    def unseen(self, frame: DataFrame) -> dict[str, Series]:
+        """Give the entries that are none of their column's categories, by column, if there are any.
+
+        Args:
+            frame: Rows that `transform` takes.
+
+        """
+        found = {}
+        for column in self.columns:
+            if isinstance(column, Categories):
+                texts = _texts(frame[column.name]).dropna()
+                found[column.name] = texts[~texts.isin(column.categories)]
+        return {name: entries for name, entries in found.items() if len(entries)}
+
+    @property
+    def taken_for(self) -> str | None:
+        """What the columns were taken for, in words; None if the features are pixels."""
+        if self.pixels is not None:
+            return None
+        widths = [column.width for column in self.columns if isinstance(column, Categories)]
+        return (
+            f"columns taken for numbers: {len(self.columns) - len(widths)}, for categories: "
+            f"{len(widths)}" + f" ({sum(widths)} indicator columns)" * bool(widths)
+        )
 
     def _kinds(self) -> dict[str, str | None]:
         """What each column must hold, as `_kind` says it."""
@@ -328,8 +379,8 @@ def open_data(name: str | Path, **options: Any) -> tuple[Dataset, Encoder]:
     options = {option: value for option, value in options.items() if value is not None}
     known = _KNOWN.get(str(name))
     loader = known[0] if known else load_table
-    if unknown := set(options) - set(inspect.signature(loader).parameters):
-        raise ValueError(f"{_listed(sorted(unknown))} cannot be set for data {str(name)!r}")
+    if unknown := sorted(set(options) - set(inspect.signature(loader).parameters)):
+        raise OptionError(unknown[0], f"cannot be set for data {str(name)!r}")
     if known:
         data = known[0](**options)
         return data, Encoder("y", tuple(range(data.classes)), (), known[1], data.value_range)
@@ -347,7 +398,8 @@ def load_table(
     target: str | None = None,
     *,
     test_path: str | Path | None = None,
-    test_fraction: float = 0.2,
+    test_fraction: float | None = None,
+    drop: Sequence[str] = (),
     stratify: bool = True,
     seed: int = 0,
 ) -> tuple[Dataset, Encoder]:
@@ -358,7 +410,8 @@ def load_table(
         target: The column of labels; in an .npz file the array of labels, "y" unless given.
         test_path: A second file with the test part; without it, the arrays X_test and y_test of an
             .npz file are the test part, and else it is drawn at random.
-        test_fraction: How much of the table is drawn.
+        test_fraction: How much of the table is drawn, 0.2 unless given.
+        drop: Columns to leave out.
         stratify: Whether all classes have the same share of what is drawn, as nearly as they can.
             In any case each class keeps an example to train on.
         seed: Determines what is drawn.
@@ -378,19 +431,31 @@ def load_table(
 
     """
     path = Path(path)
-    if not 0 < test_fraction < 1:
+    if test_fraction is not None and not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction must lie between 0 and 1, not {test_fraction}")
+    if test_fraction is not None and test_path is not None:
+        raise OptionError("test_fraction", f"must be left out: {test_path} is the test part")
     if target is None and path.suffix.lower() == ".npz":
         target = "y"
-    file = _read(path, target)
+    if target in drop:
+        raise OptionError("drop", f"names {target!r}, which is the target: name another column")
+    file = _read(path, target, drop=drop)
     train, test = file.frame, file.test
     if target is None:
-        raise ValueError(f"target must name the column of labels: one of {_listed(train.columns)}")
+        raise OptionError(
+            "target", f"must name the column of labels: one of {_listed(train.columns)}"
+        )
     labels = _labels(target, _target_column(train, target, path))
-    if test_path is not None and test is not None:
-        raise ValueError(f"test_path must be left out: {path} has a test part of its own, X_test")
+    for option, given in {"test_path": test_path, "test_fraction": test_fraction}.items():
+        if given is not None and test is not None:
+            raise OptionError(
+                option, f"must be left out: {path} has a test part of its own, X_test"
+            )
+    if file.pixels is None:
+        for name in train.columns.drop(target):
+            _check_text(name, train[name])
     if test_path is None and test is None:
-        drawn = _draw(labels, test_fraction, stratify, seed)
+        drawn = _draw(labels, test_fraction or 0.2, stratify, seed)
         if not drawn.any():
             raise ValueError(f"target {target!r} differs in all rows: name a column of classes")
         train, test = train[~drawn], train[drawn]
@@ -412,6 +477,7 @@ def load_table(
         labels=torch.from_numpy(np.concatenate(codes)),
         train_size=len(train),
         value_range=encoder.value_range,
+        rows=torch.from_numpy(np.concatenate([train.index, test.index])) + 1,
     )
     return data, encoder
 
@@ -422,7 +488,8 @@ def read_frame(path: str | Path, encoder: Encoder) -> DataFrame:
     Args:
         path: A .csv file with a header, a .parquet file, or an .npz file with the features in the
             array X, whose columns are then called X[0], X[1], ...
-        encoder: Tells which columns hold text, even if it looks like numbers in these rows.
+        encoder: Tells which columns hold text, even if it looks like numbers in these rows, and
+            which are wanted: others of a .csv or .parquet file are left out.
 
     Example:
         >>> import tempfile
@@ -450,7 +517,9 @@ class _File:
     pixels: tuple[int, ...] | None = None
 
 
-def _read(path: Path, target: str | None, encoder: Encoder | None = None) -> _File:
+def _read(
+    path: Path, target: str | None, encoder: Encoder | None = None, drop: Sequence[str] = ()
+) -> _File:
     """Read a file by its suffix; with an encoder, new rows, which need no labels."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -459,18 +528,25 @@ def _read(path: Path, target: str | None, encoder: Encoder | None = None) -> _Fi
         raise FileNotFoundError(f"{path} does not exist: check the path")
     try:
         if suffix == ".npz":
+            if drop:
+                raise OptionError("drop", f"cannot be set for {path}: leave columns out of X")
             file = _read_npz(path, target or "", new=encoder is not None)
         elif suffix == ".csv":
-            file = _File(_read_csv(path, target, encoder))
+            file = _File(_read_csv(path, target, encoder, drop))
         else:
             import pandas as pd
 
-            file = _File(_named(pd.read_parquet(path, engine="pyarrow").reset_index(drop=True)))
-    except _Refusal:
+            frame = _named(pd.read_parquet(path, engine="pyarrow").reset_index(drop=True))
+            file = _File(frame[_kept(path, list(frame.columns), encoder, drop)])
+    except (_Refusal, OptionError):
         raise
     except ImportError as problem:
         raise ImportError(
-            f"{path} cannot be read without pyarrow: pip install 'pseudograd[parquet]'"
+            f"{path} cannot be read without pyarrow: pip install '.[parquet]' in a checkout"
+        ) from problem
+    except UnicodeDecodeError as problem:
+        raise ValueError(
+            f"{path} cannot be read as a {suffix} file (it is not UTF-8): save it anew as UTF-8"
         ) from problem
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
@@ -483,29 +559,49 @@ def _read(path: Path, target: str | None, encoder: Encoder | None = None) -> _Fi
     return file
 
 
-def _read_csv(path: Path, target: str | None, encoder: Encoder | None) -> DataFrame:
+def _kept(path: Path, names: list[str], encoder: Encoder | None, drop: Sequence[str]) -> list[str]:
+    """The columns of a file to use; of new rows those that are wanted, if all of these are there.
+
+    If some are missing, all with a name stay, so that `Encoder.transform` can tell.
+    """
+    if encoder is None:
+        for name in drop:
+            if name not in names:
+                raise OptionError("drop", f"names {name!r}: {path} has {_nearest(name, names)}")
+        return [name for name in names if name not in drop]
+    wanted: Set[str] = encoder._kinds().keys()
+    wanted = {*wanted, encoder.target} if wanted <= set(names) else {*names} - {""}
+    return [name for name in names if name in wanted]
+
+
+def _read_csv(
+    path: Path, target: str | None, encoder: Encoder | None, drop: Sequence[str]
+) -> DataFrame:
     import pandas as pd
 
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        first = file.readline()
-    if "," not in first and (";" in first or "\t" in first):
-        raise _Refusal(f"{path} has no comma in its first line: separate the columns by commas")
+        first = next((line for line in file if line.strip()), "")
+    separator = next((mark for mark in ",;\t" if mark in first), ",")
+    decimals = ",." if separator == ";" else "."
+    read: Callable[..., DataFrame] = partial(pd.read_csv, path, sep=separator, encoding="utf-8-sig")
     # pandas renames a column without a name or with that of another. A row number or a second
     # column of labels must not slip in as a feature that way. With the first row comes a complaint
     # if it has more entries than the header, which pandas else takes for names of the rows.
     try:
-        header = pd.read_csv(
-            path, header=None, nrows=2, na_filter=False, dtype=str, encoding="utf-8-sig"
-        )
+        header = read(header=None, nrows=2, na_filter=False, dtype=str)
     except pd.errors.EmptyDataError as problem:
         raise _Refusal(f"{path} is empty: it must have columns and rows") from problem
     names = header.iloc[0].tolist()
-    if "" in names:
+    kept = _kept(path, names, encoder, drop)
+    if "" in kept:
         raise _Refusal(
-            f"{path} has no name for column {names.index('') + 1}: name it, or remove it"
+            f"{path} has no name for column {names.index('') + 1}: name it, or {_drop('')}"
         )
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise _Refusal(f"{path} has more than one column {_listed(twice)}: rename or remove them")
+    if twice := sorted({name for name in kept if kept.count(name) > 1}):
+        raise _Refusal(
+            f"{path} has more than one column {_listed(twice)}: rename them, or leave them out by "
+            f"--drop {shlex.join(twice)}"
+        )
     # What was text stays text, even where it looks like numbers; truth values are found again.
     text = []
     if encoder is not None:
@@ -518,10 +614,17 @@ def _read_csv(path: Path, target: str | None, encoder: Encoder | None) -> DataFr
         if isinstance(encoder.labels[0], str):
             text.append(encoder.target)
     kinds = dict.fromkeys(text, str)
-    frame = pd.read_csv(path, dtype=kinds, encoding="utf-8-sig", low_memory=False)
-    if encoder is None and target in frame.columns and pd.api.types.is_numeric_dtype(frame[target]):
+    # Where semicolons separate, decimals mostly have commas: take what makes more numbers.
+    frame = max(
+        (read(dtype=kinds, decimal=mark, low_memory=False) for mark in decimals),
+        key=lambda frame: frame.select_dtypes("number").shape[1],
+    )
+    used = set(kept)
+    frame = frame.iloc[:, [at for at, name in enumerate(names) if name in used]]
+    frame.columns = pd.Index(kept)
+    if encoder is None and target in kept and pd.api.types.is_numeric_dtype(frame[target]):
         # Labels such as 007 are texts.
-        labels = pd.read_csv(path, usecols=[target], dtype=str, encoding="utf-8-sig")[target]
+        labels = read(usecols=[target], dtype=str)[target]
         if labels.str.match(r"[+-]?0\d").any():
             frame[target] = labels
     return frame
@@ -593,7 +696,7 @@ def _named(frame: DataFrame) -> DataFrame:
     frame = frame.rename(columns=str)
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()].unique()
-        raise ValueError(f"there is more than one column {_listed(twice)}: rename or remove them")
+        raise ValueError(f"there is more than one column {_listed(twice)}: rename them")
     return frame
 
 
@@ -641,7 +744,47 @@ def _kind(name: str, column: Series) -> str | None:
         return "numbers"
     if kind in ("string", "boolean", "categorical"):
         return "text"
-    raise ValueError(f"column {name!r} holds neither numbers nor text but {kind}: convert it")
+    raise ValueError(
+        f"column {name!r} holds neither numbers nor text but {kind}: convert it, or {_drop(name)}"
+    )
+
+
+def _check_text(name: str, column: Series) -> None:
+    """Refuse a column of text that was meant to be numbers, or that tells single rows apart."""
+    if _kind(name, column) != "text":
+        return
+    texts = _texts(column).dropna()
+    wrong = _no_numbers(texts)
+    numbers = len(texts) - len(_no_numbers(texts.str.replace(",", ".")))  # 1,5 was meant as one
+    if len(wrong) and numbers >= _NEARLY_ALL * len(texts):
+        raise ValueError(
+            f"column {name!r} is mostly numbers, but {len(wrong)} of {len(texts)} entries cannot "
+            f"be read so, first {_first(wrong)}: write numbers, leave these cells empty, or "
+            f"{_drop(name)}"
+        )
+    different = texts.nunique()
+    if different >= max(_FEW, _NEARLY_ALL * len(texts)):
+        raise ValueError(
+            f"column {name!r} has {different} different texts in {len(texts)} rows, as names and "
+            f"dates do, from which nothing can be learned: {_drop(name)}"
+        )
+
+
+def _no_numbers(column: Series) -> Series:
+    """Those entries of a column that cannot be read as numbers, as texts."""
+    import pandas as pd
+
+    texts = _texts(column).dropna()
+    return texts[pd.to_numeric(texts, errors="coerce").isna()]
+
+
+def _first(entries: Series) -> str:
+    """The first entry and its row, as people count."""
+    return f"{entries.iloc[0]!r} in row {entries.index[0] + 1}"
+
+
+def _drop(name: str) -> str:
+    return f"leave it out by --drop {shlex.quote(name)}"
 
 
 def _fit_column(name: str, column: Series) -> Numbers | Categories:

@@ -20,7 +20,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pseudograd.fleet import Outcome
-from pseudograd.report.summary import fraction, percent
+from pseudograd.report.summary import counted, fraction, percent
 from pseudograd.search import Cell, Comparison, paired_difference
 
 _WIDTH = 440
@@ -80,7 +80,7 @@ def interval(errors: Sequence[float]) -> tuple[float, float] | None:
     if len(errors) < 2:
         return None
     reach = paired_difference(list(errors), [0.0] * len(errors))
-    return max(reach.low, 0.0), reach.high
+    return max(reach.low, 0.0), min(reach.high, 1.0)
 
 
 # --- the figures ---------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def learning_curves(groups: Mapping[str, Sequence[Outcome]]) -> Markup:
         return x(epoch), y_of_log(math.log(max(100 * error, foot)))
 
     said = "; ".join(
-        f"k = {fraction(group[0].trial.k)}: {len(group)} networks, best after "
+        f"k = {fraction(group[0].trial.k)}: {counted(len(group), 'network')}, best after "
         f"{statistics.fmean(outcome.best_epoch for outcome in group):.0f} epochs on average"
         for group in groups.values()
     )

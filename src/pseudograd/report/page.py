@@ -9,6 +9,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -18,9 +19,10 @@ from markupsafe import Markup, escape
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.report import figures
 from pseudograd.report.figures import interval, signed
-from pseudograd.report.summary import fraction, percent
+from pseudograd.report.summary import baseline, counted, duration, fraction, percent
 from pseudograd.reproduce.rows import rows
 from pseudograd.search import Cell, Comparison, Protocol, compare, paired_difference
+from pseudograd.search.comparison import ByClass
 
 # How often each k was selected, by the number of hidden layers: all rows of the paper's Tables 1, 3
 # and 4 and of the two tables of its supplement.
@@ -51,7 +53,8 @@ def page(
         protocol: What was searched, and how.
         ledger: The outcomes so far.
         examples: Which training examples pull hardest (networks, edges, hardest), by the retrained
-            networks; None if the search is not finished.
+            networks, and test errors by_class of the one that is kept, if they are known; None if
+            the search is not finished.
 
     Example:
         >>> data = {"name": "digits", "sha256": "0f", "train_size": 1437, "test_size": 360,
@@ -66,9 +69,11 @@ def page(
 
     """
     _check(about)
-    found = _Findings(protocol, ledger)
+    found = _Findings(protocol, ledger, examples)
     k = found.chosen.k if found.chosen else 1.0
     headline, lead = _headline(found, about)
+    if found.warning:
+        headline = "No better than always giving one label"
     return render(
         "page.html",
         "page.js",
@@ -77,6 +82,7 @@ def page(
         command=escape(about["command"]),
         over=f"{about['data']['name']} · {_network(protocol.trial)}",
         headline=headline,
+        warning=_sentences(found.baseline, found.warning) if found.warning else None,
         lead=lead,
         k=fraction(k),
         kinds=_kinds(found),
@@ -133,7 +139,9 @@ def render(template: str, script: str | None = None, **values: object) -> str:
 class _Findings:
     """What a ledger holds for a protocol, finished or not."""
 
-    def __init__(self, protocol: Protocol, ledger: Outcomes) -> None:
+    def __init__(
+        self, protocol: Protocol, ledger: Outcomes, examples: Mapping[str, Any] | None
+    ) -> None:
         self.protocol, self.ledger = protocol, ledger
         self.wanted = protocol.wanted(ledger)
         self.cells = protocol.cells(ledger)
@@ -144,8 +152,14 @@ class _Findings:
             self.chosen, self.plain = protocol.chosen(ledger)
         self.selected = not self.wanted or self.wanted[0].split.retrain
         self.comparison: Comparison | None = None
+        self.baseline = self.warning = ""
         if not self.wanted:
-            self.comparison = compare(self.retrained(self.chosen), self.retrained(self.plain))
+            known = (examples or {}).get("by_class", ())
+            self.comparison = replace(
+                compare(self.retrained(self.chosen), self.retrained(self.plain)),
+                by_class=tuple(ByClass(**one) for one in known),
+            )
+            self.baseline, self.warning = baseline(self.comparison)
 
     def retrained(self, cell: Cell | None) -> list[Outcome]:
         """The final networks of a pair, those that there are."""
@@ -178,17 +192,18 @@ def _headline(found: _Findings, about: Mapping[str, Any]) -> tuple[str, list[str
             f"{percent(chosen.error)}% at a learning rate of {chosen.learning_rate:.3g}."
         )
         return f"Not finished yet: k = {k} leads", [text]
-    networks = _networks(len(comparison.chosen))
+    count = len(comparison.chosen)
+    networks = f"{_networks(count)} get{'s' * (count == 1)}"
     of_test = f"of the {about['data']['test_size']:,} test examples wrong"
     error = _mean(comparison.chosen, "error")
     if chosen.k == 1:
         text = (
             f"{selected}, the lowest of all that were tried: plain cross-entropy is the choice for "
-            f"this network and these data. Retrained, {networks} get {error}% {of_test}."
+            f"this network and these data. Retrained, {networks} {error}% {of_test}."
         )
         return "Keep k = 1", [text]
     text = (
-        f"{selected}. Retrained, {networks} get {error}% {of_test}; with k = 1 (rate "
+        f"{selected}. Retrained, {networks} {error}% {of_test}; with k = 1 (rate "
         f"{plain.learning_rate:.3g}) it is {_mean(comparison.plain, 'error')}%."
     )
     headline, verdict = _verdict(k, comparison)
@@ -236,28 +251,37 @@ def _answer(found: _Findings) -> dict[str, Any]:
     """The card below the headline."""
     comparison, chosen, plain = found.comparison, found.chosen, found.plain
     if comparison is None or chosen is None or plain is None:
-        return {"tiles": [], "differences": None}
-    k, differs = fraction(chosen.k), chosen.k != 1
+        return {"tiles": [], "differences": None, "by_class": []}
+    k, pairs = fraction(chosen.k), len(comparison.chosen)
+    words = {
+        "notes": _notes(found, comparison, chosen),
+        "by_class": [
+            (str(one.label), f"{one.count:,}", f"{one.wrong:,}", _share(one.wrong, one.count))
+            for one in comparison.by_class
+        ],
+    }
 
     def tile(name: str, value: str, fine: str, kind: str | None = None) -> dict[str, str | None]:
         return {"name": name, "value": value, "fine": fine, "kind": kind}
 
     def tested(cell: Cell, outcomes: Sequence[Outcome], kind: str) -> dict[str, str | None]:
         errors = [outcome.error for outcome in outcomes]
-        fine = f"rate {cell.learning_rate:.3g}, mean of {_networks(len(errors))}"
-        if len(errors) > 1:
-            fine += f", {100 * min(errors):.2f} to {100 * max(errors):.2f}"
+        fine = f"rate {cell.learning_rate:.3g}, "
+        if pairs == 1:
+            fine += "one network"
+        else:
+            fine += f"mean of {pairs} networks, {percent(min(errors))} to {percent(max(errors))}"
         value = f"{_mean(outcomes, 'error')}%"
         return tile(f"Test error with k = {fraction(cell.k)}", value, fine, kind)
 
     tiles = [tested(chosen, comparison.chosen, "chosen")]
-    if not differs:
+    if chosen.k == 1:
         entropy = _mean(comparison.chosen, "cross_entropy")
-        tiles.append(tile("Test cross-entropy", entropy, "mean of the same networks"))
-        return {"tiles": tiles, "differences": None, "notes": _notes(found, comparison, chosen)}
+        same = "mean of the same networks" if pairs > 1 else "of the same network"
+        tiles.append(tile("Test cross-entropy", entropy, same))
+        return {"tiles": tiles, "differences": None, **words}
     difference = comparison.error
     low, high = signed(100 * difference.low), signed(100 * difference.high)
-    pairs = len(comparison.chosen)
     tiles += [
         tested(plain, comparison.plain, "plain"),
         tile(
@@ -279,7 +303,7 @@ def _answer(found: _Findings) -> dict[str, Any]:
             "Rings are pairs of networks with the same seed and folds; the dot is their mean"
             + (", the bar its 95% interval." if pairs > 1 else ".")
         ),
-        "notes": _notes(found, comparison, chosen),
+        **words,
     }
 
 
@@ -287,6 +311,8 @@ def _notes(found: _Findings, comparison: Comparison, chosen: Cell) -> list[str]:
     """What else a careful reader should know."""
     protocol, notes = found.protocol, []
     k, pairs = fraction(chosen.k), len(comparison.chosen)
+    if found.baseline and not found.warning:
+        notes.append(_sentences(found.baseline))
     if chosen.k != 1:
         one, other = (
             _mean(group, "cross_entropy") for group in (comparison.chosen, comparison.plain)
@@ -341,10 +367,14 @@ def _notes(found: _Findings, comparison: Comparison, chosen: Cell) -> list[str]:
     final = {*comparison.chosen, *comparison.plain}
     cut = sum(outcome.stopped_by == "limit" for outcome in final)
     if cut:
+        some = (
+            "The final network" if len(final) == 1 else f"{cut} of the {len(final)} final networks"
+        )
+        verb, them = ("was", "it") if cut == 1 else ("were", "them")
         notes.append(
-            f"{cut} of the {len(final)} final networks were still learning when the limit of "
-            f"{protocol.trial.max_epochs} epochs stopped them; with more epochs the result may be "
-            "another."
+            f"{some} {verb} still learning when the limit of "
+            f"{counted(protocol.trial.max_epochs, 'epoch')} stopped {them}; with more epochs the "
+            "result may be another."
         )
     notes.append(
         "The test set was not looked at before k and the learning rate were selected, and was not "
@@ -508,6 +538,8 @@ def _driving(about: Mapping[str, Any], examples: Mapping[str, Any] | None) -> di
             f"The {len(hardest)} whose label gets the least probability p with the chosen k. "
             "Wrong labels gather here, so look at them: a k below 1 makes them count for less, a k "
             "above 1 for more."
+            + " Rows are those of the file; the first row of data is row 1."
+            * any(example.get("row_number") for example in examples["hardest"])
         ),
     }
 
@@ -515,7 +547,9 @@ def _driving(about: Mapping[str, Any], examples: Mapping[str, Any] | None) -> di
 def _example(
     example: Mapping[str, Any], data: Mapping[str, Any], networks: Mapping[str, Any]
 ) -> dict[str, Any]:
-    given = [f"p = {_probability(1 - example['lacking'])}"]
+    number = example.get("row_number")  # runs of earlier versions have none
+    given = [f"row {number}"] if number else []
+    given.append(f"p = {_probability(1 - example['lacking'])}")
     if "plain" in networks:
         given.append(f"k = 1: p = {_probability(1 - example['lacking_plain'])}")
     row = [(str(name), str(value)) for name, value in (example["row"] or {}).items()]
@@ -537,11 +571,13 @@ def _example(
 def _facts(about: Mapping[str, Any], protocol: Protocol, ledger: Outcomes) -> list[tuple[str, str]]:
     data, trial = about["data"], protocol.trial
     training = [
-        f"{trial.optimizer}" + (f", momentum {trial.momentum:g}" if trial.momentum else ""),
+        trial.optimizer,
+        # Of the others it is no part.
+        *([f"momentum {trial.momentum:g}"] if trial.momentum and trial.optimizer == "sgd" else []),
         f"batches of {trial.batch_size}",
         f"features in [{trial.feature_range[0]:g}, {trial.feature_range[1]:g}]",
         f"patience {trial.patience}",
-        f"at most {trial.max_epochs} epochs",
+        f"at most {counted(trial.max_epochs, 'epoch')}",
         *([f"gradients clipped at {trial.clip:g}"] if trial.clip else []),
     ]
     stratified = ", folds with equal shares of classes" if trial.split.stratified else ""
@@ -552,15 +588,16 @@ def _facts(about: Mapping[str, Any], protocol: Protocol, ledger: Outcomes) -> li
         ("SHA-256 of the data", data["sha256"]),
         ("Network", _network(trial)),
         ("Training", ", ".join(training)),
-        ("Search", f"k in {', '.join(map(fraction, protocol.ks))}; {protocol.repetitions} "
-                   f"repetitions of each pair of k and rate, {protocol.retrainings} final "
-                   f"networks, {len(ledger):,} trials{stratified}"),
+        ("Search", f"k in {', '.join(map(fraction, protocol.ks))}; "
+                   f"{counted(protocol.repetitions, 'repetition')} of each pair of k and rate, "
+                   f"{counted(protocol.retrainings, 'final network')}, {len(ledger):,} trials"
+                   f"{stratified}"),
         ("Seed", str(about["seed"])),
         ("Versions", ", ".join(f"{name} {of}" for name, of in about["versions"].items())),
         ("Commit", about["commit"] or "not known"),
         ("Hardware", f"{about['hardware']} ({', '.join(about['devices'])})"),
         ("Started", about["started"]),
-        ("Computing time", _duration(about["seconds"])),
+        ("Computing time", duration(about["seconds"])),
     ]  # fmt: skip
 
 
@@ -610,6 +647,10 @@ def _mean(outcomes: Sequence[Outcome], name: str) -> str:
     return f"{mean:.3f}" if math.isfinite(mean) else "infinite"
 
 
+def _share(part: int, whole: int) -> str:
+    return percent(part / whole) if whole else "–"
+
+
 def _p(p: float) -> str:
     return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
 
@@ -629,11 +670,8 @@ def _slider(k: float) -> dict[str, Any]:
     return {"low": low, "high": high, "at": f"{math.log2(k):.4f}", **ends}
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+def _sentences(*texts: str) -> str:
+    return " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
 
 
 def _unbroken(value: object) -> object:

@@ -10,7 +10,7 @@ from importlib import resources
 from markupsafe import Markup
 
 from pseudograd.report.figures import Drawing, Scale, round_numbers, scale, signed
-from pseudograd.report.summary import fraction
+from pseudograd.report.summary import counted, fraction
 from pseudograd.search import Difference
 
 _PANEL, _GAP, _LEFT = 270, 40, 46
@@ -19,14 +19,14 @@ _PANEL, _GAP, _LEFT = 270, 40, 46
 def selected_k(
     ours: Mapping[int, Mapping[float, int]], paper: Mapping[int, Mapping[float, int]]
 ) -> Markup:
-    """Draw how often each k was selected, by depth, ours beside the paper's.
+    """Draw how often each k was selected, by depth, ours beside the paper's of the same rows.
 
     Args:
         ours: By the number of hidden layers and k, how often.
         paper: The same for the paper.
 
     Example:
-        >>> selected_k({1: {0.5: 2}}, {1: {0.5: 1, 0.25: 2}})[:4]
+        >>> selected_k({1: {0.5: 3}}, {1: {0.5: 1, 0.25: 2}})[:4]
         Markup('<svg')
 
     """
@@ -34,16 +34,16 @@ def selected_k(
     most = max(times for counts in (*ours.values(), *paper.values()) for times in counts.values())
     height = scale(0, most, 0, floor - top)
     said = "; ".join(
-        f"{_layers(depth)}: "
+        f"{counted(depth, 'hidden layer')}: "
         + ", ".join(
-            f"k = {fraction(k)} {ours.get(depth, {}).get(k, 0)} and {paper[depth].get(k, 0)}"
-            for k in _ks(ours.get(depth, {}), paper[depth])
+            f"k = {fraction(k)} {ours[depth].get(k, 0)} and {paper[depth].get(k, 0)}"
+            for k in _ks(ours[depth], paper[depth])
         )
         for depth in paper
     )
     drawing = Drawing(
         floor + 44,
-        f"How often each k was selected, ours and the paper’s. {said}.",
+        f"How often each k was selected in the same rows, ours and the paper’s. {said}.",
         _width(len(paper)),
     )
     for left, style, words in ((0, "bar chosen", "ours"), (70, "paper", "the paper")):
@@ -51,15 +51,16 @@ def selected_k(
         drawing.text(left + 20, 14, words)
     for number, depth in enumerate(paper):
         left = _left(number)
-        ks = _ks(ours.get(depth, {}), paper[depth])
-        drawing.text(left, 42, f"{_layers(depth)}, rows by selected k", "soft")
+        ks = _ks(ours[depth], paper[depth])
+        rows = counted(sum(paper[depth].values()), "row")
+        drawing.text(left, 42, f"{counted(depth, 'hidden layer')}, {rows} by selected k", "soft")
         drawing.line([(left, floor), (left + _PANEL, floor)], "axis")
         column = _PANEL / len(ks)
         for place, k in enumerate(ks):
             middle = left + column * (place + 0.5)
             drawing.text(middle, floor + 18, fraction(k), "middle")
             for counts, x, style in (
-                (ours.get(depth, {}), middle - 14, "bar chosen"),
+                (ours[depth], middle - 14, "bar chosen"),
                 (paper[depth], middle, "paper"),
             ):
                 if times := counts.get(k, 0):
@@ -82,7 +83,7 @@ def error_against_k(curves: Mapping[int, Mapping[float, Difference]]) -> Markup:
     """
     top, floor = 56, 236
     said = "; ".join(
-        f"{_layers(depth)}: "
+        f"{counted(depth, 'hidden layer')}: "
         + ", ".join(f"k = {fraction(k)} {signed(mean.mean)}%" for k, mean in curve.items())
         for depth, curve in curves.items()
     )
@@ -98,7 +99,7 @@ def error_against_k(curves: Mapping[int, Mapping[float, Difference]]) -> Markup:
         ticks = round_numbers(ends, 4)
         y = scale(ticks[0], ticks[-1], floor, top)
         x = _log_scale(list(curve), left + 20, left + _PANEL - 20)
-        drawing.text(left, 40, _layers(depth), "soft")
+        drawing.text(left, 40, counted(depth, "hidden layer"), "soft")
         for tick in ticks:
             drawing.line([(left, y(tick)), (left + _PANEL, y(tick))], "grid" if tick else "zero")
             drawing.text(left - 8, y(tick) + 4, signed(tick, "g"), "end")
@@ -189,10 +190,6 @@ def _left(panel: int) -> int:
 
 def _ks(*counts: Mapping[float, int]) -> list[float]:
     return sorted({k for group in counts for k in group} | {1.0})
-
-
-def _layers(depth: int) -> str:
-    return f"{depth} hidden layer" + "s" * (depth != 1)
 
 
 def _reach(mean: Difference) -> tuple[float, float]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 
-from pseudograd.search import Cell, Difference, Result, Run, result
+from pseudograd.search import Cell, Comparison, Difference, Result, Run, result
 
 
 def fraction(k: float) -> str:
@@ -35,6 +36,89 @@ def percent(share: float, digits: int = 2) -> str:
 
     """
     return f"{100 * share:.{digits}f}" if math.isfinite(share) else "-"
+
+
+def counted(count: int, noun: str) -> str:
+    """Write how many there are of something.
+
+    Args:
+        count: The number.
+        noun: For one of them.
+
+    Example:
+        >>> counted(1, "network"), counted(5000, "network")
+        ('1 network', '5,000 networks')
+
+    """
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
+def duration(seconds: float) -> str:
+    """Write a time as people say it.
+
+    Args:
+        seconds: The time.
+
+    Example:
+        >>> duration(59), duration(61), duration(7300)
+        ('59 s', '1 min 1 s', '2 h 1 min')
+
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def baseline(comparison: Comparison) -> tuple[str, str]:
+    """Say what always giving the commonest label would get, and warn if that is no worse.
+
+    Args:
+        comparison: Of a finished search; there is nothing to say where it has no ``by_class``.
+
+    Returns:
+        A sentence, and the warning or nothing.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.search import compare
+        >>> from pseudograd.search.comparison import ByClass
+        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> outcome = Outcome(trial, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
+        >>> classes = (ByClass("ham", 3, 0), ByClass("spam", 1, 1))
+        >>> said, warning = baseline(replace(compare([outcome], [outcome]), by_class=classes))
+        >>> said
+        "always answering 'ham', the commonest label of the test part, would get 25.00% wrong"
+        >>> warning.split(". ")[0]
+        "the network that is kept is no better than that, and gets only 'ham' right"
+
+    """
+    classes = comparison.by_class
+    if not classes:
+        return "", ""
+    commonest = max(classes, key=lambda one: one.count)
+    count, kept = sum(one.count for one in classes), sum(one.wrong for one in classes)
+    missed = count - commonest.count
+    said = (
+        f"always answering '{commonest.label}', the commonest label of the test part, would get "
+        f"{percent(missed / count)}% wrong"
+    )
+    mean = statistics.fmean(len(outcome.wrong or ()) for outcome in comparison.chosen)
+    if not missed or max(mean, kept) < missed:
+        return said, ""
+    problem = "the final networks are on average no better than that"
+    if kept >= missed:
+        problem = "the network that is kept is no better than that"
+    right = [one.label for one in classes if one.wrong < one.count]
+    if len(right) == 1:  # so that it cannot be better
+        problem += f", and gets only '{right[0]}' right"
+    return said, (
+        f"{problem}. Where a label is rare, give its examples more weight (sample_weight of "
+        "TunableMLPClassifier.fit) and judge by another measure than the error; else more data, or "
+        "columns that tell more, may help"
+    )
 
 
 def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
@@ -101,13 +185,16 @@ def summary(found: Result) -> str:
         sum(outcome.cross_entropy for outcome in group) / networks
         for group in (comparison.chosen, comparison.plain)
     )
-    count = f"{networks} network" + "s" * (networks > 1)
+    count = counted(networks, "network")
+    said, warning = baseline(comparison)
+    last = [said] * bool(said) + [f"warning: {warning}"] * bool(warning)
     if chosen == plain:
         lines.append(f"test error {percent(error)}%, cross-entropy {value:.3f} ({count})")
         lines.append(
             "k = 1, cross-entropy itself, is the choice: there is nothing to compare it with"
         )
-        return "\n".join(lines)
+        return "\n".join(lines + last)
+    times = "once" if networks == 1 else f"{networks} times"
     lines += [
         f"test error {percent(error)}%, at k = 1 {percent(plain_error)}% ({count} each): "
         + _interval(comparison.error, 100, "points"),
@@ -115,12 +202,12 @@ def summary(found: Result) -> str:
         + _interval(comparison.cross_entropy, 1, ""),
         f"of the predictions that differ, {comparison.only_chosen_right} are right at "
         f"k = {fraction(chosen.k)} alone, {comparison.only_plain_right} at k = 1 alone "
-        f"(McNemar's test: p = {comparison.mcnemar_p:.2g}, each example counted {networks} times)",
+        f"(McNemar's test: p = {comparison.mcnemar_p:.2g}, each example counted {times})",
         f"of the test examples, {comparison.better_on} are right more often at "
         f"k = {fraction(chosen.k)}, {comparison.worse_on} at k = 1 "
         f"(sign test: p = {comparison.sign_p:.2g})",
     ]
-    return "\n".join(lines)
+    return "\n".join(lines + last)
 
 
 def table_of_runs(runs: Iterable[Run]) -> str:

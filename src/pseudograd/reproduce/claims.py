@@ -496,3 +496,29 @@ def judge(claim: Claim, points: Sequence[Point]) -> Judgement:
     """
     points = [point for point in points if point.row.hidden_layers in claim.depths]
     return claim.apply(points) if points else Judgement(OPEN, 0, "no row is finished")
+
+
+def can_be_confirmed(claim: Claim, points: Iterable[Point]) -> bool:
+    """Tell whether there are rows enough to confirm a claim, if only all were as the paper claims.
+
+    Args:
+        claim: The claim.
+        points: All rows; what came of them does not matter.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import rows
+        >>> can_be_confirmed(CLAIMS[0], paper_points(rows("table1", "svhn*")))  # three of them
+        False
+
+    """
+    rows = [point.row for point in points]
+
+    def wished(row: Row, middle: float) -> Point:
+        k = {1: 0.25, 3: middle, 5: 4.0}[row.hidden_layers]
+        return Point(row, k, k, error=-1.0, cross_entropy=1.0 if row.hidden_layers == 1 else -1.0)
+
+    # With three hidden layers k should be near 1, but where it is 1 there is nothing to compare.
+    return any(
+        judge(claim, [wished(row, middle) for row in rows]).verdict == CONFIRMED
+        for middle in (1.0, 2.0)
+    )

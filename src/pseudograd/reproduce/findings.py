@@ -398,3 +398,24 @@ def untried_rates(finding: Finding) -> dict[float, tuple[float, ...]]:
         for at, cell in enumerate(best)
     }  # fmt: skip
     return {k: rates for k, rates in found.items() if rates}
+
+
+def apart_from_1(finding: Finding) -> bool:
+    """Tell whether k = 1 was never tried at the selected k's rate.
+
+    What the two differ in may then be, in part, the rate's doing.
+
+    Args:
+        finding: A finished experiment.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from pseudograd.search import Cell
+        >>> half, one = Cell(0.5, 0.1, (0.2,)), Cell(1.0, 0.2, (0.3,))
+        >>> search = Result((half, one), (half, one), half, one, (), (), None)
+        >>> apart_from_1(Finding(experiments(rows("table1"))[0], search, ((), ())))
+        True
+
+    """
+    chosen = finding.result.chosen.learning_rate
+    return all(c.learning_rate != chosen for c in finding.result.cells if c.k == 1)

@@ -213,6 +213,31 @@ def experiments(rows: Iterable[Row]) -> list[Experiment]:
     return found
 
 
+def select(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
+    """Give the experiment of a name, or else those whose rows' names match a pattern.
+
+    Args:
+        experiments: From which.
+        pattern: A name, or a pattern as for `rows`.
+
+    Example:
+        >>> some = experiments(rows("table1"))
+        >>> [experiment.name for experiment in select(some, "mnist 1x400 m0.5 [0,1]")]
+        ['mnist 1x400 m0.5 [0,1]']
+        >>> [experiment.name for experiment in select(some, "mnist 1x800*")]
+        ['mnist 1x800 m0.5', 'mnist 1x800 m0.5 [0,1]']
+
+    """
+    found = [experiment for experiment in experiments if experiment.name == pattern]
+    found = found or [e for e in experiments if fnmatch.fnmatchcase(e.row.name, pattern)]
+    if not found:
+        raise ValueError(
+            f"rows {pattern!r} match no row that is asked for: names are like "
+            f"{paper_rows()[0].name!r}, and * stands for anything"
+        )
+    return found
+
+
 def by_network(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
     """Group experiments that differ in nothing but the momentum: they are trained together.
 

@@ -33,12 +33,15 @@ _SECONDS_BETWEEN_NOTES = 5.0
 
 
 def ledger_of(folder: Path, network: str, data_hash: str | None = None) -> Ledger:
-    """Open the ledger of a network.
+    """Open the ledger of a network, all of whose outcomes are on the same data.
 
     Args:
         folder: Of all ledgers.
         network: Its name, as `Experiment.network` has it.
-        data_hash: Of its data set; lines of other data are set aside.
+        data_hash: Of the data set that more outcomes will be on.
+
+    Raises:
+        ValueError: If there are outcomes on other data.
 
     Example:
         >>> ledger_of(Path("results"), "mnist 1x400 tanh [0,1]").path.name
@@ -46,7 +49,21 @@ def ledger_of(folder: Path, network: str, data_hash: str | None = None) -> Ledge
 
     """
     name = re.sub(r"[^\w]+", "-", network).strip("-") + ".jsonl"
-    return Ledger(folder / name, data_hash)
+    ledger = Ledger(folder / name, data_hash)
+    text = ledger.path.read_text("utf-8", errors="replace") if ledger.path.exists() else ""
+    noted = sorted({*re.findall('"data_hash": "([^"]*)"', text)} - {ledger.data_hash})
+    if noted and data_hash:
+        raise ValueError(
+            f"{ledger.path} has outcomes on other data, whose hash begins with "
+            f"{' or '.join(noted)}, and not with {ledger.data_hash}: use that data, or name "
+            "another folder"
+        )
+    if len(noted) > 1:
+        raise ValueError(
+            f"{ledger.path} has outcomes on different data, whose hashes begin with "
+            f"{' and '.join(noted)}: keep the lines of one of them"
+        )
+    return ledger
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,8 @@ class Clock:
         >>> clock.note("mnist 1x400", 30.0)
         >>> clock.suffices("mnist 1x400"), clock.suffices("mnist 3x800")  # six times the work
         (True, False)
+        >>> clock.is_over()
+        False
 
     """
 
@@ -118,12 +137,16 @@ class Clock:
     def suffices(self, network: str) -> bool:
         """Whether a trial of a network that is begun now ends in time, if it is like the others.
 
-        While nothing is known, it does.
+        While nothing is known, it does until the time is over.
         """
         with self._lock:
             means = {other: statistics.fmean(took) for other, took in self._took.items()}
         guesses = [_cost(network) / _cost(other) * mean for other, mean in means.items()]
-        return time.monotonic() + means.get(network, max(guesses, default=-math.inf)) <= self.end
+        return time.monotonic() + means.get(network, max(guesses, default=0.0)) <= self.end
+
+    def is_over(self) -> bool:
+        """Whether no time is left."""
+        return time.monotonic() > self.end
 
 
 class Shares:
@@ -168,14 +191,16 @@ class _Queue(deque[Trial]):
     left after every epoch.
     """
 
-    def __init__(self, trials: Iterable[Trial], stopped: threading.Event) -> None:
+    def __init__(self, trials: Iterable[Trial], clock: Clock) -> None:
         super().__init__(trials)
-        self.stopped = stopped
+        self.clock = clock
         self.taken: dict[Trial, float] = {}
 
     def __len__(self) -> int:
-        if self.stopped.is_set():
+        if self.clock.stopped.is_set():
             raise _Stopped
+        if self.clock.is_over():
+            raise TimeIsUp
         return super().__len__()
 
     def popleft(self) -> Trial:
@@ -190,8 +215,9 @@ def run_network(
     """Run what the rows of one network want until they want nothing more.
 
     When the time is too short for one more trial, those under way are the last of the search; rows
-    whose search is over are then finished as far as possible. A row's next trials go before what
-    waits of others, so that rows end one after the other.
+    whose search is over are then finished as far as possible. What has not ended when the time is
+    over is lost. A row's next trials go before what waits of others, so that rows end one after the
+    other.
 
     Args:
         protocols: Of each row.
@@ -200,7 +226,7 @@ def run_network(
         clock: The time there is; unlimited unless given.
 
     Raises:
-        TimeIsUp: If trials were left out for want of time.
+        TimeIsUp: If trials were left out, or not ended, for want of time.
 
     Example:
         >>> import tempfile
@@ -226,13 +252,14 @@ def run_network(
             if not retrain:
                 raise TimeIsUp
         some = (trial for trial in wanted if trial.split.retrain == retrain)
-        queue = _Queue(some, clock.stopped)
+        queue = _Queue(some, clock)
         asked = set(queue)
         # No row asks for more before all trials of one of its k are done.
         under_way = Counter((wanted[trial], trial.k) for trial in queue)
         for outcome in run(queue):
             experiment = wanted[outcome.trial]
             ledger.append(_thinned(outcome))
+            # By patience: trials of the sweep, which end by their limit, are too short to tell.
             if outcome.trial in queue.taken and outcome.stopped_by == "patience":
                 clock.note(network, time.monotonic() - queue.taken[outcome.trial])
             under_way[experiment, outcome.trial.k] -= 1
@@ -284,6 +311,7 @@ def reproduce(
     time_limit: float | None = None,
     at_once: int = 1,
     workplace: Callable[[], AbstractContextManager[object]] = nullcontext,
+    begin: Callable[[str, Ledger, int], None] = lambda *_: None,
     watch: Callable[[Step], None] = lambda _: None,
 ) -> None:
     """Run some of the paper's experiments, or what is left of them.
@@ -300,7 +328,9 @@ def reproduce(
             that those under way can end; those that do not are lost.
         at_once: How many networks may be under way, each in a thread of its own.
         workplace: Makes what such a thread works in, such as a stream of its own on a GPU.
-        watch: Called after each trial, by one thread at a time.
+        begin: Called when a network begins, with its name, its ledger, and how many trials are
+            wanted now.
+        watch: Called after each trial, as ``begin`` by one thread at a time.
 
     Raises:
         TimeIsUp: If the time was over before the end.
@@ -323,11 +353,12 @@ def reproduce(
         """What is left to run, each when its turn has come."""
         for network, group in by_network(experiments).items():
             protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
-            if not _wanted(protocols, ledger_of(folder, network)):
+            data = open_data(group[0].row.data)  # first: what is known may be of other data
+            if not _wanted(protocols, ledger_of(folder, network, data.sha256)):
                 continue
             if not clock.suffices(network):
                 raise TimeIsUp
-            yield network, protocols, open_data(group[0].row.data)
+            yield network, protocols, data
 
     left, turn = networks(), threading.Lock()
     reasons: list[BaseException] = []  # of threads that did not come to the end
@@ -359,15 +390,16 @@ def reproduce(
             notes.of(network, data) as log,
             closing(run_network(protocols, ledger, runner(data), clock)) as steps,
         ):
+            with notes.lock:
+                begin(network, ledger, len(_wanted(protocols, ledger)))
             for step in steps:
                 with notes.lock:
                     log["trials"] += 1
                     log["epochs"] += step.outcome.epochs
                     watch(step)
-                    now = time.monotonic()
-                    if now > clock.end:
+                    if clock.is_over():  # a cluster does not look how many are left
                         raise TimeIsUp
-                    if now - notes.written > _SECONDS_BETWEEN_NOTES:
+                    if time.monotonic() - notes.written > _SECONDS_BETWEEN_NOTES:
                         notes.write()
 
     with ThreadPoolExecutor(at_once, "network") as pool:  # which is left when all have ended
@@ -502,7 +534,12 @@ def sessions(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as problem:
         raise ValueError(f"{path} is not a manifest ({problem})") from problem
+    needed = {"started", "seconds", "hardware", "versions", "commit", "data", "networks"}
+    if not isinstance(found, list) or not all(
+        isinstance(session, dict) and session.keys() >= needed for session in found
+    ):
+        raise ValueError(f"{path} is not a manifest (it is JSON, but not a list of sessions)")
     return found

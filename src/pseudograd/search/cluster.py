@@ -249,7 +249,7 @@ def _imported_ray() -> Any:
     try:
         import ray
     except ImportError as problem:
-        raise ImportError("a cluster needs Ray: pip install 'pseudograd[ray]'") from problem
+        raise ImportError("a cluster needs Ray: pip install '.[ray]' in a checkout") from problem
     return ray
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pseudograd.fleet import Outcome
@@ -32,6 +33,26 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class ByClass:
+    """The test examples of one class, and how many of them a network gets wrong.
+
+    Attributes:
+        label: The class, as the user calls it.
+        count: Its test examples.
+        wrong: Those that the network gets wrong.
+
+    Example:
+        >>> ByClass("spam", count=10, wrong=3).wrong
+        3
+
+    """
+
+    label: str | int | bool
+    count: int
+    wrong: int
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Networks of the chosen k beside those of k = 1, pair by pair of equal seeds.
 
@@ -47,6 +68,8 @@ class Comparison:
         better_on: Test examples that more networks of the choice get right than of k = 1.
         worse_on: Those that fewer do.
         sign_p: The probability of so uneven a split of these by chance (exact sign test).
+        by_class: What the network that is kept gets wrong, class by class; empty where the labels
+            of the test set are not at hand.
 
     Example:
         >>> from pseudograd.fleet import Trial
@@ -68,6 +91,13 @@ class Comparison:
     better_on: int
     worse_on: int
     sign_p: float
+    by_class: tuple[ByClass, ...] = ()
+
+    @property
+    def kept(self) -> Outcome:
+        """The network of the choice that becomes the model."""
+        # By the early-stopping error: choosing by the test error would spoil that.
+        return min(self.chosen, key=lambda outcome: outcome.stop_error)
 
 
 def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
@@ -109,6 +139,28 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
         worse_on=worse_on,
         sign_p=_by_chance(better_on, worse_on),
     )
+
+
+def by_class(
+    outcome: Outcome, labels: Sequence[int], names: Sequence[str | int | bool]
+) -> tuple[ByClass, ...]:
+    """Count what a network gets wrong of each class of the test set.
+
+    Args:
+        outcome: Of the network, with the test examples it got wrong.
+        labels: Of the test examples, as numbers from 0.
+        names: What the user calls the classes.
+
+    Example:
+        >>> from pseudograd.fleet import Trial
+        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> outcome = Outcome(trial, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
+        >>> by_class(outcome, [0, 1, 0, 0], ["ham", "spam"])
+        (ByClass(label='ham', count=3, wrong=0), ByClass(label='spam', count=1, wrong=1))
+
+    """
+    counts, wrong = Counter(labels), Counter(labels[at] for at in outcome.wrong or ())
+    return tuple(ByClass(name, counts[at], wrong[at]) for at, name in enumerate(names))
 
 
 def paired_difference(first: list[float], second: list[float]) -> Difference:

@@ -65,6 +65,7 @@ def difficulty(
     for at in lacking[first].argsort(descending=True, stable=True)[:_SHOWN].tolist():
         example = {
             "index": at,
+            "row_number": None if data.rows is None else int(data.rows[at]),
             "label": int(labels[at]),
             "predicted": int(predicted[first][at]),
             "lacking": round(float(lacking[first][at]), 6),

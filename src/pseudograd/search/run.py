@@ -10,10 +10,11 @@ import contextlib
 import datetime
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pseudograd.data import Dataset, Encoder
 from pseudograd.environment import session
 from pseudograd.files import UNFINISHED, write_whole
 from pseudograd.fleet import Network, Outcome, Trial
+from pseudograd.search.comparison import by_class
 from pseudograd.search.difficulty import difficulty
 from pseudograd.search.ledger import Ledger, locked, trial_from_fields, writing
 from pseudograd.search.protocol import Protocol
@@ -84,6 +86,7 @@ class Run:
             "labels": list(encoder.labels),
             "pixels": None if encoder.pixels is None else list(encoder.pixels),
             "target": encoder.target,
+            "columns": encoder.taken_for,
             # Other units or names can make the same features.
             "encoder": _digest(encoder.to_json()),
         }
@@ -139,23 +142,33 @@ class Run:
 
     @property
     def examples(self) -> dict[str, Any] | None:
-        """What `difficulty` told of the examples; None before the search is over."""
+        """What the model does with the examples: what `difficulty` tells, and errors by class.
+
+        None before the search is over.
+        """
         path = self.folder / "examples.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     @property
     def about(self) -> dict[str, Any]:
-        """What stands beside the figures, from the latest session, with the time of all."""
+        """What stands beside the figures; where sessions that ran trials differ, of all of them."""
         if not self.sessions:
             raise ValueError(f"{self.folder} holds a run that was never started: start it")
-        latest = self.sessions[-1]
-        seconds = sum(one["seconds"] for one in self.sessions)
+        ran = [one for one in self.sessions if one["trials"]] or self.sessions
+        versions: dict[str, list[str]] = {}
+        for one in ran:
+            for name, version in one["versions"].items():
+                versions.setdefault(name, []).append(version)
         return {
-            **latest,
-            "seconds": seconds,
+            "command": _joined("\n", (one["command"] for one in ran)),
+            "versions": {name: _joined(" and ", found) for name, found in versions.items()},
+            "commit": _joined(", ", (one["commit"] for one in ran)),
+            "hardware": _joined("; ", (one["hardware"] for one in ran)),
+            "devices": list(dict.fromkeys(device for one in ran for device in one["devices"])),
+            "started": self.sessions[0]["started"],
+            "seconds": sum(one["seconds"] for one in self.sessions),
             "seed": self.protocol.seed,
             "data": self.data,
-            "sessions": self.sessions,
         }
 
     @contextlib.contextmanager
@@ -235,7 +248,7 @@ def tune(
     with run.session(command, list(devices)) as noted_down:
         ledger = run.ledger
         trained = {}
-        noted = time.monotonic()
+        noted = -math.inf  # at the first trial, so that it is known of a session that is killed
         for progress in advance(run.protocol, ledger, runner):
             noted_down["trials"] += 1
             if progress.outcome.trial.split.retrain:
@@ -245,6 +258,10 @@ def tune(
                 noted = time.monotonic()
             watch(progress)
         found = result(run.protocol, ledger)
+        labels = data.labels[data.train_size :].tolist()
+        comparison = found.comparison
+        comparison = replace(comparison, by_class=by_class(comparison.kept, labels, encoder.labels))
+        found = replace(found, comparison=comparison)
         if not run.finished:
             _save_model(run, data, encoder, runner, found, trained)
     return found
@@ -259,11 +276,8 @@ def _save_model(
     trained: dict[Trial, Outcome],
 ) -> None:
     """Save the best network of the choice, and what it and the best of k = 1 find difficult."""
-    # By the early-stopping error: choosing by the test error would spoil that.
-    best = [
-        min(group, key=lambda outcome: outcome.stop_error)
-        for group in (found.comparison.chosen, found.comparison.plain)
-    ]
+    comparison = found.comparison
+    best = [comparison.kept, min(comparison.plain, key=lambda outcome: outcome.stop_error)]
     # Those of an earlier session are trained again: the ledger keeps no weights.
     lost = {outcome.trial: None for outcome in best if outcome.trial not in trained}
     if lost:
@@ -276,7 +290,9 @@ def _save_model(
     with writing(run.folder / "model.safetensors"):
         chosen.save(run.folder / "model.safetensors")
     networks = {"chosen": (found.chosen.k, chosen), "plain": (found.plain.k, plain)}
-    _write_json(run.folder / "examples.json", difficulty(networks, data, encoder))
+    examples = difficulty(networks, data, encoder)
+    examples["by_class"] = [asdict(one) for one in comparison.by_class]
+    _write_json(run.folder / "examples.json", examples)
     # The last of the files: once it is there, all are.
     outcome = trained[best[0].trial]
     _write_json(
@@ -337,6 +353,11 @@ def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _joined(separator: str, texts: Iterable[str]) -> str:
+    """Different texts as one, in the order they came."""
+    return separator.join(dict.fromkeys(texts))
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[tuple[str, Any, Any]]:
