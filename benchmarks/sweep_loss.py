@@ -26,6 +26,7 @@ from pseudograd.loss.operators import Rows
 ROWS = (
     (torch.bfloat16, 8192, 131072),
     (torch.bfloat16, 4096, 262144),
+    (torch.bfloat16, 8192, 50257),
     (torch.bfloat16, 8192, 32000),
     (torch.float32, 4096, 131072),
     (torch.float32, 8192, 32000),
