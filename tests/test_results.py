@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,7 +23,7 @@ from pseudograd.reproduce.claims import CLAIMS, judge, paper_points
 from pseudograd.reproduce.findings import Finding, Reproduction, read
 from pseudograd.reproduce.rows import Experiment, experiments, rows, select
 from pseudograd.reproduce.toy import ToyRun, write_csv
-from pseudograd.search import Cell
+from pseudograd.search import Cell, Result
 
 ROOT = Path(__file__).parents[1]
 SOME = experiments(rows("all", "*x400 m0.5"))  # 12 rows of all data sets and depths
@@ -302,24 +303,34 @@ def test_nothing_was_run_yet(tmp_path: Path) -> None:
     assert lines_of(text, "3")[0][2:] == ["open", "confirmed"]
 
 
-def test_ties_and_open_rates_are_marked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def text_with(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Result], Result]
+) -> tuple[str, str]:
+    """The document if the search of one row had ended otherwise; and that row's name."""
     marked = Experiment(rows("table1", "cifar10 1x400*")[0])
 
-    def read_marked(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
+    def read_changed(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
         found = read(experiments, folder, smoke=smoke)
         finding = found.found[marked]
         assert isinstance(finding, Finding)
-        same_k = replace(finding.result.chosen, learning_rate=0.5)
-        ties = (Cell(0.125, 0.1, same_k.errors), same_k)
-        again = replace(finding, result=replace(finding.result, ties=ties, open_ks=(4.0,)))
-        return replace(found, found={**found.found, marked: again}, unread=3)
+        changed = replace(finding, result=change(finding.result))
+        return replace(found, found={**found.found, marked: changed}, unread=3)
 
-    monkeypatch.setattr(results, "read", read_marked)
-    text = documents(SOME, folder)[folder.parent / "RESULTS.md"]
-    assert lines_of(text, marked.name, "## The tables")[0][1] == "1/4†‡ (1/4)"
+    monkeypatch.setattr(results, "read", read_changed)
+    return documents(SOME, folder)[folder.parent / "RESULTS.md"], marked.name
+
+
+def test_ties_and_open_rates_are_marked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_ties(result: Result) -> Result:
+        same_k = replace(result.chosen, learning_rate=0.5)
+        ties = (Cell(0.125, 0.1, same_k.errors), same_k)
+        return replace(result, ties=ties, open_ks=(4.0,))
+
+    text, marked = text_with(folder, monkeypatch, with_ties)
+    assert lines_of(text, marked, "## The tables")[0][1] == "1/4†‡ (1/4)"
     assert lines_of(text, "svhn 1x400 m0.5", "## The tables")[0][1] == "1/4 (1/4)"
-    assert f"- † {marked.name}: k = 1/8 did as well" in text
-    assert f"- ‡ {marked.name}: the best rate of k = 4 may lie beyond" in text
+    assert f"- † {marked}: k = 1/8 did as well" in text
+    assert f"- ‡ {marked}: the best rate of k = 4 may lie beyond" in text
     assert "3 lines of the ledgers cannot be read" in text
 
 
@@ -327,20 +338,14 @@ def test_a_neighbours_best_rate_that_was_not_tried_is_marked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above k = 4 there is none: only k = 2 can lack its rate."""
-    marked = Experiment(rows("table1", "cifar10 1x400*")[0])
 
-    def read_marked(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
-        found = read(experiments, folder, smoke=smoke)
-        finding = found.found[marked]
-        assert isinstance(finding, Finding)
-        far = Cell(4.0, 16.0, finding.result.chosen.errors)
-        best = tuple(far if cell.k == 4 else cell for cell in finding.result.best_of_each_k)
-        result = replace(finding.result, cells=(*finding.result.cells, far), best_of_each_k=best)
-        return replace(found, found={**found.found, marked: replace(finding, result=result)})
+    def with_another(result: Result) -> Result:
+        far = Cell(4.0, 16.0, result.chosen.errors)
+        best = tuple(far if cell.k == 4 else cell for cell in result.best_of_each_k)
+        return replace(result, cells=(*result.cells, far), best_of_each_k=best)
 
-    monkeypatch.setattr(results, "read", read_marked)
-    text = documents(SOME, folder)[folder.parent / "RESULTS.md"]
-    line = lines_of(text, marked.name, "### Which learning rates")[0]
+    text, marked = text_with(folder, monkeypatch, with_another)
+    line = lines_of(text, marked, "### Which learning rates")[0]
     tried = "(0.062 to 0.5)"
     assert line[1].startswith(f"4: 16 (0.062 to 16), 2: 0.12* {tried}, 1: 0.12 {tried}, ")
     apart = lines_of(text, "cifar10", "### Which learning rates")[0][-2:]
@@ -351,29 +356,21 @@ def test_a_neighbours_best_rate_that_was_not_tried_is_marked(
 def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marked = Experiment(rows("table1", "cifar10 1x400*")[0])
+    def with_another(result: Result) -> Result:
+        chosen = replace(result.chosen, learning_rate=16.0)
+        return replace(result, cells=(*result.cells, chosen), chosen=chosen)
 
-    def read_marked(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
-        found = read(experiments, folder, smoke=smoke)
-        finding = found.found[marked]
-        assert isinstance(finding, Finding)
-        chosen = replace(finding.result.chosen, learning_rate=16.0)
-        cells = (*finding.result.cells, chosen)
-        again = replace(finding, result=replace(finding.result, cells=cells, chosen=chosen))
-        return replace(found, found={**found.found, marked: again})
-
-    monkeypatch.setattr(results, "read", read_marked)
-    text = documents(SOME, folder)[folder.parent / "RESULTS.md"]
-    assert lines_of(text, marked.name, "## The tables")[0][1] == "1/4§ (1/4)"
-    assert f"- § {marked.name}: k = 1 was tried at rates of 0.062 to 0.5, not at 16." in text
-    assert ", 1: 0.12§ (" in lines_of(text, marked.name, "### Which learning rates")[0][1]
+    text, marked = text_with(folder, monkeypatch, with_another)
+    assert lines_of(text, marked, "## The tables")[0][1] == "1/4§ (1/4)"
+    assert f"- § {marked}: k = 1 was tried at rates of 0.062 to 0.5, not at 16." in text
+    assert ", 1: 0.12§ (" in lines_of(text, marked, "### Which learning rates")[0][1]
     assert lines_of(text, "cifar10", "### Which learning rates")[0][-1] == "1 of 3"
     # Claims 2a, 3 and 6 name it: of 5 shallow rows, and of all 15.
     of_claims = [line for line in text.splitlines() if line.startswith("- § In ")]
     assert [line.split(",")[0] for line in of_claims] == [
         "- § In 1 of 5 rows", "- § In 1 of 15 rows", "- § In 1 of 15 rows"
     ]  # fmt: skip
-    assert all(line.endswith(f": {marked.name}.") for line in of_claims)
+    assert all(line.endswith(f": {marked}.") for line in of_claims)
 
 
 # --- their form ----------------------------------------------------------------------------------
