@@ -321,13 +321,16 @@ def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, k: float) -> None:
     """As in PyTorch: a network that has diverged must show it."""
     inf = math.inf
     logits = torch.tensor(
-        [[inf, 1, 2], [-inf, -inf, -inf], [1, inf, 2], [1, -inf, -inf], [-inf, 1, 2]], dtype=dtype
-    )
-    target = torch.zeros(5, dtype=torch.long)
+        [[inf, 1, 2], [-inf, -inf, -inf], [1, inf, 2], [1, -inf, -inf], [-inf, 1, 2],
+         [-inf, -inf, torch.finfo(torch.float32).min]], dtype=torch.float32,
+    ).to(dtype)  # fmt: skip
+    target = torch.zeros(6, dtype=torch.long)
     value, f = value_and_gradient(logits, target, k, reduction="none")
-    assert value.isnan().tolist() == [True, True, True, False, False]
-    assert f.isnan().all(1).tolist() == [True, True, True, False, False]
-    assert value[3:].tolist() == [0, inf]
+    unknown = F.cross_entropy(logits, target, reduction="none").isnan()
+    assert unknown[:5].tolist() == [True, True, True, False, False]
+    assert (value.isnan() == unknown).all()
+    assert (f.isnan().all(1) == unknown).all()
+    assert value[3:5].tolist() == [0, inf]
 
 
 @both_kernels

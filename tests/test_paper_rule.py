@@ -76,6 +76,17 @@ def assert_accurate(f: Tensor, true: Tensor, tolerance: float) -> None:
     assert absolute <= NEGLIGIBLE_ERROR, f"absolute error {absolute:.2e} of a negligible component"
 
 
+@pytest.mark.parametrize("classes", [10, 1025])
+def test_the_rule_itself_can_be_differentiated(classes: int) -> None:
+    """As research on rules does; only the loss refuses."""
+    z = torch.linspace(-1, 1, classes).double().requires_grad_()
+    jacobian = torch.func.jacrev(lambda z: tunable(z.unsqueeze(0), torch.tensor([0]), 2.0)[0])(z)
+    step = torch.zeros_like(z)
+    step[3] = 1e-6
+    f = [tunable((z + sign * step).unsqueeze(0), torch.tensor([0]), 2.0)[0] for sign in (1, -1)]
+    torch.testing.assert_close(jacobian[:, 3], (f[0] - f[1]) / 2e-6, rtol=1e-4, atol=1e-9)
+
+
 def assert_sums_to_zero(f: Tensor) -> None:
     """To the rounding of the entries and of their normalizer."""
     number = torch.finfo(f.dtype)

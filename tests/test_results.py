@@ -157,11 +157,20 @@ def test_what_was_run_is_told(text: str, folder: Path) -> None:
     assert "0123456789ab" in text
     svhn = "2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934"
     assert f"svhn: `{svhn}`, re-cropped: cut again" in text
-    assert results.content("svhn", "0" * 64) == "official"  # not listed, so by its files' checksums
     line = lines_of(text, "svhn 1x400 m0.5", "## What was run")[0]
     trials = len((folder / "svhn-1x400.jsonl").read_text("utf-8").splitlines())
     assert line[1:] == [f"{trials:,}", f"{2 * trials:,}", "0.6", f"{100 * trials:,}"]
     assert "plain loop" not in text  # nothing was measured here
+
+
+def test_an_unlisted_content_is_official(folder: Path, tmp_path: Path) -> None:
+    """Else it could not have been loaded: its files have the official checksums."""
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
+    session["data"]["svhn"] = "0" * 64
+    (copy / "manifest.json").write_text(json.dumps([session]), "utf-8")
+    assert f"svhn: `{'0' * 64}`, official." in documents(SOME, copy)[tmp_path / "RESULTS.md"]
 
 
 def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_path: Path) -> None:

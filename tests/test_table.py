@@ -564,6 +564,34 @@ def test_semicolons(rows: str) -> None:
     assert encoder.transform(read_frame("a.csv", encoder))[:2].tolist() == [[0, 0], [1, 1]]
 
 
+def test_only_columns_that_are_used_tell_the_decimal_mark() -> None:
+    rows = "a;v;w;y\n" + "1,5;3.1;4.1;u\n2,5;3.2;4.2;w\n" * 5
+    text(rows)
+    _, encoder = load_table("a.csv", "y", drop=["v", "w"])
+    assert encoder.columns == (Numbers("a", 1.5, 2.5, 2.0, missing=False),)
+    assert read_frame("a.csv", encoder)["a"].tolist()[:2] == [1.5, 2.5]
+
+
+def test_the_target_twice_cannot_be_left_out() -> None:
+    text("a,y,y\n1,0,0\n")
+    with pytest.raises(ValueError, match=r"more than one column 'y': rename them$"):
+        load_table("a.csv", "y")
+
+
+def test_columns_to_leave_out_are_a_list() -> None:
+    text("alpha,y\n1,0\n")
+    with pytest.raises(ValueError, match=r"'drop' must be a list of names, such as \['alpha'\]"):
+        load_table("a.csv", "y", drop="alpha")
+
+
+def test_unseen_texts_of_columns_that_are_numbered() -> None:
+    frame = pd.DataFrame({"0": ["a", "b"] * 5, "y": [0, 1] * 5})
+    save(frame, "a.csv")
+    _, encoder = load_table("a.csv", "y")
+    unseen = encoder.unseen(pd.DataFrame({0: ["a", "c"]}))
+    assert {name: entries.tolist() for name, entries in unseen.items()} == {"0": ["c"]}
+
+
 def test_tabs() -> None:
     text("a\ty\n" + "1.5\tu,v\n2.5\tw\n" * 5)
     _, encoder = load_table("a.csv", "y")

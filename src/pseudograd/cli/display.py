@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.report.summary import duration, fraction, percent
-from pseudograd.search import Progress, Protocol
+from pseudograd.search import Ledger, Progress, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -113,3 +113,17 @@ class Display(contextlib.AbstractContextManager["Display"]):
                 table.add_row(fraction(k), "", "", style="dim")
         done, total = (self.progress.done, self.progress.total) if self.progress else (0, 1)
         return Group(Text(self._line()), ProgressBar(total, done, width=60), table)
+
+
+def tell_set_aside(ledger: Ledger) -> None:
+    """Report the lines of a ledger that could not be used.
+
+    Args:
+        ledger: The ledger.
+
+    Example:
+        >>> tell_set_aside(Ledger("nowhere.jsonl"))
+
+    """
+    for line in ledger.set_aside:
+        print(f"{ledger.path}: {line}", file=sys.stderr)

@@ -151,12 +151,12 @@ class _Lines:
         self.networks: dict[str, _Network] = {}
 
     def begin(self, name: str, ledger: Ledger, wanted: int) -> None:
+        from pseudograd.cli.display import tell_set_aside
         from pseudograd.report.summary import counted
 
         now = time.monotonic()
         self.networks[name] = _Network(name, now, now)
-        for line in ledger.set_aside:
-            print(f"{ledger.path}: {line}", file=sys.stderr)
+        tell_set_aside(ledger)
         print(f"{name}: begun, {counted(wanted, 'trial')} asked for", file=sys.stderr, flush=True)
 
     def show(self, step: Step) -> None:

@@ -14,7 +14,7 @@ from pseudograd.cli.place import Place, add_place
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset, Encoder
-    from pseudograd.search import Ledger, Protocol, Run
+    from pseudograd.search import Protocol, Run
 
 
 def tune(commands: Commands) -> None:
@@ -94,7 +94,7 @@ def tune(commands: Commands) -> None:
     where.add_argument("--out", type=Path, metavar="FOLDER", help="of the run (runs/...)")
 
     def run(options: argparse.Namespace) -> None:
-        from pseudograd.cli.display import Display
+        from pseudograd.cli.display import Display, tell_set_aside
         from pseudograd.report.summary import summary
         from pseudograd.search import Run, default_folder
         from pseudograd.search import tune as go_through
@@ -105,7 +105,7 @@ def tune(commands: Commands) -> None:
         folder = options.out or default_folder(protocol, data, encoder)
         search = Run.prepare(folder, protocol, data, encoder)
         ledger = search.ledger
-        _tell_set_aside(ledger)
+        tell_set_aside(ledger)
         if ledger:
             print(f"going on in {search.folder}: {len(ledger)} trials are done", file=sys.stderr)
         if encoder.taken_for:
@@ -232,10 +232,11 @@ def report(commands: Commands) -> None:
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
 
     def run(options: argparse.Namespace) -> None:
+        from pseudograd.cli.display import tell_set_aside
         from pseudograd.search import Run
 
         search = Run.open(options.run_folder)
-        _tell_set_aside(search.ledger)
+        tell_set_aside(search.ledger)
         print(f"page: {_write_page(search)}")
 
     parser.set_defaults(run=run)
@@ -269,12 +270,6 @@ def runs(commands: Commands) -> None:
         print(table_of_runs(filter(None, map(opened, found))))
 
     parser.set_defaults(run=run)
-
-
-def _tell_set_aside(ledger: Ledger) -> None:
-    """Report the lines of a ledger that could not be used."""
-    for line in ledger.set_aside:
-        print(f"{ledger.path}: {line}", file=sys.stderr)
 
 
 def _write_page(run: Run) -> Path:

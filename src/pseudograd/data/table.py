@@ -289,7 +289,7 @@ class Encoder:
             frame: Rows that `transform` takes.
 
         """
-        found = {}
+        found, frame = {}, _named(frame)
         for column in self.columns:
             if isinstance(column, Categories):
                 texts = _texts(frame[column.name]).dropna()
@@ -437,6 +437,8 @@ def load_table(
         raise OptionError("test_fraction", f"must be left out: {test_path} is the test part")
     if target is None and path.suffix.lower() == ".npz":
         target = "y"
+    if isinstance(drop, str):
+        raise OptionError("drop", f"must be a list of names, such as [{drop!r}]")
     if target in drop:
         raise OptionError("drop", f"names {target!r}, which is the target: name another column")
     file = _read(path, target, drop=drop)
@@ -598,10 +600,8 @@ def _read_csv(
             f"{path} has no name for column {names.index('') + 1}: name it, or {_drop('')}"
         )
     if twice := sorted({name for name in kept if kept.count(name) > 1}):
-        raise _Refusal(
-            f"{path} has more than one column {_listed(twice)}: rename them, or leave them out by "
-            f"--drop {shlex.join(twice)}"
-        )
+        way_out = "" if target in twice else f", or leave them out by --drop {shlex.join(twice)}"
+        raise _Refusal(f"{path} has more than one column {_listed(twice)}: rename them{way_out}")
     # What was text stays text, even where it looks like numbers; truth values are found again.
     text = []
     if encoder is not None:
@@ -614,13 +614,12 @@ def _read_csv(
         if isinstance(encoder.labels[0], str):
             text.append(encoder.target)
     kinds = dict.fromkeys(text, str)
+    used = [at for at, name in enumerate(names) if name in kept]
     # Where semicolons separate, decimals mostly have commas: take what makes more numbers.
     frame = max(
-        (read(dtype=kinds, decimal=mark, low_memory=False) for mark in decimals),
+        (read(dtype=kinds, decimal=mark, low_memory=False).iloc[:, used] for mark in decimals),
         key=lambda frame: frame.select_dtypes("number").shape[1],
     )
-    used = set(kept)
-    frame = frame.iloc[:, [at for at, name in enumerate(names) if name in used]]
     frame.columns = pd.Index(kept)
     if encoder is None and target in kept and pd.api.types.is_numeric_dtype(frame[target]):
         # Labels such as 007 are texts.

@@ -139,8 +139,15 @@ def check_linear(
         )
     if target.device != hidden.device:
         raise ValueError(f"target is on {target.device} but hidden is on {hidden.device}")
-    if chunk_rows is not None and chunk_rows < 1:
-        raise ValueError(f"chunk_rows must be 1 or more, not {chunk_rows}")
+    check_chunk_rows(chunk_rows)
+
+
+def check_chunk_rows(chunk_rows: int | None) -> None:
+    """Refuse what is no number of rows."""
+    if chunk_rows is None:
+        return
+    if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
+        raise ValueError(f"chunk_rows must be a whole number of 1 or more, not {chunk_rows!r}")
 
 
 def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True) -> None:

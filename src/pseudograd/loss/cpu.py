@@ -181,8 +181,8 @@ def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no
             out[j] = _exp(min(k_i * (row[j] - top), f32(0)))
         out[y] = f32(0)
         total = f64(0)
-        for start in range(0, len(row), _SUMMED_AT_ONCE):
-            total += _sum(out[start : start + _SUMMED_AT_ONCE])
+        for first in range(0, len(row), _SUMMED_AT_ONCE):
+            total += _sum(out[first : first + _SUMMED_AT_ONCE])
         share = scale / f32(total) if len(row) > 1 else f32(0)
         for j in range(len(row)):
             out[j] *= share

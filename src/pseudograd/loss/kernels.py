@@ -151,7 +151,7 @@ def _outcome(z_y, top, total, k):
     margin, lost_3 = _difference(margin, f)
     margin, lost = _difference(margin, s + n * _LN_2_LOW - lost_1 - lost_2 - lost_3)
     # Where logits say nothing, as in PyTorch: z_y is +inf, or no logit is above -inf.
-    nothing = (z_y == float("inf")) | ((z_y == float("-inf")) & (top <= _LOWEST))
+    nothing = (z_y == float("inf")) | ((z_y == float("-inf")) & (total == 0))
     margin = tl.where(nothing, float("nan"), margin)
     x, x_lost = _exp(-tl.abs(margin))
     x_lost -= x * tl.where(margin > 0, lost, -lost)

@@ -9,7 +9,7 @@ Without a reduction there is a number for each token, and the backward pass comp
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from pseudograd.loss.autograd import (
 from pseudograd.loss.checks import (
     as_sensitivity,
     autocast_is_on,
+    check_chunk_rows,
     check_class_indices,
     check_for_split,
     check_k,
@@ -158,6 +159,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
     """
 
     class_weight: Tensor | None
+    _usual: ClassVar[dict[str, Any]] = {**TunableLoss._usual, "chunk_rows": None}
 
     def __init__(
         self,
@@ -172,6 +174,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         chunk_rows: int | None = None,
     ) -> None:
         super().__init__(k, ignore_index, reduction, label_smoothing, implementation, process_group)
+        check_chunk_rows(chunk_rows)
         self.register_buffer("class_weight", class_weight)
         self.chunk_rows = chunk_rows
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
 from pseudograd.loss.autograd import ByRule, prepare_tracing, rows_of
 from pseudograd.loss.checks import (
+    as_sensitivity,
     check_arguments,
     check_implementation,
     check_k,
@@ -41,19 +42,25 @@ class TunableLoss(nn.Module):
         super().__init__()
         check_k(k)
         check_implementation(implementation)
-        self.k = k
+        self.k = as_sensitivity(k)
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing
         self.implementation = implementation
         self.process_group = process_group
 
+    # Shown only where it is another.
+    _usual: ClassVar[dict[str, Any]] = {
+        "ignore_index": -100,
+        "label_smoothing": 0.0,
+        "implementation": "auto",
+    }
+
     def extra_repr(self) -> str:
         """Show what was set."""
-        usual = {"ignore_index": -100, "label_smoothing": 0.0, "implementation": "auto"}
         others = [
             f", {name}={getattr(self, name)!r}"
-            for name, value in usual.items()
+            for name, value in self._usual.items()
             if getattr(self, name) != value
         ]
         return f"k={self.k}, reduction={self.reduction!r}{''.join(others)}"

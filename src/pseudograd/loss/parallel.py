@@ -61,8 +61,7 @@ def whole_rows(
     total, power_total, z_y, found = sums
     # A label that no rank has found is no class, and is NaN to be seen.
     z_y = torch.where(found > 0, z_y, torch.nan)
-    lowest = torch.finfo(paper.working_dtype(z)).min
-    margin = paper.margin_of(z_y, highest, torch.where(total < 1, 1, total), lowest)
+    margin = paper.margin_of(z_y, highest, total)
     return Whole(highest, torch.where(power_total < 1, 1, power_total), margin)
 
 

@@ -312,9 +312,10 @@ def _in_short(found: Reproduction) -> _Part:
             _Text(
                 "Each claim with its verdict, and what the same rule says to the paper’s own "
                 "figures (while rows are missing, also to those of the finished rows alone), which "
-                "tells how far its tables carry its claims. “Partly” means no more than the right "
-                "direction, within noise, for claims 2a and 2c (or beyond noise, but in no more "
-                "than half of the rows), 2d, 3, 4 and 6. The rules, tests and figures are below."
+                "tells how far its tables carry its claims. For claims 2a, 2c, 2d, 3, 4 and 6 "
+                "“partly” means the right direction, within noise; for 2a and 2c it can also mean "
+                "beyond noise, but in no more than half of the rows. The rules, tests and figures "
+                "are below."
             ),
             _Table(["", "claim", *(reading.short for reading in readings)], lines),
             *_selected_figure(found),
@@ -415,7 +416,7 @@ def _what_was_run(found: Reproduction, plain: _PlainLoop | None, smoke: bool) ->
     facts += [f"Versions: {'; '.join(versions)}."] if versions else []
     data = dict.fromkeys(item for session in found.sessions for item in session["data"].items())
     for name, sha256 in data:
-        called = "a part of it" if smoke else content(name, sha256)
+        called = "a part of it" if smoke else variant(name, sha256) or "official"
         if called == "re-cropped":
             called += ": cut again from the official pictures of whole numbers"
         facts.append(f"{name}: `{sha256}`, {called}.")
@@ -464,22 +465,6 @@ def _what_was_run(found: Reproduction, plain: _PlainLoop | None, smoke: bool) ->
         _Table(head, lines, fold="Time of each row"),
     ]
     return _Part("What was run", blocks)
-
-
-def content(name: str, sha256: str) -> str:
-    """Say which content of a benchmark set a hash stands for.
-
-    Args:
-        name: Of the set.
-        sha256: Of a whole set, as `Dataset.sha256` gives it.
-
-    Example:
-        >>> content("svhn", "2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934")
-        're-cropped'
-
-    """
-    # What is not listed was loaded only because its files have the official checksums.
-    return variant(name, sha256) or "official"
 
 
 def _minutes(seconds: float) -> str:

@@ -353,12 +353,11 @@ def reproduce(
         """What is left to run, each when its turn has come."""
         for network, group in by_network(experiments).items():
             protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
-            data = open_data(group[0].row.data)  # first: what is known may be of other data
-            if not _wanted(protocols, ledger_of(folder, network, data.sha256)):
+            if not _wanted(protocols, ledger_of(folder, network)):
                 continue
             if not clock.suffices(network):
                 raise TimeIsUp
-            yield network, protocols, data
+            yield network, protocols, open_data(group[0].row.data)
 
     left, turn = networks(), threading.Lock()
     reasons: list[BaseException] = []  # of threads that did not come to the end

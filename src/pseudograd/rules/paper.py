@@ -106,21 +106,20 @@ def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     y = target.unsqueeze(-1)
     # The lowest finite number, not -inf: with no other class left (C = 1, or all others masked by
     # -inf) the difference to the top is then 0, not -inf + inf.
-    lowest = torch.finfo(z.dtype).min
-    others, z_y = z.scatter(-1, y, lowest), z.gather(-1, y)
+    others, z_y = z.scatter(-1, y, torch.finfo(z.dtype).min), z.gather(-1, y)
     top = others.amax(-1, keepdim=True)
     powers = (others - top).exp().scatter(-1, y, 0)
-    total = powers.sum(-1, keepdim=True, dtype=wide_dtype(z)).clamp(min=1)
-    return top, margin_of(wide(z_y), wide(top), total, lowest)
+    total = powers.sum(-1, keepdim=True, dtype=wide_dtype(z))
+    return top, margin_of(wide(z_y), wide(top), total)
 
 
-def margin_of(z_y: Tensor, top: Tensor, total: Tensor, lowest: float) -> Tensor:
+def margin_of(z_y: Tensor, top: Tensor, total: Tensor) -> Tensor:
     """z_y - top - log(total), and NaN where the logits say nothing, as in PyTorch.
 
-    That is where z_y is +inf, or where no logit is above -inf, so that the top is the ``lowest``.
+    That is where z_y is +inf, or where no logit is above -inf. With no other class the total is 0.
     """
-    unknown = (z_y == torch.inf) | ((z_y == -torch.inf) & (top <= lowest))
-    return torch.where(unknown, torch.nan, z_y - top - total.log())
+    unknown = (z_y == torch.inf) | ((z_y == -torch.inf) & (total == 0))
+    return torch.where(unknown, torch.nan, z_y - top - total.clamp(min=1).log())
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -155,7 +154,7 @@ def push(z: Tensor, target: Tensor, k: Sensitivity, top: Tensor, scale: Tensor) 
     share = (k * (z - top)).scatter(-1, y, torch.finfo(z.dtype).min).softmax(-1)
     scale = scale.to(z.dtype)
     if z.shape[-1] > _MANY_CLASSES:
-        share /= share.sum(-1, keepdim=True, dtype=wide_dtype(z)).to(z.dtype)
+        share = share / share.sum(-1, keepdim=True, dtype=wide_dtype(z)).to(z.dtype)
     return (scale * share).scatter(-1, y, -scale)
 
 
