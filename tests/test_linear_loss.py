@@ -401,7 +401,7 @@ BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
     "label too large": (bad(target=torch.tensor([0, 4])), IndexError, "target holds .* 4"),
     "elsewhere": (bad(weight=torch.zeros(4, 3, device="meta")), ValueError, "weight is on meta"),
     "another dtype": (bad(weight=torch.zeros(4, 3).half()), TypeError, "weight is .* convert one"),
-    "no rows": (bad(chunk_rows=0), ValueError, "chunk_rows must be 1 or more, not 0"),
+    "no rows": (bad(chunk_rows=0), ValueError, "chunk_rows must be a whole number"),
     "negative k": (bad(k=-1.0), ValueError, "k must be a finite number above 0"),
     "k for each class": (bad(k=torch.ones(4)), ValueError, "k must be a number or have one value"),
     "zero in k": (bad(k=torch.tensor([1.0, 0.0])), ValueError, "k must be finite and above 0"),
