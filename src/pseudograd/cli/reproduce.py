@@ -132,12 +132,12 @@ def reproduce(commands: Commands) -> None:
 def _begun(rows: list[Row], folder: Path) -> list[Row]:
     """Those of which there is a ledger."""
     from pseudograd.reproduce.rows import experiments
-    from pseudograd.reproduce.run import ledger_of
+    from pseudograd.reproduce.run import ledger_path
 
     return [
         row
         for row in rows
-        if any(ledger_of(folder, e.network).path.exists() for e in experiments([row]))
+        if any(ledger_path(folder, e.network).exists() for e in experiments([row]))
     ]
 
 

@@ -729,8 +729,8 @@ def _notes(finding: Finding) -> list[str]:
         ks = ", ".join(map(fraction, finding.result.open_ks))
         notes.append(f"‡ {name}: the best rate of k = {ks} may lie beyond those tried.")
     if apart_from_1(finding):
-        (low, high), rate = _tried(finding, 1.0), finding.result.chosen.learning_rate
-        notes.append(f"§ {name}: k = 1 was tried at rates of {low} to {high}, not at {rate:.2g}.")
+        tried, rate = _tried(finding, 1.0), finding.result.chosen.learning_rate
+        notes.append(f"§ {name}: k = 1 was tried at rates of {tried}, not at {rate:.2g}.")
     comparison = finding.result.comparison
     final = {*comparison.chosen, *comparison.plain}
     if cut := sum(outcome.stopped_by != "patience" for outcome in final):
@@ -738,10 +738,14 @@ def _notes(finding: Finding) -> list[str]:
     return notes
 
 
-def _tried(finding: Finding, k: float) -> tuple[str, str]:
+def _tried(finding: Finding, k: float) -> str:
     """The lowest and the highest rate that a k was tried at."""
-    rates = [cell.learning_rate for cell in finding.result.cells if cell.k == k]
-    return f"{min(rates):.2g}", f"{max(rates):.2g}"
+    return _span(cell.learning_rate for cell in finding.result.cells if cell.k == k)
+
+
+def _span(values: Iterable[float]) -> str:
+    ordered = sorted(values)
+    return f"{ordered[0]:.2g} to {ordered[-1]:.2g}"
 
 
 def _relative_deviations(findings: Iterable[Finding]) -> dict[str, dict[str, list[float]]]:
@@ -846,18 +850,13 @@ def _rates(found: Reproduction) -> list[_Block]:
     of_data: dict[str, list[Finding]] = {}
     for finding in found.finished:
         of_data.setdefault(_data_of(finding.experiment), []).append(finding)
-
-    def span(values: Iterable[float]) -> str:
-        ordered = sorted(values)
-        return f"{ordered[0]:.2g} to {ordered[-1]:.2g}"
-
     lines = []
     for data, findings in of_data.items():
         searches = sum(len(finding.result.best_of_each_k) for finding in findings)
         lines.append([
             data, str(len(findings)),
-            span(finding.result.plain.learning_rate for finding in findings),
-            span(finding.result.chosen.learning_rate for finding in findings),
+            _span(finding.result.plain.learning_rate for finding in findings),
+            _span(finding.result.chosen.learning_rate for finding in findings),
             "0.1 to 10" if data.startswith("mnist") else "0.0001 to 1",
             f"{sum(len(untried[finding.experiment]) for finding in findings)} of {searches}",
             f"{sum(map(apart_from_1, findings))} of {len(findings)}",
@@ -868,7 +867,7 @@ def _rates(found: Reproduction) -> list[_Block]:
              f"{fraction(cell.k)}: {cell.learning_rate:.2g}"
              + "*" * (cell.k in untried[finding.experiment])
              + "§" * (cell.k == 1 and apart_from_1(finding))
-             + " ({} to {})".format(*_tried(finding, cell.k))
+             + f" ({_tried(finding, cell.k)})"
              for cell in finding.result.best_of_each_k
          )]
         for finding in found.finished

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from typing import TypeVar
 
 from pseudograd.fleet import Trial
 from pseudograd.search import Protocol, repetitions_for
@@ -171,15 +172,20 @@ def rows(table: str = "all", pattern: str = "*") -> list[Row]:
     """
     if table not in (*TABLES, UNPRINTED, "all"):
         raise ValueError(f"table must be one of {(*TABLES, UNPRINTED, 'all')}, not {table!r}")
-    found = [
-        row
-        for row in paper_rows()
-        if (row.table in TABLES if table == "all" else row.table == table)
-        and fnmatch.fnmatchcase(row.name, pattern)
-    ]
+    tables = TABLES if table == "all" else (table,)
+    there = [row for row in paper_rows() if row.table in tables]
+    return _matching(pattern, {row: row.name for row in there}, f"of {table}")
+
+
+_Named = TypeVar("_Named")
+
+
+def _matching(pattern: str, names: dict[_Named, str], where: str) -> list[_Named]:
+    """Those whose names match a pattern; there must be some."""
+    found = [one for one, name in names.items() if fnmatch.fnmatchcase(name, pattern)]
     if not found:
         raise ValueError(
-            f"rows {pattern!r} match no row of {table}: names are like {paper_rows()[0].name!r}, "
+            f"rows {pattern!r} match no row {where}: names are like {paper_rows()[0].name!r}, "
             "and * stands for anything"
         )
     return found
@@ -228,14 +234,9 @@ def select(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
         ['mnist 1x800 m0.5', 'mnist 1x800 m0.5 [0,1]']
 
     """
-    found = [experiment for experiment in experiments if experiment.name == pattern]
-    found = found or [e for e in experiments if fnmatch.fnmatchcase(e.row.name, pattern)]
-    if not found:
-        raise ValueError(
-            f"rows {pattern!r} match no row that is asked for: names are like "
-            f"{paper_rows()[0].name!r}, and * stands for anything"
-        )
-    return found
+    exactly = [experiment for experiment in experiments if experiment.name == pattern]
+    names = {experiment: experiment.row.name for experiment in experiments}
+    return exactly or _matching(pattern, names, "that is asked for")
 
 
 def by_network(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:

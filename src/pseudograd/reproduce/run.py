@@ -32,6 +32,21 @@ from pseudograd.search.ledger import locked, writing
 _SECONDS_BETWEEN_NOTES = 5.0
 
 
+def ledger_path(folder: Path, network: str) -> Path:
+    """Say where the ledger of a network is.
+
+    Args:
+        folder: Of all ledgers.
+        network: Its name, as `Experiment.network` has it.
+
+    Example:
+        >>> ledger_path(Path("results"), "mnist 1x400 tanh [0,1]").name
+        'mnist-1x400-tanh-0-1.jsonl'
+
+    """
+    return folder / (re.sub(r"[^\w]+", "-", network).strip("-") + ".jsonl")
+
+
 def ledger_of(folder: Path, network: str, data_hash: str | None = None) -> Ledger:
     """Open the ledger of a network, all of whose outcomes are on the same data.
 
@@ -44,14 +59,12 @@ def ledger_of(folder: Path, network: str, data_hash: str | None = None) -> Ledge
         ValueError: If there are outcomes on other data.
 
     Example:
-        >>> ledger_of(Path("results"), "mnist 1x400 tanh [0,1]").path.name
-        'mnist-1x400-tanh-0-1.jsonl'
+        >>> len(ledger_of(Path("nowhere"), "mnist 1x400"))
+        0
 
     """
-    name = re.sub(r"[^\w]+", "-", network).strip("-") + ".jsonl"
-    ledger = Ledger(folder / name, data_hash)
-    text = ledger.path.read_text("utf-8", errors="replace") if ledger.path.exists() else ""
-    noted = sorted({*re.findall('"data_hash": "([^"]*)"', text)} - {ledger.data_hash})
+    ledger = Ledger(ledger_path(folder, network), data_hash)
+    noted = sorted(ledger.data_hashes - {ledger.data_hash})
     if noted and data_hash:
         raise ValueError(
             f"{ledger.path} has outcomes on other data, whose hash begins with "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pseudograd.fleet import Outcome
@@ -96,8 +96,7 @@ class Comparison:
     @property
     def kept(self) -> Outcome:
         """The network of the choice that becomes the model."""
-        # By the early-stopping error: choosing by the test error would spoil that.
-        return min(self.chosen, key=lambda outcome: outcome.stop_error)
+        return best_stopped(self.chosen)
 
 
 def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
@@ -139,6 +138,23 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
         worse_on=worse_on,
         sign_p=_by_chance(better_on, worse_on),
     )
+
+
+def best_stopped(outcomes: Iterable[Outcome]) -> Outcome:
+    """Give the network to keep of several: choosing by the test error would spoil that.
+
+    Args:
+        outcomes: Of final networks.
+
+    Example:
+        >>> from pseudograd.fleet import Trial
+        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> some = [Outcome(trial, e, 1, 0.25, 0.3, 1, "limit", ()) for e in (0.2, 0.1)]
+        >>> best_stopped(some).stop_error
+        0.1
+
+    """
+    return min(outcomes, key=lambda outcome: outcome.stop_error)
 
 
 def by_class(

@@ -57,6 +57,7 @@ class Ledger(Mapping[Trial, Outcome]):
 
     Attributes:
         set_aside: The lines that could not be used; they stay in the file.
+        data_hashes: What the outcomes in the file have noted, also those on other data.
 
     Example:
         >>> import tempfile
@@ -77,10 +78,14 @@ class Ledger(Mapping[Trial, Outcome]):
         self.path = Path(path)
         self.data_hash = None if data_hash is None else data_hash[:_HASH_LENGTH]
         self.set_aside: list[SetAside] = []
+        self.data_hashes: set[str] = set()
         self._outcomes: dict[Trial, Outcome] = {}
         for number, line in enumerate(_lines(self.path), 1):
             try:
-                outcome = from_line(line, self.data_hash)
+                outcome, noted = _outcome_and_hash(line)
+                if noted is not None:
+                    self.data_hashes.add(noted)
+                _check_hash(noted, self.data_hash)
                 if not belongs(outcome.trial):
                     raise ValueError("it is the outcome of a trial of another search")
             except ValueError as error:
@@ -153,12 +158,19 @@ def from_line(line: str, data_hash: str | None = None) -> Outcome:
         ValueError: it is JSON, but not the outcome of a trial
 
     """
+    outcome, noted = _outcome_and_hash(line)
+    _check_hash(noted, data_hash)
+    return outcome
+
+
+def _outcome_and_hash(line: str) -> tuple[Outcome, str | None]:
+    """An outcome, and the hash of its data if that is noted."""
     try:
         fields: Any = json.loads(line)
     except json.JSONDecodeError:
         raise ValueError("it is not JSON, or cut off") from None
     try:
-        noted = fields.pop("data_hash", data_hash)
+        noted = fields.pop("data_hash", None)
         fields["trial"] = trial_from_fields(fields["trial"])
         fields["curve"] = tuple(fields["curve"])
         if fields["wrong"] is not None:
@@ -171,9 +183,12 @@ def from_line(line: str, data_hash: str | None = None) -> Outcome:
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError("it is JSON, but not the outcome of a trial") from None
-    if data_hash is not None and noted != data_hash:
+    return outcome, noted
+
+
+def _check_hash(noted: str | None, data_hash: str | None) -> None:
+    if None not in (noted, data_hash) and noted != data_hash:
         raise ValueError(f"it is of other data, whose hash begins with {noted}")
-    return outcome
 
 
 @contextlib.contextmanager

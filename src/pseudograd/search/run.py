@@ -22,7 +22,7 @@ from pseudograd.data import Dataset, Encoder
 from pseudograd.environment import session
 from pseudograd.files import UNFINISHED, write_whole
 from pseudograd.fleet import Network, Outcome, Trial
-from pseudograd.search.comparison import by_class
+from pseudograd.search.comparison import best_stopped, by_class
 from pseudograd.search.difficulty import difficulty
 from pseudograd.search.ledger import Ledger, locked, trial_from_fields, writing
 from pseudograd.search.protocol import Protocol
@@ -277,7 +277,7 @@ def _save_model(
 ) -> None:
     """Save the best network of the choice, and what it and the best of k = 1 find difficult."""
     comparison = found.comparison
-    best = [comparison.kept, min(comparison.plain, key=lambda outcome: outcome.stop_error)]
+    best = [comparison.kept, best_stopped(comparison.plain)]
     # Those of an earlier session are trained again: the ledger keeps no weights.
     lost = {outcome.trial: None for outcome in best if outcome.trial not in trained}
     if lost:
