@@ -13,19 +13,24 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import pickle
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
+from torch.multiprocessing.spawn import spawn
+from torch.nn import functional as F
 
-if "cpu" in sys.argv:  # workers inherit it
+if any(word.split("=")[-1] == "cpu" for word in sys.argv):  # workers inherit it
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
 
 from benchmarks.environment import RESULTS, environment, write
@@ -35,6 +40,7 @@ from pseudograd.rules.paper import cross_entropy, top_and_margin
 
 NEGLIGIBLE = 1e-20
 KINDS = 5
+IGNORED = -100
 
 
 class Check(NamedTuple):
@@ -113,6 +119,10 @@ def gradient(z: Tensor, label: Tensor, k: Any, upstream: float = 1.0, **settings
     return torch.autograd.grad(loss, leaf, torch.full_like(loss, upstream))[0]
 
 
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 class Bench:
     """All checks, at the sizes that a device can do."""
 
@@ -135,7 +145,9 @@ class Bench:
     def sections(self) -> list[Callable[[], Iterator[Check]]]:
         """What can be looked at apart."""
         shapes = [partial(self.of_shape, *shape) for shape in self.shapes()]
-        return [self.of_size, *reversed(shapes), self.of_transforms, self.of_linear]
+        corners = [partial(self.of_corners, kernel) for kernel in ("tile", "row")]
+        others = (self.of_transforms, self.of_linear, self.of_split)
+        return [self.of_size, *reversed(shapes), *corners, *others]
 
     def of_shape(self, kernel: str, classes: int) -> Iterator[Check]:
         longest = classes if kernel == "tile" else 0
@@ -149,7 +161,7 @@ class Bench:
     def of_rule(self, kernel: str, classes: int) -> Iterator[Check]:
         rows = self.rows(classes)
         for dtype in operators_dtypes():
-            name = str(dtype).removeprefix("torch.")
+            name = name_of(dtype)
             z, label, k = battery(rows, classes, self.device, seed=classes)
             z = z.clamp(max=torch.finfo(dtype).max).to(dtype)
             allowed = 1e-5 if dtype == torch.float32 else 1.0
@@ -190,9 +202,9 @@ class Bench:
         """The weighted mean, with ignored rows, of few rows and of many."""
         for rows in {128, self.rows(classes)} if classes <= 128 else {128}:
             z, label, k = battery(rows, classes, self.device, seed=rows)
-            label[::7] = -100
+            label[::7] = IGNORED
             weight = torch.linspace(0.5, 2, classes, device=self.device)
-            w = torch.where(label == -100, 0, weight.double()[label.clamp(min=0)])
+            w = torch.where(label == IGNORED, 0, weight.double()[label.clamp(min=0)])
             f = gradient(z, label, k, weight=weight)
             true = true_gradient(z, label.clamp(min=0), k) * (w / w.sum()).unsqueeze(1)
             off = error(f, true)
@@ -206,21 +218,33 @@ class Bench:
         weight = torch.rand(classes, generator=generator, device=self.device) + 0.1
         q = torch.full_like(z, 0.1 / classes, dtype=torch.float64)
         q = q.scatter_add(1, label.unsqueeze(1), torch.full((rows, 1), 0.9).to(q)) * weight.double()
-        for k in (1.0, 0.5, 3.0):
-            true = in_parts(lambda z, q, k=k: soft_tunable(z.double(), q, k), 256, z, q)
-            f = gradient(z, label, k, reduction="sum", weight=weight, label_smoothing=0.1)
-            off = (f.double() - true).abs() / true.abs().amax(1, keepdim=True)
+        for dtype, k in product(operators_dtypes(), (1.0, 0.5, 3.0)):
+            if dtype != torch.float32 and k == 0.5:
+                continue  # all k but 1 have the same code here
+            x = z.to(dtype)
+            true = in_parts(lambda x, q, k=k: soft_tunable(x.double(), q, k), 256, x, q)
+            f = gradient(x, label, k, reduction="sum", weight=weight, label_smoothing=0.1)
+            off = (f.double() - true).abs() - self.rounding(dtype, true)
+            off = off.clamp(min=0) / true.abs().amax(1, keepdim=True)
             # Where p is all but q, what is left of their difference is p's rounding.
-            bias = (z.double().softmax(1) - q / q.sum(1, keepdim=True)).abs().amax(1, keepdim=True)
+            bias = (x.double().softmax(1) - q / q.sum(1, keepdim=True)).abs().amax(1, keepdim=True)
             worst = float(torch.where(bias > 0.01, off, 0).amax())
-            yield Check("smoothed, of the row's largest", kernel, "float32", rows, classes, str(k),
-                        worst, 1e-4)  # fmt: skip
+            yield Check("smoothed, of the row's largest", kernel, name_of(dtype), rows, classes,
+                        str(k), worst, 1e-4)  # fmt: skip
+
+    def rounding(self, dtype: torch.dtype, true: Tensor) -> Tensor | float:
+        """What a half type rounds off of numbers: half a unit in the last place."""
+        if dtype == torch.float32:
+            return 0.0
+        limits = torch.finfo(dtype)
+        unit = limits.eps * true.abs().clamp(min=limits.smallest_normal)
+        return unit if self.small else unit / 2  # the interpreter cuts off where GPUs round
 
     def of_layout(self, kernel: str, classes: int) -> Iterator[Check]:
         rows = min(self.rows(classes), 500)
         z, label, _ = battery(rows, classes + 11, self.device, seed=1)
         strided, label = z.half()[:, 3:-8], label % classes
-        label[::7] = -100
+        label[::7] = IGNORED
         before = strided.clone()
         f = gradient(strided, label, 0.5)
         expected = gradient(strided.contiguous(), label, 0.5)
@@ -268,31 +292,171 @@ class Bench:
             yield Check(name, "tile", "float32", rows, classes, "each row", error(f, true), 1e-5)
 
     def of_linear(self) -> Iterator[Check]:
+        """In all dtypes, and with each of its settings in one of them."""
         tokens, width, classes = (6, 8, 20) if self.small else (3000, 512, 32001)
+        hidden, weight, label = self.last_layer(tokens, width, classes)
+        bias = weight.sum(1)
+        settings: dict[str, dict[str, Any]] = {
+            "linear with weights and bias": {"class_weight": torch.linspace(0.5, 2, classes)},
+            "linear, smoothed": {"label_smoothing": 0.1},
+            "linear, reduction none": {"reduction": "none"},
+        }
+        plain: list[tuple[str, torch.dtype, dict[str, Any]]]
+        plain = [("linear", dtype, {}) for dtype in operators_dtypes()]
+        for text, dtype, given in plain + [(t, torch.float32, s) for t, s in settings.items()]:
+            leaves = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight, bias)]
+            leaves = leaves if "class_weight" in given else leaves[:2]
+            given = {key: a.to(self.device) if isinstance(a, Tensor) else a
+                     for key, a in given.items()}  # fmt: skip
+            loss = tunable_linear_cross_entropy(
+                leaves[0], leaves[1], label, 0.5, *leaves[2:], implementation="triton",
+                chunk_rows=tokens // 3, **given,
+            )  # fmt: skip
+            upstream = torch.linspace(0.5, 2, loss.numel()).to(loss).reshape(loss.shape)
+            found = torch.autograd.grad(loss, leaves, upstream)
+            true = self.true_linear(leaves, label, upstream, **given)
+            for name, f, expected in zip(("hidden", "weight", "bias"), found, true, strict=False):
+                worst = float((f.double() - expected).norm() / expected.norm())
+                # TF32 products, or the rounding of logits and of their gradient.
+                allowed = {torch.float32: 1e-3, torch.half: 3e-3, torch.bfloat16: 2e-2}[dtype]
+                yield Check(f"{text}, {name}, of the norm", "row", name_of(dtype), tokens, classes,
+                            "0.5", worst, allowed)  # fmt: skip
+
+    def last_layer(self, tokens: int, width: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What a layer is given, its weight, and labels."""
         generator = torch.Generator(self.device).manual_seed(0)
         shapes = ((tokens, width), (classes, width))
         hidden, weight = (torch.randn(s, generator=generator, device=self.device) for s in shapes)
         label = torch.randint(classes, (tokens,), generator=generator, device=self.device)
-        weight = weight / width**0.5
+        return hidden, weight / width**0.5, label
+
+    def true_linear(
+        self,
+        leaves: list[Tensor],
+        label: Tensor,
+        upstream: Tensor,
+        class_weight: Tensor | None = None,
+        **settings: Any,
+    ) -> tuple[Tensor, ...]:
+        """The gradients of a layer and its loss at k = 1/2 in float64."""
+        exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+        weight = None if class_weight is None else class_weight.double()
+        loss = tunable_cross_entropy(
+            F.linear(*exact), label, 0.5, weight, implementation="torch", **settings
+        )
+        return torch.autograd.grad(loss, exact, upstream.double())
+
+    def of_corners(self, kernel: str) -> Iterator[Check]:
+        """Logits that are extreme or no numbers, wrong labels, wrong k, and what is ignored."""
+        each_row = ("each row",)
+        for classes, ks in ((20, (*each_row, "1", "0.5")), (1, each_row)):
+            with mock.patch.object(operators, "LONGEST_TILE", classes if kernel == "tile" else 0):
+                for dtype, k, smoothing in product(operators_dtypes(), ks, (0.0, 0.1)):
+                    if smoothing and k == "0.5":
+                        continue  # all k but 1 have the same code here
+                    rows, differ = self.corners(classes, dtype, k, smoothing)
+                    text = "smoothed corners that differ" if smoothing else "corners that differ"
+                    yield Check(text, kernel, name_of(dtype), rows, classes, k, differ, 0.0)
+
+    def corners(
+        self, classes: int, dtype: torch.dtype, k_text: str, smoothing: float
+    ) -> tuple[int, float]:
+        """How many corners there are, and of how many the value or the gradient is not right."""
+        inf, nan = torch.inf, torch.nan
+        # With smoothed labels the value is a sum of all distances between logits.
+        most = torch.finfo(dtype).max / (64 if smoothing else 1)
+        kinds = list(product((nan, -inf, -most, 0, 1, most, inf), repeat=min(3, classes)))
+        kinds = kinds[:: 5 if self.small and classes > 1 else 1]
+        wrong_k, wrong_label = [-1.0, 0.0, inf, nan], [classes, -1, 2**40]
+        usual = [(1.0, 0.5, 2.0)[: len(kinds[0])]] * (len(wrong_k) + len(wrong_label))
+        ignored = [(nan,) * len(kinds[0])]
+        few = torch.tensor([*kinds, *usual, *ignored], dtype=torch.float64).to(self.device, dtype)
+        rows = len(few)
+        # The first is the label's logit, the others take turns, and the label is anywhere.
+        label = torch.arange(rows, device=self.device) * 7 % classes
+        column = (torch.arange(classes, device=self.device) - label.unsqueeze(1)) % classes
+        z = few.gather(1, torch.where(column == 0, 0, 2 - column % 2))
+        k: Any = float(k_text) if k_text != "each row" else (
+            torch.tensor([0.5, 1, 3, 64], device=self.device).repeat(rows)[:rows]
+        )  # fmt: skip
+
+        leaf = z.double().requires_grad_()
+        settings: dict[str, Any] = {"reduction": "none", "label_smoothing": smoothing}
+        loss = tunable_cross_entropy(leaf, label, k, implementation="torch", **settings)
+        (true,) = torch.autograd.grad(loss.sum(), leaf)
+        true_value = F.cross_entropy(z.double(), label, **settings)
+        true[true_value.isnan()] = nan  # a network that has diverged must show it
+        begin, middle = len(kinds), len(kinds) + len(wrong_k)
+        if k_text == "each row":
+            k[begin:middle] = torch.tensor(wrong_k)
+            true[begin:middle] = nan
+        label[middle:-1] = torch.tensor(wrong_label)
+        true[middle:-1], true_value[middle:-1] = nan, nan
+        label[-1], true[-1], true_value[-1] = IGNORED, 0, 0
+
+        value, f = torch.empty_like(true_value), torch.empty_like(z)
+        given = operators.rows_of_loss(z, label, k, None, IGNORED, smoothing)
+        operators.launch(given, value, f)
+        # In float32, where the difference of two logits can be infinite.
+        value_is_right = torch.isclose(value.float(), true_value.float(), 1e-5, 1e-6, True)
+        allowed = self.rounding(dtype, true) + 1e-5 * true.abs() + NEGLIGIBLE
+        if smoothing:
+            allowed = allowed + 1e-4 * true.abs().amax(1, keepdim=True)
+        is_right = ((f.double() - true).abs() <= allowed).all(1)
+        is_right |= f.isnan().any(1) & true.isnan().any(1)
+        return rows, float((~(value_is_right & is_right)).sum())
+
+    def of_split(self) -> Iterator[Check]:
+        """Two processes that have some of the classes each."""
+        with tempfile.TemporaryDirectory() as folder:
+            spawn(as_rank, (self.device, folder), nprocs=2)
+            for rank in range(2):
+                yield from pickle.loads(Path(folder, str(rank)).read_bytes())
+
+    def of_rank(self, rank: int) -> Iterator[Check]:
+        """What this one of them has of the loss and of its gradient."""
+        rows, classes, width = (10, 43, 8) if self.small else (1000, 32001, 512)
+        begin = classes // 3
+        own = slice(0, begin) if rank == 0 else slice(begin, classes)
+        split: dict[str, Any] = {"process_group": dist.group.WORLD}
+        of = f", rank {rank} of 2"
         for dtype in operators_dtypes():
-            leaves = [tensor.to(dtype).requires_grad_() for tensor in (hidden, weight)]
-            loss = tunable_linear_cross_entropy(
-                leaves[0], leaves[1], label, 0.5, implementation="triton", chunk_rows=tokens // 3
-            )
-            exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-            true = tunable_cross_entropy(exact[0] @ exact[1].T, label, 0.5, implementation="torch")
-            for name, f, expected in zip(
-                ("hidden", "weight"),
-                torch.autograd.grad(loss, leaves),
-                torch.autograd.grad(true, exact),
-                strict=True,
-            ):
-                worst = float((f.double() - expected).norm() / expected.norm())
-                # TF32 products, or the rounding of logits and of their gradient.
-                allowed = {torch.float32: 1e-3, torch.half: 3e-3, torch.bfloat16: 2e-2}[dtype]
-                kind = str(dtype).removeprefix("torch.")
-                yield Check(f"linear, {name}, of the norm", "row", kind, tokens, classes, "0.5",
-                            worst, allowed)  # fmt: skip
+            z, label, ks = battery(rows, classes, self.device, seed=classes)
+            z = z.clamp(max=torch.finfo(dtype).max).to(dtype)
+            allowed = 1e-5 if dtype == torch.float32 else 1.0
+            kind = (name_of(dtype), rows, classes)
+            settings: dict[str, Any] = {"reduction": "none", "implementation": "triton"}
+            value = tunable_cross_entropy(z[:, own], label, ks, **settings, **split)
+            off = error(value, true_value(z, label))
+            yield Check(f"value{of}", "row", *kind, "", off, allowed)
+            for text in ("each row", "1", "0.5"):
+                k: Any = ks if text == "each row" else float(text)
+                f = gradient(z[:, own], label, k, reduction="sum", **split)
+                true = true_gradient(z, label, k if text == "each row" else torch.full_like(ks, k))
+                yield Check(f"gradient{of}", "row", *kind, text, error(f, true[:, own]), allowed)
+        hidden, weight, label = self.last_layer(rows, width, classes)
+        leaves = [hidden.requires_grad_(), weight[own].requires_grad_()]
+        loss = tunable_linear_cross_entropy(
+            leaves[0], leaves[1], label, 0.5, implementation="triton", chunk_rows=rows // 3, **split
+        )
+        found = torch.autograd.grad(loss, leaves)
+        true_hidden, true_weight = self.true_linear([hidden, weight], label, torch.ones_like(loss))
+        for name, f, true in zip(
+            ("hidden", "weight"), found, (true_hidden, true_weight[own]), strict=True
+        ):
+            worst = float((f.double() - true).norm() / true.norm())
+            yield Check(f"linear, {name}, of the norm{of}", "row", "float32", rows, classes, "0.5",
+                        worst, 1e-3)  # fmt: skip
+
+
+def as_rank(rank: int, device: str, folder: str) -> None:
+    """One of two processes; what it finds goes into a file."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    Path(folder, str(rank)).write_bytes(pickle.dumps(list(Bench(device).of_rank(rank))))
+    dist.destroy_process_group()
+    # Taken down by the interpreter, PyTorch's threads and it can wait for each other forever.
+    os._exit(0)
 
 
 def operators_dtypes() -> tuple[torch.dtype, ...]:

@@ -111,6 +111,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="on a GPU: cases whose name holds this text")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.only and not arguments.out:
+        parser.error("--only leaves cases out: name a file for the others by --out FILE")
     out = arguments.out or RESULTS / f"loss_{arguments.device}.csv"
     if arguments.device == "cuda":
         from benchmarks import loss_cuda

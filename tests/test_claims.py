@@ -26,7 +26,7 @@ from pseudograd.reproduce.claims import (
     our_points,
     paper_points,
     pooled,
-    pooled_by_network,
+    pooled_by_architecture,
     rank_correlation,
 )
 from pseudograd.reproduce.findings import read
@@ -77,6 +77,10 @@ def test_of_the_paper(name: str, expected: str, rows_in: int, p: float | None) -
 def test_rows_of_the_paper_without_figures_change_nothing() -> None:
     found = paper_points(rows("table3", "mnist*"))
     assert [(point.k, point.error, point.cross_entropy) for point in found] == [(1, 0, 0)] * 2
+
+
+def test_a_network_is_a_trained_one() -> None:
+    assert not any("network" in claim.test + claim.rule for claim in CLAIMS)
 
 
 def test_all_claims_are_open_without_rows() -> None:
@@ -168,6 +172,17 @@ def test_lower_error(errors: list[float], expected: str) -> None:
     assert verdict("3", found) == expected
 
 
+def test_an_error_that_is_higher_on_average_is_not_confirmed_to_be_lower() -> None:
+    """Of each architecture one row is much higher, and the others, which are more, a bit lower."""
+    last = {(row.data, row.hidden_layers, row.width): row for row in rows()}.values()
+    found = [Point(row, 0.5, 0.5, 1.0 if row in last else -0.1, 0) for row in rows()]
+    judgement = judge(BY_NAME["3"], found)
+    assert judgement.p is not None
+    assert judgement.p < 0.05
+    assert judgement.verdict == PARTLY
+    assert "higher in 28; mean +0.38 percentage points" in judgement.figures
+
+
 def test_the_test_of_errors_leaves_out_rows_with_k_1() -> None:
     some = points(1, [0.5] * 8)
     more = some + points(3, [1.0] * 8)
@@ -201,14 +216,14 @@ def test_rows_with_k_1_count_in_the_pooled_error() -> None:
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
 
 
-def test_rows_of_a_network_are_averaged_first() -> None:
+def test_rows_of_an_architecture_are_averaged_first() -> None:
     same = [row for row in rows() if row.name.startswith("svhn 1x400")]
     other = [row for row in rows() if row.name == "svhn 3x400 m0.5"]
     found = [Point(row, 0.5, 0.5, -1.0, 0) for row in same]
     found += [Point(row, 2.0, 2.0, -3.0, 0) for row in other]
     assert len(same) == 3
     assert pooled(found).mean == -1.5
-    assert pooled_by_network(found).mean == -2
+    assert pooled_by_architecture(found).mean == -2
 
 
 @pytest.mark.parametrize(

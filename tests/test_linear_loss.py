@@ -239,6 +239,14 @@ def test_autocast() -> None:
         torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.01)
 
 
+def test_autocast_leaves_float64_alone() -> None:
+    tensors, target = layer_and_data()
+    hidden, weight, bias = (tensor.detach().double() for tensor in tensors)
+    value = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias), value)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_backward_again_and_again(implementation: str, reduction: str) -> None:
     tensors, target = layer_and_data()
@@ -365,6 +373,41 @@ def test_second_derivatives_are_refused(way: str, reduction: str) -> None:
 
     with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
         transforms.SECOND_DERIVATIVES[way](loss, logits)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_second_derivatives_are_refused_of_frozen_inputs(reduction: str) -> None:
+    (hidden, weight, bias), target = layer_and_data()
+    value = tunable_linear_cross_entropy(
+        hidden.detach(), weight, target, 0.5, bias.detach(), reduction=reduction
+    )
+    (gradient,) = torch.autograd.grad(value.sum(), weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="pseudograd: a second derivative"):
+        (gradient**2).sum().backward()
+
+
+def test_what_cannot_be_refused_without_waiting_is_nan(implementation: str) -> None:
+    """Here because `grad` hides the values; on a GPU because to look would be to wait for it."""
+    (hidden, weight, _), _ = layer_and_data()
+    hidden, weight = hidden.detach().reshape(-1, hidden.shape[-1])[:3], weight.detach()
+
+    def values(k: Tensor, target: Tensor, **settings: Any) -> Tensor:
+        def loss(hidden: Tensor) -> Tensor:
+            return tunable_linear_cross_entropy(
+                hidden, weight, target, k, reduction="sum", implementation=implementation,
+                **settings,
+            )  # fmt: skip
+
+        gradient: Tensor = torch.func.grad(loss)(hidden)
+        return gradient.isnan().any(1)
+
+    good = torch.tensor([0, 1, 2])
+    assert values(torch.tensor([1.0, -1.0, 0.0]), good).tolist() == [False, True, True]
+    assert values(torch.tensor(torch.inf), good).all()
+    wrong = torch.tensor([0, len(weight), 2])
+    class_weight = torch.linspace(0.5, 2, len(weight))
+    for settings in ({}, {"class_weight": class_weight}, {"label_smoothing": 0.1}):
+        assert values(torch.ones(3), wrong, **settings).tolist() == [False, True, False]
 
 
 def test_module() -> None:

@@ -16,11 +16,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import reference
 from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
-from pseudograd.loss import TunableLinearCrossEntropyLoss, linear, modules
+from pseudograd.loss import (
+    TunableLinearCrossEntropyLoss,
+    linear,
+    modules,
+    tunable_linear_cross_entropy,
+)
 from pseudograd.rules import cross_entropy, tunable
 
 CLASSES = 4
@@ -569,6 +575,30 @@ def test_meta_tensors() -> None:
     assert loss.shape == ()
     assert logits.grad is not None
     assert logits.grad.is_meta
+
+
+def test_fake_tensors() -> None:
+    """They have shapes and no numbers, as in tools that plan memory."""
+    with FakeTensorMode():
+        logits, target = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, dtype=torch.long)
+        weight, k = torch.zeros(5, 3), torch.ones(2)
+        assert tunable_cross_entropy(logits, target, k).shape == ()
+        tunable_linear_cross_entropy(logits, weight, target, k).backward()
+        assert logits.grad is not None
+        assert logits.grad.shape == (2, 3)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"weight": torch.ones(3)}, {"label_smoothing": 0.1}])
+def test_a_wrong_label_that_cannot_be_refused_is_nan(arguments: dict[str, Any]) -> None:
+    """Here because `grad` hides the values; on a GPU because to look would be to wait for it."""
+
+    def loss(logits: Tensor) -> Tensor:
+        target = torch.tensor([0, 3, -100, -1])
+        return tunable_cross_entropy(logits, target, 0.5, reduction="sum", **arguments)
+
+    gradient = torch.func.grad(loss)(torch.ones(4, 3))
+    assert gradient.isnan().all(1).tolist() == [False, True, False, True]
+    assert gradient[2].count_nonzero() == 0
 
 
 def test_modules_pass_all_settings_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -642,13 +642,18 @@ def test_export() -> None:
     torch.testing.assert_close(program.module()(logits, target), F.cross_entropy(logits, target))
 
 
-@pytest.mark.parametrize("operator", ["value_of_rows", "gradient_of_rows"])
-def test_operators_keep_their_promises(operator: str) -> None:
+@pytest.mark.parametrize(
+    ("operator", "others"),
+    [
+        ("value_of_rows", ()),
+        ("gradient_of_rows", (0.5, None, torch.linspace(0, 1, 5, device=DEVICE))),
+        ("statistics_of_part", (0.5, None)),
+        ("gradient_of_part", (0.5, None, torch.ones(3, 5, device=DEVICE))),
+    ],
+)
+def test_operators_keep_their_promises(operator: str, others: tuple[Any, ...]) -> None:
     logits, target, _ = case(False, "none")
-    logits, target = logits.to(DEVICE), target.to(DEVICE)
-    arguments: tuple[Any, ...] = (logits, target)
-    if operator == "gradient_of_rows":
-        arguments += (0.5, None, torch.linspace(0, 1, 5, device=DEVICE))
+    arguments = (logits.to(DEVICE), target.to(DEVICE), *others)
     torch.library.opcheck(
         getattr(operators, operator), arguments, test_utils=("test_schema", "test_faketensor")
     )
@@ -662,6 +667,9 @@ def test_second_derivatives_are_refused(way: str) -> None:
     logits, target = transforms.examples()
     with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
         transforms.SECOND_DERIVATIVES[way](lambda z: by_kernel_summed(z, target, 0.5), logits)
+    apart = logits.T.contiguous()  # whose classes have to be brought together first
+    with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
+        transforms.SECOND_DERIVATIVES[way](lambda z: by_kernel_summed(z.T, target, 0.5), apart)
 
 
 class TestChoice:

@@ -66,6 +66,47 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 CASES = dict(cases())
+# Those that `torch.compile` is tried with as well.
+COMPILED = [name for name in CASES if name.endswith((" mean", " weighted"))]
+
+
+def on_this_rank(arguments: dict[str, Any], mine: slice) -> dict[str, Any]:
+    here = {**arguments, "process_group": torch.distributed.group.WORLD}
+    return {**here, "weight": here["weight"][mine]} if "weight" in here else here
+
+
+def for_a_layer(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"class_weight" if key == "weight" else key: a for key, a in arguments.items()}
+
+
+def compiled(
+    arguments: dict[str, Any], logits: Tensor, target: Tensor, mine: slice
+) -> tuple[Tensor, ...]:
+    """The gradient of the loss in one graph: reductions over the ranks have to be part of it."""
+    here = on_this_rank(arguments, mine)
+
+    def loss(part: Tensor) -> Tensor:
+        return 2 * tunable_cross_entropy(part, target, **here)
+
+    torch.compiler.reset()
+    part = logits[:, mine].clone().requires_grad_()
+    value = torch.compile(loss, fullgraph=True, backend="aot_eager")(part)
+    return value.detach() / 2, *torch.autograd.grad(value, part)
+
+
+def wrong_labels(arguments: dict[str, Any], mine: slice) -> tuple[Tensor, ...]:
+    """Which values and rows of the gradients are NaN if two of the labels are no classes."""
+    here = {**on_this_rank(arguments, mine), "reduction": "none", "k": 0.5}
+    target = torch.tensor([0, CLASSES, 6, -1])
+    part = torch.ones(4, CLASSES)[:, mine].clone().requires_grad_()
+    value = tunable_cross_entropy(part, target, **here)
+    (gradient,) = torch.autograd.grad(value.sum(), part)
+    hidden, weight, _ = last_layer(mine)
+    hidden = hidden[:4].clone().requires_grad_()
+    of_layer = tunable_linear_cross_entropy(hidden, weight, target, **for_a_layer(here))
+    (at_hidden,) = torch.autograd.grad(of_layer.sum(), hidden)
+    rows = (value, gradient.sum(1), of_layer, at_hidden.sum(1))
+    return tuple(row.isnan() for row in rows)
 
 
 def worker(rank: int, folder: str) -> None:
@@ -78,23 +119,21 @@ def worker(rank: int, folder: str) -> None:
     mine = slice(begin, begin + PARTS[rank])
     results: dict[str, tuple[Tensor, ...]] = {}
     for name, arguments in CASES.items():
-        here = dict(arguments)
-        if "weight" in here:
-            here["weight"] = here["weight"][mine]
+        here = on_this_rank(arguments, mine)
         part = logits[:, mine].clone().requires_grad_()
-        value = tunable_cross_entropy(
-            part, target, process_group=torch.distributed.group.WORLD, **here
-        )
+        value = tunable_cross_entropy(part, target, **here)
         (gradient,) = torch.autograd.grad((2 * value).sum(), part)
         results[name] = value.detach(), gradient
         hidden, *layer = (tensor.requires_grad_() for tensor in last_layer(mine))
         value = tunable_linear_cross_entropy(
-            hidden, layer[0], target, bias=layer[1], chunk_rows=3,
-            process_group=torch.distributed.group.WORLD,
-            **{"class_weight" if key == "weight" else key: a for key, a in here.items()},
-        )  # fmt: skip
+            hidden, layer[0], target, bias=layer[1], chunk_rows=3, **for_a_layer(here)
+        )
         gradients = torch.autograd.grad((2 * value).sum(), (hidden, *layer))
         results[f"{name}, linear"] = value.detach(), *gradients
+    for name in COMPILED:
+        results[f"{name}, compiled"] = compiled(CASES[name], logits, target, mine)
+    for name, arguments in CASES.items():
+        results[f"{name}, wrong"] = wrong_labels(arguments, mine)
     torch.save(results, f"{folder}/results{rank}.pt")
     torch.distributed.destroy_process_group()
     # Taken down by the interpreter, PyTorch's threads and it can wait for each other forever.
@@ -142,6 +181,22 @@ def test_the_linear_form_too(results: list[dict[str, tuple[Tensor, ...]]], name:
     of_weight, of_bias = (torch.cat([part[i] for part in parts]).double() for i in (2, 3))
     torch.testing.assert_close(of_weight, 2 * at_logits.T @ hidden, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(of_bias, 2 * at_logits.sum(0), rtol=1e-4, atol=1e-6)
+
+
+@needs_gloo
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_it_is_the_same(results: list[dict[str, tuple[Tensor, ...]]], name: str) -> None:
+    for rank in results:
+        for eager, graph in zip(rank[name], rank[f"{name}, compiled"], strict=True):
+            torch.testing.assert_close(graph, eager, rtol=1e-6, atol=1e-12)
+
+
+@needs_gloo
+@pytest.mark.parametrize("name", CASES)
+def test_wrong_labels_are_seen(results: list[dict[str, tuple[Tensor, ...]]], name: str) -> None:
+    for rank in results:
+        for found in rank[f"{name}, wrong"]:
+            assert found.tolist() == [False, True, False, True]
 
 
 def test_what_is_not_there_is_refused() -> None:

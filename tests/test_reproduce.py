@@ -108,7 +108,13 @@ def test_what_is_run_beside_the_rows() -> None:
         trial = experiment.protocol().trial
         assert trial.feature_range[0] == (0 if "[0,1]" in experiment.name else -1)
         assert trial.activation == ("tanh" if "tanh" in experiment.name else "relu")
-    assert all(len({e.row.momentum for e in g}) == len(g) for g in by_network(everything).values())
+    groups = by_network(everything).values()
+    assert all(len({e.row.momentum for e in group}) == len(group) for group in groups)
+    turns = [(group[0].row.data, group[0].name != group[0].row.name) for group in groups]
+    assert list(dict.fromkeys(turns)) == [
+        ("mnist", False), ("cifar10", False), ("svhn", False), ("cifar100", False),
+        ("mnist", True), ("cifar10", True),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("table", "pattern"), [("table2", "*"), ("table1", "mnist 7x7*")])

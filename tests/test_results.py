@@ -22,6 +22,7 @@ from pseudograd.report.summary import fraction
 from pseudograd.reproduce.claims import CLAIMS, judge, paper_points
 from pseudograd.reproduce.findings import Finding, Reproduction, read
 from pseudograd.reproduce.rows import Experiment, experiments, rows, select
+from pseudograd.reproduce.run import ledger_of
 from pseudograd.reproduce.toy import ToyRun, write_csv
 from pseudograd.search import Cell, Result
 
@@ -129,6 +130,8 @@ def test_commands_beside_rows_run_these_and_nothing_else(text: str) -> None:
         assert (program, verb) == ("pseudograd", "reproduce")
         assert select(experiments(rows(table)), pattern) == [experiment]
     assert "`pseudograd toy --csv results/toy.csv` runs it again" in text
+    assert "needs the data (`pseudograd data fetch mnist`" in text
+    assert "`pseudograd reproduce report --out again` shows what came of it" in text
 
 
 def test_figures_of_the_paper_are_as_it_prints_them(text: str, tmp_path: Path) -> None:
@@ -148,6 +151,8 @@ def test_verdicts(text: str) -> None:
     assert "12 rows" in text
     assert "so far" not in text
     assert "not finished yet" not in text
+    assert "while rows are missing" not in text
+    assert "too few rows" not in text
     assert "same rows |" not in text  # all are finished: it would be said twice
     assert "right direction, within noise" in text
 
@@ -161,6 +166,46 @@ def test_what_was_run_is_told(text: str, folder: Path) -> None:
     trials = len((folder / "svhn-1x400.jsonl").read_text("utf-8").splitlines())
     assert line[1:] == [f"{trials:,}", f"{2 * trials:,}", "0.6", f"{100 * trials:,}"]
     assert "plain loop" not in text  # nothing was measured here
+
+
+def test_what_the_papers_own_rows_took_is_told(text: str, folder: Path, tmp_path: Path) -> None:
+    own = [Experiment(row) for row in rows("all", "*x400 m0.5")]
+    networks = sum(len(ledger_of(folder, e.network)) for e in own)
+    assert f"Of these, 7.2 minutes and {networks:,} networks are of the paper’s own rows" in text
+    assert "The goal was" not in text  # most rows are missing
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    assert "Of these" not in documents(own, copy)[tmp_path / "RESULTS.md"]
+
+
+@pytest.mark.parametrize(
+    ("times", "hardware", "said"),
+    [
+        (1, "NVIDIA H200", "it took 7.2 minutes, so the goal was met."),
+        (10, "NVIDIA H200", "it took 72.0 minutes, so the goal was missed."),
+        (1, "a CPU", ""),
+    ],
+)
+def test_whether_the_goal_was_met(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    times: int,
+    hardware: str,
+    said: str,
+) -> None:
+    """As if the paper had no other rows; what is run beside them does not count."""
+    monkeypatch.setattr(results, "paper_rows", lambda: rows("all", "*x400 m0.5"))
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
+    for network in session["networks"].values():
+        network["seconds"] *= times
+    session["hardware"] = hardware
+    (copy / "manifest.json").write_text(json.dumps([session]), "utf-8")
+    text = documents(SOME, copy)[tmp_path / "RESULTS.md"]
+    goal = "The goal was an hour of one NVIDIA H200 for all 12 rows of the paper; "
+    assert goal + said in text if said else goal not in text
 
 
 def test_an_unlisted_content_is_official(folder: Path, tmp_path: Path) -> None:
@@ -201,7 +246,7 @@ def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_
 def test_networks_side_by_side_are_said_to_share_the_time(
     folder: Path, text: str, tmp_path: Path
 ) -> None:
-    said = "Networks that were trained side by side on one GPU share its time equally."
+    said = "Architectures that were trained side by side on one GPU share its time equally."
     assert said not in text
     copy = tmp_path / "results"
     shutil.copytree(folder, copy)
@@ -221,7 +266,7 @@ def test_what_a_reader_would_ask_next(text: str) -> None:
     resampled = lines_of(text, "cifar10 5x400 m0.5 tanh", "### How sure is the selection?")
     assert resampled[0][1] == "4"
     rates = lines_of(text, "mnist [0,1]", "### Which learning rates")[0]
-    assert rates[1:] == ["3", "0.12 to 0.12", "0.12 to 0.12", "0.1 to 10", "0 of 17", "0 of 3"]
+    assert rates[1:] == ["3", "0.12", "0.12", "0.1 to 10", "0 of 17", "0 of 3"]
     activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 9]
     assert activations == ["relu", "tanh"]
 
@@ -266,6 +311,8 @@ def test_while_rows_are_missing_the_paper_is_judged_by_the_same_rows(part: dict[
     text = part["RESULTS.md"]
     head = next(line for line in text.splitlines() if line.startswith("|  | claim |"))
     assert head == "|  | claim | ours | the paper’s figures, same rows | the paper’s figures |"
+    assert "Some rows are run with tanh, too." in text
+    assert "(while rows are missing, also to those of the finished rows alone), which" in text
     same = rows("all", "mnist *x400 m0.[59]")
     for claim in CLAIMS:
         line = lines_of(text, claim.name)[0]
@@ -310,20 +357,26 @@ def test_nothing_was_run_yet(tmp_path: Path) -> None:
         lines_of(text, e.name)[0][2] == "not run yet" for e in SOME if e.activation != "tanh"
     )
     assert lines_of(text, "3")[0][2:] == ["open", "confirmed"]
+    assert "`pseudograd toy --csv results/toy.csv` runs it." in text
 
 
 def text_with(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Result], Result]
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Result], Result],
+    *others: Experiment,
 ) -> tuple[str, str]:
-    """The document if the search of one row had ended otherwise; and that row's name."""
+    """The document if the search of one row and of others had ended otherwise; and its name."""
     marked = Experiment(rows("table1", "cifar10 1x400*")[0])
 
     def read_changed(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
         found = read(experiments, folder, smoke=smoke)
-        finding = found.found[marked]
-        assert isinstance(finding, Finding)
-        changed = replace(finding, result=change(finding.result))
-        return replace(found, found={**found.found, marked: changed}, unread=3)
+        changed = dict(found.found)
+        for experiment in (marked, *others):
+            finding = changed[experiment]
+            assert isinstance(finding, Finding)
+            changed[experiment] = replace(finding, result=change(finding.result))
+        return replace(found, found=changed, unread=3)
 
     monkeypatch.setattr(results, "read", read_changed)
     return documents(SOME, folder)[folder.parent / "RESULTS.md"], marked.name
@@ -362,24 +415,45 @@ def test_a_neighbours_best_rate_that_was_not_tried_is_marked(
     assert apart[1] == "0 of 3"
 
 
+def at_another_rate(result: Result) -> Result:
+    """As if the selected k had been best at a rate that k = 1 was not tried at."""
+    chosen = replace(result.chosen, learning_rate=16.0)
+    return replace(result, cells=(*result.cells, chosen), chosen=chosen)
+
+
+def told_of_claims(text: str) -> list[str]:
+    """What is said below claims about rows that are marked so."""
+    return [line.partition("rate. ")[2] for line in text.splitlines() if "- § Where" in line]
+
+
 def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_another(result: Result) -> Result:
-        chosen = replace(result.chosen, learning_rate=16.0)
-        return replace(result, cells=(*result.cells, chosen), chosen=chosen)
-
-    text, marked = text_with(folder, monkeypatch, with_another)
+    text, marked = text_with(folder, monkeypatch, at_another_rate)
     assert lines_of(text, marked, "## The tables")[0][1] == "1/4§ (1/4)"
     assert f"- § {marked}: k = 1 was tried at rates of 0.062 to 0.5, not at 16." in text
     assert ", 1: 0.12§ (" in lines_of(text, marked, "### Which learning rates")[0][1]
     assert lines_of(text, "cifar10", "### Which learning rates")[0][-1] == "1 of 3"
-    # Claims 2a, 3 and 6 name it: of 5 shallow rows, and of all 15.
-    of_claims = [line for line in text.splitlines() if line.startswith("- § In ")]
-    assert [line.split(",")[0] for line in of_claims] == [
-        "- § In 1 of 5 rows", "- § In 1 of 15 rows", "- § In 1 of 15 rows"
-    ]  # fmt: skip
-    assert all(line.endswith(f": {marked}.") for line in of_claims)
+    # All claims that are judged by it name it: 2a and 4 of 4 shallow rows, 2d, 3 and 6 of all 12.
+    assert told_of_claims(text) == [
+        f"So it is in 1 of {number} rows: {marked}." for number in (4, 12, 12, 4, 12)
+    ]
+
+
+def test_marked_rows_that_are_run_beside_the_papers_are_counted_apart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaled = Experiment(rows("table4", "mnist 5x400 m0.5")[0], feature_range=(0.0, 1.0))
+    # No claim is judged by rows with tanh.
+    tanh = Experiment(rows("table1", "cifar10 1x400*")[0], activation="tanh")
+    text, marked = text_with(folder, monkeypatch, at_another_rate, scaled, tanh)
+    of_4, of_12 = (f"So it is in 1 of {number} rows: {marked}." for number in (4, 12))
+    of_1, of_2, of_3 = (
+        f"So it is in 1 of {number} of MNIST in [0, 1]: {scaled.name}."
+        for number in ("1 row", "2 rows", "3 rows")
+    )
+    both = f"{of_12} {of_3}"
+    assert told_of_claims(text) == [of_4, of_1, both, both, of_4, of_2, both]
 
 
 # --- their form ----------------------------------------------------------------------------------
@@ -432,7 +506,7 @@ def test_report_and_check(
     assert main([*report, "--check"]) == 1
     assert capsys.readouterr().err == (
         "pseudograd: RESULTS.md is not what the ledgers give: "
-        "run `pseudograd reproduce report` again\n"
+        "run the same command without --check\n"
     )
     assert main(report) == 0
     assert capsys.readouterr().out.splitlines()[:2] == ["RESULTS.md", "results/results.html"]
@@ -455,6 +529,8 @@ def test_rows_that_were_run_again_do_not_touch_the_results(
     assert Path("RESULTS.md").read_text("utf-8") == "all rows"
     text = Path("again/RESULTS.md").read_text("utf-8")
     assert "3 of 3 rows are finished" in text
+    assert "in `again` by `pseudograd reproduce report --out again`." in text
+    assert "`pseudograd toy --csv again/toy.csv` runs it again." in text
     assert "(deviations.svg)" in text
 
 
@@ -469,6 +545,7 @@ def test_report_of_runs_in_small(
     text = Path("runs/smoke/RESULTS.md").read_text("utf-8")
     assert "the figures mean nothing" in text
     assert "1 of 1 rows are finished" in text
+    assert "by `pseudograd reproduce report --smoke --out runs/smoke`." in text
     assert "MNIST in [0, 1] |" not in text
     assert "`, a part of it." in text
 

@@ -246,5 +246,5 @@ def _report(
             print(path)
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
             raise ValueError(
-                f"{path} is not what the ledgers give: run `pseudograd reproduce report` again"
+                f"{path} is not what the ledgers give: run the same command without --check"
             )

@@ -25,6 +25,9 @@ from pseudograd.fleet.trial import Outcome, Split, Trial
 # With weights beyond this and predictions no better than chance, nothing good can follow.
 _EXPLODED = 1e4
 
+# With more, the kernel that holds all classes of a batch at once is slow to compile, or does not.
+_MOST_FUSED_CLASSES = 256
+
 # For a worker on the CPU: more models at once gain nothing, and outgrow the cache.
 _SLOTS_ON_CPU = 8
 _MOST_SLOTS = 256
@@ -102,7 +105,9 @@ class Fleet:
 
         Args:
             trials: All of one architecture. A deque is taken from as slots become free, and may be
-                added to until the last outcome is given.
+                added to meanwhile. On a CPU or several devices a worker ends when it finds the
+                deque empty, and there are no more workers than trials at the start: what is added
+                later may be left in it. Run again while it has some.
 
         """
         pending = trials if isinstance(trials, deque) else deque(trials)
@@ -196,6 +201,7 @@ def _stack(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
     fusible = (
         trial.optimizer == "sgd"
         and trial.batch_size <= 128
+        and sizes[-1] <= _MOST_FUSED_CLASSES
         and fleet.precision == "tf32"
         and examples.weights is None
     )
@@ -225,25 +231,32 @@ def _parts_on(device: torch.device, data: Dataset, split: Split) -> Parts:
 
 
 class _MatmulPrecision:
-    """What PyTorch's own products may round to: a global setting, restored by the last to leave."""
+    """What PyTorch's own products may round to: a global setting, restored by the last to leave.
+
+    Of what several ask for at once, the strictest holds.
+    """
 
     def __init__(self) -> None:
-        self.lock, self.users, self.before = threading.Lock(), 0, ""
+        self.lock, self.before = threading.Lock(), ""
+        self.asked_for: list[str] = []
 
     @contextlib.contextmanager
     def __call__(self, precision: str) -> Iterator[None]:
         with self.lock:
-            if not self.users:
+            if not self.asked_for:
                 self.before = torch.get_float32_matmul_precision()
-                torch.set_float32_matmul_precision(precision)
-            self.users += 1
+            self.asked_for.append(precision)
+            self._set()
         try:
             yield
         finally:
             with self.lock:
-                self.users -= 1
-                if not self.users:
-                    torch.set_float32_matmul_precision(self.before)
+                self.asked_for.remove(precision)
+                self._set()
+
+    def _set(self) -> None:
+        strictest = "highest" if "highest" in self.asked_for else "high"
+        torch.set_float32_matmul_precision(strictest if self.asked_for else self.before)
 
 
 _matmul_precision = _MatmulPrecision()
@@ -398,7 +411,10 @@ class _Crew:
         groups: dict[bool, dict[int, str]] = {}
         for slot, reason in ended.items():
             groups.setdefault(self._run(slot).trial.split.test, {})[slot] = reason
-        return [outcome for group in groups.values() for outcome in self._judge(group)]
+        outcomes = [outcome for group in groups.values() for outcome in self._judge(group)]
+        for slot in ended:  # only now: what runs out of memory before is trained again
+            self.runs[slot] = None
+        return outcomes
 
     def _judge(self, ended: dict[int, str]) -> list[Outcome]:
         slots = self._tensor(list(ended))
@@ -422,7 +438,6 @@ class _Crew:
                     parameters=self.stack.best_of(slot) if self.fleet.keep_parameters else None,
                 )
             )
-            self.runs[slot] = None
         return outcomes
 
     def _resize(self, pending: int) -> None:

@@ -256,35 +256,31 @@ class Stack:
             models: The networks whose best versions are asked for; None for all as they are.
 
         """
-        wrong = torch.zeros(len(index), dtype=torch.float64, device=index.device)
-        value = torch.zeros_like(wrong)
-        total = torch.zeros_like(wrong)
-        for rows, mistaken, loss in self._judged(index, models):
-            if self.examples.weights is None:
-                total += rows.shape[1]
-                wrong += mistaken.sum(1)
-                value += loss.sum(1, dtype=torch.float64)
-            else:
-                weights = self.examples.weights[rows]
-                total += weights.sum(1)
-                wrong += (weights * mistaken).sum(1)
-                value += (weights * loss).sum(1)
-        return wrong / total, value / total
+        judged = list(self._judged(index, models))
+        # At once: sums of parts would be rounded by how many networks are judged together.
+        mistaken = torch.cat([mistaken for mistaken, _ in judged], 1).double()
+        loss = torch.cat([loss for _, loss in judged], 1).double()
+        if self.examples.weights is None:
+            count = index.shape[1]
+            return mistaken.sum(1) / count, loss.sum(1) / count
+        weights = self.examples.weights[index]
+        total = weights.sum(1)
+        return (weights * mistaken).sum(1) / total, (weights * loss).sum(1) / total
 
     def mistakes(self, index: Tensor, models: Tensor | None = None) -> Tensor:
         """Say which examples each network gets wrong, shape (models, examples); see `evaluate`."""
-        return torch.cat([mistaken for _, mistaken, _ in self._judged(index, models)], 1)
+        return torch.cat([mistaken for mistaken, _ in self._judged(index, models)], 1)
 
     def _judged(
         self, index: Tensor, models: Tensor | None
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Some of the examples at a time, which of them are mistaken, and their cross-entropies."""
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some examples at a time: which of them are mistaken, and their cross-entropies."""
         parameters = self.evaluated(models)
         for rows in index.split(max(1, _EVALUATED_AT_ONCE // len(index)), 1):
             logits = self.logits_of(rows, parameters)
             target = self.examples.labels[rows]
             loss = paper.cross_entropy(paper.top_and_margin(logits, target)[1]).squeeze(-1)
-            yield rows, (logits.argmax(-1) != target) | ~loss.isfinite(), loss
+            yield (logits.argmax(-1) != target) | ~loss.isfinite(), loss
 
 
 # On a CPU, products of matrices that do not start at a line of the cache (64 bytes) are rounded

@@ -51,8 +51,11 @@ class Split:
     test: bool = False
 
     def __post_init__(self) -> None:
-        if self.repetition < 0:
-            raise ValueError(f"repetition must be 0 or more, not {self.repetition}")
+        # Beyond, the seed of the cut that a repetition has would exceed 64 bits.
+        if not _whole(self.repetition, 0, 20 * 2**31):
+            raise ValueError(
+                f"repetition must be a whole number in [0, 20 · 2^31), not {self.repetition}"
+            )
         if not _whole(self.plan, 0, 2**32):
             raise ValueError(f"plan must be a whole number in [0, 2^32), not {self.plan}")
         if self.test and self.retrain:
@@ -116,12 +119,16 @@ class Trial:
         require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
         require(self.optimizer in OPTIMIZERS, "optimizer", f"one of {OPTIMIZERS}")
         require(self.activation in ACTIVATIONS, "activation", f"one of {ACTIVATIONS}")
-        low, high = self.feature_range
-        require(-math.inf < low < high < math.inf, "feature_range", "(low, high), both finite")
-        require(self.batch_size >= 1, "batch_size", "1 or more")
+        require(
+            isinstance(self.feature_range, tuple)
+            and len(self.feature_range) == 2
+            and -math.inf < self.feature_range[0] < self.feature_range[1] < math.inf,
+            "feature_range",
+            "a tuple (low, high), both finite",
+        )
         require(self.clip is None or self.clip > 0, "clip", "above 0, or None")
-        require(self.patience >= 1, "patience", "1 or more")
-        require(self.max_epochs >= 1, "max_epochs", "1 or more")
+        for name in ("batch_size", "patience", "max_epochs"):
+            require(_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
         require(_whole(self.seed, -(2**63), 2**63), "seed", "a whole number of 64 bits")
 
     @property

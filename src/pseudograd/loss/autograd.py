@@ -115,11 +115,16 @@ def rows_of(loss: RowLoss) -> Rows:
     """Make the function (z, target, k) → value of each row, with the backward pass of ``loss``."""
 
     def rows(z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
-        value: Tensor = _Forward.apply(z, target, k, loss)[0]
-        return value
+        return row_values(loss, z, target, k)
 
     keep_whole(rows)
     return rows
+
+
+def row_values(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
+    """Give the value of each row, with the backward pass of ``loss``; for a `keep_whole`."""
+    value: Tensor = _Forward.apply(z, target, k, loss)[0]
+    return value
 
 
 def keep_whole(function: Callable[..., Any]) -> None:
@@ -219,17 +224,17 @@ def times_each(f: Tensor, grad: Tensor) -> Tensor:
     return torch.where(f == 0, 0, f * grad).to(f.dtype)
 
 
-def final(result: Tensor, source: Tensor) -> Tensor:
-    """``result``, computed from ``source`` in a way that may not be differentiated."""
+def final(result: Tensor, *sources: Tensor | None) -> Tensor:
+    """``result``, computed from ``sources`` in a way that may not be differentiated."""
     # Grad mode is on in a backward pass only where someone wants to differentiate once more.
-    return _Final.apply(result, source) if torch.is_grad_enabled() else result
+    return _Final.apply(result, *sources) if torch.is_grad_enabled() else result
 
 
 class _Final(Underivable):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(result: Tensor, source: Tensor) -> Tensor:
+    def forward(result: Tensor, *sources: Tensor | None) -> Tensor:
         return result.clone()
 
 

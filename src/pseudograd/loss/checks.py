@@ -187,8 +187,10 @@ def as_sensitivity(k: Sensitivity) -> Sensitivity:
 
 
 def autocast_is_on(tensor: Tensor) -> bool:
-    """Whether autocast is at work on a tensor's device, of which "meta" may not be asked for."""
-    return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
+    """Whether autocast converts a tensor: float64 never, and of "meta" it may not be asked."""
+    if tensor.is_meta or tensor.dtype == torch.float64:
+        return False
+    return torch.is_autocast_enabled(tensor.device.type)
 
 
 def check_implementation(implementation: str) -> None:

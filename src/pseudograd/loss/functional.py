@@ -102,18 +102,18 @@ def tunable_cross_entropy(
         from pseudograd.loss.parallel import split_values
 
         value, example_weight = split_values(
-            z, target.flatten().long(), _column(k, z), weight, ignore_index, label_smoothing,
-            process_group, way == "triton",
+            z, target.flatten().long(), as_column(k, z), weight, ignore_index, label_smoothing,
+            process_group.group_name, way == "triton",
         )  # fmt: skip
         reduced = _reduced(value, example_weight.sum(), reduction)
     elif target.is_floating_point():
         q = smoothed(_rows(target).to(working_dtype(z)), label_smoothing)
-        value = _class_probability_rows(z, q if weight is None else q * weight, _column(k, z))
+        value = _class_probability_rows(z, q if weight is None else q * weight, as_column(k, z))
         reduced = _reduced(value, float(len(z)), reduction)
     elif way == "triton" and is_eager():
         from pseudograd.loss.operators import fused_cross_entropy
 
-        if isinstance(k, Tensor) and k.is_cpu:
+        if isinstance(k, Tensor) and holds_numbers(k):
             check_k(k)
         reduced = fused_cross_entropy(
             z, target.flatten(), k, weight, ignore_index, reduction, label_smoothing, dtype
@@ -127,7 +127,7 @@ def tunable_cross_entropy(
         if way == "triton":
             from pseudograd.loss.operators import gpu_rows as rows
         reduced = class_index_loss(
-            z, target.flatten(), _column(k, z), rows, weight, ignore_index, reduction,
+            z, target.flatten(), as_column(k, z), rows, weight, ignore_index, reduction,
             label_smoothing,
         )  # fmt: skip
     if reduction == "none":
@@ -147,20 +147,29 @@ def class_index_loss(
 ) -> Tensor:
     """Give the loss of rows ``z`` (R, C) for labels (R) by the row function ``rows``, reduced."""
     target = target.long()  # among bytes, -100 would be class 156
-    if z.is_cpu and is_eager():  # elsewhere the values are not to be had without waiting for them
+    if holds_numbers(target):
         check_class_indices(target, z.shape[1], ignore_index)
-    counted = target != ignore_index
-    y = torch.where(counted, target, 0)
-    example_weight = counted.to(working_dtype(z))
-    if weight is not None:
-        example_weight = torch.where(counted, weight[y], 0).to(example_weight.dtype)
+    counted, y, known = known_labels(target, z.shape[1], ignore_index)
+    label_weight = known if weight is None else known * weight[y]
+    example_weight = torch.where(counted, label_weight, 0).to(working_dtype(z))
     if label_smoothing:
         one_hot = torch.zeros_like(z, dtype=example_weight.dtype).scatter(-1, y.unsqueeze(-1), 1)
         q = smoothed(one_hot, label_smoothing)
-        value = _class_probability_rows(z, q if weight is None else q * weight, k)
+        value = _class_probability_rows(z, q if weight is None else q * weight, k) * known
     else:
-        value = rows(z, y, k) * (1 if weight is None else weight[y])
+        value = rows(z, y, k) * label_weight
     return _reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
+
+
+def known_labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tell which labels count; give labels that can be looked up, and 1, or NaN for wrong ones.
+
+    Where wrong labels cannot be refused without waiting for a device, NaN is there to be seen.
+    """
+    counted = target != ignore_index
+    y = torch.where(counted, target, 0)
+    known = (y >= 0) & (y < classes)
+    return counted, torch.where(known, y, 0), torch.where(known, 1.0, torch.nan)
 
 
 def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
@@ -178,11 +187,11 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.movedim(1, -1).flatten(0, -2) if tensor.dim() > 2 else tensor.unsqueeze(0)
 
 
-def _column(k: Sensitivity, z: Tensor) -> Sensitivity:
+def as_column(k: Sensitivity, z: Tensor) -> Sensitivity:
     """A number as it is, a tensor as a column beside the rows."""
     if not isinstance(k, Tensor):
         return k
-    if k.is_cpu and is_eager():
+    if holds_numbers(k):
         check_k(k)
     k = k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
     # Elsewhere what is wrong cannot be told without waiting, and is NaN to be seen.
@@ -205,6 +214,16 @@ def is_eager() -> bool:
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
+def holds_numbers(tensor: Tensor) -> bool:
+    """Whether values can be looked at without waiting for a device."""
+    return tensor.is_cpu and is_eager() and is_plain(tensor)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is none of a kind of its own, such as a fake or a distributed one."""
+    return type(tensor) in (Tensor, torch.nn.Parameter)
+
+
 def chosen_way(input: Tensor, target: Tensor, label_smoothing: float, implementation: str) -> str:
     """What computes the loss: "triton", "numba" or "torch"."""
     check_implementation(implementation)
@@ -215,7 +234,7 @@ def chosen_way(input: Tensor, target: Tensor, label_smoothing: float, implementa
     if target.is_floating_point() or input.dtype not in SINGLE_AND_HALF:
         return "torch"
     eager = is_eager()
-    plain = type(input) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
+    plain = is_plain(input)
     if _is_for_kernels(input) and (not eager or (plain and _kernels_run())):
         return "triton"
     numba = input.is_cpu and plain and eager and label_smoothing == 0

@@ -36,7 +36,14 @@ from pseudograd.loss.checks import (
     check_linear,
     check_settings,
 )
-from pseudograd.loss.functional import chosen_way, is_eager, smoothed
+from pseudograd.loss.functional import (
+    as_column,
+    chosen_way,
+    holds_numbers,
+    is_eager,
+    known_labels,
+    smoothed,
+)
 from pseudograd.loss.modules import TunableLoss
 from pseudograd.rules.paper import Sensitivity, working_dtype
 
@@ -100,13 +107,13 @@ def tunable_linear_cross_entropy(
     prepare_tracing()
     check_linear(hidden, weight, target, bias, class_weight, chunk_rows)
     check_settings(ignore_index, reduction, label_smoothing)
-    check_k(k, target.shape, values=isinstance(k, Tensor) and k.is_cpu and is_eager())
+    check_k(k, target.shape, values=False)
     k = as_sensitivity(k)
     group = ""
     if process_group is not None:
         check_for_split(target)
         group = process_group.group_name
-    elif target.is_cpu and is_eager():
+    elif holds_numbers(target):
         check_class_indices(target, len(weight), ignore_index)
     dtype = hidden.dtype
     if autocast_is_on(hidden):
@@ -119,10 +126,11 @@ def tunable_linear_cross_entropy(
     tensors = (rows, weight, bias)
     training = torch.is_grad_enabled()
     wanted = [training and t is not None and t.requires_grad for t in tensors]
-    ks = k.to(rows.device, working_dtype(rows)).reshape(-1) if isinstance(k, Tensor) else None
+    column = as_column(k, rows)
+    number, ks = (1.0, column.squeeze(-1)) if isinstance(column, Tensor) else (column, None)
     value = _linear(
-        *tensors, target.flatten().long(), 1.0 if isinstance(k, Tensor) else k, ks, class_weight,
-        ignore_index, reduction, label_smoothing, way == "triton", group,
+        *tensors, target.flatten().long(), number, ks, class_weight, ignore_index, reduction,
+        label_smoothing, way == "triton", group,
         chunk_rows or _chunk_rows(len(rows), len(weight) * rows.element_size()), wanted,
     )  # fmt: skip
     return (value.reshape(target.shape) if reduction == "none" else value).to(dtype)
@@ -252,7 +260,7 @@ class _Linear(Function):
             keep = graph_is_kept() or not is_eager()
             products = [_scaled(product, by, triton, keep) for product in products]
         results = (
-            final(product, hidden) if wants else None
+            final(product, hidden, weight, bias) if wants else None
             for product, wants in zip(products, wanted, strict=True)
         )
         return *results, *nothing
@@ -333,17 +341,17 @@ def linear_products(
     Those are the gradients of ``hidden``, ``weight`` and ``bias``, each if it is wanted, for
     pseudo-gradients times ``factor`` (one, or one for each row), of the mean or of the sum.
     """
-    ranks = _resolve(group)
     counted = target != ignore_index
     column, example_weight = target, counted.double()
-    if ranks is not None:
-        from pseudograd.loss.parallel import label_weights, own_labels
+    if group:
+        from pseudograd.loss.parallel import label_weights, own_labels, ranks_of
 
-        column = own_labels(torch.where(counted, target, 0), len(weight), ranks)
+        column = own_labels(torch.where(counted, target, 0), len(weight), group)
         if class_weight is not None:
-            example_weight = example_weight * label_weights(class_weight, column, ranks)
+            example_weight = example_weight * label_weights(class_weight, column, group)
     elif class_weight is not None:
-        example_weight = example_weight * class_weight[torch.where(counted, target, 0)]
+        _, y, known = known_labels(target, len(weight), ignore_index)
+        example_weight = example_weight * known * class_weight[y]
     divisor = example_weight.sum()
     if factor is not None and mean:
         factor = torch.where(divisor == 0, 0, factor / divisor)
@@ -359,18 +367,18 @@ def linear_products(
             torch.mm(x, weight.t(), out=logits)
         else:
             torch.addmm(bias, x, weight.t(), out=logits)
-        k_part: Sensitivity = k if ks is None else (ks if len(ks) == 1 else ks[part]).unsqueeze(-1)
+        k_part: Sensitivity = k if ks is None else ks[part].unsqueeze(-1)
         factor_part = None
         if factor is not None:
             factor_part = (factor if len(factor) == 1 else factor[part]).expand(len(x))
-        if ranks is not None and smoothing:
+        if group and smoothing:
             values[part] = _split_smoothed(
                 logits, column[part], counted[part], k_part, class_weight, smoothing, factor_part,
-                ranks,
+                group,
             )  # fmt: skip
-        elif ranks is not None:
+        elif group:
             values[part] = _split(
-                logits, column[part], k_part, example_weight[part], factor_part, ranks, triton
+                logits, column[part], k_part, example_weight[part], factor_part, group, triton
             )
         elif triton:
             values[part] = _by_kernel(
@@ -388,8 +396,8 @@ def linear_products(
             of_weight.addmm_(logits.t(), x, beta=float(start > 0))
         if wanted[2]:
             of_bias += logits.sum(0, dtype=of_bias.dtype)
-    if ranks is not None and wanted[0] and factor is not None:
-        torch.distributed.all_reduce(of_hidden, group=ranks)
+    if group and wanted[0] and factor is not None:
+        torch.distributed.all_reduce(of_hidden, group=ranks_of(group))
     return values, divisor, of_hidden, of_weight, of_bias.to(hidden.dtype)
 
 
@@ -416,15 +424,6 @@ def _rooms(
     return room(hidden, here[0]), room(weight, here[1]), of_bias
 
 
-def _resolve(group: str) -> ProcessGroup | None:
-    if not group:
-        return None
-    from torch.distributed import distributed_c10d
-
-    ranks: ProcessGroup = getattr(distributed_c10d, "_resolve_process_group")(group)  # noqa: B009
-    return ranks
-
-
 # Each gives the values of a chunk's rows and, if there is a factor, writes the pseudo-gradients
 # over the logits.
 
@@ -446,10 +445,9 @@ def _plain(
     logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
     smoothing: float, factor: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    counted = target != ignore_index
-    y = torch.where(counted, target, 0)
+    counted, y, known = known_labels(target, logits.shape[1], ignore_index)
     loss: RowLoss = ClassIndex()
-    row_weight = counted.to(working_dtype(logits))
+    row_weight = (counted * known).to(working_dtype(logits))
     if smoothing:
         one_hot = torch.zeros_like(logits, dtype=row_weight.dtype).scatter(-1, y.unsqueeze(-1), 1)
         y = smoothed(one_hot, smoothing)
@@ -473,23 +471,23 @@ def _by_rows(
 
 def _split_smoothed(
     logits: Tensor, column: Tensor, counted: Tensor, k: Sensitivity, class_weight: Tensor | None,
-    smoothing: float, factor: Tensor | None, ranks: ProcessGroup,
+    smoothing: float, factor: Tensor | None, group: str,
 ) -> Tensor:  # fmt: skip
     from pseudograd.loss.parallel import SplitClasses, smoothed_target
 
-    q = smoothed_target(column, logits.shape[1], class_weight, smoothing, ranks)
+    q = smoothed_target(column, logits.shape[1], class_weight, smoothing, group)
     row_weight = counted.to(working_dtype(logits))
-    return _by_rows(ClassProbabilities(SplitClasses(ranks)), logits, q, k, row_weight, factor)
+    return _by_rows(ClassProbabilities(SplitClasses(group)), logits, q, k, row_weight, factor)
 
 
 def _split(
     logits: Tensor, column: Tensor, k: Sensitivity, row_weight: Tensor, factor: Tensor | None,
-    ranks: ProcessGroup, triton: bool,
+    group: str, triton: bool,
 ) -> Tensor:  # fmt: skip
     from pseudograd.loss.parallel import push, whole_rows
     from pseudograd.rules import paper
 
-    whole = whole_rows(logits, column, k, ranks, triton)
+    whole = whole_rows(logits, column, k, group, triton)
     if factor is not None:
         push(logits, column, k, whole, (factor * row_weight).unsqueeze(-1), triton, out=logits)
     value = paper.cross_entropy(whole.margin).squeeze(-1)

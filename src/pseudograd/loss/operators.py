@@ -237,6 +237,7 @@ def fused_cross_entropy(
     dtype: torch.dtype,
 ) -> Tensor:
     """Give the loss of rows ``z`` (R, C) for labels (R): in ``dtype``, or float64 for each row."""
+    z = z if z.stride(1) == 1 else z.contiguous()  # so that autograd knows of the copy
     rows = rows_of_loss(z.detach(), target, k, weight, ignore_index, label_smoothing)
     value: Tensor = _Fused.apply(z, rows, reduction, dtype, torch.is_grad_enabled())
     return value
@@ -266,8 +267,7 @@ class _Fused(Function):
                     launch(rows, values, gradient, reduced=True, parts=parts)
                     sum_values(values, parts, value)
         # With the logits themselves autograd sees if someone writes to them.
-        kept = z if rows.z.data_ptr() == z.data_ptr() else rows.z
-        ctx.save_for_backward(kept, rows.target, rows.ks, rows.weight, parts, gradient)
+        ctx.save_for_backward(z, rows.target, rows.ks, rows.weight, parts, gradient)
         ctx.settings = rows.k, rows.ignore_index, rows.smoothing
         ctx.mean = mean and parts is None
         return value
@@ -332,6 +332,57 @@ def _(z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor) -> T
     return z.new_empty(z.shape)
 
 
+# The two passes over some of the classes, for rows whose others are elsewhere; see `kernels.row`.
+@torch.library.custom_op(
+    "pseudograd::statistics_of_part",
+    mutates_args=(),
+    schema="(Tensor z, Tensor column, float k, Tensor? ks) -> Tensor",
+)
+def statistics_of_part(z: Tensor, column: Tensor, k: float, ks: Tensor | None) -> Tensor:
+    """Give the top, both sums and the label's logit of each row: (4, R) in float64."""
+    statistics = z.new_empty((4, len(z)), dtype=torch.float64)
+    with torch.cuda.device_of(z):
+        launch(rows_of_loss(z, column, k if ks is None else ks), None, None, statistics=statistics)
+    return statistics
+
+
+@statistics_of_part.register_fake
+def _(z: Tensor, column: Tensor, k: float, ks: Tensor | None) -> Tensor:
+    return z.new_empty((4, z.shape[0]), dtype=torch.float64)
+
+
+@torch.library.custom_op(
+    "pseudograd::gradient_of_part",
+    mutates_args=(),
+    schema="(Tensor z, Tensor column, float k, Tensor? ks, Tensor given) -> Tensor",
+)
+def gradient_of_part(
+    z: Tensor, column: Tensor, k: float, ks: Tensor | None, given: Tensor
+) -> Tensor:
+    """Give these columns of Eq. 5, for what is ``given`` of whole rows: (3, R) in float32."""
+    out = z.new_empty(z.shape)
+    write_gradient_of_part(z, column, k if ks is None else ks, given, out)
+    return out
+
+
+@gradient_of_part.register_fake
+def _(z: Tensor, column: Tensor, k: float, ks: Tensor | None, given: Tensor) -> Tensor:
+    return z.new_empty(z.shape)
+
+
+def write_gradient_of_part(
+    z: Tensor, column: Tensor, k: Sensitivity, given: Tensor, out: Tensor
+) -> None:
+    """Write the same into ``out``, which may be the logits themselves."""
+    with torch.cuda.device_of(z):
+        launch(rows_of_loss(z, column, k), None, out, given=given)
+
+
+def number_or_tensor(k: Sensitivity) -> tuple[float, Tensor | None]:
+    """A sensitivity as operators take it: a number, or a tensor beside one that does not count."""
+    return (1.0, k.reshape(-1)) if isinstance(k, Tensor) else (k, None)
+
+
 class ClassIndexOnGpu:
     """Eq. 5 for labels by the kernels; the backward pass needs but the logits."""
 
@@ -343,9 +394,7 @@ class ClassIndexOnGpu:
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
         """Give Eq. 5."""
-        ks = k.reshape(-1) if isinstance(k, Tensor) else None
-        number = 1.0 if isinstance(k, Tensor) else k
-        f: Tensor = gradient_of_rows(z, target, number, ks, grad.squeeze(-1))
+        f: Tensor = gradient_of_rows(z, target, *number_or_tensor(k), grad.squeeze(-1))
         return f
 
 

@@ -4,20 +4,24 @@ Each rank has some columns of the logits, in the order of the ranks. The top and
 are those of its parts, rescaled to a common top and added: one reduction for the largest logit, and
 one for the sums, the label's logit and its weight, which one rank has and the others count as 0.
 Smoothed labels are the rule for soft targets, with a reduction for each of its sums.
+
+Groups go by their names, and reductions are operators: `torch.compile` can hold both in a graph.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from pseudograd.loss.autograd import ClassProbabilities, Rows, rows_of
+from pseudograd.loss.autograd import ClassProbabilities, keep_whole, row_values
 from pseudograd.rules import paper
 from pseudograd.rules.paper import Sensitivity
+
+# Columns of labels that another rank has, and of those that none has, which are wrong.
+ELSEWHERE, NOWHERE = -1, -2
 
 
 class Whole(NamedTuple):
@@ -28,49 +32,88 @@ class Whole(NamedTuple):
     margin: Tensor
 
 
-def own_labels(target: Tensor, classes: int, group: dist.ProcessGroup) -> Tensor:
-    """Give the labels as columns of this rank; -1 where another rank has them."""
-    sizes = torch.empty(dist.get_world_size(group), dtype=torch.long, device=target.device)
-    own = torch.full((1,), classes, dtype=torch.long, device=target.device)
-    dist.all_gather_into_tensor(sizes, own, group=group)
-    column = target - sizes[: dist.get_rank(group)].sum()
-    return torch.where((column >= 0) & (column < classes), column, -1)
+def ranks_of(group: str) -> dist.ProcessGroup:
+    """Give the process group of that name."""
+    resolve = getattr(dist.distributed_c10d, "_resolve_process_group")  # noqa: B009
+    ranks: dist.ProcessGroup = resolve(group)
+    return ranks
 
 
-def label_weights(weight: Tensor, column: Tensor, group: dist.ProcessGroup) -> Tensor:
+@torch.library.custom_op(
+    "pseudograd::over_ranks",
+    mutates_args=(),
+    schema="(Tensor x, str group, bool largest) -> Tensor",
+)
+def _over_ranks(x: Tensor, group: str, largest: bool) -> Tensor:
+    result = x.clone()
+    operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+    dist.all_reduce(result, operation, ranks_of(group))
+    return result
+
+
+@_over_ranks.register_fake
+def _(x: Tensor, group: str, largest: bool) -> Tensor:
+    return torch.empty_like(x)
+
+
+def total_over_ranks(x: Tensor, group: str) -> Tensor:
+    """Give the sum of a tensor over the ranks."""
+    total: Tensor = _over_ranks(x, group, False)
+    return total
+
+
+def largest_over_ranks(x: Tensor, group: str) -> Tensor:
+    """Give the largest of a tensor's values over the ranks."""
+    largest: Tensor = _over_ranks(x, group, True)
+    return largest
+
+
+@torch.library.custom_op(
+    "pseudograd::own_labels",
+    mutates_args=(),
+    schema="(Tensor target, SymInt classes, str group) -> Tensor",
+)
+def own_labels(target: Tensor, classes: int, group: str) -> Tensor:
+    """Give the labels as columns of this rank, or `ELSEWHERE`, or `NOWHERE`."""
+    ranks = ranks_of(group)
+    sizes = torch.zeros(ranks.size(), dtype=torch.long, device=target.device)
+    sizes[ranks.rank()] = classes
+    dist.all_reduce(sizes, group=ranks)
+    column = target - sizes[: ranks.rank()].sum()
+    others = torch.where((target >= 0) & (target < sizes.sum()), ELSEWHERE, NOWHERE)
+    return torch.where((column >= 0) & (column < classes), column, others)
+
+
+@own_labels.register_fake
+def _(target: Tensor, classes: int, group: str) -> Tensor:
+    return torch.empty_like(target)
+
+
+def label_weights(weight: Tensor, column: Tensor, group: str) -> Tensor:
     """Give the labels' class weights, of which each rank has those of its own classes."""
     own = torch.where(column >= 0, weight[column.clamp(min=0)], 0)
-    dist.all_reduce(own, group=group)
-    return own
+    return total_over_ranks(torch.where(column == NOWHERE, torch.nan, own), group)
 
 
-def whole_rows(
-    z: Tensor, column: Tensor, k: Sensitivity, group: dist.ProcessGroup, triton: bool
-) -> Whole:
+def whole_rows(z: Tensor, column: Tensor, k: Sensitivity, group: str, triton: bool) -> Whole:
     """Join the parts of rows ``z`` (R, C of this rank), whose labels are ``column`` (R)."""
     part = _part_by_kernel if triton else _part
     top, total, power_total, z_y = part(z, column, k).unsqueeze(-1)
-    highest = top.clone()
-    dist.all_reduce(highest, dist.ReduceOp.MAX, group)
+    highest = largest_over_ranks(top, group)
     lower = top - highest
-    found = (column >= 0).to(top.dtype).unsqueeze(-1)
-    sums = torch.stack((
-        total * lower.exp(), power_total * (k * lower).exp(), torch.where(found > 0, z_y, 0), found,
-    ))  # fmt: skip
-    dist.all_reduce(sums, group=group)
-    total, power_total, z_y, found = sums
-    # A label that no rank has found is no class, and is NaN to be seen.
-    z_y = torch.where(found > 0, z_y, torch.nan)
+    column = column.unsqueeze(-1)
+    # A label that no rank has is NaN to be seen.
+    z_y = torch.where(column == NOWHERE, torch.nan, torch.where(column == ELSEWHERE, 0, z_y))
+    sums = torch.stack((total * lower.exp(), power_total * (k * lower).exp(), z_y))
+    total, power_total, z_y = total_over_ranks(sums, group)
     margin = paper.margin_of(z_y, highest, total)
     return Whole(highest, torch.where(power_total < 1, 1, power_total), margin)
 
 
 def _part_by_kernel(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
-    from pseudograd.loss.operators import launch, rows_of_loss
+    from pseudograd.loss.operators import number_or_tensor, statistics_of_part
 
-    statistics = z.new_empty((4, len(z)), dtype=torch.float64)
-    with torch.cuda.device_of(z):
-        launch(rows_of_loss(z, column, k), None, None, statistics=statistics)
+    statistics: Tensor = statistics_of_part(z, column, *number_or_tensor(k))
     return statistics
 
 
@@ -104,12 +147,13 @@ def push(
     scale = torch.where(factor == 0, 0, factor * paper.strength(whole.margin, k))
     share = scale / whole.power_total
     if triton:
-        from pseudograd.loss.operators import launch, rows_of_loss
+        from pseudograd.loss import operators
 
         given = torch.cat((whole.top, share, scale), -1).T.float().contiguous()
-        out = z.new_empty(z.shape) if out is None else out
-        with torch.cuda.device_of(z):
-            launch(rows_of_loss(z, column, k), None, out, given=given)
+        if out is None:
+            f: Tensor = operators.gradient_of_part(z, column, *operators.number_or_tensor(k), given)
+            return f
+        operators.write_gradient_of_part(z, column, k, given, out)
         return out
     wide = paper.in_working_precision(z)
     f = (k * (wide - whole.top.to(wide.dtype))).exp() * share.to(wide.dtype)
@@ -122,7 +166,7 @@ def push(
 class SplitClassIndex:
     """Eq. 5 for labels, given as columns of this rank, of classes that are split."""
 
-    def __init__(self, group: dist.ProcessGroup, triton: bool) -> None:
+    def __init__(self, group: str, triton: bool) -> None:
         self.group, self.triton = group, triton
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
@@ -142,33 +186,29 @@ def smoothed_target(
     classes: int,
     weight: Tensor | None,
     label_smoothing: float,
-    group: dist.ProcessGroup,
+    group: str,
 ) -> Tensor:
     """Give this rank's columns of smoothed labels, of which ``column`` (R) says where they are."""
     count = torch.full((1,), float(classes), dtype=torch.float64, device=column.device)
-    dist.all_reduce(count, group=group)
     own = (column == torch.arange(classes, device=column.device).unsqueeze(-1)).mT
-    q = own * (1 - label_smoothing) + label_smoothing / count
+    q = own * (1 - label_smoothing) + label_smoothing / total_over_ranks(count, group)
+    q = torch.where((column == NOWHERE).unsqueeze(-1), torch.nan, q)
     return q if weight is None else q * weight
 
 
 class SplitClasses(paper.Classes):
     """The classes of all ranks, of which this one has some columns."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: str) -> None:
         self.group = group
 
     def largest(self, x: Tensor) -> Tensor:
         """Give the largest of each row."""
-        largest = super().largest(x)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, self.group)
-        return largest
+        return largest_over_ranks(super().largest(x), self.group)
 
     def total(self, x: Tensor) -> Tensor:
         """Give the sum of each row."""
-        total = super().total(x)
-        dist.all_reduce(total, group=self.group)
-        return total
+        return total_over_ranks(super().total(x), self.group)
 
     def log_softmax(self, x: Tensor) -> Tensor:
         """Give this rank's columns of x - log Σ exp(x)."""
@@ -176,14 +216,16 @@ class SplitClasses(paper.Classes):
         return gap - self.total(gap.exp()).log()
 
 
-@functools.cache
-def _split_rows(group: dist.ProcessGroup, triton: bool) -> Rows:
-    return rows_of(SplitClassIndex(group, triton))
+def _split_rows(z: Tensor, column: Tensor, k: Sensitivity, group: str, triton: bool) -> Tensor:
+    return row_values(SplitClassIndex(group, triton), z, column, k)
 
 
-@functools.cache
-def _split_soft_rows(group: dist.ProcessGroup) -> Rows:
-    return rows_of(ClassProbabilities(SplitClasses(group)))
+def _split_soft_rows(z: Tensor, q: Tensor, k: Sensitivity, group: str) -> Tensor:
+    return row_values(ClassProbabilities(SplitClasses(group)), z, q, k)
+
+
+keep_whole(_split_rows)
+keep_whole(_split_soft_rows)
 
 
 def split_values(
@@ -193,7 +235,7 @@ def split_values(
     weight: Tensor | None,
     ignore_index: int,
     label_smoothing: float,
-    group: dist.ProcessGroup,
+    group: str,
     triton: bool,
 ) -> tuple[Tensor, Tensor]:
     """Give the weighted loss of each row for labels (R), and the weights to divide a mean by.
@@ -205,7 +247,7 @@ def split_values(
         weight: The factors of this rank's classes.
         ignore_index: Rows with this label count for nothing.
         label_smoothing: The share of each label that is spread over the classes of all ranks.
-        group: The ranks.
+        group: The name of the ranks' process group.
         triton: Whether kernels compute the rows.
 
     """
@@ -216,6 +258,6 @@ def split_values(
         example_weight = example_weight * label_weights(weight, column, group)
     if label_smoothing:
         q = smoothed_target(column, z.shape[1], weight, label_smoothing, group)
-        return torch.where(counted, _split_soft_rows(group)(z, q, k), 0), example_weight
-    value = _split_rows(group, triton)(z, column, k)
+        return torch.where(counted, _split_soft_rows(z, q, k, group), 0), example_weight
+    value = _split_rows(z, column, k, group, triton)
     return torch.where(counted, value * example_weight, 0), example_weight

@@ -119,6 +119,8 @@ def margin_of(z_y: Tensor, top: Tensor, total: Tensor) -> Tensor:
     That is where z_y is +inf, or where no logit is above -inf. With no other class the total is 0.
     """
     unknown = (z_y == torch.inf) | ((z_y == -torch.inf) & (total == 0))
+    # With no other class the top is the lowest number, and z_y may be that number itself.
+    z_y = torch.where((total == 0) & z_y.isfinite(), 0, z_y)
     return torch.where(unknown, torch.nan, z_y - top - total.clamp(min=1).log())
 
 
