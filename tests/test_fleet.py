@@ -23,7 +23,7 @@ import plain_loop
 from plain_loop import Layers, PlainRun
 from pseudograd.data import Dataset, digits
 from pseudograd.fleet import Fleet, Outcome, Split, Trial, parts, randomness
-from pseudograd.fleet.fleet import _Crew
+from pseudograd.fleet.fleet import _Crew, _MatmulPrecision
 from pseudograd.fleet.stack import Examples, Stack
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -170,12 +170,13 @@ def test_the_trials_above_do_what_they_are_there_for() -> None:
             assert all(run.clipped == 0 for run in runs if run.outcome.trial.clip == 1e6)
             assert any(run.clipped > 0 for run in runs)
     assert any(0 < run.clipped < run.steps for runs in every for run in runs)
-    assert 126 % 32 != 0  # the last batch of an epoch is short
+    # The last batch of an epoch is short.
+    assert len(parts(blobs(), ONE.split).train) % ONE.batch_size != 0
 
 
 @pytest.mark.parametrize("shared", [SHARED[0], SHARED[4], SHARED[8]], ids=str)
 def test_outcomes_depend_on_the_trial_alone(shared: dict[str, Any]) -> None:
-    """On order, number and slots only in the last bits, where PyTorch's vectors end elsewhere."""
+    """In double precision, beside diverging neighbours too."""
     trials = mixed(**shared)
     wild = diverging(trials[2])
     fleet = functools.partial(Fleet, blobs(), precision="float64", keep_parameters=True)
@@ -595,6 +596,30 @@ def test_out_of_memory_halves_the_slots(
         assert max(sizes[after + 2 :], default=0) <= 2
 
 
+@pytest.mark.parametrize(("at", "call"), [("evaluate", 2), ("best_of", 3)])
+def test_out_of_memory_while_judging_loses_no_trial(
+    at: str, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some of those that end in the same epoch: of two kinds, judged one after the other."""
+    trials = [replace(ONE, seed=s, split=Split(test=s % 2 == 1), max_epochs=2) for s in range(4)]
+    expected = {outcome.trial: outcome for outcome in Fleet(blobs()).run(trials)}
+    calls: list[int] = []
+    original = getattr(Stack, at)
+
+    def limited(stack: Stack, *arguments: Any) -> Any:
+        if at == "best_of" or len(arguments) == 2:  # of the best versions, for the last judgement
+            calls.append(len(stack.weights[0]))
+            if len(calls) == call:
+                raise torch.OutOfMemoryError("simulated")
+        return original(stack, *arguments)
+
+    monkeypatch.setattr(Stack, at, limited)
+    outcomes = list(Fleet(blobs(), slots=4, keep_parameters=True).run(trials))
+    assert calls[: call + 1] == [4] * call + [2]
+    assert len(outcomes) == 4
+    assert {outcome.trial: outcome for outcome in outcomes} == expected
+
+
 @pytest.mark.parametrize("at", ["__init__", "train"])
 def test_halving_starts_from_the_slots_in_use(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = out_of_memory_beyond(1, monkeypatch, at)
@@ -657,10 +682,14 @@ def test_outcomes_come_as_they_end() -> None:
 def test_an_iteration_may_be_closed_early() -> None:
     fleet = Fleet(blobs(), slots=2)
     before = torch.get_float32_matmul_precision()
-    running = iter(fleet.run(mixed()))
-    next(running)
-    assert torch.get_float32_matmul_precision() == before
-    running.close()  # type: ignore[attr-defined]
+    torch.set_float32_matmul_precision("high")  # not what the fleet works in
+    try:
+        running = iter(fleet.run(mixed()))
+        next(running)
+        running.close()  # type: ignore[attr-defined]
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
     assert list(running) == []
     assert len(list(fleet.run(mixed()))) == len(mixed())
 
@@ -693,6 +722,33 @@ def test_products_are_as_precise_as_asked_for(
     finally:
         torch.set_float32_matmul_precision(before)
     assert seen == {("train", "highest"), ("evaluate", "highest")}
+
+
+@pytest.mark.parametrize("first", ["high", "highest"])
+def test_of_two_fleets_at_once_the_stricter_has_its_way(first: str) -> None:
+    """Whichever enters or leaves first."""
+    before = torch.get_float32_matmul_precision()
+    now = torch.get_float32_matmul_precision
+    second = "high" if first == "highest" else "highest"
+    precision = _MatmulPrecision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        outer, inner = precision(first), precision(second)
+        with outer:
+            assert now() == first
+            with inner:
+                assert now() == "highest"
+            assert now() == first
+        assert now() == "medium"
+        outer, inner = precision(first), precision(second)
+        outer.__enter__()
+        inner.__enter__()
+        outer.__exit__(None, None, None)
+        assert now() == second
+        inner.__exit__(None, None, None)
+        assert now() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_several_workers_give_what_one_gives() -> None:
@@ -756,10 +812,16 @@ def test_what_is_added_to_a_queue_must_be_alike() -> None:
         next(outcomes)
 
 
+@pytest.mark.parametrize("batch_size", [16, 29])
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
 @pytest.mark.parametrize("hidden", [(), (9,), (17, 9), (32,), (5, 11, 3)])
-def test_outcomes_are_the_same_to_the_last_bit_in_any_company(hidden: tuple[int, ...]) -> None:
+def test_outcomes_are_the_same_to_the_last_bit_in_any_company(
+    hidden: tuple[int, ...], activation: str, batch_size: int
+) -> None:
     """Also in single precision, where a different rounding grows into a different error."""
-    one = replace(ONE, hidden_layer_sizes=hidden, batch_size=29)
+    one = replace(
+        ONE, hidden_layer_sizes=hidden, activation=activation, batch_size=batch_size, max_epochs=5
+    )
     trials = [replace(one, seed=seed, k=k) for seed in range(4) for k in (0.5, 2)]
 
     def outcomes(threads: int, slots: int, trials: list[Trial]) -> dict[Trial, Any]:
@@ -779,6 +841,28 @@ def test_outcomes_are_the_same_to_the_last_bit_in_any_company(hidden: tuple[int,
         assert outcomes(2, 2, trials[3:4]) == {trials[3]: expected[trials[3]]}
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_networks_are_judged_the_same_to_the_last_bit_in_any_company(
+    weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts, of which there are more the more networks there are."""
+    monkeypatch.setattr("pseudograd.fleet.stack._EVALUATED_AT_ONCE", 2048)
+    data = blobs("numbers")
+    weights = torch.linspace(0.5, 1.5, 263, dtype=torch.float64) if weighted else None
+    examples = Examples(data.features.float(), data.labels, 1.0, 0.0, weights)
+    stack = Stack(examples, (12, 9, 4), "relu", "sgd", models=8)
+    models = torch.arange(8)
+    stack.start(models, models)
+    stack.weights[-1].copy_(randomness.glorot_uniform(models, 1, 9, 4))
+    stack.keep(models)
+    index = (torch.arange(1000) * 7 % 263).expand(8, -1)
+    errors, values = stack.evaluate(index, models)
+    for model in models.split(1):
+        error, value = stack.evaluate(index[:1], model)
+        assert torch.equal(error, errors[model])
+        assert torch.equal(value, values[model])
 
 
 def test_several_devices_give_what_one_gives() -> None:
@@ -861,10 +945,11 @@ BAD: list[tuple[str, Any]] = [
     *(("optimizer", value) for value in ("SGD", "adamw", "")),
     *(("activation", value) for value in ("gelu", None)),
     *(("feature_range", value) for value in ((1.0, -1.0), (0.0, 0.0), (0.0, INF), (NAN, 1.0))),
-    *(("batch_size", value) for value in (0, -128)),
+    *(("feature_range", value) for value in ((-1, 0, 1), (1.0,), [-1.0, 1.0], 1.0)),
+    *(("batch_size", value) for value in (0, -128, 32.5, NAN)),
     *(("clip", value) for value in (0, -1.0, NAN)),
-    *(("patience", value) for value in (0, -1)),
-    *(("max_epochs", value) for value in (0, -1)),
+    *(("patience", value) for value in (0, -1, 1.5, INF)),
+    *(("max_epochs", value) for value in (0, -1, 1.5, INF)),
     *(("seed", value) for value in (2**63, -(2**63) - 1, 0.5)),
 ]
 
@@ -876,11 +961,20 @@ def test_a_bad_trial_is_refused(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("repetition", -1), ("plan", -1), ("plan", 2**32), ("plan", 0.5)]
+    ("field", "value"),
+    [
+        *(("repetition", value) for value in (-1, 1.5, 20 * 2**31)),
+        *(("plan", value) for value in (-1, 2**32, 0.5)),
+    ],
 )
 def test_a_bad_split_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} must be .*, not {value}$"):
         replace(Split(), **{field: value})
+
+
+def test_the_last_split_there_is() -> None:
+    cut = parts(blobs(), Split(plan=2**32 - 1, repetition=20 * 2**31 - 1))
+    assert len(torch.cat((cut.train, cut.stop, cut.judge)).unique()) == 210
 
 
 @pytest.mark.parametrize(

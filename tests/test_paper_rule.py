@@ -260,6 +260,18 @@ def test_half_types_are_float32_rounded_once(dtype: torch.dtype, classes: int) -
     assert_within_an_ulp(in_float32, tunable(logits.double(), label, k.double()).to(dtype))
 
 
+@dtypes
+@pytest.mark.usefixtures("path")
+def test_the_lowest_logit_is_right_where_there_is_no_other(dtype: torch.dtype) -> None:
+    """The lowest number there is, with all other classes masked: as for any other number."""
+    label = torch.tensor([0])
+    for logit in (torch.finfo(dtype).min, 0.0):
+        for row in ([logit], [logit, -math.inf]):
+            logits = torch.tensor([row], dtype=dtype)
+            assert tunable_cross_entropy(logits, label, 0.5).item() == 0
+            assert tunable(logits, label, 0.5).tolist() == [[0.0] * len(row)]
+
+
 def test_battery_reaches_its_corners() -> None:
     """Both ends of every range the battery promises are in it."""
     for dtype, classes in itertools.product(TOLERANCE, EXAMPLES_OF_CLASSES):

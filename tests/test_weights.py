@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -114,21 +115,53 @@ def test_chance_is_weighted() -> None:
     assert crew.majority == pytest.approx(45 / 60)
 
 
-def test_kernels_are_not_asked_to_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They cannot: weighted data go the plain way wherever they are."""
-    pytest.importorskip("triton")
-    from pseudograd.fleet.fused import FusedStack
+class OnGPU:
+    """A tensor as far as `_stack` looks."""
 
-    class OnGPU:
-        """A tensor as far as `_stack` looks."""
+    device = torch.device("cuda")
 
-        device = torch.device("cuda")
 
-    monkeypatch.setattr(FusedStack, "__init__", lambda self, *_: None)
+def kind_on_gpu(data: Dataset, trial: Trial = ONE, precision: str = "tf32") -> str:
+    """The name of the stack that a fleet would choose on a GPU."""
+    examples = Examples(data.features, OnGPU(), 1.0, 0.0, data.weights)  # type: ignore[arg-type]
+    return type(fleet_module._stack(examples, Fleet(data, precision=precision), trial, 1)).__name__
+
+
+@pytest.fixture
+def nothing_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stack, "__init__", lambda self, *_: None)
-    for weights, kind in ((None, FusedStack), (uneven(), Stack)):
-        examples: Any = Examples(blobs().features, OnGPU(), 1.0, 0.0, weights)  # type: ignore[arg-type]
-        assert type(fleet_module._stack(examples, Fleet(blobs()), ONE, 1)) is kind
+    pytest.importorskip("triton")
+    monkeypatch.setattr("pseudograd.fleet.fused.FusedStack.__init__", lambda self, *_: None)
+
+
+def of_classes(classes: int) -> Dataset:
+    return Dataset("blobs", torch.zeros(classes, 1), torch.arange(classes), classes)
+
+
+@pytest.mark.usefixtures("nothing_built")
+def test_kernels_are_not_asked_to_weigh() -> None:
+    """They cannot: weighted data go the plain way wherever they are."""
+    assert kind_on_gpu(blobs()) == "FusedStack"
+    assert kind_on_gpu(blobs(uneven())) == "Stack"
+
+
+@pytest.mark.usefixtures("nothing_built")
+def test_kernels_are_asked_for_what_they_can_do() -> None:
+    assert kind_on_gpu(blobs(), replace(ONE, batch_size=128)) == "FusedStack"
+    assert kind_on_gpu(blobs(), replace(ONE, batch_size=129)) == "Stack"
+    for optimizer in ("adam", "rmsprop"):
+        assert kind_on_gpu(blobs(), replace(ONE, optimizer=optimizer)) == "Stack"
+    for precision in ("float32", "float64"):
+        assert kind_on_gpu(blobs(), precision=precision) == "Stack"
+    assert kind_on_gpu(of_classes(256)) == "FusedStack"
+    assert kind_on_gpu(of_classes(257)) == "Stack"
+
+
+def test_without_triton_the_fleet_goes_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stack, "__init__", lambda self, *_: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pseudograd.fleet.fused", None)  # not to be imported
+    assert kind_on_gpu(blobs()) == "Stack"
 
 
 def test_weights_belong_to_the_hash() -> None:

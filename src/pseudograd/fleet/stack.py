@@ -271,9 +271,7 @@ class Stack:
         """Say which examples each network gets wrong, shape (models, examples); see `evaluate`."""
         return torch.cat([mistaken for mistaken, _ in self._judged(index, models)], 1)
 
-    def _judged(
-        self, index: Tensor, models: Tensor | None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _judged(self, index: Tensor, models: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Some examples at a time: which of them are mistaken, and their cross-entropies."""
         parameters = self.evaluated(models)
         for rows in index.split(max(1, _EVALUATED_AT_ONCE // len(index)), 1):
