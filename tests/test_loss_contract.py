@@ -533,9 +533,10 @@ class TestNeverNanOrInfinity:
             assert not value[1].isnan()
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", ALL_TYPES)
 @both_paths
-def test_logits_that_say_nothing_are_nan(dtype: torch.dtype) -> None:
+def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, smoothing: float) -> None:
     """In the value and the gradient, just where they are for cross-entropy."""
     inf, nan = math.inf, math.nan
     rows = (
@@ -544,8 +545,9 @@ def test_logits_that_say_nothing_are_nan(dtype: torch.dtype) -> None:
     )  # fmt: skip
     for row in rows:
         logits, target = torch.tensor([row], dtype=dtype), torch.tensor([0])
-        ours = value_and_gradient(tunable_cross_entropy, logits, target, 0.5)
-        theirs = value_and_gradient(F.cross_entropy, logits, target)
+        settings: dict[str, Any] = {"label_smoothing": smoothing}
+        ours = value_and_gradient(tunable_cross_entropy, logits, target, 0.5, **settings)
+        theirs = value_and_gradient(F.cross_entropy, logits, target, **settings)
         for our, their in zip(ours, theirs, strict=True):
             assert (our.isnan() == their.isnan()).all(), row
 

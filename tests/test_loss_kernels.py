@@ -456,6 +456,25 @@ class TestCorners:
 
     @pytest.mark.parametrize("smoothing", [0.0, 0.1])
     @both_kernels
+    def test_values_of_strange_logits_are_pytorchs(self, smoothing: float) -> None:
+        inf, nan, most = math.inf, math.nan, torch.finfo(torch.float32).max
+        logits = torch.tensor(
+            [
+                [inf, 1, 2], [1, inf, 2], [-inf, 1, 2], [-inf, nan, 1], [-inf, inf, 1],
+                [-inf, -inf, -inf], [5e36, 5e36, 5e36], [-5e36, 5e36, 0],
+            ]
+        )  # fmt: skip
+        alone = torch.tensor([[1.0, -inf, -inf], [-most, -inf, -inf]])
+        logits = logits if smoothing else torch.cat((logits, alone))
+        target = torch.zeros(len(logits), dtype=torch.long)
+        settings: dict[str, Any] = {"reduction": "none", "label_smoothing": smoothing}
+        value, f = value_and_gradient(logits, target, 0.5, **settings)
+        expected = F.cross_entropy(logits.double(), target, **settings)
+        torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+        assert torch.equal(f.isnan().any(1), expected.isnan())
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    @both_kernels
     def test_labels_that_are_no_class_are_nan(self, smoothing: float) -> None:
         """To raise an error would be to wait for the device; nothing out of bounds is read."""
         logits = torch.zeros(4, 20)

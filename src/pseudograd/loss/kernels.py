@@ -153,6 +153,8 @@ def _outcome(z_y, top, total, k):
     # Where logits say nothing, as in PyTorch: z_y is +inf, or no logit is above -inf.
     nothing = (z_y == float("inf")) | ((z_y == float("-inf")) & (total == 0))
     margin = tl.where(nothing, float("nan"), margin)
+    # With no other class left the label is certain, even if its logit is as low as the top.
+    margin = tl.where((total == 0) & (tl.abs(z_y) < float("inf")), float("inf"), margin)
     x, x_lost = _exp(-tl.abs(margin))
     x_lost -= x * tl.where(margin > 0, lost, -lost)
     near = 1 + x
@@ -506,11 +508,13 @@ def _distance(w, z_y, x, inside):
 def _smoothed_value(top, total, z_y, whole, distances, spread):
     """-Σ q log p."""
     n, f, s = _log(_at_least_1(total.to(tl.float64)))
-    log_total = top.to(tl.float64) + n * _LN_2_HIGH + f + (s + n * _LN_2_LOW)
     reference = tl.where(tl.abs(z_y) < float("inf"), z_y, 0.0).to(tl.float64)
-    value = whole * (log_total - reference) + spread * distances.to(tl.float64)
-    # A label that is masked by -inf; other reasons for infinity are in the distances.
-    return tl.where((z_y == float("-inf")) & (whole > 0), float("inf"), value)
+    # Large logits first: they would swallow the logarithm.
+    gap = (top.to(tl.float64) - reference) + n * _LN_2_HIGH + f + (s + n * _LN_2_LOW)
+    value = whole * gap + spread * distances.to(tl.float64)
+    # A label that is masked by -inf; other reasons for infinity are in the distances. NaN stays.
+    value = tl.where((z_y == float("-inf")) & (whole > 0) & (value == value), float("inf"), value)
+    return tl.where(total == 0, float("nan"), value)  # no logit is above -inf
 
 
 @triton.jit

@@ -188,9 +188,11 @@ def soft_push(z: Tensor, q: Tensor, k: Sensitivity, classes: Classes = ALL_CLASS
     bias = log_p.exp() - q
     # Logarithms reach where the bias itself has been rounded away: off the target it is p, and on
     # the one class of a one-hot target it has its side of zero to itself.
-    off, sole = q == 0, q == 1
+    # NaN is on no side of zero, and has to be seen.
+    unknown = bias.isnan()
+    off, sole = q == 0, (q == 1) & ~unknown
     log_bias = torch.where(off, log_p, torch.where(sole, 0, bias.abs().log()))
-    above, below = (bias > 0) | off, (bias < 0) | sole
+    above, below = (bias > 0) | off | unknown, (bias < 0) | sole
     # p = q up to rounding can leave one side empty; no side may then push alone (Eq. 4).
     balanced = classes.largest(below.to(z.dtype)) > 0
     above_top, above_share = _share(log_bias, above, k, classes)
