@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import Any
 
 TYPES = {
@@ -12,8 +16,13 @@ TYPES = {
 LOGITS = ("z", "grad", "out", "x")
 
 
-def compile_kernel(kernel: Any, logits: str = "*bf16", **constants: Any) -> str:
-    """Give the assembly; what is no constant has the type that its name says, or is an integer."""
+def compile_kernel(
+    kernel: Any, logits: str = "*bf16", options: dict[str, int] | None = None, **constants: Any
+) -> Any:
+    """Compile; what is no constant has the type that its name says, or is an integer.
+
+    With ``options`` for the compiler, hardly any registers may be spilled to memory.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -31,24 +40,57 @@ def compile_kernel(kernel: Any, logits: str = "*bf16", **constants: Any) -> str:
         if types[name].startswith("*")
     }
     source = ASTSource(kernel, types, values, attributes)
-    assembly: str = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
-    return assembly
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    if options:
+        spilled = re.search(r"STACK:(\d+)", looked_into(compiled, "--dump-resource-usage"))
+        assert spilled
+        assert int(spilled[1]) <= 32, (kernel, constants)
+    return compiled
+
+
+def instructions(compiled: Any) -> int:
+    """How many machine instructions there are."""
+    return len(re.findall(r"/\*[0-9a-f]{4,}\*/ +\S", looked_into(compiled, "--dump-sass")))
+
+
+def looked_into(compiled: Any, option: str) -> str:
+    """What the tool that comes with Triton says of the machine code."""
+    import triton.backends.nvidia
+
+    tool = Path(triton.backends.nvidia.__path__[0]) / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [str(tool), option, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def main() -> None:
     from pseudograd.loss import kernels
+    from pseudograd.loss.operators import ROW_REGISTERS, TILE_REGISTERS
 
+    on_chip = {"num_warps": 1, "maxnreg": TILE_REGISTERS}
+    in_turns = {"num_warps": 16, "maxnreg": ROW_REGISTERS}
+    training: dict[str, Any] = {"weight": None, "grad": None, "skip": False}
+    once: dict[str, Any] = {"reduced": True, "mean": False}
+    whole: dict[str, Any] = {"statistics": None, "given": None}
     for special in ("1", "1/2", "any"):
-        tile: dict[str, Any] = {"special": special, "reduced": True, "tile_rows": 1}
-        tile |= {"outer": 4, "inner": 256}
-        training: dict[str, Any] = {"ks": None, "weight": None, "grad": None, "skip": False}
-        code = compile_kernel(kernels.tile, vector=8, mean=False, **tile, **training)
+        given = training if special == "any" else training | {"ks": None}
+        shape = {"vector": 8, "tile_rows": 1, "outer": 4, "inner": 256}
+        code = compile_kernel(
+            kernels.tile, "*bf16", on_chip, special=special, **shape, **once, **given
+        ).asm["ptx"]
         assert "ld.global.v4" in code, "logits are loaded 16 bytes at a time"
         assert "st.global.v4" in code
-        split: dict[str, Any] = {"statistics": None, "given": None}
-        code = compile_kernel(
-            kernels.row, vector=8, lanes=1024, special=special, **training, **split
+        shape = {"vector": 4, "tile_rows": 8, "outer": 8, "inner": 16}
+        rows_of_100 = compile_kernel(
+            kernels.tile, "*bf16", on_chip, special=special, **shape, **once, **given
         )
+        count = instructions(rows_of_100)
+        assert 500 < count < 1600, f"{count}: few threads share a row, which computes its numbers"
+        code = compile_kernel(
+            kernels.row, "*bf16", in_turns, special=special, vector=8, lanes=1024, **whole, **given
+        ).asm["ptx"]
         assert code.count("v4.b32") >= 6, "in both passes"
     several: dict[str, Any] = {
         "special": "any",
@@ -56,7 +98,7 @@ def main() -> None:
         "tile_rows": 64,
         "skip": True,
     }
-    pieces = {"outer": 8, "inner": 2}
+    pieces: dict[str, Any] = {"outer": 8, "inner": 2}
     compile_kernel(kernels.tile, "*fp16", vector=2, mean=False, **pieces, **several)
     alone = several | pieces | {"tile_rows": 1024, "reduced": True}
     compile_kernel(kernels.tile, "*bf16", vector=2, mean=True, parts=None, **alone)

@@ -37,6 +37,10 @@ _LN_2_LOW = tl.constexpr(1.428606820309417e-06)
 _LN_2 = tl.constexpr(0.6931471805599453)
 # Not -inf: where no class is left, the difference to the top is then no NaN.
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
+# A tile of rows has three dimensions: rows, the pieces of each, and a piece's columns, which come
+# last. Threads have to be dealt out over columns first and rows next. After the last dimension the
+# compiler goes on with the one before it, up to Triton 3.6 with the first: so pieces are the other.
+_PIECES = tl.constexpr(1 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 0)
 
 
 @triton.jit
@@ -208,21 +212,35 @@ def _factor(w, parts, divisor, grad, grad_stride, row, mask):
 
 
 @triton.jit
-def _sum_of_pairs(e):
-    """Sums of neighbours along the second of three dimensions, exact where they are equal."""
-    rows: tl.constexpr = e.shape[0]
-    outer: tl.constexpr = e.shape[1]
-    if outer > 1:
-        e = tl.sum(tl.reshape(e, (rows, outer // 2, 2, e.shape[2])), 2)
+def _beside(x):
+    """One number for each row, beside a tile of rows."""
+    return tl.expand_dims(tl.expand_dims(x, _PIECES), 2)
+
+
+@triton.jit
+def _sum_of_rows(x):
+    return tl.sum(tl.sum(x, _PIECES), 1)
+
+
+@triton.jit
+def _sum_of_pairs(e, axis: tl.constexpr):
+    """Sums of neighbours along one of the first two of three dimensions, exact for equal ones."""
+    count: tl.constexpr = e.shape[axis]
+    if count > 1:
+        if axis == 0:
+            e = tl.reshape(e, (count // 2, 2, e.shape[1], e.shape[2]))
+        else:
+            e = tl.reshape(e, (e.shape[0], count // 2, 2, e.shape[2]))
+        e = tl.sum(e, axis + 1)
     return e
 
 
 @triton.jit
 def _sum_in_float64(e):
-    """Sums of rows (rows, outer, inner), groups of 8 in float32: k will multiply the rounding."""
+    """Sums of a tile of rows, groups of 8 in float32: k will multiply the rounding."""
     for _ in tl.static_range(3):
-        e = _sum_of_pairs(e)
-    return tl.sum(tl.sum(e.to(tl.float64), 1), 1)
+        e = _sum_of_pairs(e, _PIECES)
+    return _sum_of_rows(e.to(tl.float64))
 
 
 @triton.jit(do_not_specialize=["k", "rows", "ignore_index"])
@@ -266,7 +284,8 @@ def _tile(
     ``outer`` pieces of ``inner`` columns: threads share a piece, and have all pieces.
     """
     classes *= vector
-    column = (tl.arange(0, outer) * inner)[None, :, None] + tl.arange(0, inner)[None, None, :]
+    piece = tl.expand_dims(tl.expand_dims(tl.arange(0, outer), 1 - _PIECES), 2)
+    column = piece * inner + tl.arange(0, inner)[None, None, :]
     inside = column < classes
     row = first + tl.arange(0, tile_rows)
     exists = row < rows
@@ -275,17 +294,17 @@ def _tile(
     labelled = counted & (y >= 0) & (y < classes)
     k = tl.zeros((tile_rows,), tl.float32) + _sensitivity(k, ks, k_stride, row, exists)
     begin = row * stride * vector
-    at = begin[:, None, None] + column
-    x = tl.load(z + at, mask=counted[:, None, None] & inside, other=float("-inf")).to(tl.float32)
+    at = _beside(begin) + column
+    x = tl.load(z + at, mask=_beside(counted) & inside, other=float("-inf")).to(tl.float32)
     z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
 
-    on_label = column == y.to(tl.int32)[:, None, None]
+    on_label = column == _beside(y.to(tl.int32))
     x = tl.where(on_label, float("-inf"), x)
-    top = tl.maximum(tl.max(tl.max(x, 1), 1), _LOWEST)
-    e, lost, power = _powers(x - top[:, None, None], k[:, None, None], special)
+    top = tl.maximum(tl.max(tl.max(x, _PIECES), 1), _LOWEST)
+    e, lost, power = _powers(x - _beside(top), _beside(k), special)
     total = _sum_in_float64(e)
     if special == "any":
-        total += tl.sum(tl.sum(lost, 1), 1) * _LN_2
+        total += _sum_of_rows(lost) * _LN_2
     value, strength = _outcome(z_y, top, total, k)
     w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
     divisor = None
@@ -301,15 +320,15 @@ def _tile(
         tl.store(values + row, value, mask=exists)
 
     if out is not None:
-        power_total = total.to(tl.float32) if special == "1" else tl.sum(tl.sum(power, 1), 1)
+        power_total = total.to(tl.float32) if special == "1" else _sum_of_rows(power)
         scale = _factor(w, parts, divisor, grad, grad_stride, row, exists) * strength
         scale = tl.where(counted, scale, 0.0)
         share = scale / _at_least_1(power_total)
-        f = tl.where(on_label, -scale[:, None, None], power * share[:, None, None])
+        f = tl.where(on_label, -_beside(scale), power * _beside(share))
         # Ignored rows may hold anything; NaN times 0 would be NaN.
-        f = tl.where((scale == 0)[:, None, None], 0.0, f)
-        at = (row * classes)[:, None, None] + column
-        tl.store(out + at, f.to(out.dtype.element_ty), mask=exists[:, None, None] & inside)
+        f = tl.where(_beside(scale == 0), 0.0, f)
+        at = _beside(row * classes) + column
+        tl.store(out + at, f.to(out.dtype.element_ty), mask=_beside(exists) & inside)
 
 
 @triton.jit
@@ -325,7 +344,7 @@ def _sum_of_vectors(e):
     """Sums of (lanes, n), n up to 8, exact where the n are equal."""
     sums = tl.reshape(e, (e.shape[0], e.shape[1], 1))
     for _ in tl.static_range(3):
-        sums = _sum_of_pairs(sums)
+        sums = _sum_of_pairs(sums, 1)
     return tl.reshape(sums, (e.shape[0],))
 
 
