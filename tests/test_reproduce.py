@@ -35,6 +35,7 @@ from pseudograd.reproduce.run import (
     Clock,
     Step,
     TimeIsUp,
+    _epochs,
     ledger_of,
     reproduce,
     run_network,
@@ -741,6 +742,15 @@ def test_one_row_alone(
     assert {path.name for path in Path("here").iterdir()} == {ledger, "manifest.json"}
     manifest = json.loads(Path("here/manifest.json").read_text())
     assert manifest[0]["command"].startswith("pseudograd reproduce table1 --rows 'mnist 1x400 m0.5")
+
+
+def test_lower_rates_are_expected_to_take_longer() -> None:
+    trial = Trial("svhn", (400,), k=1.0, learning_rate=0.5)
+    done = [replace(made_up(trial), stopped_by="patience", epochs=epochs) for epochs in (40, 60)]
+    short = replace(done[0], trial=replace(trial, learning_rate=0.1), stopped_by="limit", epochs=5)
+    wanted = [replace(trial, learning_rate=rate) for rate in (1.0, 0.5, 0.25, 0.1)]
+    assert _epochs(wanted, [*done, short]) == 50 + 50 + 100 + 250
+    assert _epochs([replace(trial, max_epochs=5)], []) == 5
 
 
 def test_the_status_of_all_rows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from pseudograd.search import Ledger, Protocol, Runner
 from pseudograd.search.ledger import locked, writing
 
 _SECONDS_BETWEEN_NOTES = 5.0
+_USUAL_EPOCHS = 60.0  # of a trial, where nothing like it has been run
 
 
 def ledger_path(folder: Path, network: str) -> Path:
@@ -503,28 +504,45 @@ def status(experiments: Sequence[Experiment], folder: Path, smoke: bool = False)
 
     """
     logs = [log for session in sessions(folder) for log in session["networks"].items()]
-    speeds = [(_cost(network), log["trials"], log["seconds"]) for network, log in logs]
-    work = sum(cost * trials for cost, trials, _ in speeds)
-    rate = sum(seconds for *_, seconds in speeds) / work if work else None
+    work = sum(_cost(network) * log["epochs"] for network, log in logs)
+    pace = sum(log["seconds"] for _, log in logs) / work if work else None
     found = []
     for network, group in by_network(experiments).items():
         ledger = ledger_of(folder, network)
         for experiment in group:
             protocol = experiment.smoke() if smoke else experiment.protocol()
-            done = sum(trial.momentum == experiment.row.momentum for trial in ledger)
-            wanted = len(protocol.wanted(ledger))
+            own = [o for o in ledger.values() if o.trial.momentum == experiment.row.momentum]
+            done, wanted = len(own), protocol.wanted(ledger)
             # Four rates for each k, the sweep, and the networks judged on the test set.
             usual = 4 * len(protocol.ks) * protocol.repetitions + 8
             usual += 2 * (protocol.retrainings + protocol.repetitions)
-            left = max(wanted, usual - done) if wanted else 0
-            seconds = None if rate is None else rate * _cost(network) * left
+            left = max(len(wanted), usual - done) if wanted else 0
+            epochs = _epochs(wanted, own) + _USUAL_EPOCHS * (left - len(wanted))
+            seconds = None if pace is None else pace * _cost(network) * epochs
             k = None if wanted else protocol.chosen(ledger)[0].k
             found.append(Status(experiment, done, left, seconds, k))
     return found
 
 
+def _epochs(trials: Sequence[Trial], done: Sequence[Outcome]) -> float:
+    """About how many epochs trials take: the more, the lower their rate is."""
+    seen: dict[float, list[int]] = {}
+    for outcome in done:
+        if outcome.stopped_by == "patience":  # not the short ones of the sweep
+            seen.setdefault(outcome.trial.learning_rate, []).append(outcome.epochs)
+
+    def expected(trial: Trial) -> float:
+        if not seen:
+            return min(_USUAL_EPOCHS, trial.max_epochs)
+        nearest = min(seen, key=lambda rate: abs(math.log(rate / trial.learning_rate)))
+        epochs = statistics.fmean(seen[nearest]) * max(1.0, nearest / trial.learning_rate)
+        return min(epochs, trial.max_epochs)
+
+    return sum(map(expected, trials))
+
+
 def _cost(network: str) -> float:
-    """About how long a trial takes, in units of its own: its weights times its examples."""
+    """About how long an epoch takes, in units of its own: weights times examples."""
     data, layers, *_ = network.split()
     depth, width = map(int, layers.split("x"))
     inputs, examples = {"mnist": (784, 60_000), "svhn": (3072, 73_257)}.get(data, (3072, 50_000))
