@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.only and not arguments.out:
-        parser.error("--only leaves cases out: name a file for the others by --out FILE")
+        parser.error("--only leaves cases out of the whole table: name another file by --out")
     out = arguments.out or RESULTS / f"loss_{arguments.device}.csv"
     if arguments.device == "cuda":
         from benchmarks import loss_cuda

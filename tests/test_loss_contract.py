@@ -579,6 +579,19 @@ def test_meta_tensors() -> None:
     assert logits.grad.is_meta
 
 
+class Labels(torch.Tensor):
+    """A kind of its own, as some libraries have."""
+
+
+def test_wrong_labels_of_a_kind_of_their_own_are_refused() -> None:
+    logits, target = torch.zeros(2, 3), torch.tensor([0, 3]).as_subclass(Labels)
+    for loss in (tunable_cross_entropy, F.cross_entropy):
+        with pytest.raises(IndexError, match=r"out of (range|bounds)"):
+            loss(logits.as_subclass(Labels), target)
+    with pytest.raises(IndexError, match="out of range"):
+        tunable_linear_cross_entropy(torch.zeros(2, 4), torch.zeros(3, 4), target)
+
+
 def test_fake_tensors() -> None:
     """They have shapes and no numbers, as in tools that plan memory."""
     with FakeTensorMode():

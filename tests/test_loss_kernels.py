@@ -468,12 +468,14 @@ class TestCorners:
             ]
         )  # fmt: skip
         alone = torch.tensor([[1.0, -inf, -inf], [-most, -inf, -inf]])
+        masked = torch.tensor([[-most, 0, 0], [0, -most, -most], [-most, -inf, most]])
+        logits = torch.cat((logits, masked))
         logits = logits if smoothing else torch.cat((logits, alone))
         target = torch.zeros(len(logits), dtype=torch.long)
         settings: dict[str, Any] = {"reduction": "none", "label_smoothing": smoothing}
         value, f = value_and_gradient(logits, target, 0.5, **settings)
         expected = F.cross_entropy(logits.double(), target, **settings)
-        torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+        torch.testing.assert_close(value, expected.float(), rtol=1e-6, atol=1e-6, equal_nan=True)
         assert torch.equal(f.isnan().any(1), expected.isnan())
 
     @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -690,6 +692,11 @@ def test_second_derivatives_are_refused(way: str) -> None:
     with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
         transforms.SECOND_DERIVATIVES[way](lambda z: by_kernel_summed(z, target, 0.5), logits)
     apart = logits.T.contiguous()  # whose classes have to be brought together first
+    _, together = value_and_gradient(logits, target, 0.5, upstream=3.0)
+    leaf = apart.to(DEVICE).requires_grad_()
+    (3 * by_kernel(leaf.T, target.to(DEVICE), 0.5)).backward()
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad.T.cpu(), together)
     with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
         transforms.SECOND_DERIVATIVES[way](lambda z: by_kernel_summed(z.T, target, 0.5), apart)
 

@@ -530,6 +530,9 @@ def test_rows_that_were_run_again_do_not_touch_the_results(
     text = Path("again/RESULTS.md").read_text("utf-8")
     assert "3 of 3 rows are finished" in text
     assert "in `again` by `pseudograd reproduce report --out again`." in text
+    whole = str(Path("again").resolve())  # the same folder by another name
+    same = ["reproduce", "report", "--rows", "svhn *x400 m0.5", "--out", whole]
+    assert main([*same, "--check"]) == 0
     assert "`pseudograd toy --csv again/toy.csv` runs it again." in text
     assert "(deviations.svg)" in text
 

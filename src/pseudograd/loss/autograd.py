@@ -122,7 +122,10 @@ def rows_of(loss: RowLoss) -> Rows:
 
 
 def row_values(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
-    """Give the value of each row, with the backward pass of ``loss``; for a `keep_whole`."""
+    """Give the value of each row, with the backward pass of ``loss``.
+
+    Who calls it has to be given to `keep_whole`, or else `torch.compile` looks into it.
+    """
     value: Tensor = _Forward.apply(z, target, k, loss)[0]
     return value
 

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -198,6 +198,11 @@ def as_column(k: Sensitivity, z: Tensor) -> Sensitivity:
     return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
 
 
+def number_or_tensor(k: Sensitivity) -> tuple[float, Tensor | None]:
+    """A sensitivity as operators take it: a number, or a tensor beside one that does not count."""
+    return (1.0, k.reshape(-1)) if isinstance(k, Tensor) else (k, None)
+
+
 def smoothed(q: Tensor, label_smoothing: float) -> Tensor:
     """Spread a share of the target evenly over all classes."""
     return q * (1 - label_smoothing) + label_smoothing / q.shape[-1] if label_smoothing else q
@@ -216,12 +221,10 @@ def is_eager() -> bool:
 
 def holds_numbers(tensor: Tensor) -> bool:
     """Whether values can be looked at without waiting for a device."""
-    return tensor.is_cpu and is_eager() and is_plain(tensor)
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is none of a kind of its own, such as a fake or a distributed one."""
-    return type(tensor) in (Tensor, torch.nn.Parameter)
+    kind: Any = type(tensor)
+    # Fake and distributed tensors, which may have none, bring a dispatch of their own.
+    plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    return tensor.is_cpu and is_eager() and plain
 
 
 def chosen_way(input: Tensor, target: Tensor, label_smoothing: float, implementation: str) -> str:
@@ -234,7 +237,7 @@ def chosen_way(input: Tensor, target: Tensor, label_smoothing: float, implementa
     if target.is_floating_point() or input.dtype not in SINGLE_AND_HALF:
         return "torch"
     eager = is_eager()
-    plain = is_plain(input)
+    plain = type(input) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
     if _is_for_kernels(input) and (not eager or (plain and _kernels_run())):
         return "triton"
     numba = input.is_cpu and plain and eager and label_smoothing == 0

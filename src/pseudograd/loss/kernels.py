@@ -520,17 +520,18 @@ def _whole(weight, weight_sum, classes, w_y, spread, smoothing):
 def _distance(w, z_y, x, inside):
     """w (z_y - z_j), where 0 times infinity is 0: with -Σ q log p what the value is made of."""
     reference = tl.where(tl.abs(z_y) < float("inf"), z_y, 0.0)
-    return tl.where(inside & (w != 0), w * (reference - x), 0.0)
+    # In halves, since the difference of two extreme logits would be infinite.
+    return tl.where(inside & (w != 0), 2 * w * (reference / 2 - x / 2), 0.0)
 
 
 @triton.jit
-def _smoothed_value(top, total, z_y, whole, distances, spread):
+def _smoothed_value(top, total, z_y, whole, distances):
     """-Σ q log p."""
     n, f, s = _log(_at_least_1(total.to(tl.float64)))
     reference = tl.where(tl.abs(z_y) < float("inf"), z_y, 0.0).to(tl.float64)
     # Large logits first: they would swallow the logarithm.
     gap = (top.to(tl.float64) - reference) + n * _LN_2_HIGH + f + (s + n * _LN_2_LOW)
-    value = whole * gap + spread * distances.to(tl.float64)
+    value = whole * gap + distances.to(tl.float64)
     # A label that is masked by -inf; other reasons for infinity are in the distances. NaN stays.
     value = tl.where((z_y == float("-inf")) & (whole > 0) & (value == value), float("inf"), value)
     return tl.where(total == 0, float("nan"), value)  # no logit is above -inf
@@ -605,8 +606,8 @@ def smoothed_tile(
     whole = _whole(weight, weight_sum, classes, w_y, spread, smoothing)
     top = tl.maximum(tl.max(x, 1), _LOWEST)
     total = tl.sum(tl.exp2((x - top[:, None]) * _LOG2_E), 1)
-    distances = tl.sum(_distance(w, z_y[:, None], x, inside), 1)
-    value = _smoothed_value(top, total, z_y, whole, distances, spread)
+    distances = tl.sum(_distance(w * spread, z_y[:, None], x, inside), 1)
+    value = _smoothed_value(top, total, z_y, whole, distances)
     value = tl.where(counted, value, 0.0)
     if reduced:
         tl.store(values + tl.program_id(0), tl.sum(value, 0))
@@ -687,7 +688,7 @@ def smoothed_row(
         inside = column < classes
         x = tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
         w = _class_weights(weight, column, inside)
-        lane_distance += _distance(w, z_y, x, inside)
+        lane_distance += _distance(w * spread, z_y, x, inside)
         new = tl.maximum(lane_top, x)
         lane_total = lane_total * tl.exp2((lane_top - new) * _LOG2_E)
         lane_total += tl.exp2((x - new) * _LOG2_E)
@@ -696,7 +697,7 @@ def smoothed_row(
     total = tl.sum((lane_total * tl.exp2((lane_top - top) * _LOG2_E)).to(tl.float64), 0)
     distances = tl.sum(lane_distance.to(tl.float64), 0)
     if values is not None:
-        value = _smoothed_value(top, total, z_y, whole, distances, spread)
+        value = _smoothed_value(top, total, z_y, whole, distances)
         tl.store(values + i, tl.where(counted, value, 0.0))
 
     if out is not None:

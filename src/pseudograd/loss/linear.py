@@ -42,6 +42,7 @@ from pseudograd.loss.functional import (
     holds_numbers,
     is_eager,
     known_labels,
+    number_or_tensor,
     smoothed,
 )
 from pseudograd.loss.modules import TunableLoss
@@ -126,8 +127,7 @@ def tunable_linear_cross_entropy(
     tensors = (rows, weight, bias)
     training = torch.is_grad_enabled()
     wanted = [training and t is not None and t.requires_grad for t in tensors]
-    column = as_column(k, rows)
-    number, ks = (1.0, column.squeeze(-1)) if isinstance(column, Tensor) else (column, None)
+    number, ks = number_or_tensor(as_column(k, rows))
     value = _linear(
         *tensors, target.flatten().long(), number, ks, class_weight, ignore_index, reduction,
         label_smoothing, way == "triton", group,

@@ -29,6 +29,7 @@ from pseudograd.loss.autograd import (
     rows_of,
     times_each,
 )
+from pseudograd.loss.functional import number_or_tensor
 from pseudograd.rules.paper import Sensitivity
 
 INTERPRETED = not isinstance(kernels.tile, triton.JITFunction)
@@ -46,8 +47,8 @@ SKIPPING = 2048
 # Rows that are longer have more threads, so that fewer rows are under way and all of them stay in
 # the L2 cache between their two passes.
 LONG_ROW_BYTES = 64 << 10
-# How many registers a thread may have. Left alone, the compiler takes up to twice as many for k
-# other than 1/2, 1 and 2, which halves the number of programs at work and their speed.
+# How many registers a thread may have. Left alone, the compiler takes up to 1.6 times as many, most
+# of all for k other than 1/2, 1 and 2; then half as many programs are at work, and a fifth slower.
 TILE_REGISTERS, ROW_REGISTERS = 96, 64
 _VECTOR_BYTES = 16
 _SPECIAL = {1.0: "1", 0.5: "1/2", 2.0: "2"}
@@ -384,11 +385,6 @@ def write_gradient_of_part(
     """Write the same into ``out``, which may be the logits themselves."""
     with torch.cuda.device_of(z):
         launch(rows_of_loss(z, column, k), None, out, given=given)
-
-
-def number_or_tensor(k: Sensitivity) -> tuple[float, Tensor | None]:
-    """A sensitivity as operators take it: a number, or a tensor beside one that does not count."""
-    return (1.0, k.reshape(-1)) if isinstance(k, Tensor) else (k, None)
 
 
 class ClassIndexOnGpu:

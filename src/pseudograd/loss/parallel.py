@@ -2,7 +2,8 @@
 
 Each rank has some columns of the logits, in the order of the ranks. The top and the sums of a row
 are those of its parts, rescaled to a common top and added: one reduction for the largest logit, and
-one for the sums, the label's logit and its weight, which one rank has and the others count as 0.
+one for the sums and the label's logit, which one rank has and the others count as 0. Before them
+come two small ones: how many classes each rank has, and the labels' class weights if there are any.
 Smoothed labels are the rule for soft targets, with a reduction for each of its sums.
 
 Groups go by their names, and reductions are operators: `torch.compile` can hold both in a graph.
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from pseudograd.loss.autograd import ClassProbabilities, keep_whole, row_values
+from pseudograd.loss.functional import number_or_tensor
 from pseudograd.rules import paper
 from pseudograd.rules.paper import Sensitivity
 
@@ -69,24 +71,30 @@ def largest_over_ranks(x: Tensor, group: str) -> Tensor:
 
 
 @torch.library.custom_op(
-    "pseudograd::own_labels",
+    "pseudograd::own_classes",
     mutates_args=(),
-    schema="(Tensor target, SymInt classes, str group) -> Tensor",
+    schema="(Tensor like, SymInt classes, str group) -> Tensor",
 )
-def own_labels(target: Tensor, classes: int, group: str) -> Tensor:
-    """Give the labels as columns of this rank, or `ELSEWHERE`, or `NOWHERE`."""
+def _own_classes(like: Tensor, classes: int, group: str) -> Tensor:
     ranks = ranks_of(group)
-    sizes = torch.zeros(ranks.size(), dtype=torch.long, device=target.device)
+    sizes = like.new_zeros(ranks.size())
     sizes[ranks.rank()] = classes
     dist.all_reduce(sizes, group=ranks)
-    column = target - sizes[: ranks.rank()].sum()
-    others = torch.where((target >= 0) & (target < sizes.sum()), ELSEWHERE, NOWHERE)
+    return torch.stack((sizes[: ranks.rank()].sum(), sizes.sum()))
+
+
+@_own_classes.register_fake
+def _(like: Tensor, classes: int, group: str) -> Tensor:
+    return like.new_empty(2)
+
+
+def own_labels(target: Tensor, classes: int, group: str) -> Tensor:
+    """Give the labels as columns of this rank, or `ELSEWHERE`, or `NOWHERE`."""
+    like = torch.empty(0, dtype=torch.long, device=target.device)
+    first, total = _own_classes(like, classes, group)  # which of all classes are this rank's
+    column = target - first
+    others = torch.where((target >= 0) & (target < total), ELSEWHERE, NOWHERE)
     return torch.where((column >= 0) & (column < classes), column, others)
-
-
-@own_labels.register_fake
-def _(target: Tensor, classes: int, group: str) -> Tensor:
-    return torch.empty_like(target)
 
 
 def label_weights(weight: Tensor, column: Tensor, group: str) -> Tensor:
@@ -111,7 +119,7 @@ def whole_rows(z: Tensor, column: Tensor, k: Sensitivity, group: str, triton: bo
 
 
 def _part_by_kernel(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
-    from pseudograd.loss.operators import number_or_tensor, statistics_of_part
+    from pseudograd.loss.operators import statistics_of_part
 
     statistics: Tensor = statistics_of_part(z, column, *number_or_tensor(k))
     return statistics
@@ -151,7 +159,7 @@ def push(
 
         given = torch.cat((whole.top, share, scale), -1).T.float().contiguous()
         if out is None:
-            f: Tensor = operators.gradient_of_part(z, column, *operators.number_or_tensor(k), given)
+            f: Tensor = operators.gradient_of_part(z, column, *number_or_tensor(k), given)
             return f
         operators.write_gradient_of_part(z, column, k, given, out)
         return out

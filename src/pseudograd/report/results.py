@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import re
 import shlex
 import statistics
@@ -147,7 +148,7 @@ def documents(
     of_paper = {e: finding for e, finding in found.found.items() if e.row.table != UNPRINTED}
     printed = replace(found, found=of_paper)
     beside = folder.resolve().name == BESIDE
-    said = BESIDE if beside else folder.as_posix()
+    said = BESIDE if beside else Path(os.path.relpath(folder)).as_posix()
     title, lead = "Results", _lead(found, smoke)
     parts = [
         _in_short(printed),
