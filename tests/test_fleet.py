@@ -620,6 +620,24 @@ def test_out_of_memory_while_judging_loses_no_trial(
     assert {outcome.trial: outcome for outcome in outcomes} == expected
 
 
+def test_out_of_memory_while_the_slots_become_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last network is copied out of a stack of two, which takes room for a third."""
+    trials = [replace(ONE, seed=seed, max_epochs=2 * seed + 1) for seed in range(2)]
+    expected = {outcome.trial: outcome for outcome in Fleet(blobs()).run(trials)}
+    original, calls = Stack.select, []
+
+    def limited(stack: Stack, models: Tensor) -> None:
+        calls.append(len(models))
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("simulated")
+        original(stack, models)
+
+    monkeypatch.setattr(Stack, "select", limited)
+    found = {outcome.trial: outcome for outcome in Fleet(blobs(), slots=2).run(trials)}
+    assert calls[0] == 1
+    assert found == expected
+
+
 @pytest.mark.parametrize("at", ["__init__", "train"])
 def test_halving_starts_from_the_slots_in_use(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = out_of_memory_beyond(1, monkeypatch, at)

@@ -155,13 +155,13 @@ class Fleet:
                 crew = _Crew(self, first, device, slots, most)
                 yield from crew.through(pending, stop)
             except torch.OutOfMemoryError:
-                slots = len(crew.runs) if crew else slots
-                if slots == 1:
+                if most == 1:
                     raise
+                slots = len(crew.runs) if crew else slots
                 # What had ended has been given out; the rest starts again, in half the slots.
                 underway = crew.runs if crew else []
                 pending.extendleft(run.trial for run in reversed(underway) if run)
-                most = slots // 2
+                most = max(1, slots // 2)
             with launching:
                 del crew  # and with it its graph and memory, now that no traceback refers to it
                 if pending:
