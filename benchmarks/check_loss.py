@@ -98,6 +98,10 @@ def error(computed: Tensor, true: Tensor) -> float:
     return float(torch.where(negligible, 0, (steps[0] - steps[1]).abs()).amax())
 
 
+def off_the_norm(computed: Tensor, true: Tensor) -> float:
+    return float((computed.double() - true).norm() / true.norm())
+
+
 def in_parts(function: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
     return torch.cat(
         [function(*part) for part in zip(*(t.split(rows) for t in tensors), strict=True)]
@@ -318,7 +322,7 @@ class Bench:
             found = torch.autograd.grad(loss, leaves, upstream)
             true = self.true_linear(leaves, label, upstream, **given)
             for name, f, expected in zip(("hidden", "weight", "bias"), found, true, strict=False):
-                worst = float((f.double() - expected).norm() / expected.norm())
+                worst = off_the_norm(f, expected)
                 # TF32 products, or the rounding of logits and of their gradient.
                 allowed = {torch.float32: 1e-3, torch.half: 3e-3, torch.bfloat16: 2e-2}[dtype]
                 yield Check(f"{text}, {name}, of the norm", "row", name_of(dtype), tokens, classes,
@@ -445,7 +449,7 @@ class Bench:
         for name, f, true in zip(
             ("hidden", "weight"), found, (true_hidden, true_weight[own]), strict=True
         ):
-            worst = float((f.double() - true).norm() / true.norm())
+            worst = off_the_norm(f, true)
             yield Check(f"linear, {name}, of the norm{of}", "row", "float32", rows, classes, "0.5",
                         worst, 1e-3)  # fmt: skip
 

@@ -44,7 +44,7 @@ def compile_kernel(
     if options:
         spilled = re.search(r"STACK:(\d+)", looked_into(compiled, "--dump-resource-usage"))
         assert spilled
-        assert int(spilled[1]) <= 96, (kernel, constants)
+        assert int(spilled[1]) <= 32, (kernel, constants)
     return compiled
 
 

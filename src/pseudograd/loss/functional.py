@@ -153,9 +153,8 @@ def class_index_loss(
     label_weight = known if weight is None else known * weight[y]
     example_weight = torch.where(counted, label_weight, 0).to(working_dtype(z))
     if label_smoothing:
-        one_hot = torch.zeros_like(z, dtype=example_weight.dtype).scatter(-1, y.unsqueeze(-1), 1)
-        q = smoothed(one_hot, label_smoothing)
-        value = _class_probability_rows(z, q if weight is None else q * weight, k) * known
+        q = smoothed_labels(z, y, label_smoothing, weight)
+        value = _class_probability_rows(z, q, k) * known
     else:
         value = rows(z, y, k) * label_weight
     return _reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
@@ -206,6 +205,13 @@ def number_or_tensor(k: Sensitivity) -> tuple[float, Tensor | None]:
 def smoothed(q: Tensor, label_smoothing: float) -> Tensor:
     """Spread a share of the target evenly over all classes."""
     return q * (1 - label_smoothing) + label_smoothing / q.shape[-1] if label_smoothing else q
+
+
+def smoothed_labels(z: Tensor, y: Tensor, label_smoothing: float, weight: Tensor | None) -> Tensor:
+    """Give labels as targets for the rows ``z``, smoothed and weighted."""
+    one_hot = torch.zeros_like(z, dtype=working_dtype(z)).scatter(-1, y.unsqueeze(-1), 1)
+    q = smoothed(one_hot, label_smoothing)
+    return q if weight is None else q * weight
 
 
 def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:

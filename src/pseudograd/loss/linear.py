@@ -43,7 +43,7 @@ from pseudograd.loss.functional import (
     is_eager,
     known_labels,
     number_or_tensor,
-    smoothed,
+    smoothed_labels,
 )
 from pseudograd.loss.modules import TunableLoss
 from pseudograd.rules.paper import Sensitivity, working_dtype
@@ -341,7 +341,7 @@ def linear_products(
     Those are the gradients of ``hidden``, ``weight`` and ``bias``, each if it is wanted, for
     pseudo-gradients times ``factor`` (one, or one for each row), of the mean or of the sum.
     """
-    counted = target != ignore_index
+    counted, y, known = known_labels(target, len(weight), ignore_index)
     column, example_weight = target, counted.double()
     if group:
         from pseudograd.loss.parallel import label_weights, own_labels, ranks_of
@@ -350,7 +350,6 @@ def linear_products(
         if class_weight is not None:
             example_weight = example_weight * label_weights(class_weight, column, group)
     elif class_weight is not None:
-        _, y, known = known_labels(target, len(weight), ignore_index)
         example_weight = example_weight * known * class_weight[y]
     divisor = example_weight.sum()
     if factor is not None and mean:
@@ -449,9 +448,7 @@ def _plain(
     loss: RowLoss = ClassIndex()
     row_weight = (counted * known).to(working_dtype(logits))
     if smoothing:
-        one_hot = torch.zeros_like(logits, dtype=row_weight.dtype).scatter(-1, y.unsqueeze(-1), 1)
-        y = smoothed(one_hot, smoothing)
-        y = y if class_weight is None else y * class_weight
+        y = smoothed_labels(logits, y, smoothing, class_weight)
         loss = ClassProbabilities()
     elif class_weight is not None:
         row_weight = row_weight * class_weight[y]
