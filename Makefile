@@ -55,3 +55,4 @@ $(EXAMPLES): $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

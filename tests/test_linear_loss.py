@@ -419,7 +419,7 @@ def test_module() -> None:
     assert "k=0.5" in repr(module)
     expected = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias, **settings)
     for other in (module, pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
-        torch.testing.assert_close(other(weight, hidden, target, bias), expected)
+        torch.testing.assert_close(other(hidden, weight, target, bias), expected)
 
 
 def bad(**changes: Any) -> Callable[[], Tensor]:

@@ -387,12 +387,12 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: text(",y\n1,2\n"),
             {},
-            "no name for column 1: name it, or leave it out by --drop ''",
+            r"no name for column 1: name it, or leave it out .drop=\[''\], on the command line --drop ''",
         ),
         (
             lambda: text("x,x,y\n1,2,2\n"),
             {},
-            "column 'x': rename them, or leave them out by --drop x",
+            r"column 'x': rename them, or leave it out .drop=\['x'\], on the command line --drop x",
         ),
         (lambda: text("garbage", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
         (lambda: text("", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
@@ -483,7 +483,7 @@ def test_a_broken_parquet_file() -> None:
 def test_too_many_categories() -> None:
     names = [f"n{i // 2}" for i in range(3000)]
     save(pd.DataFrame({"name": names, "y": [0, 1] * 1500}), "a.csv")
-    complaint = "different texts, more than 1000: leave it out by --drop name"
+    complaint = "different texts, more than 1000: leave it out (drop=['name'], on the command"
     with pytest.raises(ValueError, match=complaint):
         load_table("a.csv", "y")
 

@@ -367,7 +367,7 @@ def test_columns_left_out_and_texts_never_seen(capsys: pytest.CaptureFixture[str
     more = [line + f",P{at},{at}" for at, line in enumerate(lines)]
     Path("pets.csv").write_text("\n".join(more).replace("P0,0", "id,when", 1) + "\n")
     options = ["pets.csv", "--target", "pet", *SMALL, "--out", "run"]
-    assert "leave it out by --drop id" in refusal(capsys, "tune", *options)
+    assert "on the command line --drop id" in refusal(capsys, "tune", *options)
     tuned(capsys, *options, "--drop", "id", "when")
     Path("new.csv").write_text("id,colour,weight\nP1,pink,31\nP2,grey,5\nP3,blue,\n")
     assert main(["predict", "run", "new.csv"]) == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-import pseudograd
+from pseudograd import __version__
 
 _ROOT = Path(__file__).parents[2]  # of a checkout
 
@@ -35,7 +35,7 @@ def environment(*devices: str) -> dict[str, str | int]:
         "torch": torch.__version__,
         "triton": version("triton"),
         "numba": version("numba"),
-        "pseudograd": pseudograd.__version__,
+        "pseudograd": __version__,
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }

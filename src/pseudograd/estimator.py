@@ -27,12 +27,12 @@ from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import Fleet, Network, Outcome, Split, Trial
 from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
 from pseudograd.search.protocol import (
-    DEEP_KS,
-    SHALLOW_KS,
     Cell,
     Outcomes,
     Protocol,
     batch_size_for,
+    clip_for,
+    ks_for,
 )
 
 _FLOATS = (np.float64, np.float32)  # what features may be; all else becomes float64
@@ -212,8 +212,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """What to try, as the parameters say."""
         sizes: Any = self.hidden_layer_sizes
         sizes = (sizes,) if isinstance(sizes, Integral) else tuple(sizes)
-        deep = len(sizes) > 1
-        ks = self.ks if self.ks is not None else DEEP_KS if deep else SHALLOW_KS
+        ks = self.ks if self.ks is not None else ks_for(len(sizes))
         template = Trial(
             data=data.name,
             hidden_layer_sizes=sizes,
@@ -224,7 +223,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             activation=self.activation,
             feature_range=data.value_range,
             batch_size=_unless_auto(self.batch_size, batch_size_for(data.train_size)),
-            clip=_unless_auto(self.clip, 100.0 if deep else None),
+            clip=_unless_auto(self.clip, clip_for(len(sizes))),
             split=Split(stratified=True),
             patience=self.patience,
             max_epochs=self.max_iter,

@@ -42,8 +42,9 @@ def reproduce(commands: Commands) -> None:
         "--rows",
         default="*",
         metavar="PATTERN",
-        help='a name as status prints it, such as "mnist 1x400 m0.5 [0,1]", for it alone; or a '
-        'pattern such as "cifar10 1x400*", with what is run beside these rows (all rows)',
+        help='a name as status prints it, such as "mnist 1x400 m0.5 [0,1]", for it alone; a '
+        'pattern of rows such as "cifar10 1x400*", with what is run beside them; or a pattern of '
+        'what is run beside, such as "* tanh" (all rows)',
     )
     parser.add_argument(
         "--as-printed",
@@ -59,7 +60,7 @@ def reproduce(commands: Commands) -> None:
         "--time-limit",
         type=positive,
         metavar="MINUTES",
-        help="end by then; the same command goes on",
+        help="end after the epoch that is then under way; the same command goes on",
     )
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the data sets are kept")
     add_place(parser)
@@ -116,7 +117,10 @@ def reproduce(commands: Commands) -> None:
                     watch=lines.show,
                 )
             except TimeIsUp:
-                print("the time is up; the same command goes on from here", file=sys.stderr)
+                goes_on = "the same command goes on from here"
+                if not lines.done:
+                    goes_on = "no trial has ended in it: give more"
+                print(f"the time is up; {goes_on}", file=sys.stderr)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
                     "stopped by Ctrl-C; finished trials are kept, and the same command goes on"
@@ -164,6 +168,10 @@ class _Lines:
         network.done, network.left, network.told = network.done + 1, step.left, False
         if not step.left or now - network.written >= _SECONDS_BETWEEN_LINES:
             network.write(now)
+
+    @property
+    def done(self) -> int:
+        return sum(network.done for network in self.networks.values())
 
     def close(self) -> None:
         for network in self.networks.values():

@@ -156,7 +156,7 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
 def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
     """What the options ask for."""
     from pseudograd.fleet import Split, Trial
-    from pseudograd.search import Protocol, batch_size_for, repetitions_for
+    from pseudograd.search import Protocol, batch_size_for, clip_for, repetitions_for
 
     if options.k and 1 not in options.k:
         raise ValueError("--k must have 1 among its values, which the choice is compared with")
@@ -172,7 +172,7 @@ def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
         optimizer=options.optimizer,
         activation=options.activation,
         batch_size=options.batch_size or batch_size_for(data.train_size),
-        clip=options.clip or (100.0 if len(hidden) > 1 else None),
+        clip=options.clip or clip_for(len(hidden)),
         split=Split(stratified=options.stratify),
         patience=options.patience,
         max_epochs=options.max_epochs,

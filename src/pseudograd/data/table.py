@@ -600,7 +600,7 @@ def _read_csv(
             f"{path} has no name for column {names.index('') + 1}: name it, or {_drop('')}"
         )
     if twice := sorted({name for name in kept if kept.count(name) > 1}):
-        way_out = "" if target in twice else f", or leave them out by --drop {shlex.join(twice)}"
+        way_out = "" if target in twice else f", or {_drop(*twice)}"
         raise _Refusal(f"{path} has more than one column {_listed(twice)}: rename them{way_out}")
     # What was text stays text, even where it looks like numbers; truth values are found again.
     text = []
@@ -782,8 +782,9 @@ def _first(entries: Series) -> str:
     return f"{entries.iloc[0]!r} in row {entries.index[0] + 1}"
 
 
-def _drop(name: str) -> str:
-    return f"leave it out by --drop {shlex.quote(name)}"
+def _drop(*names: str) -> str:
+    them = "it" if len(names) == 1 else "them"
+    return f"leave {them} out (drop={list(names)}, on the command line --drop {shlex.join(names)})"
 
 
 def _fit_column(name: str, column: Series) -> Numbers | Categories:

@@ -62,8 +62,8 @@ class ClassIndex:
     ) -> Tensor:
         """Give Eq. 5."""
         top, margin = kept
-        wide = paper.in_working_precision(z)
-        f = paper.push(wide, target, k, top, paper.strength(margin, k) * grad)
+        logits = paper.in_working_precision(z)
+        f = paper.push(logits, target, k, top, paper.strength(margin, k) * grad)
         return _of_ignored_rows_zero(f, grad, z)
 
 

@@ -160,7 +160,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         >>> layer = torch.nn.Linear(8, 5)
         >>> criterion = TunableLinearCrossEntropyLoss(k=0.5)
         >>> hidden, target = torch.ones(2, 8), torch.tensor([0, 3])
-        >>> criterion(layer.weight, hidden, target, layer.bias).backward()
+        >>> criterion(hidden, layer.weight, target, layer.bias).backward()
         >>> layer.weight.grad.shape
         torch.Size([5, 8])
 
@@ -187,7 +187,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         self.chunk_rows = chunk_rows
 
     def forward(
-        self, weight: Tensor, hidden: Tensor, target: Tensor, bias: Tensor | None = None
+        self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """Give the loss of a layer with this weight and bias for class indices."""
         return tunable_linear_cross_entropy(

@@ -127,17 +127,17 @@ def _part_by_kernel(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
 
 def _part(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
     """The top, both sums and the label's logit of a part of each row: (4, R)."""
-    wide = paper.in_working_precision(z)
+    logits = paper.in_working_precision(z)
     y = column.clamp(min=0).unsqueeze(-1)
-    lowest = torch.finfo(wide.dtype).min
+    lowest = torch.finfo(logits.dtype).min
     own = (column >= 0).unsqueeze(-1)
-    others = wide.scatter(-1, y, torch.where(own, lowest, wide.gather(-1, y)))
+    others = logits.scatter(-1, y, torch.where(own, lowest, logits.gather(-1, y)))
     top = others.amax(-1, keepdim=True).clamp(min=lowest)
     gap = others - top
     powers = torch.stack((gap.exp(), (k * gap).exp()))
     keep = torch.where(own, 0, powers.gather(-1, y.expand(2, -1, -1)))
     sums = powers.scatter(-1, y.expand(2, -1, -1), keep).sum(-1, dtype=paper.wide_dtype(z))
-    z_y = wide.gather(-1, y)
+    z_y = logits.gather(-1, y)
     return torch.stack((paper.wide(top.squeeze(-1)), *sums, paper.wide(z_y.squeeze(-1))))
 
 
@@ -163,10 +163,10 @@ def push(
             return f
         operators.write_gradient_of_part(z, column, k, given, out)
         return out
-    wide = paper.in_working_precision(z)
-    f = (k * (wide - whole.top.to(wide.dtype))).exp() * share.to(wide.dtype)
+    logits = paper.in_working_precision(z)
+    f = (k * (logits - whole.top.to(logits.dtype))).exp() * share.to(logits.dtype)
     y, own = column.clamp(min=0).unsqueeze(-1), (column >= 0).unsqueeze(-1)
-    f = f.scatter(-1, y, torch.where(own, -scale.to(wide.dtype), f.gather(-1, y)))
+    f = f.scatter(-1, y, torch.where(own, -scale.to(logits.dtype), f.gather(-1, y)))
     f = torch.where(scale == 0, 0, f).to(z.dtype)
     return f if out is None else out.copy_(f)
 

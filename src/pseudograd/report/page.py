@@ -19,7 +19,8 @@ from markupsafe import Markup, escape
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.report import figures
 from pseudograd.report.figures import interval, signed
-from pseudograd.report.summary import baseline, counted, duration, fraction, percent
+from pseudograd.report.summary import baseline, counted, duration, fraction, p_value, percent
+from pseudograd.reproduce.findings import side
 from pseudograd.reproduce.rows import rows
 from pseudograd.search import Cell, Comparison, Protocol, compare, paired_difference
 from pseudograd.search.comparison import ByClass
@@ -225,7 +226,7 @@ def _verdict(k: str, comparison: Comparison) -> tuple[str, str]:
         networks = f"its 95% interval over the {pairs} pairs of networks, {reach}, leaves out 0"
     else:
         networks = f"its 95% interval over the {pairs} pairs of networks, {reach}, contains 0"
-    example_test = f"a sign test over the test examples gives {_p(p)}"
+    example_test = f"a sign test over the test examples gives {p_value(p)}"
     if by_networks and by_examples:
         headline = f"k = {k} makes {'fewer' if fewer else 'more'} errors than k = 1"
         advice = (
@@ -291,7 +292,7 @@ def _answer(found: _Findings) -> dict[str, Any]:
         ),
         tile(
             "Sign test",
-            _p(comparison.sign_p),
+            p_value(comparison.sign_p),
             f"{comparison.better_on} test examples right more often with k = {k}, "
             f"{comparison.worse_on} with k = 1",
         ),
@@ -333,7 +334,7 @@ def _notes(found: _Findings, comparison: Comparison, chosen: Cell) -> list[str]:
         mcnemar = (
             f"McNemar's test on the predictions ({comparison.only_chosen_right} right with k = {k} "
             f"alone, {comparison.only_plain_right} with k = 1 alone) gives "
-            f"{_p(comparison.mcnemar_p)}"
+            f"{p_value(comparison.mcnemar_p)}"
         )
         if pairs > 1:
             notes.append(
@@ -444,24 +445,20 @@ def _expectation(depth: int, found: _Findings) -> str:
     counts = PAPER[depth]
     text = f"{_sides(depth)} ({_SOURCE})."
     if found.selected and found.chosen:
-        usual = max((-1, 0, 1), key=lambda side: _on(side, counts))
-        agrees = usual == _side(found.chosen.k)
+        usual = max((-1, 0, 1), key=lambda wanted: _on(wanted, counts))
+        agrees = usual == side(found.chosen.k)
         relation = "in line with that" if agrees else "against that tendency"
         text += f" Here k = {fraction(found.chosen.k)} was selected, {relation}."
     return text
 
 
-def _side(k: float) -> int:
-    return (k > 1) - (k < 1)
-
-
-def _on(side: int, counts: Mapping[float, int]) -> int:
-    return sum(count for k, count in counts.items() if _side(k) == side)
+def _on(wanted: int, counts: Mapping[float, int]) -> int:
+    return sum(count for k, count in counts.items() if side(k) == wanted)
 
 
 def _sides(depth: int) -> str:
     counts = PAPER[depth]
-    below, one, above = (_on(side, counts) or "none" for side in (-1, 0, 1))
+    below, one, above = (_on(wanted, counts) or "none" for wanted in (-1, 0, 1))
     return (
         f"In the paper’s {sum(counts.values())} experiments with {_layers(depth)} a k below 1 was "
         f"selected in {below}, k = 1 in {one} and a k above 1 in {above}"
@@ -649,10 +646,6 @@ def _mean(outcomes: Sequence[Outcome], name: str) -> str:
 
 def _share(part: int, whole: int) -> str:
     return percent(part / whole) if whole else "–"
-
-
-def _p(p: float) -> str:
-    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
 
 
 def _probability(p: float) -> str:

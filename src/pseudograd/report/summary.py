@@ -38,6 +38,20 @@ def percent(share: float, digits: int = 2) -> str:
     return f"{100 * share:.{digits}f}" if math.isfinite(share) else "-"
 
 
+def p_value(p: float) -> str:
+    """Write how probable a result is by chance.
+
+    Args:
+        p: The probability.
+
+    Example:
+        >>> p_value(0.0213), p_value(1e-6)
+        ('p = 0.021', 'p < 0.001')
+
+    """
+    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
+
+
 def counted(count: int, noun: str) -> str:
     """Write how many there are of something.
 

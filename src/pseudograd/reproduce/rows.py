@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +12,11 @@ from importlib import resources
 from typing import TypeVar
 
 from pseudograd.fleet import Trial
-from pseudograd.search import Protocol, repetitions_for
+from pseudograd.search import Protocol, clip_for, repetitions_for
 
 TABLES = ("table1", "table3", "table4", "supplement")
 UNPRINTED = "unprinted"  # rows that stand in the paper's LaTeX source as comments
 _SETS = ("mnist", "cifar10", "svhn", "cifar100")
-CLIP = 100.0  # of several hidden layers (supplement)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Experiment:
             momentum=row.momentum,
             activation=self.activation,
             feature_range=self.feature_range,
-            clip=CLIP if row.hidden_layers > 1 else None,
+            clip=clip_for(row.hidden_layers),
         )
         return Protocol(trial, repetitions=repetitions_for(row.data), three_fifths=True)
 
@@ -182,13 +182,20 @@ _Named = TypeVar("_Named")
 
 def _matching(pattern: str, names: dict[_Named, str], where: str) -> list[_Named]:
     """Those whose names match a pattern; there must be some."""
-    found = [one for one, name in names.items() if fnmatch.fnmatchcase(name, pattern)]
+    found = _those_matching(pattern, names)
     if not found:
+        near = difflib.get_close_matches(pattern.lower(), names.values(), n=1, cutoff=0)
+        like = near[0] if near else paper_rows()[0].name
         raise ValueError(
-            f"rows {pattern!r} match no row {where}: names are like {paper_rows()[0].name!r}, "
-            "and * stands for anything"
+            f"rows {pattern!r} match no row {where}: names are like {like!r}, and * stands for "
+            "anything"
         )
     return found
+
+
+def _those_matching(pattern: str, names: dict[_Named, str]) -> list[_Named]:
+    literal = pattern.replace("[", "[[]")  # as in "mnist 1x400 m0.5 [0,1]"
+    return [one for one, name in names.items() if fnmatch.fnmatchcase(name, literal)]
 
 
 # What the activation changes: on a row of each depth of CIFAR-10, and on one of MNIST.
@@ -220,11 +227,11 @@ def experiments(rows: Iterable[Row]) -> list[Experiment]:
 
 
 def select(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
-    """Give the experiment of a name, or else those whose rows' names match a pattern.
+    """Give those whose rows' names match a pattern; if there are none, whose own names do.
 
     Args:
         experiments: From which.
-        pattern: A name, or a pattern as for `rows`.
+        pattern: A name, or a pattern as for `rows`. Brackets stand for themselves.
 
     Example:
         >>> some = experiments(rows("table1"))
@@ -232,11 +239,17 @@ def select(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
         ['mnist 1x400 m0.5 [0,1]']
         >>> [experiment.name for experiment in select(some, "mnist 1x800*")]
         ['mnist 1x800 m0.5', 'mnist 1x800 m0.5 [0,1]']
+        >>> [experiment.name for experiment in select(some, "* tanh")]
+        ['mnist 1x400 m0.5 tanh', 'cifar10 1x400 m0.5 tanh']
 
     """
     exactly = [experiment for experiment in experiments if experiment.name == pattern]
+    if exactly:
+        return exactly
     names = {experiment: experiment.row.name for experiment in experiments}
-    return exactly or _matching(pattern, names, "that is asked for")
+    if not _those_matching(pattern, names):
+        names = {experiment: experiment.name for experiment in experiments}
+    return _matching(pattern, names, "that is asked for")
 
 
 def by_network(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
@@ -260,4 +273,5 @@ def by_network(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]
 
 
 def _turn(experiment: Experiment) -> tuple[bool, int]:
-    return bool(experiment._changes), _SETS.index(experiment.row.data)
+    data = experiment.row.data
+    return bool(experiment._changes), _SETS.index(data) if data in _SETS else len(_SETS)

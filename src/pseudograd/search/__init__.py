@@ -8,6 +8,8 @@ from pseudograd.search.protocol import (
     Cell,
     Protocol,
     batch_size_for,
+    clip_for,
+    ks_for,
     repetitions_for,
 )
 from pseudograd.search.run import Run, default_folder, load_model, tune
@@ -28,8 +30,10 @@ __all__ = [
     "SetAside",
     "advance",
     "batch_size_for",
+    "clip_for",
     "compare",
     "default_folder",
+    "ks_for",
     "load_model",
     "paired_difference",
     "repetitions_for",

@@ -20,8 +20,9 @@ import torch
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, Outcome, Trial
 
-# The most trials of one task. A GPU has so many slots at best. On a CPU more at once gain little,
-# and small tasks let all cores end together and cost little when a machine is lost.
+# The most trials of one task: on a GPU twice as many as a fleet has slots, so that they are filled
+# again. On a CPU more at once gain little; small tasks let all cores end together, and cost little
+# when a machine is lost.
 _MOST_TRIALS = {"cuda": 512, "cpu": 4}
 _RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
 

@@ -133,10 +133,10 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
         ),
         only_plain_right=only_plain,
         only_chosen_right=only_chosen,
-        mcnemar_p=_by_chance(only_plain, only_chosen),
+        mcnemar_p=sign_test(only_plain, only_chosen),
         better_on=better_on,
         worse_on=worse_on,
-        sign_p=_by_chance(better_on, worse_on),
+        sign_p=sign_test(better_on, worse_on),
     )
 
 
@@ -201,8 +201,8 @@ def paired_difference(first: list[float], second: list[float]) -> Difference:
     return Difference(mean, mean - reach, mean + reach)
 
 
-def _by_chance(one: int, other: int) -> float:
-    """How probable so uneven a split is, or a more uneven one, if both sides are equally likely."""
+def sign_test(one: int, other: int, chance: float = 0.5) -> float:
+    """How probable so uneven a split is, or a more uneven one, if one side has this chance."""
     from scipy.stats import binomtest
 
-    return float(binomtest(one, one + other).pvalue) if one + other else 1.0
+    return float(binomtest(one, one + other, chance).pvalue) if one + other else 1.0

@@ -18,7 +18,37 @@ from pseudograd.fleet import Outcome, Split, Trial
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 
+CLIP = 100.0
+
 Outcomes = Mapping[Trial, Outcome]
+
+
+def ks_for(hidden_layers: int) -> tuple[float, ...]:
+    """Give the paper's values of k: with several hidden layers none below 1/4.
+
+    Args:
+        hidden_layers: How many hidden layers the network has.
+
+    Example:
+        >>> ks_for(3)
+        (4.0, 2.0, 1.0, 0.5, 0.25)
+
+    """
+    return DEEP_KS if hidden_layers > 1 else SHALLOW_KS
+
+
+def clip_for(hidden_layers: int) -> float | None:
+    """Give the paper's bound on the norm of a gradient: 100 with several hidden layers, else none.
+
+    Args:
+        hidden_layers: How many hidden layers the network has.
+
+    Example:
+        >>> clip_for(1), clip_for(3)
+        (None, 100.0)
+
+    """
+    return CLIP if hidden_layers > 1 else None
 
 
 def repetitions_for(data: str) -> int:
@@ -127,7 +157,7 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if not self.ks:
-            ks = SHALLOW_KS if len(self.trial.hidden_layer_sizes) <= 1 else DEEP_KS
+            ks = ks_for(len(self.trial.hidden_layer_sizes))
             object.__setattr__(self, "ks", ks)
         if 1.0 not in self.ks:
             raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
