@@ -92,6 +92,19 @@ def test_a_causal_language_model(causal_loss: Any) -> None:
     assert not torch.allclose(gradient, of_plain, rtol=0.1)
 
 
+def test_half_precision_and_labels_that_are_shifted_already(causal_loss: Any) -> None:
+    """A sum over many tokens is more than float16 holds; the Trainer may shift by itself."""
+    torch.manual_seed(0)
+    logits, labels = 4 * torch.randn(1, 30_000, 11).half(), torch.randint(11, (1, 30_000))
+    count = torch.tensor(29_999)
+    loss = causal_loss(logits, labels, num_items_in_batch=count)
+    expected = F.cross_entropy(logits[0, :-1].float(), labels[0, 1:])
+    torch.testing.assert_close(loss, expected)
+    shifted = F.pad(labels, (0, 1), value=-7)[:, 1:]
+    again = causal_loss(logits, labels, shift_labels=shifted, ignore_index=-7)
+    torch.testing.assert_close(again, expected)
+
+
 def test_gradient_accumulation_over_batches_of_several_lengths(causal_loss: Any) -> None:
     """With the number of tokens in all batches, parts add up to the whole."""
     torch.manual_seed(0)

@@ -76,6 +76,23 @@ def test_works_without_numba() -> None:
     assert "pseudograd.loss" in imported_by(use)
 
 
+@pytest.mark.parametrize(
+    "obstacle",
+    [
+        "import os, numba; del os.register_at_fork",  # as on Windows
+        "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'",  # for a debugger
+    ],
+)
+def test_works_with_a_numba_that_is_hindered(obstacle: str) -> None:
+    pytest.importorskip("numba")
+    use = (
+        f"{obstacle}; import pseudograd; "
+        "v = pseudograd.tunable_cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1])); "
+        "assert abs(v - 1.0986) < 1e-3"
+    )
+    assert "pseudograd.loss" in imported_by(use)
+
+
 def test_works_where_numba_has_nowhere_to_write() -> None:
     """It refuses to cache then, when the module with the kernels is imported."""
     pytest.importorskip("numba")

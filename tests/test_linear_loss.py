@@ -223,6 +223,24 @@ def test_a_mean_over_many_in_float16_does_not_underflow() -> None:
     torch.testing.assert_close(weight.grad.double() / scale, exact.grad, rtol=0.02, atol=1e-3)
 
 
+def test_small_pushes_in_float16_are_not_lost() -> None:
+    """Of the mean, a push of one class in thousands would have few bits."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(4096, 4, generator=generator).half()
+    weight = (2.5 * torch.randn(2048, 4, generator=generator)).half().requires_grad_()
+    target = torch.randint(8, (4096,), generator=generator)
+    target[::3] = -100
+    scale = 2.0**12
+    (tunable_linear_cross_entropy(hidden, weight, target, 1.0, chunk_rows=1024) * scale).backward()
+    exact = weight.detach().double().requires_grad_()
+    tunable_cross_entropy(hidden.double() @ exact.T, target, 1.0).backward()
+    assert weight.grad is not None
+    assert exact.grad is not None
+    never = slice(8, None)  # no label
+    error = (weight.grad.double() / scale - exact.grad)[never].norm(dim=1)
+    assert (error / exact.grad[never].norm(dim=1)).max() < 0.01
+
+
 def test_autocast() -> None:
     """The product in bfloat16, the loss in float32, gradients as the parameters are."""
     tensors, target = layer_and_data()

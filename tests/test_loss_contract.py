@@ -797,3 +797,16 @@ class TestModules:
     def test_representation_shows_the_setting(self) -> None:
         assert "k=0.5" in repr(TunableCrossEntropyLoss(k=0.5))
         assert "cross_entropy" in repr(RuleCrossEntropyLoss(cross_entropy))
+
+
+def test_a_loss_that_is_kept_keeps_nothing_alive_after_its_backward_pass() -> None:
+    """As in a list of losses, which people make for a plot."""
+    pytest.importorskip("numba")
+    logits, target = torch.randn(50, 7, requires_grad=True), torch.randint(7, (50,))
+    loss = tunable_cross_entropy(logits, target, 0.5)
+    loss.backward()
+    node: Any = loss.grad_fn
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        node.saved_tensors  # noqa: B018
+    held = [value for value in vars(node).values() if isinstance(value, (Tensor, np.ndarray))]
+    assert [np.size(value) for value in held] == [1]  # k

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -15,12 +16,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import reference
-from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
+from pseudograd import (
+    RuleCrossEntropyLoss,
+    TunableCrossEntropyLoss,
+    tunable_cross_entropy,
+    tunable_linear_cross_entropy,
+)
 from pseudograd.rules import focal, from_bias, tunable
 
 CLASSES = 5
@@ -525,3 +532,80 @@ def test_first_derivatives_with_a_graph_are_fine() -> None:
     leaf = logits.requires_grad_()
     (gradient,) = torch.autograd.grad(tunable_loss(leaf, target, 0.5), leaf, create_graph=True)
     assert_right(gradient.detach(), logits.detach(), target, 0.5)
+
+
+EXPORTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": partial(tunable_cross_entropy, k=0.5),
+    "k per example": partial(tunable_cross_entropy, k=torch.tensor([0.25, 0.5, 2.0, 4.0])),
+    "weight": partial(
+        tunable_cross_entropy, k=0.5, weight=torch.linspace(0.5, 2, CLASSES), ignore_index=1
+    ),
+    "smoothed": partial(tunable_cross_entropy, k=2.0, label_smoothing=0.1),
+    "probability": lambda z, y: tunable_cross_entropy(z, F.one_hot(y, CLASSES).float(), 0.5),
+    "linear": lambda z, y: tunable_linear_cross_entropy(z, torch.eye(CLASSES), y, 0.5),
+}
+
+
+class Criterion(nn.Module):
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return self.loss(logits, target)
+
+
+def saved_and_loaded(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("loss", EXPORTED)
+def test_exported(loss: str, strict: bool) -> None:
+    """The graph's own derivative would be plain cross-entropy's."""
+    logits, target = examples()
+    program = torch.export.export(Criterion(EXPORTED[loss]), (logits, target), strict=strict)
+    other = logits.flip(0)
+    expected = differentiate(EXPORTED[loss], other, target)
+    for again in (program, program.run_decompositions(), saved_and_loaded(program)):
+        value = again.module()(other, target)
+        torch.testing.assert_close(value, EXPORTED[loss](other, target))
+        torch.testing.assert_close(differentiate(again.module(), other, target), expected)
+
+
+def test_of_an_exported_loss_a_second_derivative_is_refused() -> None:
+    logits, target = examples()
+    module = torch.export.export(Criterion(EXPORTED["index"]), (logits, target)).module()
+    with pytest.raises(RuntimeError, match="a second derivative of a tunable loss"):
+        double_backward(lambda z: module(z, target), logits)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_own_rule_is_exported_without_a_derivative(strict: bool) -> None:
+    logits, target = examples()
+    criterion = RuleCrossEntropyLoss(focal)
+    module = torch.export.export(criterion, (logits, target), strict=strict).module()
+    torch.testing.assert_close(module(logits, target), criterion(logits, target))
+    with pytest.raises(RuntimeError, match="its backward pass is Python that an exported graph"):
+        differentiate(module, logits, target)
+
+
+def test_compiled_gradients_by_parameters_that_require_them() -> None:
+    """The compiler then traces a derivative of them, too, which nobody asks for."""
+    logits, target = examples()
+    leaf = logits.clone().requires_grad_()
+    torch.compiler.reset()
+    rows = compiled(vmap(grad(partial(tunable_cross_entropy, k=0.5))), "aot_eager")(leaf, target)
+    assert_right(rows.detach(), logits, target, 0.5)
+    with pytest.raises(RuntimeError, match="a second derivative of a tunable loss"):
+        rows.square().sum().backward()
+
+
+def test_a_traced_graph_is_of_the_loss_and_not_of_its_value() -> None:
+    logits, target = examples()
+    graph = make_fx(partial(tunable_cross_entropy, k=0.5))(logits, target)
+    other = logits.flip(0)
+    torch.testing.assert_close(graph(other, target), F.cross_entropy(other, target))

@@ -7,10 +7,14 @@ PyTorch learns of the substitution through `torch.autograd.Function`. Two facts 
   `prepare_tracing` for when.
 - A pseudo-gradient is no function's gradient (Lemma 1), so a second derivative has no meaning. The
   backward pass is therefore a function of its own, whose derivative raises.
+- `torch.export` keeps what such a function computes, and forgets its backward pass: differentiated,
+  the graph would silently be plain cross-entropy. Operators it keeps whole, with their derivative,
+  so there the two passes are operators.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
@@ -30,7 +34,14 @@ whole_functions: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 class RowLoss(Protocol):
-    """The two passes over rows ``z`` (R, C) of any dtype; k is a number, or a column (R, 1)."""
+    """The two passes over rows ``z`` (R, C) of any dtype; k is a number, or a column (R, 1).
+
+    Attributes:
+        exported_as: Its name among operators; None for one that cannot leave Python.
+
+    """
+
+    exported_as: str | None
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Give the value of each row, then what the backward pass should keep."""
@@ -52,6 +63,8 @@ def _of_ignored_rows_zero(f: Tensor, grad: Tensor, z: Tensor) -> Tensor:
 class ClassIndex:
     """Eq. 5 for labels. Keeps two numbers a row; cross-entropy keeps all log-probabilities."""
 
+    exported_as: str | None = "class indices"
+
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Give -log p_y, and keep the top and the margin."""
         top, margin = paper.top_and_margin(paper.in_working_precision(z), target)
@@ -72,6 +85,8 @@ class ClassProbabilities:
 
     def __init__(self, classes: paper.Classes = paper.ALL_CLASSES) -> None:
         self.classes = classes
+        whole = classes is paper.ALL_CLASSES
+        self.exported_as: str | None = "class probabilities" if whole else None
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Give -Σ q log p, where 0 · log 0 is 0."""
@@ -89,6 +104,8 @@ class ClassProbabilities:
 
 class ByRule:
     """Any rule for labels (Eq. 3); its sensitivity, if it has one, is its own."""
+
+    exported_as: str | None = None
 
     def __init__(self, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.rule = rule
@@ -126,6 +143,8 @@ def row_values(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tens
 
     Who calls it has to be given to `keep_whole`, or else `torch.compile` looks into it.
     """
+    if is_exporting():
+        return _exported(loss, z, target, k)
     value: Tensor = _Forward.apply(z, target, k, loss)[0]
     return value
 
@@ -145,6 +164,13 @@ def prepare_tracing() -> None:
     """
     if torch.compiler.is_compiling():
         import pseudograd.loss.tracing  # noqa: F401
+
+
+def is_traced() -> bool:
+    """Whether a graph is being made of what runs now, by `torch.compile`, export or `make_fx`."""
+    if torch.compiler.is_compiling():  # which could not look into what follows
+        return True
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 class _Forward(Function):
@@ -185,17 +211,42 @@ class Underivable(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing."""
+        """Keep nothing but what it takes to refuse later."""
+        numbers = [isinstance(value, Tensor) and value.is_floating_point() for value in inputs]
+        ctx.are_numbers = numbers
+        if is_traced():
+            ctx.save_for_backward(*itertools.compress(inputs, numbers))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> NoReturn:
-        """Refuse."""
-        refuse_second_derivative()
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Refuse; of a graph that is compiled, when it is run, since often it never is."""
+        if not is_traced() or torch._C._are_functorch_transforms_active():
+            refuse_second_derivative()
+        tensors = iter(ctx.saved_tensors)
+        return tuple(
+            _refused(next(tensors), grads[0]) if numbers else None for numbers in ctx.are_numbers
+        )
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
         """Refuse."""
         refuse_forward_mode()
+
+
+@torch.library.custom_op(
+    "pseudograd::refused", mutates_args=(), schema="(Tensor like, Tensor grad) -> Tensor"
+)
+def _refused(like: Tensor, grad: Tensor) -> Tensor:
+    """Stand in a graph for a derivative that there is not.
+
+    With the gradient from above it is of the graph's backward pass, and not run before.
+    """
+    refuse_second_derivative()
+
+
+@_refused.register_fake
+def _(like: Tensor, grad: Tensor) -> Tensor:
+    return torch.empty_like(like)
 
 
 class _Backward(Underivable):
@@ -208,6 +259,104 @@ class _Backward(Underivable):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
         return _unfold(info, _Backward.apply(*_fold(info, in_dims, inputs))), 0
+
+
+# --- for graphs that leave Python -----------------------------------------------------------------
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` is at work; before PyTorch 2.7 that cannot be told."""
+    told = getattr(torch.compiler, "is_exporting", None)
+    return told is not None and bool(told())
+
+
+def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
+    if loss.exported_as is None:
+        underivable: Tensor = _without_derivative(loss.forward(z, target, k)[0])
+        return underivable
+    number, ks = (1.0, k) if isinstance(k, Tensor) else (k, None)
+    value: Tensor = _exported_values(z, target, number, ks, loss.exported_as)
+    return value
+
+
+def _of_name(name: str) -> RowLoss:
+    if name == "kernels":
+        from pseudograd.loss.operators import ClassIndexOnGpu
+
+        return ClassIndexOnGpu()
+    return ClassIndex() if name == "class indices" else ClassProbabilities()
+
+
+def _values(z: Tensor, target: Tensor, k: float, ks: Tensor | None, loss: str) -> Tensor:
+    return _of_name(loss).forward(z, target, k if ks is None else ks)[0]
+
+
+def _gradients(
+    z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor, loss: str
+) -> Tensor:
+    passes, sensitivity = _of_name(loss), k if ks is None else ks
+    _, *kept = passes.forward(z, target, sensitivity)
+    return passes.backward(z, target, sensitivity, grad.unsqueeze(-1), *kept).contiguous()
+
+
+_exported_values = torch.library.custom_op(
+    "pseudograd::exported_values",
+    _values,
+    mutates_args=(),
+    schema="(Tensor z, Tensor target, float k, Tensor? ks, str loss) -> Tensor",
+)
+_exported_values.register_fake(_values)
+_exported_gradients = torch.library.custom_op(
+    "pseudograd::exported_gradients",
+    _gradients,
+    mutates_args=(),
+    schema="(Tensor z, Tensor target, float k, Tensor? ks, Tensor grad, str loss) -> Tensor",
+)
+_exported_gradients.register_fake(_gradients)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    z, target, ctx.k, ks, ctx.loss = inputs
+    ctx.save_for_backward(z, target, ks)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> Any:
+    z, target, ks = ctx.saved_tensors
+    return _exported_gradients(z, target, ctx.k, ks, grad, ctx.loss), None, None, None, None
+
+
+def _refuse_derivative(ctx: Any, *grads: Any) -> NoReturn:
+    refuse_second_derivative()
+
+
+_exported_values.register_autograd(_differentiate, setup_context=_keep)
+_exported_gradients.register_autograd(_refuse_derivative)
+
+
+@torch.library.custom_op(
+    "pseudograd::without_derivative", mutates_args=(), schema="(Tensor value) -> Tensor"
+)
+def _without_derivative(value: Tensor) -> Tensor:
+    """Give a value whose derivative could not be exported."""
+    return value.clone()
+
+
+@_without_derivative.register_fake
+def _(value: Tensor) -> Tensor:
+    return torch.empty_like(value)
+
+
+def _refuse_exported(ctx: Any, grad: Tensor) -> NoReturn:
+    raise RuntimeError(
+        "pseudograd: this loss was exported, and its backward pass is Python that an exported "
+        "graph cannot hold; export the model alone, and compute the loss of its logits in Python"
+    )
+
+
+_without_derivative.register_autograd(_refuse_exported)
+
+
+# --- backward passes ------------------------------------------------------------------------------
 
 
 def is_batch(tensor: Tensor) -> bool:

@@ -227,7 +227,7 @@ class _Fused(Function):
         ignore_index: int,
         reduction: str,
     ) -> Tensor:
-        logits, labels = _array(z), target.long().contiguous().numpy()
+        logits, labels = _array(z), _labels(target)
         weights = _ONE if weight is None else _array(weight)
         rows = len(logits)
         value, kept = np.empty(rows, f32), np.empty((rows, 3), f32)
@@ -237,10 +237,9 @@ class _Fused(Function):
             if wrong >= 0:
                 refuse_class_index(int(labels[wrong]), z.shape[1], ignore_index)
             value_sum, weight_sum = value_sum + part_sum, weight_sum + part_weight
-        ctx.save_for_backward(z, target)
-        # The same memory once more, unless it is a copy, which need not be kept.
-        ctx.arrays = (logits, labels) if z.dtype == torch.float32 and z.is_contiguous() else None
-        ctx.k, ctx.kept = k, kept
+        # All in autograd's hands, which lets go of it after the backward pass.
+        ctx.save_for_backward(z, target, torch.from_numpy(kept))
+        ctx.k = k
         # 0 / 0, when every row was ignored, is NaN, as in PyTorch.
         ctx.divisor = (weight_sum or math.nan) if reduction == "mean" else 1.0
         ctx.reduced = reduction != "none"
@@ -248,24 +247,24 @@ class _Fused(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        z, target = ctx.saved_tensors
+        z, target, kept = ctx.saved_tensors
         grad = grads[0]
         several = is_batch(grad)  # which no loop can read
         above = torch.ones(() if ctx.reduced else len(z)) if several else grad
         result = np.empty(z.shape, f32)
-        logits, labels = ctx.arrays or (_array(z), target.long().contiguous().numpy())
+        logits, labels = _array(z), _labels(target)
         _shared(
             _backward,
             logits,
             labels,
             ctx.k,
             np.array([above.item() / ctx.divisor], f32) if ctx.reduced else _array(above),
-            ctx.kept,
+            kept.numpy(),
             result,
         )
         f = torch.from_numpy(result)
         f = times_each(f, grad) if several else f
-        return final(f if ctx.arrays else f.to(z.dtype), z), *[None] * 5
+        return final(f.to(z.dtype), z), *[None] * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
@@ -277,6 +276,10 @@ _ONE = np.ones(1, f32)
 
 def _array(tensor: Tensor) -> Any:
     return tensor.detach().float().contiguous().numpy()
+
+
+def _labels(target: Tensor) -> Any:
+    return target.long().contiguous().numpy()
 
 
 def _shared(kernel: Any, z: Any, *arguments: Any) -> list[Any]:
@@ -297,5 +300,6 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="pseudograd")
 
 
-# Threads do not survive a fork; the child starts its own.
-os.register_at_fork(after_in_child=_threads.cache_clear)
+# Threads do not survive a fork; the child starts its own. Windows has no forks.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)

@@ -15,6 +15,7 @@ from pseudograd.loss.autograd import (
     ClassIndex,
     ClassProbabilities,
     Rows,
+    is_traced,
     prepare_tracing,
     rows_of,
 )
@@ -221,8 +222,8 @@ def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
 
 
 def is_eager() -> bool:
-    """Whether tensors hold numbers now: neither torch.compile nor torch.func is at work."""
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    """Whether tensors hold numbers now: no graph is made, and torch.func is not at work."""
+    return not (is_traced() or torch._C._are_functorch_transforms_active())
 
 
 def holds_numbers(tensor: Tensor) -> bool:
@@ -278,7 +279,9 @@ def _kernels_run() -> bool:
 @functools.cache
 def _compiled_by_numba() -> Callable[..., Tensor] | None:
     try:
+        import numba
+
         from pseudograd.loss.cpu import fused_cross_entropy
     except (ImportError, RuntimeError):  # not installed, or nowhere to keep what it compiles
         return None
-    return fused_cross_entropy
+    return None if getattr(numba.config, "DISABLE_JIT", False) else fused_cross_entropy

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional
 
 from pseudograd.loss.autograd import (
     ClassIndex,
@@ -22,6 +23,7 @@ from pseudograd.loss.autograd import (
     Underivable,
     final,
     graph_is_kept,
+    is_exporting,
     keep_whole,
     prepare_tracing,
     refuse_forward_mode,
@@ -44,6 +46,7 @@ from pseudograd.loss.functional import (
     known_labels,
     number_or_tensor,
     smoothed_labels,
+    tunable_cross_entropy,
 )
 from pseudograd.loss.modules import TunableLoss
 from pseudograd.rules.paper import Sensitivity, working_dtype
@@ -116,6 +119,14 @@ def tunable_linear_cross_entropy(
         group = process_group.group_name
     elif holds_numbers(target):
         check_class_indices(target, len(weight), ignore_index)
+    if is_exporting():  # which would lose the backward pass; see `loss.autograd`
+        value = tunable_cross_entropy(
+            functional.linear(hidden, weight, bias).flatten(0, -2), target.flatten(),
+            k.flatten() if isinstance(k, Tensor) and k.dim() else k,
+            class_weight, ignore_index, reduction, label_smoothing,
+            implementation=implementation, process_group=process_group,
+        )  # fmt: skip
+        return value.reshape(target.shape) if reduction == "none" else value
     dtype = hidden.dtype
     if autocast_is_on(hidden):
         dtype = working_dtype(hidden)
@@ -223,16 +234,15 @@ class _Linear(Function):
     ) -> tuple[Tensor, ...]:  # fmt: skip
         mean = reduction == "mean"
         ahead = reduction != "none" and any(wanted)
-        factor = None
-        if ahead:
-            factor = torch.full((1,), _unit(hidden, mean), device=hidden.device)
+        factor = torch.ones(1, device=hidden.device) if ahead else None
+        unit = _unit(hidden, mean)
         values, divisor, *products = linear_products(
             hidden, weight, bias, target, k, ks, class_weight, factor, ignore_index, smoothing,
-            mean, triton, group, chunk_rows, wanted,
+            mean and not unit, unit or 1.0, triton, group, chunk_rows, wanted,
         )  # fmt: skip
         if reduction == "none":
-            return values, *products
-        return values.sum() / divisor if mean else values.sum(), *products
+            return values, divisor, *products
+        return values.sum() / divisor if mean else values.sum(), divisor, *products
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -248,15 +258,17 @@ class _Linear(Function):
         nothing = (None,) * 11
         if grad is None:
             return None, None, None, *nothing
-        hidden, weight, bias, target, ks, class_weight, *products = ctx.saved_tensors
+        hidden, weight, bias, target, ks, class_weight, divisor, *products = ctx.saved_tensors
         k, ignore_index, reduction, smoothing, triton, group, chunk_rows, wanted = ctx.settings
         if reduction == "none":
             _, _, *products = _Late.apply(
                 hidden, weight, bias, target, k, ks, class_weight, grad, ignore_index, smoothing,
-                False, triton, group, chunk_rows, wanted,
+                False, 1.0, triton, group, chunk_rows, wanted,
             )  # fmt: skip
         else:
-            by = grad / _unit(hidden, reduction == "mean")
+            by = grad
+            if unit := _unit(hidden, reduction == "mean"):
+                by = torch.where(divisor == 0, 0, grad / (unit * divisor)).to(grad.dtype)
             keep = graph_is_kept() or not is_eager()
             products = [_scaled(product, by, triton, keep) for product in products]
         results = (
@@ -303,12 +315,13 @@ def _one_by_one(function: type[Function], info: Any, in_dims: Any, inputs: Any) 
     return stacked, (0,) * len(stacked)
 
 
-def _unit(hidden: Tensor, mean: bool) -> float:
-    """A power of 2, by which products of float16 are the larger so that a mean does not underflow.
+def _unit(hidden: Tensor, mean: bool) -> float | None:
+    """What the products of a mean in float16 are multiplied by until the end; None for others.
 
-    About the root of the number of rows: halfway between a row's share of the mean, and the sum.
+    A row's share of a mean is too small for float16, and a sum may be too large. So the buffer has
+    whole pseudo-gradients, and their products are divided by about the root of the number of rows.
     """
-    return 2.0 ** (len(hidden).bit_length() // 2) if mean and hidden.dtype == torch.half else 1.0
+    return 2.0 ** -(len(hidden).bit_length() // 2) if mean and hidden.dtype == torch.half else None
 
 
 def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
@@ -325,8 +338,8 @@ def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
 
 _SCHEMA = """(
     Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float k, Tensor? ks,
-    Tensor? class_weight, Tensor? factor, int ignore_index, float smoothing, bool mean, bool triton,
-    str group, int chunk_rows, bool[] wanted
+    Tensor? class_weight, Tensor? factor, int ignore_index, float smoothing, bool mean, float unit,
+    bool triton, str group, int chunk_rows, bool[] wanted
 ) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"""
 
 
@@ -334,12 +347,14 @@ _SCHEMA = """(
 def linear_products(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
     ks: Tensor | None, class_weight: Tensor | None, factor: Tensor | None, ignore_index: int,
-    smoothing: float, mean: bool, triton: bool, group: str, chunk_rows: int, wanted: list[bool],
+    smoothing: float, mean: bool, unit: float, triton: bool, group: str, chunk_rows: int,
+    wanted: list[bool],
 ) -> Products:  # fmt: skip
     """Give the values of rows, the sum of their weights, and their gradients' products.
 
     Those are the gradients of ``hidden``, ``weight`` and ``bias``, each if it is wanted, for
-    pseudo-gradients times ``factor`` (one, or one for each row), of the mean or of the sum.
+    pseudo-gradients times ``factor`` (one, or one for each row), of the mean or of the sum; times
+    ``unit``.
     """
     counted, y, known = known_labels(target, len(weight), ignore_index)
     column, example_weight = target, counted.double()
@@ -390,11 +405,11 @@ def linear_products(
         if factor is None:
             continue
         if wanted[0]:
-            torch.mm(logits, weight, out=of_hidden[part])
+            of_hidden[part].addmm_(logits, weight, beta=0.0, alpha=unit)
         if wanted[1]:
-            of_weight.addmm_(logits.t(), x, beta=float(start > 0))
+            of_weight.addmm_(logits.t(), x, beta=float(start > 0), alpha=unit)
         if wanted[2]:
-            of_bias += logits.sum(0, dtype=of_bias.dtype)
+            of_bias += unit * logits.sum(0, dtype=of_bias.dtype)
     if group and wanted[0] and factor is not None:
         torch.distributed.all_reduce(of_hidden, group=ranks_of(group))
     return values, divisor, of_hidden, of_weight, of_bias.to(hidden.dtype)

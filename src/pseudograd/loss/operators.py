@@ -390,6 +390,8 @@ def write_gradient_of_part(
 class ClassIndexOnGpu:
     """Eq. 5 for labels by the kernels; the backward pass needs but the logits."""
 
+    exported_as: str | None = "kernels"
+
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Give -log p_y."""
         return (value_of_rows(z, target),)

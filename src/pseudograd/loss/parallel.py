@@ -174,6 +174,8 @@ def push(
 class SplitClassIndex:
     """Eq. 5 for labels, given as columns of this rank, of classes that are split."""
 
+    exported_as: str | None = None
+
     def __init__(self, group: str, triton: bool) -> None:
         self.group, self.triton = group, triton
 
@@ -199,7 +201,7 @@ def smoothed_target(
     """Give this rank's columns of smoothed labels, of which ``column`` (R) says where they are."""
     count = torch.full((1,), float(classes), dtype=torch.float64, device=column.device)
     own = (column == torch.arange(classes, device=column.device).unsqueeze(-1)).mT
-    q = own * (1 - label_smoothing) + label_smoothing / total_over_ranks(count, group)
+    q = own.double() * (1 - label_smoothing) + label_smoothing / total_over_ranks(count, group)
     q = torch.where((column == NOWHERE).unsqueeze(-1), torch.nan, q)
     return q if weight is None else q * weight
 
