@@ -30,7 +30,7 @@ from pseudograd.reproduce.claims import (
     rank_correlation,
 )
 from pseudograd.reproduce.findings import read
-from pseudograd.reproduce.rows import Experiment, experiments, rows
+from pseudograd.reproduce.rows import Experiment, Row, experiments, rows
 from pseudograd.reproduce.toy import ToyRun
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
@@ -154,6 +154,20 @@ def test_k_grows_with_depth() -> None:
     assert verdict("2d", shallow + deep) == NOT
 
 
+def test_correlations_within_data_sets_are_told() -> None:
+    """Of a set with rows of one depth there is none; of a single set it is that of all."""
+
+    def of(data: str, *ks: float, depths: tuple[int, ...] = (1, 3, 5)) -> list[Point]:
+        some = [Row("table1", data, depth, 400, 0.5) for depth in depths]
+        return [Point(row, k, k, 0.0, 0.0) for row, k in zip(some, ks, strict=True)]
+
+    claim = BY_NAME["2d"]
+    both = of("mnist", 4, 1, 0.25) + of("cifar10", 0.25, 1, 2)
+    figures = judge(claim, both + of("svhn", 1.0, depths=(3,))).figures
+    assert figures.endswith(", within mnist −1.00, within cifar10 +1.00")
+    assert judge(claim, of("cifar10", 0.25, 1, 2)).figures == "Spearman's ρ = +1.00"
+
+
 @pytest.mark.parametrize(
     ("errors", "expected"),
     [
@@ -259,6 +273,15 @@ def test_how_many_rows_a_claim_needs(
     for number, expected in ((too_few, False), (enough, True)):
         found = [point for depth in depths for point in points(depth, [1.0] * number)]
         assert can_be_confirmed(BY_NAME[name], found) is expected
+
+
+def test_other_depths_are_not_claimed_about() -> None:
+    other = Point(Row("mine", "mnist", 2, 400, 0.5), 4.0, 4.0, 9.0, 9.0)
+    some = paper_points(rows())
+    for claim in CLAIMS:
+        assert judge(claim, [*some, other]) == judge(claim, some)
+        assert can_be_confirmed(claim, [*some, other])
+        assert not can_be_confirmed(claim, [other])
 
 
 def test_all_rows_are_enough_for_all_claims() -> None:

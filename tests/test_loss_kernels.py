@@ -368,7 +368,7 @@ def test_compiled_code_finds_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     logits, target, _ = case(False, "none")
     logits, target = logits.to(DEVICE), target.to(DEVICE)
     program = torch.export.export(Loss("auto"), (logits, target))
-    assert "'kernels'" in str(program.graph)
+    assert ", kernels)" in str(program.graph)
     torch.compiler.reset()
     leaf = leaf_of(logits)
     torch.compile(tunable_cross_entropy, fullgraph=True, backend="aot_eager")(
@@ -662,7 +662,7 @@ def test_export() -> None:
     logits, target, _ = case(False, "none")
     logits, target = logits.to(DEVICE), target.to(DEVICE)
     program = torch.export.export(Loss("triton"), (logits, target))
-    assert "'kernels'" in str(program.graph)
+    assert ", kernels)" in str(program.graph)
     leaf = leaf_of(logits)
     value = program.module()(leaf, target)
     torch.testing.assert_close(value, F.cross_entropy(leaf, target))

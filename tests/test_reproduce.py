@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -12,19 +13,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+from pseudograd import environment
 from pseudograd.cli import main
 from pseudograd.cli.place import Place
-from pseudograd.cli.reproduce import _Lines
+from pseudograd.cli.reproduce import _Lines, _print_status
 from pseudograd.data import Dataset, Encoder
 from pseudograd.fleet import Fleet, Outcome, Trial
 from pseudograd.reproduce.rows import (
     Experiment,
+    Row,
     by_network,
     experiments,
     paper_rows,
@@ -134,6 +136,43 @@ def test_names_as_they_are_printed_select_one_experiment() -> None:
         select(everything, "mnist 1x400 m0.5 sigmoid")
 
 
+def test_patterns_of_what_is_run_beside() -> None:
+    everything = experiments(rows())
+    tanh, scaled = select(everything, "* tanh"), select(everything, "*[0,1]")
+    assert (len(tanh), {experiment.activation for experiment in tanh}) == (4, {"tanh"})
+    assert (len(scaled), {experiment.feature_range for experiment in scaled}) == (19, {(0, 1)})
+    assert [e.name for e in select(everything, "mnist 1x400 m0.5 [0,1]*")] == [
+        "mnist 1x400 m0.5 [0,1]"
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["MNIST*", "mnist 1x400"])
+def test_a_refusal_names_what_is_near(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"match no row .*: names are like 'mnist .* m0.*', and"):
+        select(experiments(rows()), pattern)
+
+
+def test_rows_of_ones_own() -> None:
+    own = Experiment(Row("mine", "fashion-mnist", 2, 400, 0.5))
+    assert (own.name, own.protocol().ks) == ("fashion-mnist 2x400 m0.5", DEEP_KS)
+    groups = by_network([own, *experiments(rows())])
+    of_paper = [network for network, group in groups.items() if group[0].name == group[0].row.name]
+    assert of_paper.index(own.network) == len(of_paper) - 1  # what is run beside comes after it
+    with pytest.raises(ValueError, match=r"data must be one of mnist, .*, not 'iris'"):
+        Row("mine", "iris", 1, 400, 0.5)
+
+
+def test_a_row_of_ones_own_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    own = [Experiment(Row("mine", "fashion-mnist", 2, 400, 0.5))]
+    (state,) = status(own, Path("results"))
+    assert (state.done, state.seconds) == (0, None)
+    reproduce(own, Path("results"), no_data, lambda _: world)
+    _print_status(own, Path("results"), smoke=False)
+    _, line, last = capsys.readouterr().out.splitlines()
+    assert line.split()[-1] == "1/2"  # and none of the paper's
+    assert last == "1 of 1 rows done, about 0 trials left"
+
+
 # --- running them ------------------------------------------------------------------------------
 
 
@@ -180,7 +219,7 @@ def test_rows_end_one_after_the_other() -> None:
     steps = list(run_network({e: e.protocol() for e in group}, ledger, world))
     searched = [step for step in steps if not step.outcome.trial.split.retrain]
     grids = [step.experiment for step in searched[8 * len(group) :]]
-    changes = sum(one is not other for one, other in pairwise(grids))
+    changes = sum(one is not other for one, other in itertools.pairwise(grids))
     # Alone, the last trial of a row makes its way past one or two of the next.
     assert changes <= 4 * len(group)
 
@@ -375,13 +414,55 @@ def test_a_failure_keeps_what_is_finished() -> None:
     assert sessions(Path("results"))[0]["networks"]["svhn 1x400"]["trials"] == 30
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "manifest-2.json"])
 @pytest.mark.parametrize("text", ["[", "{}", "7", "[7]", '[{"networks": {}}]'])
-def test_a_broken_manifest_is_not_overwritten(text: str) -> None:
+def test_a_broken_manifest_is_not_overwritten(text: str, name: str) -> None:
     Path("results").mkdir()
-    Path("results/manifest.json").write_text(text)
-    with pytest.raises(ValueError, match=r"manifest.json is not a manifest"):
+    Path("results", name).write_text(text)
+    with pytest.raises(ValueError, match=rf"{name} is not a manifest"):
         run_all()
-    assert Path("results/manifest.json").read_text() == text
+    assert Path("results", name).read_text() == text
+    assert len(list(Path("results").iterdir())) == 1
+
+
+def test_results_of_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ledgers are concatenated, manifests lie side by side, and each is written by its machine."""
+    seconds, session = itertools.count(), environment.session
+
+    def begun(command: str, *devices: str) -> dict[str, object]:
+        started = f"2026-01-01T12:00:{next(seconds):02}.000+00:00"
+        return session(command, *devices) | {"started": started}
+
+    monkeypatch.setattr(environment, "session", begun)
+
+    def some_of(queue: MutableSequence[Trial]) -> Iterator[Outcome]:
+        for _, outcome in zip(range(9), world(queue), strict=False):
+            yield outcome
+        raise KeyboardInterrupt
+
+    here, there = Path("results"), Path("there")
+    for folder, experiment in ((there, PAIR[1]), (here, PAIR[0]), (there, PAIR[0])):
+        with pytest.raises(KeyboardInterrupt):
+            reproduce([experiment], folder, no_data, lambda _: some_of)
+    others = sessions(there)
+    for experiment in PAIR:
+        path = ledger_of(there, experiment.network).path
+        with (here / path.name).open("ab") as file:
+            file.write(path.read_bytes())
+    manifest = (there / "manifest.json").read_bytes()
+    (here / "manifest-2.json").write_bytes(manifest)
+    (own,) = json.loads((here / "manifest.json").read_text())
+    # By the time they began.
+    assert sessions(here) == [others[0], own, others[1]]
+    assert [len(ledger_of(here, experiment.network)) for experiment in PAIR] == [9, 9]
+    reproduce(PAIR, here, no_data, lambda _: world)
+    assert (here / "manifest-2.json").read_bytes() == manifest
+    written = json.loads((here / "manifest.json").read_text())
+    assert (len(written), written[0]) == (2, own)
+    assert sessions(here) == [others[0], own, others[1], written[1]]
+    # A session that both have is one.
+    (here / "manifest-3.json").write_text(json.dumps(written))
+    assert len(sessions(here)) == 4
 
 
 def other_data(name: str) -> Dataset:
@@ -430,7 +511,7 @@ def test_a_ledger_of_different_data_is_refused(capsys: pytest.CaptureFixture[str
 
 # --- several networks side by side -------------------------------------------------------------
 
-PAIR = experiments(rows("table1", "svhn 1x[48]00*"))
+PAIR = experiments(rows("table1", "svhn 1x?00*"))
 PATIENCE = 60  # seconds until a thread that waits for another in vain gives up
 
 
@@ -737,11 +818,25 @@ def test_one_row_alone(
     monkeypatch.setattr("pseudograd.data.open_data", small)
     command = ["reproduce", "table1", *options, "--smoke", "--out", "here"]
     assert main([*command, "--time-limit", "0.000001"]) == 0
-    assert "the time is up; the same command goes on from here" in capsys.readouterr().err
+    assert "the time is up; no trial has ended in it: give more" in capsys.readouterr().err
     assert main(command) == 0
     assert {path.name for path in Path("here").iterdir()} == {ledger, "manifest.json"}
     manifest = json.loads(Path("here/manifest.json").read_text())
     assert manifest[0]["command"].startswith("pseudograd reproduce table1 --rows 'mnist 1x400 m0.5")
+
+
+def test_the_time_is_up_after_some_trials(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_trial(*arguments: object, **options: Callable[..., None]) -> None:
+        ledger = ledger_of(Path("here"), PAIR[0].network)
+        options["begin"](PAIR[0].network, ledger, 8)
+        options["watch"](Step(PAIR[0], made_up(PAIR[0].protocol().trial), 7))
+        raise TimeIsUp
+
+    monkeypatch.setattr("pseudograd.reproduce.run.reproduce", one_trial)
+    assert main(["reproduce", "table1", "--time-limit", "1", "--out", "here"]) == 0
+    assert "the time is up; the same command goes on from here\n" in capsys.readouterr().err
 
 
 def test_lower_rates_are_expected_to_take_longer() -> None:
@@ -763,6 +858,18 @@ def test_the_status_of_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].startswith("svhn 1x400 m0.5")
     assert lines[0].endswith("1/2 (1/4)")
     assert last.startswith("3 of 9 rows done, about ")
+
+
+def test_the_status_tells_of_lines_that_cannot_be_used(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ledger = ledger_of(Path("results"), "svhn 1x400")
+    ledger.path.parent.mkdir()
+    ledger.path.write_text("cut off\n")
+    assert main(["reproduce", "status", "--rows", "svhn 1x400*"]) == 0  # three rows of one ledger
+    assert capsys.readouterr().err == (
+        "results/svhn-1x400.jsonl: line 1 is set aside: it is not JSON, or cut off\n"
+    )
 
 
 def test_rows_that_are_not_printed_are_seen_once_begun(capsys: pytest.CaptureFixture[str]) -> None:

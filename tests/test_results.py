@@ -21,13 +21,14 @@ from pseudograd.report.results import documents
 from pseudograd.report.summary import fraction
 from pseudograd.reproduce.claims import CLAIMS, judge, paper_points
 from pseudograd.reproduce.findings import Finding, Reproduction, read
-from pseudograd.reproduce.rows import Experiment, experiments, rows, select
+from pseudograd.reproduce.rows import Experiment, Row, experiments, rows, select
 from pseudograd.reproduce.run import ledger_of
 from pseudograd.reproduce.toy import ToyRun, write_csv
-from pseudograd.search import Cell, Result
+from pseudograd.search import Cell, Difference, Result
 
 ROOT = Path(__file__).parents[1]
 SOME = experiments(rows("all", "*x400 m0.5"))  # 12 rows of all data sets and depths
+FEW = [row for row in rows("all", "mnist *x400*") if row.momentum]
 PICTURES = {"selected-k.svg", "deviations.svg", "error-against-k.svg"}
 
 
@@ -131,7 +132,7 @@ def test_commands_beside_rows_run_these_and_nothing_else(text: str) -> None:
         assert select(experiments(rows(table)), pattern) == [experiment]
     assert "`pseudograd toy --csv results/toy.csv` runs it again" in text
     assert "needs the data (`pseudograd data fetch mnist`" in text
-    assert "`pseudograd reproduce report --out again` shows what came of it" in text
+    assert "`pseudograd reproduce report --out again`, with the same `--rows`, shows what" in text
 
 
 def test_figures_of_the_paper_are_as_it_prints_them(text: str, tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_
         '3072-5x800-10,"one model, CUDA graph",295.43,one GPU\n',
         "utf-8",
     )
-    some = [Experiment(row) for row in rows("all", "[mc]*[15]x400 m0.5")]
+    some = [Experiment(row) for row in rows("all", "*x400 m0.5") if row.data != "svhn"]
     text = documents(some, copy)[tmp_path / "RESULTS.md"]
     steps = {effort.experiment.name: effort.steps for effort in read(some, copy).efforts}
     for row, microseconds in (("mnist 1x400 m0.5", 1000), ("cifar100 5x400 m0.5", 9000)):
@@ -256,17 +257,22 @@ def test_networks_side_by_side_are_said_to_share_the_time(
 
 
 def test_what_a_reader_would_ask_next(text: str) -> None:
-    one, three, five = (line for n in "135" for line in lines_of(text, n) if len(line) == 9)
+    curves = [line for n in "135" for line in lines_of(text, n) if len(line) == 10]
+    sets = list(dict.fromkeys(experiment.row.data for experiment in SOME))
+    assert [line[:3] for line in curves] == [
+        [depth, data, "4" if data == "all" else "1"] for depth in "135" for data in ("all", *sets)
+    ]
+    one, three, five = (line for line in curves if line[1] == "all")
     # The error is 0.12 at k = 1 and 0.1 at the best k.
-    assert one[6] == "0"
-    assert one[4].startswith("−16.")
-    assert three[2] == "–"
-    assert three[7].startswith("+")
-    assert five[8].startswith("−16.")
+    assert one[7] == "0"
+    assert one[5].startswith("−16.")
+    assert three[3] == "–"
+    assert three[8].startswith("+")
+    assert five[9].startswith("−16.")
     resampled = lines_of(text, "cifar10 5x400 m0.5 tanh", "### How sure is the selection?")
     assert resampled[0][1] == "4"
     rates = lines_of(text, "mnist [0,1]", "### Which learning rates")[0]
-    assert rates[1:] == ["3", "0.12", "0.12", "0.1 to 10", "0 of 17", "0 of 3"]
+    assert rates[1:] == ["3", "1/8", "1/8", "0.1 to 10", "0 of 17", "0 of 3"]
     activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 9]
     assert activations == ["relu", "tanh"]
 
@@ -303,7 +309,7 @@ def test_rows_that_were_not_run_are_shown(folder: Path, tmp_path: Path) -> None:
 def part(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Of all rows of the paper some are finished, none of them in [0, 1]."""
     folder = tmp_path_factory.mktemp("part") / "results"
-    write(folder, [Experiment(row) for row in rows("all", "mnist *x400 m0.[59]")])
+    write(folder, [Experiment(row) for row in FEW])
     return {path.name: text for path, text in documents(experiments(rows()), folder).items()}
 
 
@@ -313,10 +319,9 @@ def test_while_rows_are_missing_the_paper_is_judged_by_the_same_rows(part: dict[
     assert head == "|  | claim | ours | the paper’s figures, same rows | the paper’s figures |"
     assert "Some rows are run with tanh, too." in text
     assert "(while rows are missing, also to those of the finished rows alone), which" in text
-    same = rows("all", "mnist *x400 m0.[59]")
     for claim in CLAIMS:
         line = lines_of(text, claim.name)[0]
-        whole, found = judge(claim, paper_points(rows())), judge(claim, paper_points(same))
+        whole, found = judge(claim, paper_points(rows())), judge(claim, paper_points(FEW))
         assert line[4] == whole.verdict
         assert line[3] in (found.verdict, "open (too few rows)")
         assert f"The paper’s own figures, same rows: **{line[3]}** ({found.rows} rows" in text
@@ -408,8 +413,8 @@ def test_a_neighbours_best_rate_that_was_not_tried_is_marked(
 
     text, marked = text_with(folder, monkeypatch, with_another)
     line = lines_of(text, marked, "### Which learning rates")[0]
-    tried = "(0.062 to 0.5)"
-    assert line[1].startswith(f"4: 16 (0.062 to 16), 2: 0.12* {tried}, 1: 0.12 {tried}, ")
+    tried = "(1/16 to 1/2)"
+    assert line[1].startswith(f"k = 4: 16 (1/16 to 16), k = 2: 1/8* {tried}, k = 1: 1/8 {tried}, ")
     apart = lines_of(text, "cifar10", "### Which learning rates")[0][-2:]
     assert apart[0].startswith("1 of ")
     assert apart[1] == "0 of 3"
@@ -431,13 +436,16 @@ def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(
 ) -> None:
     text, marked = text_with(folder, monkeypatch, at_another_rate)
     assert lines_of(text, marked, "## The tables")[0][1] == "1/4§ (1/4)"
-    assert f"- § {marked}: k = 1 was tried at rates of 0.062 to 0.5, not at 16." in text
-    assert ", 1: 0.12§ (" in lines_of(text, marked, "### Which learning rates")[0][1]
+    assert f"- § {marked}: k = 1 was tried at rates of 1/16 to 1/2, not at 16." in text
+    assert ", k = 1: 1/8§ (" in lines_of(text, marked, "### Which learning rates")[0][1]
     assert lines_of(text, "cifar10", "### Which learning rates")[0][-1] == "1 of 3"
     # All claims that are judged by it name it: 2a and 4 of 4 shallow rows, 2d, 3 and 6 of all 12.
-    assert told_of_claims(text) == [
-        f"So it is in 1 of {number} rows: {marked}." for number in (4, 12, 12, 4, 12)
-    ]
+    # Each is then judged without it, in both scalings of MNIST.
+    told = told_of_claims(text)
+    for line, number in zip(told, (4, 12, 12, 4, 12), strict=True):
+        assert line.startswith(f"So it is in 1 of {number} rows: {marked}. Without them: **")
+        assert line.count(f"** ({number - 1} rows") == 2
+        assert ". Without them, MNIST in [0, 1]: **" in line
 
 
 def test_marked_rows_that_are_run_beside_the_papers_are_counted_apart(
@@ -453,7 +461,137 @@ def test_marked_rows_that_are_run_beside_the_papers_are_counted_apart(
         for number in ("1 row", "2 rows", "3 rows")
     )
     both = f"{of_12} {of_3}"
-    assert told_of_claims(text) == [of_4, of_1, both, both, of_4, of_2, both]
+    told = [line.partition(" Without them")[0] for line in told_of_claims(text)]
+    assert told == [of_4, of_1, both, both, of_4, of_2, both]
+
+
+def test_verdicts_are_told_without_marked_rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In short where they are others, below the claim always."""
+    shallow = [Experiment(row) for row in rows("table1", "*1x400 m0.5")]
+    text, _ = text_with(folder, monkeypatch, at_another_rate, *shallow)
+    verdicts = {claim.name: lines_of(text, claim.name)[0] for claim in CLAIMS}
+    other = "; without rows marked § "
+    # No row with one hidden layer is left of the first reading, one of MNIST in [0, 1].
+    assert verdicts["2a"][2] == f"partly{other}open"
+    assert verdicts["2a"][3] == "partly"
+    assert "Without them: no row is left." in text
+    assert "Without them, MNIST in [0, 1]: **partly** (1 row, p = 1): below 1 in 1" in text
+    # Of the eight rows that are left four select 1, which is too few for claim 2d.
+    assert verdicts["2d"][2] == f"confirmed{other}partly"
+    assert "Without them: **partly** (8 rows, p = 0.1" in text
+    # No marked row has five hidden layers, and in the paper's figures there is none.
+    assert other not in verdicts["2c"][2] + verdicts["2d"][4]
+
+
+def test_the_answer_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(low: float, high: float) -> Callable[[Result], Result]:
+        error = Difference((low + high) / 2, low, high)
+
+        def changed(result: Result) -> Result:
+            return replace(result, comparison=replace(result.comparison, error=error))
+
+        return changed
+
+    lower, higher, noise = of(-0.03, -0.01), of(0.01, 0.03), of(-0.01, 0.01)
+    of_row = {
+        "mnist 1x400 m0.5": lower,
+        "svhn 1x400 m0.5": lower,
+        "cifar10 1x400 m0.5": higher,
+        "cifar100 1x400 m0.5": noise,
+    }
+
+    def read_changed(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
+        found = read(experiments, folder, smoke=smoke)
+        changed = dict(found.found)
+        for experiment, finding in found.found.items():
+            assert finding is not None
+            result = of_row.get(experiment.name, noise)(finding.result)
+            if experiment.name == "mnist 1x400 m0.5":
+                result = at_another_rate(result)
+            changed[experiment] = replace(finding, result=result)
+        return replace(found, found=changed)
+
+    monkeypatch.setattr(results, "read", read_changed)
+    text = documents(SOME, folder)[folder.parent / "RESULTS.md"]
+    answer = text[text.index("**Does k matter?**") :].splitlines()[0]
+    # Twelve architectures: -2, -2, +2 and nine times 0 percentage points; then without one -2.
+    half = 2.20099 * (35 / 33 / 12) ** 0.5  # Student's t, and the variance of these
+    assert answer.startswith(
+        "**Does k matter?** Compared with k = 1, the selected k changes the test error by −0.17 "
+        f"(95% interval over architectures −{1 / 6 + half:.2f} to +{half - 1 / 6:.2f}) percentage "
+        "points on average. Without the 1 row marked § (explained below the table) it is 0.00 ("
+    )
+    # The four rows with three hidden layers select 1.
+    assert (
+        "In 8 of 12 rows the selected k is not 1; by the 95% interval over seeds that each of "
+        "them has, the error is lower in 2, higher in 1, and the same within noise in 5." in answer
+    )
+    sets = dict.fromkeys(experiment.row.data for experiment in SOME)
+    selected = "; ".join(f"{data} (2 rows) selected k = 1 in 1, a k above 1 in 1" for data in sets)
+    assert answer.endswith(f"With several hidden layers, {selected}.")
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [(0.0625, "1/16"), (2.0**-13, "1/8192"), (2.0**-14, "6.104e-05"), (4.0, "4"), (0.3, "0.3"),
+     (0.123456, "0.1235")],
+)  # fmt: skip
+def test_rates_are_exact_where_that_is_short(rate: float, said: str) -> None:
+    assert results._rate(rate) == said
+
+
+def test_networks_that_no_manifest_knows_are_told(folder: Path, text: str, tmp_path: Path) -> None:
+    """Others that it knows, but whose ledgers are not there, do not make up for them."""
+    assert "no manifest says" not in text
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
+    session["networks"]["svhn 1x400"]["trials"] -= 7
+    session["networks"]["svhn 1x800"] = {"trials": 500, "epochs": 1000, "seconds": 1.0}
+    (copy / "manifest.json").write_text(json.dumps([session]), "utf-8")
+    told = documents(SOME, copy)[tmp_path / "RESULTS.md"]
+    said = "- Of 7 networks no manifest says where and how long they were trained"
+    assert f"{said}, so this time is too short.\n" in told
+    assert "Of these, " not in told
+    (copy / "manifest.json").unlink()
+    told = documents(SOME, copy)[tmp_path / "RESULTS.md"]
+    assert "no manifest says where and how long they were trained.\n" in told
+    assert "- Time:" not in told
+
+
+def test_rows_of_ones_own(tmp_path: Path) -> None:
+    """Of another data set and another depth: they are shown, and no claim is judged by them."""
+    papers = Experiment(rows("table1", "svhn 1x400*")[0])
+    own = [
+        Experiment(Row("mine", "fashion-mnist", layers, 400, 0.5), activation=activation)
+        for layers, activation in ((1, "relu"), (2, "relu"), (2, "tanh"))
+    ]
+    write(tmp_path / "results", [papers, *own])
+    benchmark = tmp_path / "benchmarks" / "results" / "fleet_cuda.csv"
+    benchmark.parent.mkdir(parents=True)
+    benchmark.write_text(
+        "network,way,us_per_model_step,hardware\n784-400-10,plain loop,1000,one GPU\n", "utf-8"
+    )
+    for wanted, claimed in (([papers, *own], "partly"), (own, "open")):
+        text = documents(wanted, tmp_path / "results")[tmp_path / "RESULTS.md"]
+        assert "and 3 of 3 that are not the paper’s; these are in the tables alone" in text
+        assert "in `results` by `pseudograd.report.results.documents`." in text
+        assert lines_of(text, "2a")[0][2] == claimed
+        shown = text[text.index("### Not of the paper: mine") :]
+        assert lines_of(shown, "fashion-mnist 1x400 m0.5")[0][1] == "1/4 (–)"
+        assert lines_of(shown, "fashion-mnist 2x400 m0.5 tanh")[0][-1] == "–"
+
+
+def test_a_depth_that_no_claim_is_about(tmp_path: Path) -> None:
+    some = [Experiment(rows("table1", "svhn 1x400*")[0])]
+    some.append(Experiment(Row("table1", "svhn", 2, 400, 0.5)))
+    write(tmp_path / "results", some)
+    text = documents(some, tmp_path / "results")[tmp_path / "RESULTS.md"]
+    assert "2 of 2 rows are finished" in text
+    assert "(1 row, p = 1): below 1 in 1, 1 in 0, above 1 in 0." in text  # claim 2a
+    assert lines_of(text, "svhn 2x400 m0.5", "### Table 1")[0][1] == "2 (1)"
 
 
 # --- their form ----------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from pseudograd.cli.options import positive
 from pseudograd.cli.place import Place, add_place
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset
     from pseudograd.reproduce.rows import Experiment, Row
@@ -72,6 +74,7 @@ def reproduce(commands: Commands) -> None:
     )
 
     def run(options: argparse.Namespace) -> None:
+        from pseudograd.cli.display import tell_set_aside
         from pseudograd.data import open_data
         from pseudograd.reproduce import rows as paper
         from pseudograd.reproduce.run import TimeIsUp, reproduce
@@ -87,7 +90,7 @@ def reproduce(commands: Commands) -> None:
             there = paper.experiments(rows)
         wanted = paper.select(there, options.rows)
         if options.what == "status":
-            _print_status(wanted, folder, options.smoke)
+            _print_status(wanted, folder, options.smoke, tell_set_aside)
             return
         if options.what == "report":
             whole = options.rows == "*" and not options.as_printed
@@ -213,20 +216,24 @@ def _part_of(data: Dataset) -> Dataset:
     return replace(data, features=data.features[kept], labels=data.labels[kept], train_size=train)
 
 
-def _print_status(experiments: list[Experiment], folder: Path, smoke: bool) -> None:
+def _print_status(
+    experiments: list[Experiment],
+    folder: Path,
+    smoke: bool,
+    opened: Callable[[Ledger], None] = lambda _: None,
+) -> None:
     from pseudograd.report.summary import counted, duration, fraction
     from pseudograd.reproduce.run import status
 
     print(f"{'row':<28}{'done':>6}{'left':>7}{'time left':>14}   selected k (paper)")
-    states = status(experiments, folder, smoke)
+    states = status(experiments, folder, smoke, opened)
     for state in states:
         left = "" if state.seconds is None or not state.left else duration(state.seconds)
         selected = "" if state.selected_k is None else fraction(state.selected_k)
-        paper = fraction(state.experiment.row.selected_k)
-        print(
-            f"{state.experiment.name:<28}{state.done:>6}{state.left:>7}{left:>14}   "
-            f"{selected} ({paper})"
-        )
+        row = state.experiment.row
+        if row.of_paper:
+            selected += f" ({fraction(row.selected_k)})"
+        print(f"{state.experiment.name:<28}{state.done:>6}{state.left:>7}{left:>14}   {selected}")
     finished = sum(not state.left for state in states)
     trials = sum(state.left for state in states)
     seconds = [state.seconds for state in states if state.seconds is not None]

@@ -20,6 +20,7 @@ from typing import ClassVar
 from markupsafe import Markup, escape
 
 from pseudograd.data import variant
+from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome
 from pseudograd.report import results_figures
 from pseudograd.report.figures import signed
@@ -146,7 +147,7 @@ def documents(
         raise ValueError(f"{folder} holds no ledgers: run `pseudograd reproduce all` first")
     found = read(experiments, folder, smoke=smoke)
     # What the paper claims, it claims of what it prints.
-    of_paper = {e: finding for e, finding in found.found.items() if e.row.table != UNPRINTED}
+    of_paper = {e: finding for e, finding in found.found.items() if e.row.printed}
     printed = replace(found, found=of_paper)
     beside = folder.resolve().name == BESIDE
     said = BESIDE if beside else Path(os.path.relpath(folder)).as_posix()
@@ -163,6 +164,8 @@ def documents(
     command = "pseudograd reproduce report" + " --smoke" * smoke
     if smoke or not beside:
         command += f" --out {shlex.quote(said)}"
+    if not all(experiment.row.of_paper for experiment in experiments):
+        command = f"{__name__}.documents"  # the command knows the paper's rows only
     made = f"*Made from the ledgers in `{said}` by `{command}`. Change that, not this file.*"
     return {
         (folder.parent if beside else folder) / "RESULTS.md": _markdown(
@@ -230,7 +233,8 @@ def _page(title: str, lead: str, parts: Sequence[_Part]) -> str:
 
 def _lead(found: Reproduction, smoke: bool) -> str:
     unprinted = [e for e in found.found if e.row.table == UNPRINTED]
-    printed = [e for e in found.found if e.row.table != UNPRINTED]
+    own = [e for e in found.found if not e.row.of_paper]
+    printed = [e for e in found.found if e.row.printed]
     as_printed = [e for e in printed if e == Experiment(e.row)]
     others = [e for e in printed if e != Experiment(e.row)]
 
@@ -247,10 +251,11 @@ def _lead(found: Reproduction, smoke: bool) -> str:
             "with tanh)"
         )
     if unprinted:
-        text += (
-            f", and {finished(unprinted)} that stand in its source as comments; these are in the "
-            "tables alone, and no claim is judged by them"
-        )
+        text += f", and {finished(unprinted)} that stand in its source as comments"
+    if own:
+        text += f", and {finished(own)} that are not the paper’s"
+    if unprinted or own:
+        text += "; these are in the tables alone, and no claim is judged by them"
     if smoke:
         text = f"Run in small, to see that all works: the figures mean nothing. {text}"
     text = f"{text}. What contradicts the paper stands beside what confirms it."
@@ -346,48 +351,67 @@ def _does_k_matter(found: Reproduction, reading: _Reading) -> list[_Block]:
     if not reading.points:
         return []
 
-    def lower(points: Sequence[Point]) -> str:
-        return f"{_interval(claims.pooled_by_architecture(points), '.2f')} percentage points"
+    def mean(points: Sequence[Point]) -> str:
+        return _interval(claims.pooled_by_architecture(points), ".2f")
 
+    whole = mean(reading.points).replace("(", "(95% interval over architectures ")
     text = (
-        "**Does k matter?** The test error at the selected k minus that at k = 1 is on average "
-        f"{lower(reading.points)}"
+        "**Does k matter?** Compared with k = 1, the selected k changes the test error by "
+        f"{whole} percentage points on average."
     )
     if 0 < len(reading.unmarked) < len(reading.points):
         marked = counted(len(reading.points) - len(reading.unmarked), "row")
-        text += f", and {lower(reading.unmarked)} without the {marked} marked § (see below)"
+        text += f" Without the {marked} marked § (explained below the table) it is "
+        text += f"{mean(reading.unmarked)}."
     differences = [
         finding.result.comparison.error
         for finding in found.finished
         if finding.experiment == Experiment(finding.experiment.row) and finding.k != 1
     ]
+    lower = sum(difference.high < 0 for difference in differences)
+    higher = sum(difference.low > 0 for difference in differences)
     text += (
-        f". In {sum(difference.high < 0 for difference in differences)} of "
-        f"{counted(len(differences), 'row')} that selected another k than 1, the row’s own 95% "
-        "interval over seeds lies below 0, in "
-        f"{sum(difference.low > 0 for difference in differences)} above."
+        f" In {len(differences)} of {counted(len(reading.points), 'row')} the selected k is not 1; "
+        "by the 95% interval over seeds that each of them has, the error is lower in "
+        f"{lower}, higher in {higher}, and the same within noise in "
+        f"{len(differences) - lower - higher}."
     )
-    if deep := [point for point in reading.points if point.row.hidden_layers > 1]:
-        of_data: dict[str, list[int]] = {}
-        for point in deep:
+    of_data: dict[str, list[int]] = {}
+    for point in reading.points:
+        if point.row.hidden_layers > 1:
             of_data.setdefault(point.row.data, []).append(side(point.k))
-        sides = "; ".join(
-            f"{data} {sides.count(-1)} / {sides.count(0)} / {sides.count(1)}"
+    if of_data:
+        selected = "; ".join(
+            f"{data} ({counted(len(sides), 'row')}) selected {_selected(sides)}"
             for data, sides in of_data.items()
         )
-        text += f" With several hidden layers the selected k is below 1 / 1 / above in: {sides}."
+        text += f" With several hidden layers, {selected}."
     return [_Text(text)]
+
+
+def _selected(sides: Sequence[int]) -> str:
+    """On which side of 1 rows selected their k, in words."""
+    words = {-1: "a k below 1", 0: "k = 1", 1: "a k above 1"}
+    return ", ".join(f"{word} in {sides.count(at)}" for at, word in words.items() if at in sides)
 
 
 def _verdict(claim: Claim, reading: _Reading, found: Reproduction) -> str:
     """The verdict, and what it is without rows marked § if that is another."""
     judgement, total = _judge(claim, reading, found)
-    text = _so_far(judgement, total)
-    if 0 < len(reading.unmarked) < len(reading.points):
-        without = judge(claim, reading.unmarked).verdict
-        if without != judgement.verdict:
-            text += f"; without rows marked § {without}"
+    text, without = _so_far(judgement, total), _without_marked(claim, reading, found)
+    if without and without.verdict != judgement.verdict:
+        text += f"; without rows marked § {without.verdict}"
     return text
+
+
+def _without_marked(claim: Claim, reading: _Reading, found: Reproduction) -> Judgement | None:
+    """What the rule says without rows marked §; None if it is judged by none of them."""
+    marked = {point.row for point in reading.points} - {point.row for point in reading.unmarked}
+    if reading.of_paper or not any(row.hidden_layers in claim.depths for row in marked):
+        return None
+    if not any(point.row.hidden_layers in claim.depths for point in reading.unmarked):
+        return Judgement(claims.OPEN, 0, "no row is left")
+    return _judge(claim, replace(reading, points=reading.unmarked), found)[0]
 
 
 def _total(claim: Claim, found: Reproduction) -> int:
@@ -430,7 +454,7 @@ class _PlainLoop:
     def seconds(self, effort: Effort) -> float:
         """About how long a row's steps would have taken, by the nearest one measured."""
         row = effort.experiment.row
-        inputs = 784 if row.data == "mnist" else 3072
+        inputs = math.prod(BENCHMARKS[row.data].shape)
         classes = 100 if row.data == "cifar100" else 10
         weights = _weights(inputs, row.hidden_layers, row.width, classes)
         nearest = min(self.microseconds, key=lambda other: abs(math.log(other / weights)))
@@ -473,14 +497,13 @@ def _what_was_run(found: Reproduction, plain: _PlainLoop | None, smoke: bool) ->
             f"Time: {_minutes(seconds)} minutes, {3600 * trials / seconds:,.0f} networks an hour; "
             f"{in_all} minutes with reading the data, in {counted(len(found.sessions), 'call')}."
         )
-        known = sum(log["trials"] for s in found.sessions for log in s["networks"].values())
-        if known < trials:
-            facts.append(
-                f"Of {counted(trials - known, 'network')} no manifest says where and how long they "
-                "were trained, so this time is too short."
-            )
-        elif not smoke:
-            facts += _of_the_paper(found)
+    if unknown := _unknown(found):
+        facts.append(
+            f"Of {counted(unknown, 'network')} no manifest says where and how long they were "
+            f"trained{', so this time is too short' * bool(seconds)}."
+        )
+    elif seconds and not smoke:
+        facts += _of_the_paper(found)
     for name, key in (("Hardware", "hardware"), ("Commit", "commit")):
         told = list(dict.fromkeys(session[key] for session in found.sessions))
         facts += [f"{name}: {', '.join(told)}."] if told else []
@@ -542,9 +565,20 @@ def _what_was_run(found: Reproduction, plain: _PlainLoop | None, smoke: bool) ->
     return _Part("What was run", blocks)
 
 
+def _unknown(found: Reproduction) -> int:
+    """How many networks are in the ledgers, but in no manifest."""
+    missing: Counter[str] = Counter()
+    for effort in found.efforts:
+        missing[effort.experiment.network] += effort.trials
+    for session in found.sessions:
+        for network, log in session["networks"].items():
+            missing[network] -= log["trials"]
+    return sum(number for number in missing.values() if number > 0)
+
+
 def _of_the_paper(found: Reproduction) -> list[str]:
     """What the paper's own rows took if others were run, too, and whether the goal was met."""
-    printed = {Experiment(row) for row in paper_rows() if row.table != UNPRINTED}
+    printed = {Experiment(row) for row in paper_rows() if row.printed}
     own = [effort for effort in found.efforts if effort.experiment in printed]
     seconds, facts = sum(effort.seconds for effort in own), []
     if 0 < len(own) < len(found.efforts):
@@ -605,7 +639,7 @@ def _the_claims(found: Reproduction, folder: str) -> _Part:
             _Bullets(
                 [f"Test: {claim.test}.", claim.rule]
                 + [_judged(each.name, *_judge(claim, each, found)) for each in readings]
-                + _marked(claim, found)
+                + _marked(claim, readings, found)
             ),
         ]
     blocks += [_Title("By data set and depth"), *_by_data_and_depth(found)]
@@ -622,7 +656,7 @@ def _judged(name: str, judgement: Judgement, total: int, unit: str = "row") -> s
     return f"{name}: **{judgement.verdict}** ({', '.join(facts)}): {judgement.figures}."
 
 
-def _marked(claim: Claim, found: Reproduction) -> list[str]:
+def _marked(claim: Claim, readings: Sequence[_Reading], found: Reproduction) -> list[str]:
     """Which rows have a rate that may have part in what looks like the effect of k."""
     told = []
     for feature_range, of in ((_STATED, ""), (_OTHER, " of MNIST in [0, 1]")):
@@ -635,9 +669,10 @@ def _marked(claim: Claim, found: Reproduction) -> list[str]:
         if names := [finding.experiment.name for finding in rows if apart_from_1(finding)]:
             number = f"{len(names)} of {counted(len(rows), 'row')}{of}"
             told.append(f"So it is in {number}: {', '.join(names)}.")
-            kept = [finding for finding in found.finished if not apart_from_1(finding)]
-            without = judge(claim, our_points(kept, feature_range))
-            told.append(_judged("Without them", without, without.rows))
+    for reading in readings:
+        if without := _without_marked(claim, reading, found):
+            name = "Without them" + reading.short.removeprefix("ours")
+            told.append(_judged(name, without, without.rows))
     why = (
         "§ Where k = 1 was never tried at the selected k’s rate, what looks like the effect of k "
         "may in part be that of the rate."
@@ -699,8 +734,15 @@ def _the_tables(found: Reproduction) -> _Part:
             "`--rows`, shows what came of it."
         )
     ]
-    for table, title in _TITLES.items():
-        experiments = [e for e in found.found if e.row.table == table and e.activation == "relu"]
+    own = [e.row.table for e in found.found if not e.row.of_paper]
+    titles = _TITLES | {table: f"Not of the paper: {table}" for table in own}
+    for table, title in titles.items():
+        # The paper's rows with another activation have a table further below.
+        experiments = [
+            e
+            for e in found.found
+            if e.row.table == table and (e.activation == "relu" or not e.row.of_paper)
+        ]
         if not experiments:
             continue
         blocks += [
@@ -708,7 +750,7 @@ def _the_tables(found: Reproduction) -> _Part:
             _Text("Test error, %:"),
             _Table(
                 [*_head(_ERROR), "run it again"],
-                [[*_line(e, found, _ERROR), f"`{_command(e)}`"] for e in experiments],
+                [[*_line(e, found, _ERROR), _command(e)] for e in experiments],
             ),
             _Text("Test cross-entropy:"),
             _Table(_head(_CROSS_ENTROPY), [_line(e, found, _CROSS_ENTROPY) for e in experiments]),
@@ -729,8 +771,14 @@ def _the_tables(found: Reproduction) -> _Part:
 
 
 def _command(experiment: Experiment) -> str:
+    if not experiment.row.of_paper:
+        return _DASH
     table = experiment.row.table
-    return f'pseudograd reproduce {table} --rows "{experiment.name}" --out again'
+    return f'`pseudograd reproduce {table} --rows "{experiment.name}" --out again`'
+
+
+def _paper_k(row: Row) -> str:
+    return f"({fraction(row.selected_k) if row.of_paper else _DASH})"
 
 
 @dataclass(frozen=True)
@@ -774,7 +822,7 @@ def _line(experiment: Experiment, found: Reproduction, measure: _Measure) -> lis
     finding, form = found.found[experiment], measure.form
     paper = measure.paper(experiment.row)
     printed = [_DASH if figure is None else _printed(figure, form) for figure in paper]
-    k = f"({fraction(experiment.row.selected_k)})"
+    k = _paper_k(experiment.row)
     if finding is None:
         state = "not finished" if experiment in found.begun else "not run yet"
         return [experiment.name, k, state, printed[0], _DASH, state, printed[1], *[_DASH] * 4]
@@ -836,7 +884,7 @@ def _notes(finding: Finding) -> list[str]:
         notes.append(f"‡ {name}: the best rate of k = {ks} may lie beyond those tried.")
     if apart_from_1(finding):
         tried, rate = _tried(finding, 1.0), finding.result.chosen.learning_rate
-        notes.append(f"§ {name}: k = 1 was tried at rates of {tried}, not at {rate:.2g}.")
+        notes.append(f"§ {name}: k = 1 was tried at rates of {tried}, not at {_rate(rate)}.")
     comparison = finding.result.comparison
     final = {*comparison.chosen, *comparison.plain}
     if cut := sum(outcome.stopped_by != "patience" for outcome in final):
@@ -851,8 +899,15 @@ def _tried(finding: Finding, k: float) -> str:
 
 def _span(values: Iterable[float]) -> str:
     ordered = sorted(values)
-    ends = dict.fromkeys(f"{end:.4g}" for end in (ordered[0], ordered[-1]))
+    ends = dict.fromkeys(_rate(end) for end in (ordered[0], ordered[-1]))
     return " to ".join(ends)  # one if both are written alike
+
+
+def _rate(rate: float) -> str:
+    """A learning rate, exactly where that is short: most are powers of two."""
+    text = fraction(rate)
+    digits = sum(map(str.isdigit, text.removeprefix("1/")))
+    return text if digits <= 4 else f"{rate:.4g}"
 
 
 def _relative_deviations(findings: Iterable[Finding]) -> dict[str, dict[str, list[float]]]:
@@ -976,7 +1031,7 @@ def _rates(found: Reproduction) -> list[_Block]:
     each = [
         [finding.experiment.name,
          ", ".join(
-             f"{fraction(cell.k)}: {cell.learning_rate:.2g}"
+             f"k = {fraction(cell.k)}: {_rate(cell.learning_rate)}"
              + "*" * (cell.k in untried[finding.experiment])
              + "§" * (cell.k == 1 and apart_from_1(finding))
              + f" ({_tried(finding, cell.k)})"
@@ -1015,7 +1070,7 @@ def _activations(found: Reproduction) -> list[_Block]:
     lines = []
     for other in others:
         for experiment in (Experiment(other.row), other):
-            finding, command = found.found.get(experiment), f"`{_command(experiment)}`"
+            finding, command = found.found.get(experiment), _command(experiment)
             if finding is None:
                 state = "not finished" if experiment in found.begun else "not run yet"
                 lines.append([
@@ -1024,7 +1079,7 @@ def _activations(found: Reproduction) -> list[_Block]:
                 continue
             lines.append([
                 other.row.name, experiment.activation,
-                f"{fraction(finding.k)} ({fraction(other.row.selected_k)})",
+                f"{fraction(finding.k)} {_paper_k(other.row)}",
                 _spread(finding.error_k1_pct, ".2f"), _spread(finding.error_pct, ".2f"),
                 _change(finding, _ERROR),
                 _spread(finding.cross_entropy_k1, ".3f"), _spread(finding.cross_entropy, ".3f"),

@@ -527,7 +527,7 @@ def can_be_confirmed(claim: Claim, points: Iterable[Point]) -> bool:
         False
 
     """
-    rows = [point.row for point in points]
+    rows = [point.row for point in points if point.row.hidden_layers in claim.depths]
 
     def wished(row: Row, middle: float) -> Point:
         k = {1: 0.25, 3: middle, 5: 4.0}[row.hidden_layers]

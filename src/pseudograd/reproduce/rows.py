@@ -11,6 +11,7 @@ from functools import cache
 from importlib import resources
 from typing import TypeVar
 
+from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Trial
 from pseudograd.search import Protocol, clip_for, repetitions_for
 
@@ -24,12 +25,13 @@ class Row:
     """One row of a table: an experiment, and the paper's figures of it.
 
     Attributes:
-        table: "table1", "table3", "table4", "supplement" or "unprinted".
-        data: The data set.
+        table: "table1", "table3", "table4", "supplement" or "unprinted"; that of a row of your own
+            has any other name.
+        data: The data set, one of those that `pseudograd.data.load` knows.
         hidden_layers: How many.
         width: Of each of them.
         momentum: Of the training.
-        selected_k: The k that cross-validation selected.
+        selected_k: The k that cross-validation selected; of a row of your own it says nothing.
         error_k1_pct: The test error at k = 1, in percent; None where the paper prints none.
         error_selected_pct: At the selected k.
         ce_k1: The test cross-entropy at k = 1.
@@ -39,6 +41,8 @@ class Row:
         >>> row = rows("table1")[0]
         >>> row.name, row.selected_k, row.error_k1_pct
         ('mnist 1x400 m0.5', 0.5, 1.76)
+        >>> Row("mine", "fashion-mnist", hidden_layers=2, width=400, momentum=0.5).of_paper
+        False
 
     """
 
@@ -47,16 +51,30 @@ class Row:
     hidden_layers: int
     width: int
     momentum: float
-    selected_k: float
-    error_k1_pct: float | None
-    error_selected_pct: float | None
-    ce_k1: float | None
-    ce_selected: float | None
+    selected_k: float = 1.0
+    error_k1_pct: float | None = None
+    error_selected_pct: float | None = None
+    ce_k1: float | None = None
+    ce_selected: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.data not in BENCHMARKS:
+            raise ValueError(f"data must be one of {', '.join(BENCHMARKS)}, not {self.data!r}")
 
     @property
     def name(self) -> str:
         """What the row is called: data set, layers and momentum."""
         return f"{self.data} {self.hidden_layers}x{self.width} m{self.momentum:g}"
+
+    @property
+    def printed(self) -> bool:
+        """Whether the paper prints it."""
+        return self.table in TABLES
+
+    @property
+    def of_paper(self) -> bool:
+        """Whether it is the paper's, printed or as a comment in its source."""
+        return self.printed or self.table == UNPRINTED
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 from pseudograd import environment
 from pseudograd.data import Dataset
+from pseudograd.data.registry import BENCHMARKS
 from pseudograd.files import write_whole
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.reproduce.rows import Experiment, by_network
@@ -458,7 +459,7 @@ class _Notes:
             self.session["networks"][network]["seconds"] = round(seconds, 2)
         self.session["seconds"] = round(self.written - self.started, 2)
         path, started = self.folder / "manifest.json", self.session["started"]
-        others = [other for other in sessions(self.folder) if other["started"] != started]
+        others = [other for other in _sessions_in(path) if other["started"] != started]
         with writing(path):
             write_whole(path, json.dumps([*others, self.session], indent=1) + "\n")
 
@@ -488,13 +489,19 @@ class Status:
     selected_k: float | None
 
 
-def status(experiments: Sequence[Experiment], folder: Path, smoke: bool = False) -> list[Status]:
+def status(
+    experiments: Sequence[Experiment],
+    folder: Path,
+    smoke: bool = False,
+    opened: Callable[[Ledger], None] = lambda _: None,
+) -> list[Status]:
     """Say how far each experiment is.
 
     Args:
         experiments: The experiments.
         folder: Of the ledgers.
         smoke: Whether they were run in small.
+        opened: Called with each ledger, once.
 
     Example:
         >>> from pseudograd.reproduce.rows import experiments, rows
@@ -509,6 +516,7 @@ def status(experiments: Sequence[Experiment], folder: Path, smoke: bool = False)
     found = []
     for network, group in by_network(experiments).items():
         ledger = ledger_of(folder, network)
+        opened(ledger)
         for experiment in group:
             protocol = experiment.smoke() if smoke else experiment.protocol()
             own = [o for o in ledger.values() if o.trial.momentum == experiment.row.momentum]
@@ -545,12 +553,15 @@ def _cost(network: str) -> float:
     """About how long an epoch takes, in units of its own: weights times examples."""
     data, layers, *_ = network.split()
     depth, width = map(int, layers.split("x"))
-    inputs, examples = {"mnist": (784, 60_000), "svhn": (3072, 73_257)}.get(data, (3072, 50_000))
-    return float((inputs * width + (depth - 1) * width**2) * examples)
+    inputs = math.prod(BENCHMARKS[data].shape)
+    return float((inputs * width + (depth - 1) * width**2) * BENCHMARKS[data].train_size)
 
 
 def sessions(folder: Path) -> list[dict[str, Any]]:
-    """Read the manifest: when and where the rows were run.
+    """Read the manifests: when and where the rows were run, in order of time.
+
+    What is written is ``manifest.json``; those of other machines are kept beside it by names such
+    as ``manifest-2.json``. A session that several of them have is given once.
 
     Args:
         folder: Of the ledgers.
@@ -560,7 +571,12 @@ def sessions(folder: Path) -> list[dict[str, Any]]:
         []
 
     """
-    path = folder / "manifest.json"
+    found = [session for path in folder.glob("manifest*.json") for session in _sessions_in(path)]
+    found.sort(key=lambda session: (session["started"], session["seconds"]))
+    return list({session["started"]: session for session in found}.values())
+
+
+def _sessions_in(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
