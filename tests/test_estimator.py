@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 from collections.abc import Callable, Iterator
@@ -21,8 +22,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from pseudograd.estimator import TunableMLPClassifier
-from pseudograd.fleet import Fleet, Outcome, Trial
+from pseudograd.estimator import TunableMLPClassifier, _dataset
+from pseudograd.fleet import Fleet, Outcome, Split, Trial, parts
 from pseudograd.search.protocol import DEEP_KS, SHALLOW_KS, batch_size_for
 
 pytestmark = [
@@ -281,6 +282,64 @@ def test_few_examples(count: int, model: TunableMLPClassifier) -> None:
 def test_a_class_may_have_one_member() -> None:
     labels = np.where(np.arange(len(Y)) == 7, 9, Y)
     assert trained().fit(X, labels).predict_proba(X).shape == (150, 4)
+
+
+# Passengers of the Titanic: class (0 the crew), a woman, a child; how many died and survived.
+TITANIC = """
+    1 0 1 0 5  2 0 1 0 11  3 0 1 35 13  1 1 1 0 1  2 1 1 0 13  3 1 1 17 14  1 0 0 118 57
+    2 0 0 154 14  3 0 0 387 75  0 0 0 670 192  1 1 0 4 140  2 1 0 13 80  3 1 0 89 76  0 1 0 3 20
+"""
+
+
+def test_rows_with_several_labels_are_learned_by_their_counts() -> None:
+    kinds = np.array(TITANIC.split(), int).reshape(-1, 5)
+    rows = np.column_stack([kinds[:, [0]] == [0, 1, 2, 3], kinds[:, 1:3]]).astype(float)
+    died, survived = kinds[:, 3:].T
+    best = np.maximum(died, survived).sum() / kinds[:, 3:].sum()
+    for seed in range(4):
+        model = trained(k=1, random_state=seed, max_iter=200).fit(
+            np.concatenate([rows, rows]), np.arange(28) // 14, np.concatenate([died, survived])
+        )
+        right = np.where(model.predict(rows) == 1, survived, died).sum() / kinds[:, 3:].sum()
+        assert right > best - 0.02
+
+
+def parts_of(rows: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any]) -> list[set[Any]]:
+    """The different examples in each of the five parts."""
+    data = _dataset(rows.astype(np.float32), labels, weights, (-1.0, 1.0), seed=5)
+    assert data.weights is None or data.weights[: data.train_size].sum() == weights.sum()
+    cuts = [parts(data, Split(plan=5, repetition=at, stratified=True)) for at in range(5)]
+    pairs = torch.column_stack([data.features, data.labels])
+    return [{tuple(pairs[at].tolist()) for at in cut.judge} for cut in cuts]
+
+
+def test_a_row_with_several_labels_is_in_every_part() -> None:
+    rows = np.array([7, 7, 7, *range(20, 42)])[:, None]
+    labels = np.array([0, 1, 1, *[0, 1] * 11])
+    found = parts_of(rows, labels, np.ones(25))
+    assert all({(7, 0), (7, 1)} <= part for part in found)
+    for one, other in itertools.combinations(found, 2):
+        assert one & other == {(7, 0), (7, 1)}
+
+
+def test_a_dominant_example_is_in_every_part() -> None:
+    rows, labels = np.arange(40)[:, None], np.arange(40) % 2
+    weights = np.where(np.arange(40) == 3, 20.0, 1.0)
+    found = parts_of(rows, labels, weights)
+    assert set.intersection(*found) == {(3, 1)}
+    # Examples of a rare class may all be heavy: no copy of one that is trained on judges.
+    rare = (np.arange(40) % 8 == 0).astype(int)
+    apart = parts_of(rows, rare, np.where(rare == 1, 7.0, 1.0))
+    assert sum(map(len, apart)) == len(set.union(*apart)) == 40
+
+
+@pytest.mark.parametrize("model", [trained(), tuned()], ids=["trained", "tuned"])
+def test_weights_are_copies_where_labels_differ(model: TunableMLPClassifier) -> None:
+    rows, labels = X.round().clip(2, 4), Y
+    counts = np.random.RandomState(0).randint(4, size=len(Y))
+    weighted = clone(model).fit(rows, labels, sample_weight=4.0 * counts)
+    repeated = clone(model).fit(*shuffled(rows.repeat(counts, 0), labels.repeat(counts)))
+    assert_same(weighted, repeated)
 
 
 # --- the network -----------------------------------------------------------------------------

@@ -102,6 +102,13 @@ def made_up(
     return outcomes
 
 
+def in_a_ledger(outcomes: Mapping[Trial, Outcome], folder: Path) -> Ledger:
+    ledger = Ledger(folder / "ledger")
+    for outcome in outcomes.values():
+        ledger.append(outcome)
+    return ledger
+
+
 @dataclass
 class Parsed(HTMLParser):
     """The words that a reader sees, the words of figures, and all tags."""
@@ -193,20 +200,32 @@ SOME = set(range(20))
         ([SOME] * 3, "but k = 1 does as well", "The difference, 0.00 percentage points,"),
     ],
 )
-def test_words_follow_the_numbers(chosen: list[set[int]], headline: str, advice: str) -> None:
+def test_words_follow_the_numbers(
+    chosen: list[set[int]], headline: str, advice: str, tmp_path: Path
+) -> None:
     protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
     outcomes = made_up(protocol, wrong={0.5: chosen, 1.0: [SOME] * 3})
     text = Parsed(page(ABOUT, protocol, outcomes, examples())).text
     assert headline in text
     assert advice in text
+    # The terminal says the same, and both tell how to use the other network.
+    printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
+    (line,) = [line for line in printed.splitlines() if line.startswith("test error")]
+    assert ("within noise" in line) == ("within noise: " in text)
+    assert ("a hint and no proof" in line) == ("a hint and no proof" in text)
+    for said in (printed, text):
+        assert ("pseudograd predict --k 1" in said) == ("Train with" not in advice)
 
 
-def test_one_network_of_each_has_no_interval() -> None:
+def test_one_network_of_each_has_no_interval(tmp_path: Path) -> None:
     protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
     outcomes = made_up(protocol, wrong={0.5: [set()], 1.0: [SOME]})
     text = Parsed(page(ABOUT, protocol, outcomes, examples())).text
     assert "its spread is not known, and a sign test" in text
     assert "one pair, so no interval" in text
+    assert "-5.56 points, a hint and no proof" in summary(
+        result(protocol, in_a_ledger(outcomes, tmp_path))
+    )
     assert "nan" not in text
 
 
@@ -273,10 +292,7 @@ def test_networks_no_better_than_one_label_are_no_success(
     assert f"no342{kept[0]}" in parsed.text.replace(" ", "")
     opened = next(attributes for tag, attributes in parsed.tags if tag == "details")
     assert ("open" in opened) == (warning is not None)
-    ledger = Ledger(tmp_path / "ledger")
-    for outcome in outcomes.values():
-        ledger.append(outcome)
-    found = result(protocol, ledger)
+    found = result(protocol, in_a_ledger(outcomes, tmp_path))
     by_class = tuple(ByClass(**one) for one in classes)
     printed = summary(replace(found, comparison=replace(found.comparison, by_class=by_class)))
     assert printed.splitlines().count(f"a{said}") == 1

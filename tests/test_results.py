@@ -14,17 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from made_up_results import write
+from made_up_results import made_up, write
 from pseudograd.cli import main
+from pseudograd.fleet import Trial
 from pseudograd.report import results
 from pseudograd.report.results import documents
 from pseudograd.report.summary import fraction
+from pseudograd.reproduce import findings
 from pseudograd.reproduce.claims import CLAIMS, judge, paper_points
 from pseudograd.reproduce.findings import Finding, Reproduction, read
 from pseudograd.reproduce.rows import Experiment, Row, experiments, rows, select
 from pseudograd.reproduce.run import ledger_of
 from pseudograd.reproduce.toy import ToyRun, write_csv
-from pseudograd.search import Cell, Difference, Result
+from pseudograd.search import Cell, Difference, Ledger, Protocol, Result
 
 ROOT = Path(__file__).parents[1]
 SOME = experiments(rows("all", "*x400 m0.5"))  # 12 rows of all data sets and depths
@@ -429,6 +431,32 @@ def at_another_rate(result: Result) -> Result:
 def told_of_claims(text: str) -> list[str]:
     """What is said below claims about rows that are marked so."""
     return [line.partition("rate. ")[2] for line in text.splitlines() if "- § Where" in line]
+
+
+def test_k_1_at_the_selected_ks_rate_stands_beside_both(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, marked = text_with(folder, monkeypatch, at_another_rate)
+    title = "### Is it k, or the learning rate?"
+    line = lines_of(text, marked, title)[0]
+    assert (line[1], line[2], line[5], line[8]) == ("1/4: 16", "1/8", "–", "–")
+    assert "This has yet to be run for 1 row." in text
+
+    trial = Trial("cifar10", (400,), k=1, learning_rate=16)
+    networks = tuple(replace(made_up(trial), error=error) for error in (0.4, 0.5))
+    real = findings._finding
+
+    def controlled(experiment: Experiment, protocol: Protocol, ledger: Ledger) -> Finding | None:
+        finding = real(experiment, protocol, ledger)
+        if finding and experiment.name == marked:
+            return replace(finding, control=(Cell(1.0, 16.0, (0.5, 0.6)), networks))
+        return finding
+
+    monkeypatch.setattr(findings, "_finding", controlled)
+    text, _ = text_with(folder, monkeypatch, at_another_rate)
+    line = lines_of(text, marked, title)[0]
+    assert (line[5], line[8]) == ("55.00", "45.00 ± 7.07")
+    assert "the lower validation error in 1 of 1 row, and the lower test error in 1." in text
 
 
 def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(

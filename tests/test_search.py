@@ -112,6 +112,41 @@ def test_networks_of_the_choice_are_tested_if_asked(tmp_path: Path) -> None:
     assert not any(trial.split.test for trial in finished(Protocol(TEMPLATE), tmp_path / "other"))
 
 
+def test_k_1_is_tried_at_the_rate_of_the_choice_if_it_never_was() -> None:
+    """Where each k has a valley of its own, with its end far from the other's."""
+
+    def valley(trial: Trial) -> Outcome:
+        best_rate = 1.0 if trial.k == 2 else 0.0625
+        return made_up(trial, best_k=2.0, best_rate=best_rate)
+
+    protocol = Protocol(
+        TEMPLATE, ks=(2.0, 1.0), initial_rate=0.25, repetitions=2, retrainings=3, control=True
+    )
+    outcomes: dict[Trial, Outcome] = {}
+    rounds = []
+    while wanted := protocol.wanted(outcomes):
+        rounds.append(wanted)
+        outcomes |= {trial: valley(trial) for trial in wanted}
+    chosen, plain = protocol.chosen(outcomes)
+    assert (chosen.k, chosen.learning_rate, plain.learning_rate) == (2.0, 1.0, 0.0625)
+    assert rounds[-1] == protocol.control_trials(outcomes)
+    assert {(trial.k, trial.learning_rate) for trial in rounds[-1]} == {(1.0, 1.0)}
+    assert [trial.split.retrain for trial in rounds[-1]] == [False] * 2 + [True] * 3
+    cell = protocol.control_cell(outcomes)
+    assert cell is not None
+    assert cell.error == pytest.approx(valley(rounds[-1][0]).error + 0.0005)
+    assert cell not in protocol.cells(outcomes)  # it has no part in the choice
+    without = replace(protocol, control=False)
+    assert not without.control_trials(outcomes)
+    assert without.chosen(outcomes) == (chosen, plain)
+
+
+def test_k_1_is_not_tried_twice_at_a_rate(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1, repetitions=2, control=True)
+    outcomes = finished(protocol, tmp_path / "ledger")
+    assert protocol.control_trials(outcomes) == []
+
+
 def test_folds_are_stratified_where_the_template_says_so() -> None:
     template = replace(TEMPLATE, split=Split(plan=9, repetition=8, stratified=True))
     trials = Protocol(template, initial_rate=0.1, seed=3).wanted({})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -177,13 +178,18 @@ def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_leaks_from_the_test_part() -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
-        {"at": range(50), "a": rng.random(50), "b": rng.choice(list("pqr"), 50), "y": [1, 2] * 25}
+        {
+            "at": range(50)[::-1],
+            "a": rng.random(50),
+            "b": rng.choice(list("pqr"), 50),
+            "y": [1, 2] * 25,
+        }
     )
     data, encoder = load_table(save(frame, "a.csv"), "y")
     span = encoder.columns[0]
     assert isinstance(span, Numbers)
     places = (data.features[:, 0] * (span.high - span.low) + span.low).round().long()
-    held_out = places[data.train_size :]
+    held_out = 49 - places[data.train_size :]
     frame["b"] = frame["b"].astype(object)
     frame.loc[held_out.tolist(), ["a", "b"]] = [1e9, "new"]
     frame.loc[held_out.tolist()[:3], ["a", "b"]] = None
@@ -201,7 +207,7 @@ def test_nothing_leaks_from_the_test_part() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_each_class_keeps_an_example(stratify: bool, fraction: float, seed: int) -> None:
     labels = [30] * 60 + [10] * 30 + [20] * 9 + [7]
-    save(pd.DataFrame({"x": range(100), "y": labels}), "a.csv")
+    save(pd.DataFrame({"x": range(100)[::-1], "y": labels}), "a.csv")
     data, encoder = load_table("a.csv", "y", test_fraction=fraction, stratify=stratify, seed=seed)
     assert encoder.labels == (7, 10, 20, 30)
     assert data.test_size == 100 * fraction
@@ -273,7 +279,7 @@ def test_bytes_in_two_dimensions_are_numbers() -> None:
 
 
 def test_labels_keep_their_zeros() -> None:
-    rows = "".join(f"{n},{n % 2:03d}\n" for n in range(20))
+    rows = "".join(f"{9 - n},{n % 2:03d}\n" for n in range(20))
     Path("codes.csv").write_text("a,code\n" + rows)
     assert load_table("codes.csv", "code")[1].labels == ("000", "001")
     Path("codes.csv").write_text("a,code\n" + rows.replace("00", ""))
@@ -387,12 +393,12 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: text(",y\n1,2\n"),
             {},
-            r"no name for column 1: name it, or leave it out .drop=\[''\], on the command line --drop ''",
+            "no name for column 1: name it, or leave it out (drop=[''], on the command line --drop",
         ),
         (
             lambda: text("x,x,y\n1,2,2\n"),
             {},
-            r"column 'x': rename them, or leave it out .drop=\['x'\], on the command line --drop x",
+            "column 'x': rename them, or leave it out (drop=['x'], on the command line --drop x)",
         ),
         (lambda: text("garbage", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
         (lambda: text("", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
@@ -484,7 +490,7 @@ def test_too_many_categories() -> None:
     names = [f"n{i // 2}" for i in range(3000)]
     save(pd.DataFrame({"name": names, "y": [0, 1] * 1500}), "a.csv")
     complaint = "different texts, more than 1000: leave it out (drop=['name'], on the command"
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=re.escape(complaint)):
         load_table("a.csv", "y")
 
 
@@ -506,6 +512,103 @@ def test_text_among_numbers(entries: list[str | None], first: str) -> None:
     load_table("a.csv", "y", drop=["x"])
 
 
+@pytest.mark.parametrize(
+    ("mark", "entries", "first"),
+    [
+        (";", ["4.950", "2.350"], "20 of 20 entries .* '4.950' in row 1"),
+        (";", ["950", "2.350"], "10 of 20 entries .* '2.350' in row 2"),
+        (";", ["2.050,00", "8.300,00"], "20 of 20 entries .* '2.050,00' in row 1"),
+        (",", ['"4,950"', '"2,350.5"'], "20 of 20 entries .* '4,950' in row 1"),
+        (",", ["$2050", "-$8300"], "20 of 20 entries .* '\\$2050' in row 1"),
+        (",", ["12.5%", "7 %"], "20 of 20 entries .* '12.5%' in row 1"),
+        (",", ["1 250 €", "2 €"], "20 of 20 entries .* '1 250 €' in row 1"),
+    ],
+)
+def test_numbers_as_people_write_them(mark: str, entries: list[str], first: str) -> None:
+    height = "1,7" if mark == ";" else "1.7"
+    rows = [mark.join([height, entries[at % 2], "pq"[at % 2]]) for at in range(20)]
+    text("\n".join([mark.join("hxy"), *rows]))
+    with pytest.raises(ValueError, match=f"column 'x' is mostly numbers, but {first}: .*1234.5"):
+        load_table("a.csv", "y")
+    _, encoder = load_table("a.csv", "y", categories=["x"])
+    texts = sorted(entry.strip('"') for entry in entries)
+    assert encoder.columns[1] == Categories("x", tuple(texts), missing=False)
+
+
+def test_texts_that_are_no_numbers() -> None:
+    rooms, dates = ["A-1", "B.2", "$", "%"] * 5, ["1.2.2020", "2020-01-02", "1.2.3", "5 kg"] * 5
+    save(pd.DataFrame({"room": rooms, "date": dates, "y": [0, 1] * 10}), "a.csv")
+    _, encoder = load_table("a.csv", "y")
+    assert all(isinstance(column, Categories) for column in encoder.columns)
+
+
+@pytest.mark.parametrize("start", [0, 1, 1990])
+def test_a_row_number_is_no_feature(start: int) -> None:
+    frame = pd.DataFrame({"at": range(start, start + 20), "x": [1, 2] * 10, "y": [0, 1] * 10})
+    save(frame, "a.csv")
+    with pytest.raises(ValueError, match=r"column 'at' counts the rows, from .*--drop at.*shuffle"):
+        load_table("a.csv", "y")
+    load_table("a.csv", "y", drop=["at"])
+    for kept in (frame[::-1], frame.assign(at=frame["at"] + 0.5), frame[:19]):
+        save(kept, "a.csv")
+        assert load_table("a.csv", "y")[1].columns[0].name == "at"
+
+
+def test_advice_for_npz_can_be_followed() -> None:
+    arrays(X=np.stack([np.arange(30.0), np.ones(30)], 1), y=np.arange(30) % 2)
+    with pytest.raises(
+        ValueError, match=r"column 'X\[0\]' counts the rows.*: leave it out of X, or"
+    ):
+        load_table("a.npz")
+
+
+def test_codes_that_begin_with_a_zero_are_categories() -> None:
+    rows = [f"{at % 7},{code},{at % 2}\n" for at, code in enumerate(["01067", "80331", ""] * 10)]
+    text("".join(["a,zip,y\n", *rows]))
+    _, encoder = load_table("a.csv", "y")
+    assert encoder.columns[0] == Numbers("a", 0.0, 6.0, 3.0, missing=False)
+    assert encoder.columns[1] == Categories("zip", ("01067", "80331"), missing=True)
+    text("a,zip\n3,80331\n3,1067\n", "new.csv")
+    new = encoder.transform(read_frame("new.csv", encoder))
+    assert new[:, 1:].tolist() == [[0, 1, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
+def test_numbers_taken_for_categories(suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    path, name = "a" + suffix, "X[0]"
+    values = np.array([[1, 3], [2, 4], [10, 5]] * 4)
+    if suffix == ".npz":
+        arrays(path, X=values, y=np.arange(12) % 2)
+        arrays("new.npz", X=values[1:] + 0.0, y=None)
+    else:
+        frame = pd.DataFrame(values, columns=["X[0]", "X[1]"])
+        save(frame.assign(y=np.arange(12) % 2), path)
+        save(frame[1:], "new" + suffix)
+    _, encoder = load_table(path, "y", categories=[name])
+    assert encoder.columns[0] == Categories(name, ("1", "10", "2"), missing=False)
+    assert isinstance(encoder.columns[1], Numbers)
+    new = encoder.transform(read_frame("new" + suffix, encoder))
+    assert new[:2, :3].tolist() == [[0, 0, 1], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("categories", "complaint"),
+    [
+        (["z"], "'categories' names 'z': a.csv has 'x', 'y'"),
+        (["y"], "'categories' names 'y', which is the target"),
+        ("x", "'categories' must be a list of names, such as ['x']"),
+    ],
+)
+def test_categories_that_are_not_there(categories: list[str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        load_table(table(), "y", categories=categories)
+    pictures = np.zeros((10, 2, 2), np.uint8)
+    with pytest.raises(ValueError, match=r"'categories' cannot be set for a.npz, which has pict"):
+        load_table(arrays(X=pictures), categories=["X[0]"])
+
+
 def test_categories_that_look_like_numbers_in_part() -> None:
     save(pd.DataFrame({"room": [*"12345678", "9a", "9b"] * 3, "y": [0, 1] * 15}), "a.csv")
     _, encoder = load_table("a.csv", "y")
@@ -515,7 +618,7 @@ def test_categories_that_look_like_numbers_in_part() -> None:
 @pytest.mark.parametrize("different", [18, 19, 20])
 def test_text_that_differs_in_nearly_all_rows(different: int) -> None:
     ids = [f"P{i}" for i in range(different)] + ["P0"] * (22 - different)
-    save(pd.DataFrame({"id": ids, "x": range(22), "y": [0, 1] * 11}), "a.csv")
+    save(pd.DataFrame({"id": ids, "x": range(22)[::-1], "y": [0, 1] * 11}), "a.csv")
     if different < 20:
         load_table("a.csv", "y")
         return
@@ -592,6 +695,25 @@ def test_unseen_texts_of_columns_that_are_numbered() -> None:
     assert {name: entries.tolist() for name, entries in unseen.items()} == {"0": ["c"]}
 
 
+@pytest.mark.parametrize(
+    ("header", "mark"),
+    [
+        ('"Income, EUR";y', ";"),
+        ("Income, EUR\ty\tz", "\t"),
+        ('"a;b;c",y', ","),
+        ("sep=;\na;y", ";"),
+        ('\ufeff"sep=\t"\r\na,b\ty', "\t"),
+    ],
+)
+def test_the_separator_is_that_of_the_header(header: str, mark: str) -> None:
+    columns = header.splitlines()[-1].replace('"', "").split(mark)
+    rows = [mark.join([str(at % 3), "uv"[at % 2], "1"][: len(columns)]) for at in range(10)]
+    text("\n".join([header, *rows]))
+    _, encoder = load_table("a.csv", "y")
+    assert encoder.columns[0] == Numbers(columns[0], 0.0, 2.0, 1.0, missing=False)
+    assert encoder.labels == ("u", "v")
+
+
 def test_tabs() -> None:
     text("a\ty\n" + "1.5\tu,v\n2.5\tw\n" * 5)
     _, encoder = load_table("a.csv", "y")
@@ -624,6 +746,15 @@ def test_what_was_never_seen() -> None:
     assert {name: entries.tolist() for name, entries in found.items()} == {
         "色": ["pink", "grey", "pink"] * 2,
         "none": ["new"],
+    }
+
+
+def test_numbers_beyond_those_of_training() -> None:
+    encoder = Encoder.fit(mixed(), "kind")
+    assert encoder.beyond(mixed()) == {}
+    found = encoder.beyond(mixed(größe=[0.5, 1.0, None, 5.0, 5.5] * 2))
+    assert {name: entries.tolist() for name, entries in found.items()} == {
+        "größe": [0.5, 5.5, 0.5, 5.5]
     }
 
 

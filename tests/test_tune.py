@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -19,13 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pseudograd.cli import main
 from pseudograd.cli.display import Display
 from pseudograd.data import digits, open_data
-from pseudograd.fleet import Outcome, Trial
+from pseudograd.fleet import Fleet, Outcome, Trial
 from pseudograd.search import Ledger, Progress, Protocol, Run, default_folder, result, tune
 from pseudograd.search.ledger import locked
 
@@ -306,6 +308,9 @@ def test_defaults_are_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
         (["--test", "y.csv"], "--test cannot be set for data 'digits'"),
         (["--data-dir", "y"], "--data-dir cannot be set for data 'digits'"),
         (["--drop", "y"], "--drop cannot be set for data 'digits'"),
+        (["--categories", "y"], "--categories cannot be set for data 'digits'"),
+        (["--hidden", "100000000"], "'100000000' must be a whole number below 100000000"),
+        (["--batch-size", "1" + "0" * 19], "must be a whole number below 9223372036854775808"),
         (["--unknown"], "unrecognized arguments: --unknown"),
     ],
 )
@@ -347,6 +352,7 @@ def test_data_that_cannot_be_used(
         (["--test", "pets.csv", "--test-fraction", "0.3"], "--test-fraction must be left out"),
         (["--drop", "weigth"], "--drop names 'weigth': pets.csv has 'weight'"),
         (["--drop", "pet"], "--drop names 'pet', which is the target"),
+        (["--categories", "hue"], "--categories names 'hue': pets.csv has"),
     ],
 )
 def test_options_of_a_table(
@@ -377,6 +383,55 @@ def test_columns_left_out_and_texts_never_seen(capsys: pytest.CaptureFixture[str
         "they count as none of its categories\n"
     )
     assert len(captured.out.splitlines()) == 4
+
+
+def test_numbers_beyond_the_range_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    pets()
+    tuned(capsys, "pets.csv", "--target", "pet", *SMALL, "--out", "run")
+    Path("new.csv").write_text("colour,weight\nblack,31\ngrey,99.5\ngrey,\n")
+    assert main(["predict", "run", "new.csv"]) == 0
+    assert capsys.readouterr().err == (
+        "numbers beyond the range of the training part, which count as its nearest end: "
+        "'weight' (1 of 3 rows, such as 99.5)\n"
+    )
+
+
+def test_numbers_as_categories(capsys: pytest.CaptureFixture[str]) -> None:
+    pets()
+    options = ["pets.csv", "--target", "pet", *SMALL, "--categories", "weight"]
+    _, err = tuned(capsys, *options)
+    said = "columns taken for numbers: 0, for categories: 2 (9 indicator columns)"
+    assert err.splitlines()[0] == said
+
+
+def test_the_network_of_k_1_is_kept_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """So few and small steps that k = 2 is ahead by far."""
+    data, encoder = open_data("digits")
+    template = Trial("digits", (16,), 1, 1, max_epochs=6)
+    protocol = Protocol(template, (1.0, 2.0), 0.01, repetitions=3, retrainings=1, most_extensions=0)
+    run = Run.prepare("run", protocol, data, encoder)
+    assert tune(run, data, encoder, Fleet(data, keep_parameters=True).run).chosen.k == 2
+    np.savez("new.npz", X=data.features[:50].numpy())
+    said = {}
+    for option in ([], ["--k", "2"], ["--k", "1"]):
+        assert main(["predict", "run", "new.npz", *option]) == 0
+        said[" ".join(option)] = capsys.readouterr().out
+    assert said[""] == said["--k 2"] != said["--k 1"]
+    refused = refusal(capsys, "predict", "run", "new.npz", "--k", "4")
+    assert "run has no network of k = 4: give 1 or 2" in refused
+
+
+def test_too_little_memory_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
+
+    monkeypatch.setattr("pseudograd.fleet.fleet._stack", full)
+    assert refusal(capsys, "tune", "digits", *SMALL, "--out", "run") == (
+        "pseudograd: there is not enough memory for such networks: lower --hidden (now 6) or "
+        "--batch-size (now 128)"
+    )
 
 
 def test_hard_examples_can_be_found_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -532,6 +587,11 @@ def test_a_terminal_shows_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     with Display(protocol, {}, out) as display:
         for done, (k, repetition) in enumerate([(1, 0), (1, 1), (0.5, 0), (0.5, 1)], 1):
             display.show(progress(k, repetition, done))
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    lines = [line.rstrip() for line in plain.replace("\r", "\n").splitlines()]
+    heads = [at for at, line in enumerate(lines) if "best rate" in line]
+    assert {lines[at].strip() for at in heads} == {"k  best rate  validation error, %"}
+    assert all(set(lines[at - 1]) <= set("━╸╺") for at in heads)
     last = out.getvalue().split("round 1, search: ")[-1]
     assert last.startswith("4 of 42 trials")
     assert "trials/s" in last

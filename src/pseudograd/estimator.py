@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from pseudograd.data import Dataset
 from pseudograd.data.dataset import FOLDS
-from pseudograd.fleet import Fleet, Network, Outcome, Split, Trial
+from pseudograd.fleet import Fleet, Network, Outcome, Split, Trial, randomness
 from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
 from pseudograd.search.protocol import (
     Cell,
@@ -50,8 +50,10 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     Equal examples are one example of their total weight, and their order does not matter. So a
     weight of 2 is the same as a second copy, a weight of 0 the same as none, and no copy of an
-    example that trains a network also judges it. Only if fewer than five examples differ, each is
-    taken five times, so that no part is empty.
+    example that trains a network also judges it. There are exceptions, which stand in each of the
+    five parts with a fifth of their weight: a row that comes with several labels, where what counts
+    is how often each label does; an example far heavier than the others of its class, which would
+    leave nothing like it to train on or to judge by; and all, if fewer than five examples differ.
 
     Features are scaled linearly, each for itself, so that those of the training data fill
     ``feature_range``; later values beyond are clipped to it.
@@ -170,8 +172,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         low, high = self.feature_range
         self.scaler_ = MinMaxScaler((low, high), clip=True).fit(rows)
         features = self.scaler_.transform(rows).astype(np.float32, copy=False)
-        data = _dataset(features, labels, weights, (low, high))
-        self._train(data, seed=check_random_state(self.random_state).randint(2**31 - 1))
+        seed = check_random_state(self.random_state).randint(2**31 - 1)
+        self._train(_dataset(features, labels, weights, (low, high), seed), seed)
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -309,17 +311,31 @@ def _dataset(
     labels: NDArray[np.int64],
     weights: NDArray[np.float64],
     value_range: tuple[float, float],
+    seed: int,
 ) -> Dataset:
-    """The examples in an order of their own, equal ones as one of their total weight."""
+    """The examples in an order of their own, equal ones as one of their total weight.
+
+    What `_to_share` names becomes five pieces, which the cut of this seed deals to the five parts.
+    """
     features = np.ascontiguousarray(features)
     as_bytes = features.view(np.dtype((np.void, features[0].nbytes))).ravel()
     _, row = np.unique(as_bytes, return_inverse=True)
     _, index, example = np.unique(
         row * (labels.max() + 1) + labels, return_index=True, return_inverse=True
     )
-    total = np.bincount(example, weights)
-    if len(index) < FOLDS:  # no part may be empty
-        index, total = np.tile(index, FOLDS), np.tile(total, FOLDS)
+    total = np.bincount(example, weights).astype(np.float64, copy=False)
+    shared = _to_share(row[index], labels[index], total)
+    if shared.any():
+        # A cut shuffles the examples and deals them to the parts in turn, class by class. Pieces
+        # of one lie side by side before the shuffle is undone, so they are dealt to different
+        # parts; the whole ones come last, for up to four are left over. Beyond 20 repetitions there
+        # is another cut, where chance decides.
+        pieces = np.where(shared, FOLDS, 1)
+        order = np.lexsort((randomness.folds(seed, len(index)).numpy(), ~shared))
+        order = order.repeat(pieces[order])
+        undone = np.empty_like(order)
+        undone[randomness.folds(seed, len(order)).numpy()] = order
+        index, total = index[undone], (total / pieces)[undone]
     # A final training is judged on a test set. There is none here; a copy of an example stands in.
     index, total = np.append(index, index[0]), np.append(total, total[0])
     return Dataset(
@@ -330,6 +346,24 @@ def _dataset(
         value_range,
         None if (total == total[0]).all() else torch.from_numpy(total),
     )
+
+
+def _to_share(
+    row: NDArray[np.int64], label: NDArray[np.int64], weight: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Which of these different examples stand in every part: see `TunableMLPClassifier`.
+
+    Far heavier than its class is five times the mean weight there, but no less than a fifth of a
+    part's weight, and no more than a part's.
+    """
+    if len(row) < FOLDS:  # no part may be empty
+        return np.ones(len(row), bool)
+    several = np.bincount(row)[row] > 1
+    mean = np.bincount(label, weight) / np.bincount(label)
+    part = weight.sum() / FOLDS
+    limit = np.clip(FOLDS * mean, part / FOLDS, part)[label]
+    heavy = weight > limit * (1 + 1e-9)  # so that rounding does not decide
+    return np.asarray(several | heavy)
 
 
 def _cv_results(cells: list[Cell]) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
 
     def _table(self) -> Group:
         from rich.console import Group
+        from rich.padding import Padding
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -112,7 +113,8 @@ class Display(contextlib.AbstractContextManager["Display"]):
             else:
                 table.add_row(fraction(k), "", "", style="dim")
         done, total = (self.progress.done, self.progress.total) if self.progress else (0, 1)
-        return Group(Text(self._line()), ProgressBar(total, done, width=60), table)
+        bar = Padding(ProgressBar(total, done, width=60), 0)  # which by itself does not end a line
+        return Group(Text(self._line()), bar, table)
 
 
 def tell_set_aside(ledger: Ledger) -> None:

@@ -22,7 +22,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def add_k(parser: argparse._ActionsContainer) -> None:
+def add_k(
+    parser: argparse._ActionsContainer, default: str = "the paper's: 4 2 1 0.5 0.25 0.125 0.0625"
+) -> None:
     """Add ``--k``, several different sensitivities."""
     parser.add_argument(
         "--k",
@@ -30,7 +32,7 @@ def add_k(parser: argparse._ActionsContainer) -> None:
         nargs="+",
         action=Different,
         metavar="K",
-        help="sensitivities to large errors (the paper's: 4 2 1 0.5 0.25 0.125 0.0625)",
+        help=f"sensitivities to large errors ({default})",
     )
 
 
@@ -57,7 +59,7 @@ class Different(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def whole(least: int, beyond: float = math.inf) -> Callable[[str], int]:
+def whole(least: int, beyond: int = 2**63) -> Callable[[str], int]:
     """The type of an option that takes whole numbers from some number up, below another."""
 
     def parse(text: str) -> int:
@@ -68,7 +70,7 @@ def whole(least: int, beyond: float = math.inf) -> Callable[[str], int]:
         if value < least:
             raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
         if value >= beyond:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number below {beyond:.0f}")
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number below {beyond}")
         return value
 
     return parse

@@ -97,6 +97,25 @@ class Place(contextlib.ExitStack):
         return torch.cuda.stream(torch.cuda.Stream(self.devices[0]))
 
 
+def lacks_memory(problem: Exception) -> bool:
+    """Tell whether something ended because there was no memory left.
+
+    Args:
+        problem: What ended it; PyTorch has no class of its own for this on a CPU.
+
+    Example:
+        >>> lacks_memory(MemoryError()), lacks_memory(RuntimeError("shapes do not match"))
+        (True, False)
+
+    """
+    import torch
+
+    said = str(problem)
+    return isinstance(problem, MemoryError | torch.OutOfMemoryError) or (
+        "can't allocate memory" in said or "not enough memory" in said
+    )
+
+
 def _all_devices() -> list[str]:
     import torch
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pseudograd.cli.options import Different, add_k, file, number, positive, whole
-from pseudograd.cli.place import Place, add_place
+from pseudograd.cli.place import Place, add_place, lacks_memory
+from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
@@ -40,20 +41,27 @@ def tune(commands: Commands) -> None:
     table.add_argument(
         "--drop", nargs="+", action="extend", metavar="NAME", help="columns to leave out"
     )
+    table.add_argument(
+        "--categories",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="columns whose numbers are codes, to be taken for categories as texts are",
+    )
     parser.add_argument(
         "--data-dir", metavar="FOLDER", help="where data sets that have a name are kept"
     )
     network = parser.add_argument_group("the network")
     network.add_argument(
         "--hidden",
-        type=whole(0),
+        type=whole(0, 10**8),
         nargs="+",
         default=[400],
         metavar="SIZE",
         help="sizes of the hidden layers; 0 for none (400)",
     )
-    network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
-    network.add_argument("--optimizer", choices=("sgd", "adam", "rmsprop"), default="sgd")
+    network.add_argument("--activation", choices=ACTIVATIONS, default="relu")
+    network.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     network.add_argument("--momentum", type=_momentum, default=0.9, help="of sgd (%(default)s)")
     network.add_argument(
         "--batch-size", type=whole(1), metavar="N", help="examples a step (128, fewer if few)"
@@ -62,7 +70,7 @@ def tune(commands: Commands) -> None:
         "--clip", type=positive, help="largest norm of a gradient (100 for several hidden layers)"
     )
     search = parser.add_argument_group("the search")
-    add_k(search)
+    add_k(search, "the paper's: 4 2 1 0.5 0.25 and, with up to one hidden layer, 0.125 0.0625")
     search.add_argument(
         "--rates",
         type=_rate,
@@ -72,10 +80,14 @@ def tune(commands: Commands) -> None:
         help="learning rates to start from; of one, its half and double too (found by a sweep)",
     )
     search.add_argument(
-        "--repetitions", type=whole(1), metavar="N", help="of each pair (7; 10 for mnist)"
+        "--repetitions", type=whole(1, 10**5), metavar="N", help="of each pair (7; 10 for mnist)"
     )
     search.add_argument(
-        "--retrainings", type=whole(1), default=5, metavar="N", help="of the choice (%(default)s)"
+        "--retrainings",
+        type=whole(1, 10**5),
+        default=5,
+        metavar="N",
+        help="of the choice (%(default)s)",
     )
     search.add_argument(
         "--patience", type=whole(1), default=15, metavar="EPOCHS", help="(%(default)s)"
@@ -127,6 +139,14 @@ def tune(commands: Commands) -> None:
                     f"stopped by Ctrl-C; {len(search.ledger)} trials are kept, "
                     "and the same command goes on from there"
                 ) from None
+            except (MemoryError, RuntimeError) as problem:
+                if not lacks_memory(problem):
+                    raise
+                raise ValueError(
+                    "there is not enough memory for such networks: lower --hidden (now "
+                    f"{' '.join(map(str, options.hidden))}) or --batch-size (now "
+                    f"{protocol.trial.batch_size})"
+                ) from problem
         print(summary(found))
         print(f"page: {_write_page(search)}")
         print(f"model, ledger and all else: {search.folder}")
@@ -146,6 +166,7 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
             test_path=options.test,
             test_fraction=options.test_fraction,
             drop=options.drop,
+            categories=options.categories,
             data_dir=options.data_dir,
         )
     except OptionError as problem:
@@ -195,6 +216,12 @@ def predict(commands: Commands) -> None:
     parser = commands.add_parser("predict", help=about, description=about.capitalize() + ".")
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("file", metavar="FILE", help="a .csv, .parquet or .npz file of rows")
+    parser.add_argument(
+        "--k",
+        type=positive,
+        metavar="K",
+        help="whose network to apply, the chosen k's or that of 1",
+    )
     parser.add_argument("--out", type=file, metavar="FILE", help="write here instead of printing")
 
     def run(options: argparse.Namespace) -> None:
@@ -204,13 +231,24 @@ def predict(commands: Commands) -> None:
         from pseudograd.data import read_frame
         from pseudograd.search import load_model
 
-        network, encoder = load_model(options.run_folder)
+        network, encoder = load_model(options.run_folder, options.k)
         frame = read_frame(options.file, encoder)
         probabilities = network.probabilities(torch.from_numpy(encoder.transform(frame)))
         for name, entries in encoder.unseen(frame).items():
             print(
                 f"column {name!r}: {len(entries)} of {len(frame)} entries were never seen in "
                 f"training, such as {entries.iloc[0]!r}; they count as none of its categories",
+                file=sys.stderr,
+            )
+        if beyond := encoder.beyond(frame):
+            columns = [
+                f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:g})"
+                for name, entries in beyond.items()
+            ]
+            more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
+            print(
+                "numbers beyond the range of the training part, which count as its nearest end: "
+                f"{', '.join(columns[:8])}{more}",
                 file=sys.stderr,
             )
         table = pd.DataFrame(

@@ -10,6 +10,7 @@ import difflib
 import inspect
 import json
 import math
+import re
 import shlex
 import zipfile
 import zlib
@@ -36,7 +37,11 @@ SUFFIXES = (".csv", ".parquet", ".npz")
 _MOST_CATEGORIES = 1000  # a column of its own for each: names or dates would fill the memory
 _LARGEST = 1e300  # so that the difference of two numbers is finite
 _NEARLY_ALL = 0.9
-_FEW = 20  # different texts, which may all differ by chance
+_FEW = 20  # different texts, which may all differ by chance; rows that may rise by 1 by chance
+# A number as people write it: with a currency, a percent sign, thousands apart, any decimal mark.
+_FORMATTED = re.compile(
+    r"\(?[+-]?\s*[$€£¥]?\s*[+-]?(\d{1,3}([.,'’\s]\d{3})+|\d+)?([.,]\d*)?\s*[%‰$€£¥]?\)?"
+)
 
 # Data sets that have a name, and the shape of their pictures. Add others here.
 _KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
@@ -296,6 +301,21 @@ class Encoder:
                 found[column.name] = texts[~texts.isin(column.categories)]
         return {name: entries for name, entries in found.items() if len(entries)}
 
+    def beyond(self, frame: DataFrame) -> dict[str, Series]:
+        """Give the numbers beyond the range of the training part, by column, if there are any.
+
+        Args:
+            frame: Rows that `transform` takes.
+
+        """
+        found, frame = {}, _named(frame)
+        for column in self.columns:
+            if isinstance(column, Numbers):
+                entries = frame[column.name]
+                values = _numbers(column.name, entries)
+                found[column.name] = entries[(values < column.low) | (values > column.high)]
+        return {name: entries for name, entries in found.items() if len(entries)}
+
     @property
     def taken_for(self) -> str | None:
         """What the columns were taken for, in words; None if the features are pixels."""
@@ -306,6 +326,15 @@ class Encoder:
             f"columns taken for numbers: {len(self.columns) - len(widths)}, for categories: "
             f"{len(widths)}" + f" ({sum(widths)} indicator columns)" * bool(widths)
         )
+
+    def _texts(self) -> list[str]:
+        """The columns of texts, which stay so where they look like numbers; no truth values."""
+        return [
+            column.name
+            for column in self.columns
+            if isinstance(column, Categories)
+            and not {"True", "False"}.issuperset(column.categories)
+        ]
 
     def _kinds(self) -> dict[str, str | None]:
         """What each column must hold, as `_kind` says it."""
@@ -400,6 +429,7 @@ def load_table(
     test_path: str | Path | None = None,
     test_fraction: float | None = None,
     drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
     stratify: bool = True,
     seed: int = 0,
 ) -> tuple[Dataset, Encoder]:
@@ -411,7 +441,9 @@ def load_table(
         test_path: A second file with the test part; without it, the arrays X_test and y_test of an
             .npz file are the test part, and else it is drawn at random.
         test_fraction: How much of the table is drawn, 0.2 unless given.
-        drop: Columns to leave out.
+        drop: Columns to leave out; of an .npz file none.
+        categories: Columns whose numbers are codes, each of which becomes a category. Texts are
+            categories anyway, and in a .csv file so are whole numbers that begin with a zero.
         stratify: Whether all classes have the same share of what is drawn, as nearly as they can.
             In any case each class keeps an example to train on.
         seed: Determines what is drawn.
@@ -437,11 +469,12 @@ def load_table(
         raise OptionError("test_fraction", f"must be left out: {test_path} is the test part")
     if target is None and path.suffix.lower() == ".npz":
         target = "y"
-    if isinstance(drop, str):
-        raise OptionError("drop", f"must be a list of names, such as [{drop!r}]")
-    if target in drop:
-        raise OptionError("drop", f"names {target!r}, which is the target: name another column")
-    file = _read(path, target, drop=drop)
+    for option, named in {"drop": drop, "categories": categories}.items():
+        if isinstance(named, str):
+            raise OptionError(option, f"must be a list of names, such as [{named!r}]")
+        if target in named:
+            raise OptionError(option, f"names {target!r}, which is the target: name another column")
+    file = _read(path, target, drop=drop, categories=categories)
     train, test = file.frame, file.test
     if target is None:
         raise OptionError(
@@ -455,7 +488,8 @@ def load_table(
             )
     if file.pixels is None:
         for name in train.columns.drop(target):
-            _check_text(name, train[name])
+            _check_text(name, train[name], chosen=name in categories)
+            _check_no_row_number(name, train[name])
     if test_path is None and test is None:
         drawn = _draw(labels, test_fraction or 0.2, stratify, seed)
         if not drawn.any():
@@ -520,7 +554,11 @@ class _File:
 
 
 def _read(
-    path: Path, target: str | None, encoder: Encoder | None = None, drop: Sequence[str] = ()
+    path: Path,
+    target: str | None,
+    encoder: Encoder | None = None,
+    drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
 ) -> _File:
     """Read a file by its suffix; with an encoder, new rows, which need no labels."""
     suffix = path.suffix.lower()
@@ -534,7 +572,7 @@ def _read(
                 raise OptionError("drop", f"cannot be set for {path}: leave columns out of X")
             file = _read_npz(path, target or "", new=encoder is not None)
         elif suffix == ".csv":
-            file = _File(_read_csv(path, target, encoder, drop))
+            file = _File(_read_csv(path, target, encoder, drop, categories))
         else:
             import pandas as pd
 
@@ -558,7 +596,29 @@ def _read(
     for frame in (file.frame, file.test):
         if frame is not None and frame.empty:
             raise ValueError(f"{path} is empty: it must have columns and rows")
-    return file
+    if file.pixels is not None and categories:
+        raise OptionError("categories", f"cannot be set for {path}, which has pictures")
+    _check_names("categories", categories, path, list(file.frame.columns))
+    text = categories if encoder is None else encoder._texts()
+    test = None if file.test is None else _with_texts(file.test, text)
+    return _File(_with_texts(file.frame, text), test, file.pixels)
+
+
+def _check_names(option: str, named: Iterable[str], path: Path, names: list[str]) -> None:
+    for name in named:
+        if name not in names:
+            raise OptionError(option, f"names {name!r}: {path} has {_nearest(name, names)}")
+
+
+def _with_texts(frame: DataFrame, names: Iterable[str]) -> DataFrame:
+    """The frame with the numbers of some columns as texts; whole ones have no point, ever."""
+
+    def text(value: float) -> str:
+        return str(int(value) if float(value).is_integer() else value)
+
+    numbers = [name for name in names if name in frame and _kind(name, frame[name]) == "numbers"]
+    texts = {name: frame[name].map(text, na_action="ignore") for name in numbers}
+    return frame.assign(**texts) if texts else frame
 
 
 def _kept(path: Path, names: list[str], encoder: Encoder | None, drop: Sequence[str]) -> list[str]:
@@ -567,9 +627,7 @@ def _kept(path: Path, names: list[str], encoder: Encoder | None, drop: Sequence[
     If some are missing, all with a name stay, so that `Encoder.transform` can tell.
     """
     if encoder is None:
-        for name in drop:
-            if name not in names:
-                raise OptionError("drop", f"names {name!r}: {path} has {_nearest(name, names)}")
+        _check_names("drop", drop, path, names)
         return [name for name in names if name not in drop]
     wanted: Set[str] = encoder._kinds().keys()
     wanted = {*wanted, encoder.target} if wanted <= set(names) else {*names} - {""}
@@ -577,15 +635,19 @@ def _kept(path: Path, names: list[str], encoder: Encoder | None, drop: Sequence[
 
 
 def _read_csv(
-    path: Path, target: str | None, encoder: Encoder | None, drop: Sequence[str]
+    path: Path,
+    target: str | None,
+    encoder: Encoder | None,
+    drop: Sequence[str],
+    categories: Sequence[str],
 ) -> DataFrame:
     import pandas as pd
 
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        first = next((line for line in file if line.strip()), "")
-    separator = next((mark for mark in ",;\t" if mark in first), ",")
+    separator, skipped = _separator(path)
     decimals = ",." if separator == ";" else "."
-    read: Callable[..., DataFrame] = partial(pd.read_csv, path, sep=separator, encoding="utf-8-sig")
+    read: Callable[..., DataFrame] = partial(
+        pd.read_csv, path, sep=separator, skiprows=skipped, encoding="utf-8-sig"
+    )
     # pandas renames a column without a name or with that of another. A row number or a second
     # column of labels must not slip in as a feature that way. With the first row comes a complaint
     # if it has more entries than the header, which pandas else takes for names of the rows.
@@ -603,14 +665,9 @@ def _read_csv(
         way_out = "" if target in twice else f", or {_drop(*twice)}"
         raise _Refusal(f"{path} has more than one column {_listed(twice)}: rename them{way_out}")
     # What was text stays text, even where it looks like numbers; truth values are found again.
-    text = []
+    text = list(categories)
     if encoder is not None:
-        text = [
-            column.name
-            for column in encoder.columns
-            if isinstance(column, Categories)
-            and not {"True", "False"}.issuperset(column.categories)
-        ]
+        text = encoder._texts()
         if isinstance(encoder.labels[0], str):
             text.append(encoder.target)
     kinds = dict.fromkeys(text, str)
@@ -621,12 +678,26 @@ def _read_csv(
         key=lambda frame: frame.select_dtypes("number").shape[1],
     )
     frame.columns = pd.Index(kept)
-    if encoder is None and target in kept and pd.api.types.is_numeric_dtype(frame[target]):
-        # Labels such as 007 are texts.
-        labels = read(usecols=[target], dtype=str)[target]
-        if labels.str.match(r"[+-]?0\d").any():
-            frame[target] = labels
+    # Codes such as 007 are texts. To look for one in the file is quicker than to read it again.
+    start = rb'[\n\r"%s] *[+-]?0\d' % re.escape(separator.encode())
+    if encoder is None and re.search(start, path.read_bytes()):
+        numbers = frame.select_dtypes("number")
+        whole = {name for name in numbers if not (numbers[name].dropna() % 1).any()}
+        places = [at for at in used if names[at] in whole]
+        for at, (_, texts) in zip(places, read(usecols=places, dtype=str).items(), strict=True):
+            if texts.str.match(r" *[+-]?0\d", na=False).any():
+                frame[names[at]] = texts
     return frame
+
+
+def _separator(path: Path) -> tuple[str, int]:
+    """What separates the columns, and how many lines to skip that only say so, as of Excel."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        at, first = next(((at, line) for at, line in enumerate(file) if line.strip()), (0, ""))
+    if said := re.fullmatch(r'"?sep=([,;\t])"?', first.rstrip("\r\n"), re.IGNORECASE):
+        return said[1], at + 1
+    unquoted = re.sub(r'"[^"]*"', "", first)
+    return max(",;\t", key=unquoted.count), 0
 
 
 def _read_npz(path: Path, target: str, *, new: bool) -> _File:
@@ -748,24 +819,45 @@ def _kind(name: str, column: Series) -> str | None:
     )
 
 
-def _check_text(name: str, column: Series) -> None:
-    """Refuse a column of text that was meant to be numbers, or that tells single rows apart."""
+def _check_text(name: str, column: Series, *, chosen: bool = False) -> None:
+    """Refuse a column of text that was meant to be numbers, or that tells single rows apart.
+
+    Whole numbers may be codes. With ``chosen``, all numbers are.
+    """
     if _kind(name, column) != "text":
         return
     texts = _texts(column).dropna()
     wrong = _no_numbers(texts)
-    numbers = len(texts) - len(_no_numbers(texts.str.replace(",", ".")))  # 1,5 was meant as one
-    if len(wrong) and numbers >= _NEARLY_ALL * len(texts):
+    meant = wrong.str.fullmatch(_FORMATTED) & wrong.str.contains(r"\d")
+    numbers = len(texts) - len(wrong) + int(meant.sum())
+    if wrong.empty:  # a point where other columns have a decimal comma
+        wrong = texts[~texts.str.fullmatch(r"\s*[+-]?\d+\s*")]
+    if len(wrong) and numbers >= _NEARLY_ALL * len(texts) and not chosen:
         raise ValueError(
             f"column {name!r} is mostly numbers, but {len(wrong)} of {len(texts)} entries cannot "
-            f"be read so, first {_first(wrong)}: write numbers, leave these cells empty, or "
-            f"{_drop(name)}"
+            f"be read so, first {_first(wrong)}: write 1234.5 for $1,234.50 or 1.234,50 and 12.5 "
+            f"for 12.5% (decimal commas in all columns or none), leave these cells empty, take it "
+            f"for categories (categories={[name]}, on the command line "
+            f"--categories {shlex.quote(name)}), or {_drop(name)}"
         )
     different = texts.nunique()
     if different >= max(_FEW, _NEARLY_ALL * len(texts)):
         raise ValueError(
             f"column {name!r} has {different} different texts in {len(texts)} rows, as names and "
             f"dates do, from which nothing can be learned: {_drop(name)}"
+        )
+
+
+def _check_no_row_number(name: str, column: Series) -> None:
+    """Refuse the number of the row: where examples are sorted by label, it would give that away."""
+    if _kind(name, column) != "numbers" or len(column) < _FEW:
+        return
+    values = _numbers(name, column)
+    if values[0].is_integer() and (np.diff(values) == 1).all():
+        raise ValueError(
+            f"column {name!r} counts the rows, from {values[0]:.0f} to {values[-1]:.0f}, and "
+            f"would tell examples by their place in the file: {_drop(name)}, or shuffle the rows "
+            "if it means more than that"
         )
 
 
@@ -784,6 +876,8 @@ def _first(entries: Series) -> str:
 
 def _drop(*names: str) -> str:
     them = "it" if len(names) == 1 else "them"
+    if all(re.fullmatch(r"X\[\d+\]", name) for name in names):  # of an .npz file
+        return f"leave {them} out of X"
     return f"leave {them} out (drop={list(names)}, on the command line --drop {shlex.join(names)})"
 
 

@@ -19,7 +19,15 @@ from markupsafe import Markup, escape
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.report import figures
 from pseudograd.report.figures import interval, signed
-from pseudograd.report.summary import baseline, counted, duration, fraction, p_value, percent
+from pseudograd.report.summary import (
+    baseline,
+    counted,
+    duration,
+    evidence,
+    fraction,
+    p_value,
+    percent,
+)
 from pseudograd.reproduce.findings import side
 from pseudograd.reproduce.rows import rows
 from pseudograd.search import Cell, Comparison, Protocol, compare, paired_difference
@@ -33,7 +41,6 @@ PAPER = {
 }
 
 _SOURCE = "Keren, Sabato and Schuller, Tables 1, 3 and 4 and supplement"
-_CHANCE = 0.05  # the level of the sign test; that of the intervals is 95%
 _MOST_COLUMNS = 8  # of a row of a table that are shown
 
 Outcomes = Mapping[Trial, Outcome]
@@ -217,8 +224,8 @@ def _verdict(k: str, comparison: Comparison) -> tuple[str, str]:
     pairs = len(comparison.chosen)
     mean = f"{signed(100 * difference.mean)} percentage points"
     reach = f"{signed(100 * difference.low)} to {signed(100 * difference.high)}"
-    by_networks = difference.low > 0 or difference.high < 0  # false for NaN, a single pair
-    by_examples = p < _CHANCE
+    by_networks = difference.low > 0 or difference.high < 0
+    weight = evidence(comparison)
     fewer = difference.mean < 0
     if pairs == 1:
         networks = "there is one network of each, so its spread is not known"
@@ -227,24 +234,28 @@ def _verdict(k: str, comparison: Comparison) -> tuple[str, str]:
     else:
         networks = f"its 95% interval over the {pairs} pairs of networks, {reach}, contains 0"
     example_test = f"a sign test over the test examples gives {p_value(p)}"
-    if by_networks and by_examples:
+    other = (
+        f"The run's model is a network of k = {k}; pseudograd predict --k 1 applies the best one "
+        "of k = 1 instead."
+    )
+    if weight == "proof":
         headline = f"k = {k} makes {'fewer' if fewer else 'more'} errors than k = 1"
         advice = (
             f"Train with k = {k}."
             if fewer
-            else "Stay with k = 1: what looked best in cross-validation did not hold."
+            else f"Stay with k = 1: what looked best in cross-validation did not hold. {other}"
         )
         return headline, f"The difference is {mean}: {networks}, and {example_test}. {advice}"
-    if by_networks or by_examples:
+    if weight == "hint":
         headline = f"k = {k} may make {'fewer' if fewer else 'more'} errors than k = 1"
         joined = f"{networks}, {'but' if pairs > 1 else 'and'} {example_test}"
         return headline, (
             f"The difference is {mean}, which is a hint and no proof: {joined}. More networks "
-            "(retrainings) or more test examples would tell."
+            f"(retrainings) or more test examples would tell. {other}"
         )
     return f"k = {k} was selected, but k = 1 does as well", (
         f"The difference, {mean}, is within noise: {networks}, and {example_test}. On this "
-        "evidence either will do, and k = 1 is the simpler one."
+        f"evidence either will do, and k = 1 is the simpler one. {other}"
     )
 
 

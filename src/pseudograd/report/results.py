@@ -946,6 +946,8 @@ def _asked_next(found: Reproduction) -> _Part:
             "is in [−1, 1]."
         ),
         *_curves(stated),
+        _Title("Is it k, or the learning rate?"),
+        *_controls(found),
         _Title("How sure is the selection?"),
         *_selection(found),
         _Title("Which learning rates are selected?"),
@@ -975,6 +977,53 @@ def _curves(stated: Sequence[Finding]) -> list[_Block]:
     of_depth = {depth: curve for (depth, data), curve in curves.items() if data == "all"}
     figure = results_figures.error_against_k(of_depth)
     return [_Figure("error-against-k.svg", figure), _Table(head, lines)]
+
+
+def _controls(found: Reproduction) -> list[_Block]:
+    """Of rows marked §: k = 1 at the selected k's rate beside the two that the search found."""
+    marked = [finding for finding in found.finished if apart_from_1(finding)]
+    if not marked:
+        return [_Text("In every finished row k = 1 was tried at the selected k’s rate.")]
+    lines, run = [], [finding for finding in marked if finding.control]
+    for finding in marked:
+        chosen, plain = finding.result.chosen, finding.result.plain
+        validated = [chosen.error, plain.error]
+        tested = [finding.error_pct, finding.error_k1_pct]
+        if finding.control:
+            validated.append(finding.control[0].error)
+            tested.append(errors_pct(finding.control[1]))
+        cells = [f"{100 * error:.2f}" for error in validated]
+        cells += [_DASH] * (3 - len(cells)) + [f"{t.mean:.2f} ± {t.sd:.2f}" for t in tested]
+        lines.append(
+            [finding.experiment.name, f"{fraction(chosen.k)}: {_rate(chosen.learning_rate)}",
+             _rate(plain.learning_rate), *cells, *[_DASH] * (6 - len(cells))]
+        )  # fmt: skip
+    text = (
+        "The search for a k’s rate stops in the first valley that it finds, so the selected k and "
+        "k = 1 may be compared at rates far apart. In the rows marked § k = 1 is trained at the "
+        "selected k’s rate, too, after the search and without a part in it."
+    )
+    if run:
+        better = sum(
+            finding.result.chosen.error < finding.control[0].error
+            for finding in run
+            if finding.control
+        )
+        lower = sum(
+            finding.error_pct.mean < errors_pct(finding.control[1]).mean
+            for finding in run
+            if finding.control
+        )
+        text += (
+            f" At one and the same rate the selected k has the lower validation error in {better} "
+            f"of {counted(len(run), 'row')}, and the lower test error in {lower}."
+        )
+    if len(run) < len(marked):
+        text += f" This has yet to be run for {counted(len(marked) - len(run), 'row')}."
+    head = ["row", "selected k: its rate", "k = 1’s rate", "validation error, selected k, %",
+            "k = 1", "k = 1 at the selected k’s rate", "test error, selected k, %", "k = 1",
+            "k = 1 at the selected k’s rate"]  # fmt: skip
+    return [_Text(text), _Table(head, lines)]
 
 
 def _selection(found: Reproduction) -> list[_Block]:

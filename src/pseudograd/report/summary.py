@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from pseudograd.search import Cell, Comparison, Difference, Result, Run, result
 
+_CHANCE = 0.05  # the level of the sign test; that of the intervals is 95%
+
 
 def fraction(k: float) -> str:
     """Write a k as people do.
@@ -83,6 +85,29 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def evidence(comparison: Comparison) -> str:
+    """Weigh a difference in test error: the interval over networks and the test over examples.
+
+    Args:
+        comparison: Of a finished search.
+
+    Returns:
+        "proof" if both tell the difference from chance, "hint" if one does, else "noise".
+
+    Example:
+        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.search import compare
+        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> outcome = Outcome(trial, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
+        >>> evidence(compare([outcome, outcome], [outcome, outcome]))
+        'noise'
+
+    """
+    by_networks = _leaves_out_0(comparison.error)
+    by_examples = comparison.sign_p < _CHANCE
+    return ("noise", "hint", "proof")[by_networks + by_examples]
 
 
 def baseline(comparison: Comparison) -> tuple[str, str]:
@@ -211,9 +236,9 @@ def summary(found: Result) -> str:
     times = "once" if networks == 1 else f"{networks} times"
     lines += [
         f"test error {percent(error)}%, at k = 1 {percent(plain_error)}% ({count} each): "
-        + _interval(comparison.error, 100, "points"),
+        + _interval(comparison.error, 100, "points", evidence(comparison)),
         f"cross-entropy {value:.3f}, at k = 1 {plain_value:.3f}: "
-        + _interval(comparison.cross_entropy, 1, ""),
+        + _interval(comparison.cross_entropy, 1, "", _alone(comparison.cross_entropy)),
         f"of the predictions that differ, {comparison.only_chosen_right} are right at "
         f"k = {fraction(chosen.k)} alone, {comparison.only_plain_right} at k = 1 alone "
         f"(McNemar's test: p = {comparison.mcnemar_p:.2g}, each example counted {times})",
@@ -221,6 +246,11 @@ def summary(found: Result) -> str:
         f"k = {fraction(chosen.k)}, {comparison.worse_on} at k = 1 "
         f"(sign test: p = {comparison.sign_p:.2g})",
     ]
+    if evidence(comparison) != "proof" or comparison.error.mean > 0:
+        lines.append(
+            f"the model is the network of k = {fraction(chosen.k)}; "
+            "pseudograd predict --k 1 applies the one of k = 1"
+        )
     return "\n".join(lines + last)
 
 
@@ -254,11 +284,20 @@ def table_of_runs(runs: Iterable[Run]) -> str:
     return "\n".join(lines)
 
 
-def _interval(difference: Difference, scale: float, unit: str) -> str:
+def _leaves_out_0(difference: Difference) -> bool:
+    return difference.low > 0 or difference.high < 0  # false for NaN, a single pair
+
+
+def _alone(difference: Difference) -> str:
+    """What the interval says where there is no other test."""
+    return "noise" if difference.low <= 0 <= difference.high else "proof"
+
+
+def _interval(difference: Difference, scale: float, unit: str, evidence: str) -> str:
     """A difference, its interval and what it means."""
     mean, low, high = (scale * x for x in (difference.mean, difference.low, difference.high))
     said = f"{mean:+.2f} {unit}".strip()
+    verdict = {"proof": "", "hint": ", a hint and no proof", "noise": ", within noise"}[evidence]
     if math.isnan(low):
-        return said
-    verdict = "" if low > 0 or high < 0 else ", within noise"
+        return said + verdict
     return f"{said} (95% interval {low:+.2f} to {high:+.2f}{verdict})"

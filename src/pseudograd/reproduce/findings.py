@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pseudograd.fleet import Outcome
 from pseudograd.reproduce.rows import Experiment, by_network
 from pseudograd.reproduce.run import ledger_of, sessions
 from pseudograd.reproduce.toy import Spread, ToyRun
-from pseudograd.search import Difference, Ledger, Protocol, Result, paired_difference, result
+from pseudograd.search import Cell, Difference, Ledger, Protocol, Result, paired_difference, result
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Finding:
         result: What the search has found, and the retrained networks.
         tested: The networks of cross-validation of the selected k and of k = 1, trained on three
             fifths of the examples and judged on the test set.
+        control: Of k = 1 at the selected k's rate, where it was run because the search had not
+            tried it: its validation errors, and the retrained networks.
 
     Example:
         >>> from pseudograd.fleet import Trial
@@ -46,6 +48,7 @@ class Finding:
     experiment: Experiment
     result: Result
     tested: tuple[tuple[Outcome, ...], tuple[Outcome, ...]]
+    control: tuple[Cell, tuple[Outcome, ...]] | None = None
 
     @property
     def k(self) -> float:
@@ -205,14 +208,20 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
 
 
 def _finding(experiment: Experiment, protocol: Protocol, ledger: Ledger) -> Finding | None:
-    if protocol.wanted(ledger):
+    searched = replace(protocol, control=False)
+    if searched.wanted(ledger):
         return None
-    search = result(protocol, ledger)
+    search, control = result(searched, ledger), None
+    controls = protocol.control_trials(ledger)
+    if controls and all(trial in ledger for trial in controls):
+        cell = protocol.control_cell(ledger)
+        assert cell is not None
+        control = cell, tuple(ledger[trial] for trial in controls if trial.split.retrain)
     tested = [
         tuple(ledger[trial] for trial in protocol.tested_of(cell.k, cell.learning_rate))
         for cell in (search.chosen, search.plain)
     ]
-    return Finding(experiment, search, (tested[0], tested[1]))
+    return Finding(experiment, search, (tested[0], tested[1]), control)
 
 
 def _efforts(

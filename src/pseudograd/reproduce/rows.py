@@ -129,7 +129,9 @@ class Experiment:
             feature_range=self.feature_range,
             clip=clip_for(row.hidden_layers),
         )
-        return Protocol(trial, repetitions=repetitions_for(row.data), three_fifths=True)
+        return Protocol(
+            trial, repetitions=repetitions_for(row.data), three_fifths=True, control=True
+        )
 
     def smoke(self) -> Protocol:
         """Give the same in small, to see that it runs: its figures mean nothing."""

@@ -521,13 +521,14 @@ def status(
             protocol = experiment.smoke() if smoke else experiment.protocol()
             own = [o for o in ledger.values() if o.trial.momentum == experiment.row.momentum]
             done, wanted = len(own), protocol.wanted(ledger)
+            searching = bool(replace(protocol, control=False).wanted(ledger))
             # Four rates for each k, the sweep, and the networks judged on the test set.
             usual = 4 * len(protocol.ks) * protocol.repetitions + 8
             usual += 2 * (protocol.retrainings + protocol.repetitions)
-            left = max(len(wanted), usual - done) if wanted else 0
+            left = max(len(wanted), usual - done) if searching else len(wanted)
             epochs = _epochs(wanted, own) + _USUAL_EPOCHS * (left - len(wanted))
             seconds = None if pace is None else pace * _cost(network) * epochs
-            k = None if wanted else protocol.chosen(ledger)[0].k
+            k = None if searching else protocol.chosen(ledger)[0].k
             found.append(Status(experiment, done, left, seconds, k))
     return found
 

@@ -135,6 +135,8 @@ class Protocol:
         seed: Of the cut into folds, the initial weights and the orders.
         three_fifths: Whether the networks of cross-validation, of the choice and of k = 1, are
             trained again in the end to be judged on the test set, beside the retrained ones.
+        control: Whether k = 1 is tried at the choice's rate, too, in the end, if it never was: what
+            looks like the effect of k may be that of the rate. It has no part in the choice.
         most_extensions: How often the rates of one k may be halved or doubled beyond the first
             ones; a k that would need more is marked as open.
 
@@ -153,6 +155,7 @@ class Protocol:
     retrainings: int = 5
     seed: int = 0
     three_fifths: bool = False
+    control: bool = False
     most_extensions: int = 12
 
     def __post_init__(self) -> None:
@@ -177,7 +180,7 @@ class Protocol:
 
     def wanted(self, outcomes: Outcomes) -> list[Trial]:
         """Name the trials that are needed next, and have no outcome yet."""
-        for stage in (self.sweep, self._grid, self.final_trials):
+        for stage in (self.sweep, self._grid, self.final_trials, self.control_trials):
             missing = [trial for trial in stage(outcomes) if trial not in outcomes]
             if missing:
                 return missing
@@ -205,6 +208,23 @@ class Protocol:
         pairs = {(cell.k, cell.learning_rate): None for cell in self.chosen(outcomes)}
         groups = [self.retrainings_of] + [self.tested_of] * self.three_fifths
         return [trial for group in groups for pair in pairs for trial in group(*pair)]
+
+    def control_trials(self, outcomes: Outcomes) -> list[Trial]:
+        """Name the trials of k = 1 at the choice's rate, if they are wanted and not among others.
+
+        They are those of cross-validation, and retrained networks.
+        """
+        rate = self.chosen(outcomes)[0].learning_rate
+        if not self.control or rate in self.rates(1.0, outcomes):
+            return []
+        validated = [self._at(1.0, rate, repetition) for repetition in range(self.repetitions)]
+        return validated + self.retrainings_of(1.0, rate)
+
+    def control_cell(self, outcomes: Outcomes) -> Cell | None:
+        """Give k = 1 at the choice's rate, once it has been tried in full; None else."""
+        return next(
+            iter(self._cells(1.0, [self.chosen(outcomes)[0].learning_rate], outcomes)), None
+        )
 
     def retrainings_of(self, k: float, rate: float) -> list[Trial]:
         """Name the final trials of one pair."""

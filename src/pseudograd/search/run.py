@@ -29,6 +29,7 @@ from pseudograd.search.protocol import Protocol
 from pseudograd.search.search import Progress, Result, Runner, advance, result
 
 _SECONDS_BETWEEN_NOTES = 5.0
+_PLAIN = "plain.safetensors"
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,7 @@ def _save_model(
     found: Result,
     trained: dict[Trial, Outcome],
 ) -> None:
-    """Save the best network of the choice, and what it and the best of k = 1 find difficult."""
+    """Save the best network of the choice and that of k = 1, and what they find difficult."""
     comparison = found.comparison
     best = [comparison.kept, best_stopped(comparison.plain)]
     # Those of an earlier session are trained again: the ledger keeps no weights.
@@ -287,8 +288,12 @@ def _save_model(
             "all networks diverged, so there is none to save: lower the learning rates"
         )
     chosen, plain = (Network.of(trained[outcome.trial], data) for outcome in best)
-    with writing(run.folder / "model.safetensors"):
-        chosen.save(run.folder / "model.safetensors")
+    files = {"model.safetensors": chosen}
+    if found.chosen.k != 1 and best[1].stopped_by != "diverged":
+        files[_PLAIN] = plain
+    for name, network in files.items():
+        with writing(run.folder / name):
+            network.save(run.folder / name)
     networks = {"chosen": (found.chosen.k, chosen), "plain": (found.plain.k, plain)}
     examples = difficulty(networks, data, encoder)
     examples["by_class"] = [asdict(one) for one in comparison.by_class]
@@ -299,6 +304,7 @@ def _save_model(
         run.folder / "model.json",
         {
             "network": "model.safetensors",
+            "plain": _PLAIN if _PLAIN in files else None,
             "trial": asdict(outcome.trial),
             "test_error": outcome.error,
             "encoder": json.loads(encoder.to_json()),
@@ -306,11 +312,12 @@ def _save_model(
     )
 
 
-def load_model(folder: str | os.PathLike[str]) -> tuple[Network, Encoder]:
+def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[Network, Encoder]:
     """Load the model that a search has chosen, and what encodes new rows for it.
 
     Args:
         folder: Of the search.
+        k: 1 for the best network of k = 1, which the choice was compared with.
 
     Example:
         >>> load_model("nowhere")
@@ -326,9 +333,15 @@ def load_model(folder: str | os.PathLike[str]) -> tuple[Network, Encoder]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         encoder = Encoder.from_json(json.dumps(fields["encoder"]))
+        files = {1.0: fields.get("plain"), fields["trial"]["k"]: fields["network"]}
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{path} is not the description of a model ({problem!r})") from problem
-    return Network.load(run.folder / fields["network"]), encoder
+    kept = [at for at, file in files.items() if file]
+    if k is not None and k not in kept:
+        raise ValueError(
+            f"{folder} has no network of k = {k:g}: give {' or '.join(f'{at:g}' for at in kept)}"
+        )
+    return Network.load(run.folder / (fields["network"] if k is None else files[k])), encoder
 
 
 def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:
