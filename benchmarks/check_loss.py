@@ -34,7 +34,12 @@ if any(word.split("=")[-1] == "cpu" for word in sys.argv):  # workers inherit it
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
 
 from benchmarks.environment import RESULTS, environment, write
-from pseudograd.loss import operators, tunable_cross_entropy, tunable_linear_cross_entropy
+from pseudograd.loss import (
+    TunableCrossEntropyLoss,
+    operators,
+    tunable_cross_entropy,
+    tunable_linear_cross_entropy,
+)
 from pseudograd.rules import soft_tunable, tunable
 from pseudograd.rules.paper import cross_entropy, top_and_margin
 
@@ -296,6 +301,13 @@ class Bench:
         for name, route in routes.items():
             f = route(z, label, k)
             yield Check(name, "tile", "float32", rows, classes, "each row", error(f, true), 1e-5)
+        criterion = TunableCrossEntropyLoss(k, reduction="sum", implementation="triton")
+        program = torch.export.export(criterion, (z, label))
+        leaf = z.clone().requires_grad_()
+        program.module()(leaf, label).backward()
+        assert leaf.grad is not None
+        off = error(leaf.grad, true)
+        yield Check("exported", "tile", "float32", rows, classes, "each row", off, 1e-5)
 
     def of_linear(self) -> Iterator[Check]:
         """In all dtypes, and with each of its settings in one of them."""
