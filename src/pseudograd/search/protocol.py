@@ -214,8 +214,10 @@ class Protocol:
 
         They are those of cross-validation, and retrained networks.
         """
+        if not self.control:
+            return []
         rate = self.chosen(outcomes)[0].learning_rate
-        if not self.control or rate in self.rates(1.0, outcomes):
+        if rate in self.rates(1.0, outcomes):
             return []
         validated = [self._at(1.0, rate, repetition) for repetition in range(self.repetitions)]
         return validated + self.retrainings_of(1.0, rate)
