@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pseudograd.data import Dataset, Encoder, digits, load_table, open_data, read_frame
-from pseudograd.data.table import Categories, Numbers
+from pseudograd.data.encoder import Categories, Numbers
 
 MIXED = {
     "größe": [1.0, None, 3.0, 5.0, 2.0, 4.0, 1.5, None, 2.5, 3.5],

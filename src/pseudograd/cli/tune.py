@@ -157,7 +157,7 @@ def tune(commands: Commands) -> None:
 def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
     """Open the data; a complaint about an option calls it by what was typed."""
     from pseudograd.data import open_data
-    from pseudograd.data.table import OptionError
+    from pseudograd.data.reading import OptionError
 
     try:
         return open_data(

@@ -2,7 +2,8 @@
 
 from pseudograd.data.benchmarks import data_folder, fetch, load, variant
 from pseudograd.data.dataset import Dataset, digits
-from pseudograd.data.table import Encoder, load_table, open_data, read_frame
+from pseudograd.data.encoder import Encoder
+from pseudograd.data.table import load_table, open_data, read_frame
 
 __all__ = [
     "Dataset",

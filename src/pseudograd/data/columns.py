@@ -1,0 +1,177 @@
+"""Columns of a table: what they hold, and what is wrong with them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+
+Label = str | int | bool
+_LARGEST = 1e300  # so that the difference of two numbers is finite
+_NEARLY_ALL = 0.9
+_FEW = 20  # different texts, which may all differ by chance; rows that may rise by 1 by chance
+# A number as people write it: with a currency, a percent sign, thousands apart, any decimal mark.
+_FORMATTED = re.compile(
+    r"\(?[+-]?\s*[$€£¥]?\s*[+-]?(\d{1,3}([.,'’\s]\d{3})+|\d+)?([.,]\d*)?\s*[%‰$€£¥]?\)?"
+)
+
+
+def named(frame: DataFrame) -> DataFrame:
+    """The frame with texts as the names of its columns."""
+    frame = frame.rename(columns=str)
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()].unique()
+        raise ValueError(f"there is more than one column {listed(twice)}: rename them")
+    return frame
+
+
+def feature_names(count: int) -> list[str]:
+    """Give names for the columns of an array X."""
+    return [f"X[{at}]" for at in range(count)]
+
+
+def target_column(frame: DataFrame, target: str, place: object) -> Series:
+    """Give the column of that name; there must be one."""
+    if target not in frame.columns:
+        there = nearest(target, frame.columns)
+        raise ValueError(f"{place} has no column {target!r} for the target: it has {there}")
+    return frame[target]
+
+
+def labels_in(target: str, column: Series) -> list[Label]:
+    """The labels as plain values, all of one type."""
+    from pandas.api.types import infer_dtype
+
+    if count := int(column.isna().sum()):
+        raise ValueError(
+            f"target {target!r} has {count} missing labels (empty, NA, null or the like): "
+            "fill them in, or remove these rows"
+        )
+    values = column.astype(object)
+    kind = infer_dtype(values)
+    if kind in ("string", "integer", "boolean"):
+        plain: type = {"string": str, "integer": int, "boolean": bool}[kind]
+        return [plain(value) for value in values]
+    if kind in ("floating", "mixed-integer-float") and all(float(v).is_integer() for v in values):
+        return [int(value) for value in values]
+    raise ValueError(
+        f"target {target!r} must hold classes, all texts, all whole numbers or all truth values: "
+        "name another column, or make classes of it"
+    )
+
+
+def kind_of(name: str, column: Series) -> str | None:
+    """What a column holds: "numbers", "text" (truth values, too), or None if all is missing."""
+    from pandas.api.types import infer_dtype
+
+    kind = infer_dtype(column, skipna=True)
+    if kind == "empty" or column.isna().all():
+        return None
+    if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
+        return "numbers"
+    if kind in ("string", "boolean", "categorical"):
+        return "text"
+    raise ValueError(
+        f"column {name!r} holds neither numbers nor text but {kind}: convert it, or "
+        f"{how_to_drop(name)}"
+    )
+
+
+def check_text(name: str, column: Series, *, chosen: bool = False) -> None:
+    """Refuse a column of text that was meant to be numbers, or that tells single rows apart.
+
+    Whole numbers may be codes. With ``chosen``, all numbers are.
+    """
+    if kind_of(name, column) != "text":
+        return
+    texts = as_texts(column).dropna()
+    wrong = no_numbers(texts)
+    meant = wrong.str.fullmatch(_FORMATTED) & wrong.str.contains(r"\d")
+    numbers = len(texts) - len(wrong) + int(meant.sum())
+    if wrong.empty:  # a point where other columns have a decimal comma
+        wrong = texts[~texts.str.fullmatch(r"\s*[+-]?\d+\s*")]
+    if len(wrong) and numbers >= _NEARLY_ALL * len(texts) and not chosen:
+        raise ValueError(
+            f"column {name!r} is mostly numbers, but {len(wrong)} of {len(texts)} entries cannot "
+            f"be read so, first {first_of(wrong)}: write 1234.5 for $1,234.50 or 1.234,50 and 12.5 "
+            f"for 12.5% (decimal commas in all columns or none), leave these cells empty, take it "
+            f"for categories (categories={[name]}, on the command line "
+            f"--categories {shlex.quote(name)}), or {how_to_drop(name)}"
+        )
+    different = texts.nunique()
+    if different >= max(_FEW, _NEARLY_ALL * len(texts)):
+        raise ValueError(
+            f"column {name!r} has {different} different texts in {len(texts)} rows, as names and "
+            f"dates do, from which nothing can be learned: {how_to_drop(name)}"
+        )
+
+
+def check_no_row_number(name: str, column: Series) -> None:
+    """Refuse the number of the row: where examples are sorted by label, it would give that away."""
+    if kind_of(name, column) != "numbers" or len(column) < _FEW:
+        return
+    values = as_numbers(name, column)
+    if values[0].is_integer() and (np.diff(values) == 1).all():
+        raise ValueError(
+            f"column {name!r} counts the rows, from {values[0]:.0f} to {values[-1]:.0f}, and "
+            f"would tell examples by their place in the file: {how_to_drop(name)}, or shuffle the "
+            "rows if it means more than that"
+        )
+
+
+def no_numbers(column: Series) -> Series:
+    """Those entries of a column that cannot be read as numbers, as texts."""
+    import pandas as pd
+
+    texts = as_texts(column).dropna()
+    return texts[pd.to_numeric(texts, errors="coerce").isna()]
+
+
+def first_of(entries: Series) -> str:
+    """The first entry and its row, as people count."""
+    return f"{entries.iloc[0]!r} in row {entries.index[0] + 1}"
+
+
+def how_to_drop(*names: str) -> str:
+    """Say how columns are left out, in Python and on the command line."""
+    them = "it" if len(names) == 1 else "them"
+    if all(re.fullmatch(r"X\[\d+\]", name) for name in names):  # of an .npz file
+        return f"leave {them} out of X"
+    return f"leave {them} out (drop={list(names)}, on the command line --drop {shlex.join(names)})"
+
+
+def as_numbers(name: str, column: Series) -> NDArray[np.float64]:
+    """A column as float64, NaN where it is missing."""
+    values: NDArray[np.float64] = column.to_numpy(np.float64, na_value=np.nan)
+    if (np.abs(values) > _LARGEST).any():
+        raise ValueError(
+            f"column {name!r} has infinite numbers, or some beyond {_LARGEST:g}: "
+            "correct them, or leave these cells empty"
+        )
+    return values
+
+
+def as_texts(column: Series) -> Series:
+    """Give a column's entries as texts; gaps stay."""
+    return column.astype(object).map(str, na_action="ignore")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The names that are meant most likely, for a sentence."""
+    names = list(names)
+    return listed(difflib.get_close_matches(name, names) or names)
+
+
+def listed(names: Iterable[object], most: int = 8) -> str:
+    """Names as they stand in a sentence, a few of them."""
+    named = [repr(name) for name in names]
+    return ", ".join(named[:most]) + f" and {len(named) - most} more" * (len(named) > most)
