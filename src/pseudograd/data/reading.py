@@ -36,7 +36,7 @@ class OptionError(ValueError):
         >>> raise OptionError("drop", "cannot be set")
         Traceback (most recent call last):
         ...
-        pseudograd.data.table.OptionError: 'drop' cannot be set
+        pseudograd.data.reading.OptionError: 'drop' cannot be set
 
     """
 
