@@ -29,6 +29,7 @@ from pseudograd.rules.paper import Sensitivity
 
 Rows = Callable[[Tensor, Tensor, Sensitivity], Tensor]
 
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 # Functions that `torch.compile` must not look into.
 whole_functions: WeakSet[Callable[..., Any]] = WeakSet()
 
@@ -170,7 +171,7 @@ def is_traced() -> bool:
     """Whether a graph is being made of what runs now, by `torch.compile`, export or `make_fx`."""
     if torch.compiler.is_compiling():  # which could not look into what follows
         return True
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return torch._C._get_dispatch_mode(_PROXY) is not None
 
 
 class _Forward(Function):

@@ -23,7 +23,13 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.autograd import Function
 
-from pseudograd.loss.autograd import final, is_batch, refuse_forward_mode, times_each
+from pseudograd.loss.autograd import (
+    final,
+    graph_is_kept,
+    is_batch,
+    refuse_forward_mode,
+    times_each,
+)
 from pseudograd.loss.checks import GREATEST_K, LEAST_K, check_k, refuse_class_index
 from pseudograd.rules.paper import Sensitivity
 
@@ -237,9 +243,8 @@ class _Fused(Function):
             if wrong >= 0:
                 refuse_class_index(int(labels[wrong]), z.shape[1], ignore_index)
             value_sum, weight_sum = value_sum + part_sum, weight_sum + part_weight
-        # All in autograd's hands, which lets go of it after the backward pass.
-        ctx.save_for_backward(z, target, torch.from_numpy(kept))
-        ctx.k = k
+        ctx.save_for_backward(z, target)
+        ctx.k, ctx.kept = k, kept
         # 0 / 0, when every row was ignored, is NaN, as in PyTorch.
         ctx.divisor = (weight_sum or math.nan) if reduction == "mean" else 1.0
         ctx.reduced = reduction != "none"
@@ -247,7 +252,7 @@ class _Fused(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        z, target, kept = ctx.saved_tensors
+        z, target = ctx.saved_tensors
         grad = grads[0]
         several = is_batch(grad)  # which no loop can read
         above = torch.ones(() if ctx.reduced else len(z)) if several else grad
@@ -259,12 +264,14 @@ class _Fused(Function):
             labels,
             ctx.k,
             np.array([above.item() / ctx.divisor], f32) if ctx.reduced else _array(above),
-            kept.numpy(),
+            ctx.kept,
             result,
         )
+        if not graph_is_kept():  # autograd lets go of what it has saved, and so do we
+            ctx.kept = None
         f = torch.from_numpy(result)
         f = times_each(f, grad) if several else f
-        return final(f.to(z.dtype), z), *[None] * 5
+        return final(f if z.dtype == torch.float32 else f.to(z.dtype), z), *[None] * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
@@ -275,11 +282,16 @@ _ONE = np.ones(1, f32)
 
 
 def _array(tensor: Tensor) -> Any:
-    return tensor.detach().float().contiguous().numpy()
+    # To convert what needs no conversion takes as long as all the rest.
+    if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+        tensor = tensor.float().contiguous()
+    return tensor.numpy(force=True)
 
 
 def _labels(target: Tensor) -> Any:
-    return target.long().contiguous().numpy()
+    if target.dtype != torch.long or not target.is_contiguous():
+        target = target.long().contiguous()
+    return target.numpy()
 
 
 def _shared(kernel: Any, z: Any, *arguments: Any) -> list[Any]:
