@@ -28,6 +28,7 @@ from pseudograd.cli import main
 from pseudograd.cli.display import Display
 from pseudograd.data import digits, open_data
 from pseudograd.fleet import Fleet, Outcome, Trial
+from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
 from pseudograd.search import Ledger, Progress, Protocol, Run, default_folder, result, tune
 from pseudograd.search.ledger import locked
 
@@ -635,3 +636,13 @@ def test_the_model_is_not_chosen_by_its_test_error(capsys: pytest.CaptureFixture
     least = min(outcome.stop_error for outcome in found.comparison.chosen)
     (chosen,) = [o for o in found.comparison.chosen if o.trial.seed == model["trial"]["seed"]]
     assert chosen.stop_error == least
+
+
+def test_the_networks_that_can_be_asked_for_are_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["tune", "--help"])
+    told = capsys.readouterr().out
+    for names in (ACTIVATIONS, OPTIMIZERS):
+        assert f"{{{','.join(names)}}}" in told

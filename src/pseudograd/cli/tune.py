@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pseudograd.cli.options import Different, add_k, file, number, positive, whole
 from pseudograd.cli.place import Place, add_place, lacks_memory
-from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
@@ -60,8 +59,9 @@ def tune(commands: Commands) -> None:
         metavar="SIZE",
         help="sizes of the hidden layers; 0 for none (400)",
     )
-    network.add_argument("--activation", choices=ACTIVATIONS, default="relu")
-    network.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
+    # Those of `fleet.trial`, which takes too long to import for every command.
+    network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
+    network.add_argument("--optimizer", choices=("sgd", "adam", "rmsprop"), default="sgd")
     network.add_argument("--momentum", type=_momentum, default=0.9, help="of sgd (%(default)s)")
     network.add_argument(
         "--batch-size", type=whole(1), metavar="N", help="examples a step (128, fewer if few)"
