@@ -1,6 +1,6 @@
 """Rows of logits in, their cross-entropy out; backward, a rule in place of the derivative.
 
-PyTorch learns of the substitution through `torch.autograd.Function`. Two facts shape this file:
+PyTorch learns of the substitution through `torch.autograd.Function`. Three facts shape this file:
 
 - `torch.compile` of a `vmap` looks through such a function and differentiates its forward pass,
   which would silently be plain cross-entropy. `allow_in_graph` keeps the function whole; see
@@ -150,6 +150,11 @@ def row_values(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tens
     return value
 
 
+def number_or_tensor(k: Sensitivity) -> tuple[float, Tensor | None]:
+    """A sensitivity as operators take it: a number, or a tensor beside one that does not count."""
+    return (1.0, k.reshape(-1)) if isinstance(k, Tensor) else (k, None)
+
+
 def keep_whole(function: Callable[..., Any]) -> None:
     """Have `torch.compile` not look into a function, now or when it is first at work."""
     whole_functions.add(function)
@@ -275,8 +280,7 @@ def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tenso
     if loss.exported_as is None:
         underivable: Tensor = _without_derivative(loss.forward(z, target, k)[0])
         return underivable
-    number, ks = (1.0, k) if isinstance(k, Tensor) else (k, None)
-    value: Tensor = _exported_values(z, target, number, ks, loss.exported_as)
+    value: Tensor = _exported_values(z, target, *number_or_tensor(k), loss.exported_as)
     return value
 
 
@@ -288,14 +292,18 @@ def _of_name(name: str) -> RowLoss:
     return ClassIndex() if name == "class indices" else ClassProbabilities()
 
 
+def _sensitivity(k: float, ks: Tensor | None) -> Sensitivity:
+    return k if ks is None else ks.unsqueeze(-1)
+
+
 def _values(z: Tensor, target: Tensor, k: float, ks: Tensor | None, loss: str) -> Tensor:
-    return _of_name(loss).forward(z, target, k if ks is None else ks)[0]
+    return _of_name(loss).forward(z, target, _sensitivity(k, ks))[0]
 
 
 def _gradients(
     z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor, loss: str
 ) -> Tensor:
-    passes, sensitivity = _of_name(loss), k if ks is None else ks
+    passes, sensitivity = _of_name(loss), _sensitivity(k, ks)
     _, *kept = passes.forward(z, target, sensitivity)
     return passes.backward(z, target, sensitivity, grad.unsqueeze(-1), *kept).contiguous()
 

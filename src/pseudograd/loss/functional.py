@@ -198,11 +198,6 @@ def as_column(k: Sensitivity, z: Tensor) -> Sensitivity:
     return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
 
 
-def number_or_tensor(k: Sensitivity) -> tuple[float, Tensor | None]:
-    """A sensitivity as operators take it: a number, or a tensor beside one that does not count."""
-    return (1.0, k.reshape(-1)) if isinstance(k, Tensor) else (k, None)
-
-
 def smoothed(q: Tensor, label_smoothing: float) -> Tensor:
     """Spread a share of the target evenly over all classes."""
     return q * (1 - label_smoothing) + label_smoothing / q.shape[-1] if label_smoothing else q

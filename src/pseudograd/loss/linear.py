@@ -25,6 +25,7 @@ from pseudograd.loss.autograd import (
     graph_is_kept,
     is_exporting,
     keep_whole,
+    number_or_tensor,
     prepare_tracing,
     refuse_forward_mode,
 )
@@ -44,7 +45,6 @@ from pseudograd.loss.functional import (
     holds_numbers,
     is_eager,
     known_labels,
-    number_or_tensor,
     smoothed_labels,
     tunable_cross_entropy,
 )

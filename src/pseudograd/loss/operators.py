@@ -25,11 +25,11 @@ from pseudograd.loss.autograd import (
     final,
     graph_is_kept,
     is_batch,
+    number_or_tensor,
     refuse_forward_mode,
     rows_of,
     times_each,
 )
-from pseudograd.loss.functional import number_or_tensor
 from pseudograd.rules.paper import Sensitivity
 
 INTERPRETED = not isinstance(kernels.tile, triton.JITFunction)

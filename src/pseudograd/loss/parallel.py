@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from pseudograd.loss.autograd import ClassProbabilities, keep_whole, row_values
-from pseudograd.loss.functional import number_or_tensor
+from pseudograd.loss.autograd import (
+    ClassProbabilities,
+    keep_whole,
+    number_or_tensor,
+    row_values,
+)
 from pseudograd.rules import paper
 from pseudograd.rules.paper import Sensitivity
 

@@ -25,6 +25,7 @@ from pseudograd.report.summary import (
     duration,
     evidence,
     fraction,
+    leaves_out_0,
     p_value,
     percent,
 )
@@ -224,12 +225,11 @@ def _verdict(k: str, comparison: Comparison) -> tuple[str, str]:
     pairs = len(comparison.chosen)
     mean = f"{signed(100 * difference.mean)} percentage points"
     reach = f"{signed(100 * difference.low)} to {signed(100 * difference.high)}"
-    by_networks = difference.low > 0 or difference.high < 0
     weight = evidence(comparison)
     fewer = difference.mean < 0
     if pairs == 1:
         networks = "there is one network of each, so its spread is not known"
-    elif by_networks:
+    elif leaves_out_0(difference):
         networks = f"its 95% interval over the {pairs} pairs of networks, {reach}, leaves out 0"
     else:
         networks = f"its 95% interval over the {pairs} pairs of networks, {reach}, contains 0"

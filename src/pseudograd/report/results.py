@@ -25,7 +25,7 @@ from pseudograd.fleet import Outcome
 from pseudograd.report import results_figures
 from pseudograd.report.figures import signed
 from pseudograd.report.page import render
-from pseudograd.report.summary import counted, fraction, p_value
+from pseudograd.report.summary import counted, fraction, p_value, percent
 from pseudograd.reproduce import claims
 from pseudograd.reproduce.claims import (
     CLAIMS,
@@ -235,8 +235,8 @@ def _lead(found: Reproduction, smoke: bool) -> str:
     unprinted = [e for e in found.found if e.row.table == UNPRINTED]
     own = [e for e in found.found if not e.row.of_paper]
     printed = [e for e in found.found if e.row.printed]
-    as_printed = [e for e in printed if e == Experiment(e.row)]
-    others = [e for e in printed if e != Experiment(e.row)]
+    as_printed = [e for e in printed if e.as_printed]
+    others = [e for e in printed if not e.as_printed]
 
     def finished(some: Sequence[Experiment]) -> str:
         return f"{sum(found.found[e] is not None for e in some)} of {len(some)}"
@@ -366,7 +366,7 @@ def _does_k_matter(found: Reproduction, reading: _Reading) -> list[_Block]:
     differences = [
         finding.result.comparison.error
         for finding in found.finished
-        if finding.experiment == Experiment(finding.experiment.row) and finding.k != 1
+        if finding.experiment.as_printed and finding.k != 1
     ]
     lower = sum(difference.high < 0 for difference in differences)
     higher = sum(difference.low > 0 for difference in differences)
@@ -930,11 +930,7 @@ def _relative_deviations(findings: Iterable[Finding]) -> dict[str, dict[str, lis
 
 
 def _asked_next(found: Reproduction) -> _Part:
-    stated = [
-        finding
-        for finding in found.finished
-        if finding.experiment == Experiment(finding.experiment.row)
-    ]
+    stated = [finding for finding in found.finished if finding.experiment.as_printed]
     if not stated:
         return _Part("What a reader would ask next", [_Text("No row is finished.")])
     blocks: list[_Block] = [
@@ -984,19 +980,20 @@ def _controls(found: Reproduction) -> list[_Block]:
     marked = [finding for finding in found.finished if apart_from_1(finding)]
     if not marked:
         return [_Text("In every finished row k = 1 was tried at the selected k’s rate.")]
-    lines, run = [], [finding for finding in marked if finding.control]
+    lines, better, lower, run = [], 0, 0, 0
     for finding in marked:
         chosen, plain = finding.result.chosen, finding.result.plain
-        validated = [chosen.error, plain.error]
-        tested = [finding.error_pct, finding.error_k1_pct]
+        validated, tested = _DASH, _DASH
         if finding.control:
-            validated.append(finding.control[0].error)
-            tested.append(errors_pct(finding.control[1]))
-        cells = [f"{100 * error:.2f}" for error in validated]
-        cells += [_DASH] * (3 - len(cells)) + [f"{t.mean:.2f} ± {t.sd:.2f}" for t in tested]
+            cell, spread = finding.control[0], errors_pct(finding.control[1])
+            validated, tested = percent(cell.error), _spread(spread, ".2f")
+            better += chosen.error < cell.error
+            lower += finding.error_pct.mean < spread.mean
+            run += 1
         lines.append(
             [finding.experiment.name, f"{fraction(chosen.k)}: {_rate(chosen.learning_rate)}",
-             _rate(plain.learning_rate), *cells, *[_DASH] * (6 - len(cells))]
+             _rate(plain.learning_rate), percent(chosen.error), percent(plain.error), validated,
+             _spread(finding.error_pct, ".2f"), _spread(finding.error_k1_pct, ".2f"), tested]
         )  # fmt: skip
     text = (
         "The search for a k’s rate stops in the first valley that it finds, so the selected k and "
@@ -1004,22 +1001,12 @@ def _controls(found: Reproduction) -> list[_Block]:
         "selected k’s rate, too, after the search and without a part in it."
     )
     if run:
-        better = sum(
-            finding.result.chosen.error < finding.control[0].error
-            for finding in run
-            if finding.control
-        )
-        lower = sum(
-            finding.error_pct.mean < errors_pct(finding.control[1]).mean
-            for finding in run
-            if finding.control
-        )
         text += (
             f" At one and the same rate the selected k has the lower validation error in {better} "
-            f"of {counted(len(run), 'row')}, and the lower test error in {lower}."
+            f"of {counted(run, 'row')}, and the lower test error in {lower}."
         )
-    if len(run) < len(marked):
-        text += f" This has yet to be run for {counted(len(marked) - len(run), 'row')}."
+    if run < len(marked):
+        text += f" This has yet to be run for {counted(len(marked) - run, 'row')}."
     head = ["row", "selected k: its rate", "k = 1’s rate", "validation error, selected k, %",
             "k = 1", "k = 1 at the selected k’s rate", "test error, selected k, %", "k = 1",
             "k = 1 at the selected k’s rate"]  # fmt: skip
@@ -1030,7 +1017,7 @@ def _selection(found: Reproduction) -> list[_Block]:
     tried = {finding.experiment: stability(finding) for finding in found.finished}
     by_depth: dict[int, list[Stability]] = {}
     for experiment, shares in tried.items():
-        if experiment == Experiment(experiment.row):
+        if experiment.as_printed:
             by_depth.setdefault(experiment.row.hidden_layers, []).append(shares)
     head = ["hidden layers", "rows", "same k, %", "same side of 1, %"]
     lines = [

@@ -87,6 +87,20 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
+def leaves_out_0(difference: Difference) -> bool:
+    """Tell whether an interval leaves out 0; that of a single pair, which is NaN, does not.
+
+    Args:
+        difference: With its interval.
+
+    Example:
+        >>> leaves_out_0(Difference(-0.3, -0.5, -0.1)), leaves_out_0(Difference(0.1, -0.1, 0.3))
+        (True, False)
+
+    """
+    return difference.low > 0 or difference.high < 0
+
+
 def evidence(comparison: Comparison) -> str:
     """Weigh a difference in test error: the interval over networks and the test over examples.
 
@@ -105,7 +119,7 @@ def evidence(comparison: Comparison) -> str:
         'noise'
 
     """
-    by_networks = _leaves_out_0(comparison.error)
+    by_networks = leaves_out_0(comparison.error)
     by_examples = comparison.sign_p < _CHANCE
     return ("noise", "hint", "proof")[by_networks + by_examples]
 
@@ -284,20 +298,16 @@ def table_of_runs(runs: Iterable[Run]) -> str:
     return "\n".join(lines)
 
 
-def _leaves_out_0(difference: Difference) -> bool:
-    return difference.low > 0 or difference.high < 0  # false for NaN, a single pair
-
-
 def _alone(difference: Difference) -> str:
     """What the interval says where there is no other test."""
     return "noise" if difference.low <= 0 <= difference.high else "proof"
 
 
-def _interval(difference: Difference, scale: float, unit: str, evidence: str) -> str:
+def _interval(difference: Difference, scale: float, unit: str, weight: str) -> str:
     """A difference, its interval and what it means."""
     mean, low, high = (scale * x for x in (difference.mean, difference.low, difference.high))
     said = f"{mean:+.2f} {unit}".strip()
-    verdict = {"proof": "", "hint": ", a hint and no proof", "noise": ", within noise"}[evidence]
+    verdict = {"proof": "", "hint": ", a hint and no proof", "noise": ", within noise"}[weight]
     if math.isnan(low):
         return said + verdict
     return f"{said} (95% interval {low:+.2f} to {high:+.2f}{verdict})"

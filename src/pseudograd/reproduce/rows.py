@@ -105,6 +105,11 @@ class Experiment:
         return " ".join([self.row.name, *self._changes])
 
     @property
+    def as_printed(self) -> bool:
+        """Whether nothing is changed."""
+        return not self._changes
+
+    @property
     def network(self) -> str:
         """What all experiments share that are trained together: all but the momentum."""
         row = self.row
@@ -294,4 +299,4 @@ def by_network(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]
 
 def _turn(experiment: Experiment) -> tuple[bool, int]:
     data = experiment.row.data
-    return bool(experiment._changes), _SETS.index(data) if data in _SETS else len(_SETS)
+    return not experiment.as_printed, _SETS.index(data) if data in _SETS else len(_SETS)
