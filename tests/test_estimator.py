@@ -304,19 +304,23 @@ def test_rows_with_several_labels_are_learned_by_their_counts() -> None:
         assert right > best - 0.02
 
 
-def parts_of(rows: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any]) -> list[set[Any]]:
-    """The different examples in each of the five parts."""
-    data = _dataset(rows.astype(np.float32), labels, weights, (-1.0, 1.0), seed=5)
+def parts_of(
+    rows: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any], begin: int = 0
+) -> list[set[Any]]:
+    """The different examples in each of the five parts, from a repetition on."""
+    data = _dataset(rows.astype(np.float32), labels, weights, (-1.0, 1.0))
     assert data.weights is None or data.weights[: data.train_size].sum() == weights.sum()
-    cuts = [parts(data, Split(plan=5, repetition=at, stratified=True)) for at in range(5)]
+    turns = [Split(plan=5, repetition=begin + turn, stratified=True) for turn in range(5)]
+    cuts = [parts(data, turn) for turn in turns]
     pairs = torch.column_stack([data.features, data.labels])
     return [{tuple(pairs[at].tolist()) for at in cut.judge} for cut in cuts]
 
 
-def test_a_row_with_several_labels_is_in_every_part() -> None:
+@pytest.mark.parametrize("begin", [0, 20], ids=["first cut", "second cut"])
+def test_a_row_with_several_labels_is_in_every_part(begin: int) -> None:
     rows = np.array([7, 7, 7, *range(20, 42)])[:, None]
     labels = np.array([0, 1, 1, *[0, 1] * 11])
-    found = parts_of(rows, labels, np.ones(25))
+    found = parts_of(rows, labels, np.ones(25), begin)
     assert all({(7, 0), (7, 1)} <= part for part in found)
     for one, other in itertools.combinations(found, 2):
         assert one & other == {(7, 0), (7, 1)}

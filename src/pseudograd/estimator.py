@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from pseudograd.data import Dataset
 from pseudograd.data.dataset import FOLDS
-from pseudograd.fleet import Fleet, Network, Outcome, Split, Trial, randomness
+from pseudograd.fleet import Fleet, Network, Outcome, Split, Trial
 from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
 from pseudograd.search.protocol import (
     Cell,
@@ -173,7 +173,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.scaler_ = MinMaxScaler((low, high), clip=True).fit(rows)
         features = self.scaler_.transform(rows).astype(np.float32, copy=False)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
-        self._train(_dataset(features, labels, weights, (low, high), seed), seed)
+        self._train(_dataset(features, labels, weights, (low, high)), seed)
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -311,11 +311,10 @@ def _dataset(
     labels: NDArray[np.int64],
     weights: NDArray[np.float64],
     value_range: tuple[float, float],
-    seed: int,
 ) -> Dataset:
     """The examples in an order of their own, equal ones as one of their total weight.
 
-    What `_to_share` names becomes five pieces, which the cut of this seed deals to the five parts.
+    What `_to_share` names becomes five pieces, one for each of the five parts.
     """
     features = np.ascontiguousarray(features)
     as_bytes = features.view(np.dtype((np.void, features[0].nbytes))).ravel()
@@ -324,20 +323,11 @@ def _dataset(
         row * (labels.max() + 1) + labels, return_index=True, return_inverse=True
     )
     total = np.bincount(example, weights).astype(np.float64, copy=False)
-    shared = _to_share(row[index], labels[index], total)
-    if shared.any():
-        # A cut shuffles the examples and deals them to the parts in turn, class by class. Pieces
-        # of one lie side by side before the shuffle is undone, so they are dealt to different
-        # parts; the whole ones come last, for up to four are left over. Beyond 20 repetitions there
-        # is another cut, where chance decides.
-        pieces = np.where(shared, FOLDS, 1)
-        order = np.lexsort((randomness.folds(seed, len(index)).numpy(), ~shared))
-        order = order.repeat(pieces[order])
-        undone = np.empty_like(order)
-        undone[randomness.folds(seed, len(order)).numpy()] = order
-        index, total = index[undone], (total / pieces)[undone]
+    pieces = np.where(_to_share(row[index], labels[index], total), FOLDS, 1)
+    pieces_of = np.arange(len(index)).repeat(pieces)
     # A final training is judged on a test set. There is none here; a copy of an example stands in.
-    index, total = np.append(index, index[0]), np.append(total, total[0])
+    pieces_of = np.append(pieces_of, 0)
+    index, total = index[pieces_of], (total / pieces)[pieces_of]
     return Dataset(
         "examples",
         torch.from_numpy(features[index]),
@@ -345,6 +335,7 @@ def _dataset(
         len(index) - 1,
         value_range,
         None if (total == total[0]).all() else torch.from_numpy(total),
+        pieces_of=torch.from_numpy(pieces_of),
     )
 
 

@@ -27,6 +27,8 @@ class Dataset:
             their ratios matter.
         rows: The row of its file that each example comes from, counted from 1; None if there is no
             file.
+        pieces_of: A number for each example, which those that are pieces of one have in common: a
+            stratified cut deals them to different parts. None if all are whole.
 
     Example:
         >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,
@@ -43,6 +45,7 @@ class Dataset:
     value_range: tuple[float, float] = (0.0, 255.0)
     weights: Tensor | None = None
     rows: Tensor | None = None
+    pieces_of: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.features.dim() != 2 or len(self.features) != len(self.labels):
@@ -60,8 +63,12 @@ class Dataset:
             raise ValueError(f"value_range must be (least, greatest), not {self.value_range}")
         if self.weights is not None:
             _check_weights(self.weights, len(self.labels))
-        if self.rows is not None and self.rows.shape != self.labels.shape:
-            raise ValueError(f"rows must be one number for each of the {len(self.labels)} examples")
+        for name in ("rows", "pieces_of"):
+            numbers = getattr(self, name)
+            if numbers is not None and numbers.shape != self.labels.shape:
+                raise ValueError(
+                    f"{name} must be one number for each of the {len(self.labels)} examples"
+                )
 
     @property
     def classes(self) -> int:
@@ -82,9 +89,9 @@ class Dataset:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """A hash of the features, the labels and the weights if any, in the order given."""
+        """A hash of the features and labels, and weights and pieces if any, in the order given."""
         digest = hashlib.sha256()
-        for tensor in (self.features, self.labels, self.weights):
+        for tensor in (self.features, self.labels, self.weights, self.pieces_of):
             if tensor is not None:
                 digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()

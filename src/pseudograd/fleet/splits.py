@@ -62,6 +62,8 @@ def parts(data: Dataset, split: Split) -> Parts:
     judging = turn % FOLDS
     stopping = (judging + 1 + turn // FOLDS) % FOLDS
     shuffled = randomness.folds(split.plan + (plan << 32), data.train_size)
+    if data.pieces_of is not None:
+        shuffled = _side_by_side(shuffled, data.pieces_of)
     size = data.train_size // FOLDS
     dealt, left_over = shuffled[: size * FOLDS], shuffled[size * FOLDS :]
     if split.stratified:
@@ -76,6 +78,18 @@ def parts(data: Dataset, split: Split) -> Parts:
         return Parts(train, folds[stopping], test)
     train = torch.cat(_without(folds, stopping, judging))
     return Parts(train, folds[stopping], test if split.test else folds[judging])
+
+
+def _side_by_side(shuffled: Tensor, pieces_of: Tensor) -> Tensor:
+    """Bring pieces of one together where its first is, and what is whole to the end.
+
+    So the parts, to which examples are dealt in turn, get different pieces, and the up to four
+    examples that are left over are whole.
+    """
+    _, one, pieces = torch.unique(pieces_of[shuffled], return_inverse=True, return_counts=True)
+    place = torch.arange(len(shuffled))
+    first = torch.full_like(pieces, len(shuffled)).scatter_reduce(0, one, place, "amin")
+    return shuffled[(first + (pieces == 1) * len(shuffled))[one].argsort(stable=True)]
 
 
 def _without(folds: Tensor, *left_out: int) -> tuple[Tensor, ...]:
