@@ -29,6 +29,7 @@ from pseudograd.data import Dataset, data_folder, fetch, load, open_data, varian
 from pseudograd.data.download import download
 from pseudograd.data.formats import read_cifar10, read_idx, read_svhn
 from pseudograd.data.registry import BENCHMARKS, File
+from pseudograd.files import locked
 
 NAMES = list(BENCHMARKS)
 TRAIN, TEST = 100, 50
@@ -569,6 +570,16 @@ def test_a_server_that_knows_no_ranges(part: bytes, server: Server, tmp_path: Pa
     server.put("x", {"a.bin": CONTENT})
     server.ranges = False
     (tmp_path / "a.bin.part").write_bytes(part)
+    get(server, tmp_path, "x")
+
+
+def test_a_file_is_downloaded_by_one_process_at_a_time(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("fcntl", reason="needs POSIX's locks")
+    server.put("x", {"a.bin": CONTENT})
+    busy = pytest.raises(BlockingIOError, match=r"another process is at work on .*a\.bin\.part")
+    with locked(tmp_path / "a.bin.part"), busy:
+        get(server, tmp_path, "x")
+    assert server.asked == []
     get(server, tmp_path, "x")
 
 

@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "environment": {"__version__"},
     "loss": {"rules"},
-    "data": set(),
+    "data": {"files"},
     "fleet": {"rules", "data", "files"},
     "search": {"rules", "data", "fleet", "files", "environment"},
     "estimator": {"data", "fleet", "search"},

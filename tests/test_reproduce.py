@@ -23,6 +23,7 @@ from pseudograd.cli import main
 from pseudograd.cli.place import Place
 from pseudograd.cli.reproduce import _Lines, _print_status
 from pseudograd.data import Dataset, Encoder
+from pseudograd.files import locked
 from pseudograd.fleet import Fleet, Outcome, Trial
 from pseudograd.reproduce.rows import (
     Experiment,
@@ -45,7 +46,6 @@ from pseudograd.reproduce.run import (
     status,
 )
 from pseudograd.search import DEEP_KS, SHALLOW_KS, result
-from pseudograd.search.ledger import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

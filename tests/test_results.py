@@ -18,7 +18,8 @@ from made_up_results import made_up, write
 from pseudograd.cli import main
 from pseudograd.fleet import Trial
 from pseudograd.report import results
-from pseudograd.report.results import documents
+from pseudograd.report.results import documents, effort
+from pseudograd.report.results.wording import rates
 from pseudograd.report.summary import fraction
 from pseudograd.reproduce import findings
 from pseudograd.reproduce.claims import CLAIMS, judge, paper_points
@@ -198,7 +199,7 @@ def test_whether_the_goal_was_met(
     said: str,
 ) -> None:
     """As if the paper had no other rows; what is run beside them does not count."""
-    monkeypatch.setattr(results, "paper_rows", lambda: rows("all", "*x400 m0.5"))
+    monkeypatch.setattr(effort, "paper_rows", lambda: rows("all", "*x400 m0.5"))
     copy = tmp_path / "results"
     shutil.copytree(folder, copy)
     (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
@@ -567,7 +568,7 @@ def test_the_answer_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -
      (0.123456, "0.1235")],
 )  # fmt: skip
 def test_rates_are_exact_where_that_is_short(rate: float, said: str) -> None:
-    assert results._rate(rate) == said
+    assert rates(rate) == said
 
 
 def test_networks_that_no_manifest_knows_are_told(folder: Path, text: str, tmp_path: Path) -> None:

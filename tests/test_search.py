@@ -13,6 +13,7 @@ import pytest
 import scipy.stats
 
 from pseudograd.data import open_data
+from pseudograd.files import locked
 from pseudograd.fleet import Fleet, Outcome, Split, Trial
 from pseudograd.search import (
     DEEP_KS,
@@ -29,7 +30,7 @@ from pseudograd.search import (
     tune,
 )
 from pseudograd.search.comparison import ByClass
-from pseudograd.search.ledger import from_line, locked, to_line
+from pseudograd.search.ledger import from_line, to_line
 
 TEMPLATE = Trial("digits", (400,), k=1, learning_rate=1)
 
@@ -443,7 +444,7 @@ def test_lines_with_impossible_figures_are_set_aside(change: dict[str, object]) 
 def test_a_ledger_is_kept_to_one_process(tmp_path: Path) -> None:
     pytest.importorskip("fcntl", reason="needs POSIX's locks")
     path = tmp_path / "ledger.jsonl"
-    busy = pytest.raises(ValueError, match="another process is at work on")
+    busy = pytest.raises(BlockingIOError, match="another process is at work on")
     with locked(path), busy, locked(path):
         pass
     with locked(path):

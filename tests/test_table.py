@@ -733,9 +733,11 @@ def test_rows_of_the_file() -> None:
     held_out, _ = load_table("a.csv", "y", test_path="a.csv")
     assert held_out.rows is not None
     assert held_out.rows.tolist() == [*range(1, 11), *range(1, 11)]
-    for name in ("rows", "pieces_of"):
-        with pytest.raises(ValueError, match=f"{name} must be one number for each of the 10 exam"):
-            replace(data, **{name: data.rows[:4]})
+    too_few = data.rows[:4]
+    with pytest.raises(ValueError, match="rows must be one number for each of the 10 examples"):
+        replace(data, rows=too_few)
+    with pytest.raises(ValueError, match="pieces_of must be one number for each of the 10 exam"):
+        replace(data, pieces_of=too_few)
 
 
 def test_what_was_never_seen() -> None:

@@ -27,10 +27,10 @@ import torch
 from pseudograd.cli import main
 from pseudograd.cli.display import Display
 from pseudograd.data import digits, open_data
+from pseudograd.files import locked
 from pseudograd.fleet import Fleet, Outcome, Trial
 from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
 from pseudograd.search import Ledger, Progress, Protocol, Run, default_folder, result, tune
-from pseudograd.search.ledger import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,8 +1,10 @@
-"""Files that are there as a whole or not at all."""
+"""Files that are whole or not there at all, that have one writer, and that cannot be written."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 UNFINISHED = ".part"  # the suffix of a file that is being written
@@ -27,3 +29,61 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     unfinished = path.with_name(path.name + UNFINISHED)
     unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
     unfinished.replace(path)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one sentence what to do when a file of a run cannot be written.
+
+    Args:
+        path: The file.
+
+    Example:
+        >>> with writing(Path("ledger.jsonl")):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+        ...
+        OSError: ledger.jsonl cannot be written (no space left on device): make that possible and
+        run the same command again, what is finished is kept
+
+    """
+    try:
+        yield
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        raise OSError(
+            f"{path} cannot be written ({reason}): make that possible and run the same command "
+            "again, what is finished is kept"
+        ) from problem
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep a file to this process; what the system has no locks for is left open to all.
+
+    Args:
+        path: The file; it is made if it does not exist.
+
+    Example:
+        >>> import tempfile
+        >>> with locked(Path(tempfile.mkdtemp(), "ledger.jsonl")):
+        ...     pass
+
+    """
+    try:
+        import fcntl
+    except ImportError:  # not POSIX
+        yield
+        return
+    with writing(path):
+        file = path.open("ab")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"another process is at work on {path}: wait for it, or name another folder"
+            ) from None
+        except OSError:  # this file system has no locks
+            pass
+        yield

@@ -246,8 +246,8 @@ def _print_status(
 def _report(
     experiments: list[Experiment], folder: Path, whole: bool, smoke: bool, check: bool
 ) -> None:
+    from pseudograd.files import writing
     from pseudograd.report.results import BESIDE, documents
-    from pseudograd.search.ledger import writing
 
     if folder.resolve().name == BESIDE and not whole:
         raise ValueError(

@@ -312,9 +312,8 @@ def runs(commands: Commands) -> None:
 
 def _write_page(run: Run) -> Path:
     """Write the page of a run into its folder."""
-    from pseudograd.files import write_whole
+    from pseudograd.files import write_whole, writing
     from pseudograd.report.page import page
-    from pseudograd.search.ledger import writing
 
     path = run.folder / "report.html"
     with writing(path):

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from pseudograd.files import UNFINISHED, locked
+
 _CHUNK = 1 << 16  # what is lost at most when a connection breaks
 _TIMEOUT = (10, 60)  # seconds to connect, and to wait for the next bytes
 
@@ -34,11 +36,12 @@ def download(
     """
     import pooch
 
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(path.name + UNFINISHED)
 
     def downloader(url: str, output_file: str, _: object) -> None:
-        _complete(url, part, progress)
-        os.replace(part, output_file)
+        with locked(part):
+            _complete(url, part, progress)
+            os.replace(part, output_file)
 
     reasons = []
     for url in urls:
@@ -63,6 +66,8 @@ def _complete(url: str, part: Path, progress: bool) -> None:
             return _append(url, part, progress)
         except ConnectionError:
             size = part.stat().st_size if part.exists() else 0
+            if not size:
+                part.unlink(missing_ok=True)
             if size <= most:
                 raise
             most = size

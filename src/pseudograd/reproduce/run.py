@@ -24,11 +24,10 @@ from typing import Any
 from pseudograd import environment
 from pseudograd.data import Dataset
 from pseudograd.data.registry import BENCHMARKS
-from pseudograd.files import write_whole
+from pseudograd.files import locked, write_whole, writing
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.reproduce.rows import Experiment, by_network
 from pseudograd.search import Ledger, Protocol, Runner
-from pseudograd.search.ledger import locked, writing
 
 _SECONDS_BETWEEN_NOTES = 5.0
 _USUAL_EPOCHS = 60.0  # of a trial, where nothing like it has been run

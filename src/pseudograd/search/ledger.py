@@ -8,7 +8,6 @@ by concatenation, and the next run goes on where this one stopped.
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import json
 import math
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from pseudograd.files import writing
 from pseudograd.fleet import Outcome, Split, Trial
 
 _HASH_LENGTH = 16  # of what is noted of a data set's hash
@@ -189,62 +189,6 @@ def _outcome_and_hash(line: str) -> tuple[Outcome, str | None]:
 def _check_hash(noted: str | None, data_hash: str | None) -> None:
     if None not in (noted, data_hash) and noted != data_hash:
         raise ValueError(f"it is of other data, whose hash begins with {noted}")
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Say in one sentence what to do when a file of a run cannot be written.
-
-    Args:
-        path: The file.
-
-    Example:
-        >>> with writing(Path("ledger.jsonl")):
-        ...     raise OSError(28, "No space left on device")
-        Traceback (most recent call last):
-        ...
-        OSError: ledger.jsonl cannot be written (no space left on device): make that possible and
-        run the same command again, finished trials are kept
-
-    """
-    try:
-        yield
-    except OSError as problem:
-        reason = (problem.strerror or str(problem)).lower()
-        raise OSError(
-            f"{path} cannot be written ({reason}): make that possible and run the same command "
-            "again, finished trials are kept"
-        ) from problem
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep a file to this process; what the system has no locks for is left open to all.
-
-    Args:
-        path: The file; it is made if it does not exist.
-
-    Example:
-        >>> import tempfile
-        >>> with locked(Path(tempfile.mkdtemp(), "ledger.jsonl")):
-        ...     pass
-
-    """
-    try:
-        import fcntl
-    except ImportError:  # not POSIX
-        yield
-        return
-    with writing(path):
-        file = path.open("ab")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is at work on {path}: wait for it, or name another folder"
-            ) from None
-        yield
 
 
 def trial_from_fields(fields: Mapping[str, Any]) -> Trial:

@@ -20,11 +20,11 @@ from typing import Any
 
 from pseudograd.data import Dataset, Encoder
 from pseudograd.environment import session
-from pseudograd.files import UNFINISHED, write_whole
+from pseudograd.files import UNFINISHED, locked, write_whole, writing
 from pseudograd.fleet import Network, Outcome, Trial
 from pseudograd.search.comparison import best_stopped, by_class
 from pseudograd.search.difficulty import difficulty
-from pseudograd.search.ledger import Ledger, locked, trial_from_fields, writing
+from pseudograd.search.ledger import Ledger, trial_from_fields
 from pseudograd.search.protocol import Protocol
 from pseudograd.search.search import Progress, Result, Runner, advance, result
 

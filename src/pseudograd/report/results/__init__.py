@@ -1,0 +1,128 @@
+"""The results of the reproduction as a document, RESULTS.md, and as a page with the same content.
+
+Both are made from the ledgers and the manifest; nothing is computed here but means and intervals.
+The parts are in `verdicts` (in short, and the claims), `effort` (what was run), `tables`,
+`questions` (what a reader would ask next) and `choices`; `document` writes them down.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pseudograd.report.results.choices import the_choices
+from pseudograd.report.results.document import Figure, markdown, page
+from pseudograd.report.results.effort import what_was_run
+from pseudograd.report.results.figures import standalone
+from pseudograd.report.results.questions import asked_next
+from pseudograd.report.results.tables import the_tables
+from pseudograd.report.results.verdicts import in_short, the_claims
+from pseudograd.report.results.wording import data_of
+from pseudograd.reproduce.findings import Reproduction, read
+from pseudograd.reproduce.rows import UNPRINTED, Experiment
+
+__all__ = ["BESIDE", "documents"]
+
+BESIDE = "results"  # RESULTS.md lies beside a folder of this name, and in any other
+
+
+def documents(
+    experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
+) -> dict[Path, str]:
+    """Give the files of the results: RESULTS.md, a page and figures.
+
+    All lie in the folder, but RESULTS.md lies beside it if it is called "results".
+
+    Args:
+        experiments: What was to be run.
+        folder: Of the ledgers and the manifest.
+        smoke: Whether they were run in small.
+
+    Returns:
+        The content of each file, by its path.
+
+    Example:
+        >>> import tempfile
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> folder = Path(tempfile.mkdtemp()) / "results"
+        >>> folder.mkdir()
+        >>> files = documents(experiments(rows("table1", "svhn 1x400*")), folder)
+        >>> [path.name for path in files]
+        ['RESULTS.md', 'results.html']
+        >>> "not run yet" in files[folder.parent / "RESULTS.md"]
+        True
+
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} holds no ledgers: run `pseudograd reproduce all` first")
+    found = read(experiments, folder, smoke=smoke)
+    # What the paper claims, it claims of what it prints.
+    of_paper = {e: finding for e, finding in found.found.items() if e.row.printed}
+    printed = replace(found, found=of_paper)
+    beside = folder.resolve().name == BESIDE
+    said = BESIDE if beside else Path(os.path.relpath(folder)).as_posix()
+    title, lead = "Results", _lead(found, smoke)
+    parts = [
+        in_short(printed),
+        what_was_run(found, folder.parent, smoke=smoke),
+        the_claims(printed, said),
+        the_tables(found),
+        asked_next(printed),
+        the_choices(experiments[0].protocol()),
+    ]
+    figures = [block for part in parts for block in part.blocks if isinstance(block, Figure)]
+    command = "pseudograd reproduce report" + " --smoke" * smoke
+    if smoke or not beside:
+        command += f" --out {shlex.quote(said)}"
+    if not all(experiment.row.of_paper for experiment in experiments):
+        command = f"{__name__}.documents"  # the command knows the paper's rows only
+    made = f"*Made from the ledgers in `{said}` by `{command}`. Change that, not this file.*"
+    return {
+        (folder.parent if beside else folder) / "RESULTS.md": markdown(
+            title, made, lead, parts, f"{BESIDE}/" * beside
+        ),
+        folder / "results.html": page(title, lead, parts),
+        **{folder / figure.name: standalone(figure.svg) for figure in figures},
+    }
+
+
+def _lead(found: Reproduction, smoke: bool) -> str:
+    """How many rows are finished, and of what data others are missing."""
+    unprinted = [e for e in found.found if e.row.table == UNPRINTED]
+    own = [e for e in found.found if not e.row.of_paper]
+    printed = [e for e in found.found if e.row.printed]
+    as_printed = [e for e in printed if e.as_printed]
+    others = [e for e in printed if not e.as_printed]
+
+    def finished(some: Sequence[Experiment]) -> str:
+        return f"{sum(found.found[e] is not None for e in some)} of {len(some)}"
+
+    text = (
+        "The paper’s experiments, run again with its whole protocol: "
+        f"{finished(as_printed)} rows are finished"
+    )
+    if others:
+        text += (
+            f", and {finished(others)} that are run beside them (MNIST in [0, 1], and some rows "
+            "with tanh)"
+        )
+    if unprinted:
+        text += f", and {finished(unprinted)} that stand in its source as comments"
+    if own:
+        text += f", and {finished(own)} that are not the paper’s"
+    if unprinted or own:
+        text += "; these are in the tables alone, and no claim is judged by them"
+    if smoke:
+        text = f"Run in small, to see that all works: the figures mean nothing. {text}"
+    text = f"{text}. What contradicts the paper stands beside what confirms it."
+    if missing := Counter(data_of(e) for e in (*as_printed, *others) if found.found[e] is None):
+        rows = ", ".join(f"{number} of {data}" for data, number in missing.items())
+        text += (
+            f" **Rows that are not finished yet: {rows}.** Until they are, verdicts, means and "
+            "intervals are of the finished rows alone."
+        )
+    return text

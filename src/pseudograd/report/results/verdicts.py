@@ -1,0 +1,327 @@
+"""The paper's claims: the verdicts in short, and each claim with its rule and its figures."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pseudograd.report.results.document import Block, Bullets, Figure, Part, Table, Text, Title
+from pseudograd.report.results.figures import selected_k
+from pseudograd.report.results.wording import DASH, data_of, interval
+from pseudograd.report.summary import counted, p_value
+from pseudograd.reproduce import claims
+from pseudograd.reproduce.claims import (
+    CLAIMS,
+    Claim,
+    Judgement,
+    Point,
+    can_be_confirmed,
+    judge,
+    our_points,
+    paper_points,
+)
+from pseudograd.reproduce.findings import Finding, Reproduction, apart_from_1, side
+from pseudograd.reproduce.rows import Experiment, Row
+
+_STATED, _OTHER = (-1.0, 1.0), (0.0, 1.0)  # MNIST as the paper says, and as fits its rates
+_TOO_FEW = "open (too few rows)"
+
+
+def in_short(found: Reproduction) -> Part:
+    """Answer whether k matters, and give the verdict of each claim.
+
+    Args:
+        found: What came of the rows that the paper prints.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from pseudograd.reproduce.findings import read
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> table = in_short(read(experiments(rows()), Path("nowhere"))).blocks[1]
+        >>> table.head, table.rows[1][2:]
+        (['', 'claim', 'ours', 'the paper’s figures'], ['open', 'confirmed'])
+
+    """
+    readings = _readings(found)
+    of_same = ""
+    if sum(reading.of_paper for reading in readings) > 1:
+        of_same = " (while rows are missing, also to those of the finished rows alone)"
+    toy = claims.judge_toy(found.toy).verdict
+    lines = [["1", claims.TOY_STATEMENT, toy, *[DASH] * (len(readings) - 1)]]
+    lines += [
+        [claim.name, claim.statement, *(_verdict(claim, each) for each in readings)]
+        for claim in CLAIMS
+    ]
+    return Part(
+        "In short",
+        [
+            *_does_k_matter(found, readings[0]),
+            Text(
+                "Each claim with its verdict, and what the same rule says to the paper’s own "
+                f"figures{of_same}, which tells how far its tables carry its claims:"
+            ),
+            Table(["", "claim", *(reading.short for reading in readings)], lines),
+            Text(
+                "For claims 2a, 2c, 2d, 3, 4 and 6 “partly” means the right direction, within "
+                "noise; for 2a and 2c it can also mean beyond noise, but in no more than half of "
+                "the rows, and for 3 lower in more rows, but not on average. In a row marked § "
+                "k = 1 was never tried at the selected k’s rate, so that part of the difference "
+                "may be the rate’s. The rules, tests and figures are below."
+            ),
+            *_selected_figure(readings[0].points),
+        ],
+    )
+
+
+def _does_k_matter(found: Reproduction, reading: _Reading) -> list[Block]:
+    """The answer to the first question, in a few sentences."""
+    if not reading.points:
+        return []
+
+    def mean(points: Sequence[Point]) -> str:
+        return interval(claims.pooled_by_architecture(points), ".2f")
+
+    whole = mean(reading.points).replace("(", "(95% interval over architectures ")
+    text = (
+        "**Does k matter?** Compared with k = 1, the selected k changes the test error by "
+        f"{whole} percentage points on average."
+    )
+    if 0 < len(reading.unmarked) < len(reading.points):
+        marked = counted(len(reading.points) - len(reading.unmarked), "row")
+        text += f" Without the {marked} marked § (explained below the table) it is "
+        text += f"{mean(reading.unmarked)}."
+    differences = [
+        finding.result.comparison.error
+        for finding in found.finished
+        if finding.experiment.as_printed and finding.k != 1
+    ]
+    lower = sum(difference.high < 0 for difference in differences)
+    higher = sum(difference.low > 0 for difference in differences)
+    text += (
+        f" In {len(differences)} of {counted(len(reading.points), 'row')} the selected k is not 1; "
+        "by the 95% interval over seeds that each of them has, the error is lower in "
+        f"{lower}, higher in {higher}, and the same within noise in "
+        f"{len(differences) - lower - higher}."
+    )
+    of_data: dict[str, list[int]] = {}
+    for point in reading.points:
+        if point.row.hidden_layers > 1:
+            of_data.setdefault(point.row.data, []).append(side(point.k))
+    if of_data:
+        selected = "; ".join(
+            f"{data} ({counted(len(sides), 'row')}) selected {_selected(sides)}"
+            for data, sides in of_data.items()
+        )
+        text += f" With several hidden layers, {selected}."
+    return [Text(text)]
+
+
+def _selected(sides: Sequence[int]) -> str:
+    """On which side of 1 rows selected their k, in words."""
+    words = {-1: "a k below 1", 0: "k = 1", 1: "a k above 1"}
+    return ", ".join(f"{word} in {sides.count(at)}" for at, word in words.items() if at in sides)
+
+
+def _verdict(claim: Claim, reading: _Reading) -> str:
+    """The verdict, and what it is without rows marked § if that is another."""
+    judgement, total = _judge(claim, reading)
+    text, without = _so_far(judgement, total), _without_marked(claim, reading)
+    if without and without.verdict != judgement.verdict:
+        text += f"; without rows marked § {without.verdict}"
+    return text
+
+
+def _so_far(judgement: Judgement, total: int) -> str:
+    """The verdict, and from how many rows if more are to come."""
+    if judgement.rows in (0, total) or judgement.verdict == _TOO_FEW:
+        return judgement.verdict
+    return f"{judgement.verdict} so far ({judgement.rows} of {total} rows)"
+
+
+def _selected_figure(ours: Sequence[Point]) -> list[Block]:
+    """How often each k was selected, beside the paper's choices for the same rows."""
+    if not ours:
+        return []
+
+    def counts(points: Iterable[Point]) -> dict[int, Counter[float]]:
+        by_depth: dict[int, Counter[float]] = {}
+        for point in sorted(points, key=lambda point: point.row.hidden_layers):
+            by_depth.setdefault(point.row.hidden_layers, Counter())[point.k] += 1
+        return by_depth
+
+    paper = paper_points(point.row for point in ours)
+    return [Figure("selected-k.svg", selected_k(counts(ours), counts(paper)))]
+
+
+# --- each claim ----------------------------------------------------------------------------------
+
+
+def the_claims(found: Reproduction, folder: str) -> Part:
+    """Show each claim with its test, its rule and what came of it.
+
+    Args:
+        found: What came of the rows that the paper prints.
+        folder: Of the ledgers, as it is called in commands.
+
+    Example:
+        >>> blocks = the_claims(Reproduction({}, (), [], [], 0), "results").blocks
+        >>> blocks[1].text
+        '1. Toy example: the test error falls as k does.'
+
+    """
+    toy = claims.judge_toy(found.toy)
+    text = (
+        "The rules were written down in `pseudograd.reproduce.claims` before any row was run in "
+        "full, but after sketches of four architectures. Only that claim 3 needs a mean below 0 "
+        "was added later, and changed no verdict. All p-values but the first are two-sided. Rows "
+        "share data sets, and those that differ in the momentum alone share folds and initial "
+        "weights too, so they are not independent, and p-values are rather too small than too "
+        "large. Where k = 1 was selected there is nothing to compare, and the difference is 0."
+    )
+    if len(found.finished) < len(found.found):
+        text += (
+            f" A claim that is not confirmed is {_TOO_FEW} while so few are finished that they "
+            "could not confirm it even if all were as claimed."
+        )
+    run_toy = f"`pseudograd toy --csv {shlex.quote(f'{folder}/toy.csv')}` runs it"
+    run_toy += " again" * bool(found.toy)
+    blocks: list[Block] = [
+        Text(text),
+        Title(f"1. {claims.TOY_STATEMENT}"),
+        Bullets([
+            f"Test: {claims.TOY_TEST}.",
+            claims.TOY_RULE,
+            _judged("Ours", toy, toy.rows, "run")
+            + f" `docs/toy.md` has the paper’s figures and the theory, and {run_toy}.",
+        ]),
+    ]  # fmt: skip
+    readings = _readings(found)
+    for claim in CLAIMS:
+        blocks += [
+            Title(f"{claim.name}. {claim.statement}"),
+            Bullets(
+                [f"Test: {claim.test}.", claim.rule]
+                + [_judged(each.name, *_judge(claim, each)) for each in readings]
+                + _marked(claim, readings, found)
+            ),
+        ]
+    blocks += [Title("By data set and depth"), *_by_data_and_depth(found)]
+    return Part("The claims", blocks)
+
+
+def _judged(name: str, judgement: Judgement, total: int, unit: str = "row") -> str:
+    if judgement.verdict == claims.OPEN:
+        return f"{name}: {judgement.figures}."
+    count = counted(judgement.rows, unit)
+    if total != judgement.rows:
+        count = f"so far, {judgement.rows} of {counted(total, unit)}"
+    facts = [count, *([] if judgement.p is None else [p_value(judgement.p)])]
+    return f"{name}: **{judgement.verdict}** ({', '.join(facts)}): {judgement.figures}."
+
+
+def _marked(claim: Claim, readings: Sequence[_Reading], found: Reproduction) -> list[str]:
+    """Which rows have a rate that may have part in what looks like the effect of k."""
+    told = []
+    for feature_range, of in ((_STATED, ""), (_OTHER, " of MNIST in [0, 1]")):
+        rows = [
+            finding
+            for finding in found.finished
+            if finding.experiment == Experiment(finding.experiment.row, feature_range)
+            and finding.experiment.row.hidden_layers in claim.depths
+        ]
+        if names := [finding.experiment.name for finding in rows if apart_from_1(finding)]:
+            number = f"{len(names)} of {counted(len(rows), 'row')}{of}"
+            told.append(f"So it is in {number}: {', '.join(names)}.")
+    for reading in readings:
+        if without := _without_marked(claim, reading):
+            name = "Without them" + reading.short.removeprefix("ours")
+            told.append(_judged(name, without, without.rows))
+    why = (
+        "§ Where k = 1 was never tried at the selected k’s rate, what looks like the effect of k "
+        "may in part be that of the rate."
+    )
+    return [" ".join([why, *told])] if told else []
+
+
+def _by_data_and_depth(found: Reproduction) -> list[Block]:
+    groups: dict[tuple[str, int], list[Finding]] = {}
+    for finding in found.finished:
+        experiment = finding.experiment
+        if experiment.activation == "relu":
+            depth = experiment.row.hidden_layers
+            groups.setdefault((data_of(experiment), depth), []).append(finding)
+    if not groups:
+        return [Text("No row is finished.")]
+    lines = []
+    for (data, depth), findings in sorted(groups.items(), key=lambda item: item[0][1]):
+        points = our_points(findings, findings[0].experiment.feature_range)
+        sides = Counter(side(finding.k) for finding in findings)
+        worse = sum(point.cross_entropy > 0 for point in points)
+        better = sum(point.cross_entropy < 0 for point in points)
+        lines.append([
+            str(depth), data, str(len(points)),
+            f"{sides[-1]} / {sides[0]} / {sides[1]}",
+            interval(claims.pooled(points), ".2f"),
+            f"{better} / {worse}",
+        ])  # fmt: skip
+    head = ["hidden layers", "data", "rows", "k below 1 / 1 / above", "error, selected k minus "
+            "k = 1, points (95% interval over rows)", "cross-entropy better / worse"]  # fmt: skip
+    return [Table(head, lines)]
+
+
+# --- what claims are judged by -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The figures that claims are judged by: ours, or the paper’s own."""
+
+    short: str
+    name: str
+    rows: Sequence[Row]  # all, finished or not
+    points: Sequence[Point]  # those that claims are judged by
+    unmarked: Sequence[Point] = ()  # those of ours that are not marked §
+    of_paper: bool = False
+
+
+def _readings(found: Reproduction) -> list[_Reading]:
+    rows = list(dict.fromkeys(experiment.row for experiment in found.found))
+    unmarked = [finding for finding in found.finished if not apart_from_1(finding)]
+
+    def ours(short: str, name: str, mnist: tuple[float, float]) -> _Reading:
+        points = our_points(found.finished, mnist)
+        return _Reading(short, name, rows, points, our_points(unmarked, mnist))
+
+    def papers(points: Sequence[Point], which: str = "") -> _Reading:
+        short, name = f"the paper’s figures{which}", f"The paper’s own figures{which}"
+        return _Reading(short, name, rows, points, of_paper=True)
+
+    readings = [ours("ours", "Ours, MNIST in [−1, 1] as the paper says", _STATED)]
+    if any(finding.experiment.feature_range == _OTHER for finding in found.finished):
+        readings.append(ours("ours, MNIST in [0, 1]", "Ours, MNIST in [0, 1]", _OTHER))
+    stated = [point.row for point in readings[0].points]
+    if 0 < len(stated) < len(rows):
+        readings.append(papers(paper_points(stated), ", same rows"))
+    return [*readings, papers(paper_points(rows))]
+
+
+def _judge(claim: Claim, reading: _Reading) -> tuple[Judgement, int]:
+    """What the rule says, and of how many rows it will; what cannot be told yet is left open."""
+    judgement = judge(claim, reading.points)
+    total = sum(row.hidden_layers in claim.depths for row in reading.rows)
+    missed = judgement.verdict == claims.NOT and judgement.rows < total
+    if missed and not can_be_confirmed(claim, reading.points):
+        judgement = replace(judgement, verdict=_TOO_FEW)
+    return judgement, judgement.rows if reading.of_paper else total
+
+
+def _without_marked(claim: Claim, reading: _Reading) -> Judgement | None:
+    """What the rule says without rows marked §; None if it is judged by none of them."""
+    marked = {point.row for point in reading.points} - {point.row for point in reading.unmarked}
+    if reading.of_paper or not any(row.hidden_layers in claim.depths for row in marked):
+        return None
+    if not any(point.row.hidden_layers in claim.depths for point in reading.unmarked):
+        return Judgement(claims.OPEN, 0, "no row is left")
+    return _judge(claim, replace(reading, points=reading.unmarked))[0]
