@@ -10,13 +10,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pseudograd.reproduce.theory import fixed_point
+from pseudograd.reproduce.theory import fixed_point, is_positive
 from pseudograd.reproduce.toy import (
     KS,
     Spread,
     ToyRun,
     _grid,
-    _is_positive,
     _one_thread,
     paper_row,
     paper_table,
@@ -90,7 +89,7 @@ def test_nodes_stand_for_the_examples(k: float, cells: int) -> None:
     x = np.append(generator.uniform(-1, 1, 3000), [-1.0, 0.0, alpha, 1.0])
     grid = _grid(alpha, cells)
     counts, nodes, signs = (v.numpy() for v in (grid.counts(x), grid.nodes, grid.signs))
-    label = np.where(_is_positive(x, alpha), 1.0, -1.0)
+    label = np.where(is_positive(x, alpha), 1.0, -1.0)
 
     def sums(w: float, b: float, *points: NDArray[np.float64]) -> list[float]:
         x, s, n = points

@@ -90,7 +90,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         cells = self.protocol.best_of_each_k(self.outcomes)
         if not cells:
             return ""
-        best = min(cells, key=lambda cell: cell.error)
+        best = self.protocol.best(cells)
         return f"; best so far k = {fraction(best.k)}, {percent(best.error)}%"
 
     def _table(self) -> Group:

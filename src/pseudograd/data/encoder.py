@@ -225,7 +225,7 @@ class Encoder:
 
         """
         frame = named(frame)
-        kinds = self._kinds()
+        kinds = self.kinds()
         known = {*kinds, self.target}
         found = {name: kind_of(name, frame[name]) for name in kinds if name in frame.columns}
         wrong = [name for name, kind in found.items() if kind and kind != (kinds[name] or kind)]
@@ -299,8 +299,8 @@ class Encoder:
             and not {"True", "False"}.issuperset(column.categories)
         ]
 
-    def _kinds(self) -> dict[str, str | None]:
-        """What each column must hold, as `kind_of` says it."""
+    def kinds(self) -> dict[str, str | None]:
+        """Say what each column must hold, as `kind_of` says it."""
         if self.pixels is not None:
             return dict.fromkeys(feature_names(math.prod(self.pixels)), "numbers")
         return {column.name: column.kind for column in self.columns}

@@ -6,6 +6,7 @@ import math
 import re
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -134,7 +135,7 @@ def _kept(path: Path, names: list[str], encoder: Encoder | None, drop: Sequence[
     if encoder is None:
         _check_names("drop", drop, path, names)
         return [name for name in names if name not in drop]
-    wanted: Set[str] = encoder._kinds().keys()
+    wanted: Set[str] = encoder.kinds().keys()
     wanted = {*wanted, encoder.target} if wanted <= set(names) else {*names} - {""}
     return [name for name in names if name in wanted]
 
@@ -166,7 +167,7 @@ def _read_csv(
         raise _Refusal(
             f"{path} has no name for column {names.index('') + 1}: name it, or {how_to_drop('')}"
         )
-    if twice := sorted({name for name in kept if kept.count(name) > 1}):
+    if twice := sorted(name for name, count in Counter(kept).items() if count > 1):
         way_out = "" if target in twice else f", or {how_to_drop(*twice)}"
         raise _Refusal(f"{path} has more than one column {listed(twice)}: rename them{way_out}")
     # What was text stays text, even where it looks like numbers; truth values are found again.
@@ -176,7 +177,8 @@ def _read_csv(
         if isinstance(encoder.labels[0], str):
             text.append(encoder.target)
     kinds = dict.fromkeys(text, str)
-    used = [at for at, name in enumerate(names) if name in kept]
+    wanted = set(kept)
+    used = [at for at, name in enumerate(names) if name in wanted]
     # Where semicolons separate, decimals mostly have commas: take what makes more numbers.
     frame = max(
         (read(dtype=kinds, decimal=mark, low_memory=False).iloc[:, used] for mark in decimals),

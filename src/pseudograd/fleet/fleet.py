@@ -107,7 +107,8 @@ class Fleet:
             trials: All of one architecture. A deque is taken from as slots become free, and may be
                 added to meanwhile. On a CPU or several devices a worker ends when it finds the
                 deque empty, and there are no more workers than trials at the start: what is added
-                later may be left in it. Run again while it has some.
+                later may be left in it. Run again while it has some. Its length is asked for
+                after every epoch, and what that raises ends the run.
 
         """
         pending = trials if isinstance(trials, deque) else deque(trials)
@@ -157,11 +158,10 @@ class Fleet:
             except torch.OutOfMemoryError:
                 if most == 1:
                     raise
-                slots = len(crew.runs) if crew else slots
                 # What had ended has been given out; the rest starts again, in half the slots.
-                underway = crew.runs if crew else []
-                pending.extendleft(run.trial for run in reversed(underway) if run)
-                most = max(1, slots // 2)
+                runs = crew.runs if crew else [None] * slots
+                pending.extendleft(run.trial for run in reversed(runs) if run)
+                most = max(1, len(runs) // 2)
             with launching:
                 del crew  # and with it its graph and memory, now that no traceback refers to it
                 if pending:
@@ -364,8 +364,8 @@ class _Crew:
         trials = [(run or stand_in).trial for run in self.runs]
         cuts = [self.parts(trial.split) for trial in trials]
         self.seeds = self._tensor([trial.seed for trial in trials])
-        self.train = torch.stack([cut.train for cut in cuts])
-        self.stop = torch.stack([cut.stop for cut in cuts])
+        self.train_parts = torch.stack([cut.train for cut in cuts])
+        self.stop_parts = torch.stack([cut.stop for cut in cuts])
 
         def column(values: Iterable[float]) -> Tensor:
             values = torch.tensor(list(values), dtype=self.fleet.dtype, device=self.device)
@@ -381,12 +381,12 @@ class _Crew:
 
     def _train_an_epoch(self) -> None:
         epochs = self._tensor([run.epoch if run else 0 for run in self.runs])
-        order = randomness.order(self.seeds, epochs, self.train.shape[1])
-        self.stack.train(self.train.gather(1, order), self.trial.batch_size, self.settings)
+        order = randomness.order(self.seeds, epochs, self.train_parts.shape[1])
+        self.stack.train(self.train_parts.gather(1, order), self.trial.batch_size, self.settings)
 
     def _judge_the_epoch(self) -> dict[int, str]:
         """Note the errors on the early-stopping parts; give the slots to end, and why."""
-        errors, values = self.stack.evaluate(self.stop)
+        errors, values = self.stack.evaluate(self.stop_parts)
         weights = self.stack.largest_weight()
         measured = torch.stack((errors, values, weights.double())).T.tolist()
         better, ended = [], {}

@@ -101,6 +101,8 @@ def folds(seed: int, size: int) -> Tensor:
 
 def _shuffled(hashes: Tensor) -> Tensor:
     """Positions in the order of their hashes."""
+    if hashes.shape[-1] > 1 << _INDEX_BITS:
+        raise ValueError(f"there may be at most {1 << _INDEX_BITS:,} examples to train on")
     position = torch.arange(hashes.shape[-1], device=hashes.device)
     # The position in the low bits makes every key different, so that all sorts agree.
     key = (hashes << _INDEX_BITS) | position

@@ -58,12 +58,12 @@ def parts(data: Dataset, split: Split) -> Parts:
     if (split.retrain or split.test) and not data.test_size:
         raise ValueError(f"data {data.name!r} must have a test set to be judged on")
     # Five turns for the judging part, times four for the stopping part after it.
-    plan, turn = divmod(split.repetition, FOLDS * (FOLDS - 1))
+    recut, turn = divmod(split.repetition, FOLDS * (FOLDS - 1))
     judging = turn % FOLDS
     stopping = (judging + 1 + turn // FOLDS) % FOLDS
-    shuffled = randomness.folds(split.plan + (plan << 32), data.train_size)
+    shuffled = randomness.folds(split.plan + (recut << 32), data.train_size)
     if data.pieces_of is not None:
-        shuffled = _side_by_side(shuffled, data.pieces_of)
+        shuffled = _pieces_together(shuffled, data.pieces_of)
     size = data.train_size // FOLDS
     dealt, left_over = shuffled[: size * FOLDS], shuffled[size * FOLDS :]
     if split.stratified:
@@ -80,7 +80,7 @@ def parts(data: Dataset, split: Split) -> Parts:
     return Parts(train, folds[stopping], test if split.test else folds[judging])
 
 
-def _side_by_side(shuffled: Tensor, pieces_of: Tensor) -> Tensor:
+def _pieces_together(shuffled: Tensor, pieces_of: Tensor) -> Tensor:
     """Bring pieces of one together where its first is, and what is whole to the end.
 
     So the parts, to which examples are dealt in turn, get different pieces, and the up to four

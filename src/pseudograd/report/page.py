@@ -357,7 +357,7 @@ def _notes(found: _Findings, comparison: Comparison, chosen: Cell) -> list[str]:
             notes.append(f"{mcnemar}.")
     others = [cell for cell in found.best if cell.k != 1]
     if chosen.k == 1 and others:
-        second = min(others, key=lambda cell: cell.error)
+        second = protocol.best(others)
         notes.append(
             f"Next in cross-validation is k = {fraction(second.k)} with {percent(second.error)}%, "
             f"on the same folds {_against(second, chosen)} percentage points."

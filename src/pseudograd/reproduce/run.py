@@ -267,7 +267,6 @@ def run_network(
                 raise TimeIsUp
         some = (trial for trial in wanted if trial.split.retrain == retrain)
         queue = _Queue(some, clock)
-        asked = set(queue)
         # No row asks for more before all trials of one of its k are done.
         under_way = Counter((wanted[trial], trial.k) for trial in queue)
         for outcome in run(queue):
@@ -284,9 +283,8 @@ def run_network(
                 more = [
                     trial
                     for trial in protocols[experiment].wanted(ledger)
-                    if trial not in asked and trial.split.retrain == retrain
+                    if trial not in wanted and trial.split.retrain == retrain
                 ]
-                asked.update(more)
                 wanted |= dict.fromkeys(more, experiment)
                 under_way.update((experiment, trial.k) for trial in more)
                 queue.extendleft(reversed(more))
@@ -308,7 +306,9 @@ def _thinned(outcome: Outcome) -> Outcome:
     """
     whole = outcome.trial.split.retrain
     curve = tuple(
-        round(error, 5) for at, error in enumerate(outcome.curve) if whole or not at & at + 1
+        round(error, 5)
+        for epoch, error in enumerate(outcome.curve, 1)
+        if whole or epoch.bit_count() == 1
     )
     return replace(outcome, curve=curve, parameters=None)
 

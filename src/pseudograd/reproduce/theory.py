@@ -224,6 +224,21 @@ def _panels(edges: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
     return x.ravel(), (half[:, None] * _WEIGHTS).ravel()
 
 
+def is_positive(x: NDArray[np.float64], alpha: float) -> NDArray[np.bool_]:
+    """Tell whether each x is of class +1, as those from 0 to α are.
+
+    Args:
+        x: Inputs, from -1 to 1.
+        alpha: α, where the positive ones end.
+
+    Example:
+        >>> is_positive(np.array([-0.1, 0.0, 0.2, 0.3]), alpha=0.2)
+        array([False,  True,  True, False])
+
+    """
+    return (x >= 0) & (x <= alpha)
+
+
 def _sign(x: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
     """The class of each x, as ±1."""
-    return np.where((x >= 0) & (x <= alpha), 1.0, -1.0)
+    return np.where(is_positive(x, alpha), 1.0, -1.0)

@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from pseudograd.reproduce.theory import fixed_point
+from pseudograd.reproduce.theory import fixed_point, is_positive
 
 ALPHA = 0.95
 KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -328,11 +328,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _is_positive(x: NDArray[np.float64], alpha: float) -> NDArray[np.bool_]:
-    """Whether an input is of class +1."""
-    return (x >= 0) & (x <= alpha)
-
-
 @dataclass(frozen=True)
 class _Grid:
     """Cells that tile [-1, 1] and end where the label changes, each with its Chebyshev nodes.
@@ -355,6 +350,8 @@ class _Grid:
         cell = cell.clip(max=len(self.starts) - 2)
         low, high = self.starts[cell], self.starts[cell + 1]
         angle = np.arccos(((2 * x - low - high) / (high - low)).clip(-1, 1))
+        # L_j(x) = (1 + 2 Σ_d T_d(x) T_d(x_j)) / n with T_d(cos θ) = cos(d θ), since Chebyshev's
+        # polynomials T_d are orthogonal over their nodes x_j.
         lagrange = np.ones((len(x), _NODES))
         for degree in range(1, _NODES):
             lagrange += 2 * np.outer(np.cos(degree * angle), np.cos(degree * _ANGLES))
@@ -421,7 +418,7 @@ class _Training:
         initial = generator.uniform(-0.1, 0.1, 2)
         self.weight, self.bias = float(initial[1] - initial[0]), 0.0
         self.valid.sort()
-        positive = _is_positive(self.valid, self.alpha)
+        positive = is_positive(self.valid, self.alpha)
         # The number of mistakes if the first i examples are said to be -1 and the others +1.
         passed = np.concatenate([[0], np.cumsum(np.where(positive, 1, -1))])
         self.mistakes = passed + np.count_nonzero(~positive)
@@ -462,7 +459,7 @@ class _Training:
     def result(self) -> ToyRun:
         """Test the parameters."""
         margin = self.weight * self.test + self.bias
-        positive = _is_positive(self.test, self.alpha)
+        positive = is_positive(self.test, self.alpha)
         losses = np.logaddexp(0, np.where(positive, -margin, margin))
         return ToyRun(
             k=self.k,

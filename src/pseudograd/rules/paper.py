@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 Sensitivity: TypeAlias = float | Tensor
 
-# With more, the sum within `softmax` is rounded so that it is seen.
+# With more, the rounding of the sum within `softmax` shows: shares are divided by their own sum.
 _MANY_CLASSES = 1024
 
 
@@ -161,7 +161,7 @@ def push(z: Tensor, target: Tensor, k: Sensitivity, top: Tensor, scale: Tensor) 
 
 
 class Classes:
-    """What is taken over the classes of each row, as columns; ranks that share them override it."""
+    """Reductions over the classes of each row; `loss.parallel` has those of split classes."""
 
     def largest(self, x: Tensor) -> Tensor:
         """Give the largest of each row."""

@@ -25,8 +25,8 @@ def difficulty(
     |f_y| = (1 - p_y)^k (Eq. 5).
 
     Args:
-        networks: k and a network trained with it, by name; the first decides which examples are
-            hardest.
+        networks: k and a network trained with it, by name. One is called "plain"; the first decides
+            which examples are hardest.
         data: The data set they were trained on.
         encoder: What made the data set, to show examples as they came.
 

@@ -180,14 +180,16 @@ class Protocol:
 
     def wanted(self, outcomes: Outcomes) -> list[Trial]:
         """Name the trials that are needed next, and have no outcome yet."""
-        for stage in (self.sweep, self._grid, self.final_trials, self.control_trials):
+        stages = (lambda _: self.sweep, self._grid, self.final_trials, self.control_trials)
+        for stage in stages:
             missing = [trial for trial in stage(outcomes) if trial not in outcomes]
             if missing:
                 return missing
         return []
 
-    def sweep(self, outcomes: Outcomes) -> list[Trial]:
-        """Name the trials of the short preliminary sweep: k = 1, rates a factor of 4 apart."""
+    @functools.cached_property
+    def sweep(self) -> list[Trial]:
+        """The trials of the short preliminary sweep: k = 1, rates a factor of 4 apart."""
         if self.initial_rate is not None or self.learning_rates:
             return []
         epochs = min(5, self.trial.max_epochs)
@@ -230,34 +232,25 @@ class Protocol:
 
     def retrainings_of(self, k: float, rate: float) -> list[Trial]:
         """Name the final trials of one pair."""
-        return [
-            replace(trial, split=replace(trial.split, retrain=True))
-            for number in range(self.retrainings)
-            for trial in [self._at(k, rate, number)]
-        ]
+        return [self._at(k, rate, number, retrain=True) for number in range(self.retrainings)]
 
     def tested_of(self, k: float, rate: float) -> list[Trial]:
         """Name the trials of one pair's cross-validation, judged on the test set instead."""
-        return [
-            replace(trial, split=replace(trial.split, test=True))
-            for repetition in range(self.repetitions)
-            for trial in [self._at(k, rate, repetition)]
-        ]
+        return [self._at(k, rate, number, test=True) for number in range(self.repetitions)]
 
-    def _at(self, k: float, rate: float, repetition: int) -> Trial:
-        return _trial_at(self.trial, self.seed, k, rate, repetition)
+    def _at(self, k: float, rate: float, repetition: int, **judged: bool) -> Trial:
+        return _trial_at(self.trial, self.seed, k, rate, repetition, **judged)
 
     def covers(self, trial: Trial) -> bool:
         """Tell whether a trial can be one of this search."""
-
-        def kind(trial: Trial) -> Trial:
-            same = Split(stratified=trial.split.stratified)
-            return replace(
-                trial, k=1, learning_rate=1, split=same, seed=0, patience=1, max_epochs=1
-            )
-
+        free = ("k", "learning_rate", "split", "seed", "patience", "max_epochs")
+        template, split = vars(self.trial), trial.split
         return (
-            kind(trial) == kind(self.trial) and trial.k in self.ks and trial.split.plan == self.seed
+            trial.k in self.ks
+            and (split.plan, split.stratified) == (self.seed, self.trial.split.stratified)
+            and all(
+                value == template[name] for name, value in vars(trial).items() if name not in free
+            )
         )
 
     # --- what is known -----------------------------------------------------------------------
@@ -269,7 +262,7 @@ class Protocol:
         """
         if self.initial_rate is not None:
             return self.initial_rate
-        swept = [outcomes[trial] for trial in self.sweep(outcomes)]
+        swept = [outcomes[trial] for trial in self.sweep]
         best = min(
             swept, key=lambda outcome: (round(outcome.stop_error, 12), outcome.cross_entropy)
         )
@@ -281,7 +274,7 @@ class Protocol:
 
     def cells(self, outcomes: Outcomes) -> list[Cell]:
         """Give all pairs of k and rate that have been tried in full."""
-        if any(trial not in outcomes for trial in self.sweep(outcomes)):
+        if any(trial not in outcomes for trial in self.sweep):
             return []
         return [cell for k in self.ks for cell in self._tried(k, outcomes)[1]]
 
@@ -342,9 +335,9 @@ class Protocol:
         return min(cells, key=lambda c: (c.error, abs(math.log2(c.k)), c.learning_rate))
 
     def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
-        """Which end of a k's rates is better than all others, if one is; an equal will not do.
+        """The end of a k's rates that is strictly better than all others, "low" or "high", or None.
 
-        Except where nothing was learned at any rate: then a lower one may.
+        Where nothing was learned at any rate it is "low", since a lower rate may learn.
         """
         errors = [cell.error for cell in cells]
         if errors[0] < min(errors[1:], default=math.inf):
@@ -362,12 +355,15 @@ class Protocol:
 
 # Remembered, since a search asks for the same ones after every few trials, while a device waits.
 @functools.lru_cache(maxsize=4096)
-def _trial_at(template: Trial, seed: int, k: float, rate: float, repetition: int) -> Trial:
+def _trial_at(
+    template: Trial, seed: int, k: float, rate: float, repetition: int,
+    retrain: bool = False, test: bool = False,
+) -> Trial:  # fmt: skip
     # The same weights, order and folds for every k and rate: differences are then paired.
     return replace(
         template,
         k=k,
         learning_rate=rate,
-        split=replace(template.split, plan=seed, repetition=repetition, retrain=False),
+        split=Split(seed, repetition, retrain, template.split.stratified, test),
         seed=1000 * seed + repetition,
     )

@@ -182,16 +182,13 @@ class Run:
 
         """
         with locked(self.folder / "ledger.jsonl"):
-            yield from self._session(command, devices)
-
-    def _session(self, command: str, devices: list[str]) -> Iterator[dict[str, Any]]:
-        now = {**session(command, *devices), "devices": devices, "trials": 0}
-        self.sessions.append(now)
-        self._write()
-        try:
-            yield now
-        finally:
-            self.note_time()
+            now = {**session(command, *devices), "devices": devices, "trials": 0}
+            self.sessions.append(now)
+            self._write()
+            try:
+                yield now
+            finally:
+                self.note_time()
 
     def note_time(self) -> None:
         """Write down how long the latest session has lasted."""

@@ -139,4 +139,4 @@ def result(protocol: Protocol, ledger: Ledger) -> Result:
 def _stage(protocol: Protocol, trial: Trial) -> str:
     if trial.split.retrain:
         return "retraining"
-    return "sweep" if trial in protocol.sweep({}) else "search"
+    return "sweep" if trial in protocol.sweep else "search"

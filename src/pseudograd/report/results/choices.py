@@ -19,7 +19,7 @@ def the_choices(protocol: Protocol) -> Part:
         'Choices and deviations'
 
     """
-    trial, sweep = protocol.trial, protocol.sweep({})
+    trial, sweep = protocol.trial, protocol.sweep
     return Part("Choices and deviations", [
         Text(
             "What the paper leaves open, and what is done otherwise, each with the reason. The k, "
