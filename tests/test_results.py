@@ -19,7 +19,7 @@ from pseudograd.cli import main
 from pseudograd.fleet import Trial
 from pseudograd.report import results
 from pseudograd.report.results import documents, effort
-from pseudograd.report.results.wording import rates
+from pseudograd.report.results.wording import data_of, rates
 from pseudograd.report.summary import fraction
 from pseudograd.reproduce import findings
 from pseudograd.reproduce.claims import CLAIMS, judge, paper_points
@@ -156,7 +156,7 @@ def test_verdicts(text: str) -> None:
     assert "so far" not in text
     assert "not finished yet" not in text
     assert "while rows are missing" not in text
-    assert "too few rows" not in text
+    assert lines_of(text, "2b")[0][-1] == "open (too few rows)"  # four cannot confirm it
     assert "same rows |" not in text  # all are finished: it would be said twice
     assert "right direction, within noise" in text
 
@@ -261,10 +261,11 @@ def test_networks_side_by_side_are_said_to_share_the_time(
 
 def test_what_a_reader_would_ask_next(text: str) -> None:
     curves = [line for n in "135" for line in lines_of(text, n) if len(line) == 10]
-    sets = list(dict.fromkeys(experiment.row.data for experiment in SOME))
-    assert [line[:3] for line in curves] == [
-        [depth, data, "4" if data == "all" else "1"] for depth in "135" for data in ("all", *sets)
-    ]
+    assert all(line[2] == ("4" if line[1] == "all" else "1") for line in curves)
+    for depth in "135":
+        of_depth = [data_of(e) for e in SOME if str(e.row.hidden_layers) == depth]
+        shown = [line[1] for line in curves if line[0] == depth]
+        assert shown == ["all", *dict.fromkeys(of_depth)]
     one, three, five = (line for line in curves if line[1] == "all")
     # The error is 0.12 at k = 1 and 0.1 at the best k.
     assert one[7] == "0"
@@ -439,25 +440,37 @@ def test_k_1_at_the_selected_ks_rate_stands_beside_both(
 ) -> None:
     text, marked = text_with(folder, monkeypatch, at_another_rate)
     title = "### Is it k, or the learning rate?"
-    line = lines_of(text, marked, title)[0]
+    line = lines_of(text, f"{marked} §", title)[0]
     assert (line[1], line[2], line[5], line[8]) == ("1/4: 16", "1/8", "–", "–")
-    assert "This has yet to be run for 1 row." in text
+    assert "It has yet to be done for 1 row." in text
 
     trial = Trial("cifar10", (400,), k=1, learning_rate=16)
     networks = tuple(replace(made_up(trial), error=error) for error in (0.4, 0.5))
     real = findings._finding
+    errors = (0.5, 0.6)
 
     def controlled(experiment: Experiment, protocol: Protocol, ledger: Ledger) -> Finding | None:
         finding = real(experiment, protocol, ledger)
         if finding and experiment.name == marked:
-            return replace(finding, control=(Cell(1.0, 16.0, (0.5, 0.6)), networks))
+            return replace(finding, control=(Cell(1.0, 16.0, errors), networks))
         return finding
 
     monkeypatch.setattr(findings, "_finding", controlled)
     text, _ = text_with(folder, monkeypatch, at_another_rate)
     line = lines_of(text, marked, title)[0]
     assert (line[5], line[8]) == ("55.00", "45.00 ± 7.07")
-    assert "the lower validation error in 1 of 1 row, and the lower test error in 1." in text
+    assert "no lower validation error there than at its own rate in 1;" in text
+    assert "the lower validation error in 1, and the lower test error in 1." in text
+    # So it is not the rate, and no claim is judged without this row.
+    assert lines_of(text, marked, "## The tables")[0][1] == "1/4 (1/4)"
+    assert told_of_claims(text) == []
+
+    errors = (0.05, 0.15)  # better than the 0.12 at its own rate: then it may be
+    text, _ = text_with(folder, monkeypatch, at_another_rate)
+    assert lines_of(text, f"{marked} §", title)[0][5] == "10.00"
+    assert "no lower validation error there than at its own rate in 0;" in text
+    assert lines_of(text, marked, "## The tables")[0][1] == "1/4§ (1/4)"
+    assert len(told_of_claims(text)) == 5
 
 
 def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(
@@ -465,8 +478,7 @@ def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(
 ) -> None:
     text, marked = text_with(folder, monkeypatch, at_another_rate)
     assert lines_of(text, marked, "## The tables")[0][1] == "1/4§ (1/4)"
-    assert f"- § {marked}: k = 1 was tried at rates of 1/16 to 1/2, not at 16." in text
-    assert ", k = 1: 1/8§ (" in lines_of(text, marked, "### Which learning rates")[0][1]
+    assert f"- § {marked}: the search tried k = 1 at rates of 1/16 to 1/2, not at 16." in text
     assert lines_of(text, "cifar10", "### Which learning rates")[0][-1] == "1 of 3"
     # All claims that are judged by it name it: 2a and 4 of 4 shallow rows, 2d, 3 and 6 of all 12.
     # Each is then judged without it, in both scalings of MNIST.
@@ -603,14 +615,41 @@ def test_rows_of_ones_own(tmp_path: Path) -> None:
     benchmark.write_text(
         "network,way,us_per_model_step,hardware\n784-400-10,plain loop,1000,one GPU\n", "utf-8"
     )
-    for wanted, claimed in (([papers, *own], "partly"), (own, "open")):
+    for wanted, lead, claimed in (
+        ([papers, *own], "1 of 1 rows are finished, and 3 of 3 that are not the p", "partly"),
+        (own, "3 of 3 rows that are not the paper’s are finished; no claim is", "open"),
+    ):
         text = documents(wanted, tmp_path / "results")[tmp_path / "RESULTS.md"]
-        assert "and 3 of 3 that are not the paper’s; these are in the tables alone" in text
+        assert f"whole protocol: {lead}" in text
         assert "in `results` by `pseudograd.report.results.documents`." in text
         assert lines_of(text, "2a")[0][2] == claimed
         shown = text[text.index("### Not of the paper: mine") :]
         assert lines_of(shown, "fashion-mnist 1x400 m0.5")[0][1] == "1/4 (–)"
         assert lines_of(shown, "fashion-mnist 2x400 m0.5 tanh")[0][-1] == "–"
+
+
+@pytest.mark.parametrize("name", ["mnist 1x400 m0.5 tanh", "mnist 1x400 m0.5 [0,1]"])
+def test_a_row_that_is_run_beside_the_papers_alone(name: str, tmp_path: Path) -> None:
+    """The commands that RESULTS.md prints beside it give a report that shows it."""
+    alone = select(experiments(rows()), name)
+    write(tmp_path / "results", alone)
+    text = documents(alone, tmp_path / "results")[tmp_path / "RESULTS.md"]
+    assert "1 of 1 rows that are run beside the paper’s (MNIST in [0, 1], and some rows" in text
+    assert "No row is finished" not in text[text.index("## What a reader would ask next") :]
+    assert lines_of(text, name, "### How sure is the selection?")[0][1] == "1/4"
+    table = "## The tables" if "tanh" not in name else "### What does the activation change?"
+    shown = lines_of(text, name.removesuffix(" tanh"), table)
+    assert any(" ± " in cell for line in shown for cell in line)
+
+
+def test_mnist_in_0_1_is_a_reading_once_it_has_the_same_rows(folder: Path, tmp_path: Path) -> None:
+    """With some of them alone, its verdicts would be those of the other data sets."""
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    (copy / "mnist-5x400-0-1.jsonl").unlink()
+    text = documents(SOME, copy)[tmp_path / "RESULTS.md"]
+    assert "Ours, MNIST in [0, 1]" not in text
+    assert lines_of(text, "mnist 1x400 m0.5 [0,1]", "## The tables")[0][2] != "not run yet"
 
 
 def test_a_depth_that_no_claim_is_about(tmp_path: Path) -> None:
@@ -696,7 +735,9 @@ def test_rows_that_were_run_again_do_not_touch_the_results(
     assert Path("RESULTS.md").read_text("utf-8") == "all rows"
     text = Path("again/RESULTS.md").read_text("utf-8")
     assert "3 of 3 rows are finished" in text
-    assert "in `again` by `pseudograd reproduce report --out again`." in text
+    made = "pseudograd reproduce report --rows 'svhn *x400 m0.5' --out again"
+    assert f"in `again` by `{made}`." in text
+    assert main([*shlex.split(made)[1:], "--check"]) == 0
     whole = str(Path("again").resolve())  # the same folder by another name
     same = ["reproduce", "report", "--rows", "svhn *x400 m0.5", "--out", whole]
     assert main([*same, "--check"]) == 0
@@ -715,7 +756,8 @@ def test_report_of_runs_in_small(
     text = Path("runs/smoke/RESULTS.md").read_text("utf-8")
     assert "the figures mean nothing" in text
     assert "1 of 1 rows are finished" in text
-    assert "by `pseudograd reproduce report --smoke --out runs/smoke`." in text
+    made = f"pseudograd reproduce report --rows '{row.name}' --as-printed --smoke --out runs/smoke"
+    assert f"by `{made}`." in text
     assert "MNIST in [0, 1] |" not in text
     assert "`, a part of it." in text
 

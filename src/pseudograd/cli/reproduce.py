@@ -93,8 +93,9 @@ def reproduce(commands: Commands) -> None:
             _print_status(wanted, folder, options.smoke, tell_set_aside)
             return
         if options.what == "report":
-            whole = options.rows == "*" and not options.as_printed
-            _report(wanted, folder, whole, options.smoke, options.check)
+            selected_by = ["--rows", options.rows] * (options.rows != "*")
+            selected_by += ["--as-printed"] * options.as_printed
+            _report(wanted, folder, selected_by, options.smoke, options.check)
             return
 
         @functools.cache
@@ -234,27 +235,31 @@ def _print_status(
         if row.of_paper:
             selected += f" ({fraction(row.selected_k)})"
         print(f"{state.experiment.name:<28}{state.done:>6}{state.left:>7}{left:>14}   {selected}")
-    finished = sum(not state.left for state in states)
+    finished = sum(state.selected_k is not None for state in states)
     trials = sum(state.left for state in states)
     seconds = [state.seconds for state in states if state.seconds is not None]
     time_left = f", about {duration(sum(seconds))}" if seconds and trials else ""
+    controls = sum(state.selected_k is not None and state.left > 0 for state in states)
+    but = f" ({controls} but for k = 1 at the selected k's rate)" * bool(controls)
     print(
-        f"{finished} of {len(states)} rows done, about {counted(trials, 'trial')} left{time_left}"
+        f"{finished} of {len(states)} rows done{but}, about {counted(trials, 'trial')} "
+        f"left{time_left}"
     )
 
 
 def _report(
-    experiments: list[Experiment], folder: Path, whole: bool, smoke: bool, check: bool
+    experiments: list[Experiment], folder: Path, selected_by: list[str], smoke: bool, check: bool
 ) -> None:
     from pseudograd.files import writing
     from pseudograd.report.results import BESIDE, documents
 
-    if folder.resolve().name == BESIDE and not whole:
+    if folder.resolve().name == BESIDE and selected_by:
         raise ValueError(
             f"a report of {folder} is of all rows: leave out --rows and --as-printed, or name the "
             "folder of another run by --out"
         )
-    for path, text in documents(experiments, folder, smoke=smoke).items():
+    files = documents(experiments, folder, smoke=smoke, selected_by=selected_by)
+    for path, text in files.items():
         if not check:
             with writing(path):
                 path.write_text(text, encoding="utf-8", newline="\n")

@@ -410,9 +410,7 @@ def untried_rates(finding: Finding) -> dict[float, tuple[float, ...]]:
 
 
 def apart_from_1(finding: Finding) -> bool:
-    """Tell whether k = 1 was never tried at the selected k's rate.
-
-    What the two differ in may then be, in part, the rate's doing.
+    """Tell whether the search did not try k = 1 at the selected k's rate.
 
     Args:
         finding: A finished experiment.
@@ -428,3 +426,27 @@ def apart_from_1(finding: Finding) -> bool:
     """
     chosen = finding.result.chosen.learning_rate
     return all(c.learning_rate != chosen for c in finding.result.cells if c.k == 1)
+
+
+def may_be_the_rate(finding: Finding) -> bool:
+    """Tell whether what the selected k and k = 1 differ in may be, in part, their rates' doing.
+
+    It may where the search did not try k = 1 at the selected k's rate, unless the control has shown
+    since that k = 1 does no better there than at its own rate.
+
+    Args:
+        finding: A finished experiment.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from pseudograd.search import Cell
+        >>> half, one = Cell(0.5, 0.1, (0.2,)), Cell(1.0, 0.2, (0.3,))
+        >>> search = Result((half, one), (half, one), half, one, (), (), None)
+        >>> finding = Finding(experiments(rows("table1"))[0], search, ((), ()))
+        >>> control = Cell(1.0, 0.1, (0.4,)), ()
+        >>> may_be_the_rate(finding), may_be_the_rate(replace(finding, control=control))
+        (True, False)
+
+    """
+    cleared = finding.control and finding.control[0].error >= finding.result.plain.error
+    return apart_from_1(finding) and not cleared

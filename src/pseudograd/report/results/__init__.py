@@ -31,7 +31,11 @@ BESIDE = "results"  # RESULTS.md lies beside a folder of this name, and in any o
 
 
 def documents(
-    experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
+    experiments: Sequence[Experiment],
+    folder: Path,
+    *,
+    smoke: bool = False,
+    selected_by: Sequence[str] = (),
 ) -> dict[Path, str]:
     """Give the files of the results: RESULTS.md, a page and figures.
 
@@ -41,6 +45,7 @@ def documents(
         experiments: What was to be run.
         folder: Of the ledgers and the manifest.
         smoke: Whether they were run in small.
+        selected_by: The options of the command that selected the experiments.
 
     Returns:
         The content of each file, by its path.
@@ -71,13 +76,12 @@ def documents(
         what_was_run(found, folder.parent, smoke=smoke),
         the_claims(printed, said),
         the_tables(found),
-        asked_next(printed),
+        asked_next(found),
         the_choices(experiments[0].protocol()),
     ]
     figures = [block for part in parts for block in part.blocks if isinstance(block, Figure)]
-    command = "pseudograd reproduce report" + " --smoke" * smoke
-    if smoke or not beside:
-        command += f" --out {shlex.quote(said)}"
+    options = [*selected_by, *["--smoke"] * smoke, *["--out", said] * (smoke or not beside)]
+    command = shlex.join(["pseudograd", "reproduce", "report", *options])
     if not all(experiment.row.of_paper for experiment in experiments):
         command = f"{__name__}.documents"  # the command knows the paper's rows only
     made = f"*Made from the ledgers in `{said}` by `{command}`. Change that, not this file.*"
@@ -101,21 +105,17 @@ def _lead(found: Reproduction, smoke: bool) -> str:
     def finished(some: Sequence[Experiment]) -> str:
         return f"{sum(found.found[e] is not None for e in some)} of {len(some)}"
 
-    text = (
-        "The paper’s experiments, run again with its whole protocol: "
-        f"{finished(as_printed)} rows are finished"
-    )
-    if others:
-        text += (
-            f", and {finished(others)} that are run beside them (MNIST in [0, 1], and some rows "
-            "with tanh)"
-        )
-    if unprinted:
-        text += f", and {finished(unprinted)} that stand in its source as comments"
-    if own:
-        text += f", and {finished(own)} that are not the paper’s"
+    kinds = {
+        "": as_printed,
+        " that are run beside the paper’s (MNIST in [0, 1], and some rows with tanh)": others,
+        " that stand in its source as comments": unprinted,
+        " that are not the paper’s": own,
+    }
+    first, *more = [(finished(some), which) for which, some in kinds.items() if some]
+    text = f"The paper’s experiments, run again with its whole protocol: {first[0]} rows{first[1]} "
+    text += "are finished" + "".join(f", and {number}{which}" for number, which in more)
     if unprinted or own:
-        text += "; these are in the tables alone, and no claim is judged by them"
+        text += "; no claim is judged by rows that the paper does not print"
     if smoke:
         text = f"Run in small, to see that all works: the figures mean nothing. {text}"
     text = f"{text}. What contradicts the paper stands beside what confirms it."

@@ -101,12 +101,14 @@ def _of_the_paper(found: Reproduction) -> list[str]:
             "rows."
         )
     whole = printed <= {finding.experiment for finding in found.finished}
+    missed = seconds > 3600
     hardware = {session["hardware"] for session in found.sessions}
-    if whole and hardware == {_GOAL_HARDWARE} and all(effort.seconds for effort in own):
+    known = all(effort.seconds for effort in own)
+    if (missed or (whole and known)) and hardware == {_GOAL_HARDWARE}:
         facts.append(
             f"The goal was an hour of one {_GOAL_HARDWARE} for all {len(printed)} rows of the "
-            f"paper; it took {_minutes(seconds)} minutes, so the goal was "
-            f"{'met' if seconds <= 3600 else 'missed'}."
+            f"paper; it {'took' if whole else 'has taken'} {_minutes(seconds)} minutes"
+            f"{'' if whole else ' so far'}, so the goal was {'missed' if missed else 'met'}."
         )
     return facts
 

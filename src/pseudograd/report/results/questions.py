@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 from pseudograd.report.results import figures
 from pseudograd.report.results.document import Block, Figure, Part, Table, Text, Title
@@ -24,16 +23,21 @@ from pseudograd.reproduce.findings import (
     apart_from_1,
     error_against_k,
     errors_pct,
+    may_be_the_rate,
     stability,
     untried_rates,
 )
+
+_PAPER_RATES = dict.fromkeys(("svhn", "cifar10", "cifar100"), "0.0001 to 1") | {
+    "mnist": "0.1 to 10"
+}
 
 
 def asked_next(found: Reproduction) -> Part:
     """Answer what the verdicts leave open.
 
     Args:
-        found: What came of the rows that the paper prints.
+        found: What came of the experiments.
 
     Example:
         >>> asked_next(Reproduction({}, (), [], [], 0)).blocks
@@ -41,18 +45,11 @@ def asked_next(found: Reproduction) -> Part:
 
     """
     title = "What a reader would ask next"
-    stated = [finding for finding in found.finished if finding.experiment.as_printed]
-    if not stated:
+    if not found.finished:
         return Part(title, [Text("No row is finished.")])
     blocks: list[Block] = [
         Title("How much does k matter?"),
-        Text(
-            "Validation error of each k at its best rate, relative to that of k = 1 in the same "
-            "row, averaged over the rows of a depth, in percent; the interval is Student’s over "
-            "rows. Data sets may differ in what suits them, so each stands for itself, too. MNIST "
-            "is in [−1, 1]."
-        ),
-        *_curves(stated),
+        *_curves(found),
         Title("Is it k, or the learning rate?"),
         *_controls(found),
         Title("How sure is the selection?"),
@@ -65,12 +62,13 @@ def asked_next(found: Reproduction) -> Part:
     return Part(title, blocks)
 
 
-def _curves(stated: Sequence[Finding]) -> list[Block]:
+def _curves(found: Reproduction) -> list[Block]:
     """Of each depth, and of each data set for itself, since they may want opposite k."""
     groups: dict[tuple[int, str], list[Finding]] = {}
-    for finding in sorted(stated, key=lambda finding: finding.experiment.row.hidden_layers):
-        row = finding.experiment.row
-        for data in ("all", row.data):
+    for finding in sorted(found.finished, key=lambda f: f.experiment.row.hidden_layers):
+        experiment, row = finding.experiment, finding.experiment.row
+        alike = ["all"] * (experiment.as_printed and row.printed)
+        for data in (*alike, data_of(experiment)):
             groups.setdefault((row.hidden_layers, data), []).append(finding)
     curves = {group: error_against_k(findings) for group, findings in groups.items()}
     ks = sorted({k for curve in curves.values() for k in curve})
@@ -81,17 +79,25 @@ def _curves(stated: Sequence[Finding]) -> list[Block]:
     ]  # fmt: skip
     head = ["hidden layers", "data", "rows", *(f"k = {fraction(k)}" for k in ks)]
     of_depth = {depth: curve for (depth, data), curve in curves.items() if data == "all"}
-    figure = figures.error_against_k(of_depth)
-    return [Figure("error-against-k.svg", figure), Table(head, lines)]
+    text = (
+        "Validation error of each k at its best rate, relative to that of k = 1 in the same row, "
+        "averaged over the rows of a depth, in percent; the interval is Student’s over rows. Data "
+        "sets may differ in what suits them, so each stands for itself, too; “all” are those that "
+        "the paper prints, with MNIST in [−1, 1]."
+    )
+    blocks: list[Block] = [Text(text)]
+    if of_depth:
+        blocks.append(Figure("error-against-k.svg", figures.error_against_k(of_depth)))
+    return [*blocks, Table(head, lines)]
 
 
 def _controls(found: Reproduction) -> list[Block]:
-    """Of rows marked §: k = 1 at the selected k's rate beside the two that the search found."""
-    marked = [finding for finding in found.finished if apart_from_1(finding)]
-    if not marked:
+    """Where the search did not try it: k = 1 at the selected k's rate, beside what it found."""
+    apart = [finding for finding in found.finished if apart_from_1(finding)]
+    if not apart:
         return [Text("In every finished row k = 1 was tried at the selected k’s rate.")]
-    lines, better, lower, run = [], 0, 0, 0
-    for finding in marked:
+    lines, run, cleared, better, lower = [], 0, 0, 0, 0
+    for finding in apart:
         chosen, plain = finding.result.chosen, finding.result.plain
         validated, tested = DASH, DASH
         if finding.control:
@@ -100,24 +106,30 @@ def _controls(found: Reproduction) -> list[Block]:
             better += chosen.error < cell.error
             lower += finding.error_pct.mean < error_pct.mean
             run += 1
+        marked = may_be_the_rate(finding)
+        cleared += not marked
         lines.append(
-            [finding.experiment.name, f"{fraction(chosen.k)}: {rates(chosen.learning_rate)}",
-             rates(plain.learning_rate), percent(chosen.error), percent(plain.error), validated,
+            [finding.experiment.name + " §" * marked,
+             f"{fraction(chosen.k)}: {rates(chosen.learning_rate)}", rates(plain.learning_rate),
+             percent(chosen.error), percent(plain.error), validated,
              mean_and_sd(finding.error_pct, ".2f"), mean_and_sd(finding.error_k1_pct, ".2f"),
              tested]
         )  # fmt: skip
     text = (
         "The search for a k’s rate stops in the first valley that it finds, so the selected k and "
-        "k = 1 may be compared at rates far apart. In the rows marked § k = 1 is trained at the "
-        "selected k’s rate, too, after the search and without a part in it."
+        "k = 1 may be compared at rates far apart. In the rows below the search did not try k = 1 "
+        "at the selected k’s rate, so it is trained there, too, afterwards and without a part in "
+        "the selection."
     )
     if run:
         text += (
-            f" At one and the same rate the selected k has the lower validation error in {better} "
-            f"of {counted(run, 'row')}, and the lower test error in {lower}."
+            f" Of {counted(run, 'row')} in which that has been done, k = 1 has no lower validation "
+            f"error there than at its own rate in {cleared}; what k = 1 lacks there is not that "
+            "rate, and § is taken away. At one and the same rate the selected k has the lower "
+            f"validation error in {better}, and the lower test error in {lower}."
         )
-    if run < len(marked):
-        text += f" This has yet to be run for {counted(len(marked) - run, 'row')}."
+    if run < len(apart):
+        text += f" It has yet to be done for {counted(len(apart) - run, 'row')}."
     head = ["row", "selected k: its rate", "k = 1’s rate", "validation error, selected k, %",
             "k = 1", "k = 1 at the selected k’s rate", "test error, selected k, %", "k = 1",
             "k = 1 at the selected k’s rate"]  # fmt: skip
@@ -129,7 +141,7 @@ def _selection(found: Reproduction) -> list[Block]:
     resampled = [(finding, stability(finding)) for finding in found.finished]
     by_depth: dict[int, list[Stability]] = {}
     for finding, shares in resampled:
-        if finding.experiment.as_printed:
+        if finding.experiment.as_printed and finding.experiment.row.printed:
             by_depth.setdefault(finding.experiment.row.hidden_layers, []).append(shares)
     head = ["hidden layers", "rows", "same k, %", "same side of 1, %"]
     lines = [
@@ -144,14 +156,19 @@ def _selection(found: Reproduction) -> list[Block]:
          ", ".join(f"{fraction(k)}: {percent(share, 0)}" for k, share in shares.shares.items())]
         for finding, shares in resampled
     ]  # fmt: skip
+    text = (
+        "The repetitions of each row were drawn anew 10,000 times, with replacement and the same "
+        "ones for all k and rates that had been tried (bootstrap, fixed seed), and k was selected "
+        "again."
+    )
+    if lines:
+        text += (
+            " The table has the mean share of resamples that select the same k, and a k on the "
+            "same side of 1, over rows as the paper has them."
+        )
     return [
-        Text(
-            "The repetitions of each row were drawn anew 10,000 times, with replacement and the "
-            "same ones for all k and rates that had been tried (bootstrap, fixed seed), and k was "
-            "selected again. The table has the mean share of resamples that select the same k, and "
-            "a k on the same side of 1, over rows as the paper has them."
-        ),
-        Table(head, lines),
+        Text(text),
+        *([Table(head, lines)] if lines else []),
         Table(
             ["row", "selected k", "same k, %", "same side of 1, %", "k selected in resamples, %"],
             each,
@@ -173,7 +190,7 @@ def _selected_rates(found: Reproduction) -> list[Block]:
             data, str(len(findings)),
             rates(*(finding.result.plain.learning_rate for finding in findings)),
             rates(*(finding.result.chosen.learning_rate for finding in findings)),
-            "0.1 to 10" if data.startswith("mnist") else "0.0001 to 1",
+            _PAPER_RATES.get(findings[0].experiment.row.data, DASH),
             f"{sum(len(untried[finding.experiment]) for finding in findings)} of {searches}",
             f"{sum(map(apart_from_1, findings))} of {len(findings)}",
         ])  # fmt: skip
@@ -182,7 +199,6 @@ def _selected_rates(found: Reproduction) -> list[Block]:
          ", ".join(
              f"k = {fraction(cell.k)}: {rates(cell.learning_rate)}"
              + "*" * (cell.k in untried[finding.experiment])
-             + "§" * (cell.k == 1 and apart_from_1(finding))
              + f" ({rates_tried(finding, cell.k)})"
              for cell in finding.result.best_of_each_k
          )]
@@ -198,11 +214,9 @@ def _selected_rates(found: Reproduction) -> list[Block]:
             "tried. Where the error has two valleys along the rates, it finds the one where it "
             "begins, and not the same one for all k. The last two columns count the searches (of "
             "one k in one row) that never tried the rate that was best for a k next to theirs, and "
-            "the rows in which k = 1, which the selected k is compared with, was never tried at "
-            "the selected k’s rate (§): there, part of what looks like the effect of k may be that "
-            "of the rate."
+            "the rows in which k = 1, which the selected k is compared with, was not tried at the "
+            "selected k’s rate."
         ),
         Table(["row", "best rate of each k, and in brackets the lowest and highest tried (*: a "
-               "neighbour’s best was not tried; §: that of the selected k was not)"], each,
-              fold="Row by row"),
+               "neighbour’s best was not tried)"], each, fold="Row by row"),
     ]  # fmt: skip

@@ -21,9 +21,9 @@ from pseudograd.report.summary import fraction
 from pseudograd.reproduce.findings import (
     Finding,
     Reproduction,
-    apart_from_1,
     cross_entropies,
     errors_pct,
+    may_be_the_rate,
 )
 from pseudograd.reproduce.rows import Experiment, Row
 from pseudograd.reproduce.toy import Spread
@@ -65,8 +65,9 @@ def the_tables(found: Reproduction) -> Part:
             "trained on three fifths (means ± standard deviations over the repetitions), since "
             "several of the paper’s figures lie nearer to these. † marks a k that others equalled "
             "in cross-validation, ‡ a row with a k whose best rate may lie beyond those tried, § a "
-            "row in which k = 1 was never tried at the selected k’s rate, so that part of the "
-            "difference may be the rate’s. The last column is the command that runs this row "
+            "row in which the search did not try k = 1 at the selected k’s rate, so that part of "
+            "the difference may be the rate’s (unless k = 1 turned out to do no better there, see "
+            "“Is it k, or the learning rate?”). The last column is the command that runs this row "
             "again, and nothing else. It needs the data (`pseudograd data fetch mnist`, or "
             "whichever set it is), and `pseudograd reproduce report --out again`, with the same "
             "`--rows`, shows what came of it."
@@ -117,9 +118,9 @@ def _notes(finding: Finding) -> list[str]:
     if finding.result.open_ks:
         ks = ", ".join(map(fraction, finding.result.open_ks))
         notes.append(f"‡ {name}: the best rate of k = {ks} may lie beyond those tried.")
-    if apart_from_1(finding):
+    if may_be_the_rate(finding):
         tried, missed = rates_tried(finding, 1.0), rates(finding.result.chosen.learning_rate)
-        notes.append(f"§ {name}: k = 1 was tried at rates of {tried}, not at {missed}.")
+        notes.append(f"§ {name}: the search tried k = 1 at rates of {tried}, not at {missed}.")
     comparison = finding.result.comparison
     final = {*comparison.chosen, *comparison.plain}
     if cut := sum(outcome.stopped_by != "patience" for outcome in final):
@@ -128,7 +129,7 @@ def _notes(finding: Finding) -> list[str]:
 
 
 def _tied_ks(finding: Finding) -> list[float]:
-    return [cell.k for cell in finding.result.ties if cell.k != finding.k]
+    return list(dict.fromkeys(cell.k for cell in finding.result.ties if cell.k != finding.k))
 
 
 def _relative_deviations(findings: Iterable[Finding]) -> dict[str, dict[str, list[float]]]:
@@ -239,7 +240,7 @@ def _line(experiment: Experiment, found: Reproduction, measure: _Measure) -> lis
         state = _state(experiment, found)
         return [experiment.name, k, state, printed[0], DASH, state, printed[1], *[DASH] * 4]
     marks = "†" * bool(_tied_ks(finding)) + "‡" * bool(finding.result.open_ks)
-    marks += "§" * apart_from_1(finding)
+    marks += "§" * may_be_the_rate(finding)
     comparison = finding.result.comparison
     cells = [experiment.name, f"{fraction(finding.k)}{marks} {k}"]
     for outcomes, theirs, words in zip(
