@@ -153,9 +153,14 @@ def of_linear() -> dict[str, Loss]:
     if cut := imported("cut_cross_entropy", "linear_cross_entropy"):
         contenders["cut"] = lambda h, w, y, ks: cut(h, w, y)
         contenders["cut, exact"] = lambda h, w, y, ks: cut(h, w, y, filter_eps=None)
+    if quack := imported("quack.linear_cross_entropy", "chunked_linear_cross_entropy"):
+        contenders["quack"] = lambda h, w, y, ks: quack(h, w, y)
+        contenders["quack, base"] = lambda h, w, y, ks: quack(h, w, y, use_scaled_exp=False)
+    if of_rows := imported("quack.cross_entropy", "cross_entropy"):
+        contenders["linear, quack"] = lambda h, w, y, ks: of_rows(h @ w.T, y)
     for k in KS:
         contenders[f"ours k={k}"] = partial(ours_linear, k=k)
-    for rows in (256, 512, 1024):
+    for rows in (256, 512, 1024, 8192):
         contenders[f"ours k=0.5, {rows} rows"] = partial(ours_linear, k="0.5", rows=rows)
     return {name: loss for name, loss in contenders.items() if loss}
 

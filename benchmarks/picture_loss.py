@@ -68,11 +68,13 @@ def main() -> None:
     left.set_xscale("log")
     left.xaxis.set_major_formatter("{x:g}")
     left.set_xlabel("time, as a multiple of ours")
-    # Liger writes the gradient over the caller's logits.
     panel(right, [row for row in rows if row["way"] != "liger" or row["form"] == "linear"],
           "peak_bytes", "MB", 1e6)  # fmt: skip
     right.set_xlim(left=0)
-    right.set_xlabel("memory beyond the inputs, as a multiple of ours")
+    right.set_xlabel(
+        "memory beyond the inputs, as a multiple of ours\n"
+        "(for logits Liger needs none: it writes the gradient over them)"
+    )
     handles, labels = left.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=6,

@@ -31,8 +31,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["torch", "triton"])
+@pytest.fixture(params=["auto", "torch", "triton"])
 def implementation(request: pytest.FixtureRequest) -> str:
+    """Loops compiled by numba (as far as they go), PyTorch's operations, the kernels."""
     chosen: str = request.param
     if chosen == "triton":
         pytest.importorskip("triton")
@@ -80,6 +81,7 @@ def test_it_is_the_two_steps(
     implementation: str, reduction: str, smoothing: float, weighted: bool, k: str
 ) -> None:
     tensors, target = layer_and_data()
+    given = [tensor.detach().clone() for tensor in tensors]
     settings: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
     if weighted:
         settings["class_weight"] = torch.linspace(0.5, 2, CLASSES)
@@ -92,6 +94,33 @@ def test_it_is_the_two_steps(
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
     for ours, theirs in zip(gradients(value, tensors), gradients(expected, tensors), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert all(map(torch.equal, tensors, given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_a_cpu_loops_do_it(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setitem(linear._WAYS, "torch", None)
+    (hidden, weight, bias), target = layer_and_data(dtype)
+    tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias).backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_one_example_can_be_exported(reduction: str) -> None:
+    (hidden, weight, bias), target = layer_and_data()
+    criterion = TunableLinearCrossEntropyLoss(0.5, reduction=reduction)
+    given = (hidden[0, 0].detach(), weight, target[0, 0], bias)
+    value = torch.export.export(criterion, given).module()(*given)
+    expected = criterion(*given)
+    torch.testing.assert_close(value, expected)
+    assert value.shape == ()
+    for ours, theirs in zip(
+        torch.autograd.grad(value, (weight, bias)),
+        torch.autograd.grad(expected, (weight, bias)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_gradient_is_the_rule_and_not_that_of_cross_entropy() -> None:

@@ -25,7 +25,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import reference
 import test_transforms as transforms
 from pseudograd import tunable_cross_entropy
-from pseudograd.loss import functional, kernels, operators
+from pseudograd.loss import functional, kernels, operators, tunable_linear_cross_entropy
 from pseudograd.loss.checks import GREATEST_K, LEAST_K
 from pseudograd.rules import tunable
 from test_paper_rule import (
@@ -668,6 +668,31 @@ def test_export() -> None:
     torch.testing.assert_close(value, F.cross_entropy(leaf, target))
     value.backward()
     torch.testing.assert_close(leaf.grad, value_and_gradient(logits, target, 0.5)[1].to(leaf))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("implementation", ["auto", "torch", "triton"])
+@pytest.mark.parametrize("form", ["logits", "linear"])
+def test_traced(form: str, implementation: str) -> None:
+    """By `torch.jit.trace`; of other numbers than it has seen, the rule is right too."""
+    logits, target, _ = case(False, "none")
+    eye = torch.eye(CLASSES).to(DEVICE)
+
+    def loss(z: Tensor, target: Tensor) -> Tensor:
+        if form == "linear":
+            return tunable_linear_cross_entropy(z, eye, target, 0.5, implementation=implementation)
+        return tunable_cross_entropy(z, target, 0.5, implementation=implementation)
+
+    given = (logits.to(DEVICE), target.to(DEVICE))
+    traced = torch.jit.trace(loss, given, check_trace=False)
+    other = logits.flip(1)
+    leaf = leaf_of(other)
+    traced(leaf, given[1]).backward()
+    true, gradient = reference.loss(other, target, 0.5)
+    assert leaf.grad is not None
+    torch.testing.assert_close(traced(leaf, given[1]).cpu().double(), true, rtol=1e-5, atol=0)
+    torch.testing.assert_close(leaf.grad.cpu().double(), gradient, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,22 @@ def wrong_labels(arguments: dict[str, Any], mine: slice) -> tuple[Tensor, ...]:
     return tuple(row.isnan() for row in rows)
 
 
+class Criterion(torch.nn.Module):
+    """One to export."""
+
+    def forward(self, part: Tensor, target: Tensor) -> Tensor:
+        return tunable_cross_entropy(part, target, 0.5, process_group=torch.distributed.group.WORLD)
+
+
+def exported(logits: Tensor, target: Tensor, mine: slice) -> tuple[Tensor, ...]:
+    """The value of an exported loss, and whether its derivative is refused."""
+    part = logits[:, mine].clone().requires_grad_()
+    value = torch.export.export(Criterion(), (part, target)).module()(part, target)
+    with pytest.raises(RuntimeError, match="its backward pass is Python that an exported graph"):
+        value.backward()
+    return (value.detach(),)
+
+
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
@@ -134,6 +150,7 @@ def worker(rank: int, folder: str) -> None:
         results[f"{name}, compiled"] = compiled(CASES[name], logits, target, mine)
     for name, arguments in CASES.items():
         results[f"{name}, wrong"] = wrong_labels(arguments, mine)
+    results["exported"] = exported(logits, target, mine)
     torch.save(results, f"{folder}/results{rank}.pt")
     torch.distributed.destroy_process_group()
     # Taken down by the interpreter, PyTorch's threads and it can wait for each other forever.
@@ -197,6 +214,25 @@ def test_wrong_labels_are_seen(results: list[dict[str, tuple[Tensor, ...]]], nam
     for rank in results:
         for found in rank[f"{name}, wrong"]:
             assert found.tolist() == [False, True, False, True]
+
+
+@needs_gloo
+def test_an_exported_graph_has_the_value(results: list[dict[str, tuple[Tensor, ...]]]) -> None:
+    """And its derivative was refused."""
+    value, _ = reference.loss(*examples(), 0.5)
+    for rank in results:
+        torch.testing.assert_close(rank["exported"][0].double(), value, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("group", ["model", object()], ids=["a name", "an object"])
+def test_what_is_no_process_group_is_named(group: Any) -> None:
+    """Nor is a DeviceMesh one."""
+    logits, target = examples()
+    with pytest.raises(TypeError, match=r"process_group must be .* mesh\.get_group\(\)"):
+        tunable_cross_entropy(logits, target, process_group=group)
+    hidden, weight, _ = last_layer()
+    with pytest.raises(TypeError, match=r"process_group must be .* mesh\.get_group\(\)"):
+        tunable_linear_cross_entropy(hidden, weight, target, process_group=group)
 
 
 def test_what_is_not_there_is_refused() -> None:

@@ -179,6 +179,13 @@ def is_traced() -> bool:
     return torch._C._get_dispatch_mode(_PROXY) is not None
 
 
+def is_jit_traced() -> bool:
+    """Whether `torch.jit.trace` is at work."""
+    if torch.compiler.is_compiling():  # as above
+        return False
+    return torch._C._is_tracing()
+
+
 class _Forward(Function):
     @staticmethod
     def forward(z: Tensor, target: Tensor, k: Sensitivity, loss: RowLoss) -> tuple[Tensor, ...]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numbers
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
 from pseudograd.rules.paper import Sensitivity
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("mean", "sum", "none")
 IMPLEMENTATIONS = ("auto", "triton", "torch")
@@ -129,8 +132,8 @@ def check_linear(
             )
     if class_weight is not None and class_weight.requires_grad:
         raise ValueError("class_weight must not require a gradient; use class_weight.detach()")
-    whole = (torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16)
-    if not isinstance(target, Tensor) or target.dtype in whole or target.is_complex():
+    is_number = isinstance(target, Tensor) and target.dtype != torch.bool
+    if not is_number or target.is_floating_point() or target.is_complex():
         raise TypeError("target must be a tensor of class indices")
     if target.shape != hidden.shape[:-1]:
         raise ValueError(
@@ -224,6 +227,17 @@ def check_for_split(target: Tensor) -> None:
     """Refuse what there is not for classes that are split over a process group."""
     if target.is_floating_point():
         raise ValueError("target must hold class indices where a process_group shares the classes")
+
+
+def name_of_group(process_group: ProcessGroup) -> str:
+    """Give the name of the ranks that share the classes; refuse what is no process group."""
+    # A PyTorch that was built without them has no such class.
+    if not isinstance(process_group, getattr(torch.distributed, "ProcessGroup", ())):
+        raise TypeError(
+            "process_group must be a torch.distributed.ProcessGroup; of a DeviceMesh, "
+            "mesh.get_group()"
+        )
+    return process_group.group_name
 
 
 def check_class_indices(target: Tensor, classes: int, ignore_index: int) -> None:

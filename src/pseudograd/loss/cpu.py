@@ -174,17 +174,23 @@ def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type
 
 @_pass
 def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no-untyped-def]
-    """Eq. 5, each row times its weight and its ``grad``."""
+    """Eq. 5, each row times its weight and its ``grad``. ``result`` may be ``z`` itself."""
     for i in range(start, stop):
         row, out = z[i], result[i]
-        if kept[i, 2] == 0 or kept[i, 1] == -np.inf:  # ignored, or certain: whatever its logits
+        above = grad[min(i, len(grad) - 1)]
+        # Of no weight, or certain: whatever its logits.
+        if above == 0 or kept[i, 2] == 0 or kept[i, 1] == -np.inf:
             out[:] = f32(0)
             continue
         top, y, k_i = kept[i, 0], target[i], k[min(i, len(k) - 1)]
         strength = math.exp(f64(k_i) * f64(kept[i, 1]))
-        scale = f32(grad[min(i, len(grad) - 1)] * kept[i, 2] * strength)
-        for j in range(len(row)):
-            out[j] = _exp(min(k_i * (row[j] - top), f32(0)))
+        scale = f32(above * kept[i, 2] * strength)
+        if z is result:  # under two names the compiler would not make vector code of it
+            for j in range(len(out)):
+                out[j] = _exp(min(k_i * (out[j] - top), f32(0)))
+        else:
+            for j in range(len(row)):
+                out[j] = _exp(min(k_i * (row[j] - top), f32(0)))
         out[y] = f32(0)
         total = f64(0)
         for first in range(0, len(row), _SUMMED_AT_ONCE):
@@ -233,16 +239,9 @@ class _Fused(Function):
         ignore_index: int,
         reduction: str,
     ) -> Tensor:
-        logits, labels = _array(z), _labels(target)
-        weights = _ONE if weight is None else _array(weight)
-        rows = len(logits)
-        value, kept = np.empty(rows, f32), np.empty((rows, 3), f32)
-        parts = _shared(_forward, logits, labels, weights, ignore_index, value, kept)
-        value_sum = weight_sum = 0.0
-        for part_sum, part_weight, wrong in parts:
-            if wrong >= 0:
-                refuse_class_index(int(labels[wrong]), z.shape[1], ignore_index)
-            value_sum, weight_sum = value_sum + part_sum, weight_sum + part_weight
+        value, kept, value_sum, weight_sum = _values(
+            _array(z), _labels(target), weight, ignore_index
+        )
         ctx.save_for_backward(z, target)
         ctx.k, ctx.kept = k, kept
         # 0 / 0, when every row was ignored, is NaN, as in PyTorch.
@@ -276,6 +275,41 @@ class _Fused(Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
         refuse_forward_mode()
+
+
+def values_and_gradients(
+    logits: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    weight: Tensor | None,
+    ignore_index: int,
+    factor: Tensor | None,
+) -> Tensor:
+    """Give the values of rows; if there is a factor, write the gradient over their logits.
+
+    That is Eq. 5, each row times its weight and its factor.
+    """
+    z, labels = _array(logits), _labels(target)
+    value, kept, _, _ = _values(z, labels, weight, ignore_index)
+    if factor is not None:
+        ks = _array(k).reshape(-1) if isinstance(k, Tensor) else np.array([k], f32)
+        _shared(_backward, z, labels, ks, _array(factor), kept, z)
+        if logits.dtype != torch.float32:
+            logits.copy_(torch.from_numpy(z))
+    return torch.from_numpy(value)
+
+
+def _values(z: Any, labels: Any, weight: Tensor | None, ignore_index: int) -> tuple[Any, ...]:
+    """The values of rows, what is kept of them, and the sums of values and of weights."""
+    weights = _ONE if weight is None else _array(weight)
+    value, kept = np.empty(len(z), f32), np.empty((len(z), 3), f32)
+    value_sum = weight_sum = 0.0
+    parts = _shared(_forward, z, labels, weights, ignore_index, value, kept)
+    for part_sum, part_weight, wrong in parts:
+        if wrong >= 0:
+            refuse_class_index(int(labels[wrong]), z.shape[1], ignore_index)
+        value_sum, weight_sum = value_sum + part_sum, weight_sum + part_weight
+    return value, kept, value_sum, weight_sum
 
 
 _ONE = np.ones(1, f32)

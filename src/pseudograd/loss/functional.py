@@ -15,6 +15,7 @@ from pseudograd.loss.autograd import (
     ClassIndex,
     ClassProbabilities,
     Rows,
+    is_jit_traced,
     is_traced,
     prepare_tracing,
     rows_of,
@@ -32,8 +33,9 @@ from pseudograd.loss.checks import (
     check_implementation,
     check_k,
     example_shape,
+    name_of_group,
 )
-from pseudograd.rules.paper import Sensitivity, working_dtype
+from pseudograd.rules.paper import Sensitivity, wide, working_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -104,12 +106,12 @@ def tunable_cross_entropy(
 
         value, example_weight = split_values(
             z, target.flatten().long(), as_column(k, z), weight, ignore_index, label_smoothing,
-            process_group.group_name, way == "triton",
+            name_of_group(process_group), way == "triton",
         )  # fmt: skip
         reduced = _reduced(value, example_weight.sum(), reduction)
     elif target.is_floating_point():
         q = smoothed(_rows(target).to(working_dtype(z)), label_smoothing)
-        value = _class_probability_rows(z, q if weight is None else q * weight, as_column(k, z))
+        value = _class_probability_rows(z, weighted(q, weight), as_column(k, z))
         reduced = _reduced(value, float(len(z)), reduction)
     elif way == "triton" and is_eager():
         from pseudograd.loss.operators import fused_cross_entropy
@@ -198,16 +200,21 @@ def as_column(k: Sensitivity, z: Tensor) -> Sensitivity:
     return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
 
 
+# Both in float64: the rule is of the difference p - q, in which a rounded q would be seen.
 def smoothed(q: Tensor, label_smoothing: float) -> Tensor:
     """Spread a share of the target evenly over all classes."""
-    return q * (1 - label_smoothing) + label_smoothing / q.shape[-1] if label_smoothing else q
+    return wide(q) * (1 - label_smoothing) + label_smoothing / q.shape[-1] if label_smoothing else q
+
+
+def weighted(q: Tensor, weight: Tensor | None) -> Tensor:
+    """Multiply the target by the class weights."""
+    return q if weight is None else wide(q) * weight
 
 
 def smoothed_labels(z: Tensor, y: Tensor, label_smoothing: float, weight: Tensor | None) -> Tensor:
     """Give labels as targets for the rows ``z``, smoothed and weighted."""
     one_hot = torch.zeros_like(z, dtype=working_dtype(z)).scatter(-1, y.unsqueeze(-1), 1)
-    q = smoothed(one_hot, label_smoothing)
-    return q if weight is None else q * weight
+    return weighted(smoothed(one_hot, label_smoothing), weight)
 
 
 def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
@@ -218,7 +225,8 @@ def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
 
 def is_eager() -> bool:
     """Whether tensors hold numbers now: no graph is made, and torch.func is not at work."""
-    return not (is_traced() or torch._C._are_functorch_transforms_active())
+    graph = is_traced() or is_jit_traced()
+    return not (graph or torch._C._are_functorch_transforms_active())
 
 
 def holds_numbers(tensor: Tensor) -> bool:

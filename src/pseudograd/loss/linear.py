@@ -24,6 +24,7 @@ from pseudograd.loss.autograd import (
     final,
     graph_is_kept,
     is_exporting,
+    is_jit_traced,
     keep_whole,
     number_or_tensor,
     prepare_tracing,
@@ -34,10 +35,10 @@ from pseudograd.loss.checks import (
     autocast_is_on,
     check_chunk_rows,
     check_class_indices,
-    check_for_split,
     check_k,
     check_linear,
     check_settings,
+    name_of_group,
 )
 from pseudograd.loss.functional import (
     as_column,
@@ -115,13 +116,13 @@ def tunable_linear_cross_entropy(
     k = as_sensitivity(k)
     group = ""
     if process_group is not None:
-        check_for_split(target)
-        group = process_group.group_name
+        group = name_of_group(process_group)
     elif holds_numbers(target):
         check_class_indices(target, len(weight), ignore_index)
-    if is_exporting():  # which would lose the backward pass; see `loss.autograd`
+    # The one would lose the backward pass, see `loss.autograd`; the other takes no lists.
+    if is_exporting() or is_jit_traced():
         value = tunable_cross_entropy(
-            functional.linear(hidden, weight, bias).flatten(0, -2), target.flatten(),
+            functional.linear(hidden, weight, bias).reshape(-1, len(weight)), target.flatten(),
             k.flatten() if isinstance(k, Tensor) and k.dim() else k,
             class_weight, ignore_index, reduction, label_smoothing,
             implementation=implementation, process_group=process_group,
@@ -141,7 +142,7 @@ def tunable_linear_cross_entropy(
     number, ks = number_or_tensor(as_column(k, rows))
     value = _linear(
         *tensors, target.flatten().long(), number, ks, class_weight, ignore_index, reduction,
-        label_smoothing, way == "triton", group,
+        label_smoothing, way, group,
         chunk_rows or _chunk_rows(len(rows), len(weight) * rows.element_size()), wanted,
     )  # fmt: skip
     return (value.reshape(target.shape) if reduction == "none" else value).to(dtype)
@@ -230,7 +231,7 @@ class _Linear(Function):
     def forward(
         hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
         ks: Tensor | None, class_weight: Tensor | None, ignore_index: int, reduction: str,
-        smoothing: float, triton: bool, group: str, chunk_rows: int, wanted: list[bool],
+        smoothing: float, way: str, group: str, chunk_rows: int, wanted: list[bool],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         mean = reduction == "mean"
         ahead = reduction != "none" and any(wanted)
@@ -238,7 +239,7 @@ class _Linear(Function):
         unit = _unit(hidden, mean)
         values, divisor, *products = linear_products(
             hidden, weight, bias, target, k, ks, class_weight, factor, ignore_index, smoothing,
-            mean and not unit, unit or 1.0, triton, group, chunk_rows, wanted,
+            mean and not unit, unit or 1.0, way, group, chunk_rows, wanted,
         )  # fmt: skip
         if reduction == "none":
             return values, divisor, *products
@@ -259,18 +260,18 @@ class _Linear(Function):
         if grad is None:
             return None, None, None, *nothing
         hidden, weight, bias, target, ks, class_weight, divisor, *products = ctx.saved_tensors
-        k, ignore_index, reduction, smoothing, triton, group, chunk_rows, wanted = ctx.settings
+        k, ignore_index, reduction, smoothing, way, group, chunk_rows, wanted = ctx.settings
         if reduction == "none":
             _, _, *products = _Late.apply(
                 hidden, weight, bias, target, k, ks, class_weight, grad, ignore_index, smoothing,
-                False, 1.0, triton, group, chunk_rows, wanted,
+                False, 1.0, way, group, chunk_rows, wanted,
             )  # fmt: skip
         else:
             by = grad
             if unit := _unit(hidden, reduction == "mean"):
                 by = torch.where(divisor == 0, 0, grad / (unit * divisor)).to(grad.dtype)
             keep = graph_is_kept() or not is_eager()
-            products = [_scaled(product, by, triton, keep) for product in products]
+            products = [_scaled(product, by, way == "triton", keep) for product in products]
         results = (
             final(product, hidden, weight, bias) if wants else None
             for product, wants in zip(products, wanted, strict=True)
@@ -339,7 +340,7 @@ def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
 _SCHEMA = """(
     Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float k, Tensor? ks,
     Tensor? class_weight, Tensor? factor, int ignore_index, float smoothing, bool mean, float unit,
-    bool triton, str group, int chunk_rows, bool[] wanted
+    str way, str group, int chunk_rows, bool[] wanted
 ) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"""
 
 
@@ -347,7 +348,7 @@ _SCHEMA = """(
 def linear_products(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
     ks: Tensor | None, class_weight: Tensor | None, factor: Tensor | None, ignore_index: int,
-    smoothing: float, mean: bool, unit: float, triton: bool, group: str, chunk_rows: int,
+    smoothing: float, mean: bool, unit: float, way: str, group: str, chunk_rows: int,
     wanted: list[bool],
 ) -> Products:  # fmt: skip
     """Give the values of rows, the sum of their weights, and their gradients' products.
@@ -392,14 +393,11 @@ def linear_products(
             )  # fmt: skip
         elif group:
             values[part] = _split(
-                logits, column[part], k_part, example_weight[part], factor_part, group, triton
-            )
-        elif triton:
-            values[part] = _by_kernel(
-                logits, target[part], k_part, class_weight, ignore_index, smoothing, factor_part
-            )
+                logits, column[part], k_part, example_weight[part], factor_part, group,
+                way == "triton",
+            )  # fmt: skip
         else:
-            values[part] = _plain(
+            values[part] = _WAYS[way](
                 logits, target[part], k_part, class_weight, ignore_index, smoothing, factor_part
             )
         if factor is None:
@@ -455,6 +453,16 @@ def _by_kernel(
     return values
 
 
+def _by_loops(
+    logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
+    smoothing: float, factor: Tensor | None,
+) -> Tensor:  # fmt: skip
+    from pseudograd.loss.cpu import values_and_gradients
+
+    assert not smoothing  # see `chosen_way`
+    return values_and_gradients(logits, target, k, class_weight, ignore_index, factor)
+
+
 def _plain(
     logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
     smoothing: float, factor: Tensor | None,
@@ -468,6 +476,9 @@ def _plain(
     elif class_weight is not None:
         row_weight = row_weight * class_weight[y]
     return _by_rows(loss, logits, y, k, row_weight, factor)
+
+
+_WAYS = {"triton": _by_kernel, "numba": _by_loops, "torch": _plain}
 
 
 def _by_rows(
