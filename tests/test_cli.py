@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,34 @@ def test_looking_whether_a_file_can_be_written_leaves_it_alone(
     with pytest.raises(SystemExit):
         main(["toy", "--csv", "kept.csv", "--runs", "0"])
     assert Path("kept.csv").read_text() == "precious"
+
+
+def test_a_second_ctrl_c_does_not_wait_for_workers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would abort at its end, with its workers in C++."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    class Left(Exception):
+        pass
+
+    def leave(status: int) -> None:
+        raise Left(status)
+
+    monkeypatch.setattr("pseudograd.reproduce.toy.run_toy", interrupted)
+    monkeypatch.setattr("os._exit", leave)
+    end = threading.Event()
+    worker = threading.Thread(target=end.wait, name="fleet-0")
+    worker.start()
+    try:
+        with pytest.raises(Left, match="130"):
+            main(["toy"])
+    finally:
+        end.set()
+        worker.join()
+    assert "stopped by Ctrl-C" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_quietly(

@@ -107,6 +107,20 @@ def test_on_a_cpu_loops_do_it(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_several_gradients_from_above(implementation: str, reduction: str) -> None:
+    tensors, target = layer_and_data()
+    hidden, weight, bias = tensors
+    value = tunable_linear_cross_entropy(
+        hidden, weight, target, 0.5, bias, reduction=reduction, implementation=implementation
+    )
+    above = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
+    both = torch.autograd.grad(value, tensors, above, True, is_grads_batched=True)
+    once = torch.autograd.grad(value, tensors, torch.ones_like(value))
+    for ours, theirs in zip(both, once, strict=True):
+        torch.testing.assert_close(ours, torch.stack([theirs, 3 * theirs]))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_one_example_can_be_exported(reduction: str) -> None:
     (hidden, weight, bias), target = layer_and_data()
     criterion = TunableLinearCrossEntropyLoss(0.5, reduction=reduction)

@@ -660,6 +660,30 @@ def test_modules_pass_all_settings_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "chunk_rows=7" in repr(of_linear)
 
 
+def test_modules_refuse_what_functions_would() -> None:
+    with pytest.raises(ValueError, match="implementation must be 'auto', 'triton' or 'torch'"):
+        TunableCrossEntropyLoss(implementation="fast")
+    with pytest.raises(ValueError, match="chunk_rows must be a whole number of 1 or more, not 'x'"):
+        TunableLinearCrossEntropyLoss(chunk_rows="x")  # type: ignore[arg-type]
+
+
+@both_paths
+def test_ignored_examples_may_hold_anything() -> None:
+    logits = torch.tensor([[1.0, 2.0], [math.nan, math.inf], [-math.inf, -math.inf]])
+    for k in (1.0, 0.5):
+        for smoothing in (0.0, 0.1):
+            value, gradient = value_and_gradient(
+                tunable_cross_entropy, logits, torch.tensor([0, -100, -100]), k,
+                label_smoothing=smoothing,
+            )  # fmt: skip
+            alone, alone_gradient = value_and_gradient(
+                tunable_cross_entropy, logits[:1], torch.tensor([0]), k, label_smoothing=smoothing
+            )
+            torch.testing.assert_close(value, alone)
+            torch.testing.assert_close(gradient[:1], alone_gradient)
+            assert (gradient[1:] == 0).all()
+
+
 @pytest.mark.parametrize("form", ["logits", "linear"])
 @both_paths
 def test_examples_without_a_gradient_from_above_may_hold_anything(form: str) -> None:

@@ -248,6 +248,7 @@ def test_what_a_careful_reader_should_know() -> None:
     text = Parsed(page(ABOUT, protocol, outcomes, None)).text
     assert "For k = 1, 1/2 the best rate is the last that was tried" in text
     assert "4 of the 4 final networks were still learning" in text
+    assert "\n4 of the 4 final networks were still learning" in summary(result(protocol, outcomes))
     assert "As good in cross-validation" not in text
     level = made_up(protocol, error=0.1)
     text = Parsed(page(ABOUT, protocol, level, None)).text

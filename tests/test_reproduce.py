@@ -795,6 +795,8 @@ def test_the_whole_path_in_small(
     (experiment, *_) = experiments(rows("table1", "mnist 1x400 m0.5"))
     found = result(experiment.smoke(), ledger)
     assert len(found.comparison.chosen) == 2
+    (state,) = status([experiment], Path("runs/smoke"), smoke=False)
+    assert state.done == 0  # of the whole protocol
     before = {path: path.read_bytes() for path in Path("runs/smoke").iterdir()}
     assert main(command) == 0  # again: there is nothing left
     assert {path: path.read_bytes() for path in Path("runs/smoke").iterdir()} == before

@@ -172,6 +172,25 @@ def test_what_was_run_is_told(text: str, folder: Path) -> None:
     assert "plain loop" not in text  # nothing was measured here
 
 
+def test_a_report_of_some_rows_tells_of_them_alone(text: str, folder: Path, tmp_path: Path) -> None:
+    assert "minutes with reading the data, in 1 call." in text
+    copy = tmp_path / "results"
+    shutil.copytree(folder, copy)
+    svhn = [experiment for experiment in SOME if experiment.row.data == "svhn"]
+    some = documents(svhn, copy)[tmp_path / "RESULTS.md"]
+    assert "with reading the data" not in some  # of others, too
+    assert "\n- svhn: `" in some
+    assert "\n- cifar10: `" in text
+    assert "\n- cifar10: `" not in some
+    manifest = json.loads((copy / "manifest.json").read_text("utf-8"))
+    others = manifest[0] | {
+        "commit": "abcdef of others",
+        "networks": {"mnist 9x9": {"trials": 1, "seconds": 1}},
+    }
+    (copy / "manifest.json").write_text(json.dumps([*manifest, others]), "utf-8")
+    assert "abcdef" not in documents(svhn, copy)[tmp_path / "RESULTS.md"]
+
+
 def test_what_the_papers_own_rows_took_is_told(text: str, folder: Path, tmp_path: Path) -> None:
     own = [Experiment(row) for row in rows("all", "*x400 m0.5")]
     networks = sum(len(ledger_of(folder, e.network)) for e in own)
@@ -620,7 +639,7 @@ def test_rows_of_ones_own(tmp_path: Path) -> None:
         (own, "3 of 3 rows that are not the paper’s are finished; no claim is", "open"),
     ):
         text = documents(wanted, tmp_path / "results")[tmp_path / "RESULTS.md"]
-        assert f"whole protocol: {lead}" in text
+        assert f"k = 1 is cross-entropy. {lead}" in text
         assert "in `results` by `pseudograd.report.results.documents`." in text
         assert lines_of(text, "2a")[0][2] == claimed
         shown = text[text.index("### Not of the paper: mine") :]

@@ -763,10 +763,15 @@ def test_numbers_beyond_those_of_training() -> None:
 
 def test_what_columns_are_taken_for() -> None:
     assert Encoder.fit(mixed(), "kind").taken_for == (
-        "columns taken for numbers: 2, for categories: 3 (7 indicator columns)"
+        "columns taken for numbers: 'größe', 'same'; for categories: '色', 'smokes', 'none' "
+        "(7 indicator columns)"
     )
     plain = Encoder.fit(pd.DataFrame({"x": [1, 2], "y": [0, 1]}), "y")
-    assert plain.taken_for == "columns taken for numbers: 1, for categories: 0"
+    assert plain.taken_for == "columns taken for numbers: 'x'"
+    wide = pd.DataFrame({f"x{at}": [1, 2] for at in range(10)} | {"y": [0, 1]})
+    told = Encoder.fit(wide, "y").taken_for
+    assert told is not None
+    assert told.endswith("'x5', 'x6', and 2 more up to 'x9'")
     assert open_data("digits")[1].taken_for is None
 
 

@@ -88,7 +88,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert {line.split()[0] for line in lines[1:3]} == {"1", "1/2"}
     assert lines[3].startswith("chosen: k = ")
     assert lines[-2:] == ["page: run/report.html", "model, ledger and all else: run"]
-    said = "columns taken for numbers: 1, for categories: 1 (2 indicator columns)"
+    said = "columns taken for numbers: 'weight'; for categories: 'colour' (2 indicator columns)"
     assert err.splitlines()[0] == said
     assert "round 1, search: 12 of 12 trials" in err
 
@@ -116,6 +116,10 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert all(float(row["p(cat)"]) + float(row["p(dog <b>)"]) == pytest.approx(1) for row in rows)
     assert main(["predict", "run", "new.csv", "--out", "labels.csv"]) == 0
     assert "2 predictions: labels.csv" in capsys.readouterr().out
+    given = Path("new.csv").read_text("utf-8")
+    said = refusal(capsys, "predict", "run", "new.csv", "--out", "./new.csv")
+    assert said.endswith("--out new.csv is the file of the rows itself: name another")
+    assert Path("new.csv").read_text("utf-8") == given
     assert Path("labels.csv").read_text().startswith("pet,p(cat),p(dog <b>)\ndog <b>,")
 
     Path("other.csv").write_text("colour,height\nblack,31\n")
@@ -350,7 +354,9 @@ def test_data_that_cannot_be_used(
     ("arguments", "said"),
     [
         (["--data-dir", "here"], "--data-dir cannot be set for data 'pets.csv'"),
-        (["--test", "pets.csv", "--test-fraction", "0.3"], "--test-fraction must be left out"),
+        (["--test", "pets.csv"], "--test pets.csv is the file that is trained on"),
+        (["--test", "more.csv", "--test-fraction", "0.3"], "--test-fraction must be left out"),
+        (["--epochs", "3"], "tune: unrecognized arguments: --epochs 3; see pseudograd tune"),
         (["--drop", "weigth"], "--drop names 'weigth': pets.csv has 'weight'"),
         (["--drop", "pet"], "--drop names 'pet', which is the target"),
         (["--categories", "hue"], "--categories names 'hue': pets.csv has"),
@@ -401,7 +407,7 @@ def test_numbers_as_categories(capsys: pytest.CaptureFixture[str]) -> None:
     pets()
     options = ["pets.csv", "--target", "pet", *SMALL, "--categories", "weight"]
     _, err = tuned(capsys, *options)
-    said = "columns taken for numbers: 0, for categories: 2 (9 indicator columns)"
+    said = "columns taken for categories: 'weight', 'colour' (9 indicator columns)"
     assert err.splitlines()[0] == said
 
 

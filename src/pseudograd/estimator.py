@@ -335,7 +335,7 @@ def _dataset(
         len(index) - 1,
         value_range,
         None if (total == total[0]).all() else torch.from_numpy(total),
-        pieces_of=torch.from_numpy(pieces_of),
+        pieces_of=torch.from_numpy(pieces_of) if pieces.max() > 1 else None,
     )
 
 

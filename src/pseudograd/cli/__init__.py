@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -49,16 +50,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="pseudograd", description="Train with tunable sensitivity to large errors."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for command in COMMANDS:
         command(commands)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     options.arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
         print(f"pseudograd: {str(stop) or 'stopped by Ctrl-C before the end'}", file=sys.stderr)
+        if any(thread.name.startswith("fleet-") for thread in threading.enumerate()):
+            # Ctrl-C again, while workers ended their epoch: Python's own end would abort in them.
+            sys.stderr.flush()
+            os._exit(130)
         return 130
     except BrokenPipeError:
         # Whoever reads has enough, as in ``| head``; Python must not complain at its end, either.

@@ -130,5 +130,7 @@ def _checked(device: str) -> str:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).splitlines()[0].rstrip(".")
-        raise ValueError(f"--device {device} cannot be used here: {reason}") from problem
+        raise ValueError(
+            f"--device {device} cannot be used here ({reason}): leave it out for what there is"
+        ) from problem
     return device

@@ -26,7 +26,8 @@ def tune(commands: Commands) -> None:
         nargs="?",
         default="digits",
         metavar="DATA",
-        help="a data set that has a name, or a .csv, .parquet or .npz file (%(default)s)",
+        help="digits, mnist, fashion-mnist, svhn, cifar10 or cifar100, or a .csv, .parquet or .npz "
+        "file (%(default)s)",
     )
     table = parser.add_argument_group("your own table")
     table.add_argument("--target", metavar="NAME", help="the column of labels")
@@ -107,7 +108,7 @@ def tune(commands: Commands) -> None:
 
     def run(options: argparse.Namespace) -> None:
         from pseudograd.cli.display import Display, tell_set_aside
-        from pseudograd.report.summary import summary
+        from pseudograd.report.summary import counted, summary
         from pseudograd.search import Run, default_folder
         from pseudograd.search import tune as go_through
 
@@ -136,7 +137,7 @@ def tune(commands: Commands) -> None:
                     )
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
-                    f"stopped by Ctrl-C; {len(search.ledger)} trials are kept, "
+                    f"stopped by Ctrl-C; {counted(len(search.ledger), 'trial')} kept, "
                     "and the same command goes on from there"
                 ) from None
             except (MemoryError, RuntimeError) as problem:
@@ -159,6 +160,8 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
     from pseudograd.data import open_data
     from pseudograd.data.reading import OptionError
 
+    if options.test and _is_same_file(options.test, options.data):
+        raise ValueError(f"--test {options.test} is the file that is trained on: name another")
     try:
         return open_data(
             options.data,
@@ -231,6 +234,8 @@ def predict(commands: Commands) -> None:
         from pseudograd.data import read_frame
         from pseudograd.search import load_model
 
+        if options.out and _is_same_file(options.out, options.file):
+            raise ValueError(f"--out {options.out} is the file of the rows itself: name another")
         network, encoder = load_model(options.run_folder, options.k)
         frame = read_frame(options.file, encoder)
         probabilities = network.probabilities(torch.from_numpy(encoder.transform(frame)))
@@ -261,6 +266,10 @@ def predict(commands: Commands) -> None:
             print(f"{len(table)} predictions: {options.out}")
 
     parser.set_defaults(run=run)
+
+
+def _is_same_file(one: str | Path, other: str | Path) -> bool:
+    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
 
 
 def report(commands: Commands) -> None:

@@ -174,4 +174,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def listed(names: Iterable[object], most: int = 8) -> str:
     """Names as they stand in a sentence, a few of them."""
     named = [repr(name) for name in names]
-    return ", ".join(named[:most]) + f" and {len(named) - most} more" * (len(named) > most)
+    if len(named) <= most:
+        return ", ".join(named)
+    return f"{', '.join(named[: most - 1])}, and {len(named) - most} more up to {named[-1]}"

@@ -27,8 +27,8 @@ class Dataset:
             their ratios matter.
         rows: The row of its file that each example comes from, counted from 1; None if there is no
             file.
-        pieces_of: A number for each example, which those that are pieces of one have in common: a
-            stratified cut deals them to different parts. None if all are whole.
+        pieces_of: A number for each example, which those that are pieces of one (and of one class)
+            have in common: a stratified cut deals them to different parts. None if all are whole.
 
     Example:
         >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,

@@ -284,11 +284,14 @@ class Encoder:
         """What the columns were taken for, in words; None if the features are pixels."""
         if self.pixels is not None:
             return None
-        widths = [column.width for column in self.columns if isinstance(column, Categories)]
-        return (
-            f"columns taken for numbers: {len(self.columns) - len(widths)}, for categories: "
-            f"{len(widths)}" + f" ({sum(widths)} indicator columns)" * bool(widths)
-        )
+        categories = [column for column in self.columns if isinstance(column, Categories)]
+        numbers = [column.name for column in self.columns if isinstance(column, Numbers)]
+        kinds = [f"for numbers: {listed(numbers)}"] if numbers else []
+        if categories:
+            width = sum(column.width for column in categories)
+            names = listed(column.name for column in categories)
+            kinds.append(f"for categories: {names} ({width} indicator columns)")
+        return f"columns taken {'; '.join(kinds)}"
 
     def text_columns(self) -> list[str]:
         """The columns of texts, which stay so where they look like numbers; no truth values."""

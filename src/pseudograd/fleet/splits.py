@@ -62,8 +62,8 @@ def parts(data: Dataset, split: Split) -> Parts:
     judging = turn % FOLDS
     stopping = (judging + 1 + turn // FOLDS) % FOLDS
     shuffled = randomness.folds(split.plan + (recut << 32), data.train_size)
-    if data.pieces_of is not None:
-        shuffled = _pieces_together(shuffled, data.pieces_of)
+    if split.stratified and data.pieces_of is not None:
+        shuffled = _pieces_together(shuffled, data.pieces_of.cpu())
     size = data.train_size // FOLDS
     dealt, left_over = shuffled[: size * FOLDS], shuffled[size * FOLDS :]
     if split.stratified:

@@ -23,6 +23,7 @@ from pseudograd.loss.autograd import (
     Underivable,
     final,
     graph_is_kept,
+    is_batch,
     is_exporting,
     is_jit_traced,
     keep_whole,
@@ -270,7 +271,7 @@ class _Linear(Function):
             by = grad
             if unit := _unit(hidden, reduction == "mean"):
                 by = torch.where(divisor == 0, 0, grad / (unit * divisor)).to(grad.dtype)
-            keep = graph_is_kept() or not is_eager()
+            keep = graph_is_kept() or is_batch(grad) or not is_eager()
             products = [_scaled(product, by, way == "triton", keep) for product in products]
         results = (
             final(product, hidden, weight, bias) if wants else None

@@ -28,6 +28,7 @@ from pseudograd.report.summary import (
     leaves_out_0,
     p_value,
     percent,
+    still_learning,
 )
 from pseudograd.reproduce.findings import side
 from pseudograd.reproduce.rows import rows
@@ -376,18 +377,8 @@ def _notes(found: _Findings, comparison: Comparison, chosen: Cell) -> list[str]:
             f"For k = {', '.join(open_ks)} the best rate is the last that was tried, and a better "
             "one may lie beyond: the limit of extensions was reached."
         )
-    final = {*comparison.chosen, *comparison.plain}
-    cut = sum(outcome.stopped_by == "limit" for outcome in final)
-    if cut:
-        some = (
-            "The final network" if len(final) == 1 else f"{cut} of the {len(final)} final networks"
-        )
-        verb, them = ("was", "it") if cut == 1 else ("were", "them")
-        notes.append(
-            f"{some} {verb} still learning when the limit of "
-            f"{counted(protocol.trial.max_epochs, 'epoch')} stopped {them}; with more epochs the "
-            "result may be another."
-        )
+    if limited := still_learning(comparison):
+        notes.append(f"{limited[0].upper()}{limited[1:]}.")
     notes.append(
         "The test set was not looked at before k and the learning rate were selected, and was not "
         "used to stop the training."

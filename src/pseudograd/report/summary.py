@@ -196,6 +196,36 @@ def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
     return "\n".join(lines)
 
 
+def still_learning(comparison: Comparison) -> str:
+    """Tell which final networks the limit of epochs stopped; nothing if none.
+
+    Args:
+        comparison: Of the networks of the chosen k and of k = 1.
+
+    Example:
+        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.search import compare
+        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1, max_epochs=20)
+        >>> outcome = Outcome(trial, 0.1, 1, 0.50, 0.3, 20, "limit", (), wrong=(0, 1))
+        >>> still_learning(compare([outcome], [outcome])).partition(" when")[0]
+        'the final network was still learning'
+
+    """
+    final = {*comparison.chosen, *comparison.plain}
+    cut = [outcome for outcome in final if outcome.stopped_by == "limit"]
+    if not cut:
+        return ""
+    some = (
+        "the final network" if len(final) == 1 else f"{len(cut)} of the {len(final)} final networks"
+    )
+    verb, them = ("was", "it") if len(cut) == 1 else ("were", "them")
+    return (
+        f"{some} {verb} still learning when the limit of "
+        f"{counted(cut[0].trial.max_epochs, 'epoch')} stopped {them}; with more epochs the result "
+        "may be another"
+    )
+
+
 def summary(found: Result) -> str:
     """Tell the result of a search: the table of k, the choice, and how it compares with k = 1.
 
@@ -206,7 +236,7 @@ def summary(found: Result) -> str:
         >>> from pseudograd.fleet import Outcome, Trial
         >>> from pseudograd.search import compare
         >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1)
-        >>> outcome = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
+        >>> outcome = Outcome(trial, 0.1, 1, 0.50, 0.3, 16, "patience", (), wrong=(0, 1))
         >>> cell, same = Cell(1.0, 0.1, (0.02, 0.04)), compare([outcome], [outcome])
         >>> print(summary(Result((cell,), (cell,), cell, cell, (), (), same)))
              k   best rate   validation error, %
@@ -241,6 +271,8 @@ def summary(found: Result) -> str:
     count = counted(networks, "network")
     said, warning = baseline(comparison)
     last = [said] * bool(said) + [f"warning: {warning}"] * bool(warning)
+    if limited := still_learning(comparison):
+        last.append(f"{limited} (--max-epochs)")
     if chosen == plain:
         lines.append(f"test error {percent(error)}%, cross-entropy {value:.3f} ({count})")
         lines.append(

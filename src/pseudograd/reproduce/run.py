@@ -518,7 +518,7 @@ def status(
         opened(ledger)
         for experiment in group:
             protocol = experiment.smoke() if smoke else experiment.protocol()
-            own = [o for o in ledger.values() if o.trial.momentum == experiment.row.momentum]
+            own = [outcome for trial, outcome in ledger.items() if protocol.covers(trial)]
             done, wanted = len(own), protocol.wanted(ledger)
             searching = bool(replace(protocol, control=False).wanted(ledger))
             # Four rates for each k, the sweep, and the networks judged on the test set.

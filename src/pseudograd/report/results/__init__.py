@@ -112,7 +112,11 @@ def _lead(found: Reproduction, smoke: bool) -> str:
         " that are not the paper’s": own,
     }
     first, *more = [(finished(some), which) for which, some in kinds.items() if some]
-    text = f"The paper’s experiments, run again with its whole protocol: {first[0]} rows{first[1]} "
+    text = (
+        "The experiments of Keren, Sabato and Schuller, “Tunable Sensitivity to Large Errors in "
+        "Neural Network Training” (AAAI 2017), run again with its whole protocol. k says how much "
+        f"large errors count in training; k = 1 is cross-entropy. {first[0]} rows{first[1]} "
+    )
     text += "are finished" + "".join(f", and {number}{which}" for number, which in more)
     if unprinted or own:
         text += "; no claim is judged by rows that the paper does not print"

@@ -66,9 +66,11 @@ def in_short(found: Reproduction) -> Part:
             Text(
                 "For claims 2a, 2c, 2d, 3, 4 and 6 “partly” means the right direction, within "
                 "noise; for 2a and 2c it can also mean beyond noise, but in no more than half of "
-                "the rows, and for 3 lower in more rows, but not on average. In a row marked § "
-                "the search did not try k = 1 at the selected k’s rate, so that part of the "
-                "difference may be the rate’s. The rules, tests and figures are below."
+                "the rows, and for 3 lower in more rows, but not on average. For 2b it means that "
+                "one of its two conditions holds, for 5 that it holds where k > 1. In a row marked "
+                "§ the search did not try k = 1 at the selected k’s rate, and it is not known that "
+                "k = 1 does no better there, so that part of the difference may be the rate’s. The "
+                "rules, tests and figures are below."
             ),
             *_selected_figure(readings[0].points),
         ],
@@ -236,8 +238,9 @@ def _marked(claim: Claim, readings: Sequence[_Reading], found: Reproduction) -> 
             name = "Without them" + reading.short.removeprefix("ours")
             told.append(_judged(name, without, without.rows))
     why = (
-        "§ Where the search did not try k = 1 at the selected k’s rate, what looks like the effect "
-        "of k may in part be that of the rate."
+        "§ Where the search did not try k = 1 at the selected k’s rate, and it is not known that "
+        "k = 1 does no better there, what looks like the effect of k may in part be that of the "
+        "rate."
     )
     return [" ".join([why, *told])] if told else []
 
