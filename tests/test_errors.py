@@ -210,6 +210,9 @@ def test_rules_have_labels_only() -> None:
 def test_a_rule_is_a_function() -> None:
     with pytest.raises(TypeError, match=r"rule must be a function of logits and labels, not 0\.5"):
         RuleCrossEntropyLoss(0.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"one of the bias is made a rule by .*from_bias"):
+        RuleCrossEntropyLoss(lambda bias: bias)  # type: ignore[arg-type, misc]
+    RuleCrossEntropyLoss(torch.sub)  # whose signature Python does not know
 
 
 def test_a_rule_gives_a_number_for_each_class() -> None:

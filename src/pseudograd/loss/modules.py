@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -151,8 +152,11 @@ class RuleCrossEntropyLoss(nn.Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        if not callable(rule):
-            raise TypeError(f"rule must be a function of logits and labels, not {rule!r}")
+        if not callable(rule) or not _takes_two(rule):
+            raise TypeError(
+                f"rule must be a function of logits and labels, not {rule!r}; one of the bias is "
+                "made a rule by `pseudograd.rules.from_bias`"
+            )
         self.rule = rule
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
@@ -186,3 +190,13 @@ class RuleCrossEntropyLoss(nn.Module):
     def extra_repr(self) -> str:
         """Show what was set."""
         return f"rule={self.rule!r}, reduction={self.reduction!r}"
+
+
+def _takes_two(rule: Callable[..., Tensor]) -> bool:
+    try:
+        inspect.signature(rule).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # of some functions that are not Python's there is no signature
+        pass
+    return True
