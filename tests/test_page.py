@@ -240,7 +240,7 @@ def test_k_of_1_is_compared_with_nothing() -> None:
     assert "Mean difference" not in parsed.said
 
 
-def test_what_a_careful_reader_should_know() -> None:
+def test_what_a_careful_reader_should_know(tmp_path: Path) -> None:
     protocol = Protocol(
         TEMPLATE, ks=(1.0, 0.5), initial_rate=0.8, repetitions=1, retrainings=2, most_extensions=0
     )
@@ -248,7 +248,8 @@ def test_what_a_careful_reader_should_know() -> None:
     text = Parsed(page(ABOUT, protocol, outcomes, None)).text
     assert "For k = 1, 1/2 the best rate is the last that was tried" in text
     assert "4 of the 4 final networks were still learning" in text
-    assert "\n4 of the 4 final networks were still learning" in summary(result(protocol, outcomes))
+    printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
+    assert "\n4 of the 4 final networks were still learning" in printed
     assert "As good in cross-validation" not in text
     level = made_up(protocol, error=0.1)
     text = Parsed(page(ABOUT, protocol, level, None)).text
