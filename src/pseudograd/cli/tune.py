@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 def tune(commands: Commands) -> None:
     """``pseudograd tune``: the best k and learning rate for a data set."""
+    from pseudograd.data.registry import BENCHMARKS
+
     about = "find the best k and learning rate for a data set, and train the best network"
     parser = commands.add_parser("tune", help=about, description=about.capitalize() + ".")
     parser.add_argument(
@@ -26,8 +28,7 @@ def tune(commands: Commands) -> None:
         nargs="?",
         default="digits",
         metavar="DATA",
-        help="digits, mnist, fashion-mnist, svhn, cifar10 or cifar100, or a .csv, .parquet or .npz "
-        "file (%(default)s)",
+        help=f"digits, {', '.join(BENCHMARKS)}, or a .csv, .parquet or .npz file (%(default)s)",
     )
     table = parser.add_argument_group("your own table")
     table.add_argument("--target", metavar="NAME", help="the column of labels")

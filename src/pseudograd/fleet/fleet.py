@@ -280,6 +280,7 @@ def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
         given.put(None)
 
     before = torch.get_num_threads()
+    # `cli.main` knows them by their name.
     threads = [
         threading.Thread(target=run, args=(work,), name=f"fleet-{at}", daemon=True)
         for at, work in enumerate(works)

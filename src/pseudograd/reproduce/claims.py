@@ -1,7 +1,7 @@
 """The paper's claims, and what it takes to confirm them.
 
-The rules were set before any row was run in full, but after sketches of four architectures. Only
-that claim 3 needs a mean below 0 was added later; no verdict changed by it.
+The rules were set before any row was run in full, but after sketches of four architectures. Later
+came that claim 3 needs a mean below 0, which changed no verdict, and `can_be_confirmed`.
 
 All p-values but that of the toy example are two-sided. Rows share data sets, and those that differ
 in the momentum alone share folds and initial weights too, so they are not independent: p-values are

@@ -150,7 +150,7 @@ class Reproduction:
     Attributes:
         found: What came of each experiment; None if it is not finished.
         efforts: Of each experiment of which there are trials, in the order in which they are run.
-        sessions: The manifest.
+        sessions: Of the manifest, those in which networks of these experiments were trained.
         toy: The runs of the toy example; none if there is no ``toy.csv``.
         unread: Lines of ledgers that could not be read.
 
@@ -191,11 +191,12 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
         [None]
 
     """
-    manifest = sessions(folder)
+    groups = by_network(experiments)
+    manifest = [session for session in sessions(folder) if groups.keys() & session["networks"]]
     found: dict[Experiment, Finding | None] = {}
     efforts: list[Effort] = []
     unread = 0
-    for network, group in by_network(experiments).items():
+    for network, group in groups.items():
         ledger = ledger_of(folder, network)
         unread += len(ledger.set_aside)
         protocols = {e: e.smoke() if smoke else e.protocol() for e in group}

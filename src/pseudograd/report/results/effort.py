@@ -47,12 +47,12 @@ def _facts(found: Reproduction, smoke: bool) -> list[str]:
     seconds = _seconds(found.efforts)
     facts = [f"{trials:,} networks were trained, in {epochs:,} epochs."]
     networks = {effort.experiment.network for effort in found.efforts}
-    sessions = [session for session in found.sessions if networks & session["networks"].keys()]
     if seconds:
         text = f"Time: {_minutes(seconds)} minutes, {3600 * trials / seconds:,.0f} networks an hour"
-        if all(session["networks"].keys() <= networks for session in sessions):
-            in_all = _minutes(sum(session["seconds"] for session in sessions))
-            text += f"; {in_all} minutes with reading the data, in {counted(len(sessions), 'call')}"
+        if all(session["networks"].keys() <= networks for session in found.sessions):
+            in_all = _minutes(sum(session["seconds"] for session in found.sessions))
+            calls = counted(len(found.sessions), "call")
+            text += f"; {in_all} minutes with reading the data, in {calls}"
         facts.append(f"{text}.")
     if unknown := _unknown(found):
         facts.append(
@@ -62,18 +62,16 @@ def _facts(found: Reproduction, smoke: bool) -> list[str]:
     elif seconds and not smoke:
         facts += _of_the_paper(found)
     for name, key in (("Hardware", "hardware"), ("Commit", "commit")):
-        told = list(dict.fromkeys(session[key] for session in sessions))
+        told = list(dict.fromkeys(session[key] for session in found.sessions))
         facts += [f"{name}: {', '.join(told)}."] if told else []
     versions = dict.fromkeys(
         ", ".join(f"{name} {version}" for name, version in session["versions"].items() if version)
-        for session in sessions
+        for session in found.sessions
     )
     facts += [f"Versions: {'; '.join(versions)}."] if versions else []
     of_data = {effort.experiment.row.data for effort in found.efforts}
-    data = dict.fromkeys(item for session in sessions for item in session["data"].items())
-    for name, sha256 in data:
-        if name not in of_data:
-            continue
+    data = dict.fromkeys(item for session in found.sessions for item in session["data"].items())
+    for name, sha256 in (item for item in data if item[0] in of_data):
         called = "a part of it" if smoke else variant(name, sha256) or "official"
         if called == "re-cropped":
             called += ": cut again from the official pictures of whole numbers"

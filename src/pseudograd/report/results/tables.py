@@ -11,6 +11,7 @@ from pseudograd.report.results.document import Block, Bullets, Figure, Part, Tab
 from pseudograd.report.results.figures import deviations
 from pseudograd.report.results.wording import (
     DASH,
+    MARKED,
     data_of,
     interval,
     mean_and_sd,
@@ -65,9 +66,8 @@ def the_tables(found: Reproduction) -> Part:
             "trained on three fifths (means ± standard deviations over the repetitions), since "
             "several of the paper’s figures lie nearer to these. † marks a k that others equalled "
             "in cross-validation, ‡ a row with a k whose best rate may lie beyond those tried, § a "
-            "row in which the search did not try k = 1 at the selected k’s rate, so that part of "
-            "the difference may be the rate’s (unless k = 1 turned out to do no better there, see "
-            "“Is it k, or the learning rate?”). The last column is the command that runs this row "
+            f"row in which {MARKED}, so that part of the difference may be the rate’s (see “Is it "
+            "k, or the learning rate?”). The last column is the command that runs this row "
             "again, and nothing else. It needs the data (`pseudograd data fetch mnist`, or "
             "whichever set it is), and `pseudograd reproduce report --out again`, with the same "
             "`--rows`, shows what came of it."

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from pseudograd.report.results.document import Block, Bullets, Figure, Part, Table, Text, Title
 from pseudograd.report.results.figures import selected_k
-from pseudograd.report.results.wording import DASH, data_of, interval
+from pseudograd.report.results.wording import DASH, MARKED, data_of, interval
 from pseudograd.report.summary import counted, p_value
 from pseudograd.reproduce import claims
 from pseudograd.reproduce.claims import (
@@ -68,9 +68,8 @@ def in_short(found: Reproduction) -> Part:
                 "noise; for 2a and 2c it can also mean beyond noise, but in no more than half of "
                 "the rows, and for 3 lower in more rows, but not on average. For 2b it means that "
                 "one of its two conditions holds, for 5 that it holds where k > 1. In a row marked "
-                "§ the search did not try k = 1 at the selected k’s rate, and it is not known that "
-                "k = 1 does no better there, so that part of the difference may be the rate’s. The "
-                "rules, tests and figures are below."
+                f"§ {MARKED}, so that part of the difference may be the rate’s. The rules, tests "
+                "and figures are below."
             ),
             *_selected_figure(readings[0].points),
         ],
@@ -237,11 +236,7 @@ def _marked(claim: Claim, readings: Sequence[_Reading], found: Reproduction) -> 
         if without := _without_marked(claim, reading):
             name = "Without them" + reading.short.removeprefix("ours")
             told.append(_judged(name, without, without.rows))
-    why = (
-        "§ Where the search did not try k = 1 at the selected k’s rate, and it is not known that "
-        "k = 1 does no better there, what looks like the effect of k may in part be that of the "
-        "rate."
-    )
+    why = f"§ Where {MARKED}, what looks like the effect of k may in part be that of the rate."
     return [" ".join([why, *told])] if told else []
 
 
