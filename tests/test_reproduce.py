@@ -716,9 +716,9 @@ def test_none_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("devices", "at_once"),
-    [(["cuda"], 2), (["cuda:1"], 2), (["cuda:0", "cuda:1"], 1), (["cpu"], 1)],
+    [(["cuda"], 3), (["cuda:1"], 3), (["cuda:0", "cuda:1"], 1), (["cpu"], 1)],
 )
-def test_two_at_once_on_one_gpu(
+def test_three_at_once_on_one_gpu(
     devices: list[str], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pseudograd.cli.place._checked", str)

@@ -38,7 +38,7 @@ class Place(contextlib.ExitStack):
 
     Attributes:
         devices: What to write down as having been used.
-        at_once: How many fleets to run side by side: two on a GPU, because one alone leaves it
+        at_once: How many fleets to run side by side: three on a GPU, because one alone leaves it
             mostly idle while its last trials end; else one, which uses all there is.
 
     Example:
@@ -57,7 +57,7 @@ class Place(contextlib.ExitStack):
             self.devices: tuple[str, ...] = ("ray",)
         else:
             self.devices = tuple(map(_checked, options.device or _all_devices()))
-        self.at_once = 2 if len(self.devices) == 1 and self.devices[0].startswith("cuda") else 1
+        self.at_once = 3 if len(self.devices) == 1 and self.devices[0].startswith("cuda") else 1
 
     def runner(self, data: Dataset, keep_parameters: bool = False) -> Runner:
         """Give what trains trials on a data set.
