@@ -162,7 +162,7 @@ def of_linear() -> dict[str, Loss]:
         contenders["linear, quack"] = lambda h, w, y, ks: of_rows(h @ w.T, y)
     for k in KS:
         contenders[f"ours k={k}"] = partial(ours_linear, k=k)
-    for rows in (256, 512, 1024, 8192):
+    for rows in (256, 512, 1024, 2048, 8192):
         contenders[f"ours k=0.5, {rows} rows"] = partial(ours_linear, k="0.5", rows=rows)
     return {name: loss for name, loss in contenders.items() if loss}
 

@@ -23,10 +23,16 @@ LOOKS = {
     "torch.compile": ("#E69F00", "D"),
     "liger": ("#009E73", "^"),
     "quack": ("#CC79A7", "v"),
+    "linear, quack": ("#CC79A7", "v"),
     "cut, exact": ("#D55E00", "<"),
     OURS: ("#0072B2", "o"),
 }
-LABELS = {"linear, cross_entropy": "PyTorch", "cross_entropy": "PyTorch", OURS: "ours, k = 1/2"}
+LABELS = {
+    "linear, cross_entropy": "PyTorch",
+    "cross_entropy": "PyTorch",
+    "linear, quack": "quack",
+    OURS: "ours, k = 1/2",
+}
 Rows = Sequence[dict[str, str]]
 
 

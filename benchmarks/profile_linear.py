@@ -23,10 +23,12 @@ from pseudograd.environment import version
 
 WAYS = (
     "torch.compile",
+    "linear, quack",
     "quack, 2048 rows",
     "quack, 8192 rows",
     "ours k=1",
     "ours k=0.5",
+    "ours k=0.5, 2048 rows",
     "ours k=0.5, 8192 rows",
 )
 CALLS = 10
@@ -116,7 +118,11 @@ def main() -> None:
         for chunk in CHUNKS:
             runs |= products(hidden.detach(), weight.detach(), chunk)
         for name, run in runs.items():
-            found = kernels(run)
+            try:
+                found = kernels(run)
+            except ValueError as error:  # quack, of chunks with as many rows as the layer is wide
+                print(f"left out here: {name} ({str(error)[:100]})")
+                continue
             total = sum(ms for _, ms in found.values())
             print(f"{shape} {name}: {total:.2f} ms", flush=True)
             for kernel, (launches, ms) in found.items():

@@ -169,12 +169,17 @@ def test_chunks_make_no_difference(implementation: str, chunk_rows: int | None) 
 
 
 def test_chunks_are_few_and_small() -> None:
-    """At most a quarter of the rows, in steps that suit matrix products; few rows are one chunk."""
-    assert linear._chunk_rows(8192, 131072 * 2) == 2048
-    assert linear._chunk_rows(100_000, 131072 * 2) % 128 == 0
-    assert linear._chunk_rows(100_000, 131072 * 2) <= 100_000 / 4 + 128
-    assert 4 * linear._chunk_rows(8193, 131072 * 2) >= 8193  # not one row in a fifth
-    assert linear._chunk_rows(64, 1000) >= 64
+    """At most half of the rows, in steps that suit matrix products; few rows are one chunk."""
+    row = 131072 * 2
+    assert linear._chunk_rows(8192, 4096, row) == 4096  # logits as large as the weight
+    assert linear._chunk_rows(8192, 8192, row) == 4096  # never all of them
+    assert linear._chunk_rows(8192, 1024, row) == 2048  # nor many chunks
+    assert linear._chunk_rows(100_000, 4096, row) % 128 == 0
+    assert linear._chunk_rows(100_000, 4096, row) <= 100_000 / 4 + 128
+    assert 4 * linear._chunk_rows(8193, 1024, row) >= 8193  # not one row in a fifth
+    assert linear._chunk_rows(8192, 2048, 32000 * 2) == 4096  # of 524 MB
+    assert linear._chunk_rows(64, 10, 1000) >= 64
+    assert linear._chunk_rows(0, 0, 1000) == 128
 
 
 class Watch(torch.utils._python_dispatch.TorchDispatchMode):

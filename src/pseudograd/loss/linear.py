@@ -56,10 +56,9 @@ from pseudograd.rules.paper import Sensitivity, working_dtype
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Logits are held of one row in so many, or of as many as are small. Each chunk is added to the
-# weight's gradient in the weight's dtype, so there should not be many.
-CHUNKS = 4
-SMALL_BYTES = 64 << 20
+# Each chunk is added to the weight's gradient in the weight's dtype, so there should not be many.
+FEWEST_CHUNKS, MOST_CHUNKS = 2, 4
+SMALL_BYTES = 256 << 20  # of logits, which are not worth a chunk of their own
 
 Products = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -141,18 +140,25 @@ def tunable_linear_cross_entropy(
     training = torch.is_grad_enabled()
     wanted = [training and t is not None and t.requires_grad for t in tensors]
     number, ks = number_or_tensor(as_column(k, rows))
+    row_bytes = len(weight) * rows.element_size()
     value = _linear(
         *tensors, target.flatten().long(), number, ks, class_weight, ignore_index, reduction,
         label_smoothing, way, group,
-        chunk_rows or _chunk_rows(len(rows), len(weight) * rows.element_size()), wanted,
+        chunk_rows or _chunk_rows(len(rows), rows.shape[1], row_bytes), wanted,
     )  # fmt: skip
     return (value.reshape(target.shape) if reduction == "none" else value).to(dtype)
 
 
-def _chunk_rows(rows: int, row_bytes: int) -> int:
-    """How many rows to hold the logits of, in steps that suit matrix products."""
-    chunk = max(-(-rows // CHUNKS), SMALL_BYTES // row_bytes, 1)
-    return -(-chunk // 128) * 128
+def _chunk_rows(rows: int, width: int, row_bytes: int) -> int:
+    """How many rows to hold the logits of, in steps that suit matrix products.
+
+    The logits of as many rows as the layer is wide take as much memory as its weight, whose
+    gradient has to be held in any case.
+    """
+    chunks = min(max(rows // max(width, 1), FEWEST_CHUNKS), MOST_CHUNKS)
+    chunks = min(chunks, -(-rows * row_bytes // SMALL_BYTES))
+    chunk = -(-rows // max(chunks, 1))
+    return max(-(-chunk // 128), 1) * 128
 
 
 class TunableLinearCrossEntropyLoss(TunableLoss):
