@@ -74,6 +74,18 @@ def test_of_the_paper(name: str, expected: str, rows_in: int, p: float | None) -
         assert found.p == pytest.approx(p)
 
 
+def test_sides_of_1_are_told_by_architecture_too() -> None:
+    """Rows that differ in the momentum alone are one: 1/4 and 8 are above 1 on average."""
+    first, second = [row for row in OF_DEPTH[5] if (row.data, row.width) == ("svhn", 400)]
+    third = next(row for row in OF_DEPTH[5] if row.data == "cifar10")
+    ks = {first: 0.25, second: 8.0, third: 4.0}
+    found = judge(BY_NAME["2c"], [Point(row, k, k, -1.0, -1.0) for row, k in ks.items()])
+    assert found.figures == (
+        "below 1 in 1, 1 in 0, above 1 in 2; of architectures, by the geometric mean of k over "
+        "the rows of each, below 1 in 0, 1 in 0, above 1 in 2 (p = 0.5)"
+    )
+
+
 def test_rows_of_the_paper_without_figures_change_nothing() -> None:
     found = paper_points(rows("table3", "mnist*"))
     assert [(point.k, point.error, point.cross_entropy) for point in found] == [(1, 0, 0)] * 2

@@ -125,8 +125,8 @@ def _lead(found: Reproduction, smoke: bool) -> str:
     text = f"{text}. What contradicts the paper stands beside what confirms it."
     if missing := Counter(data_of(e) for e in (*as_printed, *others) if found.found[e] is None):
         rows = ", ".join(f"{number} of {data}" for data, number in missing.items())
-        text += (
-            f" **Rows that are not finished yet: {rows}.** Until they are, verdicts, means and "
-            "intervals are of the finished rows alone."
-        )
+        of = "verdicts, means and intervals are of the finished rows alone"
+        if all(found.found[e] for e in as_printed):
+            of = "what is said of these is of the finished ones"
+        text += f" **Rows that are not finished yet: {rows}.** Until they are, {of}."
     return text

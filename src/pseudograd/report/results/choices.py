@@ -44,13 +44,17 @@ def the_choices(protocol: Protocol) -> Part:
             "the scheme, not the distribution); biases and softmax layer are 0, as in the paper.",
             "**Initial rate** (open): the paper speaks of preliminary experiments. Here it is the "
             f"best of {len(sweep)} rates from 4⁻⁶ to 4, a factor of 4 apart, at k = 1 after "
-            "5 epochs, by the error on the early-stopping part of the first repetition.",
+            "5 epochs, by the error on the early-stopping part of the first repetition: quick, and "
+            "the same for every row. Networks that would be better in the end at far lower rates "
+            "are behind after 5 epochs, so a search may begin in the valley of the higher rates "
+            "and, by the paper’s rule, end there (see “Which learning rates are selected?”).",
             "**Extension of rates**: rates are added while the one at an end is better than "
             "all others; one that only equals another is not taken for the best. Where nothing was "
             f"learned at any rate, lower ones are added. At most {protocol.most_extensions} are "
-            "added for each k; a k that would need more is marked by ‡.",
-            "**Ties** (open): of equal validation errors the k nearest 1 is taken, then the "
-            "smaller rate.",
+            "added for each k, so that every search ends; a k that would need more is marked by ‡.",
+            "**Ties** (open): of equal validation errors the k nearest 1 is taken, since k should "
+            "only be changed for a reason, then the smaller rate. Of epochs with equal errors on "
+            "the early-stopping part the first counts.",
             "**What a repetition permutes** (open): the examples are cut into five parts once, and "
             "the roles of the parts go round; each repetition has initial weights and orders of "
             "its own. They are the same for all k and rates, so that differences are paired.",
@@ -60,19 +64,20 @@ def the_choices(protocol: Protocol) -> Part:
             "(0.1 to 10) fit [0, 1] better: in first measurements of 1x400 in [−1, 1], training "
             "diverged above a rate of 0.2. Both are run, both are shown.",
             "**Which models the tables show**: the paper says, those retrained with one fifth for "
-            "early stopping. Several of its figures lie nearer to models trained on three fifths. "
-            "Both are shown; claims are judged by the retrained ones.",
+            "early stopping. Some of its figures lie nearer to models trained on three fifths, as "
+            "“The tables” counts. Both are shown; claims are judged by the retrained ones.",
             f"**Number of retrainings**: {protocol.retrainings} for each of the two k, where the "
             "paper has one, each stopped early by another fifth and with weights and orders of its "
             "own: without a spread, a difference cannot be told from chance.",
-            f"**Limit of epochs**: {trial.max_epochs:,}, where the paper names none; a final "
-            "network that ends by it is named below its table.",
+            f"**Limit of epochs**: {trial.max_epochs:,}, where the paper names none, so that every "
+            "training ends; a final network that ends by it is named below its table.",
             "**Divergence** (open): a network whose weights or whose cross-entropy are not finite, "
             "or whose weights exceed 10,000 while it does no better than naming the most frequent "
-            "class, is stopped; its best epoch counts.",
+            "class, is stopped, to save time; its best epoch counts.",
             "**Precision**: on a GPU, products are of float16 numbers, which have the precision of "
-            "TF32, summed in float32; weights, momentum and sums are float32. On a CPU all is "
-            "float32.",
+            "TF32, summed in float32; weights, momentum and sums are float32. That is the fastest, "
+            "and changes errors by less than seeds do (`benchmarks/results/precision.csv`). On a "
+            "CPU all is float32.",
             "**SVHN**: where it is said to be re-cropped (see “What was run”), the digits were cut "
             "again from the official pictures of whole numbers. All 1,083 official digits at hand "
             "are identical, but some pixels of others may differ by 1.",

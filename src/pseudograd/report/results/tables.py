@@ -18,18 +18,20 @@ from pseudograd.report.results.wording import (
     rates,
     rates_tried,
 )
-from pseudograd.report.summary import fraction
+from pseudograd.report.summary import counted, fraction
 from pseudograd.reproduce.findings import (
     Finding,
     Reproduction,
     cross_entropies,
     errors_pct,
     may_be_the_rate,
+    side,
 )
 from pseudograd.reproduce.rows import Experiment, Row
 from pseudograd.reproduce.toy import Spread
 from pseudograd.search import Comparison, Difference
 
+_WIDE = 1.0  # a spread, in percentage points, that is looked into
 _COMPARED = "selected k minus k = 1 (95% interval)"
 _TITLES = {
     "table1": "Table 1: one hidden layer, momentum 0.5",
@@ -64,11 +66,14 @@ def the_tables(found: Reproduction) -> Part:
             "networks with the same seed, so it tells of seeds and folds, and not of how the test "
             "set was drawn. Beside them stand the networks of cross-validation, "
             "trained on three fifths (means ± standard deviations over the repetitions), since "
-            "several of the paper’s figures lie nearer to these. † marks a k that others equalled "
-            "in cross-validation, ‡ a row with a k whose best rate may lie beyond those tried, § a "
-            f"row in which {MARKED}, so that part of the difference may be the rate’s (see “Is it "
-            "k, or the learning rate?”). The last column is the command that runs this row "
-            "again, and nothing else. It needs the data (`pseudograd data fetch mnist`, or "
+            f"some of the paper’s figures lie nearer to these{_nearer(found)}. Deviations at the "
+            "selected k compare two k where the paper’s is another. Where a spread is a point or "
+            "more, the errors stand below the table with the epochs at which early stopping took "
+            "the networks: most of it is that some stop after few. † marks a k that others "
+            "equalled in cross-validation, ‡ a row with a k whose best rate may lie beyond those "
+            f"tried, § a row in which {MARKED}, so that part of the difference may be the rate’s "
+            "(see “Is it k, or the learning rate?”). The last column is the command that runs this "
+            "row again, and nothing else. It needs the data (`pseudograd data fetch mnist`, or "
             "whichever set it is), and `pseudograd reproduce report --out again`, with the same "
             "`--rows`, shows what came of it."
         )
@@ -102,11 +107,34 @@ def the_tables(found: Reproduction) -> Part:
             Title("How far from the paper"),
             Text(
                 "Test errors of the retrained networks over those that the paper prints. A row "
-                "whose selected k is not the paper’s is among them."
+                "whose selected k is not the paper’s is among them. The table by depth at the top "
+                "has the means in percentage points."
             ),
             Figure("deviations.svg", deviations(groups)),
         ]
     return Part("The tables", blocks)
+
+
+def _nearer(found: Reproduction) -> str:
+    """How many of the paper's errors are nearer to networks trained on three fifths."""
+    plain: list[bool] = []
+    chosen: list[bool] = []
+    for finding in found.finished:
+        if finding.experiment.as_printed and finding.experiment.row.printed:
+            tested = errors_pct(finding.tested[0]), errors_pct(finding.tested[1])
+            row = finding.experiment.row
+            for nearer, theirs, whole, part in (
+                (chosen, row.error_selected_pct, finding.error_pct, tested[0]),
+                (plain, row.error_k1_pct, finding.error_k1_pct, tested[1]),
+            ):
+                if theirs is not None:
+                    nearer.append(abs(part.mean - theirs) < abs(whole.mean - theirs))
+    if not plain:
+        return ""
+    return (
+        f" ({sum(plain)} of {len(plain)} errors at k = 1, {sum(chosen)} of {len(chosen)} at the "
+        "selected k)"
+    )
 
 
 def _notes(finding: Finding) -> list[str]:
@@ -122,6 +150,10 @@ def _notes(finding: Finding) -> list[str]:
         tried, missed = rates_tried(finding, 1.0), rates(finding.result.chosen.learning_rate)
         notes.append(f"§ {name}: the search tried k = 1 at rates of {tried}, not at {missed}.")
     comparison = finding.result.comparison
+    for what, outcomes in (("the selected k", comparison.chosen), ("k = 1", comparison.plain)):
+        if errors_pct(outcomes).sd >= _WIDE and (what == "k = 1" or finding.k != 1):
+            each = ", ".join(f"{100 * o.error:.1f} ({o.best_epoch})" for o in outcomes)
+            notes.append(f"{name}: the errors at {what} are, with the epoch of each, {each}.")
     final = {*comparison.chosen, *comparison.plain}
     if cut := sum(outcome.stopped_by != "patience" for outcome in final):
         notes.append(f"{name}: {cut} of {len(final)} final networks did not end by patience.")
@@ -185,10 +217,24 @@ def other_activations(found: Reproduction) -> list[Block]:
             ])  # fmt: skip
     head = ["row", "activation", "k (paper)", "error at k = 1, %", "at selected k, %",
             _COMPARED, "cross-entropy at k = 1", "at selected k", "run it again"]  # fmt: skip
-    return [
-        Text("The paper does not name its activation. Some rows are run with tanh, too."),
-        Table(head, lines),
+    text = "The paper does not name its activation. Some rows are run with tanh, too."
+    pairs = [
+        (relu, tanh)
+        for other in others
+        if (relu := found.found.get(Experiment(other.row))) and (tanh := found.found[other])
     ]
+    if pairs:
+        same = sum(relu.k == tanh.k for relu, tanh in pairs)
+        on_side = sum(side(relu.k) == side(tanh.k) for relu, tanh in pairs)
+        higher = [tanh.error_k1_pct.mean - relu.error_k1_pct.mean for relu, tanh in pairs]
+        changes = ", ".join(f"{signed(change)} ({relu.experiment.row.name})"
+                            for change, (relu, _) in zip(higher, pairs, strict=True))  # fmt: skip
+        text += (
+            f" Of {counted(len(pairs), 'row')} finished with both, tanh selects the same k in "
+            f"{same}, and one on the same side of 1 in {on_side}. Its test error at k = 1 minus "
+            f"that of ReLU is, in percentage points: {changes}."
+        )
+    return [Text(text), Table(head, lines)]
 
 
 # --- a line of a table ---------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from pseudograd.search import Difference
 DASH = "–"  # where there is nothing to write
 # What § says of a row, as `may_be_the_rate` finds it.
 MARKED = (
-    "the search did not try k = 1 at the selected k’s rate, and it is not known that k = 1 does no "
-    "better there"
+    "the search did not try k = 1 at the selected k’s rate, and k = 1 does better there than at "
+    "its own, or has yet to be tried there"
 )
 
 
