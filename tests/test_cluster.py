@@ -185,10 +185,33 @@ def test_data_arrive_as_they_were_sent() -> None:
     torch.testing.assert_close(arrived.weights, sent.weights)
 
 
+def test_a_cluster_asks_how_many_are_left_and_can_be_stopped_so() -> None:
+    class TimeIsUp(Exception):
+        pass
+
+    class Trials(list[Trial]):
+        over = False
+
+        def __len__(self) -> int:
+            if self.over:
+                raise TimeIsUp
+            return super().__len__()
+
+    runner = MadeUpRunner(all_end)
+    trials = Trials(replace(TRIAL, seed=seed) for seed in range(80))
+    outcomes = runner(trials)
+    for _ in range(20):
+        next(outcomes)
+    trials.over = True
+    with pytest.raises(TimeIsUp):
+        next(outcomes)
+    assert {*runner.cancelled} == {*runner.open}  # what was under way
+
+
 def test_as_many_tasks_as_there_are_places_also_when_nodes_join() -> None:
     runner = MadeUpRunner(all_end)
     under_way = []
-    for number, _ in enumerate(runner(replace(TRIAL, seed=seed) for seed in range(80))):
+    for number, _ in enumerate(runner([replace(TRIAL, seed=seed) for seed in range(80)])):
         under_way.append(len(runner.open))
         if number == 20:
             runner.places = 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import queue
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ import plain_loop
 from plain_loop import Layers, PlainRun
 from pseudograd.data import Dataset, digits
 from pseudograd.fleet import Fleet, Outcome, Split, Trial, parts, randomness
-from pseudograd.fleet.fleet import _Crew, _MatmulPrecision
+from pseudograd.fleet.fleet import _Crew, _MatmulPrecision, _side_by_side
 from pseudograd.fleet.stack import Examples, Stack
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -922,6 +924,53 @@ def test_a_failing_worker_fails_the_fleet(monkeypatch: pytest.MonkeyPatch) -> No
             list(Fleet(blobs(), slots=2).run(mixed()))
     finally:
         torch.set_num_threads(threads)
+
+
+class Interrupted(queue.SimpleQueue[Any]):
+    """A queue whose first reader is interrupted, as by Ctrl-C."""
+
+    seen = False
+
+    def get(self, *arguments: Any) -> Any:
+        if not self.seen:
+            self.seen = True
+            raise KeyboardInterrupt
+        return super().get(*arguments)
+
+
+@pytest.mark.parametrize("failure", [ZeroDivisionError, KeyboardInterrupt])
+def test_what_ends_while_workers_stop_is_given_out(
+    failure: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = list(Fleet(blobs(), slots=2).run(mixed()[:2]))
+
+    def breaks(stop: threading.Event) -> Iterator[Outcome]:
+        yield first
+        if failure is ZeroDivisionError:
+            raise failure
+
+    def is_within_an_epoch(stop: threading.Event) -> Iterator[Outcome]:
+        assert stop.wait(60)
+        yield second
+
+    if failure is KeyboardInterrupt:
+        monkeypatch.setattr(queue, "SimpleQueue", Interrupted)
+    given: list[Outcome] = []
+    with pytest.raises(failure):
+        given.extend(_side_by_side([breaks, is_within_an_epoch]))  # as far as it comes
+    assert given == [first, second]
+
+
+def test_numbers_of_numpy_become_plain() -> None:
+    """Others could not be written to a ledger, after they were trained."""
+    of_split: dict[str, Any] = {"plan": np.int64(3), "repetition": np.int32(1)}
+    sizes: Any = (np.int64(8), 4)
+    numbers: dict[str, Any] = {"k": np.float32(0.5), "learning_rate": np.float64(0.1)}
+    split = Split(**of_split)
+    trial = Trial("blobs", sizes, **numbers, split=split)
+    assert trial == Trial("blobs", (8, 4), 0.5, 0.1, split=Split(3, 1))
+    values = [*vars(trial).values(), *vars(split).values(), *trial.hidden_layer_sizes]
+    assert not any(isinstance(value, np.generic) for value in values)
 
 
 def test_no_trials_no_outcomes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -63,6 +64,15 @@ def test_paper_rule_has_what_section_4_asks_for(name: str, classes: int) -> None
         assert finding.holds, finding
         assert finding.name == title
         assert 0 <= finding.violation <= 1e-12
+
+
+@pytest.mark.parametrize("check", [sign, zero_sum, monotone])
+def test_a_rule_is_judged_in_float64(check: Callable[..., Finding]) -> None:
+    """By what it is, and not by how PyTorch's usual dtype rounds."""
+    z, y = random_examples(classes=10)
+    finding = check(PAPER_RULES["k=0.5"], (z.float(), y))
+    assert finding.holds
+    assert finding.logits.dtype == torch.float64
 
 
 class TestSign:

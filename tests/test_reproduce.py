@@ -39,6 +39,7 @@ from pseudograd.reproduce.run import (
     Step,
     TimeIsUp,
     _epochs,
+    _Notes,
     ledger_of,
     reproduce,
     run_network,
@@ -275,6 +276,34 @@ def test_it_stops_when_the_time_is_up_and_goes_on(monkeypatch: pytest.MonkeyPatc
     assert list(Path("other").iterdir()) == []
 
 
+def test_what_ends_together_as_the_time_does_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time()
+    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+    with pytest.raises(TimeIsUp):
+        run_all(time_limit=4.5, runner=Slots(10, time))  # the sweep's 8 trials end after 5 s
+    assert len(ledger_of(Path("results"), "svhn 1x400")) == 8
+
+
+def test_several_processes_note_what_they_do_in_one_manifest() -> None:
+    """Each reads what is there and writes it with its own; none may come between."""
+    pytest.importorskip("fcntl", reason="needs POSIX's locks")
+    folder = Path("results")
+    folder.mkdir()
+    session = {"hardware": "", "versions": {}, "commit": ""}
+    sides = [_Notes(folder, {**session, "started": f"{at}"}, 0.0) for at in range(4)]
+
+    def write(side: _Notes) -> None:
+        for _ in range(25):
+            side.write()
+
+    threads = [threading.Thread(target=write, args=(side,)) for side in sides]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(session["started"] for session in sessions(folder)) == ["0", "1", "2", "3"]
+
+
 class Time:
     """A clock that goes on when it is told to."""
 
@@ -348,9 +377,8 @@ def test_little_time_is_for_rows_whose_search_is_over(monkeypatch: pytest.Monkey
     assert [bool(protocol.wanted(ledger)) for protocol in protocols.values()] == [False, True, True]
 
 
-@pytest.mark.parametrize("looks", [True, False], ids=["fleet", "cluster"])
-def test_the_time_ends_trials_under_way(looks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fleet looks at its queue after each epoch; a cluster does not, but gives out outcomes."""
+def test_the_time_ends_trials_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner looks at its queue again and again, once it has given out what has ended."""
     time = Time()
     monkeypatch.setattr("pseudograd.reproduce.run.time", time)
 
@@ -359,14 +387,13 @@ def test_the_time_ends_trials_under_way(looks: bool, monkeypatch: pytest.MonkeyP
         yield made_up(trials.popleft())
         under_way = trials.popleft()
         time.now += 101
-        if looks:
-            until_stopped(trials)
+        until_stopped(trials)
         yield made_up(under_way)
         raise AssertionError("nothing has stopped this")
 
     with pytest.raises(TimeIsUp):
         run_all(time_limit=100, runner=runner)
-    assert len(ledger_of(Path("results"), "svhn 1x400")) == (1 if looks else 2)
+    assert len(ledger_of(Path("results"), "svhn 1x400")) == 1
 
 
 def test_a_fleet_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

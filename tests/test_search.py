@@ -64,6 +64,12 @@ def test_lines_are_short_and_complete() -> None:
 # --- the protocol ----------------------------------------------------------------------------
 
 
+def test_lists_are_as_good_as_tuples() -> None:
+    """Also when a run is resumed, which compares them."""
+    listed = Protocol(TEMPLATE, ks=[1.0, 0.5], learning_rates=[0.1])  # type: ignore[arg-type]
+    assert listed == Protocol(TEMPLATE, ks=(1.0, 0.5), learning_rates=(0.1,))
+
+
 def test_the_papers_ks_follow_the_depth() -> None:
     assert Protocol(TEMPLATE).ks == SHALLOW_KS
     assert Protocol(replace(TEMPLATE, hidden_layer_sizes=(8, 8, 8))).ks == DEEP_KS

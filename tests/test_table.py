@@ -573,6 +573,27 @@ def test_codes_that_begin_with_a_zero_are_categories() -> None:
     assert new[:, 1:].tolist() == [[0, 1, 0], [0, 0, 0]]
 
 
+def test_codes_are_the_same_with_and_without_a_point() -> None:
+    """pandas writes whole numbers with a point where some are missing."""
+    rows = [f"{at % 7},{code},{at % 2}\n" for at, code in enumerate(["1.0", "20.0", ""] * 10)]
+    text("".join(["a,ward,y\n", *rows]))
+    _, encoder = load_table("a.csv", "y", categories=["ward"])
+    assert encoder.columns[1] == Categories("ward", ("1", "20"), missing=True)
+    text("a,ward\n3,20\n3,20.0\n3,2\n", "new.csv")
+    new = encoder.transform(read_frame("new.csv", encoder))
+    assert new[:, 1:].tolist() == [[0, 1, 0], [0, 1, 0], [0, 0, 0]]
+
+
+def test_texts_that_were_known_with_a_point_keep_it() -> None:
+    rows = [f"{at % 7},{code},{at % 2}\n" for at, code in enumerate(["1.0", "2", "beta"] * 10)]
+    text("".join(["a,release,y\n", *rows]))
+    _, encoder = load_table("a.csv", "y")
+    assert encoder.columns[1] == Categories("release", ("1.0", "2", "beta"), missing=False)
+    text("a,release\n3,1.0\n3,2.0\n", "new.csv")
+    new = encoder.transform(read_frame("new.csv", encoder))
+    assert new[:, 1:].tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
 def test_numbers_taken_for_categories(suffix: str) -> None:
     if suffix == ".parquet":

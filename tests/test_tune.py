@@ -30,7 +30,16 @@ from pseudograd.data import digits, open_data
 from pseudograd.files import locked
 from pseudograd.fleet import Fleet, Outcome, Trial
 from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
-from pseudograd.search import Ledger, Progress, Protocol, Run, default_folder, result, tune
+from pseudograd.search import (
+    Ledger,
+    Progress,
+    Protocol,
+    Run,
+    default_folder,
+    load_model,
+    result,
+    tune,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -552,13 +561,32 @@ def test_networks_that_all_diverge() -> None:
     protocol = Protocol(Trial("digits", (6,), 1, 1), (1.0,), 0.1, repetitions=1, retrainings=1)
     run = Run.prepare("run", protocol, data, encoder)
 
+    nothing = ((torch.full((64, 10), math.nan), torch.zeros(10)),)
+
     def diverging(trials: Iterable[Trial]) -> Iterator[Outcome]:
         for trial in trials:
-            yield Outcome(trial, 0.9, 1, 0.9, math.nan, 1, "diverged", (0.9,), wrong=())
+            lost = Outcome(trial, 0.9, 1, 0.9, math.nan, 1, "diverged", (0.9,), wrong=())
+            yield replace(lost, parameters=nothing)
 
     with pytest.raises(ValueError, match="all networks diverged"):
         tune(run, data, encoder, diverging)
     assert {outcome.cross_entropy for outcome in run.ledger.values()} == {math.inf}
+
+
+def test_a_network_that_diverged_after_its_best_epoch_is_a_model(tmp_path: Path) -> None:
+    data, encoder = open_data("digits")
+    template = Trial("digits", (6,), 1, 1, max_epochs=3)
+    protocol = Protocol(template, (1.0, 0.5), 0.1, repetitions=1, retrainings=1, most_extensions=0)
+    run, fleet = Run.prepare(tmp_path, protocol, data, encoder), Fleet(data, keep_parameters=True)
+
+    def diverging(trials: Iterable[Trial]) -> Iterator[Outcome]:
+        return (replace(outcome, stopped_by="diverged") for outcome in fleet.run(trials))
+
+    found = tune(run, data, encoder, diverging)
+    wrong = found.comparison.kept.wrong
+    network, _ = load_model(tmp_path)
+    test = network.logits(data.features[data.train_size :]).argmax(-1)
+    assert wrong == tuple((test != data.labels[data.train_size :]).nonzero()[:, 0].tolist())
 
 
 def test_a_broken_run_does_not_hide_the_others(capsys: pytest.CaptureFixture[str]) -> None:

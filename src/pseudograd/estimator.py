@@ -256,7 +256,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         network = Network.of(outcome, data)
         if outcome.stopped_by == "diverged":
             problem = f"training diverged: lower learning_rate={self.learning_rate_:g}"
-            if not all(tensor.isfinite().all() for layer in network.parameters for tensor in layer):
+            if not network.is_finite:
                 raise ValueError(problem)
             warnings.warn(problem, ConvergenceWarning, stacklevel=3)
         elif outcome.stopped_by == "limit":

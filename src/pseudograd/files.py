@@ -58,6 +58,33 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Wait until no other process is between reading and writing files of a folder.
+
+    Args:
+        folder: The folder; where the system has no locks, nobody waits.
+
+    Example:
+        >>> import tempfile
+        >>> with in_turn(Path(tempfile.mkdtemp())):
+        ...     pass
+
+    """
+    try:
+        import fcntl
+    except ImportError:  # not POSIX
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # this file system has no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Keep a file to this process; what the system has no locks for is left open to all.
 

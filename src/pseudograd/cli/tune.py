@@ -101,7 +101,7 @@ def tune(commands: Commands) -> None:
         "--stratify", action="store_true", help="folds with equal shares of classes"
     )
     search.add_argument(
-        "--seed", type=whole(0, 2**32), default=0, help="of everything (%(default)s)"
+        "--seed", type=whole(0, 2**32), default=0, help="of folds, weights and orders (%(default)s)"
     )
     where = parser.add_argument_group("where it runs")
     add_place(where)

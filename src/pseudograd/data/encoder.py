@@ -302,6 +302,11 @@ class Encoder:
             and not {"True", "False"}.issuperset(column.categories)
         ]
 
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """The texts that each column of texts had."""
+        columns = (column for column in self.columns if isinstance(column, Categories))
+        return {column.name: column.categories for column in columns}
+
     def kinds(self) -> dict[str, str | None]:
         """Say what each column must hold, as `kind_of` says it."""
         if self.pixels is not None:

@@ -7,7 +7,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from pseudograd.data.columns import feature_names, how_to_drop, kind_of, listed,
 from pseudograd.data.encoder import Encoder
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 
 SUFFIXES = (".csv", ".parquet", ".npz")
@@ -185,6 +185,9 @@ def _read_csv(
         key=lambda frame: frame.select_dtypes("number").shape[1],
     )
     frame.columns = pd.Index(kept)
+    known = {} if encoder is None else encoder.categories()
+    for name in {*text} & {*kept}:
+        frame[name] = _without_points(frame[name], known.get(name, ()))
     # Codes such as 007 are texts. To look for one in the file is quicker than to read it again.
     start = rb'[\n\r"%s] *[+-]?0\d' % re.escape(separator.encode())
     if encoder is None and re.search(start, path.read_bytes()):
@@ -195,6 +198,12 @@ def _read_csv(
             if texts.str.match(r" *[+-]?0\d", na=False).any():
                 frame[names[at]] = texts
     return frame
+
+
+def _without_points(texts: Series, known: Collection[str]) -> Series:
+    """Codes as pandas writes them without gaps, 1 in place of 1.0, unless they are known so."""
+    bare = texts.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
+    return bare.where(~texts.isin(known), texts)
 
 
 def _separator(path: Path) -> tuple[str, int]:

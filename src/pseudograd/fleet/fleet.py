@@ -266,7 +266,10 @@ _Work = Callable[[threading.Event], Iterator[Outcome]]
 
 
 def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
-    """What several workers give out, as it comes; all stop if one fails or nobody asks any more."""
+    """What several workers give out, as it comes; all stop if one fails or nobody asks any more.
+
+    Each stops after its epoch, and what ends with that is given out before the failure is raised.
+    """
     given: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
     stop = threading.Event()
 
@@ -287,16 +290,25 @@ def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
     ]
     for thread in threads:
         thread.start()
+    failure: BaseException | None = None
     try:
         running = len(threads)
         while running:
-            item = given.get()
+            try:
+                item = given.get()
+            except KeyboardInterrupt as interrupt:
+                if failure:  # the second time, without patience
+                    raise
+                item = interrupt
             if isinstance(item, BaseException):
-                raise item
-            if item is None:
+                failure = failure or item
+                stop.set()
+            elif item is None:
                 running -= 1
             else:
                 yield item
+        if failure:
+            raise failure
     finally:
         stop.set()
         for thread in threads:

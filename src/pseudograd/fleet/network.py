@@ -61,6 +61,11 @@ class Network:
         trial = outcome.trial
         return cls(outcome.parameters, trial.activation, *data.scaling(trial.feature_range))
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all weights are numbers; those of a network that diverged at once are not."""
+        return all(bool(tensor.isfinite().all()) for layer in self.parameters for tensor in layer)
+
     def logits(self, features: Tensor) -> Tensor:
         """Give the logits (examples, classes) of raw features (examples, features), in float64."""
         inputs = len(self.parameters[0][0])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +19,17 @@ OPTIMIZERS = ("sgd", "adam", "rmsprop")
 def _whole(number: object, least: int, beyond: float) -> bool:
     """Whether this is a whole number, ``least`` or more and less than ``beyond``."""
     return isinstance(number, numbers.Integral) and least <= int(number) < beyond
+
+
+def _make_plain(settings: Split | Trial) -> None:
+    """Make Python's own numbers of NumPy's, which a ledger could not write."""
+
+    def plain(value: Any) -> Any:
+        return value.item() if isinstance(value, np.generic) else value
+
+    for name, value in list(vars(settings).items()):
+        values = tuple(map(plain, value)) if isinstance(value, tuple) else plain(value)
+        object.__setattr__(settings, name, values)
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,7 @@ class Split:
     test: bool = False
 
     def __post_init__(self) -> None:
+        _make_plain(self)
         # Beyond, the seed of the cut that a repetition has would exceed 64 bits.
         if not _whole(self.repetition, 0, 20 * 2**31):
             raise ValueError(
@@ -104,6 +118,8 @@ class Trial:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _make_plain(self)
+
         def require(holds: bool, name: str, wanted: str) -> None:
             if not holds:
                 raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")

@@ -1,1 +1,1 @@
-"""The paper as code: its toy example, and what its analysis predicts."""
+"""The paper as code: its rows, run and judged claim by claim; its toy example and its analysis."""

@@ -24,7 +24,7 @@ from typing import Any
 from pseudograd import environment
 from pseudograd.data import Dataset
 from pseudograd.data.registry import BENCHMARKS
-from pseudograd.files import locked, write_whole, writing
+from pseudograd.files import in_turn, locked, write_whole, writing
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.reproduce.rows import Experiment, by_network
 from pseudograd.search import Ledger, Protocol, Runner
@@ -201,8 +201,8 @@ class Shares:
 
 
 class _Queue(deque[Trial]):
-    """Trials for a fleet: notes when each is taken, and stops a fleet, which looks how many are
-    left after every epoch.
+    """Trials for a runner: notes when each is taken, and stops the runner when it next asks how
+    many are left, which it does only once it has given out what has ended.
     """
 
     def __init__(self, trials: Iterable[Trial], clock: Clock) -> None:
@@ -397,23 +397,18 @@ def reproduce(
                 left.close()
 
     def run(network: str, protocols: dict[Experiment, Protocol], data: Dataset) -> None:
-        ledger = ledger_of(folder, network, data.sha256)
-        with (
-            locked(ledger.path),
-            notes.of(network, data) as log,
-            closing(run_network(protocols, ledger, runner(data), clock)) as steps,
-        ):
+        with locked(ledger_path(folder, network)), notes.of(network, data) as log:
+            ledger = ledger_of(folder, network, data.sha256)  # as it is now that it is ours
             with notes.lock:
                 begin(network, ledger, len(_wanted(protocols, ledger)))
-            for step in steps:
-                with notes.lock:
-                    log["trials"] += 1
-                    log["epochs"] += step.outcome.epochs
-                    watch(step)
-                    if clock.is_over():  # a cluster does not look how many are left
-                        raise TimeIsUp
-                    if time.monotonic() - notes.written > _SECONDS_BETWEEN_NOTES:
-                        notes.write()
+            with closing(run_network(protocols, ledger, runner(data), clock)) as steps:
+                for step in steps:
+                    with notes.lock:
+                        log["trials"] += 1
+                        log["epochs"] += step.outcome.epochs
+                        watch(step)
+                        if time.monotonic() - notes.written > _SECONDS_BETWEEN_NOTES:
+                            notes.write()
 
     with ThreadPoolExecutor(at_once, "network") as pool:  # which is left when all have ended
         try:
@@ -458,9 +453,10 @@ class _Notes:
             self.session["networks"][network]["seconds"] = round(seconds, 2)
         self.session["seconds"] = round(self.written - self.started, 2)
         path, started = self.folder / "manifest.json", self.session["started"]
-        others = [other for other in _sessions_in(path) if other["started"] != started]
-        with writing(path):
-            write_whole(path, json.dumps([*others, self.session], indent=1) + "\n")
+        with in_turn(self.folder):  # others may be at work on other networks
+            others = [other for other in _sessions_in(path) if other["started"] != started]
+            with writing(path):
+                write_whole(path, json.dumps([*others, self.session], indent=1) + "\n")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ y, Eq. 5 is exactly
 where ``S`` is the softmax of ``k · z`` over the classes other than y. Written so, nothing
 underflows before the last rounding; taken literally, the formula is lost beyond a gap of about 20
 between the logits.
+
+Equations are cited as 2 to 5 for eqCE, eqF, eqConstraint and eqChoice, their labels in the paper's
+LaTeX source (which, set by itself, counts from 1).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Finding:
 
 
 def sign(rule: Rule, examples: tuple[Tensor, Tensor] | None = None) -> Finding:
-    """Check that f is positive off the label and negative on it; violation: size of a wrong entry.
+    """Check that f is never negative off the label, nor positive on it; violation: by how much.
 
     Args:
         rule: The rule.
@@ -57,7 +57,7 @@ def sign(rule: Rule, examples: tuple[Tensor, Tensor] | None = None) -> Finding:
         False
 
     """
-    z, y = examples or random_examples()
+    z, y = _in_float64(examples or random_examples())
     f = rule(z, y)
     wrong = (-f).scatter(-1, y.unsqueeze(-1), f.gather(-1, y.unsqueeze(-1))).clamp(min=0)
     return _worst("sign", wrong, z, y, tolerance=0.0)
@@ -81,7 +81,7 @@ def zero_sum(
         False
 
     """
-    z, y = examples or random_examples()
+    z, y = _in_float64(examples or random_examples())
     f = rule(z, y)
     size = f.abs().amax(-1).clamp(min=torch.finfo(f.dtype).tiny)
     violation = (f.sum(-1).abs() / size).unsqueeze(-1)
@@ -111,7 +111,7 @@ def monotone(
         False
 
     """
-    z, y = examples or random_examples()
+    z, y = _in_float64(examples or random_examples())
     label = y.unsqueeze(-1)
     order = bias(z, y).argsort(-1)
     falls = -rule(z, y).gather(-1, order).diff(dim=-1).clamp(max=0)
@@ -151,7 +151,7 @@ def integrable(
         True
 
     """
-    z, y = examples or random_examples()
+    z, y = _in_float64(examples or random_examples())
 
     def of_one(row: Tensor, label: Tensor) -> Tensor:
         return rule(row.unsqueeze(0), label.unsqueeze(0)).squeeze(0)
@@ -184,6 +184,12 @@ def random_examples(
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(count, classes, generator=generator, dtype=torch.float64) * spread
     return z, torch.randint(classes, (count,), generator=generator)
+
+
+def _in_float64(examples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """A rule is judged by what it is, not by how it rounds."""
+    z, y = examples
+    return z.double(), y
 
 
 def _worst(

@@ -50,7 +50,10 @@ def difficulty(
     for name, (k, network) in networks.items():
         logits = network.logits(features)
         _, margin = paper.top_and_margin(logits, labels)
-        lack, pull = (paper.strength(margin, power).squeeze(-1) for power in (1.0, k))
+        # What is no number, of a network that diverged, lacks all.
+        lack, pull = (
+            paper.strength(margin, power).squeeze(-1).nan_to_num(1.0) for power in (1.0, k)
+        )
         place = torch.bucketize(lack, edges[1:-1], right=True)
         counts = place.bincount(minlength=len(EDGES) - 1)
         masses = place.bincount(pull / pull.sum().clamp(min=1e-300), minlength=len(EDGES) - 1)

@@ -162,6 +162,8 @@ class Protocol:
         if not self.ks:
             ks = ks_for(len(self.trial.hidden_layer_sizes))
             object.__setattr__(self, "ks", ks)
+        for name in ("ks", "learning_rates"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if 1.0 not in self.ks:
             raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
         for name in ("ks", "learning_rates"):

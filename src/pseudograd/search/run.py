@@ -280,13 +280,13 @@ def _save_model(
     lost = {outcome.trial: None for outcome in best if outcome.trial not in trained}
     if lost:
         trained |= {outcome.trial: outcome for outcome in runner(list(lost))}
-    if best[0].stopped_by == "diverged":
+    chosen, plain = (Network.of(trained[outcome.trial], data) for outcome in best)
+    if not chosen.is_finite:
         raise ValueError(
             "all networks diverged, so there is none to save: lower the learning rates"
         )
-    chosen, plain = (Network.of(trained[outcome.trial], data) for outcome in best)
     files = {"model.safetensors": chosen}
-    if found.chosen.k != 1 and best[1].stopped_by != "diverged":
+    if found.chosen.k != 1 and plain.is_finite:
         files[_PLAIN] = plain
     for name, network in files.items():
         with writing(run.folder / name):

@@ -1,6 +1,7 @@
 """The results of the reproduction as a document, RESULTS.md, and as a page with the same content.
 
-Both are made from the ledgers and the manifest; nothing is computed here but means and intervals.
+Both are made from the ledgers and the manifest, and from the benchmark of the fleet, which says
+what a plain loop takes; nothing is computed here but means and intervals.
 The parts are in `verdicts` (in short, and the claims), `effort` (what was run), `tables`,
 `questions` (what a reader would ask next) and `choices`; `document` writes them down.
 """
