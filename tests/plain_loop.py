@@ -99,7 +99,7 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
     chance = 1 - votes.max().item() / data.train_size
     curve: list[float] = []
     epochs: list[Layers] = []
-    best_error, best_epoch, stopped_by, clipped, steps = math.inf, 0, "limit", 0, 0
+    best_error, best_epoch, since, stopped_by, clipped, steps = math.inf, 0, 0, "limit", 0, 0
     for epoch in range(1, trial.max_epochs + 1):
         order = randomness.order(
             torch.tensor([trial.seed]), torch.tensor([epoch - 1]), len(cut.train)
@@ -117,12 +117,14 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
         curve.append(error)
         epochs.append(_layers(model))
         if error < best_error:
-            best_error, best_epoch = error, epoch
+            best_error, best_epoch, since = error, epoch, epoch
+        elif error == best_error and trial.ties == "last":
+            best_epoch = epoch
         largest = max(weight.abs().max().item() for weight, _ in epochs[-1])
         if not math.isfinite(value) or (error > 0.99 * chance and not largest < 1e4):
             stopped_by = "diverged"
             break
-        if epoch - best_epoch == trial.patience:
+        if epoch - since == trial.patience:
             stopped_by = "patience"
             break
     best = epochs[best_epoch - 1]

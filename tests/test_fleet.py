@@ -131,6 +131,7 @@ SHARED: list[dict[str, Any]] = [
     {"optimizer": "adam", "hidden_layer_sizes": (8, 6, 7), "clip": 1.0, "activation": "tanh"},
     {"optimizer": "rmsprop", "batch_size": 50, "activation": "tanh", "clip": 1.0},
     {"optimizer": "rmsprop", "hidden_layer_sizes": (8, 6, 7)},
+    {"ties": "last"},
 ]
 
 
@@ -172,6 +173,13 @@ def test_the_trials_above_do_what_they_are_there_for() -> None:
             assert all(run.clipped == 0 for run in runs if run.outcome.trial.clip == 1e6)
             assert any(run.clipped > 0 for run in runs)
     assert any(0 < run.clipped < run.steps for runs in every for run in runs)
+    # Some have their lowest error again, and not in the next epoch; then patience ends them.
+    firsts, lasts = every[0], every[-1]
+    later = [
+        b.outcome.best_epoch > a.outcome.best_epoch for a, b in zip(firsts, lasts, strict=True)
+    ]
+    assert any(later)
+    assert [run.outcome.epochs for run in lasts] == [run.outcome.epochs for run in firsts]
     # The last batch of an epoch is short.
     assert len(parts(blobs(), ONE.split).train) % ONE.batch_size != 0
 
@@ -550,7 +558,8 @@ def test_best_weights_give_the_reported_error(shared: dict[str, Any], precision:
         tolerance = 1e-10 if precision == "float64" else 1e-5
         assert value == pytest.approx(outcome.cross_entropy, rel=tolerance)
         assert outcome.stop_error == min(outcome.curve)
-        assert outcome.best_epoch == 1 + outcome.curve.index(outcome.stop_error)
+        lowest = [at for at, error in enumerate(outcome.curve, 1) if error == outcome.stop_error]
+        assert outcome.best_epoch == lowest[-1 if trial.ties == "last" else 0]
 
 
 def test_weights_come_on_request_only() -> None:
@@ -1015,6 +1024,7 @@ BAD: list[tuple[str, Any]] = [
     *(("feature_range", value) for value in ((-1, 0, 1), (1.0,), [-1.0, 1.0], 1.0)),
     *(("batch_size", value) for value in (0, -128, 32.5, NAN)),
     *(("clip", value) for value in (0, -1.0, NAN)),
+    *(("ties", value) for value in ("lowest", None)),
     *(("patience", value) for value in (0, -1, 1.5, INF)),
     *(("max_epochs", value) for value in (0, -1, 1.5, INF)),
     *(("seed", value) for value in (2**63, -(2**63) - 1, 0.5)),

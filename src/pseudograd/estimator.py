@@ -228,6 +228,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             clip=_unless_auto(self.clip, clip_for(len(sizes))),
             split=Split(stratified=True),
             patience=self.patience,
+            ties="last",
             max_epochs=self.max_iter,
         )
         protocol = _Selection(

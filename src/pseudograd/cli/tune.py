@@ -200,6 +200,7 @@ def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
         clip=options.clip or clip_for(len(hidden)),
         split=Split(stratified=options.stratify),
         patience=options.patience,
+        ties="last",
         max_epochs=options.max_epochs,
     )
     rates = options.rates or []

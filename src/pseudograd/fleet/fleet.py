@@ -43,12 +43,13 @@ class _Run:
     epoch: int = 0
     best_error: float = math.inf
     best_epoch: int = 0
+    since: int = 0  # the first epoch that had the best error
     curve: list[float] = field(default_factory=list)
 
     def stopped_by(self, diverged: bool) -> str | None:
         if diverged:
             return "diverged"
-        if self.epoch - self.best_epoch >= self.trial.patience:
+        if self.epoch - self.since >= self.trial.patience:
             return "patience"
         return "limit" if self.epoch >= self.trial.max_epochs else None
 
@@ -409,7 +410,9 @@ class _Crew:
             run.epoch += 1
             run.curve.append(error)
             if error < run.best_error:
-                run.best_error, run.best_epoch = error, run.epoch
+                run.best_error, run.since = error, run.epoch
+            if run.since == run.epoch or (error == run.best_error and run.trial.ties == "last"):
+                run.best_epoch = run.epoch
                 better.append(slot)
             lost = not weight < _EXPLODED and error > 0.99 * (1 - self.majority)
             reason = run.stopped_by(diverged=lost or not math.isfinite(value + weight))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = ("relu", "tanh", "sigmoid")
 OPTIMIZERS = ("sgd", "adam", "rmsprop")
+TIES = ("first", "last")
 
 
 def _whole(number: object, least: int, beyond: float) -> bool:
@@ -93,6 +94,8 @@ class Trial:
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         split: Which examples have which role.
         patience: Stop after so many epochs without a lower error on the early-stopping part.
+        ties: Of the epochs that had the lowest one, the "first" or the "last" counts. Where that
+            part is small, many have, and the last has learned more.
         max_epochs: Stop after so many epochs in any case.
         seed: Determines the initial weights and the order of the examples, and nothing else does.
 
@@ -116,6 +119,7 @@ class Trial:
     patience: int = 15
     max_epochs: int = 1000
     seed: int = 0
+    ties: str = "first"
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -143,6 +147,7 @@ class Trial:
             "a tuple (low, high), both finite",
         )
         require(self.clip is None or self.clip > 0, "clip", "above 0, or None")
+        require(self.ties in TIES, "ties", f"one of {TIES}")
         for name in ("batch_size", "patience", "max_epochs"):
             require(_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
         require(_whole(self.seed, -(2**63), 2**63), "seed", "a whole number of 64 bits")
@@ -169,7 +174,7 @@ class Outcome:
     Attributes:
         trial: The trial.
         stop_error: The lowest error on the early-stopping part, a fraction.
-        best_epoch: The first epoch that had it, from 1.
+        best_epoch: The epoch that had it, from 1; of several as the trial's ``ties`` says.
         error: The error on the validation part (with ``retrain``, on the test set) of the network
             of that epoch.
         cross_entropy: Its mean cross-entropy there.
