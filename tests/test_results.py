@@ -166,7 +166,7 @@ def test_verdicts(text: str) -> None:
 
 def test_depths_stand_beside_the_papers(text: str, folder: Path) -> None:
     found = [finding for e, finding in read(SOME, folder).found.items() if e.as_printed and finding]
-    lines = {n: lines_of(text, n, "By depth, beside the paper’s")[0] for n in ("all", "1", "3")}
+    lines = {n: lines_of(text, n, "By hidden layers and beside")[0] for n in ("all", "1", "3")}
     assert lines["all"][1] == "12"
     # Ours select 1/4, 1 and 4; the paper, in rows of the same depth:
     theirs = [finding.experiment.row.selected_k for finding in found]
@@ -175,7 +175,7 @@ def test_depths_stand_beside_the_papers(text: str, folder: Path) -> None:
     papers = pooled_by_architecture(paper_points(finding.experiment.row for finding in one))
     assert lines["1"][3] == interval(papers, ".2f")
     deviations = [f.error_k1_pct.mean - (f.experiment.row.error_k1_pct or math.nan) for f in one]
-    lower = f"(lower in {sum(deviation < 0 for deviation in deviations)} of 4)"
+    lower = f"({sum(deviation < 0 for deviation in deviations)} of 4 lower)"
     assert lines["1"][4] == f"{signed(statistics.fmean(deviations))} {lower}"
     # With three hidden layers ours is 1 everywhere, so nothing changes; MNIST and SVHN agree.
     assert lines["3"][2].startswith("0.00")
@@ -484,8 +484,8 @@ def test_a_neighbours_best_rate_that_was_not_tried_is_marked(
 
     text, marked = text_with(folder, monkeypatch, with_another)
     line = lines_of(text, marked, "### Which learning rates")[0]
-    tried = "(1/16 to 1/2)"
-    assert line[1].startswith(f"k = 4: 16 (1/16 to 16), k = 2: 1/8* {tried}, k = 1: 1/8 {tried}, ")
+    tried = "(1/32 to 1/4)"
+    assert line[1].startswith(f"k = 4: 16 (1/32 to 16), k = 2: 1/8* {tried}, k = 1: 1/8 {tried}, ")
     apart = lines_of(text, "cifar10", "### Which learning rates")[0][-2:]
     assert apart[0].startswith("1 of ")
     assert apart[1] == "0 of 3"
@@ -545,7 +545,7 @@ def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(
 ) -> None:
     text, marked = text_with(folder, monkeypatch, at_another_rate)
     assert lines_of(text, marked, "## The tables")[0][1] == "1/4§ (1/4)"
-    assert f"- § {marked}: the search tried k = 1 at rates of 1/16 to 1/2, not at 16." in text
+    assert f"- § {marked}: the search tried k = 1 at rates of 1/32 to 1/4, not at 16." in text
     assert lines_of(text, "cifar10", "### Which learning rates")[0][-1] == "1 of 3"
     # All claims that are judged by it name it: 2a and 4 of 4 shallow rows, 2d, 3 and 6 of all 12.
     # Each is then judged without it, in both scalings of MNIST.

@@ -146,16 +146,16 @@ def _by_depth(found: Reproduction, points: Sequence[Point]) -> list[Block]:
             interval(claims.pooled_by_architecture(paper_points(p.row for p in group)), ".2f"),
             _mean_deviation(plain), _mean_deviation(chosen), str(same_k), str(same_side),
         ])  # fmt: skip
-    head = ["hidden layers", "rows", "selected k minus k = 1, ours", "the paper’s",
-            "ours minus the paper’s, k = 1", "selected k", "same k as the paper",
-            "same side of 1"]  # fmt: skip
+    head = ["layers", "rows", "change, ours", "change, paper", "distance, k = 1",
+            "distance, selected k", "same k", "same side"]  # fmt: skip
     return [
         Text(
-            "By depth, beside the paper’s figures, in percentage points of test error: the means "
-            "over architectures with their 95% intervals, and over the rows whose errors the paper "
-            "prints, how far ours are from them. Where our networks are better than the paper’s at "
-            "k = 1, but not at the selected k, part of what the paper’s k gains is what its k = 1 "
-            "lacked."
+            "By hidden layers and beside the paper’s figures, in percentage points of test error. "
+            "Change: selected k minus k = 1, the mean over architectures with its 95% interval. "
+            "Distance: our error minus the paper’s, the mean over the rows whose errors it prints. "
+            "The last two columns count the rows that select the paper’s k, or one on the same "
+            "side of 1. Where we are below the paper at k = 1, but not at the selected k, part of "
+            "what the paper’s k gains is what its k = 1 lacked."
         ),
         Table(head, lines),
     ]
@@ -165,7 +165,7 @@ def _mean_deviation(deviations: Sequence[float]) -> str:
     if not deviations:
         return DASH
     lower = sum(deviation < 0 for deviation in deviations)
-    return f"{signed(statistics.fmean(deviations), '.2f')} (lower in {lower} of {len(deviations)})"
+    return f"{signed(statistics.fmean(deviations), '.2f')} ({lower} of {len(deviations)} lower)"
 
 
 def _selected(sides: Sequence[int]) -> str:
