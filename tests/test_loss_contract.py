@@ -667,6 +667,26 @@ def test_modules_refuse_what_functions_would() -> None:
         TunableLinearCrossEntropyLoss(chunk_rows="x")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("implementation", ["auto", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@both_paths
+def test_a_mean_of_nothing_pulls_nothing(
+    implementation: str, dtype: torch.dtype, smoothing: float
+) -> None:
+    """Where all weights are 0 it is NaN, as in PyTorch, but its gradient is 0."""
+    logits = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 3.0]], dtype=dtype, requires_grad=True)
+    value = tunable_cross_entropy(
+        logits, torch.tensor([0, 0]), 0.5, torch.tensor([0.0, 1.0, 1.0], dtype=dtype),
+        label_smoothing=smoothing, implementation=implementation,
+    )  # fmt: skip
+    value.backward()
+    assert value.isnan()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert smoothing or not logits.grad.any()
+
+
 @both_paths
 def test_ignored_examples_may_hold_anything() -> None:
     logits = torch.tensor([[1.0, 2.0], [math.nan, math.inf], [-math.inf, -math.inf]])

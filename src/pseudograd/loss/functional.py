@@ -220,7 +220,13 @@ def smoothed_labels(z: Tensor, y: Tensor, label_smoothing: float, weight: Tensor
 def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return value
-    return value.sum() / total if reduction == "mean" else value.sum()
+    if reduction == "sum":
+        return value.sum()
+    if not isinstance(total, Tensor):
+        return value.sum() / total
+    # Where all weights are 0 there is no mean, and nothing that pulls: its gradient is 0.
+    mean = value.sum() / torch.where(total == 0, 1, total)
+    return torch.where(total == 0, torch.nan, mean)
 
 
 def is_eager() -> bool:
