@@ -39,7 +39,9 @@ PENALTIES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1)
 
 def search(repetitions: int) -> Protocol:
     """The grid alone: no rate is added to it."""
-    template = Trial("digits", (HIDDEN,), 1, 1, momentum=MOMENTUM, patience=PATIENCE)
+    template = Trial(
+        "digits", (HIDDEN,), 1, 1, momentum=MOMENTUM, patience=PATIENCE, ties="last"
+    )  # as `pseudograd tune` has it
     return Protocol(template, (), None, RATES, repetitions, most_extensions=0)
 
 
@@ -104,7 +106,9 @@ def train(trial: Trial, data: Dataset, features: Tensor) -> tuple[float, float]:
         now = error(cut.stop)
         since, epoch = since + 1, epoch + 1
         if now < best:
-            best, judged, since = now, error(cut.judge), 0
+            best, since = now, 0
+        if now == best:
+            judged = error(cut.judge)
     return judged, drawing
 
 

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -189,7 +190,7 @@ def test_a_cluster_asks_how_many_are_left_and_can_be_stopped_so() -> None:
     class TimeIsUp(Exception):
         pass
 
-    class Trials(list[Trial]):
+    class Trials(deque[Trial]):
         over = False
 
         def __len__(self) -> int:
@@ -211,7 +212,7 @@ def test_a_cluster_asks_how_many_are_left_and_can_be_stopped_so() -> None:
 def test_as_many_tasks_as_there_are_places_also_when_nodes_join() -> None:
     runner = MadeUpRunner(all_end)
     under_way = []
-    for number, _ in enumerate(runner([replace(TRIAL, seed=seed) for seed in range(80)])):
+    for number, _ in enumerate(runner(replace(TRIAL, seed=seed) for seed in range(80))):
         under_way.append(len(runner.open))
         if number == 20:
             runner.places = 5

@@ -940,11 +940,11 @@ class Interrupted(queue.SimpleQueue[Any]):
 
     seen = False
 
-    def get(self, *arguments: Any) -> Any:
+    def get(self, *arguments: Any, **options: Any) -> Any:
         if not self.seen:
             self.seen = True
             raise KeyboardInterrupt
-        return super().get(*arguments)
+        return super().get(*arguments, **options)
 
 
 @pytest.mark.parametrize("failure", [ZeroDivisionError, KeyboardInterrupt])
@@ -967,19 +967,19 @@ def test_what_ends_while_workers_stop_is_given_out(
     given: list[Outcome] = []
     with pytest.raises(failure):
         given.extend(_side_by_side([breaks, is_within_an_epoch]))  # as far as it comes
-    assert given == [first, second]
+    assert set(given) == {first, second}
 
 
 def test_numbers_of_numpy_become_plain() -> None:
     """Others could not be written to a ledger, after they were trained."""
     of_split: dict[str, Any] = {"plan": np.int64(3), "repetition": np.int32(1)}
     sizes: Any = (np.int64(8), 4)
-    numbers: dict[str, Any] = {"k": np.float32(0.5), "learning_rate": np.float64(0.1)}
+    numbers: dict[str, Any] = {"k": np.float32(0.5), "learning_rate": np.array(0.1)}
     split = Split(**of_split)
     trial = Trial("blobs", sizes, **numbers, split=split)
     assert trial == Trial("blobs", (8, 4), 0.5, 0.1, split=Split(3, 1))
     values = [*vars(trial).values(), *vars(split).values(), *trial.hidden_layer_sizes]
-    assert not any(isinstance(value, np.generic) for value in values)
+    assert not any(isinstance(value, np.generic | np.ndarray) for value in values)
 
 
 def test_no_trials_no_outcomes() -> None:

@@ -8,7 +8,9 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import scipy.stats
 
@@ -66,8 +68,12 @@ def test_lines_are_short_and_complete() -> None:
 
 def test_lists_are_as_good_as_tuples() -> None:
     """Also when a run is resumed, which compares them."""
-    listed = Protocol(TEMPLATE, ks=[1.0, 0.5], learning_rates=[0.1])  # type: ignore[arg-type]
-    assert listed == Protocol(TEMPLATE, ks=(1.0, 0.5), learning_rates=(0.1,))
+    expected = Protocol(TEMPLATE, ks=(1.0, 0.5), learning_rates=(0.1,))
+    several: list[tuple[Any, Any]] = [([1, 0.5], [0.1]), (np.array([1, 0.5]), np.array([0.1]))]
+    for ks, rates in several:
+        listed = Protocol(TEMPLATE, ks=ks, learning_rates=rates)
+        assert listed == expected
+        assert {type(number) for number in listed.ks + listed.learning_rates} == {float}
 
 
 def test_the_papers_ks_follow_the_depth() -> None:

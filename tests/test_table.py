@@ -592,6 +592,9 @@ def test_texts_that_were_known_with_a_point_keep_it() -> None:
     text("a,release\n3,1.0\n3,2.0\n", "new.csv")
     new = encoder.transform(read_frame("new.csv", encoder))
     assert new[:, 1:].tolist() == [[1, 0, 0], [0, 1, 0]]
+    data, encoder = load_table("a.csv", "release", test_path=Path("a.csv"))  # as labels too
+    assert encoder.labels == ("1.0", "2", "beta")
+    assert len(data.labels) == 2 * data.train_size
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])

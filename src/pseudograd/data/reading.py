@@ -185,7 +185,7 @@ def _read_csv(
         key=lambda frame: frame.select_dtypes("number").shape[1],
     )
     frame.columns = pd.Index(kept)
-    known = {} if encoder is None else encoder.categories()
+    known = {} if encoder is None else encoder.categories() | {encoder.target: encoder.labels}
     for name in {*text} & {*kept}:
         frame[name] = _without_points(frame[name], known.get(name, ()))
     # Codes such as 007 are texts. To look for one in the file is quicker than to read it again.
@@ -200,7 +200,7 @@ def _read_csv(
     return frame
 
 
-def _without_points(texts: Series, known: Collection[str]) -> Series:
+def _without_points(texts: Series, known: Collection[object]) -> Series:
     """Codes as pandas writes them without gaps, 1 in place of 1.0, unless they are known so."""
     bare = texts.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
     return bare.where(~texts.isin(known), texts)

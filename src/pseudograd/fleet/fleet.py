@@ -31,6 +31,7 @@ _MOST_FUSED_CLASSES = 256
 # For a worker on the CPU: more models at once gain nothing, and outgrow the cache.
 _SLOTS_ON_CPU = 8
 _MOST_SLOTS = 256
+_LOOK = 0.1  # seconds after which to see whether all workers have ended
 
 PRECISIONS = ("tf32", "float32", "float64")
 
@@ -271,7 +272,7 @@ def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
 
     Each stops after its epoch, and what ends with that is given out before the failure is raised.
     """
-    given: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
+    given: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
     stop = threading.Event()
 
     def run(work: _Work) -> None:
@@ -281,7 +282,6 @@ def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
                 given.put(outcome)
         except BaseException as error:
             given.put(error)
-        given.put(None)
 
     before = torch.get_num_threads()
     # `cli.main` knows them by their name.
@@ -293,19 +293,23 @@ def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
         thread.start()
     failure: BaseException | None = None
     try:
-        running = len(threads)
-        while running:
+        while True:
             try:
-                item = given.get()
+                # Before the look: what workers have given that have ended is there by now.
+                ended = not any(thread.is_alive() for thread in threads)
+                item = given.get(timeout=0 if ended else _LOOK)
+            except queue.Empty:
+                if ended:
+                    break
+                continue
             except KeyboardInterrupt as interrupt:
-                if failure:  # the second time, without patience
+                if failure:  # the second time nobody waits for them
+                    threads.clear()
                     raise
                 item = interrupt
             if isinstance(item, BaseException):
                 failure = failure or item
                 stop.set()
-            elif item is None:
-                running -= 1
             else:
                 yield item
         if failure:

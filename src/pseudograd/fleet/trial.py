@@ -26,7 +26,8 @@ def _make_plain(settings: Split | Trial) -> None:
     """Make Python's own numbers of NumPy's, which a ledger could not write."""
 
     def plain(value: Any) -> Any:
-        return value.item() if isinstance(value, np.generic) else value
+        one = isinstance(value, np.generic | np.ndarray) and not value.shape
+        return value.item() if one else value
 
     for name, value in list(vars(settings).items()):
         values = tuple(map(plain, value)) if isinstance(value, tuple) else plain(value)
@@ -117,9 +118,9 @@ class Trial:
     clip: float | None = None
     split: Split = field(default_factory=Split)
     patience: int = 15
+    ties: str = "first"
     max_epochs: int = 1000
     seed: int = 0
-    ties: str = "first"
 
     def __post_init__(self) -> None:
         _make_plain(self)

@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -202,7 +202,7 @@ class Shares:
 
 class _Queue(deque[Trial]):
     """Trials for a runner: notes when each is taken, and stops the runner when it next asks how
-    many are left, which it does only once it has given out what has ended.
+    many are left. A fleet does so after every epoch, once it has given out what has ended.
     """
 
     def __init__(self, trials: Iterable[Trial], clock: Clock) -> None:
@@ -397,18 +397,21 @@ def reproduce(
                 left.close()
 
     def run(network: str, protocols: dict[Experiment, Protocol], data: Dataset) -> None:
-        with locked(ledger_path(folder, network)), notes.of(network, data) as log:
+        with ExitStack() as until_its_end:
+            until_its_end.enter_context(locked(ledger_path(folder, network)))
             ledger = ledger_of(folder, network, data.sha256)  # as it is now that it is ours
+            log = until_its_end.enter_context(notes.of(network, data))
+            steps = run_network(protocols, ledger, runner(data), clock)
+            until_its_end.enter_context(closing(steps))
             with notes.lock:
                 begin(network, ledger, len(_wanted(protocols, ledger)))
-            with closing(run_network(protocols, ledger, runner(data), clock)) as steps:
-                for step in steps:
-                    with notes.lock:
-                        log["trials"] += 1
-                        log["epochs"] += step.outcome.epochs
-                        watch(step)
-                        if time.monotonic() - notes.written > _SECONDS_BETWEEN_NOTES:
-                            notes.write()
+            for step in steps:
+                with notes.lock:
+                    log["trials"] += 1
+                    log["epochs"] += step.outcome.epochs
+                    watch(step)
+                    if time.monotonic() - notes.written > _SECONDS_BETWEEN_NOTES:
+                        notes.write()
 
     with ThreadPoolExecutor(at_once, "network") as pool:  # which is left when all have ended
         try:
@@ -453,10 +456,9 @@ class _Notes:
             self.session["networks"][network]["seconds"] = round(seconds, 2)
         self.session["seconds"] = round(self.written - self.started, 2)
         path, started = self.folder / "manifest.json", self.session["started"]
-        with in_turn(self.folder):  # others may be at work on other networks
+        with writing(path), in_turn(self.folder):  # others may be at work on other networks
             others = [other for other in _sessions_in(path) if other["started"] != started]
-            with writing(path):
-                write_whole(path, json.dumps([*others, self.session], indent=1) + "\n")
+            write_whole(path, json.dumps([*others, self.session], indent=1) + "\n")
 
 
 @dataclass(frozen=True)

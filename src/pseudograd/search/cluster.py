@@ -10,7 +10,7 @@ import socket
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -108,14 +108,15 @@ class RayRunner:
         if self.connected_here:
             self.ray.shutdown()
 
-    def __call__(self, trials: Collection[Trial]) -> Iterator[Outcome]:
+    def __call__(self, trials: Iterable[Trial]) -> Iterator[Outcome]:
         """Train the trials, equal ones once; give each one's outcome as it ends.
 
         Args:
-            trials: The trials. How many they are is asked for again and again, as a `Fleet` does,
-                and what that raises ends the run.
+            trials: The trials. The length of a deque is asked for after every outcome, and what
+                that raises ends the run.
 
         """
+        asked = trials if isinstance(trials, deque) else ()
         wanted = list(dict.fromkeys(trials))
         places = max(1, self._places(self.device))  # there may be none now, but soon
         waiting = deque(_cut(wanted, places, _MOST_TRIALS[self.device]))
@@ -143,7 +144,7 @@ class RayRunner:
                     if outcome.trial in task.missing:
                         del task.missing[outcome.trial]
                         yield outcome
-                len(trials)
+                len(asked)
         finally:
             for stream in running:
                 self._cancel(stream)

@@ -159,11 +159,10 @@ class Protocol:
     most_extensions: int = 12
 
     def __post_init__(self) -> None:
-        if not self.ks:
-            ks = ks_for(len(self.trial.hidden_layer_sizes))
-            object.__setattr__(self, "ks", ks)
         for name in ("ks", "learning_rates"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        if not self.ks:
+            object.__setattr__(self, "ks", ks_for(len(self.trial.hidden_layer_sizes)))
         if 1.0 not in self.ks:
             raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
         for name in ("ks", "learning_rates"):

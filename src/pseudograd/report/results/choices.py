@@ -76,8 +76,8 @@ def the_choices(protocol: Protocol) -> Part:
             "class, is stopped, to save time; its best epoch counts.",
             "**Precision**: on a GPU, products are of float16 numbers, which have the precision of "
             "TF32, summed in float32; weights, momentum and sums are float32. That is the fastest, "
-            "and changes errors by less than seeds do (`benchmarks/results/precision.csv`). On a "
-            "CPU all is float32.",
+            "and changed the errors of two rows of MNIST by less than seeds do "
+            "(`benchmarks/results/precision.csv`). On a CPU all is float32.",
             "**SVHN**: where it is said to be re-cropped (see “What was run”), the digits were cut "
             "again from the official pictures of whole numbers. All 1,083 official digits at hand "
             "are identical, but some pixels of others may differ by 1.",

@@ -154,8 +154,8 @@ def _by_depth(found: Reproduction, points: Sequence[Point]) -> list[Block]:
             "Change: selected k minus k = 1, the mean over architectures with its 95% interval. "
             "Distance: our error minus the paper’s, the mean over the rows whose errors it prints. "
             "The last two columns count the rows that select the paper’s k, or one on the same "
-            "side of 1. Where we are below the paper at k = 1, but not at the selected k, part of "
-            "what the paper’s k gains is what its k = 1 lacked."
+            "side of 1. Where we are further below the paper at k = 1 than at the selected k, part "
+            "of what the paper’s k gains is what its k = 1 lacked."
         ),
         Table(head, lines),
     ]
