@@ -23,14 +23,14 @@ LOOKS = {
     "torch.compile": ("#E69F00", "D"),
     "liger": ("#009E73", "^"),
     "quack": ("#CC79A7", "v"),
-    "linear, quack": ("#CC79A7", "v"),
+    "linear, quack": ("#CC79A7", "1"),
     "cut, exact": ("#D55E00", "<"),
     OURS: ("#0072B2", "o"),
 }
 LABELS = {
     "linear, cross_entropy": "PyTorch",
     "cross_entropy": "PyTorch",
-    "linear, quack": "quack",
+    "linear, quack": "PyTorch's layer, quack",
     OURS: "ours, k = 1/2",
 }
 Rows = Sequence[dict[str, str]]
@@ -83,7 +83,7 @@ def main() -> None:
     )
     handles, labels = left.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=6,
+    figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=7,
                   frameon=False)  # fmt: skip
     figure.savefig(Path(sys.argv[1]), dpi=110)
 
