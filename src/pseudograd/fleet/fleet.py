@@ -272,7 +272,7 @@ def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
 
     Each stops after its epoch, and what ends with that is given out before the failure is raised.
     """
-    given: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+    given: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
     stop = threading.Event()
 
     def run(work: _Work) -> None:
@@ -282,6 +282,7 @@ def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
                 given.put(outcome)
         except BaseException as error:
             given.put(error)
+        given.put(None)
 
     before = torch.get_num_threads()
     # `cli.main` knows them by their name.
@@ -293,9 +294,11 @@ def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
         thread.start()
     failure: BaseException | None = None
     try:
-        while True:
+        running = len(threads)
+        while running:
             try:
-                # Before the look: what workers have given that have ended is there by now.
+                # An interrupt may swallow what a worker says at its end, so they are looked after,
+                # and before the queue is: what those gave that have ended is in it by now.
                 ended = not any(thread.is_alive() for thread in threads)
                 item = given.get(timeout=0 if ended else _LOOK)
             except queue.Empty:
@@ -310,6 +313,8 @@ def _side_by_side(works: Sequence[_Work]) -> Iterator[Outcome]:
             if isinstance(item, BaseException):
                 failure = failure or item
                 stop.set()
+            elif item is None:
+                running -= 1
             else:
                 yield item
         if failure:
