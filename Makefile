@@ -39,6 +39,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.loss
 	$(BIN)/python -m benchmarks.fleet --out benchmarks/results/fleet_cpu.csv
 	$(BIN)/python -m benchmarks.tune
+	$(BIN)/python -m benchmarks.ties
 
 # Made anew when a version changes, and otherwise left alone.
 $(INSTALLED): pyproject.toml constraints.txt

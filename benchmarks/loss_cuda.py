@@ -291,11 +291,21 @@ def logits_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Ar
     return copy_ms(logits.detach()), Arena("logits", of_logits(), [logits], target, ks)
 
 
-def linear_arena(dtype: torch.dtype, rows: int, width: int, classes: int) -> tuple[float, Arena]:
+def linear_inputs(dtype: torch.dtype, rows: int, width: int, classes: int) -> list[Tensor]:
+    """As those of logits, with a weight that gives logits of about the same size."""
     hidden, weight, target, ks = inputs(dtype, (rows, width), (classes, width))
     with torch.no_grad():
         weight /= width**0.5
+    return [hidden, weight, target, ks]
+
+
+def linear_arena(dtype: torch.dtype, rows: int, width: int, classes: int) -> tuple[float, Arena]:
+    hidden, weight, target, ks = linear_inputs(dtype, rows, width, classes)
     return 0.0, Arena("linear", of_linear(), [hidden, weight], target, ks)
+
+
+def peer_versions() -> dict[str, str]:
+    return {f"{name}_version": version(package) for name, package in PEERS.items()}
 
 
 def cases() -> Iterator[tuple[str, str, str, Callable[[], tuple[float, Arena]]]]:
@@ -310,7 +320,7 @@ def cases() -> Iterator[tuple[str, str, str, Callable[[], tuple[float, Arena]]]]
 def main(out: Path, only: str) -> None:
     """Measure, print a table and write it."""
     facts = environment("cuda")
-    peers = {f"{name}_version": version(package) for name, package in PEERS.items()}
+    peers = peer_versions()
     print(f"{facts['hardware']}, torch {facts['torch']}, triton {facts['triton']}, peers {peers}")
     lines = []
     for form, shape, dtype, prepare in cases():

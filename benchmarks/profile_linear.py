@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.environment import RESULTS, environment, write
-from benchmarks.loss_cuda import LINEAR, PEERS, Loss, inputs, of_linear
-from pseudograd.environment import version
+from benchmarks.loss_cuda import LINEAR, Loss, linear_inputs, of_linear, peer_versions
 
 WAYS = (
     "torch.compile",
@@ -105,12 +104,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "profile_linear_cuda.csv")
     out = parser.parse_args().out
     facts = environment("cuda")
-    peers = {f"{name}_version": version(package) for name, package in PEERS.items()}
-    lines = []
+    peers, lines = peer_versions(), []
     for dtype, rows, width, classes in LINEAR:
-        hidden, weight, target, ks = inputs(dtype, (rows, width), (classes, width))
-        with torch.no_grad():
-            weight /= width**0.5
+        hidden, weight, target, ks = linear_inputs(dtype, rows, width, classes)
         shape = f"{rows}x{width}x{classes}"
         contenders = of_linear()
         runs = {name: step(contenders[name], (hidden, weight), (target, ks)) for name in WAYS

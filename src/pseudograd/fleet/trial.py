@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("relu", "tanh", "sigmoid")
 OPTIMIZERS = ("sgd", "adam", "rmsprop")
 TIES = ("first", "last")
+_NUMPY = (np.generic, np.ndarray)
 
 
 def _whole(number: object, least: int, beyond: float) -> bool:
@@ -25,13 +26,12 @@ def _whole(number: object, least: int, beyond: float) -> bool:
 def _make_plain(settings: Split | Trial) -> None:
     """Make Python's own numbers of NumPy's, which a ledger could not write."""
 
-    def plain(value: Any) -> Any:
-        one = isinstance(value, np.generic | np.ndarray) and not value.shape
-        return value.item() if one else value
-
+    # A ledger makes thousands of trials, so what is plain already is left alone.
     for name, value in list(vars(settings).items()):
-        values = tuple(map(plain, value)) if isinstance(value, tuple) else plain(value)
-        object.__setattr__(settings, name, values)
+        if isinstance(value, _NUMPY) and not value.shape:
+            object.__setattr__(settings, name, value.item())
+        elif isinstance(value, tuple) and any(isinstance(one, _NUMPY) for one in value):
+            object.__setattr__(settings, name, tuple(np.array(value).tolist()))
 
 
 @dataclass(frozen=True)

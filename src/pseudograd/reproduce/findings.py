@@ -111,6 +111,30 @@ def cross_entropies(outcomes: Iterable[Outcome]) -> Spread:
     return Spread.of(values)
 
 
+def beside_the_papers(finding: Finding) -> Iterator[tuple[str, Spread, Spread, float]]:
+    """Give our test errors and the paper's, in percent, where it prints them.
+
+    Args:
+        finding: A finished experiment.
+
+    Returns:
+        For k = 1 ("plain") and the selected k ("chosen"): which of them, the errors of the
+        retrained networks, those of the networks trained on three fifths, and the paper's.
+
+    Example:
+        >>> from pseudograd.reproduce.rows import rows
+        >>> unprinted = Finding(Experiment(rows("table3", "mnist*")[0]), None, ((), ()))
+        >>> list(beside_the_papers(unprinted))
+        []
+
+    """
+    row, (chosen, plain) = finding.experiment.row, finding.tested
+    if row.error_k1_pct is not None:
+        yield "plain", finding.error_k1_pct, errors_pct(plain), row.error_k1_pct
+    if row.error_selected_pct is not None:
+        yield "chosen", finding.error_pct, errors_pct(chosen), row.error_selected_pct
+
+
 @dataclass(frozen=True)
 class Effort:
     """What an experiment took.

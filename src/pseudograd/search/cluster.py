@@ -144,7 +144,7 @@ class RayRunner:
                     if outcome.trial in task.missing:
                         del task.missing[outcome.trial]
                         yield outcome
-                len(asked)
+                len(asked)  # for what it raises
         finally:
             for stream in running:
                 self._cancel(stream)

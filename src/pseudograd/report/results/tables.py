@@ -22,6 +22,7 @@ from pseudograd.report.summary import counted, fraction
 from pseudograd.reproduce.findings import (
     Finding,
     Reproduction,
+    beside_the_papers,
     cross_entropies,
     errors_pct,
     may_be_the_rate,
@@ -117,24 +118,13 @@ def the_tables(found: Reproduction) -> Part:
 
 def _nearer(found: Reproduction) -> str:
     """How many of the paper's errors are nearer to networks trained on three fifths."""
-    plain: list[bool] = []
-    chosen: list[bool] = []
+    nearer: dict[str, list[bool]] = {"plain": [], "chosen": []}
     for finding in found.finished:
         if finding.experiment.as_printed and finding.experiment.row.printed:
-            tested = errors_pct(finding.tested[0]), errors_pct(finding.tested[1])
-            row = finding.experiment.row
-            for nearer, theirs, whole, part in (
-                (chosen, row.error_selected_pct, finding.error_pct, tested[0]),
-                (plain, row.error_k1_pct, finding.error_k1_pct, tested[1]),
-            ):
-                if theirs is not None:
-                    nearer.append(abs(part.mean - theirs) < abs(whole.mean - theirs))
-    if not plain:
-        return ""
-    return (
-        f" ({sum(plain)} of {len(plain)} errors at k = 1, {sum(chosen)} of {len(chosen)} at the "
-        "selected k)"
-    )
+            for kind, whole, part, theirs in beside_the_papers(finding):
+                nearer[kind].append(abs(part.mean - theirs) < abs(whole.mean - theirs))
+    plain, chosen = (f"{sum(found)} of {len(found)}" for found in nearer.values())
+    return f" ({plain} errors at k = 1, {chosen} at the selected k)" if nearer["plain"] else ""
 
 
 def _notes(finding: Finding) -> list[str]:
@@ -167,16 +157,11 @@ def _tied_ks(finding: Finding) -> list[float]:
 def _relative_deviations(findings: Iterable[Finding]) -> dict[str, dict[str, list[float]]]:
     groups: dict[str, dict[str, list[float]]] = {}
     for finding in findings:
-        experiment, row = finding.experiment, finding.experiment.row
-        if experiment.activation != "relu":
+        if finding.experiment.activation != "relu":
             continue
-        for kind, ours, theirs in (
-            ("plain", finding.error_k1_pct, row.error_k1_pct),
-            ("chosen", finding.error_pct, row.error_selected_pct),
-        ):
-            if theirs is not None:
-                group = groups.setdefault(data_of(experiment), {}).setdefault(kind, [])
-                group.append(100 * (ours.mean / theirs - 1))
+        for kind, ours, _, theirs in beside_the_papers(finding):
+            group = groups.setdefault(data_of(finding.experiment), {}).setdefault(kind, [])
+            group.append(100 * (ours.mean / theirs - 1))
     return groups
 
 
