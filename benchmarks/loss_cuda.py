@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ LOGITS = (
 LINEAR = ((torch.bfloat16, 8192, 4096, 131072), (torch.bfloat16, 8192, 2048, 32000))
 KS = ("1", "0.5", "2", "per row")
 PEERS = {"liger": "liger-kernel", "cut": "cut-cross-entropy", "quack": "quack-kernels"}
+CUTE = "liger_kernel.ops.cutedsl.ops"  # for Hopper GPUs, which Liger takes only if it is told to
 TURNS = {"logits": 60, "linear": 20}
 # Matrix products run into the GPU's bound on power, which lowers its clock. So they are timed at
 # the clock that they come to by themselves, after some calls of the same, not at a neighbour's.
@@ -87,14 +88,13 @@ def percentiles(values: list[float]) -> Spread:
     return Spread(statistics.median(values), fifths[0], fifths[-1])
 
 
-def imported(module: str, name: str) -> Loss | None:
+def imported(module: str, name: str) -> Any:
     """A peer's function, or None with a word about it."""
     try:
-        function: Loss = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except Exception as error:  # not installed, or not for this machine
         print(f"left out: {module}.{name} ({type(error).__name__}: {error})")
         return None
-    return function
 
 
 def of_logits() -> dict[str, Loss]:
@@ -105,6 +105,8 @@ def of_logits() -> dict[str, Loss]:
     }
     if liger := imported("liger_kernel.transformers.functional", "liger_cross_entropy"):
         contenders["liger"] = lambda z, y, ks: liger(z, y)
+    if cute := imported(f"{CUTE}.cross_entropy", "LigerCrossEntropyFunction"):
+        contenders["liger, CuTe"] = lambda z, y, ks: cute.apply(z, y, None)[0]
     if quack := imported("quack.cross_entropy", "cross_entropy"):
         contenders["quack"] = lambda z, y, ks: quack(z, y)
     for k in KS:
@@ -150,6 +152,12 @@ def of_linear() -> dict[str, Loss]:
     liger = imported("liger_kernel.transformers.functional", "liger_fused_linear_cross_entropy")
     if liger:
         contenders["liger"] = lambda h, w, y, ks: liger(h, w, y)
+    whole = "liger_fused_linear_cross_entropy_sm90"
+    if cute := imported(f"{CUTE}.fused_linear_cross_entropy_sm90", whole):
+        contenders["liger, CuTe"] = lambda h, w, y, ks: cute(h, w, y)
+    twice = "LigerFusedScaledCrossEntropySM90Function"
+    if again := imported(f"{CUTE}.fused_scaled_cross_entropy_sm90", twice):
+        contenders["liger, CuTe, logits twice"] = lambda h, w, y, ks: again.apply(h, w, y).mean()
     if cut := imported("cut_cross_entropy", "linear_cross_entropy"):
         contenders["cut"] = lambda h, w, y, ks: cut(h, w, y)
         contenders["cut, exact"] = lambda h, w, y, ks: cut(h, w, y, filter_eps=None)
@@ -257,7 +265,7 @@ class Arena:
 
 def overwrites(name: str) -> bool:
     """Whether a contender writes its gradient over the logits, which others still need."""
-    return name == "liger"
+    return name.startswith("liger")
 
 
 def copy_ms(tensor: Tensor) -> float:

@@ -177,7 +177,8 @@ def test_chunks_are_few_and_small() -> None:
     assert linear._chunk_rows(100_000, 4096, row) % 128 == 0
     assert linear._chunk_rows(100_000, 4096, row) <= 100_000 / 4 + 128
     assert 4 * linear._chunk_rows(8193, 1024, row) >= 8193  # not one row in a fifth
-    assert linear._chunk_rows(8192, 2048, 32000 * 2) == 4096  # of 524 MB
+    assert linear._chunk_rows(8192, 2048, 32000 * 2) == 8192  # of 524 MB
+    assert linear._chunk_rows(8192, 2048, 32000 * 4) == 4096
     assert linear._chunk_rows(64, 10, 1000) >= 64
     assert linear._chunk_rows(0, 0, 1000) == 128
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 # Each chunk is added to the weight's gradient in the weight's dtype, so there should not be many.
 FEWEST_CHUNKS, MOST_CHUNKS = 2, 4
-SMALL_BYTES = 256 << 20  # of logits, which are not worth a chunk of their own
+SMALL_BYTES = 512 << 20  # of logits, which are not worth a chunk of their own
 
 Products = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -94,7 +94,8 @@ def tunable_linear_cross_entropy(
         process_group: The ranks that share the classes: ``weight``, ``bias`` and ``class_weight``
             are this rank's part of them. Every rank gets the whole loss, the gradients of its part,
             and the whole gradient of ``hidden``.
-        chunk_rows: How many examples to hold the logits of; chosen by their size unless given.
+        chunk_rows: How many examples to hold the logits of. Unless given, it is half to a quarter
+            of them, or all where their logits take less than 512 MB.
 
     Returns:
         The loss: one number, or one for each example where ``reduction`` is "none".
@@ -364,7 +365,7 @@ def linear_products(
     pseudo-gradients times ``factor`` (one, or one for each row), of the mean or of the sum; times
     ``unit``.
     """
-    counted, y, known = known_labels(target, len(weight), ignore_index)
+    counted = target != ignore_index
     column, example_weight = target, counted.double()
     if group:
         from pseudograd.loss.parallel import label_weights, own_labels, ranks_of
@@ -373,6 +374,7 @@ def linear_products(
         if class_weight is not None:
             example_weight = example_weight * label_weights(class_weight, column, group)
     elif class_weight is not None:
+        _, y, known = known_labels(target, len(weight), ignore_index)
         example_weight = example_weight * known * class_weight[y]
     divisor = example_weight.sum()
     if factor is not None and mean:
