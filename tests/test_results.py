@@ -506,7 +506,7 @@ def at_another_rate(result: Result) -> Result:
 
 def told_of_claims(text: str) -> list[str]:
     """What is said below claims about rows that are marked so."""
-    return [line.partition("rate. ")[2] for line in text.splitlines() if "- § Where" in line]
+    return [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- § marks")]
 
 
 def test_k_1_at_the_selected_ks_rate_stands_beside_both(
@@ -558,7 +558,7 @@ def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(
     # Each is then judged without it, in both scalings of MNIST.
     told = told_of_claims(text)
     for line, number in zip(told, (4, 12, 12, 4, 12), strict=True):
-        assert line.startswith(f"So it is in 1 of {number} rows: {marked}. Without them: **")
+        assert line.startswith(f"§ marks 1 of {number} rows: {marked}. Without them: **")
         assert line.count(f"** ({number - 1} rows") == 2
         assert ". Without them, MNIST in [0, 1]: **" in line
 
@@ -570,9 +570,9 @@ def test_marked_rows_that_are_run_beside_the_papers_are_counted_apart(
     # No claim is judged by rows with tanh.
     tanh = Experiment(rows("table1", "cifar10 1x400*")[0], activation="tanh")
     text, marked = text_with(folder, monkeypatch, at_another_rate, scaled, tanh)
-    of_4, of_12 = (f"So it is in 1 of {number} rows: {marked}." for number in (4, 12))
+    of_4, of_12 = (f"§ marks 1 of {number} rows: {marked}." for number in (4, 12))
     of_1, of_2, of_3 = (
-        f"So it is in 1 of {number} of MNIST in [0, 1]: {scaled.name}."
+        f"§ marks 1 of {number} of MNIST in [0, 1]: {scaled.name}."
         for number in ("1 row", "2 rows", "3 rows")
     )
     both = f"{of_12} {of_3}"

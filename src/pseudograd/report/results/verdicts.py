@@ -247,7 +247,8 @@ def the_claims(found: Reproduction, folder: str) -> Part:
         f"{too_few}. All p-values but the first are two-sided. "
         "Rows share data sets, and those that differ in the momentum alone share folds and initial "
         "weights too, so they are not independent, and p-values are too small rather than too "
-        "large. Where k = 1 was selected there is nothing to compare, and the difference is 0."
+        "large. Where k = 1 was selected there is nothing to compare, and the difference is 0. A "
+        "claim whose rows are in part marked § is judged without these, too."
     )
     run_toy = f"`pseudograd toy --csv {shlex.quote(f'{folder}/toy.csv')}` runs it"
     run_toy += " again" * bool(found.toy)
@@ -302,13 +303,12 @@ def _marked(claim: Claim, readings: Sequence[_Reading], found: Reproduction) -> 
         ]
         if names := [finding.experiment.name for finding in rows if may_be_the_rate(finding)]:
             number = f"{len(names)} of {counted(len(rows), 'row')}{of}"
-            told.append(f"So it is in {number}: {', '.join(names)}.")
+            told.append(f"§ marks {number}: {', '.join(names)}.")
     for reading in readings:
         if without := _without_marked(claim, reading):
             name = "Without them" + reading.short.removeprefix("ours")
             told.append(_judged(name, without, without.rows))
-    why = f"§ Where {MARKED}, what looks like the effect of k may in part be that of the rate."
-    return [" ".join([why, *told])] if told else []
+    return [" ".join(told)] if told else []
 
 
 def _by_data_and_depth(found: Reproduction) -> list[Block]:
