@@ -824,6 +824,9 @@ def test_the_whole_path_in_small(
     assert len(found.comparison.chosen) == 2
     (state,) = status([experiment], Path("runs/smoke"), smoke=False)
     assert state.done == 0  # of the whole protocol
+    assert state.seconds is None  # of which this tells nothing
+    (state,) = status([experiment], Path("runs/smoke"), smoke=True)
+    assert state.seconds == 0
     before = {path: path.read_bytes() for path in Path("runs/smoke").iterdir()}
     assert main(command) == 0  # again: there is nothing left
     assert {path: path.read_bytes() for path in Path("runs/smoke").iterdir()} == before

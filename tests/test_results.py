@@ -317,11 +317,13 @@ def test_networks_side_by_side_are_said_to_share_the_time(
 
 def test_what_a_reader_would_ask_next(text: str) -> None:
     curves = [line for n in "135" for line in lines_of(text, n) if len(line) == 10]
-    assert all(line[2] == ("4" if line[1] == "all" else "1") for line in curves)
+    several = {"all": "4", "all but mnist": "3"}
+    assert all(line[2] == several.get(line[1], "1") for line in curves)
     for depth in "135":
         of_depth = [data_of(e) for e in SOME if str(e.row.hidden_layers) == depth]
         shown = [line[1] for line in curves if line[0] == depth]
-        assert shown == ["all", *dict.fromkeys(of_depth)]
+        assert {*shown} == {*several, *of_depth}
+        assert shown[0] == "all"
     one, three, five = (line for line in curves if line[1] == "all")
     # The error is 0.12 at k = 1 and 0.1 at the best k.
     assert one[7] == "0"
@@ -336,7 +338,43 @@ def test_what_a_reader_would_ask_next(text: str) -> None:
     activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 9]
     assert activations == ["relu", "tanh"]
     assert "Of 4 rows finished with both, tanh selects the same k in 4, and one on the" in text
-    assert "With 5 hidden layers the best k on average is 4 (mnist 4, svhn 4, cifar10 4, " in text
+    assert "where each architecture counts once, 2a has p = 0.31 and 2c has p = 0.12. " in text
+    best = "With 5 hidden layers the best k on average is 4 (mnist 4, svhn 4, cifar10 4, cifar100 4"
+    assert f"{best}; 4 without MNIST)." in text
+
+
+def test_networks_that_were_taken_early_are_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def later(result: Result) -> Result:
+        comparison = result.comparison
+        plain = tuple(
+            replace(outcome, error=error, best_epoch=epoch)
+            for outcome, error, epoch in zip(
+                comparison.plain, (0.2, 0.3, 0.4, 0.5, 0.6), (15, 16, 3, 99, 16), strict=True
+            )
+        )
+        return replace(result, comparison=replace(comparison, plain=plain))
+
+    text, marked = text_with(folder, monkeypatch, later)
+    assert marked == "cifar10 1x400 m0.5"
+    line = lines_of(text, "cifar10", "### Were networks taken early?")[0]
+    assert line[1:6] == ["1", "2 of 5", "30.00", "46.67", "5 of 5"]
+    assert line[7] == "–"
+
+
+def test_both_scalings_of_mnist_stand_beside_the_papers_figures(
+    text: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    title = "### Which scaling of MNIST fits the paper?"
+    for name in ("[−1, 1]", "[0, 1]"):
+        (line,) = lines_of(text, name, title)
+        assert [*line[1:4], *line[6:]] == ["3", "3", "3", "1", "2"]
+    assert "Rates fit neither better" in text
+    stated = Experiment(rows("table1", "mnist 1x400*")[0])
+    text, _ = text_with(folder, monkeypatch, at_another_rate, stated)
+    assert lines_of(text, "[−1, 1]", title)[0][2:4] == ["3", "2"]
+    assert "Rates fit [0, 1] better" in text
 
 
 def test_wide_spreads_are_looked_into(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,6 +599,7 @@ def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(
         assert line.startswith(f"§ marks 1 of {number} rows: {marked}. Without them: **")
         assert line.count(f"** ({number - 1} rows") == 2
         assert ". Without them, MNIST in [0, 1]: **" in line
+    assert re.search(r"Without the rows marked § the change is .* with 1 hidden layer\.", text)
 
 
 def test_marked_rows_that_are_run_beside_the_papers_are_counted_apart(

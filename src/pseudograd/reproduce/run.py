@@ -360,7 +360,7 @@ def reproduce(
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     sessions(folder)  # if the manifest cannot be read, this is the time to say so
-    session = {**environment.session(command, *devices), "at_once": at_once}
+    session = {**environment.session(command, *devices), "at_once": at_once, "smoke": smoke}
     notes = _Notes(folder, session, started)
 
     def networks() -> Generator[tuple[str, dict[Experiment, Protocol], Dataset], None, None]:
@@ -507,7 +507,9 @@ def status(
         (0, 228)
 
     """
-    logs = [log for session in sessions(folder) for log in session["networks"].items()]
+    # What is run in small tells nothing of the pace of the whole.
+    alike = [each for each in sessions(folder) if each.get("smoke", False) == smoke]
+    logs = [log for session in alike for log in session["networks"].items()]
     work = sum(_cost(network) * log["epochs"] for network, log in logs)
     pace = sum(log["seconds"] for _, log in logs) / work if work else None
     found = []

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import chain
 
 from markupsafe import Markup
 
@@ -70,46 +71,56 @@ def selected_k(
     return drawing.svg()
 
 
-def error_against_k(curves: Mapping[int, Mapping[float, Difference]]) -> Markup:
+def error_against_k(curves: Mapping[int, Mapping[str, Mapping[float, Difference]]]) -> Markup:
     """Draw the validation error against k relative to k = 1, by depth, with 95% intervals.
 
     Args:
-        curves: By the number of hidden layers and k, the mean over rows, in percent.
+        curves: By the number of hidden layers, the name of some of the rows and k, the mean over
+            these rows, in percent. The second of two names is drawn grey.
 
     Example:
-        >>> error_against_k({1: {0.5: Difference(-1, -2, 0), 1.0: Difference(0, 0, 0)}})[:4]
+        >>> curve = {0.5: Difference(-1, -2, 0), 1.0: Difference(0, 0, 0)}
+        >>> error_against_k({1: {"all": curve}})[:4]
         Markup('<svg')
 
     """
     top, floor = 56, 236
     said = "; ".join(
-        f"{counted(depth, 'hidden layer')}: "
+        f"{counted(depth, 'hidden layer')}, {name}: "
         + ", ".join(f"k = {fraction(k)} {signed(mean.mean)}%" for k, mean in curve.items())
-        for depth, curve in curves.items()
+        for depth, named in curves.items()
+        for name, curve in named.items()
     )
     drawing = Drawing(
         floor + 44,
         f"Validation error against k, relative to that of k = 1. {said}.",
         _width(len(curves)),
     )
-    drawing.text(0, 14, "validation error relative to that of k = 1, %", "soft")
-    for number, (depth, curve) in enumerate(curves.items()):
+    grey = "".join(f"; grey: {name}" for name in list(dict.fromkeys(chain(*curves.values())))[1:])
+    drawing.text(0, 14, f"validation error relative to that of k = 1, %{grey}", "soft")
+    for number, (depth, named) in enumerate(curves.items()):
         left = _left(number)
-        ends = [end for mean in curve.values() for end in _reach(mean)]
+        ends = [end for curve in named.values() for mean in curve.values() for end in _reach(mean)]
         ticks = round_numbers(ends, 4)
         y = scale(ticks[0], ticks[-1], floor, top)
-        x = _log_scale(list(curve), left + 20, left + _PANEL - 20)
+        ks = sorted({k for curve in named.values() for k in curve})
+        x = _log_scale(ks, left + 20, left + _PANEL - 20)
         drawing.text(left, 40, counted(depth, "hidden layer"), "soft")
         for tick in ticks:
             drawing.line([(left, y(tick)), (left + _PANEL, y(tick))], "grid" if tick else "zero")
             drawing.text(left - 8, y(tick) + 4, signed(tick, "g"), "end")
-        drawing.line([(x(k), y(mean.mean)) for k, mean in curve.items()], "thread")
-        for k, mean in curve.items():
-            kind = "plain" if k == 1 else "chosen"
-            low, high = _reach(mean)
-            with drawing.group(f"mark {kind}", f"k = {fraction(k)}: {signed(mean.mean)}%"):
-                drawing.line([(x(k), y(low)), (x(k), y(high))], "whisker")
-                drawing.symbol(x(k), y(mean.mean), kind)
+        for place, (name, curve) in reversed(list(enumerate(named.items()))):  # grey below
+            aside = 5 * place
+            at = {k: x(k) + aside * (k != 1) for k in curve}
+            drawing.line([(at[k], y(mean.mean)) for k, mean in curve.items()], "thread")
+            for k, mean in curve.items():
+                kind = "plain" if k == 1 else "other" if place else "chosen"
+                low, high = _reach(mean)
+                told = f"{name}, k = {fraction(k)}: {signed(mean.mean)}%"
+                with drawing.group(f"mark {kind}", told):
+                    drawing.line([(at[k], y(low)), (at[k], y(high))], "whisker")
+                    drawing.symbol(at[k], y(mean.mean), kind)
+        for k in ks:
             drawing.text(x(k), floor + 18, fraction(k), "middle")
         drawing.text(left + _PANEL / 2, floor + 38, "k", "middle soft")
     return drawing.svg()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from pseudograd.report.results import figures
@@ -21,18 +22,23 @@ from pseudograd.reproduce.findings import (
     Reproduction,
     Stability,
     apart_from_1,
+    beside_the_papers,
     error_against_k,
     errors_pct,
     may_be_the_rate,
+    side,
     stability,
     untried_rates,
 )
-from pseudograd.reproduce.rows import rows
+from pseudograd.reproduce.rows import Row, rows
 from pseudograd.search import paired_difference
 
 _PAPER_RATES = dict.fromkeys(("svhn", "cifar10", "cifar100"), "0.0001 to 1") | {
     "mnist": "0.1 to 10"
 }
+_LOW_RATE, _HIGH_RATE = 0.1, 10  # of these for MNIST
+_EARLY = 15  # epochs: as many as early stopping waits
+_ALIKE = ("all", "all but mnist")  # rows as the paper has them
 
 
 def asked_next(found: Reproduction) -> Part:
@@ -54,10 +60,12 @@ def asked_next(found: Reproduction) -> Part:
         *_curves(found),
         Title("Is it k, or the learning rate?"),
         *_controls(found),
+        *_taken_early(found),
         Title("How sure is the selection?"),
         *_selection(found),
         Title("Which learning rates are selected?"),
         *_selected_rates(found),
+        *_scalings(found),
         Title("What does the activation change?"),
         *other_activations(found),
     ]
@@ -69,7 +77,9 @@ def _curves(found: Reproduction) -> list[Block]:
     groups: dict[tuple[int, str], list[Finding]] = {}
     for finding in sorted(found.finished, key=lambda f: f.experiment.row.hidden_layers):
         experiment, row = finding.experiment, finding.experiment.row
-        alike = ["all"] * (experiment.as_printed and row.printed)
+        alike = []
+        if experiment.as_printed and row.printed:
+            alike = [name for name in _ALIKE if name == "all" or row.data != "mnist"]
         for data in (*alike, data_of(experiment)):
             groups.setdefault((row.hidden_layers, data), []).append(finding)
     curves = {group: error_against_k(findings) for group, findings in groups.items()}
@@ -80,12 +90,17 @@ def _curves(found: Reproduction) -> list[Block]:
         for (depth, data), curve in curves.items()
     ]  # fmt: skip
     head = ["hidden layers", "data", "rows", *(f"k = {fraction(k)}" for k in ks)]
-    of_depth = {depth: curve for (depth, data), curve in curves.items() if data == "all"}
+    of_depth = {
+        depth: {name: curves[depth, name] for name in _ALIKE if (depth, name) in curves}
+        for depth, data in curves
+        if data == "all"
+    }
     text = (
         "Validation error of each k at its best rate, relative to that of k = 1 in the same row, "
         "averaged over the rows of a depth, in percent; the interval is Student’s over rows. Data "
         "sets may differ in what suits them, so each stands for itself, too; “all” are those that "
-        "the paper prints, with MNIST in [−1, 1]."
+        "the paper prints, with MNIST in [−1, 1]. MNIST has the smallest errors, which vary most "
+        "by this measure, and so the greatest weight; “all but mnist” is without it."
     )
     printed = {row.data for row in rows()}  # as the paper has them: no tanh, no other scaling
     for depth in of_depth:
@@ -96,7 +111,8 @@ def _curves(found: Reproduction) -> list[Block]:
         }
         layers = counted(depth, "hidden layer")
         each = ", ".join(f"{data} {k}" for data, k in best.items() if data in printed)
-        text += f" With {layers} the best k on average is {best['all']} ({each})."
+        but = f"; {best[_ALIKE[1]]} without MNIST" if "mnist" in best and _ALIKE[1] in best else ""
+        text += f" With {layers} the best k on average is {best['all']} ({each}{but})."
     blocks: list[Block] = [Text(text)]
     if of_depth:
         blocks.append(Figure("error-against-k.svg", figures.error_against_k(of_depth)))
@@ -148,6 +164,45 @@ def _controls(found: Reproduction) -> list[Block]:
             "k = 1", "k = 1 at the selected k’s rate", "test error, selected k, %", "k = 1",
             "k = 1 at the selected k’s rate", "selected k minus that (95% interval)"]  # fmt: skip
     return [Text(text), Table(head, lines)]
+
+
+def _taken_early(found: Reproduction) -> list[Block]:
+    """How many final networks early stopping took after few epochs, and how these differ."""
+    groups: dict[tuple[str, int], list[Finding]] = {}
+    for finding in found.finished:
+        row = finding.experiment.row
+        if finding.experiment.as_printed and row.printed:
+            groups.setdefault((row.data, row.hidden_layers), []).append(finding)
+    if not groups:
+        return []
+    lines = []
+    for (data, depth), findings in groups.items():
+        line = [data, str(depth)]
+        compared = [finding.result.comparison for finding in findings]
+        for outcomes in (
+            [outcome for each in compared for outcome in each.plain],
+            [outcome for each in compared for outcome in each.chosen],
+        ):
+            early = [outcome for outcome in outcomes if outcome.best_epoch <= _EARLY]
+            later = [outcome for outcome in outcomes if outcome.best_epoch > _EARLY]
+            line.append(f"{len(early)} of {len(outcomes)}")
+            line += [f"{errors_pct(some).mean:.2f}" if some else DASH for some in (early, later)]
+        lines.append(line)
+    head = ["data", "hidden layers", f"k = 1, within {_EARLY} epochs", "their error, %",
+            "the others’", f"selected k, within {_EARLY} epochs", "their error, %",
+            "the others’"]  # fmt: skip
+    return [
+        Title("Were networks taken early?"),
+        Text(
+            "Early stopping takes the epoch with the lowest error on one fifth, and waits "
+            f"{_EARLY} epochs for a lower one. Counted are the final networks that it took within "
+            "the first so many, with the mean test error of these and of the others, over all "
+            "architectures of a depth. Where there are many of both and their errors differ, which "
+            "of the two a seed comes to can outweigh what k changes, and a small spread may mean "
+            "that all of a row came to the same."
+        ),
+        Table(head, lines),
+    ]
 
 
 def _selection(found: Reproduction) -> list[Block]:
@@ -234,3 +289,55 @@ def _selected_rates(found: Reproduction) -> list[Block]:
         Table(["row", "best rate of each k, and in brackets the lowest and highest tried (*: a "
                "neighbour’s best was not tried)"], each, fold="Row by row"),
     ]  # fmt: skip
+
+
+def _scalings(found: Reproduction) -> list[Block]:
+    """MNIST in [−1, 1] and in [0, 1], each beside the paper's figures."""
+    by_scaling: dict[bool, dict[Row, Finding]] = {True: {}, False: {}}
+    for finding in found.finished:
+        experiment = finding.experiment
+        if experiment.row.data == "mnist" and experiment.activation == "relu":
+            by_scaling[experiment.as_printed][experiment.row] = finding
+    both = by_scaling[True].keys() & by_scaling[False].keys()
+    if not both:
+        return []
+    lines, fits = [], []
+    for name, findings in zip(("[−1, 1]", "[0, 1]"), by_scaling.values(), strict=True):
+        chosen = [finding for row, finding in findings.items() if row in both]
+        within = [
+            sum(_LOW_RATE <= cell.learning_rate <= _HIGH_RATE for cell in cells)
+            for cells in zip(*((f.result.plain, f.result.chosen) for f in chosen), strict=True)
+        ]
+        off: dict[str, list[float]] = {"plain": [], "chosen": []}
+        for finding in chosen:
+            for kind, ours, _, theirs in beside_the_papers(finding):
+                off[kind].append(abs(ours.mean - theirs))
+        distances = [statistics.fmean(far) if far else math.nan for far in off.values()]
+        papers = [(finding.k, finding.experiment.row.selected_k) for finding in chosen]
+        same_k = sum(k == theirs for k, theirs in papers)
+        same_side = sum(side(k) == side(theirs) for k, theirs in papers)
+        lines.append([
+            name, str(len(chosen)), *map(str, within),
+            *(DASH if math.isnan(far) else f"{far:.2f}" for far in distances),
+            str(same_k), str(same_side),
+        ])  # fmt: skip
+        fits.append((sum(within), -sum(distances), same_k + same_side))
+
+    def better(measure: int) -> str:
+        stated, other = (fit[measure] for fit in fits)
+        return "[0, 1]" if other > stated else "[−1, 1]" if stated > other else "neither"
+
+    head = ["scaling", "rows", "rate within the paper’s, k = 1", "selected k",
+            "distance of errors, points, k = 1", "selected k", "same k",
+            "same side of 1"]  # fmt: skip
+    return [
+        Title("Which scaling of MNIST fits the paper?"),
+        Text(
+            f"The paper scales to [−1, 1]; its rates for MNIST, {_PAPER_RATES['mnist']}, are high "
+            "for that. Of rows finished with both: how many selected rates are among the "
+            "paper’s, the mean distance of our test errors from those that it prints, and how many "
+            f"rows select its k, or one on the same side of 1. Rates fit {better(0)} better, "
+            f"errors {better(1)}, selected k {better(2)}."
+        ),
+        Table(head, lines),
+    ]

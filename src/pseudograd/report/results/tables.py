@@ -70,13 +70,13 @@ def the_tables(found: Reproduction) -> Part:
             f"some of the paper’s figures lie nearer to these{_nearer(found)}. Where our k is not "
             "the paper’s, the deviation at the selected k is between two different k. Where a "
             "spread is a point or more, the errors stand below the table with the epochs at which "
-            "early stopping took the networks, which may be few. † marks a k that others "
-            "equalled in cross-validation, ‡ a row with a k whose best rate may lie beyond those "
-            f"tried, § a row in which {MARKED}, so that part of the difference may be the rate’s "
-            "(see “Is it k, or the learning rate?”). The last column is the command that runs this "
-            "row again, and nothing else. It needs the data (`pseudograd data fetch mnist`, or "
-            "whichever set it is), and `pseudograd reproduce report --out again`, with the same "
-            "`--rows`, shows what came of it."
+            "early stopping took the networks (see “Were networks taken early?”). † marks a k that "
+            "others equalled in cross-validation, ‡ a row with a k whose best rate may lie beyond "
+            f"those tried, § a row in which {MARKED}, so that part of the difference may be the "
+            "rate’s (see “Is it k, or the learning rate?”). The last column is the command that "
+            "runs this row again, and nothing else. It needs the data (`pseudograd data fetch "
+            "mnist`, or whichever set it is), and `pseudograd reproduce report --out again`, with "
+            "the same `--rows`, shows what came of it."
         )
     ]
     own = [e.row.table for e in found.found if not e.row.of_paper]

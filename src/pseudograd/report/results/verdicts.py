@@ -67,7 +67,7 @@ def in_short(found: Reproduction) -> Part:
         "In short",
         [
             *_does_k_matter(found, readings[0]),
-            *_by_depth(found, readings[0].points),
+            *_by_depth(found, readings[0]),
             Text(
                 "Each claim with its verdict, and what the same rule says of the paper’s own "
                 f"figures{of_same}, which tells how far its tables support its claims:"
@@ -78,11 +78,23 @@ def in_short(found: Reproduction) -> Part:
                 "noise; for 2a and 2c it can also mean beyond noise, but in no more than half of "
                 "the rows, and for 3 lower in more rows, but not on average. For 2b it means that "
                 "one of its two conditions holds, for 5 that it holds where k > 1. In a row marked "
-                f"§ {MARKED}, so that part of the difference may be the rate’s. The rules, tests "
-                "and figures are below."
+                f"§ {MARKED}, so that part of the difference may be the rate’s. "
+                f"{_of_architectures(readings[0])}The rules, tests and figures are below."
             ),
             *_selected_figure(readings[0].points),
         ],
+    )
+
+
+def _of_architectures(reading: _Reading) -> str:
+    """How claims that count rows fare if rows that differ in the momentum count as one."""
+    ps = {claim.name: _judge(claim, reading)[0].p_of_architectures for claim in CLAIMS}
+    told = [f"{name} has {p_value(p)}" for name, p in ps.items() if p is not None]
+    if not told:
+        return ""
+    return (
+        "Claims 2a, 2b, 2c, 4 and 5 count rows, which are not independent; where each architecture "
+        f"counts once, {' and '.join(told)}. "
     )
 
 
@@ -130,12 +142,13 @@ def _does_k_matter(found: Reproduction, reading: _Reading) -> list[Block]:
     return [Text(text)]
 
 
-def _by_depth(found: Reproduction, points: Sequence[Point]) -> list[Block]:
+def _by_depth(found: Reproduction, reading: _Reading) -> list[Block]:
     """What k changes, ours and the paper's, and how far our networks are from the paper's."""
+    points = reading.points
     if not points:
         return []
     findings = {f.experiment.row: f for f in found.finished if f.experiment.as_printed}
-    lines = []
+    lines, without = [], []
     for depth in (None, *sorted({point.row.hidden_layers for point in points})):
         group = [point for point in points if depth in (None, point.row.hidden_layers)]
         off: dict[str, list[float]] = {"plain": [], "chosen": []}
@@ -151,6 +164,10 @@ def _by_depth(found: Reproduction, points: Sequence[Point]) -> list[Block]:
             _mean_deviation(off["plain"]), _mean_deviation(off["chosen"]),
             str(same_k), str(same_side),
         ])  # fmt: skip
+        unmarked = [point for point in reading.unmarked if point.row.hidden_layers == depth]
+        if 0 < len(unmarked) < len(group) and depth is not None:
+            change = interval(claims.pooled_by_architecture(unmarked), ".2f")
+            without.append(f"{change} with {counted(depth, 'hidden layer')}")
     head = ["layers", "rows", "change, ours", "change, paper", "distance, k = 1",
             "distance, selected k", "same k", "same side"]  # fmt: skip
     return [
@@ -163,7 +180,9 @@ def _by_depth(found: Reproduction, points: Sequence[Point]) -> list[Block]:
             "of what the paper’s k gains is what its k = 1 lacked."
         ),
         Table(head, lines),
-    ]
+        *([Text(f"Without the rows marked § the change is {' and '.join(without)}.")]
+          if without else []),
+    ]  # fmt: skip
 
 
 def _mean_deviation(deviations: Sequence[float]) -> str:
@@ -259,7 +278,8 @@ def the_claims(found: Reproduction, folder: str) -> Part:
             f"Test: {claims.TOY_TEST}.",
             claims.TOY_RULE,
             _judged("Ours", toy, toy.rows, "run")
-            + f" `docs/toy.md` has the theory, and {run_toy}.",
+            + " `docs/toy.md` has the theory and says where we do not reproduce the paper’s "
+            f"figures; {run_toy}.",
         ]),
         *_toy_table(found.toy),
         *each_claim,
