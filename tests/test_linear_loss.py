@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
@@ -408,6 +409,28 @@ def test_compiled_for_any_number_of_rows(implementation: str) -> None:
         logits, target = transforms.examples(count)
         gradient = transforms.differentiate(step, logits, target)
         transforms.assert_right(gradient, logits, target, 0.5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_two_graphs_serve_all_numbers_of_rows(
+    implementation: str, dtype: torch.dtype, reduction: str
+) -> None:
+    weight = torch.ones(5, 2, dtype=dtype, requires_grad=True)
+
+    def loss(hidden: Tensor, target: Tensor) -> Tensor:
+        return tunable_linear_cross_entropy(
+            hidden, weight, target, 0.5, reduction=reduction, implementation=implementation
+        )
+
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(loss, fullgraph=True, backend=counter)
+    for count in (4, 7, 130, 9, 300):
+        hidden = torch.ones(count, 2, dtype=dtype, requires_grad=True)
+        step(hidden, torch.zeros(count, dtype=torch.long)).sum().backward()
+        assert hidden.grad is not None
+    assert counter.frame_count == 2  # one for the first, one for any
 
 
 def test_layers_of_several_models() -> None:

@@ -1,4 +1,4 @@
-"""A linear layer and the tunable loss in one, without ever holding all of the logits.
+"""A linear layer and the tunable loss in one, without holding all of the logits if they are many.
 
 With a vocabulary of 131,072 the logits of 8,192 tokens take 2 GB in bfloat16, and their gradient as
 much again. Here they are computed for some tokens at a time, in one buffer, and turned into their
@@ -95,7 +95,7 @@ def tunable_linear_cross_entropy(
             are this rank's part of them. Every rank gets the whole loss, the gradients of its part,
             and the whole gradient of ``hidden``.
         chunk_rows: How many examples to hold the logits of. Unless given, it is half to a quarter
-            of them, or all where their logits take less than 512 MB.
+            of them, or all where their logits take 512 MiB at most.
 
     Returns:
         The loss: one number, or one for each example where ``reduction`` is "none".
@@ -244,14 +244,14 @@ class _Linear(Function):
         mean = reduction == "mean"
         ahead = reduction != "none" and any(wanted)
         factor = torch.ones(1, device=hidden.device) if ahead else None
-        unit = _unit(hidden, mean)
-        values, divisor, *products = linear_products(
+        later = _is_divided_later(hidden, mean)
+        values, divisors, *products = linear_products(
             hidden, weight, bias, target, k, ks, class_weight, factor, ignore_index, smoothing,
-            mean and not unit, unit or 1.0, way, group, chunk_rows, wanted,
+            mean and not later, later, way, group, chunk_rows, wanted,
         )  # fmt: skip
         if reduction == "none":
-            return values, divisor, *products
-        return values.sum() / divisor if mean else values.sum(), divisor, *products
+            return values, divisors, *products
+        return values.sum() / divisors[0] if mean else values.sum(), divisors, *products
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -267,17 +267,17 @@ class _Linear(Function):
         nothing = (None,) * 11
         if grad is None:
             return None, None, None, *nothing
-        hidden, weight, bias, target, ks, class_weight, divisor, *products = ctx.saved_tensors
+        hidden, weight, bias, target, ks, class_weight, divisors, *products = ctx.saved_tensors
         k, ignore_index, reduction, smoothing, way, group, chunk_rows, wanted = ctx.settings
         if reduction == "none":
             _, _, *products = _Late.apply(
                 hidden, weight, bias, target, k, ks, class_weight, grad, ignore_index, smoothing,
-                False, 1.0, way, group, chunk_rows, wanted,
+                False, False, way, group, chunk_rows, wanted,
             )  # fmt: skip
         else:
             by = grad
-            if unit := _unit(hidden, reduction == "mean"):
-                by = torch.where(divisor == 0, 0, grad / (unit * divisor)).to(grad.dtype)
+            if _is_divided_later(hidden, reduction == "mean"):
+                by = torch.where(divisors[1] == 0, 0, grad / divisors[1]).to(grad.dtype)
             keep = graph_is_kept() or is_batch(grad) or not is_eager()
             products = [_scaled(product, by, way == "triton", keep) for product in products]
         results = (
@@ -324,13 +324,13 @@ def _one_by_one(function: type[Function], info: Any, in_dims: Any, inputs: Any) 
     return stacked, (0,) * len(stacked)
 
 
-def _unit(hidden: Tensor, mean: bool) -> float | None:
-    """What the products of a mean in float16 are multiplied by until the end; None for others.
+def _is_divided_later(hidden: Tensor, mean: bool) -> bool:
+    """Whether products are divided at the end, since a row's share of a mean may be 0 in float16.
 
-    A row's share of a mean is too small for float16, and a sum may be too large. So the buffer has
-    whole pseudo-gradients, and their products are divided by about the root of the number of rows.
+    A sum may be too large for it. So the buffer has whole pseudo-gradients, and their products are
+    divided by about the root of the number of rows, and by the rest in the backward pass.
     """
-    return 2.0 ** -(len(hidden).bit_length() // 2) if mean and hidden.dtype == torch.half else None
+    return mean and hidden.dtype == torch.half
 
 
 def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
@@ -347,8 +347,8 @@ def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
 
 _SCHEMA = """(
     Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float k, Tensor? ks,
-    Tensor? class_weight, Tensor? factor, int ignore_index, float smoothing, bool mean, float unit,
-    str way, str group, int chunk_rows, bool[] wanted
+    Tensor? class_weight, Tensor? factor, int ignore_index, float smoothing, bool mean, bool later,
+    str way, str group, SymInt chunk_rows, bool[] wanted
 ) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"""
 
 
@@ -356,15 +356,16 @@ _SCHEMA = """(
 def linear_products(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
     ks: Tensor | None, class_weight: Tensor | None, factor: Tensor | None, ignore_index: int,
-    smoothing: float, mean: bool, unit: float, way: str, group: str, chunk_rows: int,
+    smoothing: float, mean: bool, later: bool, way: str, group: str, chunk_rows: int,
     wanted: list[bool],
 ) -> Products:  # fmt: skip
     """Give the values of rows, the sum of their weights, and their gradients' products.
 
     Those are the gradients of ``hidden``, ``weight`` and ``bias``, each if it is wanted, for
-    pseudo-gradients times ``factor`` (one, or one for each row), of the mean or of the sum; times
-    ``unit``.
+    pseudo-gradients times ``factor`` (one, or one for each row), of the mean or of the sum. Beside
+    the sum of the weights stands what the products are still to be divided by, if it is ``later``.
     """
+    unit = 2.0 ** -(len(hidden).bit_length() // 2) if later else 1.0
     counted = target != ignore_index
     column, example_weight = target, counted.double()
     if group:
@@ -419,15 +420,16 @@ def linear_products(
             of_bias += unit * logits.sum(0, dtype=of_bias.dtype)
     if group and wanted[0] and factor is not None:
         torch.distributed.all_reduce(of_hidden, group=ranks_of(group))
-    return values, divisor, of_hidden, of_weight, of_bias.to(hidden.dtype)
+    divisors = torch.stack((divisor, unit * divisor))
+    return values, divisors, of_hidden, of_weight, of_bias.to(hidden.dtype)
 
 
 @linear_products.register_fake
 def _(hidden: Tensor, *arguments: Any) -> Products:
     weight, bias, wanted, factor = arguments[0], arguments[1], arguments[-1], arguments[6]
-    values = hidden.new_empty(len(hidden), dtype=torch.float64)
+    values = hidden.new_empty(hidden.shape[0], dtype=torch.float64)  # len would fix the size
     of_hidden, of_weight, of_bias = _rooms(hidden, weight, bias, factor, wanted)
-    return values, values.new_empty(()), of_hidden, of_weight, of_bias.to(hidden.dtype)
+    return values, values.new_empty(2), of_hidden, of_weight, of_bias.to(hidden.dtype)
 
 
 def _rooms(
