@@ -412,9 +412,13 @@ def test_divergence_is_told() -> None:
     ("parameter", "values", "message"),
     [
         ("hidden_layer_sizes", [0, (4, -1), 2.5, "ab", None], "whole numbers above 0"),
-        ("k", [0, -1, math.inf, math.nan, "best", None], "'auto' or a number above 0"),
+        ("k", [0, -1, math.inf, math.nan, 1e300, "best", None], "'auto' or a number above 0"),
         ("learning_rate", [0, math.inf, "constant"], "'auto' or a number above 0"),
-        ("ks", [(), (1, 1), (0.5, 0), 1.0, "auto"], "None or different numbers above 0"),
+        (
+            "ks",
+            [(), (1, 1), (0.5, 0), (1, 1e-200), 1.0, "auto"],
+            "None or different numbers above 0",
+        ),
         ("repetitions", [0, 2.5], "a whole number above 0"),
         ("activation", ["logistic"], "one of .'relu', 'tanh', 'sigmoid'"),
         ("optimizer", ["lbfgs"], "one of .'sgd', 'adam', 'rmsprop'"),

@@ -1015,7 +1015,7 @@ def test_trials_of_another_data_set() -> None:
 NAN, INF = math.nan, math.inf
 BAD: list[tuple[str, Any]] = [
     *(("hidden_layer_sizes", value) for value in ((0,), (5, -1), 5, [5], (2.5,))),
-    *(("k", value) for value in (0, -1, NAN, INF)),
+    *(("k", value) for value in (0, -1, NAN, INF, 1e300, 1e-200)),
     *(("learning_rate", value) for value in (0, -0.1, NAN, INF)),
     *(("momentum", value) for value in (-0.1, 1, NAN)),
     *(("optimizer", value) for value in ("SGD", "adamw", "")),

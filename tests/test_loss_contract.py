@@ -27,7 +27,7 @@ from pseudograd.loss import (
     modules,
     tunable_linear_cross_entropy,
 )
-from pseudograd.rules import cross_entropy, soft_tunable, tunable
+from pseudograd.rules import cross_entropy, from_bias, soft_tunable, tunable
 
 CLASSES = 4
 SHAPES = ((CLASSES,), (6, CLASSES), (3, CLASSES, 2), (2, CLASSES, 3, 2))
@@ -817,6 +817,27 @@ class TestModules:
             for a, b in zip(computed, expected, strict=True):
                 assert a.dtype == dtype
                 torch.testing.assert_close(a, b, rtol=rtol, atol=1e-8, equal_nan=True)
+
+    def test_rule_may_change_between_steps(self) -> None:
+        logits, target = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([0])
+        module = RuleCrossEntropyLoss(cross_entropy)
+        for k in (0.5, 2.0):
+            module.rule = functools.partial(tunable, k=k)
+            for each in (module, copy.deepcopy(module)):
+                gradient = value_and_gradient(each, logits, target)[1]
+                torch.testing.assert_close(gradient, tunable(logits, target, k))
+        with pytest.raises(TypeError, match="rule must be a function of logits and labels"):
+            module.rule = "tunable"  # type: ignore[assignment]
+        assert module.rule.keywords == {"k": 2.0}
+
+    def test_rule_must_give_a_tensor(self) -> None:
+        logits = torch.zeros(1, 3, requires_grad=True)
+        for rule, said in (
+            (lambda z, y: None, "rule must give a tensor of the shape of the logits, not NoneType"),
+            (from_bias(lambda bias, y: 1.0), "f must give a tensor of the shape of the biases"),
+        ):
+            with pytest.raises(TypeError, match=said):
+                RuleCrossEntropyLoss(rule)(logits, torch.tensor([0])).backward()
 
     def test_rule_module_under_autocast(self) -> None:
         logits = torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True)

@@ -905,6 +905,8 @@ def test_the_status_tells_of_lines_that_cannot_be_used(
 
 
 def test_rows_that_are_not_printed_are_seen_once_begun(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "status", "--out", "nowhere"]) == 1
+    assert "nowhere is not a folder: name one that holds ledgers" in capsys.readouterr().err
     assert main(["reproduce", "status", "--rows", "svhn 1x200*"]) == 1
     assert "match no row" in capsys.readouterr().err
     unprinted = [Experiment(row) for row in rows("unprinted", "svhn 1x200 m0.5")]

@@ -343,6 +343,23 @@ def test_what_a_reader_would_ask_next(text: str) -> None:
     assert f"{best}; 4 without MNIST)." in text
 
 
+def test_any_activation_stands_beside_relu_in_the_same_range(tmp_path: Path) -> None:
+    row = rows("table1", "mnist 1x400*")[0]
+    some = [
+        Experiment(row, feature_range=(0.0, 1.0)),
+        Experiment(row, activation="tanh"),
+        Experiment(row, feature_range=(0.0, 1.0), activation="sigmoid"),
+    ]
+    write(tmp_path / "results", some)
+    text = documents(some, tmp_path / "results")[tmp_path / "RESULTS.md"]
+    # There is no row with ReLU in [-1, 1] to compare tanh with.
+    assert "Some rows are run with tanh, too. Some rows are run with sigmoid, too. Of 1 row" in text
+    assert "finished with both, sigmoid selects the same k in 1" in text
+    assert re.search(r"in percentage points: \S+ \(mnist 1x400 m0.5 \[0,1\]\)\.", text)
+    table = lines_of(text, "mnist 1x400 m0.5 [0,1]", "### What does the activation change?")
+    assert [line[1] for line in table] == ["relu", "sigmoid"]
+
+
 def test_networks_that_were_taken_early_are_counted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

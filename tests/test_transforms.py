@@ -197,6 +197,21 @@ def test_rule_loss_compiled(route: str, backend: str) -> None:
     torch.testing.assert_close(gradient, focal(logits, target))
 
 
+def test_each_rule_has_a_graph_of_its_own() -> None:
+    """The compiler knows functions by their code, which the rows of all rules share."""
+    logits, target = examples()
+    torch.compiler.reset()  # once, not between rules
+    for rule in RULES.values():
+        step = torch.compile(RuleCrossEntropyLoss(rule, reduction="sum"), backend="aot_eager")
+        gradient = differentiate(step, logits, target)
+        torch.testing.assert_close(gradient, rule(logits, target))
+    criterion = RuleCrossEntropyLoss(focal, reduction="sum")
+    step = torch.compile(lambda z: criterion(z, target), backend="aot_eager", fullgraph=True)
+    for rule in (*RULES.values(), *RULES.values()):
+        criterion.rule = rule
+        torch.testing.assert_close(differentiate(step, logits), rule(logits, target))
+
+
 IN_A_NEW_PROCESS = """
 import test_transforms as t
 

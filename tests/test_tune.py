@@ -128,6 +128,9 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     given = Path("new.csv").read_text("utf-8")
     said = refusal(capsys, "predict", "run", "new.csv", "--out", "./new.csv")
     assert said.endswith("--out new.csv is the file of the rows itself: name another")
+    said = refusal(capsys, "predict", "run", "new.csv", "--out", "labels.parquet")
+    assert said.endswith("--out labels.parquet must end in .csv: predictions are CSV")
+    assert not Path("labels.parquet").exists()
     assert Path("new.csv").read_text("utf-8") == given
     assert Path("labels.csv").read_text().startswith("pet,p(cat),p(dog <b>)\ndog <b>,")
 
@@ -305,6 +308,7 @@ def test_defaults_are_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         (["--k", "0"], "'0' must be a number above 0"),
+        (["--k", "1e300"], "'1e300' must be from 2^-100 to 2^100"),
         (["--k", "2", "0.5"], "--k must have 1 among its values"),
         (["--seed", "4294967296"], "'4294967296' must be a whole number below 4294967296"),
         (["--rates", "1e300"], "'1e300' must be a number from 1e-9 to 1e9"),

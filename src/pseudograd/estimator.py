@@ -26,6 +26,7 @@ from pseudograd.data import Dataset
 from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import Fleet, Network, Outcome, Split, Trial
 from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
+from pseudograd.loss.checks import GREATEST_K, LEAST_K
 from pseudograd.search.protocol import (
     Cell,
     Outcomes,
@@ -91,7 +92,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         classes_: The labels.
         n_iter_: The number of epochs that the final network was trained for.
         validation_scores_: The accuracy on the part that stops, after each of these epochs.
-        best_validation_score_: The highest of them; the network is that of the first such epoch.
+        best_validation_score_: The highest of them; the network is that of the last such epoch.
         coefs_: The weights of each layer, shape (in, out).
         intercepts_: The biases of each layer.
         network_: The final network; it takes what ``scaler_`` gives.
@@ -388,6 +389,10 @@ def _positives(values: Any, kind: type = Real) -> bool:
     return isinstance(values, Iterable) and all(_positive(value, kind) for value in values)
 
 
+def _are_sensitivities(values: Any) -> bool:
+    return _positives(values) and all(LEAST_K <= value <= GREATEST_K for value in values)
+
+
 def _is_auto(value: Any) -> bool:
     return isinstance(value, str) and value == "auto"
 
@@ -420,18 +425,21 @@ _WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "whole numbers above 0",
         lambda value: _positive(value, Integral) or _positives(value, Integral),
     ),
-    "k": ("'auto' or a number above 0", lambda value: _is_auto(value) or _positive(value)),
+    "k": (
+        "'auto' or a number above 0 (2^-100 to 2^100)",
+        lambda value: _is_auto(value) or _are_sensitivities([value]),
+    ),
     "learning_rate": (
         "'auto' or a number above 0",
         lambda value: _is_auto(value) or _positive(value),
     ),
     "ks": (
-        "None or different numbers above 0",
+        "None or different numbers above 0 (2^-100 to 2^100)",
         lambda value: (
             value is None
             or (
                 isinstance(value, Sequence | np.ndarray)
-                and _positives(value)
+                and _are_sensitivities(value)
                 and 0 < len(value) == len(set(value))
             )
         ),

@@ -28,7 +28,7 @@ def add_k(
     """Add ``--k``, several different sensitivities."""
     parser.add_argument(
         "--k",
-        type=positive,
+        type=sensitivity,
         nargs="+",
         action=Different,
         metavar="K",
@@ -88,6 +88,15 @@ def positive(text: str) -> float:
     """The type of an option that takes numbers above 0."""
     if not 0 < (value := number(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, like 0.25")
+    return value
+
+
+def sensitivity(text: str) -> float:
+    """The type of an option that takes k."""
+    from pseudograd.loss.checks import GREATEST_K, LEAST_K
+
+    if not LEAST_K <= (value := positive(text)) <= GREATEST_K:
+        raise argparse.ArgumentTypeError(f"{text!r} must be from 2^-100 to 2^100, like 0.25")
     return value
 
 

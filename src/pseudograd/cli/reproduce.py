@@ -90,6 +90,8 @@ def reproduce(commands: Commands) -> None:
             there = paper.experiments(rows)
         wanted = paper.select(there, options.rows)
         if options.what == "status":
+            if options.out and not folder.is_dir():
+                raise FileNotFoundError(f"{folder} is not a folder: name one that holds ledgers")
             _print_status(wanted, folder, options.smoke, tell_set_aside)
             return
         if options.what == "report":

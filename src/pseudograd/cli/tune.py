@@ -238,6 +238,8 @@ def predict(commands: Commands) -> None:
 
         if options.out and _is_same_file(options.out, options.file):
             raise ValueError(f"--out {options.out} is the file of the rows itself: name another")
+        if options.out and options.out.suffix.lower() in (".parquet", ".npz"):
+            raise ValueError(f"--out {options.out} must end in .csv: predictions are CSV")
         network, encoder = load_model(options.run_folder, options.k)
         frame = read_frame(options.file, encoder)
         probabilities = network.probabilities(torch.from_numpy(encoder.transform(frame)))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pseudograd.loss.checks import GREATEST_K, LEAST_K
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -135,7 +137,7 @@ class Trial:
             "hidden_layer_sizes",
             "a tuple of whole numbers above 0",
         )
-        require(0 < self.k < math.inf, "k", "a finite number above 0")
+        require(LEAST_K <= self.k <= GREATEST_K, "k", "a number above 0 (2^-100 to 2^100)")
         require(0 < self.learning_rate < math.inf, "learning_rate", "a finite number above 0")
         require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
         require(self.optimizer in OPTIMIZERS, "optimizer", f"one of {OPTIMIZERS}")

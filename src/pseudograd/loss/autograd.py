@@ -121,6 +121,10 @@ class ByRule:
     ) -> Tensor:
         """Give the rule."""
         f = self.rule(paper.in_working_precision(z), target)
+        if not isinstance(f, Tensor):
+            raise TypeError(
+                f"rule must give a tensor of the shape of the logits, not {type(f).__name__}"
+            )
         if f.shape != z.shape:
             raise ValueError(
                 f"rule must give a tensor of the shape of the logits, {tuple(z.shape)}, not "

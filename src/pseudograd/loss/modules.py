@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +27,8 @@ from pseudograd.rules.paper import Sensitivity
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+_RULES = itertools.count()
 
 
 class TunableLoss(nn.Module):
@@ -126,7 +129,9 @@ class RuleCrossEntropyLoss(nn.Module):
 
     Args:
         rule: A function of logits (R, C) and labels (R) that gives the pseudo-gradient (R, C): one
-            from `pseudograd.rules`, or your own.
+            from `pseudograd.rules`, or your own. It must not write into the logits. It may be
+            replaced during training; `torch.compile` traces it once, with the numbers that it then
+            reads from elsewhere.
         weight: A factor for each class.
         ignore_index: Examples with this class index count for nothing.
         reduction: "mean", "sum" or "none".
@@ -152,16 +157,23 @@ class RuleCrossEntropyLoss(nn.Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        if not callable(rule) or not _takes_two(rule):
-            raise TypeError(
-                f"rule must be a function of logits and labels, not {rule!r}; one of the bias is "
-                "made a rule by `pseudograd.rules.from_bias`"
-            )
         self.rule = rule
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
-        self._value_of_rows = rows_of(ByRule(rule))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "rule":
+            if not callable(value) or not _takes_two(value):
+                raise TypeError(
+                    f"rule must be a function of logits and labels, not {value!r}; one of the bias "
+                    "is made a rule by `pseudograd.rules.from_bias`"
+                )
+            # `torch.compile` knows functions by their code, which all rules share. A text it looks
+            # at, so that each rule has a graph of its own.
+            self._name = f"rule {next(_RULES)}"
+            self._value_of_rows = {self._name: rows_of(ByRule(value))}
+        super().__setattr__(name, value)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Give the loss of logits for class indices."""
@@ -173,7 +185,7 @@ class RuleCrossEntropyLoss(nn.Module):
             raise TypeError("target must hold class indices: rules are functions of a label")
         input = input.to(loss_dtype(input, target))
         value = class_index_loss(
-            _rows(input), target.reshape(-1), 1.0, self._value_of_rows, self.weight,
+            _rows(input), target.reshape(-1), 1.0, self._value_of_rows[self._name], self.weight,
             self.ignore_index, self.reduction,
         )  # fmt: skip
         if self.reduction == "none":
@@ -185,7 +197,7 @@ class RuleCrossEntropyLoss(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._value_of_rows = rows_of(ByRule(self.rule))
+        self.rule = self.rule
 
     def extra_repr(self) -> str:
         """Show what was set."""

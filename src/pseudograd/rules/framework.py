@@ -55,7 +55,12 @@ def from_bias(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """
 
     def rule(logits: Tensor, target: Tensor) -> Tensor:
-        return f(bias(paper.in_working_precision(logits), target), target).to(logits.dtype)
+        result = f(bias(paper.in_working_precision(logits), target), target)
+        if not isinstance(result, Tensor):
+            raise TypeError(
+                f"f must give a tensor of the shape of the biases, not {type(result).__name__}"
+            )
+        return result.to(logits.dtype)
 
     return rule
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pseudograd.fleet import Outcome
 from pseudograd.report.figures import signed
@@ -185,14 +185,15 @@ def other_activations(found: Reproduction) -> list[Block]:
         return [Text("No row was to be run with another activation than ReLU.")]
     lines = []
     for other in others:
-        for experiment in (Experiment(other.row), other):
+        plain = replace(other, activation="relu")
+        for experiment in (plain, other):
             finding, command = found.found.get(experiment), _command(experiment)
             if finding is None:
                 state = _state(experiment, found)
-                lines.append([other.row.name, experiment.activation, state, *[DASH] * 5, command])
+                lines.append([plain.name, experiment.activation, state, *[DASH] * 5, command])
                 continue
             lines.append([
-                other.row.name, experiment.activation,
+                plain.name, experiment.activation,
                 f"{fraction(finding.k)} {_paper_k(other.row)}",
                 mean_and_sd(finding.error_k1_pct, ".2f"), mean_and_sd(finding.error_pct, ".2f"),
                 _change(finding, _ERROR),
@@ -202,23 +203,29 @@ def other_activations(found: Reproduction) -> list[Block]:
             ])  # fmt: skip
     head = ["row", "activation", "k (paper)", "error at k = 1, %", "at selected k, %",
             _COMPARED, "cross-entropy at k = 1", "at selected k", "run it again"]  # fmt: skip
-    text = "The paper does not name its activation. Some rows are run with tanh, too."
-    pairs = [
-        (relu, tanh)
-        for other in others
-        if (relu := found.found.get(Experiment(other.row))) and (tanh := found.found[other])
-    ]
-    if pairs:
-        same = sum(relu.k == tanh.k for relu, tanh in pairs)
-        on_side = sum(side(relu.k) == side(tanh.k) for relu, tanh in pairs)
-        higher = [tanh.error_k1_pct.mean - relu.error_k1_pct.mean for relu, tanh in pairs]
-        changes = ", ".join(f"{signed(change)} ({relu.experiment.row.name})"
-                            for change, (relu, _) in zip(higher, pairs, strict=True))  # fmt: skip
-        text += (
-            f" Of {counted(len(pairs), 'row')} finished with both, tanh selects the same k in "
-            f"{same}, and one on the same side of 1 in {on_side}. Its test error at k = 1 minus "
-            f"that of ReLU is, in percentage points: {changes}."
-        )
+    text = "The paper does not name its activation."
+    for name in dict.fromkeys(other.activation for other in others):
+        text += f" Some rows are run with {name}, too."
+        pairs = [
+            (relu, finding)
+            for other in others
+            if other.activation == name
+            and (relu := found.found.get(replace(other, activation="relu")))
+            and (finding := found.found[other])
+        ]
+        if pairs:
+            same = sum(relu.k == finding.k for relu, finding in pairs)
+            on_side = sum(side(relu.k) == side(finding.k) for relu, finding in pairs)
+            changes = ", ".join(
+                f"{signed(finding.error_k1_pct.mean - relu.error_k1_pct.mean)} "
+                f"({relu.experiment.name})"
+                for relu, finding in pairs
+            )
+            text += (
+                f" Of {counted(len(pairs), 'row')} finished with both, {name} selects the same k "
+                f"in {same}, and one on the same side of 1 in {on_side}. Its test error at k = 1 "
+                f"minus that of ReLU is, in percentage points: {changes}."
+            )
     return [Text(text), Table(head, lines)]
 
 
