@@ -828,13 +828,15 @@ class TestModules:
                 torch.testing.assert_close(gradient, tunable(logits, target, k))
         with pytest.raises(TypeError, match="rule must be a function of logits and labels"):
             module.rule = "tunable"  # type: ignore[assignment]
-        assert module.rule.keywords == {"k": 2.0}
+        gradient = value_and_gradient(module, logits, target)[1]
+        torch.testing.assert_close(gradient, tunable(logits, target, 2.0))
 
     def test_rule_must_give_a_tensor(self) -> None:
         logits = torch.zeros(1, 3, requires_grad=True)
+        no_tensor: Any = lambda z, y: None  # noqa: E731
         for rule, said in (
-            (lambda z, y: None, "rule must give a tensor of the shape of the logits, not NoneType"),
-            (from_bias(lambda bias, y: 1.0), "f must give a tensor of the shape of the biases"),
+            (no_tensor, "rule must give a tensor of the shape of the logits, not NoneType"),
+            (from_bias(no_tensor), "f must give a tensor of the shape of the biases, not NoneType"),
         ):
             with pytest.raises(TypeError, match=said):
                 RuleCrossEntropyLoss(rule)(logits, torch.tensor([0])).backward()

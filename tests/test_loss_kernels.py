@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -368,7 +369,7 @@ def test_compiled_code_finds_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     logits, target, _ = case(False, "none")
     logits, target = logits.to(DEVICE), target.to(DEVICE)
     program = torch.export.export(Loss("auto"), (logits, target))
-    assert ", kernels)" in str(program.graph)
+    assert ", kernels, smoothing 0.0)" in str(program.graph)
     torch.compiler.reset()
     leaf = leaf_of(logits)
     torch.compile(tunable_cross_entropy, fullgraph=True, backend="aot_eager")(
@@ -628,6 +629,45 @@ def test_transforms_compiled(route: str, k: str) -> None:
     transforms.assert_right(gradient, logits, target, transforms.K[k])
 
 
+@pytest.mark.parametrize("route", [*transforms.DIRECT, *transforms.COMPILED])
+def test_smoothed_labels_in_transforms(route: str) -> None:
+    """In graphs and under torch.func the kernels smooth, too."""
+    logits, target = transforms.examples()
+    loss = there(partial(by_kernel, reduction="sum", label_smoothing=0.1))
+    if route in transforms.DIRECT:
+        gradient = transforms.DIRECT[route](loss, (target, 0.5), logits)
+    else:
+        gradient = transforms.COMPILED[route](loss, (target, 0.5), logits, "aot_eager")
+    _, true = reference.loss(logits, target, 0.5, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(gradient.double(), true, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_is_in_a_graph(smoothing: float, weighted: bool) -> None:
+    logits, target, _ = case(False, "none")
+    weight = torch.linspace(0.5, 2, CLASSES, device=DEVICE) if weighted else None
+    found: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        found.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch.compiler.reset()
+    loss = partial(by_kernel, k=0.5, label_smoothing=smoothing, weight=weight)
+    step = torch.compile(loss, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
+    leaf = leaf_of(logits)
+    step(leaf, target.to(DEVICE)).backward()
+    by_kernels = not (smoothing and weighted)  # said in docs/kernels.md
+    for operator in ("value_of_rows", "gradient_of_rows"):
+        assert any(f"pseudograd.{operator}" in name for name in found) == by_kernels
+    true = reference.loss(
+        logits, target, 0.5, None if weight is None else weight.cpu(), label_smoothing=smoothing
+    )
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad.cpu().double(), true[1], rtol=1e-4, atol=1e-6)
+
+
 def test_compiled_with_a_changing_k() -> None:
     logits, target = transforms.examples()
     step = transforms.compiled(by_kernel_summed, "aot_eager")
@@ -662,7 +702,7 @@ def test_export() -> None:
     logits, target, _ = case(False, "none")
     logits, target = logits.to(DEVICE), target.to(DEVICE)
     program = torch.export.export(Loss("triton"), (logits, target))
-    assert ", kernels)" in str(program.graph)
+    assert ", kernels, smoothing 0.0)" in str(program.graph)
     leaf = leaf_of(logits)
     value = program.module()(leaf, target)
     torch.testing.assert_close(value, F.cross_entropy(leaf, target))
@@ -698,8 +738,8 @@ def test_traced(form: str, implementation: str) -> None:
 @pytest.mark.parametrize(
     ("operator", "others"),
     [
-        ("value_of_rows", ()),
-        ("gradient_of_rows", (0.5, None, torch.linspace(0, 1, 5, device=DEVICE))),
+        ("value_of_rows", (0.1,)),
+        ("gradient_of_rows", (0.5, None, torch.linspace(0, 1, 5, device=DEVICE), 0.1)),
         ("statistics_of_part", (0.5, None)),
         ("gradient_of_part", (0.5, None, torch.ones(3, 5, device=DEVICE))),
     ],

@@ -296,10 +296,10 @@ def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tenso
 
 
 def _of_name(name: str) -> RowLoss:
-    if name == "kernels":
+    if name.startswith("kernels"):
         from pseudograd.loss.operators import ClassIndexOnGpu
 
-        return ClassIndexOnGpu()
+        return ClassIndexOnGpu(float(name.rpartition(" ")[2]))
     return ClassIndex() if name == "class indices" else ClassProbabilities()
 
 

@@ -126,13 +126,16 @@ def tunable_cross_entropy(
         assert fused is not None
         reduced = fused(z, target.flatten(), k, weight, ignore_index, reduction)
     else:
-        rows = _class_index_rows
+        rows, smoothing = _class_index_rows, label_smoothing
         if way == "triton":
-            from pseudograd.loss.operators import gpu_rows as rows
+            from pseudograd.loss.operators import gpu_rows
+
+            rows = functools.partial(gpu_rows, smoothing=smoothing)
+            if weight is None:  # of weighted and smoothed labels the operators do not know
+                smoothing = 0.0
         reduced = class_index_loss(
-            z, target.flatten(), as_column(k, z), rows, weight, ignore_index, reduction,
-            label_smoothing,
-        )  # fmt: skip
+            z, target.flatten(), as_column(k, z), rows, weight, ignore_index, reduction, smoothing
+        )
     if reduction == "none":
         reduced = reduced.reshape(example_shape(input))
     return reduced if reduced.dtype == dtype else reduced.to(dtype)

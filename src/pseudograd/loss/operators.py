@@ -25,9 +25,10 @@ from pseudograd.loss.autograd import (
     final,
     graph_is_kept,
     is_batch,
+    keep_whole,
     number_or_tensor,
     refuse_forward_mode,
-    rows_of,
+    row_values,
     times_each,
 )
 from pseudograd.rules.paper import Sensitivity
@@ -304,11 +305,13 @@ class _Fused(Function):
 
 # The operators have no derivative of their own: the row function around them brings it.
 @torch.library.custom_op(
-    "pseudograd::value_of_rows", mutates_args=(), schema="(Tensor z, Tensor target) -> Tensor"
+    "pseudograd::value_of_rows",
+    mutates_args=(),
+    schema="(Tensor z, Tensor target, float smoothing) -> Tensor",
 )
-def value_of_rows(z: Tensor, target: Tensor) -> Tensor:
-    """Give -log p_y of each row, in float64."""
-    rows = rows_of_loss(z, target, 1.0)
+def value_of_rows(z: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    """Give -log p_y of each row, or its mean over smoothed labels, in float64."""
+    rows = rows_of_loss(z, target, 1.0, smoothing=smoothing)
     values = z.new_empty(len(z), dtype=torch.float64)
     with torch.cuda.device_of(z):
         launch(rows, values, None)
@@ -316,20 +319,20 @@ def value_of_rows(z: Tensor, target: Tensor) -> Tensor:
 
 
 @value_of_rows.register_fake
-def _(z: Tensor, target: Tensor) -> Tensor:
+def _(z: Tensor, target: Tensor, smoothing: float) -> Tensor:
     return z.new_empty(z.shape[0], dtype=torch.float64)
 
 
 @torch.library.custom_op(
     "pseudograd::gradient_of_rows",
     mutates_args=(),
-    schema="(Tensor z, Tensor target, float k, Tensor? ks, Tensor grad) -> Tensor",
+    schema="(Tensor z, Tensor target, float k, Tensor? ks, Tensor grad, float smoothing) -> Tensor",
 )
 def gradient_of_rows(
-    z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor
+    z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor, smoothing: float
 ) -> Tensor:
-    """Give Eq. 5 of each row, times its ``grad``."""
-    rows = rows_of_loss(z, target, k if ks is None else ks)
+    """Give Eq. 5 of each row, or the rule for smoothed labels, times its ``grad``."""
+    rows = rows_of_loss(z, target, k if ks is None else ks, smoothing=smoothing)
     out = z.new_empty(z.shape)
     with torch.cuda.device_of(z):
         launch(rows, None, out, grad=grad)
@@ -337,7 +340,9 @@ def gradient_of_rows(
 
 
 @gradient_of_rows.register_fake
-def _(z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor) -> Tensor:
+def _(
+    z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor, smoothing: float
+) -> Tensor:
     return z.new_empty(z.shape)
 
 
@@ -388,20 +393,29 @@ def write_gradient_of_part(
 
 
 class ClassIndexOnGpu:
-    """Eq. 5 for labels by the kernels; the backward pass needs but the logits."""
+    """Eq. 5 for labels, smoothed or not, by the kernels; backward they need but the logits."""
 
-    exported_as: str | None = "kernels"
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self.smoothing = smoothing
+        self.exported_as: str | None = f"kernels, smoothing {smoothing}"
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Give -log p_y."""
-        return (value_of_rows(z, target),)
+        return (value_of_rows(z, target, self.smoothing),)
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
         """Give Eq. 5."""
-        f: Tensor = gradient_of_rows(z, target, *number_or_tensor(k), grad.squeeze(-1))
+        f: Tensor = gradient_of_rows(
+            z, target, *number_or_tensor(k), grad.squeeze(-1), self.smoothing
+        )
         return f
 
 
-gpu_rows = rows_of(ClassIndexOnGpu())
+def gpu_rows(z: Tensor, target: Tensor, k: Sensitivity, smoothing: float = 0.0) -> Tensor:
+    """Give the value of each row, with the kernels' backward pass."""
+    return row_values(ClassIndexOnGpu(smoothing), z, target, k)
+
+
+keep_whole(gpu_rows)
