@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"files"},
     "fleet": {"rules", "data", "files"},
     "search": {"rules", "data", "fleet", "files", "environment"},
-    "estimator": {"data", "fleet", "search"},
+    "estimator": {"rules", "data", "fleet", "search"},
     "reproduce": {"data", "fleet", "search", "files", "environment"},
     "report": {"data", "fleet", "search", "reproduce"},
 }

@@ -27,8 +27,8 @@ import reference
 import test_transforms as transforms
 from pseudograd import tunable_cross_entropy
 from pseudograd.loss import functional, kernels, operators, tunable_linear_cross_entropy
-from pseudograd.loss.checks import GREATEST_K, LEAST_K
 from pseudograd.rules import tunable
+from pseudograd.rules.paper import GREATEST_K, LEAST_K
 from test_paper_rule import (
     HALF_TYPES,
     assert_accurate,

@@ -26,7 +26,7 @@ from pseudograd.data import Dataset
 from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import Fleet, Network, Outcome, Split, Trial
 from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
-from pseudograd.loss.checks import GREATEST_K, LEAST_K
+from pseudograd.rules.paper import GREATEST_K, LEAST_K
 from pseudograd.search.protocol import (
     Cell,
     Outcomes,

@@ -93,7 +93,7 @@ def positive(text: str) -> float:
 
 def sensitivity(text: str) -> float:
     """The type of an option that takes k."""
-    from pseudograd.loss.checks import GREATEST_K, LEAST_K
+    from pseudograd.rules.paper import GREATEST_K, LEAST_K
 
     if not LEAST_K <= (value := positive(text)) <= GREATEST_K:
         raise argparse.ArgumentTypeError(f"{text!r} must be from 2^-100 to 2^100, like 0.25")

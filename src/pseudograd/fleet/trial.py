@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pseudograd.loss.checks import GREATEST_K, LEAST_K
+from pseudograd.rules.paper import GREATEST_K, LEAST_K
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
-from pseudograd.rules.paper import Sensitivity
+from pseudograd.rules.paper import GREATEST_K, LEAST_K, Sensitivity
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 REDUCTIONS = ("mean", "sum", "none")
 IMPLEMENTATIONS = ("auto", "triton", "torch")
 SINGLE_AND_HALF = (torch.float32, torch.bfloat16, torch.float16)
-# Beyond these, where k has long ceased to matter, products with it would leave float32's range.
-LEAST_K, GREATEST_K = 2.0**-100, 2.0**100
 _NUMBERS: tuple[type, ...] = (numbers.Real, torch.SymFloat, torch.SymInt)
 
 

@@ -30,8 +30,8 @@ from pseudograd.loss.autograd import (
     refuse_forward_mode,
     times_each,
 )
-from pseudograd.loss.checks import GREATEST_K, LEAST_K, check_k, refuse_class_index
-from pseudograd.rules.paper import Sensitivity
+from pseudograd.loss.checks import check_k, refuse_class_index
+from pseudograd.rules.paper import GREATEST_K, LEAST_K, Sensitivity
 
 f32, f64, i32 = np.float32, np.float64, np.int32
 

@@ -21,8 +21,6 @@ from pseudograd.loss.autograd import (
     rows_of,
 )
 from pseudograd.loss.checks import (
-    GREATEST_K,
-    LEAST_K,
     SINGLE_AND_HALF,
     as_sensitivity,
     autocast_is_on,
@@ -35,7 +33,7 @@ from pseudograd.loss.checks import (
     example_shape,
     name_of_group,
 )
-from pseudograd.rules.paper import Sensitivity, wide, working_dtype
+from pseudograd.rules.paper import GREATEST_K, LEAST_K, Sensitivity, wide, working_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

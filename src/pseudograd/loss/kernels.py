@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pseudograd.loss.checks import GREATEST_K, LEAST_K
+from pseudograd.rules.paper import GREATEST_K, LEAST_K
 
 PARTS = 32
 _PARTS = tl.constexpr(PARTS)

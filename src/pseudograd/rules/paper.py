@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Sensitivity: TypeAlias = float | Tensor
+# Beyond these, where k has long ceased to matter, products with it would leave float32's range.
+LEAST_K, GREATEST_K = 2.0**-100, 2.0**100
 
 # With more, the rounding of the sum within `softmax` shows: shares are divided by their own sum.
 _MANY_CLASSES = 1024

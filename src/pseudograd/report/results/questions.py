@@ -30,7 +30,7 @@ from pseudograd.reproduce.findings import (
     stability,
     untried_rates,
 )
-from pseudograd.reproduce.rows import Row, rows
+from pseudograd.reproduce.rows import Experiment, rows
 from pseudograd.search import paired_difference
 
 _PAPER_RATES = dict.fromkeys(("svhn", "cifar10", "cifar100"), "0.0001 to 1") | {
@@ -293,16 +293,20 @@ def _selected_rates(found: Reproduction) -> list[Block]:
 
 def _scalings(found: Reproduction) -> list[Block]:
     """MNIST in [−1, 1] and in [0, 1], each beside the paper's figures."""
-    by_scaling: dict[bool, dict[Row, Finding]] = {True: {}, False: {}}
-    for finding in found.finished:
-        experiment = finding.experiment
-        if experiment.row.data == "mnist" and experiment.activation == "relu":
-            by_scaling[experiment.as_printed][experiment.row] = finding
-    both = by_scaling[True].keys() & by_scaling[False].keys()
+    stated, other = (
+        {
+            finding.experiment.row: finding
+            for finding in found.finished
+            if finding.experiment.row.data == "mnist"
+            and finding.experiment == Experiment(finding.experiment.row, feature_range)
+        }
+        for feature_range in ((-1.0, 1.0), (0.0, 1.0))
+    )
+    both = stated.keys() & other.keys()
     if not both:
         return []
     lines, fits = [], []
-    for name, findings in zip(("[−1, 1]", "[0, 1]"), by_scaling.values(), strict=True):
+    for name, findings in (("[−1, 1]", stated), ("[0, 1]", other)):
         chosen = [finding for row, finding in findings.items() if row in both]
         within = [
             sum(_LOW_RATE <= cell.learning_rate <= _HIGH_RATE for cell in cells)
@@ -324,8 +328,8 @@ def _scalings(found: Reproduction) -> list[Block]:
         fits.append((sum(within), -sum(distances), same_k + same_side))
 
     def better(measure: int) -> str:
-        stated, other = (fit[measure] for fit in fits)
-        return "[0, 1]" if other > stated else "[−1, 1]" if stated > other else "neither"
+        first, second = (fit[measure] for fit in fits)
+        return "[0, 1]" if second > first else "[−1, 1]" if first > second else "neither"
 
     head = ["scaling", "rows", "rate within the paper’s, k = 1", "selected k",
             "distance of errors, points, k = 1", "selected k", "same k",
