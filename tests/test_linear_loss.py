@@ -427,10 +427,23 @@ def test_two_graphs_serve_all_numbers_of_rows(
     counter = CompileCounterWithBackend("aot_eager")
     step = torch.compile(loss, fullgraph=True, backend=counter)
     for count in (4, 7, 130, 9, 300):
-        hidden = torch.ones(count, 2, dtype=dtype, requires_grad=True)
-        step(hidden, torch.zeros(count, dtype=torch.long)).sum().backward()
-        assert hidden.grad is not None
+        hidden = torch.linspace(-1, 1, 2 * count, dtype=dtype).reshape(count, 2)
+        target = torch.arange(count) % 5
+        expected = transforms.differentiate(loss, hidden, target)
+        torch.testing.assert_close(transforms.differentiate(step, hidden, target), expected)
     assert counter.frame_count == 2  # one for the first, one for any
+
+
+def test_two_graphs_serve_all_numbers_k(implementation: str) -> None:
+    logits, target = transforms.examples()
+    loss = partial(summed, weight=EYE, implementation=implementation)
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(loss, fullgraph=True, backend=counter)
+    for k in (0.5, 2.0, 0.25, 3.0):
+        gradient = transforms.differentiate(step, logits, target, k)
+        transforms.assert_right(gradient, logits, target, k)
+    assert counter.frame_count == 2
 
 
 def test_layers_of_several_models() -> None:

@@ -27,7 +27,7 @@ from pseudograd.loss import (
     modules,
     tunable_linear_cross_entropy,
 )
-from pseudograd.rules import cross_entropy, from_bias, soft_tunable, tunable
+from pseudograd.rules import cross_entropy, focal, from_bias, soft_tunable, tunable
 
 CLASSES = 4
 SHAPES = ((CLASSES,), (6, CLASSES), (3, CLASSES, 2), (2, CLASSES, 3, 2))
@@ -789,6 +789,11 @@ def test_dtype_of_k_leaves_that_of_the_loss(
     torch.testing.assert_close(gradient.double(), expected, rtol=max(rtol, 1e-6), atol=1e-7)
 
 
+class Focal(nn.Module):
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return focal(logits, target)
+
+
 class TestModules:
     @pytest.mark.parametrize("case", CASES[::17], ids=str)
     @both_paths
@@ -826,10 +831,13 @@ class TestModules:
             for each in (module, copy.deepcopy(module)):
                 gradient = value_and_gradient(each, logits, target)[1]
                 torch.testing.assert_close(gradient, tunable(logits, target, k))
+            module.rule = Focal()
+            gradient = value_and_gradient(module, logits, target)[1]
+            torch.testing.assert_close(gradient, focal(logits, target))
         with pytest.raises(TypeError, match="rule must be a function of logits and labels"):
             module.rule = "tunable"  # type: ignore[assignment]
         gradient = value_and_gradient(module, logits, target)[1]
-        torch.testing.assert_close(gradient, tunable(logits, target, 2.0))
+        torch.testing.assert_close(gradient, focal(logits, target))
 
     def test_rule_must_give_a_tensor(self) -> None:
         logits = torch.zeros(1, 3, requires_grad=True)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -670,10 +671,26 @@ def test_what_is_in_a_graph(smoothing: float, weighted: bool) -> None:
 
 def test_compiled_with_a_changing_k() -> None:
     logits, target = transforms.examples()
-    step = transforms.compiled(by_kernel_summed, "aot_eager")
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(by_kernel_summed, fullgraph=True, backend=counter)
     for k in (0.5, 2.0, 0.25, 3.0):
         gradient = transforms.differentiate(step, logits, target, k)
         transforms.assert_right(gradient, logits, target, k)
+    assert counter.frame_count == 2  # one for the first, one for any
+
+
+@pytest.mark.parametrize("classes", [CLASSES, 9001])
+def test_ignored_rows_may_hold_anything_in_graphs(classes: int) -> None:
+    logits = torch.zeros(3, classes)
+    logits[1], logits[2, 0] = torch.nan, torch.inf
+    target = torch.tensor([0, -100, -100])
+    gradient = transforms.differentiate(
+        transforms.compiled(by_kernel_summed, "aot_eager"), logits, target, 0.5
+    )
+    assert torch.isfinite(gradient).all()
+    assert (gradient[0] != 0).all()
+    assert (gradient[1:] == 0).all()
 
 
 def test_compiled_for_any_number_of_rows() -> None:
@@ -725,7 +742,7 @@ def test_traced(form: str, implementation: str) -> None:
         return tunable_cross_entropy(z, target, 0.5, implementation=implementation)
 
     given = (logits.to(DEVICE), target.to(DEVICE))
-    traced = torch.jit.trace(loss, given, check_trace=False)
+    traced = torch.jit.trace(loss, given)
     other = logits.flip(1)
     leaf = leaf_of(other)
     traced(leaf, given[1]).backward()

@@ -338,7 +338,7 @@ def test_what_a_reader_would_ask_next(text: str) -> None:
     activations = [line[1] for line in lines_of(text, "cifar10 5x400 m0.5") if len(line) == 9]
     assert activations == ["relu", "tanh"]
     assert "Of 4 rows finished with both, tanh selects the same k in 4, and one on the" in text
-    assert "where each architecture counts once, 2a has p = 0.31 and 2c has p = 0.12. " in text
+    assert "which is tested for 2a and 2c, 2a has p = 0.31 and 2c has p = 0.12. " in text
     best = "With 5 hidden layers the best k on average is 4 (mnist 4, svhn 4, cifar10 4, cifar100 4"
     assert f"{best}; 4 without MNIST)." in text
 

@@ -207,7 +207,7 @@ def test_each_rule_has_a_graph_of_its_own() -> None:
         torch.testing.assert_close(gradient, rule(logits, target))
     criterion = RuleCrossEntropyLoss(focal, reduction="sum")
     changing = torch.compile(criterion, backend="aot_eager", fullgraph=True)
-    for rule in RULES.values():
+    for rule in (*RULES.values(), *RULES.values(), *RULES.values()):  # more than a limit of eight
         criterion.rule = rule
         torch.testing.assert_close(differentiate(changing, logits, target), rule(logits, target))
 

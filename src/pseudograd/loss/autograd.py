@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 from weakref import WeakSet
 
 import torch
@@ -157,6 +157,19 @@ def row_values(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tens
 def number_or_tensor(k: Sensitivity) -> tuple[float, Tensor | None]:
     """A sensitivity as operators take it: a number, or a tensor beside one that does not count."""
     return (1.0, k.reshape(-1)) if isinstance(k, Tensor) else (k, None)
+
+
+def without_symbol(k: Sensitivity, rows: Tensor) -> Sensitivity:
+    """A number that changes from call to call of a graph, as a column; others as they are.
+
+    Operators take numbers, but would need a graph for each. It comes from a product, since there
+    are few operations of which the compiler knows how to keep a symbol.
+    """
+    symbol: Any = k
+    if isinstance(symbol, torch.SymFloat):
+        ones = rows.new_ones((rows.shape[0], 1), dtype=paper.working_dtype(rows))
+        return torch.mul(ones, cast(float, symbol))
+    return k
 
 
 def keep_whole(function: Callable[..., Any]) -> None:

@@ -321,8 +321,8 @@ def _tile(
 
     if out is not None:
         power_total = total.to(tl.float32) if special == "1" else _sum_of_rows(power)
-        scale = _factor(w, parts, divisor, grad, grad_stride, row, exists) * strength
-        scale = tl.where(counted, scale, 0.0)
+        factor = _factor(w, parts, divisor, grad, grad_stride, row, exists)
+        scale = tl.where(counted & (factor != 0), factor * strength, 0.0)
         share = scale / _at_least_1(power_total)
         f = tl.where(on_label, -_beside(scale), power * _beside(share))
         # Ignored rows may hold anything; NaN times 0 would be NaN.
@@ -457,8 +457,8 @@ def row(
         if values is not None:
             tl.store(values + i, tl.where(counted, w * value, 0.0))
         if out is not None:
-            scale = _factor(w, parts, None, grad, grad_stride, i, counted) * strength
-            scale = tl.where(counted, scale, 0.0)
+            factor = _factor(w, parts, None, grad, grad_stride, i, counted)
+            scale = tl.where(counted & (factor != 0), factor * strength, 0.0)
             share = scale / _at_least_1(power_total).to(tl.float32)
 
     if out is not None:

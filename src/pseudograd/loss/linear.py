@@ -30,6 +30,7 @@ from pseudograd.loss.autograd import (
     number_or_tensor,
     prepare_tracing,
     refuse_forward_mode,
+    without_symbol,
 )
 from pseudograd.loss.checks import (
     as_sensitivity,
@@ -140,11 +141,10 @@ def tunable_linear_cross_entropy(
     tensors = (rows, weight, bias)
     training = torch.is_grad_enabled()
     wanted = [training and t is not None and t.requires_grad for t in tensors]
-    number, ks = number_or_tensor(as_column(k, rows))
     row_bytes = len(weight) * rows.element_size()
     value = _linear(
-        *tensors, target.flatten().long(), number, ks, class_weight, ignore_index, reduction,
-        label_smoothing, way, group,
+        *tensors, target.flatten().long(), as_column(k, rows), class_weight, ignore_index,
+        reduction, label_smoothing, way, group,
         chunk_rows or _chunk_rows(len(rows), rows.shape[1], row_bytes), wanted,
     )  # fmt: skip
     return (value.reshape(target.shape) if reduction == "none" else value).to(dtype)
@@ -226,8 +226,11 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         )
 
 
-def _linear(*arguments: Any) -> Tensor:
-    value: Tensor = _Linear.apply(*arguments)[0]
+def _linear(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: Sensitivity, *rest: Any
+) -> Tensor:
+    number, ks = number_or_tensor(without_symbol(k, hidden))
+    value: Tensor = _Linear.apply(hidden, weight, bias, target, number, ks, *rest)[0]
     return value
 
 

@@ -6,6 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -28,7 +29,9 @@ from pseudograd.rules.paper import Sensitivity
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_RULES = itertools.count()
+# Names for rules, the same for all losses of a rule.
+_NUMBERS = itertools.count()
+_NAMES: WeakKeyDictionary[Callable[..., Tensor], str] = WeakKeyDictionary()
 
 
 class TunableLoss(nn.Module):
@@ -171,8 +174,9 @@ class RuleCrossEntropyLoss(nn.Module):
                 )
             # `torch.compile` knows functions by their code, which all rules share. A text it looks
             # at, so that each rule has a graph of its own.
-            self._name = f"rule {next(_RULES)}"
+            self._name = _name_of(value)
             self._value_of_rows = {self._name: rows_of(ByRule(value))}
+            self._modules.pop(name, None)  # a function may take the place of a module
         super().__setattr__(name, value)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -202,6 +206,14 @@ class RuleCrossEntropyLoss(nn.Module):
     def extra_repr(self) -> str:
         """Show what was set."""
         return f"rule={self.rule!r}, reduction={self.reduction!r}"
+
+
+def _name_of(rule: Callable[..., Tensor]) -> str:
+    name = f"rule {next(_NUMBERS)}"
+    try:
+        return _NAMES.setdefault(rule, name)
+    except TypeError:  # it cannot be a key
+        return name
 
 
 def _takes_two(rule: Callable[..., Tensor]) -> bool:

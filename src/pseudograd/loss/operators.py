@@ -30,6 +30,7 @@ from pseudograd.loss.autograd import (
     refuse_forward_mode,
     row_values,
     times_each,
+    without_symbol,
 )
 from pseudograd.rules.paper import Sensitivity
 
@@ -399,14 +400,17 @@ class ClassIndexOnGpu:
         self.smoothing = smoothing
         self.exported_as: str | None = f"kernels, smoothing {smoothing}"
 
+    def __repr__(self) -> str:
+        return f"ClassIndexOnGpu({self.smoothing})"  # by which `torch.jit.trace` compares graphs
+
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Give -log p_y."""
+        """Give -log p_y, or its mean over smoothed labels."""
         return (value_of_rows(z, target, self.smoothing),)
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
-        """Give Eq. 5."""
+        """Give Eq. 5, or the rule for smoothed labels."""
         f: Tensor = gradient_of_rows(
             z, target, *number_or_tensor(k), grad.squeeze(-1), self.smoothing
         )
@@ -415,7 +419,7 @@ class ClassIndexOnGpu:
 
 def gpu_rows(z: Tensor, target: Tensor, k: Sensitivity, smoothing: float = 0.0) -> Tensor:
     """Give the value of each row, with the kernels' backward pass."""
-    return row_values(ClassIndexOnGpu(smoothing), z, target, k)
+    return row_values(ClassIndexOnGpu(smoothing), z, target, without_symbol(k, z))
 
 
 keep_whole(gpu_rows)

@@ -89,12 +89,13 @@ def in_short(found: Reproduction) -> Part:
 def _of_architectures(reading: _Reading) -> str:
     """How claims that count rows fare if rows that differ in the momentum count as one."""
     ps = {claim.name: _judge(claim, reading)[0].p_of_architectures for claim in CLAIMS}
-    told = [f"{name} has {p_value(p)}" for name, p in ps.items() if p is not None]
-    if not told:
+    tested = {name: p_value(p) for name, p in ps.items() if p is not None}
+    if not tested:
         return ""
+    told = " and ".join(f"{name} has {p}" for name, p in tested.items())
     return (
-        "Claims 2a, 2b, 2c, 4 and 5 count rows, which are not independent; where each architecture "
-        f"counts once, {' and '.join(told)}. "
+        "Rows that differ in the momentum alone are not independent: where each architecture "
+        f"counts once, which is tested for {' and '.join(tested)}, {told}. "
     )
 
 
