@@ -1023,7 +1023,7 @@ BAD: list[tuple[str, Any]] = [
     *(("feature_range", value) for value in ((1.0, -1.0), (0.0, 0.0), (0.0, INF), (NAN, 1.0))),
     *(("feature_range", value) for value in ((-1, 0, 1), (1.0,), [-1.0, 1.0], 1.0)),
     *(("batch_size", value) for value in (0, -128, 32.5, NAN)),
-    *(("clip", value) for value in (0, -1.0, NAN)),
+    *(("clip", value) for value in (0, -1.0, NAN, INF)),
     *(("ties", value) for value in ("lowest", None)),
     *(("patience", value) for value in (0, -1, 1.5, INF)),
     *(("max_epochs", value) for value in (0, -1, 1.5, INF)),

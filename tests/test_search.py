@@ -59,7 +59,7 @@ def test_lines_are_short_and_complete() -> None:
     for trial in (plain, other, replace(other, split=Split(1, test=True), max_epochs=9)):
         for wrong in (None, (), (0,), (7, 8, 15, 16, 9999), tuple(range(0, 26_032, 3))):
             outcome = Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", (0.5, 0.25), wrong)
-            assert from_line(to_line(outcome)) == outcome
+            assert from_line(to_line(outcome)) == (outcome, None)
     assert len(to_line(outcome)) < 5000
 
 
@@ -74,6 +74,14 @@ def test_lists_are_as_good_as_tuples() -> None:
         listed = Protocol(TEMPLATE, ks=ks, learning_rates=rates)
         assert listed == expected
         assert {type(number) for number in listed.ks + listed.learning_rates} == {float}
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    numpys: dict[str, Any] = {"initial_rate": np.float32(0.25), "repetitions": np.int64(3),
+                              "seed": np.uint8(1)}  # fmt: skip
+    protocol = Protocol(TEMPLATE, **numpys)
+    assert protocol == Protocol(TEMPLATE, initial_rate=0.25, repetitions=3, seed=1)
+    assert {type(getattr(protocol, name)) for name in numpys} == {float, int}
 
 
 def test_the_papers_ks_follow_the_depth() -> None:
@@ -296,6 +304,8 @@ def test_the_test_set_is_read_by_the_final_trials_alone(tmp_path: Path) -> None:
         ({"ks": (1.0, 1.0)}, "ks"),
         ({"repetitions": 0}, "repetitions"),
         ({"retrainings": 0}, "retrainings"),
+        ({"repetitions": 2.5}, "repetitions must be a whole number, not 2.5"),
+        ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
     ],
 )
 def test_bad_settings_are_named(change: dict[str, object], word: str) -> None:

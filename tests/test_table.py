@@ -465,7 +465,11 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: arrays(), {"drop": ["X[1]"]}, "'drop' cannot be set for a.npz"),
         # The sizes
         (lambda: text("x,y\n1,0\n2,1\n3,0\n4,1\n5,0\n"), {}, "a.csv leaves 4 examples to train on"),
-        (lambda: table(), {"test_fraction": 0.7}, "a.csv leaves 3 examples to train on"),
+        (
+            lambda: table(),
+            {"test_fraction": 0.7},
+            "needs at least 5: add rows, or lower test_fraction",
+        ),
         (lambda: table(), {"test_fraction": 0.0}, "test_fraction must lie between 0 and 1, not 0"),
         (lambda: table(), {"test_fraction": 1.0}, "test_fraction must lie between 0 and 1, not 1"),
     ],

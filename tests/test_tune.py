@@ -131,6 +131,11 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     said = refusal(capsys, "predict", "run", "new.csv", "--out", "labels.parquet")
     assert said.endswith("--out labels.parquet must end in .csv: predictions are CSV")
     assert not Path("labels.parquet").exists()
+    Path("link.csv").symlink_to("target.csv")
+    assert main(["predict", "run", "new.csv", "--out", "link.csv"]) == 0
+    assert Path("link.csv").is_symlink()
+    assert Path("target.csv").read_bytes() == Path("labels.csv").read_bytes()
+    capsys.readouterr()
     assert Path("new.csv").read_text("utf-8") == given
     assert Path("labels.csv").read_text().startswith("pet,p(cat),p(dog <b>)\ndog <b>,")
 
@@ -178,6 +183,54 @@ def test_a_lost_model_is_trained_again(capsys: pytest.CaptureFixture[str]) -> No
     assert Path("run/ledger.jsonl").read_bytes() == ledger
     assert len(Path("run/model.safetensors").read_bytes()) == len(tensors)
     assert Run.open("run").examples is not None
+
+
+def test_lines_that_change_the_choice_change_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    before = json.loads(Path("run/model.json").read_text())["trial"]["k"]
+    path = Path("run/ledger.jsonl")
+    lines = []
+    for line in path.read_text().splitlines():
+        fields = json.loads(line)
+        if fields["trial"]["k"] == before:
+            fields["error"] = 0.99
+        lines.append(json.dumps(fields) + "\n")
+    path.write_text("".join(lines))
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    run = Run.open("run")
+    chosen = result(run.protocol, run.ledger).chosen.k
+    assert chosen != before
+    assert json.loads(Path("run/model.json").read_text())["trial"]["k"] == chosen
+    assert run.examples is not None
+    assert run.examples["networks"]["chosen"]["k"] == chosen
+    Path("run/model.json").write_text("{}")  # what is no model is made again
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    assert json.loads(Path("run/model.json").read_text())["trial"]["k"] == chosen
+    Path("run/examples.json").write_text("")
+    assert "examples.json cannot be read (" in refusal(capsys, "report", "run")
+
+
+def test_of_wide_rows_the_first_columns_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"x{at}" for at in range(11)]
+    rows = [",".join(str(at * (3 + x) % 17) for x in range(11)) + f",{at % 2}" for at in range(40)]
+    Path("wide.csv").write_text("\n".join([",".join([*names, "y"]), *rows]))
+    tuned(capsys, "wide.csv", "--target", "y", *SMALL, "--out", "run")
+    examples = Run.open("run").examples
+    assert examples is not None
+    for example in examples["hardest"]:
+        assert list(example["row"]) == names[:8]
+        assert example["columns"] == 11
+    assert "and 3 more columns" in Path("run/report.html").read_text("utf-8")
+
+
+def test_k_is_asked_for_as_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    pets()
+    options = ["--k", "1", "0.3333333333", *SMALL[SMALL.index("--k") + 3 :]]
+    tuned(capsys, "pets.csv", "--target", "pet", *options, "--out", "run")
+    Path("new.csv").write_text("colour,weight\nblack,31\n")
+    said = refusal(capsys, "predict", "run", "new.csv", "--k", "7")
+    shown = said.rpartition(" or ")[2].rpartition("give ")[2]
+    assert main(["predict", "run", "new.csv", "--k", shown]) == 0
 
 
 def test_lines_that_cannot_be_read_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -514,6 +567,10 @@ def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> Non
     pets()
     said = refusal(capsys, "tune", "pets.csv", "--target", "pet", *SMALL, "--out", "run")
     assert "run on other data, called 'digits'" in said
+    fields = json.loads(Path("run/run.json").read_text())
+    del fields["data"]["encoder"]  # as an earlier version had it
+    Path("run/run.json").write_text(json.dumps(fields))
+    assert "other data, called" in refusal(capsys, "tune", "digits", *SMALL, "--out", "run")
     Path("run/run.json").write_text("{}")
     assert "is not the description of a run" in refusal(capsys, "report", "run")
     assert "holds no run" in refusal(capsys, "report", "nowhere")

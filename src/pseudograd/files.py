@@ -27,7 +27,10 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """
     path = Path(path)
     unfinished = path.with_name(path.name + UNFINISHED)
-    unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+    with unfinished.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())  # or a power failure could leave an empty file of that name
     unfinished.replace(path)
 
 

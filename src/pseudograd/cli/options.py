@@ -108,7 +108,7 @@ def file(text: str) -> Path:
         with path.open("ab"):
             pass
         if not existed:
-            path.unlink()
+            path.resolve().unlink()  # what a link leads to, not the link
     except OSError as problem:
         reason = (problem.strerror or str(problem)).lower()
         raise argparse.ArgumentTypeError(

@@ -147,9 +147,10 @@ def load_table(
             raise ValueError(f"target {target!r} differs in all rows: name a column of classes")
         train, test = train[~drawn], train[drawn]
     if len(train) < FOLDS:
+        fix = "add rows" if test_fraction is None else "add rows, or lower test_fraction"
         raise ValueError(
             f"{path} leaves {len(train)} examples to train on, but cross-validation needs "
-            f"at least {FOLDS}: add rows"
+            f"at least {FOLDS}: {fix}"
         )
     encoder = Encoder.fit(train, target, pixels=file.pixels)
     if test is None:

@@ -149,7 +149,11 @@ class Trial:
             "feature_range",
             "a tuple (low, high), both finite",
         )
-        require(self.clip is None or self.clip > 0, "clip", "above 0, or None")
+        require(
+            self.clip is None or 0 < self.clip < math.inf,
+            "clip",
+            "a finite number above 0, or None",
+        )
         require(self.ties in TIES, "ties", f"one of {TIES}")
         for name in ("batch_size", "patience", "max_epochs"):
             require(_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")

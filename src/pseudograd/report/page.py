@@ -43,7 +43,6 @@ PAPER = {
 }
 
 _SOURCE = "Keren, Sabato and Schuller, Tables 1, 3 and 4 and supplement"
-_MOST_COLUMNS = 8  # of a row of a table that are shown
 
 Outcomes = Mapping[Trial, Outcome]
 
@@ -552,14 +551,14 @@ def _example(
     if "plain" in networks:
         given.append(f"k = 1: p = {_probability(1 - example['lacking_plain'])}")
     row = [(str(name), str(value)) for name, value in (example["row"] or {}).items()]
-    more = len(row) - _MOST_COLUMNS
+    more = (example["columns"] or 0) - len(row)
     return {
         "index": example["index"],
         "label": str(data["labels"][example["label"]]),
         "seen": str(data["labels"][example["predicted"]]),
         "given": given,
         "image": figures.image(example["pixels"], data["pixels"]) if example["pixels"] else None,
-        "row": row[:_MOST_COLUMNS],
+        "row": row,
         "more": f"and {more} more column{'s' * (more > 1)}" if more > 0 else None,
     }
 

@@ -14,6 +14,7 @@ from pseudograd.rules import paper
 # Of the difficulty 1 - p_y: from learned to mistaken.
 EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
 _SHOWN = 24
+_COLUMNS = 8  # of each, if it is a row of a table
 
 
 def difficulty(
@@ -75,9 +76,12 @@ def difficulty(
             "lacking_plain": round(float(lacking["plain"][at]), 6),
             "pixels": None,
             "row": None,
+            "columns": None,
         }
         if encoder.pixels is None:
-            example["row"] = encoder.decode(features[at].numpy())
+            row = encoder.decode(features[at].numpy())
+            example["row"] = dict(list(row.items())[:_COLUMNS])
+            example["columns"] = len(row)
         else:
             low, high = encoder.value_range
             shades = (features[at].double() - low) * (255 / (high - low))

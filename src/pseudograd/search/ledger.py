@@ -82,7 +82,7 @@ class Ledger(Mapping[Trial, Outcome]):
         self._outcomes: dict[Trial, Outcome] = {}
         for number, line in enumerate(_lines(self.path), 1):
             try:
-                outcome, noted = _outcome_and_hash(line)
+                outcome, noted = from_line(line)
                 if noted is not None:
                     self.data_hashes.add(noted)
                 _check_hash(noted, self.data_hash)
@@ -144,27 +144,19 @@ def to_line(outcome: Outcome, data_hash: str | None = None) -> str:
     return json.dumps(fields, allow_nan=False)
 
 
-def from_line(line: str, data_hash: str | None = None) -> Outcome:
-    """Read an outcome from a line; raises ValueError for what is none.
+def from_line(line: str) -> tuple[Outcome, str | None]:
+    """Read an outcome, and the hash of its data if it is noted; raises ValueError for what is none.
 
     Args:
         line: One line of JSON.
-        data_hash: What the line should have noted, if anything.
 
     Example:
         >>> from_line('{"k": 1}')
         Traceback (most recent call last):
         ...
-        ValueError: it is JSON, but not the outcome of a trial
+        ValueError: it is JSON, but not the outcome of a trial of this version
 
     """
-    outcome, noted = _outcome_and_hash(line)
-    _check_hash(noted, data_hash)
-    return outcome
-
-
-def _outcome_and_hash(line: str) -> tuple[Outcome, str | None]:
-    """An outcome, and the hash of its data if that is noted."""
     try:
         fields: Any = json.loads(line)
     except json.JSONDecodeError:
@@ -182,7 +174,7 @@ def _outcome_and_hash(line: str) -> tuple[Outcome, str | None]:
         if not (0 <= outcome.error <= 1 and 0 <= outcome.stop_error <= 1 <= outcome.epochs):
             raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ValueError("it is JSON, but not the outcome of a trial") from None
+        raise ValueError("it is JSON, but not the outcome of a trial of this version") from None
     return outcome, noted
 
 

@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 from pseudograd.fleet import Outcome, Split, Trial
 
@@ -159,8 +160,16 @@ class Protocol:
     most_extensions: int = 12
 
     def __post_init__(self) -> None:
+        # A ledger can write Python's own numbers alone.
         for name in ("ks", "learning_rates"):
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        if self.initial_rate is not None:
+            object.__setattr__(self, "initial_rate", float(self.initial_rate))
+        for name in ("repetitions", "retrainings", "seed", "most_extensions"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral):
+                raise ValueError(f"{name} must be a whole number, not {value!r}")
+            object.__setattr__(self, name, int(value))
         if not self.ks:
             object.__setattr__(self, "ks", ks_for(len(self.trial.hidden_layer_sizes)))
         if 1.0 not in self.ks:

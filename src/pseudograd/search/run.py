@@ -100,7 +100,7 @@ class Run:
             run._write()
             return run
         run = cls.open(folder)
-        if any(run.data[name] != facts[name] for name in ("sha256", "train_size", "encoder")):
+        if any(run.data.get(name) != facts[name] for name in ("sha256", "train_size", "encoder")):
             raise ValueError(
                 f"{folder} holds a run on other data, called {run.data['name']!r}: "
                 "name another folder, or bring back the data as it was"
@@ -128,7 +128,10 @@ class Run:
                 protocol[name] = tuple(protocol[name])
             return cls(folder, Protocol(**protocol), fields["data"], fields["sessions"])
         except (KeyError, TypeError, ValueError) as problem:
-            raise ValueError(f"{path} is not the description of a run ({problem!r})") from problem
+            raise ValueError(
+                f"{path} is not the description of a run ({problem!r}): if another version of "
+                "pseudograd made it, use that one, or name another folder"
+            ) from problem
 
     @property
     def ledger(self) -> Ledger:
@@ -148,7 +151,16 @@ class Run:
         None before the search is over.
         """
         path = self.folder / "examples.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as problem:
+            raise ValueError(
+                f"{path} cannot be read ({problem}): remove it and model.json, and run the "
+                "search's command again"
+            ) from problem
+        return found
 
     @property
     def about(self) -> dict[str, Any]:
@@ -260,9 +272,19 @@ def tune(
         comparison = found.comparison
         comparison = replace(comparison, by_class=by_class(comparison.kept, labels, encoder.labels))
         found = replace(found, comparison=comparison)
-        if not run.finished:
+        if not _is_saved(run, comparison.kept.trial):
             _save_model(run, data, encoder, runner, found, trained)
     return found
+
+
+def _is_saved(run: Run, trial: Trial) -> bool:
+    """Whether the model is that of this trial: lines added to the ledger may choose another."""
+    path = run.folder / "model.json"
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return trial_from_fields(fields["trial"]) == trial
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return False
 
 
 def _save_model(
@@ -285,6 +307,7 @@ def _save_model(
         raise ValueError(
             "all networks diverged, so there is none to save: lower the learning rates"
         )
+    (run.folder / "model.json").unlink(missing_ok=True)
     files = {"model.safetensors": chosen}
     if found.chosen.k != 1 and plain.is_finite:
         files[_PLAIN] = plain
@@ -334,6 +357,8 @@ def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{path} is not the description of a model ({problem!r})") from problem
     kept = [at for at, file in files.items() if file]
+    if k is not None:  # as it is shown, in six digits
+        k = next((at for at in kept if math.isclose(at, k, rel_tol=1e-5)), k)
     if k is not None and k not in kept:
         raise ValueError(
             f"{folder} has no network of k = {k:g}: give {' or '.join(f'{at:g}' for at in kept)}"
