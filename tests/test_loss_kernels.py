@@ -681,16 +681,19 @@ def test_compiled_with_a_changing_k() -> None:
 
 
 @pytest.mark.parametrize("classes", [CLASSES, 9001])
-def test_ignored_rows_may_hold_anything_in_graphs(classes: int) -> None:
-    logits = torch.zeros(3, classes)
-    logits[1], logits[2, 0] = torch.nan, torch.inf
-    target = torch.tensor([0, -100, -100])
-    gradient = transforms.differentiate(
-        transforms.compiled(by_kernel_summed, "aot_eager"), logits, target, 0.5
-    )
-    assert torch.isfinite(gradient).all()
-    assert (gradient[0] != 0).all()
-    assert (gradient[1:] == 0).all()
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_ignored_rows_may_hold_anything_in_graphs(classes: int, smoothing: float) -> None:
+    logits = torch.zeros(7, classes)
+    logits[1:5] = torch.nan  # in rows that begin at every place within a vector
+    logits[5, 0], logits[6, 1:] = torch.inf, -torch.inf
+    target = torch.tensor([0, *[-100] * 6])
+    loss = there(partial(by_kernel, reduction="sum", label_smoothing=smoothing))
+    for k in (0.5, 1.0, 2.0, 3.0, torch.full((7,), 0.7)):
+        step = transforms.compiled(loss, "aot_eager")
+        gradient = transforms.differentiate(step, logits, target, k)
+        assert torch.isfinite(gradient).all()
+        assert (gradient[0] != 0).all()
+        assert (gradient[1:] == 0).all()
 
 
 def test_compiled_for_any_number_of_rows() -> None:

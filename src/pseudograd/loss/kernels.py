@@ -466,6 +466,7 @@ def row(
         out_aligned = (out_begin + vector - 1) // vector * vector
         # Ignored rows may hold anything, and NaN times 0 would be NaN: they are not looked at.
         share = tl.where(scale == 0, 0.0, share)
+        top = tl.where(scale == 0, 0.0, top)
         to_read = tl.where(scale == 0, 0, vectors)
         # From the end of the row, which is still in the cache, to its beginning.
         last = (vectors - 1) // lanes * lanes
