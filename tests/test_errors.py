@@ -55,6 +55,14 @@ BAD: dict[str, Bad] = {
     "k for each image": Bad(
         call(IMAGE, IMAGE_LABELS, k=torch.ones(2)), ValueError, "k", "shape (2, 5, 5), not (2,)"
     ),
+    "sparse k": Bad(call(k=torch.ones(3).to_sparse()), TypeError, "k", "use .to_dense()"),
+    "sparse input": Bad(call(LOGITS.to_sparse()), TypeError, "input", "use .to_dense()"),
+    "sparse target": Bad(
+        call(target=PROBABILITIES.to_sparse()), TypeError, "target", "use .to_dense()"
+    ),
+    "no index to ignore": Bad(
+        call(target=PROBABILITIES, ignore_index=None), TypeError, "ignore_index", "a whole number"
+    ),
     "integer tensor k": Bad(
         call(k=torch.ones(3, dtype=torch.long)), TypeError, "k", "floating-point numbers, not"
     ),

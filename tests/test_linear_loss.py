@@ -434,6 +434,43 @@ def test_two_graphs_serve_all_numbers_of_rows(
     assert counter.frame_count == 2  # one for the first, one for any
 
 
+def test_a_mean_is_as_exact_as_its_inputs(implementation: str) -> None:
+    """Whatever the default dtype is."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype, rtol in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        if implementation == "triton" and dtype == torch.float64:
+            continue  # which the kernels do not have
+        hidden = torch.randn(7, 3, generator=generator, dtype=dtype)
+        weight = torch.randn(5, 3, generator=generator, dtype=dtype)
+        target = torch.arange(7) % 5
+        for default in (torch.float32, torch.bfloat16):
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(default)
+            try:
+                gradient = transforms.differentiate(
+                    partial(tunable_linear_cross_entropy, implementation=implementation),
+                    hidden, weight, target,
+                )  # fmt: skip
+            finally:
+                torch.set_default_dtype(before)
+            logits = hidden.double() @ weight.double().T
+            true = reference.loss(logits, target)[1] @ weight.double()
+            torch.testing.assert_close(gradient.double(), true, rtol=rtol, atol=rtol / 100)
+
+
+def test_labels_of_any_integer_type(implementation: str) -> None:
+    hidden, weight = torch.eye(3), torch.ones(300, 3)
+    labels = torch.tensor([0, 100, 120])
+    settings: dict[str, Any] = {"implementation": implementation, "ignore_index": 200}
+    expected = tunable_linear_cross_entropy(hidden, weight, labels, **settings)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32):
+        value = tunable_linear_cross_entropy(hidden, weight, labels.to(dtype), **settings)
+        assert torch.equal(value, expected)
+    wrong = torch.tensor([0, 1, 156], dtype=torch.uint8)
+    with pytest.raises(IndexError, match="class index 156"):
+        tunable_linear_cross_entropy(hidden, weight[:100], wrong, implementation=implementation)
+
+
 def test_two_graphs_serve_all_numbers_k(implementation: str) -> None:
     logits, target = transforms.examples()
     loss = partial(summed, weight=EYE, implementation=implementation)

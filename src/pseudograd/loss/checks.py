@@ -32,6 +32,9 @@ def check_arguments(
         raise TypeError(f"input must be a tensor of logits, not {type(input).__name__}")
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor of labels, not {type(target).__name__}")
+    check_settings(ignore_index, reduction, label_smoothing)
+    for name, tensor in (("input", input), ("target", target), ("weight", weight)):
+        check_dense(name, tensor)
     if not input.is_floating_point():
         raise TypeError(f"input must hold floating-point logits, not {input.dtype}; use .float()")
     shape = input.shape
@@ -75,7 +78,12 @@ def check_arguments(
             raise ValueError("weight must not require a gradient; use weight.detach()")
         if weight.device != input.device:
             raise ValueError(f"weight is on {weight.device} but input is on {input.device}")
-    check_settings(ignore_index, reduction, label_smoothing)
+
+
+def check_dense(name: str, tensor: Tensor | None) -> None:
+    """Refuse sparse tensors and the like."""
+    if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}; use .to_dense()")
 
 
 def check_settings(ignore_index: int, reduction: str, label_smoothing: float) -> None:
@@ -105,6 +113,12 @@ def check_linear(
             continue
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise TypeError(f"{name} must be a floating-point tensor")
+        check_dense(name, tensor)
+        if hasattr(tensor, "device_mesh"):
+            raise TypeError(
+                f"{name} is a distributed tensor; give {name}.full_tensor(), or {name}.to_local() "
+                "with the process_group that shares the classes"
+            )
         if tensor.device != hidden.device:
             raise ValueError(f"{name} is on {tensor.device} but hidden is on {hidden.device}")
     if not autocast_is_on(hidden):
@@ -167,6 +181,7 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
         if not LEAST_K <= k <= GREATEST_K:
             raise ValueError(f"k must be a finite number above 0 (2^-100 to 2^100), not {k}")
         return
+    check_dense("k", k)
     if not k.is_floating_point():
         raise TypeError(f"k must hold floating-point numbers, not {k.dtype}; use .float()")
     if k.requires_grad:

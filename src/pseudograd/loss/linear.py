@@ -116,6 +116,7 @@ def tunable_linear_cross_entropy(
     check_settings(ignore_index, reduction, label_smoothing)
     check_k(k, target.shape, values=False)
     k = as_sensitivity(k)
+    target = target.long()  # among bytes, 300 classes would be 44
     group = ""
     if process_group is not None:
         group = name_of_group(process_group)
@@ -143,7 +144,7 @@ def tunable_linear_cross_entropy(
     wanted = [training and t is not None and t.requires_grad for t in tensors]
     row_bytes = len(weight) * rows.element_size()
     value = _linear(
-        *tensors, target.flatten().long(), as_column(k, rows), class_weight, ignore_index,
+        *tensors, target.flatten(), as_column(k, rows), class_weight, ignore_index,
         reduction, label_smoothing, way, group,
         chunk_rows or _chunk_rows(len(rows), rows.shape[1], row_bytes), wanted,
     )  # fmt: skip
@@ -246,7 +247,7 @@ class _Linear(Function):
     ) -> tuple[Tensor, ...]:  # fmt: skip
         mean = reduction == "mean"
         ahead = reduction != "none" and any(wanted)
-        factor = torch.ones(1, device=hidden.device) if ahead else None
+        factor = hidden.new_ones(1, dtype=working_dtype(hidden)) if ahead else None
         later = _is_divided_later(hidden, mean)
         values, divisors, *products = linear_products(
             hidden, weight, bias, target, k, ks, class_weight, factor, ignore_index, smoothing,

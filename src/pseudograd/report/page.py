@@ -530,6 +530,9 @@ def _driving(about: Mapping[str, Any], examples: Mapping[str, Any] | None) -> di
             "From easy examples to hard ones, by what the probability p of the right class lacks; "
             f"each pulls with (1 − p) to the power of k. The hardest lack more than {edge:g}: "
             f"{'; '.join(told)}."
+            + " Each k is shown on the network that it trained, so they differ by what is left to "
+            "learn, too; on one and the same network the smaller k gives the hardest less."
+            * (len(networks) > 1)
         ),
         "hardest": hardest,
         "hardest_text": (

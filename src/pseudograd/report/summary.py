@@ -183,12 +183,12 @@ def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
 
     Example:
         >>> print(table_of_k((Cell(1.0, 0.2, (0.02, 0.03)), Cell(0.5, 0.1, (0.01, 0.02)))))
-             k   best rate   validation error, %
+             k   best rate   validation error, % (± standard error)
              1         0.2   2.50 ± 0.50
            1/2         0.1   1.50 ± 0.50
 
     """
-    lines = [f"{'k':>6}   {'best rate':>9}   validation error, %"]
+    lines = [f"{'k':>6}   {'best rate':>9}   validation error, % (± standard error)"]
     for cell in sorted(cells, key=lambda cell: -cell.k):
         error = f"{percent(cell.error)} ± {percent(cell.standard_error)}"
         mark = "   chosen" if cell == chosen else ""
@@ -239,7 +239,7 @@ def summary(found: Result) -> str:
         >>> outcome = Outcome(trial, 0.1, 1, 0.50, 0.3, 16, "patience", (), wrong=(0, 1))
         >>> cell, same = Cell(1.0, 0.1, (0.02, 0.04)), compare([outcome], [outcome])
         >>> print(summary(Result((cell,), (cell,), cell, cell, (), (), same)))
-             k   best rate   validation error, %
+             k   best rate   validation error, % (± standard error)
              1         0.1   3.00 ± 1.00   chosen
         chosen: k = 1, learning rate 0.1
         test error 50.00%, cross-entropy 0.300 (1 network)

@@ -216,7 +216,8 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
 
     """
     groups = by_network(experiments)
-    manifest = [session for session in sessions(folder) if groups.keys() & session["networks"]]
+    alike = [session for session in sessions(folder) if session.get("smoke", False) == smoke]
+    manifest = [session for session in alike if groups.keys() & session["networks"]]
     found: dict[Experiment, Finding | None] = {}
     efforts: list[Effort] = []
     unread = 0
@@ -253,7 +254,10 @@ def _efforts(
     protocols: dict[Experiment, Protocol], ledger: Ledger, seconds: float
 ) -> Iterator[Effort]:
     """What the experiments of a network took, which took so long together."""
-    steps = {trial: _steps(outcome) for trial, outcome in ledger.items()}
+    # A ledger may hold lines of other data, which no experiment covers.
+    steps = {
+        trial: _steps(outcome) for trial, outcome in ledger.items() if trial.data in BENCHMARKS
+    }
     for experiment, protocol in protocols.items():
         own = [trial for trial in ledger if protocol.covers(trial)]
         if own:

@@ -381,15 +381,16 @@ def _descend(trainings: Sequence[_Training], grid: _Grid, rate: float) -> NDArra
     Returns:
         (weight, bias) of each training after each epoch, shape (trainings, epochs, 2).
     """
-    parameters = torch.tensor([[t.weight, t.bias] for t in trainings], dtype=torch.float64)
-    w, b = parameters.split(1, dim=1)
-    k = torch.tensor([[t.k] for t in trainings], dtype=torch.float64)
+    device = grid.nodes.device
+    parameters = [[t.weight, t.bias] for t in trainings]
+    w, b = torch.tensor(parameters, dtype=torch.float64, device=device).split(1, dim=1)
+    k = torch.tensor([[t.k] for t in trainings], dtype=torch.float64, device=device)
     share = torch.stack([t.counts for t in trainings]) / len(trainings[0].train)
     # Twice the rate, because w and b are differences of two parameters that move oppositely.
     pull_b = 2 * rate * share * grid.signs
     pull_w = pull_b * grid.nodes
     away, away_x = -grid.signs, -grid.signs * grid.nodes
-    path = torch.empty(_STRETCH, 2, len(trainings), 1, dtype=torch.float64)
+    path = torch.empty(_STRETCH, 2, len(trainings), 1, dtype=torch.float64, device=device)
     for epoch in range(_STRETCH):
         # A = (1 - p_y)^k, where 1 - p_y is the sigmoid of minus the margin.
         a = F.logsigmoid(away_x * w + away * b).mul_(k).exp_()

@@ -85,7 +85,7 @@ def zero_sum(
     f = rule(z, y)
     size = f.abs().amax(-1).clamp(min=torch.finfo(f.dtype).tiny)
     violation = (f.sum(-1).abs() / size).unsqueeze(-1)
-    everywhere = torch.arange(f.shape[-1]).expand(len(f), 1, -1)
+    everywhere = torch.arange(f.shape[-1], device=z.device).expand(len(f), 1, -1)
     return _worst("zero sum", violation, z, y, tolerance, everywhere)
 
 
@@ -118,7 +118,7 @@ def monotone(
     pairs = torch.stack((order[:, :-1], order[:, 1:]), -1)
     within = _worst("monotone", falls, z, y, tolerance, pairs)
 
-    steps = torch.linspace(-10, 10, 41, dtype=z.dtype)
+    steps = torch.linspace(-10, 10, 41, dtype=z.dtype, device=z.device)
     raised = torch.stack([z.scatter_add(-1, label, step.expand_as(label)) for step in steps])
     strength = torch.stack([-rule(row, y).gather(-1, label).squeeze(-1) for row in raised])
     grows = strength.diff(dim=0).clamp(min=0)
@@ -158,8 +158,8 @@ def integrable(
 
     jacobian = torch.func.vmap(torch.func.jacrev(of_one))(z, y)
     antisymmetric = (jacobian - jacobian.transpose(-1, -2)).abs()
-    classes = z.shape[-1]
-    pairs = torch.cartesian_prod(torch.arange(classes), torch.arange(classes))
+    classes = torch.arange(z.shape[-1], device=z.device)
+    pairs = torch.cartesian_prod(classes, classes)
     return _worst("integrable", antisymmetric.flatten(1), z, y, tolerance,
                   pairs.expand(len(z), -1, -1))  # fmt: skip
 
@@ -181,9 +181,10 @@ def random_examples(
         (torch.Size([3, 4]), torch.Size([3]))
 
     """
-    generator = torch.Generator().manual_seed(seed)
-    z = torch.randn(count, classes, generator=generator, dtype=torch.float64) * spread
-    return z, torch.randint(classes, (count,), generator=generator)
+    device = torch.device("cpu")  # whatever the default is
+    generator = torch.Generator(device).manual_seed(seed)
+    z = torch.randn(count, classes, generator=generator, dtype=torch.float64, device=device)
+    return z * spread, torch.randint(classes, (count,), generator=generator, device=device)
 
 
 def _in_float64(examples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -211,6 +211,6 @@ def _estimate(plain: _PlainLoop, hours: float, seconds: float) -> str:
         text += (
             " Most of a plain loop’s time is that of the processor, which is slow there: as a "
             f"CUDA graph, a single network takes {low:,.0f} to {high:,.0f} µs a step on that "
-            "machine (`docs/fleet.md` tells of another run)."
+            "machine (`docs/fleet.md`)."
         )
     return text
