@@ -61,6 +61,7 @@ def write(folder: Path, experiments: Iterable[Experiment], smoke: bool = False) 
         networks[network] = {"trials": len(lines), "epochs": 2 * len(lines), "seconds": 36.0}
     session = {
         "command": "pseudograd reproduce all",
+        "smoke": smoke,
         "started": "2026-01-01T12:00:00+00:00",
         "seconds": 36.0 * len(networks) + 24,
         "hardware": "a <GPU> & more",
