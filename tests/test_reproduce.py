@@ -832,6 +832,20 @@ def test_the_whole_path_in_small(
     assert {path: path.read_bytes() for path in Path("runs/smoke").iterdir()} == before
 
 
+def test_a_row_on_a_cluster(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="needs Ray")
+    monkeypatch.setattr("pseudograd.data.open_data", small)
+    command = ["reproduce", "table1", "--rows", "mnist 1x400 m0.5", "--smoke"]
+    assert main([*command, "--out", "alone"]) == 0
+    assert main([*command, "--ray", "local", "--out", "cluster"]) == 0
+    assert "1 of 1 rows done, about 0 trials left" in capsys.readouterr().out
+    alone, cluster = (ledger_of(Path(where), "mnist 1x400") for where in ("alone", "cluster"))
+    assert {*cluster} == {*alone}
+    assert all(cluster[trial] == alone[trial] for trial in alone)
+
+
 @pytest.mark.parametrize(
     ("options", "ledger"),
     [

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.spawn import spawn
@@ -58,6 +59,17 @@ def differentiate(loss: Loss, logits: Tensor, *others: Any) -> Tensor:
 def compiled(function: Loss, backend: str) -> Loss:
     torch.compiler.reset()
     return torch.compile(function, fullgraph=True, backend=backend)
+
+
+def assert_two_graphs_serve_every_k(loss: Loss) -> None:
+    """One for the first number, one for any; each has the pseudo-gradient."""
+    logits, target = examples()
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(loss, fullgraph=True, backend=counter)
+    for k in (0.5, 2.0, 0.25, 3.0):
+        assert_right(differentiate(step, logits, target, k), logits, target, k)
+    assert counter.frame_count == 2
 
 
 def over_examples(others: tuple[Any, ...]) -> tuple[int | None, ...]:
@@ -162,6 +174,10 @@ def test_tunable_loss_compiled(route: str, k: str, backend: str) -> None:
     logits, target = examples()
     gradient = COMPILED[route](tunable_loss, (target, K[k]), logits, backend)
     assert_right(gradient, logits, target, K[k])
+
+
+def test_two_graphs_serve_every_k() -> None:
+    assert_two_graphs_serve_every_k(tunable_loss)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

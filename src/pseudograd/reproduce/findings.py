@@ -216,8 +216,9 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
 
     """
     groups = by_network(experiments)
-    alike = [session for session in sessions(folder) if session.get("smoke", False) == smoke]
-    manifest = [session for session in alike if groups.keys() & session["networks"]]
+    manifest = [
+        session for session in sessions(folder, smoke) if groups.keys() & session["networks"]
+    ]
     found: dict[Experiment, Finding | None] = {}
     efforts: list[Effort] = []
     unread = 0
@@ -358,6 +359,21 @@ def stability(finding: Finding, resamples: int = 10_000) -> Stability:
     shares = {k: count / resamples for k, count in most_frequent_first if count}
     on_side = sum(count for k, count in counts.items() if side(k) == side(finding.k))
     return Stability(shares, shares.get(finding.k, 0.0), on_side / resamples)
+
+
+def agreeing(pairs: Iterable[tuple[float, float]]) -> tuple[int, int]:
+    """Count the pairs of k that are the same, and those that are on the same side of 1.
+
+    Args:
+        pairs: Of k, as ours and the paper's of each row.
+
+    Example:
+        >>> agreeing([(0.5, 0.5), (0.25, 0.5), (1.0, 2.0)])
+        (1, 2)
+
+    """
+    pairs = list(pairs)
+    return sum(a == b for a, b in pairs), sum(side(a) == side(b) for a, b in pairs)
 
 
 def side(k: float) -> int:

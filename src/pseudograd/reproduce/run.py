@@ -507,9 +507,7 @@ def status(
         (0, 228)
 
     """
-    # What is run in small tells nothing of the pace of the whole.
-    alike = [each for each in sessions(folder) if each.get("smoke", False) == smoke]
-    logs = [log for session in alike for log in session["networks"].items()]
+    logs = [log for session in sessions(folder, smoke) for log in session["networks"].items()]
     work = sum(_cost(network) * log["epochs"] for network, log in logs)
     pace = sum(log["seconds"] for _, log in logs) / work if work else None
     found = []
@@ -557,7 +555,7 @@ def _cost(network: str) -> float:
     return float((inputs * width + (depth - 1) * width**2) * BENCHMARKS[data].train_size)
 
 
-def sessions(folder: Path) -> list[dict[str, Any]]:
+def sessions(folder: Path, smoke: bool = False) -> list[dict[str, Any]]:
     """Read the manifests: when and where the rows were run, in order of time.
 
     What is written is ``manifest.json``; those of other machines are kept beside it by names such
@@ -565,6 +563,7 @@ def sessions(folder: Path) -> list[dict[str, Any]]:
 
     Args:
         folder: Of the ledgers.
+        smoke: Whether to give those that ran rows in small, which tell nothing of whole ones.
 
     Example:
         >>> sessions(Path("nowhere"))
@@ -573,7 +572,8 @@ def sessions(folder: Path) -> list[dict[str, Any]]:
     """
     found = [session for path in folder.glob("manifest*.json") for session in _sessions_in(path)]
     found.sort(key=lambda session: (session["started"], session["seconds"]))
-    return list({session["started"]: session for session in found}.values())
+    once = {session["started"]: session for session in found}.values()
+    return [session for session in once if session.get("smoke", False) == smoke]
 
 
 def _sessions_in(path: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ from pseudograd.report.results.document import Block, Figure, Part, Table, Text,
 from pseudograd.report.results.tables import other_activations
 from pseudograd.report.results.wording import (
     DASH,
+    OTHER,
+    STATED,
     data_of,
     interval,
     mean_and_sd,
@@ -21,12 +23,12 @@ from pseudograd.reproduce.findings import (
     Finding,
     Reproduction,
     Stability,
+    agreeing,
     apart_from_1,
     beside_the_papers,
     error_against_k,
     errors_pct,
     may_be_the_rate,
-    side,
     stability,
     untried_rates,
 )
@@ -300,7 +302,7 @@ def _scalings(found: Reproduction) -> list[Block]:
             if finding.experiment.row.data == "mnist"
             and finding.experiment == Experiment(finding.experiment.row, feature_range)
         }
-        for feature_range in ((-1.0, 1.0), (0.0, 1.0))
+        for feature_range in (STATED, OTHER)
     )
     both = stated.keys() & other.keys()
     if not both:
@@ -317,15 +319,13 @@ def _scalings(found: Reproduction) -> list[Block]:
             for kind, ours, _, theirs in beside_the_papers(finding):
                 off[kind].append(abs(ours.mean - theirs))
         distances = [statistics.fmean(far) if far else math.nan for far in off.values()]
-        papers = [(finding.k, finding.experiment.row.selected_k) for finding in chosen]
-        same_k = sum(k == theirs for k, theirs in papers)
-        same_side = sum(side(k) == side(theirs) for k, theirs in papers)
+        same = agreeing((finding.k, finding.experiment.row.selected_k) for finding in chosen)
         lines.append([
             name, str(len(chosen)), *map(str, within),
             *(DASH if math.isnan(far) else f"{far:.2f}" for far in distances),
-            str(same_k), str(same_side),
+            *map(str, same),
         ])  # fmt: skip
-        fits.append((sum(within), -sum(distances), same_k + same_side))
+        fits.append((sum(within), -sum(distances), sum(same)))
 
     def better(measure: int) -> str:
         first, second = (fit[measure] for fit in fits)

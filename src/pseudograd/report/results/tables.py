@@ -22,11 +22,11 @@ from pseudograd.report.summary import counted, fraction
 from pseudograd.reproduce.findings import (
     Finding,
     Reproduction,
+    agreeing,
     beside_the_papers,
     cross_entropies,
     errors_pct,
     may_be_the_rate,
-    side,
 )
 from pseudograd.reproduce.rows import Experiment, Row
 from pseudograd.reproduce.toy import Spread
@@ -214,8 +214,7 @@ def other_activations(found: Reproduction) -> list[Block]:
             and (finding := found.found[other])
         ]
         if pairs:
-            same = sum(relu.k == finding.k for relu, finding in pairs)
-            on_side = sum(side(relu.k) == side(finding.k) for relu, finding in pairs)
+            same, on_side = agreeing((relu.k, finding.k) for relu, finding in pairs)
             changes = ", ".join(
                 f"{signed(finding.error_k1_pct.mean - relu.error_k1_pct.mean)} "
                 f"({relu.experiment.name})"

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from pseudograd.report.figures import signed
 from pseudograd.report.results.document import Block, Bullets, Figure, Part, Table, Text, Title
 from pseudograd.report.results.figures import selected_k
-from pseudograd.report.results.wording import DASH, MARKED, data_of, interval, mean_and_sd
+from pseudograd.report.results.wording import (
+    DASH,
+    MARKED,
+    OTHER,
+    STATED,
+    data_of,
+    interval,
+    mean_and_sd,
+)
 from pseudograd.report.summary import counted, fraction, p_value
 from pseudograd.reproduce import claims
 from pseudograd.reproduce.claims import (
@@ -27,6 +35,7 @@ from pseudograd.reproduce.claims import (
 from pseudograd.reproduce.findings import (
     Finding,
     Reproduction,
+    agreeing,
     beside_the_papers,
     may_be_the_rate,
     side,
@@ -34,7 +43,6 @@ from pseudograd.reproduce.findings import (
 from pseudograd.reproduce.rows import Experiment, Row
 from pseudograd.reproduce.toy import ToyRun, paper_row, summarize
 
-_STATED, _OTHER = (-1.0, 1.0), (0.0, 1.0)  # MNIST as the paper says, and as fits its rates
 _TOO_FEW = "open (too few rows)"
 
 
@@ -156,14 +164,12 @@ def _by_depth(found: Reproduction, reading: _Reading) -> list[Block]:
         for point in group:
             for kind, ours, _, theirs in beside_the_papers(findings[point.row]):
                 off[kind].append(ours.mean - theirs)
-        same_k = sum(point.k == point.row.selected_k for point in group)
-        same_side = sum(side(point.k) == side(point.row.selected_k) for point in group)
         lines.append([
             "all" if depth is None else str(depth), str(len(group)),
             interval(claims.pooled_by_architecture(group), ".2f"),
             interval(claims.pooled_by_architecture(paper_points(p.row for p in group)), ".2f"),
             _mean_deviation(off["plain"]), _mean_deviation(off["chosen"]),
-            str(same_k), str(same_side),
+            *map(str, agreeing((point.k, point.row.selected_k) for point in group)),
         ])  # fmt: skip
         unmarked = [point for point in reading.unmarked if point.row.hidden_layers == depth]
         if 0 < len(unmarked) < len(group) and depth is not None:
@@ -315,7 +321,7 @@ def _judged(name: str, judgement: Judgement, total: int, unit: str = "row") -> s
 def _marked(claim: Claim, readings: Sequence[_Reading], found: Reproduction) -> list[str]:
     """Which rows have a rate that may have part in what looks like the effect of k."""
     told = []
-    for feature_range, of in ((_STATED, ""), (_OTHER, " of MNIST in [0, 1]")):
+    for feature_range, of in ((STATED, ""), (OTHER, " of MNIST in [0, 1]")):
         rows = [
             finding
             for finding in found.finished
@@ -387,11 +393,11 @@ def _readings(found: Reproduction) -> list[_Reading]:
         short, name = f"the paper’s figures{which}", f"The paper’s own figures{which}"
         return _Reading(short, name, rows, points, of_paper=True)
 
-    readings = [ours("ours", "Ours, MNIST in [−1, 1] as the paper says", _STATED)]
+    readings = [ours("ours", "Ours, MNIST in [−1, 1] as the paper says", STATED)]
     stated = [point.row for point in readings[0].points]
-    other = ours("ours, MNIST in [0, 1]", "Ours, MNIST in [0, 1]", _OTHER)
+    other = ours("ours, MNIST in [0, 1]", "Ours, MNIST in [0, 1]", OTHER)
     # Only once it is of the same rows: without them it would tell of the other data sets.
-    in_other_range = [f for f in found.finished if f.experiment.feature_range == _OTHER]
+    in_other_range = [f for f in found.finished if f.experiment.feature_range == OTHER]
     if in_other_range and {*stated} <= {point.row for point in other.points}:
         readings.append(other)
     if 0 < len(stated) < len(rows):

@@ -12,6 +12,7 @@ from pseudograd.reproduce.toy import Spread
 from pseudograd.search import Difference
 
 DASH = "–"  # where there is nothing to write
+STATED, OTHER = (-1.0, 1.0), (0.0, 1.0)  # MNIST as the paper says, and as fits its rates
 # What § says of a row, as `may_be_the_rate` finds it.
 MARKED = (
     "the search did not try k = 1 at the selected k’s rate, and k = 1 does better there than at "
