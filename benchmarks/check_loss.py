@@ -46,6 +46,7 @@ from pseudograd.rules.paper import cross_entropy, top_and_margin
 NEGLIGIBLE = 1e-20
 KINDS = 5
 IGNORED = -100
+SLEEP = 10**9  # cycles of a GPU, about half a second: far longer than the launches of a step
 # Smoothed labels in half types: to compile each of their kernels for every shape takes too long.
 SMOOTHED_IN_HALF = (10, 33, 257, 1000, 8193)
 
@@ -157,7 +158,7 @@ class Bench:
         """What can be looked at apart."""
         shapes = [partial(self.of_shape, *shape) for shape in self.shapes()]
         corners = [partial(self.of_corners, kernel) for kernel in ("tile", "row")]
-        others = (self.of_split, self.of_linear, self.of_transforms)
+        others = (self.of_split, self.of_linear, self.of_transforms, self.of_waiting)
         return [self.of_size, *others, *corners, *reversed(shapes)]
 
     def of_shape(self, kernel: str, classes: int) -> Iterator[Check]:
@@ -340,6 +341,53 @@ class Bench:
                 yield Check(f"{text}, {name}, of the norm", "row", name_of(dtype), tokens, classes,
                             "0.5", worst, allowed)  # fmt: skip
 
+    def of_waiting(self) -> Iterator[Check]:
+        """Steps that return only after the GPU, which was put to sleep, has woken up."""
+        if self.small:
+            return
+        for kernel, rows, classes in (("tile", 4096, 1000), ("row", 512, 32000)):
+            for text, step in self.steps(rows, classes):
+                kind = (kernel, "float32", rows, classes, "")
+                waited = waits_for_the_gpu(step)
+                yield Check(f"{text}, steps that wait for the GPU", *kind, float(waited), 0.0)
+        one = torch.ones(1, device=self.device)
+        missed = not waits_for_the_gpu(lambda: print("waited for", one.item()))
+        yield Check("steps that wait unseen", "", "float32", 1, 1, "", float(missed), 0.0)
+
+    def steps(self, rows: int, classes: int) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Forward and backward passes, with all that is done another way."""
+        z, label, k = battery(rows, classes, self.device, seed=2)
+        hidden, weight, _ = self.last_layer(rows, 64, classes)
+        label[::7] = IGNORED
+        triton: dict[str, Any] = {"implementation": "triton"}
+        class_weight = torch.linspace(0.5, 2, classes, device=self.device)
+        probabilities = z.clamp(-10, 10).softmax(1)
+        leaf, hidden, weight = (tensor.requires_grad_() for tensor in (z, hidden, weight))
+        compiled = torch.compile(tunable_cross_entropy, fullgraph=True)
+        losses: dict[str, Callable[[], Tensor]] = {
+            "mean": lambda: tunable_cross_entropy(leaf, label, 0.5, **triton),
+            "times 3": lambda: 3 * tunable_cross_entropy(leaf, label, k, **triton),
+            "weighted": lambda: tunable_cross_entropy(leaf, label, k, class_weight, **triton),
+            "smoothed": lambda: tunable_cross_entropy(
+                leaf, label, 0.5, label_smoothing=0.1, **triton
+            ),
+            "none": lambda: tunable_cross_entropy(leaf, label, k, reduction="none", **triton).sum(),
+            "compiled": lambda: compiled(leaf, label, 0.5, **triton),
+            "probabilities": lambda: tunable_cross_entropy(leaf, probabilities, 0.5),
+            "linear": lambda: tunable_linear_cross_entropy(hidden, weight, label, 0.5, **triton),
+            "linear, weighted, times 3": lambda: 3 * tunable_linear_cross_entropy(
+                hidden, weight, label, k, class_weight=class_weight, chunk_rows=rows // 2, **triton
+            ),
+        }  # fmt: skip
+
+        def step(loss: Callable[[], Tensor]) -> None:
+            for tensor in (leaf, hidden, weight):
+                tensor.grad = None
+            loss().backward()
+
+        for text, loss in losses.items():
+            yield text, partial(step, loss)
+
     def last_layer(self, tokens: int, width: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         """What a layer is given, its weight, and labels."""
         generator = torch.Generator(self.device).manual_seed(0)
@@ -464,6 +512,19 @@ class Bench:
             worst = off_the_norm(f, true)
             yield Check(f"linear, {name}, of the norm{of}", "row", "float32", rows, classes, "0.5",
                         worst, 1e-3)  # fmt: skip
+
+
+def waits_for_the_gpu(step: Callable[[], None]) -> bool:
+    for _ in range(3):  # to compile it, and to have memory at hand: to ask for more is to wait
+        step()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SLEEP)
+    woken = torch.cuda.Event()
+    woken.record()
+    step()
+    waited = bool(woken.query())
+    torch.cuda.synchronize()
+    return waited
 
 
 def as_rank(rank: int, device: str, folder: str) -> None:
