@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
@@ -472,7 +472,7 @@ class Bench:
         return rows, float((~(value_is_right & is_right)).sum())
 
     def of_split(self) -> Iterator[Check]:
-        """Two processes that have some of the classes each."""
+        """Two processes that have some of the classes, or some of the rows, each."""
         with tempfile.TemporaryDirectory() as folder:
             spawn(as_rank, (self.device, folder), nprocs=2)
             for rank in range(2):
@@ -512,6 +512,21 @@ class Bench:
             worst = off_the_norm(f, true)
             yield Check(f"linear, {name}, of the norm{of}", "row", "float32", rows, classes, "0.5",
                         worst, 1e-3)  # fmt: skip
+        yield self.of_replicas(rank, hidden.detach(), label)
+
+    def of_replicas(self, rank: int, hidden: Tensor, label: Tensor) -> Check:
+        """Half of the rows each, and the gradient of all, by DistributedDataParallel."""
+        rows, width = hidden.shape
+        layer = nn.Linear(width, 10, bias=False, device=self.device)
+        model, own = nn.parallel.DistributedDataParallel(layer), slice(rank, None, 2)
+        criterion = TunableCrossEntropyLoss(0.5, implementation="triton")
+        criterion(model(hidden[own]), label[own] % 10).backward()
+        assert layer.weight.grad is not None
+        leaves = [hidden, layer.weight.detach()]
+        _, true = self.true_linear(leaves, label % 10, torch.ones((), device=self.device))
+        worst = off_the_norm(layer.weight.grad, true)
+        text = f"replicas, weight, of the norm, rank {rank} of 2"
+        return Check(text, "tile", "float32", rows, 10, "0.5", worst, 1e-3)
 
 
 def waits_for_the_gpu(step: Callable[[], None]) -> bool:

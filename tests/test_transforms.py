@@ -437,7 +437,7 @@ def test_inputs_are_never_written_to(target_kind: str, dtype: torch.dtype) -> No
     assert leaf.grad.data_ptr() != leaf.data_ptr()
 
 
-def distributed_worker(rank: int, folder: str) -> None:
+def distributed_worker(rank: int, folder: str, implementation: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
@@ -446,7 +446,8 @@ def distributed_worker(rank: int, folder: str) -> None:
     layer, x, y = setup.layer_and_data()
     model = nn.parallel.DistributedDataParallel(layer)
     rows = slice(4 * rank, 4 * rank + 4)
-    TunableCrossEntropyLoss(k=setup.k)(model(x[rows]), y[rows]).backward()
+    criterion = TunableCrossEntropyLoss(k=setup.k, implementation=implementation)
+    criterion(model(x[rows]), y[rows]).backward()
     torch.save(layer.weight.grad, f"{folder}/gradient{rank}.pt")
     torch.distributed.destroy_process_group()
     # Taken down by the interpreter, PyTorch's threads and it can wait for each other forever.
@@ -457,11 +458,16 @@ def distributed_worker(rank: int, folder: str) -> None:
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
     reason="this PyTorch has no gloo",
 )
-def test_distributed_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("implementation", ["auto", "triton"])
+def test_distributed_data_parallel(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes, half of the batch each: both end with the gradient of the whole batch."""
+    if implementation == "triton":
+        pytest.importorskip("triton")
+        if torch.cuda.is_available():
+            pytest.skip("the processes are on the CPU, where kernels need Triton's interpreter")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     with tempfile.TemporaryDirectory() as folder:
-        spawn(distributed_worker, (folder,), nprocs=2)
+        spawn(distributed_worker, (folder, implementation), nprocs=2)
         gradients = [torch.load(f"{folder}/gradient{rank}.pt") for rank in range(2)]
     setup = TestTraining()
     layer, x, y = setup.layer_and_data()
