@@ -192,6 +192,10 @@ class Bench:
                     scaled = gradient(z, label, given, 3.0, reduction="sum")
                     yield Check("gradient times 3", kernel, name, rows, classes, text,
                                 error(scaled, 3 * true), allowed)  # fmt: skip
+                if text in ("each row", "1", "0.5"):
+                    later = gradient(z, label, given, 3.0, reduction="none")
+                    yield Check("gradient of each times 3", kernel, name, rows, classes, text,
+                                error(later, 3 * true), allowed)  # fmt: skip
             again = gradient(z, label, k, reduction="sum")
             first = gradient(z, label, k, reduction="sum")
             yield Check("runs that differ", kernel, name, rows, classes, "each row",
@@ -459,17 +463,22 @@ class Bench:
         true[middle:-1], true_value[middle:-1] = nan, nan
         label[-1], true[-1], true_value[-1] = IGNORED, 0, 0
 
-        value, f = torch.empty_like(true_value), torch.empty_like(z)
+        value, f, later = torch.empty_like(true_value), torch.empty_like(z), torch.empty_like(z)
         given = operators.rows_of_loss(z, label, k, None, IGNORED, smoothing)
-        operators.launch(given, value, f)
+        found = operators.room_for_numbers(z, smoothing)
+        operators.launch(given, None, f)
+        operators.launch(given, value, None, found=found)
+        operators.launch(given, None, later, grad=torch.ones_like(value), given=found)
         # In float32, where the difference of two logits can be infinite.
         value_is_right = torch.isclose(value.float(), true_value.float(), 1e-5, 1e-6, True)
         allowed = self.rounding(dtype, true) + 1e-5 * true.abs() + NEGLIGIBLE
         if smoothing:
             allowed = allowed + 1e-4 * true.abs().amax(1, keepdim=True)
-        is_right = ((f.double() - true).abs() <= allowed).all(1)
-        is_right |= f.isnan().any(1) & true.isnan().any(1)
-        return rows, float((~(value_is_right & is_right)).sum())
+        right = [value_is_right]
+        for result in (f, later):
+            is_right = ((result.double() - true).abs() <= allowed).all(1)
+            right.append(is_right | (result.isnan().any(1) & true.isnan().any(1)))
+        return rows, float((~torch.stack(right).all(0)).sum())
 
     def of_split(self) -> Iterator[Check]:
         """Two processes that have some of the classes, or some of the rows, each."""

@@ -10,7 +10,7 @@ from typing import Any
 
 TYPES = {
     "target": "*i64", "ks": "*fp32", "weight": "*fp32", "weight_sum": "*fp64", "parts": "*fp64",
-    "values": "*fp64", "statistics": "*fp64", "given": "*fp32", "factor": "*fp32",
+    "values": "*fp64", "statistics": "*fp64", "found": "*fp32", "given": "*fp32", "factor": "*fp32",
     "k": "fp32", "smoothing": "fp32",
 }  # fmt: skip
 LOGITS = ("z", "grad", "out", "x")
@@ -72,8 +72,9 @@ def main() -> None:
     on_chip = {"num_warps": 1, "maxnreg": TILE_REGISTERS}
     in_turns = {"num_warps": 16, "maxnreg": ROW_REGISTERS}
     training: dict[str, Any] = {"weight": None, "grad": None, "skip": False}
-    once: dict[str, Any] = {"reduced": True, "mean": False}
-    whole: dict[str, Any] = {"statistics": None, "given": None}
+    at_once: dict[str, Any] = {"found": None, "given": None}
+    once = at_once | {"reduced": True, "mean": False}
+    whole = at_once | {"statistics": None}
     for special in ("1", "1/2", "any"):
         given = training if special == "any" else training | {"ks": None}
         shape = {"vector": 8, "tile_rows": 1, "outer": 4, "inner": 256}
@@ -98,15 +99,17 @@ def main() -> None:
         "tile_rows": 64,
         "skip": True,
     }
+    later: dict[str, Any] = {"weight": None, "parts": None, "values": None, "found": None}
     pieces: dict[str, Any] = {"outer": 8, "inner": 2}
-    compile_kernel(kernels.tile, "*fp16", vector=2, mean=False, **pieces, **several)
-    alone = several | pieces | {"tile_rows": 1024, "reduced": True}
+    compile_kernel(kernels.tile, "*fp16", vector=2, mean=False, given=None, **pieces, **several)
+    compile_kernel(kernels.tile, "*fp16", vector=2, mean=False, **pieces, **several | later)
+    alone = several | pieces | at_once | {"tile_rows": 1024, "reduced": True}
     compile_kernel(kernels.tile, "*bf16", vector=2, mean=True, parts=None, **alone)
     compile_kernel(kernels.smoothed_tile, "*fp32", vector=1, block=16, **several)
     row: dict[str, Any] = {"special": "any", "skip": True}
     compile_kernel(kernels.smoothed_row, "*fp32", lanes=1024, **row)
     compile_kernel(kernels.row, "*fp32", vector=1, lanes=8192, given=None, **row)
-    compile_kernel(kernels.row, "*fp32", vector=4, lanes=2048, statistics=None, **row)
+    compile_kernel(kernels.row, "*fp32", vector=4, lanes=2048, statistics=None, **row | later)
     compile_kernel(kernels.count_labels, block=1024)
     compile_kernel(kernels.sum_values, "*fp32", block=1024)
     compile_kernel(kernels.rescale, block=1024)

@@ -92,8 +92,10 @@ def test_battery(kernel: str, classes: int) -> None:
         rows, value, gradient = type(rows)(*(t[kept] for t in rows)), value[kept], gradient[kept]
     computed, f = value_and_gradient(*rows, reduction="none")
     assert_accurate(computed, value, FLOAT32)
-    assert_accurate(f, gradient, FLOAT32)
-    assert_sums_to_zero(f)
+    _, at_once = value_and_gradient(*rows, reduction="sum")
+    for result in (f, at_once):
+        assert_accurate(result, gradient, FLOAT32)
+        assert_sums_to_zero(result)
 
 
 @pytest.mark.parametrize("k", [1 / 64, 0.5, 1, 2, 3.3, 64])
@@ -102,9 +104,12 @@ def test_one_k_for_all(kernel: str, k: float) -> None:
     rows = battery(torch.float32, classes=20, count=14, seed=1)
     value, gradient = reference.loss(rows.logits, rows.label, k, reduction="sum")
     for sensitivity in (k, torch.tensor(float(k))) if kernel == "one tile" else (k,):
-        computed, f = value_and_gradient(rows.logits, rows.label, sensitivity, reduction="sum")
-        assert computed.double().item() == pytest.approx(value.item(), rel=FLOAT32)
-        assert_accurate(f, gradient, FLOAT32)
+        for reduction in ("sum", "none"):
+            computed, f = value_and_gradient(
+                rows.logits, rows.label, sensitivity, reduction=reduction
+            )
+            assert computed.double().sum().item() == pytest.approx(value.item(), rel=FLOAT32)
+            assert_accurate(f, gradient, FLOAT32)
 
 
 @pytest.mark.parametrize("classes", [3, 10, 300])
@@ -130,8 +135,8 @@ def test_half_types_are_float32_rounded_once(kernel: str, dtype: torch.dtype, cl
     logits, label, k = battery(torch.float32, classes, count, seed=3)
     logits = logits.clamp(max=torch.finfo(dtype).max).to(dtype)
     in_float64 = tunable(logits.double(), label, k.double())
-    for upstream in (1.0, 1.75):
-        value, f = value_and_gradient(logits, label, k, reduction="sum", upstream=upstream)
+    for upstream, reduction in itertools.product((1.0, 1.75), ("sum", "none")):
+        value, f = value_and_gradient(logits, label, k, reduction=reduction, upstream=upstream)
         assert value.dtype == dtype
         assert_within_an_ulp(f, (in_float64 * upstream).to(dtype))
 
@@ -289,10 +294,15 @@ def test_equal_logits(classes: int, d: float, z_y: float) -> None:
 @both_kernels
 @pytest.mark.parametrize("upstream", [math.inf, math.nan])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_ignored_rows_whatever_comes_from_above(upstream: float, smoothing: float) -> None:
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_ignored_rows_whatever_comes_from_above(
+    upstream: float, smoothing: float, reduction: str
+) -> None:
     """As in a step of GradScaler that overflows."""
     logits, target = torch.randn(2, 5), torch.tensor([0, -100])
-    _, f = value_and_gradient(logits, target, 0.5, upstream=upstream, label_smoothing=smoothing)
+    _, f = value_and_gradient(
+        logits, target, 0.5, None, -100, reduction, smoothing, upstream=upstream
+    )
     assert (f[1] == 0).all()
     assert not f[0].isfinite().any()
 
@@ -552,7 +562,7 @@ def test_the_gradient_is_not_copied() -> None:
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits)
     value = by_kernel(leaf, target.to(DEVICE), 0.5)
-    kept = value.grad_fn.saved_tensors[-1].data_ptr()  # type: ignore[union-attr]
+    kept = value.grad_fn.saved_tensors[-2].data_ptr()  # type: ignore[union-attr]
     value.backward()
     assert leaf.grad is not None
     assert leaf.grad.data_ptr() == kept
@@ -750,17 +760,20 @@ def test_traced(form: str, implementation: str) -> None:
 @pytest.mark.parametrize(
     ("operator", "others"),
     [
-        ("value_of_rows", (0.1,)),
-        ("gradient_of_rows", (0.5, None, torch.linspace(0, 1, 5, device=DEVICE), 0.1)),
+        ("value_of_rows", (0.5, None, 0.0)),
+        ("value_of_rows", (0.5, None, 0.1)),
+        ("gradient_of_rows", (0.5, None, None, torch.ones(5, 3), 0.0)),
+        ("gradient_of_rows", (0.5, None, torch.linspace(0, 1, 5), torch.ones(5, 0), 0.1)),
         ("statistics_of_part", (0.5, None)),
-        ("gradient_of_part", (0.5, None, torch.ones(3, 5, device=DEVICE))),
     ],
 )
 def test_operators_keep_their_promises(operator: str, others: tuple[Any, ...]) -> None:
     logits, target, _ = case(False, "none")
-    arguments = (logits.to(DEVICE), target.to(DEVICE), *others)
+    arguments = [a.to(DEVICE) if isinstance(a, Tensor) else a for a in (logits, target, *others)]
     torch.library.opcheck(
-        getattr(operators, operator), arguments, test_utils=("test_schema", "test_faketensor")
+        getattr(operators, operator),
+        tuple(arguments),
+        test_utils=("test_schema", "test_faketensor"),
     )
 
 

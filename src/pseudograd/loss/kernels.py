@@ -212,6 +212,27 @@ def _factor(w, parts, divisor, grad, grad_stride, row, mask):
 
 
 @triton.jit
+def _keep(found, row, mask, top, share, scale):
+    """What a later backward pass needs of a row."""
+    tl.store(found + 3 * row, top, mask=mask)
+    tl.store(found + 3 * row + 1, share, mask=mask)
+    tl.store(found + 3 * row + 2, scale, mask=mask)
+
+
+@triton.jit
+def _given(given, grad, grad_stride, row, mask):
+    """The same again, times the gradient from above; of what is ignored, nothing."""
+    top = tl.load(given + 3 * row, mask=mask, other=0.0)
+    share = tl.load(given + 3 * row + 1, mask=mask, other=0.0)
+    scale = tl.load(given + 3 * row + 2, mask=mask, other=0.0)
+    if grad is not None:
+        factor = tl.load(grad + row * grad_stride, mask=mask, other=0.0).to(tl.float32)
+        share *= factor
+        scale = tl.where(factor == 0, 0.0, scale * factor)
+    return top, share, scale
+
+
+@triton.jit
 def _beside(x):
     """One number for each row, beside a tile of rows."""
     return tl.expand_dims(tl.expand_dims(x, _PIECES), 2)
@@ -245,7 +266,7 @@ def _sum_in_float64(e):
 
 @triton.jit(do_not_specialize=["k", "rows", "ignore_index"])
 def tile(
-    z, target, ks, k, weight, parts, grad, values, out,
+    z, target, ks, k, weight, parts, grad, values, out, found, given,
     rows, stride, classes, k_stride, grad_stride, ignore_index,
     special: tl.constexpr, reduced: tl.constexpr, mean: tl.constexpr, skip: tl.constexpr,
     vector: tl.constexpr, tile_rows: tl.constexpr, outer: tl.constexpr, inner: tl.constexpr,
@@ -256,24 +277,27 @@ def tile(
     that it may load and store whole vectors. With ``mean``, one program has all rows, and counts
     and divides by itself. With ``skip``, nothing is done where ``grad`` is 1: ``out`` then has been
     computed already. So few programs are launched, and if need be they go on to further rows.
+
+    A backward pass that comes later need not sum again: ``found`` (rows, 3) takes what it needs of
+    each row, the top, the share and the scale, and ``given`` has it.
     """
     first = tl.program_id(0).to(tl.int64) * tile_rows
     if skip:
         if tl.load(grad).to(tl.float32) == 1.0:
             return
         for begin in range(first, rows, tl.num_programs(0).to(tl.int64) * tile_rows):
-            _tile(z, target, ks, k, weight, parts, grad, values, out, begin,
+            _tile(z, target, ks, k, weight, parts, grad, values, out, found, given, begin,
                   rows, stride, classes, k_stride, grad_stride, ignore_index,
                   special, reduced, mean, vector, tile_rows, outer, inner)  # fmt: skip
     else:
-        _tile(z, target, ks, k, weight, parts, grad, values, out, first,
+        _tile(z, target, ks, k, weight, parts, grad, values, out, found, given, first,
               rows, stride, classes, k_stride, grad_stride, ignore_index,
               special, reduced, mean, vector, tile_rows, outer, inner)  # fmt: skip
 
 
 @triton.jit
 def _tile(
-    z, target, ks, k, weight, parts, grad, values, out, first,
+    z, target, ks, k, weight, parts, grad, values, out, found, given, first,
     rows, stride, classes, k_stride, grad_stride, ignore_index,
     special: tl.constexpr, reduced: tl.constexpr, mean: tl.constexpr, vector: tl.constexpr,
     tile_rows: tl.constexpr, outer: tl.constexpr, inner: tl.constexpr,
@@ -296,34 +320,39 @@ def _tile(
     begin = row * stride * vector
     at = _beside(begin) + column
     x = tl.load(z + at, mask=_beside(counted) & inside, other=float("-inf")).to(tl.float32)
-    z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
-
     on_label = column == _beside(y.to(tl.int32))
-    x = tl.where(on_label, float("-inf"), x)
-    top = tl.maximum(tl.max(tl.max(x, _PIECES), 1), _LOWEST)
-    e, lost, power = _powers(x - _beside(top), _beside(k), special)
-    total = _sum_in_float64(e)
-    if special == "any":
-        total += _sum_of_rows(lost) * _LN_2
-    value, strength = _outcome(z_y, top, total, k)
-    w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
-    divisor = None
-    if mean:
-        divisor = tl.sum(w.to(tl.float64), 0)
-    value = tl.where(counted, w * value, 0.0)
-    if reduced:
-        value = tl.sum(value.to(tl.float64), 0)
+    if given is not None:
+        top, share, scale = _given(given, grad, grad_stride, row, counted)
+        power = _power(x - _beside(top), _beside(k), special)
+    else:
+        z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
+        x = tl.where(on_label, float("-inf"), x)
+        top = tl.maximum(tl.max(tl.max(x, _PIECES), 1), _LOWEST)
+        e, lost, power = _powers(x - _beside(top), _beside(k), special)
+        total = _sum_in_float64(e)
+        if special == "any":
+            total += _sum_of_rows(lost) * _LN_2
+        value, strength = _outcome(z_y, top, total, k)
+        w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
+        divisor = None
         if mean:
-            value /= divisor
-        _store_sum(values + first // tile_rows, value)
-    elif values is not None:
-        tl.store(values + row, value, mask=exists)
-
-    if out is not None:
+            divisor = tl.sum(w.to(tl.float64), 0)
+        value = tl.where(counted, w * value, 0.0)
+        if reduced:
+            value = tl.sum(value.to(tl.float64), 0)
+            if mean:
+                value /= divisor
+            _store_sum(values + first // tile_rows, value)
+        elif values is not None:
+            tl.store(values + row, value, mask=exists)
         power_total = total.to(tl.float32) if special == "1" else _sum_of_rows(power)
         factor = _factor(w, parts, divisor, grad, grad_stride, row, exists)
         scale = tl.where(counted & (factor != 0), factor * strength, 0.0)
         share = scale / _at_least_1(power_total)
+        if found is not None:
+            _keep(found, row, exists, top, share, scale)
+
+    if out is not None:
         f = tl.where(on_label, -_beside(scale), power * _beside(share))
         # Ignored rows may hold anything; NaN times 0 would be NaN.
         f = tl.where(_beside(scale == 0), 0.0, f)
@@ -379,25 +408,23 @@ def _join(top, total, lost, power_total, k, special: tl.constexpr):
 
 @triton.jit(do_not_specialize=["k", "ignore_index"])
 def row(
-    z, target, ks, k, weight, parts, grad, values, out, statistics, given,
+    z, target, ks, k, weight, parts, grad, values, out, found, given, statistics,
     stride, classes, k_stride, grad_stride, ignore_index,
     special: tl.constexpr, skip: tl.constexpr, vector: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """Value and pseudo-gradient of a long row. With ``skip``, as in `tile`.
+    """Value and pseudo-gradient of a long row. ``skip``, ``found`` and ``given`` are as in `tile`.
 
     The row is taken as whole aligned vectors, ``lanes`` of them at a time, and the few elements
     before and after them. Each lane has a top and sums of its own, so that lanes need not wait for
     each other before the end of the row.
 
     Where the classes are split among several devices, ``statistics`` (4, rows) takes the numbers of
-    this part of the row, and ``given`` (3, rows) has the top, the share and the scale that follow
-    from those of all parts.
+    this part of the row, and ``given`` has what follows from those of all parts.
     """
     if skip:  # noqa: SIM102 (the compiler would look at both conditions)
         if tl.load(grad).to(tl.float32) == 1.0:
             return
     i = tl.program_id(0).to(tl.int64)
-    rows = tl.num_programs(0).to(tl.int64)
     y = tl.load(target + i).to(tl.int64)
     counted = y != ignore_index
     labelled = counted & (y >= 0) & (y < classes)
@@ -421,9 +448,7 @@ def row(
         left = tl.where(edge_column == label, float("-inf"), left.to(tl.float32))
 
     if given is not None:
-        top = tl.load(given + i)
-        share = tl.load(given + rows + i)
-        scale = tl.load(given + 2 * rows + i)
+        top, share, scale = _given(given, grad, grad_stride, i, counted)
     else:
         lane_top = tl.full((lanes,), _LOWEST, tl.float32)
         lane_total = tl.zeros((lanes,), tl.float32)
@@ -448,6 +473,7 @@ def row(
             power_total = power_total * power_rescale + tl.sum(power.to(tl.float64), 0)
             top = new
         if statistics is not None:
+            rows = tl.num_programs(0).to(tl.int64)
             tl.store(statistics + i, top.to(tl.float64))
             tl.store(statistics + rows + i, total)
             tl.store(statistics + 2 * rows + i, power_total)
@@ -456,10 +482,11 @@ def row(
         w = tl.where(counted, _weight_of(weight, y, labelled), 0.0)
         if values is not None:
             tl.store(values + i, tl.where(counted, w * value, 0.0))
-        if out is not None:
-            factor = _factor(w, parts, None, grad, grad_stride, i, counted)
-            scale = tl.where(counted & (factor != 0), factor * strength, 0.0)
-            share = scale / _at_least_1(power_total).to(tl.float32)
+        factor = _factor(w, parts, None, grad, grad_stride, i, counted)
+        scale = tl.where(counted & (factor != 0), factor * strength, 0.0)
+        share = scale / _at_least_1(power_total).to(tl.float32)
+        if found is not None:
+            _keep(found, i, True, top, share, scale)
 
     if out is not None:
         out_begin = i * classes

@@ -108,8 +108,9 @@ def launch(
     parts: Tensor | None = None,
     grad: Tensor | None = None,
     skip: bool = False,
-    statistics: Tensor | None = None,
+    found: Tensor | None = None,
     given: Tensor | None = None,
+    statistics: Tensor | None = None,
 ) -> None:
     """Run the kernel that suits the rows. It is chosen by their length alone, and never by timing.
 
@@ -125,8 +126,10 @@ def launch(
         parts: From `count_labels`, to divide pseudo-gradients by, of others.
         grad: The gradient from above: one number, or one for each row.
         skip: Leave ``out`` as it is where ``grad`` is 1.
+        found: Where the numbers of each row go that a later call will be ``given``, (R, 3) in
+            float32. Smoothed labels have none.
+        given: These numbers, or those that follow from the statistics of all parts of the classes.
         statistics: Where the numbers of a part of the classes go; see `kernels.row`.
-        given: The numbers that follow from those of all parts; see `kernels.row`.
 
     """
     z, target, k, ks, weight, ignore_index, smoothing = rows
@@ -140,7 +143,7 @@ def launch(
     results = (parts, grad, values, out)
     if smoothing:
         inputs += (None if weight is None else weight.double().sum(),)
-    if classes <= LONGEST_TILE and statistics is None and given is None:
+    if classes <= LONGEST_TILE and statistics is None:
         block = _block(classes)
         alone = (reduced or mean) and are_few(rows)
         tile_rows = _tile_rows(classes)
@@ -160,7 +163,7 @@ def launch(
         else:
             inner = min(block, max(1, block // THREAD_BLOCK) * max(2, vector))
             kernels.tile[(min(tiles, SKIPPING) if skip else tiles,)](
-                *inputs, *results, count, *strides, ignore_index, special=special,
+                *inputs, *results, found, given, count, *strides, ignore_index, special=special,
                 reduced=reduced, mean=mean, skip=skip, vector=vector, tile_rows=tile_rows,
                 outer=block // inner, inner=inner, num_warps=warps, **_at_most(TILE_REGISTERS),
             )  # fmt: skip
@@ -176,7 +179,7 @@ def launch(
     else:
         vector = _vector(z, out, lambda v: (z.stride(0) - classes) % v == 0 and classes >= 2 * v)
         kernels.row[(count,)](
-            *inputs, *results, statistics, given, *strides, ignore_index, special=special,
+            *inputs, *results, found, given, statistics, *strides, ignore_index, special=special,
             skip=skip, vector=vector, lanes=block // vector, num_warps=warps,
             **_at_most(ROW_REGISTERS),
         )  # fmt: skip
@@ -260,32 +263,35 @@ class _Fused(Function):
         ctx: Any, z: Tensor, rows: Rows, reduction: str, dtype: torch.dtype, training: bool
     ) -> Tensor:
         empty = rows.z.new_empty
-        parts = gradient = None
+        parts = gradient = found = None
         mean = reduction == "mean"
+        training = training and z.requires_grad
+        if training and (reduction == "none" or z.shape[1] > LONGEST_TILE):  # else it would cost
+            found = room_for_numbers(z, rows.smoothing)
         # One guard for all kernels, since it takes longer than to launch one should.
         with torch.cuda.device_of(z):
             if reduction == "none":
                 value = empty(len(z), dtype=torch.float64)
-                launch(rows, value, None)
+                launch(rows, value, None, found=found)
             else:
                 value = empty((), dtype=dtype)
-                gradient = empty(z.shape) if training and z.requires_grad else None
+                gradient = empty(z.shape) if training else None
                 if are_few(rows) and len(z):
                     launch(rows, value, gradient, reduced=True, mean=mean)
                 else:
                     parts = count_labels(rows) if mean else None
                     values = empty(programs(rows), dtype=torch.float64)
-                    launch(rows, values, gradient, reduced=True, parts=parts)
+                    launch(rows, values, gradient, reduced=True, parts=parts, found=found)
                     sum_values(values, parts, value)
         # With the logits themselves autograd sees if someone writes to them.
-        ctx.save_for_backward(z, rows.target, rows.ks, rows.weight, parts, gradient)
+        ctx.save_for_backward(z, rows.target, rows.ks, rows.weight, parts, gradient, found)
         ctx.settings = rows.k, rows.ignore_index, rows.smoothing
         ctx.mean = mean and parts is None
         return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        z, target, ks, weight, parts, gradient = ctx.saved_tensors
+        z, target, ks, weight, parts, gradient, found = ctx.saved_tensors
         k, ignore_index, smoothing = ctx.settings
         rows = Rows(z.detach(), target, k, ks, weight, ignore_index, smoothing)
         several = is_batch(grads[0])  # which no kernel can read
@@ -294,7 +300,7 @@ class _Fused(Function):
         out = gradient if reuse else z.new_empty(z.shape)
         grad = None if several else grads[0]
         with torch.cuda.device_of(z):
-            launch(rows, None, out, mean=ctx.mean, parts=parts, grad=grad, skip=reuse)
+            launch(rows, None, out, mean=ctx.mean, parts=parts, grad=grad, skip=reuse, given=found)
         if several:
             out = times_each(out, grads[0])
         return final(out, z), None, None, None, None
@@ -308,53 +314,73 @@ class _Fused(Function):
 @torch.library.custom_op(
     "pseudograd::value_of_rows",
     mutates_args=(),
-    schema="(Tensor z, Tensor target, float smoothing) -> Tensor",
+    schema="(Tensor z, Tensor target, float k, Tensor? ks, float smoothing) -> (Tensor, Tensor)",
 )
-def value_of_rows(z: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    """Give -log p_y of each row, or its mean over smoothed labels, in float64."""
-    rows = rows_of_loss(z, target, 1.0, smoothing=smoothing)
-    values = z.new_empty(len(z), dtype=torch.float64)
+def value_of_rows(
+    z: Tensor, target: Tensor, k: float, ks: Tensor | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Give -log p_y of each row in float64, and what `gradient_of_rows` is to be given.
+
+    Of smoothed labels the value is a mean over all classes, and there is nothing to be given.
+    """
+    rows = rows_of_loss(z, target, k if ks is None else ks, smoothing=smoothing)
+    values, found = z.new_empty(len(z), dtype=torch.float64), room_for_numbers(z, smoothing)
     with torch.cuda.device_of(z):
-        launch(rows, values, None)
-    return values
+        launch(rows, values, None, found=found)
+    return values, found
 
 
 @value_of_rows.register_fake
-def _(z: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    return z.new_empty(z.shape[0], dtype=torch.float64)
+def _(
+    z: Tensor, target: Tensor, k: float, ks: Tensor | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    return z.new_empty(z.shape[0], dtype=torch.float64), room_for_numbers(z, smoothing)
+
+
+def room_for_numbers(z: Tensor, smoothing: float) -> Tensor:
+    """Room for what rows `z` keep for the backward pass; with smoothed labels that is nothing."""
+    return z.new_empty((z.shape[0], 0 if smoothing else 3), dtype=torch.float32)
 
 
 @torch.library.custom_op(
     "pseudograd::gradient_of_rows",
     mutates_args=(),
-    schema="(Tensor z, Tensor target, float k, Tensor? ks, Tensor grad, float smoothing) -> Tensor",
+    schema="""(
+        Tensor z, Tensor target, float k, Tensor? ks, Tensor? grad, Tensor given, float smoothing
+    ) -> Tensor""",
 )
 def gradient_of_rows(
-    z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor, smoothing: float
+    z: Tensor,
+    target: Tensor,
+    k: float,
+    ks: Tensor | None,
+    grad: Tensor | None,
+    given: Tensor,
+    smoothing: float,
 ) -> Tensor:
-    """Give Eq. 5 of each row, or the rule for smoothed labels, times its ``grad``."""
+    """Give Eq. 5 of each row, or the rule for smoothed labels, times its ``grad``.
+
+    Of classes that are split among devices, with labels as columns of this one, it is this part.
+    """
     rows = rows_of_loss(z, target, k if ks is None else ks, smoothing=smoothing)
     out = z.new_empty(z.shape)
     with torch.cuda.device_of(z):
-        launch(rows, None, out, grad=grad)
+        launch(rows, None, out, grad=grad, given=given)
     return out
 
 
 @gradient_of_rows.register_fake
-def _(
-    z: Tensor, target: Tensor, k: float, ks: Tensor | None, grad: Tensor, smoothing: float
-) -> Tensor:
+def _(z: Tensor, *arguments: Any) -> Tensor:
     return z.new_empty(z.shape)
 
 
-# The two passes over some of the classes, for rows whose others are elsewhere; see `kernels.row`.
 @torch.library.custom_op(
     "pseudograd::statistics_of_part",
     mutates_args=(),
     schema="(Tensor z, Tensor column, float k, Tensor? ks) -> Tensor",
 )
 def statistics_of_part(z: Tensor, column: Tensor, k: float, ks: Tensor | None) -> Tensor:
-    """Give the top, both sums and the label's logit of each row: (4, R) in float64."""
+    """Give the top, both sums and the label's logit of a part of each row: (4, R) in float64."""
     statistics = z.new_empty((4, len(z)), dtype=torch.float64)
     with torch.cuda.device_of(z):
         launch(rows_of_loss(z, column, k if ks is None else ks), None, None, statistics=statistics)
@@ -366,35 +392,8 @@ def _(z: Tensor, column: Tensor, k: float, ks: Tensor | None) -> Tensor:
     return z.new_empty((4, z.shape[0]), dtype=torch.float64)
 
 
-@torch.library.custom_op(
-    "pseudograd::gradient_of_part",
-    mutates_args=(),
-    schema="(Tensor z, Tensor column, float k, Tensor? ks, Tensor given) -> Tensor",
-)
-def gradient_of_part(
-    z: Tensor, column: Tensor, k: float, ks: Tensor | None, given: Tensor
-) -> Tensor:
-    """Give these columns of Eq. 5, for what is ``given`` of whole rows: (3, R) in float32."""
-    out = z.new_empty(z.shape)
-    write_gradient_of_part(z, column, k if ks is None else ks, given, out)
-    return out
-
-
-@gradient_of_part.register_fake
-def _(z: Tensor, column: Tensor, k: float, ks: Tensor | None, given: Tensor) -> Tensor:
-    return z.new_empty(z.shape)
-
-
-def write_gradient_of_part(
-    z: Tensor, column: Tensor, k: Sensitivity, given: Tensor, out: Tensor
-) -> None:
-    """Write the same into ``out``, which may be the logits themselves."""
-    with torch.cuda.device_of(z):
-        launch(rows_of_loss(z, column, k), None, out, given=given)
-
-
 class ClassIndexOnGpu:
-    """Eq. 5 for labels, smoothed or not, by the kernels; backward they need but the logits."""
+    """Eq. 5 for labels, smoothed or not, by the kernels. Keeps three numbers a row."""
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
@@ -404,15 +403,16 @@ class ClassIndexOnGpu:
         return f"ClassIndexOnGpu({self.smoothing})"  # by which `torch.jit.trace` compares graphs
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Give -log p_y, or its mean over smoothed labels."""
-        return (value_of_rows(z, target, self.smoothing),)
+        """Give -log p_y, or its mean over smoothed labels, and keep what the kernels found."""
+        values, found = value_of_rows(z, target, *number_or_tensor(k), self.smoothing)
+        return values, found
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
         """Give Eq. 5, or the rule for smoothed labels."""
         f: Tensor = gradient_of_rows(
-            z, target, *number_or_tensor(k), grad.squeeze(-1), self.smoothing
+            z, target, *number_or_tensor(k), grad.squeeze(-1), *kept, self.smoothing
         )
         return f
 

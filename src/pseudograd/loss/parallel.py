@@ -161,11 +161,14 @@ def push(
     if triton:
         from pseudograd.loss import operators
 
-        given = torch.cat((whole.top, share, scale), -1).T.float().contiguous()
+        given = torch.cat((whole.top, share, scale), -1).float()
         if out is None:
-            f: Tensor = operators.gradient_of_part(z, column, *number_or_tensor(k), given)
+            f: Tensor = operators.gradient_of_rows(
+                z, column, *number_or_tensor(k), None, given, 0.0
+            )
             return f
-        operators.write_gradient_of_part(z, column, k, given, out)
+        with torch.cuda.device_of(z):
+            operators.launch(operators.rows_of_loss(z, column, k), None, out, given=given)
         return out
     logits = paper.in_working_precision(z)
     f = (k * (logits - whole.top.to(logits.dtype))).exp() * share.to(logits.dtype)
