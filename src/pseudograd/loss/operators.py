@@ -127,7 +127,7 @@ def launch(
         grad: The gradient from above: one number, or one for each row.
         skip: Leave ``out`` as it is where ``grad`` is 1.
         found: Where the numbers of each row go that a later call will be ``given``, (R, 3) in
-            float32. Smoothed labels have none.
+            float32; empty if there are to be none.
         given: These numbers, or those that follow from the statistics of all parts of the classes.
         statistics: Where the numbers of a part of the classes go; see `kernels.row`.
 
@@ -136,6 +136,7 @@ def launch(
     count, classes = z.shape
     if count == 0:
         return
+    found, given = (n if n is not None and n.shape[1] else None for n in (found, given))
     special = _SPECIAL.get(k, "any") if ks is None else "any"
     k_stride = ks.stride(0) if ks is not None and len(ks) > 1 else 0
     grad_stride = grad.stride(0) if grad is not None and grad.dim() else 0
@@ -319,9 +320,9 @@ class _Fused(Function):
 def value_of_rows(
     z: Tensor, target: Tensor, k: float, ks: Tensor | None, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Give -log p_y of each row in float64, and what `gradient_of_rows` is to be given.
+    """Give -log p_y of each row, or its mean over smoothed labels, in float64.
 
-    Of smoothed labels the value is a mean over all classes, and there is nothing to be given.
+    Beside it stands what `gradient_of_rows` is to be given.
     """
     rows = rows_of_loss(z, target, k if ks is None else ks, smoothing=smoothing)
     values, found = z.new_empty(len(z), dtype=torch.float64), room_for_numbers(z, smoothing)
@@ -338,8 +339,12 @@ def _(
 
 
 def room_for_numbers(z: Tensor, smoothing: float) -> Tensor:
-    """Room for what rows `z` keep for the backward pass; with smoothed labels that is nothing."""
-    return z.new_empty((z.shape[0], 0 if smoothing else 3), dtype=torch.float32)
+    """Room for what rows ``z`` keep for the backward pass, which may be nothing.
+
+    Smoothed labels have no such numbers. Short rows of float32 are sooner summed again.
+    """
+    kept = not smoothing and (z.element_size() < 4 or z.shape[1] > LONGEST_TILE)
+    return z.new_empty((z.shape[0], 3 if kept else 0), dtype=torch.float32)
 
 
 @torch.library.custom_op(
@@ -393,7 +398,7 @@ def _(z: Tensor, column: Tensor, k: float, ks: Tensor | None) -> Tensor:
 
 
 class ClassIndexOnGpu:
-    """Eq. 5 for labels, smoothed or not, by the kernels. Keeps three numbers a row."""
+    """Eq. 5 for labels, smoothed or not, by the kernels. Keeps three numbers a row, or none."""
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
