@@ -218,9 +218,12 @@ def _vector(z: Tensor, out: Tensor | None, suits: Any) -> int:
 def count_labels(rows: Rows) -> Tensor:
     """Give what the mean is divided by, in parts."""
     parts = torch.empty(kernels.PARTS, dtype=torch.float64, device=rows.z.device)
+    # All labels of a part at once, if they are not too many: to wait for memory takes longest.
+    block = max(1024, min(8192, _power_of_2(-(-len(rows.z) // kernels.PARTS))))
     kernels.count_labels[(kernels.PARTS,)](
-        rows.target, rows.weight, parts, *rows.z.shape, rows.ignore_index, block=1024
-    )
+        rows.target, rows.weight, parts, *rows.z.shape, rows.ignore_index, block=block,
+        num_warps=block // 512,
+    )  # fmt: skip
     return parts
 
 
