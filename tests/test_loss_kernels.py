@@ -640,6 +640,20 @@ def test_transforms_compiled(route: str, k: str) -> None:
 
 
 @pytest.mark.parametrize("route", [*transforms.DIRECT, *transforms.COMPILED])
+def test_transforms_of_long_rows(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which keep numbers for the backward pass."""
+    monkeypatch.setattr(operators, "LONGEST_TILE", 0)
+    logits, target = transforms.examples()
+    k = transforms.K["k per example"]
+    given = (by_kernel_summed, (target, k), logits)
+    if route in transforms.DIRECT:
+        gradient = transforms.DIRECT[route](*given)
+    else:
+        gradient = transforms.COMPILED[route](*given, "aot_eager")
+    transforms.assert_right(gradient, logits, target, k)
+
+
+@pytest.mark.parametrize("route", [*transforms.DIRECT, *transforms.COMPILED])
 def test_smoothed_labels_in_transforms(route: str) -> None:
     """In graphs and under torch.func the kernels smooth, too."""
     logits, target = transforms.examples()

@@ -270,7 +270,8 @@ class _Fused(Function):
         parts = gradient = found = None
         mean = reduction == "mean"
         training = training and z.requires_grad
-        if training and (reduction == "none" or z.shape[1] > LONGEST_TILE):  # else it would cost
+        # Of use to a mean only if it is scaled, and of short rows it would take time.
+        if training and (reduction == "none" or z.shape[1] > LONGEST_TILE):
             found = room_for_numbers(z, rows.smoothing)
         # One guard for all kernels, since it takes longer than to launch one should.
         with torch.cuda.device_of(z):
