@@ -345,19 +345,23 @@ class Protocol:
         return min(cells, key=lambda c: (c.error, abs(math.log2(c.k)), c.learning_rate))
 
     def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
-        """The end of a k's rates that is strictly better than all others, "low" or "high", or None.
+        """The end of a k's rates that has the best one, "low" or "high", or None.
 
         Where nothing was learned at any rate it is "low", since a lower rate may learn.
         """
-        errors = [cell.error for cell in cells]
-        if errors[0] < min(errors[1:], default=math.inf):
+        best = self.best(cells)
+        if best.error == 0:
+            return None  # and none can be better
+        if best == cells[0]:
             return "low"
-        if errors[-1] < min(errors[:-1]):
+        if best == cells[-1]:
             return "high"
-        # Chance, if only between two classes, has a cross-entropy of log 2.
-        learned = len(set(errors)) > 1 or any(
+        # Networks that know but the commonest class make the same mistakes at every rate. Chance,
+        # if only between two classes, has a cross-entropy of log 2.
+        alike = [cell for cell in cells if cell.errors == best.errors]
+        learned = len(alike) == 1 or any(
             outcomes[self._at(cell.k, cell.learning_rate, repetition)].cross_entropy < math.log(2)
-            for cell in cells
+            for cell in alike
             for repetition in range(self.repetitions)
         )
         return None if learned else "low"
