@@ -464,11 +464,11 @@ class Bench:
         label[-1], true[-1], true_value[-1] = IGNORED, 0, 0
 
         value, f, later = torch.empty_like(true_value), torch.empty_like(z), torch.empty_like(z)
-        given = operators.rows_of_loss(z, label, k, None, IGNORED, smoothing)
-        found = operators.room_for_numbers(z, smoothing)
-        operators.launch(given, None, f)
-        operators.launch(given, value, None, found=found)
-        operators.launch(given, None, later, grad=torch.ones_like(value), given=found)
+        case = operators.rows_of_loss(z, label, k, None, IGNORED, smoothing)
+        found = None if smoothing else operators.room_for_numbers(z)
+        operators.launch(case, None, f)
+        operators.launch(case, value, None, found=found)
+        operators.launch(case, None, later, grad=torch.ones_like(value), given=found)
         # In float32, where the difference of two logits can be infinite.
         value_is_right = torch.isclose(value.float(), true_value.float(), 1e-5, 1e-6, True)
         allowed = self.rounding(dtype, true) + 1e-5 * true.abs() + NEGLIGIBLE

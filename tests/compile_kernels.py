@@ -110,7 +110,9 @@ def main() -> None:
     compile_kernel(kernels.smoothed_row, "*fp32", lanes=1024, **row)
     compile_kernel(kernels.row, "*fp32", vector=1, lanes=8192, given=None, **row)
     compile_kernel(kernels.row, "*fp32", vector=4, lanes=2048, statistics=None, **row | later)
-    compile_kernel(kernels.count_labels, block=1024)
+    split = row | later | {"skip": False, "grad": None, "statistics": None}
+    compile_kernel(kernels.row, "*bf16", vector=8, lanes=1024, **split)
+    compile_kernel(kernels.count_labels, options={"num_warps": 16}, block=8192)
     compile_kernel(kernels.sum_values, "*fp32", block=1024)
     compile_kernel(kernels.rescale, block=1024)
 

@@ -295,16 +295,32 @@ def test_equal_logits(classes: int, d: float, z_y: float) -> None:
 @pytest.mark.parametrize("upstream", [math.inf, math.nan])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ignored_rows_whatever_comes_from_above(
-    upstream: float, smoothing: float, reduction: str
+    upstream: float, smoothing: float, reduction: str, dtype: torch.dtype
 ) -> None:
     """As in a step of GradScaler that overflows."""
-    logits, target = torch.randn(2, 5), torch.tensor([0, -100])
+    logits, target = torch.randn(2, 5).to(dtype), torch.tensor([0, -100])
     _, f = value_and_gradient(
         logits, target, 0.5, None, -100, reduction, smoothing, upstream=upstream
     )
     assert (f[1] == 0).all()
     assert not f[0].isfinite().any()
+
+
+@both_kernels
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_without_a_gradient_from_above_may_hold_anything(
+    reduction: str, dtype: torch.dtype
+) -> None:
+    """Wrong labels, too: such rows take no part in the training."""
+    logits, target = torch.zeros(3, 5).to(dtype), torch.tensor([0, 7, 2])
+    logits[2] = math.nan
+    value = by_kernel(leaf := leaf_of(logits), target.to(DEVICE), 0.5, reduction=reduction)
+    value.backward(torch.zeros_like(value))
+    assert leaf.grad is not None
+    assert (leaf.grad == 0).all()
 
 
 @both_kernels
@@ -562,7 +578,9 @@ def test_the_gradient_is_not_copied() -> None:
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits)
     value = by_kernel(leaf, target.to(DEVICE), 0.5)
-    kept = value.grad_fn.saved_tensors[-2].data_ptr()  # type: ignore[union-attr]
+    saved = value.grad_fn.saved_tensors  # type: ignore[union-attr]
+    (_, kept) = (t.data_ptr() for t in saved if t is not None and t.shape == leaf.shape)
+    del saved  # or else autograd would see that someone else has it
     value.backward()
     assert leaf.grad is not None
     assert leaf.grad.data_ptr() == kept
@@ -696,15 +714,19 @@ def test_two_graphs_serve_every_k() -> None:
     transforms.assert_two_graphs_serve_every_k(by_kernel_summed)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("classes", [CLASSES, 9001])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_ignored_rows_may_hold_anything_in_graphs(classes: int, smoothing: float) -> None:
-    logits = torch.zeros(7, classes)
+def test_ignored_rows_may_hold_anything_in_graphs(
+    classes: int, smoothing: float, dtype: torch.dtype
+) -> None:
+    logits = torch.zeros(7, classes, dtype=dtype)
     logits[1:5] = torch.nan  # in rows that begin at every place within a vector
     logits[5, 0], logits[6, 1:] = torch.inf, -torch.inf
     target = torch.tensor([0, *[-100] * 6])
     loss = there(partial(by_kernel, reduction="sum", label_smoothing=smoothing))
-    for k in (0.5, 1.0, 2.0, 3.0, torch.full((7,), 0.7)):
+    ks = torch.tensor([0.7, *[math.nan] * 6])
+    for k in (0.5, 1.0, 2.0, 3.0, ks):
         step = transforms.compiled(loss, "aot_eager")
         gradient = transforms.differentiate(step, logits, target, k)
         assert torch.isfinite(gradient).all()
@@ -731,6 +753,25 @@ class Loss(nn.Module):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         return self.loss(logits, target)
+
+
+@pytest.mark.parametrize("classes", [10, 9000])
+def test_a_graph_for_any_number_of_classes(classes: int) -> None:
+    """Some of which keep numbers for the backward pass, and some do not."""
+    rows, of_classes = torch.export.Dim("rows", max=100), torch.export.Dim("classes", max=10**5)
+    target = torch.tensor([0, 3, 9], device=DEVICE)
+    program = torch.export.export(
+        Loss("triton"),
+        (torch.zeros(3, classes, device=DEVICE), target),
+        dynamic_shapes=({0: rows, 1: of_classes}, {0: rows}),
+    )
+    for count in (10, 9500):
+        logits = torch.linspace(-2, 2, 3 * count).reshape(3, count)
+        leaf = leaf_of(logits)
+        program.module()(leaf, target).backward()
+        expected = tunable(logits.double(), target.cpu(), 0.5) / 3
+        assert leaf.grad is not None
+        torch.testing.assert_close(leaf.grad.cpu().double(), expected, rtol=1e-5, atol=1e-9)
 
 
 def test_export() -> None:
@@ -777,7 +818,7 @@ def test_traced(form: str, implementation: str) -> None:
         ("value_of_rows", (0.5, None, 0.0)),
         ("value_of_rows", (0.5, None, 0.1)),
         ("gradient_of_rows", (0.5, None, None, torch.ones(5, 3), 0.0)),
-        ("gradient_of_rows", (0.5, None, torch.linspace(0, 1, 5), torch.ones(5, 0), 0.1)),
+        ("gradient_of_rows", (0.5, None, torch.linspace(0, 1, 5), torch.ones(5, 3), 0.1)),
         ("statistics_of_part", (0.5, None)),
     ],
 )

@@ -207,7 +207,8 @@ def _factor(w, parts, divisor, grad, grad_stride, row, mask):
     if divisor is not None:
         w = tl.where(w == 0, 0.0, w / divisor.to(tl.float32))
     if grad is not None:
-        w *= tl.load(grad + row * grad_stride, mask=mask, other=0.0).to(tl.float32)
+        above = tl.load(grad + row * grad_stride, mask=mask, other=0.0).to(tl.float32)
+        w = tl.where(above == 0, 0.0, w * above)
     return w
 
 
@@ -220,7 +221,7 @@ def _keep(found, row, mask, top, share, scale):
 
 
 @triton.jit
-def _given(given, grad, grad_stride, row, mask):
+def _load_kept(given, grad, grad_stride, row, mask):
     """The same again, times the gradient from above; of what is ignored, nothing."""
     top = tl.load(given + 3 * row, mask=mask, other=0.0)
     share = tl.load(given + 3 * row + 1, mask=mask, other=0.0)
@@ -321,8 +322,9 @@ def _tile(
     at = _beside(begin) + column
     x = tl.load(z + at, mask=_beside(counted) & inside, other=float("-inf")).to(tl.float32)
     on_label = column == _beside(y.to(tl.int32))
+    # Where ``out`` is ``z``, a thread writes over no element but those that it has read itself.
     if given is not None:
-        top, share, scale = _given(given, grad, grad_stride, row, counted)
+        top, share, scale = _load_kept(given, grad, grad_stride, row, counted)
         power = _power(x - _beside(top), _beside(k), special)
     else:
         z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
@@ -448,7 +450,7 @@ def row(
         left = tl.where(edge_column == label, float("-inf"), left.to(tl.float32))
 
     if given is not None:
-        top, share, scale = _given(given, grad, grad_stride, i, counted)
+        top, share, scale = _load_kept(given, grad, grad_stride, i, counted)
     else:
         lane_top = tl.full((lanes,), _LOWEST, tl.float32)
         lane_total = tl.zeros((lanes,), tl.float32)
@@ -494,6 +496,7 @@ def row(
         # Ignored rows may hold anything, and NaN times 0 would be NaN: they are not looked at.
         share = tl.where(scale == 0, 0.0, share)
         top = tl.where(scale == 0, 0.0, top)
+        k = tl.where(scale == 0, 1.0, k)
         to_read = tl.where(scale == 0, 0, vectors)
         # From the end of the row, which is still in the cache, to its beginning.
         last = (vectors - 1) // lanes * lanes

@@ -127,8 +127,9 @@ def launch(
         grad: The gradient from above: one number, or one for each row.
         skip: Leave ``out`` as it is where ``grad`` is 1.
         found: Where the numbers of each row go that a later call will be ``given``, (R, 3) in
-            float32; empty if there are to be none.
-        given: These numbers, or those that follow from the statistics of all parts of the classes.
+            float32.
+        given: These numbers, contiguous, or those that follow from the statistics of all parts of
+            the classes. Weights and a mean are in them.
         statistics: Where the numbers of a part of the classes go; see `kernels.row`.
 
     """
@@ -136,7 +137,9 @@ def launch(
     count, classes = z.shape
     if count == 0:
         return
-    found, given = (n if n is not None and n.shape[1] else None for n in (found, given))
+    if given is not None:  # or else there would be a kernel for each of these
+        weight = parts = None
+        mean = False
     special = _SPECIAL.get(k, "any") if ks is None else "any"
     k_stride = ks.stride(0) if ks is not None and len(ks) > 1 else 0
     grad_stride = grad.stride(0) if grad is not None and grad.dim() else 0
@@ -271,8 +274,9 @@ class _Fused(Function):
         mean = reduction == "mean"
         training = training and z.requires_grad
         # Of use to a mean only if it is scaled, and of short rows it would take time.
-        if training and (reduction == "none" or z.shape[1] > LONGEST_TILE):
-            found = room_for_numbers(z, rows.smoothing)
+        later = reduction == "none" or z.shape[1] > LONGEST_TILE
+        if training and later and keeps_numbers(rows):
+            found = room_for_numbers(z)
         # One guard for all kernels, since it takes longer than to launch one should.
         with torch.cuda.device_of(z):
             if reduction == "none":
@@ -329,9 +333,9 @@ def value_of_rows(
     Beside it stands what `gradient_of_rows` is to be given.
     """
     rows = rows_of_loss(z, target, k if ks is None else ks, smoothing=smoothing)
-    values, found = z.new_empty(len(z), dtype=torch.float64), room_for_numbers(z, smoothing)
+    values, found = z.new_empty(len(z), dtype=torch.float64), room_for_numbers(z)
     with torch.cuda.device_of(z):
-        launch(rows, values, None, found=found)
+        launch(rows, values, None, found=found if keeps_numbers(rows) else None)
     return values, found
 
 
@@ -339,16 +343,20 @@ def value_of_rows(
 def _(
     z: Tensor, target: Tensor, k: float, ks: Tensor | None, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    return z.new_empty(z.shape[0], dtype=torch.float64), room_for_numbers(z, smoothing)
+    return z.new_empty(z.shape[0], dtype=torch.float64), room_for_numbers(z)
 
 
-def room_for_numbers(z: Tensor, smoothing: float) -> Tensor:
-    """Room for what rows ``z`` keep for the backward pass, which may be nothing.
+def keeps_numbers(rows: Rows) -> bool:
+    """Whether rows keep numbers for the backward pass.
 
     Smoothed labels have no such numbers. Short rows of float32 are sooner summed again.
     """
-    kept = not smoothing and (z.element_size() < 4 or z.shape[1] > LONGEST_TILE)
-    return z.new_empty((z.shape[0], 3 if kept else 0), dtype=torch.float32)
+    return not rows.smoothing and (rows.z.element_size() < 4 or rows.z.shape[1] > LONGEST_TILE)
+
+
+def room_for_numbers(z: Tensor) -> Tensor:
+    """Room for these numbers. In a graph it is there in any case: it may be for any length."""
+    return z.new_empty((z.shape[0], 3), dtype=torch.float32)
 
 
 @torch.library.custom_op(
@@ -369,12 +377,14 @@ def gradient_of_rows(
 ) -> Tensor:
     """Give Eq. 5 of each row, or the rule for smoothed labels, times its ``grad``.
 
-    Of classes that are split among devices, with labels as columns of this one, it is this part.
+    Without it, of classes that are split among devices, give this part, as ``given`` says: labels
+    are then columns of this device.
     """
     rows = rows_of_loss(z, target, k if ks is None else ks, smoothing=smoothing)
     out = z.new_empty(z.shape)
+    kept = given if grad is None or keeps_numbers(rows) else None
     with torch.cuda.device_of(z):
-        launch(rows, None, out, grad=grad, given=given)
+        launch(rows, None, out, grad=grad, given=kept)
     return out
 
 
