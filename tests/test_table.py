@@ -64,7 +64,7 @@ def test_mixed_columns_are_encoded_by_hand() -> None:
         Categories("none", (), missing=True),
     )
     assert encoder.labels == ("cat", "dog")
-    assert encoder.value_range == (0.0, 1.0)
+    assert encoder.value_range == (-1.0, 1.0)
     features = encoder.transform(mixed())
     assert features.dtype == np.float32
     np.testing.assert_array_equal(
@@ -72,9 +72,9 @@ def test_mixed_columns_are_encoded_by_hand() -> None:
         np.array(
             [
                 # größe: value, missing; blue, green, red, missing; no, yes; same; none
-                [0, 0, 0, 0, 1, 0, 0, 1, 0, 1],
-                [1.75 / 4, 1, 1, 0, 0, 0, 1, 0, 0, 1],
-                [0.5, 0, 0, 0, 0, 1, 0, 1, 0, 1],
+                [-1, 0, 0, 0, 1, 0, 0, 1, 0, 1],
+                [2 * 1.75 / 4 - 1, 1, 1, 0, 0, 0, 1, 0, 0, 1],
+                [0, 0, 0, 0, 0, 1, 0, 1, 0, 1],
             ],
             np.float32,
         ),
@@ -93,14 +93,14 @@ def test_new_rows() -> None:
         }
     )
     np.testing.assert_array_equal(
-        encoder.transform(new), [[1, 0, 0, 0, 0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]]
+        encoder.transform(new), [[1, 0, 0, 0, 0, 0, 0, 1, 0, 0], [-1, 0, 0, 0, 0, 1, 0, 0, 0, 0]]
     )
 
 
 def test_what_is_missing_first_in_new_rows_is_the_median() -> None:
     encoder = Encoder.fit(pd.DataFrame({"a": [0, 1, 4], "b": list("xyz"), "y": [0, 1, 1]}), "y")
     new = pd.DataFrame({"a": [None, 2.0], "b": [None, "x"]})
-    np.testing.assert_array_equal(encoder.transform(new), [[0.25, 0, 0, 0], [0.5, 1, 0, 0]])
+    np.testing.assert_array_equal(encoder.transform(new), [[-0.5, 0, 0, 0], [0, 1, 0, 0]])
 
 
 @pytest.mark.parametrize("labels", [[-3, 40, 7], ["é", "b", "a"], [False, True, True]])
@@ -119,6 +119,13 @@ def test_json_gives_the_same_encoder(labels: list[Any]) -> None:
     )
 
 
+def test_numbers_that_were_scaled_otherwise_are_refused() -> None:
+    """Or else a network would be given numbers that it does not know."""
+    text = Encoder.fit(mixed(), "kind").to_json().replace("[-1.0, 1.0]", "[0.0, 1.0]")
+    with pytest.raises(ValueError, match=r"\[0, 1\], where now it is \[-1, 1\]: run tune again"):
+        Encoder.from_json(text)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"columns": [{"name": "a"}]}'])
 def test_other_json_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not the JSON of an encoder"):
@@ -134,7 +141,7 @@ def test_round_trip(suffix: str) -> None:
     assert (data.name, data.train_size, data.test_size) == ("pets" + suffix, 24, 6)
     assert data.features.dtype == torch.float32
     assert data.features.is_contiguous()
-    assert data.value_range == (0.0, 1.0)
+    assert data.value_range == (-1.0, 1.0)
     assert data.classes == 2
     # Each row is there once, each part in the order of the file.
     rows = {tuple(row) for row in encoder.transform(frame).tolist()}
@@ -188,7 +195,7 @@ def test_nothing_leaks_from_the_test_part() -> None:
     data, encoder = load_table(save(frame, "a.csv"), "y")
     span = encoder.columns[0]
     assert isinstance(span, Numbers)
-    places = (data.features[:, 0] * (span.high - span.low) + span.low).round().long()
+    places = ((data.features[:, 0] + 1) / 2 * (span.high - span.low) + span.low).round().long()
     held_out = 49 - places[data.train_size :]
     frame["b"] = frame["b"].astype(object)
     frame.loc[held_out.tolist(), ["a", "b"]] = [1e9, "new"]
@@ -197,7 +204,7 @@ def test_nothing_leaks_from_the_test_part() -> None:
     assert other == encoder
     assert torch.equal(changed.features[:40], data.features[:40])
     assert not torch.equal(changed.features[40:], data.features[40:])
-    assert changed.features.min() == 0
+    assert changed.features.min() == -1
     assert changed.features.max() == 1
     assert torch.equal(changed.labels, data.labels)
 
@@ -262,7 +269,7 @@ def test_npz_with_a_test_part() -> None:
     data, encoder = load_table(arrays(X_test=test, y_test=np.array([1, 0])))
     assert (data.train_size, data.test_size) == (10, 2)
     assert encoder.columns[0] == Numbers("X[0]", 0.0, 18.0, 9.0, missing=False)
-    assert data.features[10:].tolist() == [[0, 0], [1, 0]]
+    assert data.features[10:].tolist() == [[-1, -1], [1, -1]]
     assert data.labels[10:].tolist() == [1, 0]
 
 
@@ -275,7 +282,7 @@ def test_bytes_in_two_dimensions_are_numbers() -> None:
     column = encoder.columns[0]
     assert isinstance(column, Numbers)
     assert (column.low, column.high) == (0.0, 1.0)
-    assert set(data.features.unique().tolist()) == {0.0, 1.0}
+    assert set(data.features.unique().tolist()) == {-1.0, 1.0}
 
 
 def test_labels_keep_their_zeros() -> None:
@@ -692,7 +699,7 @@ def test_semicolons(rows: str) -> None:
         Numbers("b", 2.0, 3.0, 2.5, missing=False),
     )
     assert encoder.labels == ("u,v", "w")
-    assert encoder.transform(read_frame("a.csv", encoder))[:2].tolist() == [[0, 0], [1, 1]]
+    assert encoder.transform(read_frame("a.csv", encoder))[:2].tolist() == [[-1, -1], [1, 1]]
 
 
 def test_only_columns_that_are_used_tell_the_decimal_mark() -> None:
@@ -755,7 +762,7 @@ def test_rows_of_the_file() -> None:
     assert data.rows is not None
     span = encoder.columns[0]
     assert isinstance(span, Numbers)
-    x = (data.features[: data.train_size, 0] * (span.high - span.low) + span.low).round()
+    x = ((data.features[: data.train_size, 0] + 1) / 2 * (span.high - span.low) + span.low).round()
     assert data.rows[: data.train_size].tolist() == (x - 100).tolist()
     assert sorted(data.rows.tolist()) == list(range(1, 11))
     held_out, _ = load_table("a.csv", "y", test_path="a.csv")

@@ -74,7 +74,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             an epoch (`pseudograd.search.protocol.batch_size_for`).
         clip: The largest norm of a step's gradient; None for no limit; "auto" for the paper's: 100
             with two or more hidden layers, none with fewer.
-        feature_range: What the features are scaled to.
+        feature_range: What the features are scaled to; (0, 1) is better where most of them are
+            indicators, as of `sklearn.preprocessing.OneHotEncoder`.
         patience: Stop training after so many epochs without a lower error on the part that stops.
         max_iter: Stop training after so many epochs in any case.
         device: "cpu", "cuda", ...; "auto" for a GPU if there is one.

@@ -1,4 +1,8 @@
-"""Columns as numbers in [0, 1], learned from the training part alone and kept as plain values."""
+"""Columns as numbers in [-1, 1], learned from the training part alone and kept as plain values.
+
+Indicators are 0 where they do not apply, and not -1: the many that a column of texts has would all
+push at once.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +39,9 @@ _MOST_CATEGORIES = 1000  # a column of its own for each: names or dates would fi
 
 @dataclass(frozen=True)
 class Numbers:
-    """How a column of numbers is encoded: scaled to [0, 1], what is missing as the median.
+    """How a column of numbers is encoded: scaled to [-1, 1], what is missing as the median.
 
-    Numbers beyond those of the training part become 0 or 1, for no feature may leave its range.
+    Numbers beyond those of the training part become -1 or 1, for no feature may leave its range.
 
     Attributes:
         name: The column.
@@ -49,9 +53,9 @@ class Numbers:
     Example:
         >>> import pandas as pd
         >>> Numbers("age", 20.0, 60.0, 30.0, missing=True).transform(pd.Series([40, None, 70]))
-        array([[0.5 , 0.  ],
-               [0.25, 1.  ],
-               [1.  , 0.  ]], dtype=float32)
+        array([[ 0. ,  0. ],
+               [-0.5,  1. ],
+               [ 1. ,  0. ]], dtype=float32)
 
     """
 
@@ -82,7 +86,7 @@ class Numbers:
         missing = np.isnan(values)
         values = np.where(missing, self.median, values) - self.low
         span = self.high - self.low
-        scaled = np.clip(values / span, 0, 1) if span else np.zeros_like(values)
+        scaled = np.clip(2 * (values / span) - 1, -1, 1) if span else np.zeros_like(values)
         return np.stack([scaled, missing] if self.missing else [scaled], 1).astype(np.float32)
 
     @property
@@ -94,7 +98,7 @@ class Numbers:
         """Give an entry of the column as text, from its features."""
         if self.missing and features[1]:
             return "missing"
-        return f"{self.low + float(features[0]) * (self.high - self.low):g}"
+        return f"{self.low + (float(features[0]) + 1) / 2 * (self.high - self.low):g}"
 
 
 @dataclass(frozen=True)
@@ -173,9 +177,9 @@ class Encoder:
         >>> rows = pd.DataFrame({"size": [1, 3, 2], "hue": ["red", "blue", None], "y": list("aba")})
         >>> encoder = Encoder.fit(rows, "y")
         >>> encoder.transform(rows)
-        array([[0. , 0. , 1. , 0. ],
-               [1. , 1. , 0. , 0. ],
-               [0.5, 0. , 0. , 1. ]], dtype=float32)
+        array([[-1.,  0.,  1.,  0.],
+               [ 1.,  1.,  0.,  0.],
+               [ 0.,  0.,  0.,  1.]], dtype=float32)
         >>> encoder.labels, encoder.encode_labels(rows["y"])
         (('a', 'b'), array([0, 1, 0]))
         >>> Encoder.from_json(encoder.to_json()) == encoder
@@ -187,7 +191,7 @@ class Encoder:
     labels: tuple[Label, ...]
     columns: tuple[Numbers | Categories, ...]
     pixels: tuple[int, ...] | None = None
-    value_range: tuple[float, float] = (0.0, 1.0)
+    value_range: tuple[float, float] = (-1.0, 1.0)
 
     @classmethod
     def fit(
@@ -357,9 +361,15 @@ class Encoder:
             low, high = fields["value_range"]
             pixels = None if fields["pixels"] is None else tuple(fields["pixels"])
             labels = tuple(fields["labels"])
-            return cls(fields["target"], labels, tuple(columns), pixels, (low, high))
+            encoder = cls(fields["target"], labels, tuple(columns), pixels, (low, high))
         except (KeyError, TypeError, ValueError) as problem:
             raise ValueError(f"this is not the JSON of an encoder ({problem!r})") from problem
+        if pixels is None and (low, high) != cls.value_range:
+            raise ValueError(
+                f"numbers were scaled to [{low:g}, {high:g}], where now it is [-1, 1]: run tune "
+                "again"
+            )
+        return encoder
 
 
 def _fit_column(name: str, column: Series) -> Numbers | Categories:

@@ -1,4 +1,4 @@
-"""A user's own table as a data set: read, split, and encoded as numbers in [0, 1].
+"""A user's own table as a data set: read, split, and encoded as numbers in [-1, 1].
 
 All that the encoding knows is learned from the training part alone, and is kept as plain values, so
 that new rows can be encoded in the same way later.
