@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
 from functools import partial
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudograd import rules
+from pseudograd import RuleCrossEntropyLoss, rules
 from pseudograd.rules import Rule
 from pseudograd.rules.properties import random_examples
 
@@ -145,6 +147,26 @@ def test_from_bias_hands_on_the_bias_and_the_label() -> None:
     torch.testing.assert_close(seen[0], expected)
     assert torch.equal(seen[1], label)
     torch.testing.assert_close(result, 2 * expected.clamp(max=0))
+
+
+def clamped(bias: Tensor, y: Tensor) -> Tensor:
+    return bias.clamp(-0.3, 0.3)
+
+
+def test_from_bias_can_be_pickled() -> None:
+    """Of a function with a name; so can a loss that has it as its rule."""
+    rule = rules.from_bias(clamped)
+    assert repr(rule) == "from_bias(clamped)"
+    logits, label = random_examples(count=10, classes=4)
+    criterion = RuleCrossEntropyLoss(rule, reduction="sum")
+    for other in (pickle.loads(pickle.dumps(criterion)), copy.deepcopy(criterion)):
+        assert other.rule == rule  # so that `torch.compile` has one graph for both
+        assert other._name == criterion._name
+        assert torch.equal(other.rule(logits, label), rule(logits, label))
+        leaf = logits.clone().requires_grad_()
+        other(leaf, label).backward()
+        assert leaf.grad is not None
+        torch.testing.assert_close(leaf.grad, rule(logits, label))
 
 
 def test_paper_rule_is_a_function_of_the_bias() -> None:

@@ -8,6 +8,7 @@ at one end of its parameter. The multiple is taken in log space, like the tunabl
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -44,7 +45,7 @@ def from_bias(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
             half types it sees float32.
 
     Returns:
-        The rule, a function of logits and labels.
+        The rule, a function of logits and labels. It can be pickled if ``f`` can.
 
     Example:
         >>> import torch
@@ -53,16 +54,25 @@ def from_bias(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
         tensor([[-0.0195,  0.0195]])
 
     """
+    return _FromBias(f)
 
-    def rule(logits: Tensor, target: Tensor) -> Tensor:
-        result = f(bias(paper.in_working_precision(logits), target), target)
+
+@dataclass(frozen=True, repr=False)
+class _FromBias:
+    """A rule that can be pickled where its function can, as a function inside another cannot."""
+
+    f: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        result = self.f(bias(paper.in_working_precision(logits), target), target)
         if not isinstance(result, Tensor):
             raise TypeError(
                 f"f must give a tensor of the shape of the biases, not {type(result).__name__}"
             )
         return result.to(logits.dtype)
 
-    return rule
+    def __repr__(self) -> str:
+        return f"from_bias({getattr(self.f, '__qualname__', self.f)})"
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
