@@ -75,6 +75,15 @@ def test_a_rule_is_judged_in_float64(check: Callable[..., Finding]) -> None:
     assert finding.logits.dtype == torch.float64
 
 
+@pytest.mark.parametrize("check", [sign, zero_sum, monotone, integrable])
+def test_a_rule_gives_a_number_for_each_class(check: Callable[..., Finding]) -> None:
+    said = "rule must give a tensor of the shape of the logits, "
+    with pytest.raises(TypeError, match=f"^{said}not NoneType"):
+        check(lambda z, y: None)
+    with pytest.raises(ValueError, match=rf"^{said}\(\d+, 5\), not \(\d+,\)"):
+        check(lambda z, y: z.sum(-1))
+
+
 class TestSign:
     def test_wrong_on_the_label(self) -> None:
         examples = torch.zeros(2, 3, dtype=torch.float64), torch.tensor([0, 2])

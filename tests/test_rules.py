@@ -169,6 +169,15 @@ def test_from_bias_can_be_pickled() -> None:
         torch.testing.assert_close(leaf.grad, rule(logits, label))
 
 
+def test_from_bias_is_of_a_function() -> None:
+    said = "f must be a function of the biases and the labels, not "
+    with pytest.raises(TypeError, match=said + "3"):
+        rules.from_bias(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=said + "<function"):
+        rules.from_bias(lambda bias: bias)  # type: ignore[arg-type, misc]
+    rules.from_bias(torch.sub)  # whose signature Python does not know
+
+
 def test_paper_rule_is_a_function_of_the_bias() -> None:
     """Eq. 5, written by a user in the framework of Eq. 3."""
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pseudograd.rules import paper
+from pseudograd.rules.framework import Rule, checked
 from pseudograd.rules.paper import Sensitivity
 
 Rows = Callable[[Tensor, Tensor, Sensitivity], Tensor]
@@ -108,7 +109,7 @@ class ByRule:
 
     exported_as: str | None = None
 
-    def __init__(self, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, rule: Rule) -> None:
         self.rule = rule
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
@@ -120,16 +121,7 @@ class ByRule:
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
         """Give the rule."""
-        f = self.rule(paper.in_working_precision(z), target)
-        if not isinstance(f, Tensor):
-            raise TypeError(
-                f"rule must give a tensor of the shape of the logits, not {type(f).__name__}"
-            )
-        if f.shape != z.shape:
-            raise ValueError(
-                f"rule must give a tensor of the shape of the logits, {tuple(z.shape)}, not "
-                f"{tuple(f.shape)}"
-            )
+        f = checked(self.rule, paper.in_working_precision(z), target)
         return _of_ignored_rows_zero(f * grad, grad, z)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +23,7 @@ from pseudograd.loss.functional import (
     loss_dtype,
     tunable_cross_entropy,
 )
+from pseudograd.rules.framework import takes_two
 from pseudograd.rules.paper import Sensitivity
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class RuleCrossEntropyLoss(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "rule":
-            if not callable(value) or not _takes_two(value):
+            if not takes_two(value):
                 raise TypeError(
                     f"rule must be a function of logits and labels, not {value!r}; one of the bias "
                     "is made a rule by `pseudograd.rules.from_bias`"
@@ -214,13 +214,3 @@ def _name_of(rule: Callable[..., Tensor]) -> str:
         return _NAMES.setdefault(rule, name)
     except TypeError:  # it cannot be a key
         return name
-
-
-def _takes_two(rule: Callable[..., Tensor]) -> bool:
-    try:
-        inspect.signature(rule).bind(None, None)
-    except TypeError:
-        return False
-    except ValueError:  # of some functions that are not Python's there is no signature
-        pass
-    return True

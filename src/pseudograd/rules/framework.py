@@ -7,6 +7,7 @@ at one end of its parameter. The multiple is taken in log space, like the tunabl
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -54,6 +55,8 @@ def from_bias(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
         tensor([[-0.0195,  0.0195]])
 
     """
+    if not takes_two(f):
+        raise TypeError(f"f must be a function of the biases and the labels, not {f!r}")
     return _FromBias(f)
 
 
@@ -73,6 +76,57 @@ class _FromBias:
 
     def __repr__(self) -> str:
         return f"from_bias({getattr(self.f, '__qualname__', self.f)})"
+
+
+def takes_two(function: object) -> bool:
+    """Whether something can be called with two arguments, as far as Python can tell.
+
+    Args:
+        function: Anything.
+
+    Example:
+        >>> takes_two(bias), takes_two(lambda bias: bias), takes_two(3)
+        (True, False, False)
+
+    """
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # of some functions that are not Python's there is no signature
+        pass
+    return True
+
+
+def checked(rule: Rule, logits: Tensor, target: Tensor) -> Tensor:
+    """Give what a rule gives, if that is one number for each logit.
+
+    Args:
+        rule: The rule.
+        logits: Scores of shape (..., C).
+        target: The labels, shape (...).
+
+    Example:
+        >>> import torch
+        >>> checked(lambda z, y: z.sum(-1), torch.zeros(2, 3), torch.tensor([0, 1]))
+        Traceback (most recent call last):
+        ...
+        ValueError: rule must give a tensor of the shape of the logits, (2, 3), not (2,)
+
+    """
+    f = rule(logits, target)
+    if not isinstance(f, Tensor):
+        raise TypeError(
+            f"rule must give a tensor of the shape of the logits, not {type(f).__name__}"
+        )
+    if f.shape != logits.shape:
+        raise ValueError(
+            f"rule must give a tensor of the shape of the logits, {tuple(logits.shape)}, not "
+            f"{tuple(f.shape)}"
+        )
+    return f
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:

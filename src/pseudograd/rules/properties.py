@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pseudograd.rules.framework import Rule, bias
+from pseudograd.rules.framework import Rule, bias, checked
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def sign(rule: Rule, examples: tuple[Tensor, Tensor] | None = None) -> Finding:
 
     """
     z, y = _in_float64(examples or random_examples())
-    f = rule(z, y)
+    f = checked(rule, z, y)
     wrong = (-f).scatter(-1, y.unsqueeze(-1), f.gather(-1, y.unsqueeze(-1))).clamp(min=0)
     return _worst("sign", wrong, z, y, tolerance=0.0)
 
@@ -82,7 +82,7 @@ def zero_sum(
 
     """
     z, y = _in_float64(examples or random_examples())
-    f = rule(z, y)
+    f = checked(rule, z, y)
     size = f.abs().amax(-1).clamp(min=torch.finfo(f.dtype).tiny)
     violation = (f.sum(-1).abs() / size).unsqueeze(-1)
     everywhere = torch.arange(f.shape[-1], device=z.device).expand(len(f), 1, -1)
@@ -114,13 +114,13 @@ def monotone(
     z, y = _in_float64(examples or random_examples())
     label = y.unsqueeze(-1)
     order = bias(z, y).argsort(-1)
-    falls = -rule(z, y).gather(-1, order).diff(dim=-1).clamp(max=0)
+    falls = -checked(rule, z, y).gather(-1, order).diff(dim=-1).clamp(max=0)
     pairs = torch.stack((order[:, :-1], order[:, 1:]), -1)
     within = _worst("monotone", falls, z, y, tolerance, pairs)
 
     steps = torch.linspace(-10, 10, 41, dtype=z.dtype, device=z.device)
     raised = torch.stack([z.scatter_add(-1, label, step.expand_as(label)) for step in steps])
-    strength = torch.stack([-rule(row, y).gather(-1, label).squeeze(-1) for row in raised])
+    strength = torch.stack([-checked(rule, row, y).gather(-1, label).squeeze(-1) for row in raised])
     grows = strength.diff(dim=0).clamp(min=0)
     labels = y.repeat(len(steps) - 1)
     across = _worst("monotone", grows.flatten().unsqueeze(-1), raised[1:].flatten(0, 1), labels,
@@ -154,7 +154,7 @@ def integrable(
     z, y = _in_float64(examples or random_examples())
 
     def of_one(row: Tensor, label: Tensor) -> Tensor:
-        return rule(row.unsqueeze(0), label.unsqueeze(0)).squeeze(0)
+        return checked(rule, row.unsqueeze(0), label.unsqueeze(0)).squeeze(0)
 
     jacobian = torch.func.vmap(torch.func.jacrev(of_one))(z, y)
     antisymmetric = (jacobian - jacobian.transpose(-1, -2)).abs()
