@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
+from pseudograd import (
+    RuleCrossEntropyLoss,
+    TunableCrossEntropyLoss,
+    TunableLinearCrossEntropyLoss,
+    tunable_cross_entropy,
+)
 from pseudograd.rules import cross_entropy
 
 LOGITS, LABELS = torch.zeros(3, 4), torch.tensor([0, 1, 3])
@@ -183,11 +188,7 @@ def test_function(name: str) -> None:
     assert_clear(BAD[name], lambda: tunable_cross_entropy(**BAD[name].arguments))
 
 
-# Modules keep their weight as PyTorch's do, which refuse any that is no tensor.
-IN_MODULES = [name for name in BAD if name != "list of weights"]
-
-
-@pytest.mark.parametrize("name", IN_MODULES)
+@pytest.mark.parametrize("name", BAD)
 def test_module(name: str) -> None:
     """When it is made or when it is used, with the same words."""
     arguments = dict(BAD[name].arguments)
@@ -196,7 +197,7 @@ def test_module(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in IN_MODULES if not {"k", "label_smoothing"} & set(BAD[name].arguments)]
+    "name", [name for name in BAD if not {"k", "label_smoothing"} & set(BAD[name].arguments)]
 )
 def test_rule_module(name: str) -> None:
     arguments = dict(BAD[name].arguments)
@@ -208,6 +209,27 @@ def test_rule_module(name: str) -> None:
 def test_module_refuses_k_when_made(k: Any) -> None:
     with pytest.raises((ValueError, TypeError), match=r"^k "):
         TunableCrossEntropyLoss(k=k)
+
+
+# What is wrong whatever the logits are.
+OF_ITSELF = [
+    name
+    for name, bad in BAD.items()
+    if bad.names in ("reduction", "label_smoothing")
+    or (bad.names, bad.error) in {("ignore_index", TypeError), ("weight", TypeError)}
+]
+
+
+@pytest.mark.parametrize("name", OF_ITSELF)
+def test_modules_refuse_settings_when_made(name: str) -> None:
+    bad = BAD[name]
+    setting = {bad.names: bad.arguments[bad.names]}
+    assert_clear(bad, lambda: TunableCrossEntropyLoss(0.5, **setting))
+    if bad.names != "label_smoothing":
+        assert_clear(bad, lambda: RuleCrossEntropyLoss(cross_entropy, **setting))
+    if bad.names == "weight":
+        bad, setting = bad._replace(names="class_weight"), {"class_weight": setting["weight"]}
+    assert_clear(bad, lambda: TunableLinearCrossEntropyLoss(0.5, **setting))
 
 
 def test_rules_have_labels_only() -> None:

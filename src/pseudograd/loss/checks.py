@@ -66,9 +66,8 @@ def check_arguments(
         )
     if target.device != input.device:
         raise ValueError(f"target is on {target.device} but input is on {input.device}")
+    check_factors("weight", weight)
     if weight is not None:
-        if not isinstance(weight, Tensor) or not weight.is_floating_point():
-            raise TypeError("weight must be a floating-point tensor with one factor for each class")
         if weight.shape != (classes,):
             raise ValueError(
                 f"weight must have one factor for each of the {classes} classes, shape "
@@ -84,6 +83,14 @@ def check_dense(name: str, tensor: Tensor | None) -> None:
     """Refuse sparse tensors and the like."""
     if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}; use .to_dense()")
+
+
+def check_factors(name: str, factors: Tensor | None) -> None:
+    """Refuse class weights that are no tensor, or one of whole numbers."""
+    if factors is None:
+        return
+    if not isinstance(factors, Tensor) or not factors.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor with one factor for each class")
 
 
 def check_settings(ignore_index: int, reduction: str, label_smoothing: float) -> None:

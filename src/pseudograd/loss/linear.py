@@ -37,6 +37,7 @@ from pseudograd.loss.checks import (
     autocast_is_on,
     check_chunk_rows,
     check_class_indices,
+    check_factors,
     check_k,
     check_linear,
     check_settings,
@@ -204,6 +205,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
     ) -> None:
         super().__init__(k, ignore_index, reduction, label_smoothing, implementation, process_group)
         check_chunk_rows(chunk_rows)
+        check_factors("class_weight", class_weight)
         self.register_buffer("class_weight", class_weight)
         self.chunk_rows = chunk_rows
 

@@ -13,8 +13,10 @@ from pseudograd.loss.autograd import ByRule, prepare_tracing, rows_of
 from pseudograd.loss.checks import (
     as_sensitivity,
     check_arguments,
+    check_factors,
     check_implementation,
     check_k,
+    check_settings,
     example_shape,
 )
 from pseudograd.loss.functional import (
@@ -48,6 +50,7 @@ class TunableLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_k(k)
+        check_settings(ignore_index, reduction, label_smoothing)
         check_implementation(implementation)
         self.k = as_sensitivity(k)
         self.ignore_index = ignore_index
@@ -110,6 +113,7 @@ class TunableCrossEntropyLoss(TunableLoss):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(k, ignore_index, reduction, label_smoothing, implementation, process_group)
+        check_factors("weight", weight)
         self.register_buffer("weight", weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -160,6 +164,8 @@ class RuleCrossEntropyLoss(nn.Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
+        check_settings(ignore_index, reduction, label_smoothing=0.0)
+        check_factors("weight", weight)
         self.rule = rule
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
