@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -58,7 +59,10 @@ BAD: dict[str, Bad] = {
     "k a column": Bad(call(k=torch.ones(3, 1)), ValueError, "k", "shape (3,), not (3, 1)"),
     "k for each class": Bad(call(k=torch.ones(4)), ValueError, "k", "shape (3,), not (4,)"),
     "k for each image": Bad(
-        call(IMAGE, IMAGE_LABELS, k=torch.ones(2)), ValueError, "k", "shape (2, 5, 5), not (2,)"
+        call(IMAGE, IMAGE_LABELS, k=torch.ones(2)),
+        ValueError,
+        "k",
+        "shape (2, 5, 5), not (2,); use k[:, None, None].expand(2, 5, 5)",
     ),
     "sparse k": Bad(call(k=torch.ones(3).to_sparse()), TypeError, "k", "use .to_dense()"),
     "sparse input": Bad(call(LOGITS.to_sparse()), TypeError, "input", "use .to_dense()"),
@@ -257,6 +261,22 @@ def test_k_is_looked_at_under_transforms(k: float) -> None:
     """A number is always known, whatever traces the tensors."""
     with pytest.raises(ValueError, match="k must be a finite number above 0"):
         torch.func.grad(lambda z: tunable_cross_entropy(z, LABELS, k))(LOGITS)
+
+
+@pytest.mark.parametrize("inner", [(5,), (5, 6), (5, 6, 7)])
+def test_the_advice_for_a_k_of_each_image_is_good(inner: tuple[int, ...]) -> None:
+    k = torch.tensor([0.5, 2.0])
+    target = torch.arange(2 * math.prod(inner)).reshape(2, *inner) % 4
+    leaf = torch.arange(target.numel() * 4.0).cos().reshape(2, 4, *inner).requires_grad_()
+    with pytest.raises(ValueError, match=r"^k must") as caught:
+        tunable_cross_entropy(leaf, target, k)
+    (advice,) = re.findall(r"use (k\[.*\)) to", str(caught.value))
+    tunable_cross_entropy(leaf, target, eval(advice, {"k": k}), reduction="sum").backward()
+    for row, image, labels in zip(k.tolist(), leaf.detach(), target, strict=True):
+        alone = image.unsqueeze(0).requires_grad_()
+        tunable_cross_entropy(alone, labels.unsqueeze(0), row, reduction="sum").backward()
+        assert leaf.grad is not None
+        torch.testing.assert_close(leaf.grad[k == row], alone.grad)
 
 
 def test_the_table_is_long_enough() -> None:

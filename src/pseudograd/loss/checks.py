@@ -194,9 +194,15 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
     if k.requires_grad:
         raise ValueError("k cannot be learned by gradient: it has none; use k.detach()")
     if shape is not None and k.dim() > 0 and k.shape != shape:
+        advice = "class weights are given by name, weight=..."
+        if k.shape == shape[:1]:  # as of images, where each pixel is an example
+            inner = ", None" * (len(shape) - 1)
+            advice = (
+                f"use k[:{inner}].expand{tuple(shape)} to spread one for each of a batch; {advice}"
+            )
         raise ValueError(
             f"k must be a number or have one value for each example, shape {tuple(shape)}, "
-            f"not {tuple(k.shape)}; class weights are given by name, weight=..."
+            f"not {tuple(k.shape)}; {advice}"
         )
     if values and k.numel():
         least, greatest = k.aminmax()  # both are NaN if any k is
