@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,13 +67,18 @@ class LanguageModel(nn.Module):
         return SimpleNamespace(loss=loss, logits=logits)
 
 
-@pytest.fixture
-def causal_loss() -> Any:
+def function(name: str, title: str) -> Any:
+    """A function of a section whose other code needs more than PyTorch."""
     names: dict[str, Any] = {}
-    (section,) = (text for text in SECTIONS if text.startswith("A causal language model"))
+    (section,) = (text for text in SECTIONS if text.startswith(title))
     (block,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     exec(block, names)
-    return names["causal_loss"]
+    return names[name]
+
+
+@pytest.fixture
+def causal_loss() -> Any:
+    return function("causal_loss", "A causal language model")
 
 
 def test_a_causal_language_model(causal_loss: Any) -> None:
@@ -133,6 +139,46 @@ def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = run("A training loop", "A causal language model", "The Trainer of transformers")
     assert names["trainer"].state.global_step == 2
+
+
+def test_parts_of_a_batch_of_a_classifier_add_up() -> None:
+    """With their number of labels; without one, a part is a batch. Ignored labels do not count."""
+    loss = function("classifier_loss", "A classifier in the Trainer")
+    torch.manual_seed(0)
+    logits, labels = torch.randn(7, 3), torch.randint(3, (7,))
+    labels[2] = -100
+    expected, _ = reference.loss(logits, labels, 0.5)
+    outputs = [SimpleNamespace(logits=part) for part in (logits, logits[:4], logits[4:])]
+    whole = loss(outputs[0], labels)
+    torch.testing.assert_close(whole.double(), expected, rtol=1e-5, atol=0)
+    count = (labels != -100).sum()
+    parts = loss(outputs[1], labels[:4], count) + loss(outputs[2], labels[4:], count)
+    torch.testing.assert_close(parts, whole)
+
+
+def test_trainer_of_a_classifier_accumulates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over batches of 4 and 3, the gradient is that of all 7 at once."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    names = run("A training loop", "A classifier in the Trainer")
+    trainer, images = names["trainer"], names["images"]
+    assert trainer.state.global_step == 1
+
+    settings = copy.copy(names["settings"])
+    settings.optim, settings.learning_rate, settings.max_grad_norm = "sgd", 1.0, 0.0
+    model = transformers.ViTForImageClassification(names["config"])
+    before = copy.deepcopy(model)
+    logits = before(torch.stack([image["pixel_values"] for image in images])).logits
+    labels = torch.tensor([image["labels"] for image in images])
+    names["tunable_cross_entropy"](logits, labels, k=0.5).backward()
+    transformers.Trainer(
+        model, settings, train_dataset=images, compute_loss_func=names["classifier_loss"]
+    ).train()
+    for old, new in zip(before.classifier.parameters(), model.classifier.parameters(), strict=True):
+        torch.testing.assert_close(old - new, old.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
