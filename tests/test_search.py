@@ -188,7 +188,7 @@ def test_a_network_without_a_finite_value_leaves_no_interval() -> None:
 
 
 def test_equal_errors_do_not_extend_the_rates(tmp_path: Path) -> None:
-    """On data that all networks learn, the smallest rate would otherwise be halved for ever."""
+    """Where there are none: the smallest rate would otherwise be halved for ever."""
     protocol = Protocol(TEMPLATE, repetitions=3)
 
     def easy(trials: Iterable[Trial]) -> Iterator[Outcome]:
@@ -222,6 +222,36 @@ def test_rates_go_down_where_nothing_was_learned(tmp_path: Path) -> None:
     list(advance(protocol, ledger, fragile))
     assert protocol.rates(0.25, ledger) == pytest.approx([0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8])
     assert protocol.rates(1.0, ledger) == pytest.approx([0.2, 0.4, 0.8])
+
+
+def test_rates_go_down_past_one_that_is_worse_than_nothing(tmp_path: Path) -> None:
+    """Where the best networks still name one class alone, and one at a lower rate is no better."""
+    protocol = Protocol(TEMPLATE, ks=(1.0,), initial_rate=0.4, repetitions=2)
+
+    def fragile(trials: Iterable[Trial]) -> Iterator[Outcome]:
+        for trial in trials:
+            error = {0.2: 0.5, 0.4: 0.4, 0.8: 0.4}.get(trial.learning_rate, trial.learning_rate)
+            yield replace(made_up(trial), error=error, cross_entropy=1.0)
+
+    ledger = Ledger(tmp_path / "ledger")
+    list(advance(protocol, ledger, fragile))
+    assert len(protocol.rates(1.0, ledger)) == 3 + protocol.most_extensions
+    assert protocol.chosen(ledger)[1].learning_rate < 0.2
+
+
+def test_rates_go_down_where_the_lowest_is_among_the_best(tmp_path: Path) -> None:
+    """It would be taken, and one below it may be better."""
+    protocol = Protocol(TEMPLATE, ks=(1.0,), initial_rate=0.4, repetitions=2)
+
+    def alike(trials: Iterable[Trial]) -> Iterator[Outcome]:
+        for trial in trials:
+            error = {0.05: 0.3, 0.1: 0.1, 0.8: 0.3}.get(trial.learning_rate, 0.2)
+            yield replace(made_up(trial), error=error)
+
+    ledger = Ledger(tmp_path / "ledger")
+    list(advance(protocol, ledger, alike))
+    assert protocol.rates(1.0, ledger) == [0.05, 0.1, 0.2, 0.4, 0.8]
+    assert protocol.chosen(ledger)[1].learning_rate == 0.1
 
 
 def test_equal_numbers_of_mistakes_are_equal_errors() -> None:
