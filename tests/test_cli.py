@@ -74,6 +74,12 @@ def test_curve(name: str, start: bytes, capsys: pytest.CaptureFixture[str]) -> N
     assert Path(name).read_bytes().startswith(start)
 
 
+def test_k_may_be_a_fraction(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toy", "--runs", "1", "--k", "1/2", "1/3"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows[2:4]] == ["0.5", "0.333333"]
+
+
 def test_curve_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curve"]) == 0
     assert len(Path("curve.png").read_bytes()) > 10_000
@@ -90,6 +96,12 @@ def test_curve_by_default(capsys: pytest.CaptureFixture[str]) -> None:
         ("--k inf", "--k", "above 0"),
         ("--k many", "--k", "above 0"),
         ("--k 1 2 1.0", "--k", "twice"),
+        ("--k 1/2 0.5", "--k", "twice"),
+        ("--k 1/0", "--k", "above 0"),
+        ("--k 1/2/3", "--k", "above 0"),
+        ("--k half/2", "--k", "above 0"),
+        (f"--k 1{'0' * 400}/3", "--k", "above 0"),
+        (f"--k 1/1{'0' * 40}", "--k", "2^-100"),
         ("--runs 0", "--runs", "at least 1"),
         ("--runs 1.5", "--runs", "at least 1"),
         ("--seed -1", "--seed", "at least 0"),

@@ -225,12 +225,16 @@ def test_of_wide_rows_the_first_columns_are_kept(capsys: pytest.CaptureFixture[s
 
 def test_k_is_asked_for_as_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     pets()
-    options = ["--k", "1", "0.3333333333", *SMALL[SMALL.index("--k") + 3 :]]
-    tuned(capsys, "pets.csv", "--target", "pet", *options, "--out", "run")
     Path("new.csv").write_text("colour,weight\nblack,31\n")
-    said = refusal(capsys, "predict", "run", "new.csv", "--k", "7")
-    shown = said.rpartition(" or ")[2].rpartition("give ")[2]
-    assert main(["predict", "run", "new.csv", "--k", shown]) == 0
+    for k in ("0.3333333333", "1/16"):
+        options = ["--k", "1", k, *SMALL[SMALL.index("--k") + 3 :]]
+        folder = f"run-{k[0]}"
+        out, _ = tuned(capsys, "pets.csv", "--target", "pet", *options, "--out", folder)
+        said = refusal(capsys, "predict", folder, "new.csv", "--k", "7")
+        shown = said.rpartition(" or ")[2].rpartition("give ")[2]
+        assert main(["predict", folder, "new.csv", "--k", shown]) == 0
+        chosen = out.partition("chosen: k = ")[2].partition(",")[0]
+        assert main(["predict", folder, "new.csv", "--k", chosen]) == 0
 
 
 def test_lines_that_cannot_be_read_are_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_k(
-    parser: argparse._ActionsContainer, default: str = "the paper's: 4 2 1 0.5 0.25 0.125 0.0625"
+    parser: argparse._ActionsContainer, default: str = "the paper's: 4 2 1 1/2 1/4 1/8 1/16"
 ) -> None:
     """Add ``--k``, several different sensitivities."""
     parser.add_argument(
@@ -77,17 +77,18 @@ def whole(least: int, beyond: int = 2**63) -> Callable[[str], int]:
 
 
 def number(text: str) -> float:
-    """A number, or NaN, which no range contains."""
+    """A number, also as a fraction of whole ones, or NaN, which no range contains."""
+    over, stroke, under = text.partition("/")
     try:
-        return float(text)
-    except ValueError:
+        return int(over) / int(under) if stroke else float(text)
+    except (ValueError, ArithmeticError):  # no number, a division by 0, or beyond all floats
         return math.nan
 
 
 def positive(text: str) -> float:
     """The type of an option that takes numbers above 0."""
     if not 0 < (value := number(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, like 0.25")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, like 0.25 or 1/4")
     return value
 
 
@@ -96,7 +97,7 @@ def sensitivity(text: str) -> float:
     from pseudograd.rules.paper import GREATEST_K, LEAST_K
 
     if not LEAST_K <= (value := positive(text)) <= GREATEST_K:
-        raise argparse.ArgumentTypeError(f"{text!r} must be from 2^-100 to 2^100, like 0.25")
+        raise argparse.ArgumentTypeError(f"{text!r} must be from 2^-100 to 2^100, like 0.25 or 1/4")
     return value
 
 

@@ -72,7 +72,7 @@ def tune(commands: Commands) -> None:
         "--clip", type=positive, help="largest norm of a gradient (100 for several hidden layers)"
     )
     search = parser.add_argument_group("the search")
-    add_k(search, "the paper's: 4 2 1 0.5 0.25 and, with up to one hidden layer, 0.125 0.0625")
+    add_k(search, "the paper's: 4 2 1 1/2 1/4 and, with up to one hidden layer, 1/8 1/16")
     search.add_argument(
         "--rates",
         type=_rate,
