@@ -810,6 +810,14 @@ def test_what_columns_are_taken_for() -> None:
     assert open_data("digits")[1].taken_for is None
 
 
+def test_texts_that_look_alike() -> None:
+    frame = pd.DataFrame({"hue": ["red", "Red ", "blue"], "y": ["x", " x", "z"]})
+    alike = {"y": [[" x", "x"]], "hue": [["Red ", "red"]]}
+    assert Encoder.fit(frame, "y").look_alikes() == alike
+    frame = pd.DataFrame({"hue": ["red", "re d", "r"], "y": [1, 2, 1]})
+    assert Encoder.fit(frame, "y").look_alikes() == {}
+
+
 def test_a_folder_is_no_table() -> None:
     Path("a.csv").mkdir()
     with pytest.raises(ValueError, match=r"a.csv cannot be read as a .csv file"):

@@ -98,7 +98,8 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert lines[3].startswith("chosen: k = ")
     assert lines[-2:] == ["page: run/report.html", "model, ledger and all else: run"]
     said = "columns taken for numbers: 'weight'; for categories: 'colour' (2 indicator columns)"
-    assert err.splitlines()[0] == said
+    assert err.splitlines()[:2] == [said, "target 'pet': 2 classes: 'cat' (60), 'dog <b>' (60)"]
+    assert "warning" not in err
     assert "round 1, search: 12 of 12 trials" in err
 
     run = Run.open("run")
@@ -479,6 +480,26 @@ def test_numbers_as_categories(capsys: pytest.CaptureFixture[str]) -> None:
     _, err = tuned(capsys, *options)
     said = "columns taken for categories: 'weight', 'colour' (9 indicator columns)"
     assert err.splitlines()[0] == said
+
+
+def test_the_classes_of_a_table_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{at % 9},{('red', 'Red')[at % 2]},{'x' if at % 4 else ' x'}" for at in range(40)]
+    Path("a.csv").write_text("\n".join(["size,hue,y", *rows]))
+    _, err = tuned(capsys, "a.csv", "--target", "y", *SMALL)
+    assert err.splitlines()[1:4] == [
+        "target 'y': 2 classes: 'x' (30), ' x' (10)",
+        "warning: column 'y' has ' x', 'x', which only blanks or capitals tell apart: they are "
+        "different classes; if they mean the same, write them the same way",
+        "warning: column 'hue' has 'Red', 'red', which only blanks or capitals tell apart: they "
+        "are different categories; if they mean the same, write them the same way",
+    ]
+    rows = [f"{at},{min(at // 6, 9)}" for at in range(0, 200, 2)]
+    Path("b.csv").write_text("\n".join(["size,y", *rows]))
+    _, err = tuned(capsys, "b.csv", "--target", "y", *SMALL)
+    counts = "9 (73), 0 (3), 1 (3), 2 (3), 3 (3), 4 (3), 5 (3), and 2 more down to 8 (3)"
+    assert err.splitlines()[1] == f"target 'y': 10 classes: {counts}"
+    _, err = tuned(capsys, "digits", *SMALL)
+    assert "classes" not in err
 
 
 def test_the_network_of_k_1_is_kept_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,8 +122,8 @@ def tune(commands: Commands) -> None:
         tell_set_aside(ledger)
         if ledger:
             print(f"going on in {search.folder}: {len(ledger)} trials are done", file=sys.stderr)
-        if encoder.taken_for:
-            print(encoder.taken_for, file=sys.stderr)
+        if data.rows is not None:
+            _tell_table(data, encoder)
         with place:
             try:
                 with Display(protocol, ledger) as display:
@@ -176,6 +176,31 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
     except OptionError as problem:
         option = problem.option.removesuffix("_path").replace("_", "-")
         raise ValueError(f"--{option} {problem.complaint}") from problem
+
+
+def _tell_table(data: Dataset, encoder: Encoder) -> None:
+    """Say what the columns of a table were taken for, which classes it has, and what is odd."""
+    from collections import Counter
+
+    from pseudograd.data.columns import listed, shortened
+
+    if encoder.taken_for:
+        print(encoder.taken_for, file=sys.stderr)
+    counts = Counter(data.labels.tolist()).most_common()
+    classes = [f"{encoder.labels[at]!r} ({count:,})" for at, count in counts]
+    print(
+        f"target {encoder.target!r}: {len(classes)} classes: {shortened(classes, 'down to')}",
+        file=sys.stderr,
+    )
+    for name, alike in encoder.look_alikes().items():
+        more = f"; and {len(alike) - 4} more" * (len(alike) > 4)
+        them = "classes" if name == encoder.target else "categories"
+        print(
+            f"warning: column {name!r} has {'; '.join(map(listed, alike[:4]))}{more}, which only "
+            f"blanks or capitals tell apart: they are different {them}; if they mean the same, "
+            "write them the same way",
+            file=sys.stderr,
+        )
 
 
 def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:

@@ -165,6 +165,15 @@ def as_texts(column: Series) -> Series:
     return column.astype(object).map(str, na_action="ignore")
 
 
+def look_alikes(texts: Iterable[object]) -> list[list[str]]:
+    """Texts that differ only by blanks at their ends or by case, those alike together."""
+    alike: dict[str, list[str]] = {}
+    for text in texts:
+        if isinstance(text, str):
+            alike.setdefault(text.strip().casefold(), []).append(text)
+    return [together for together in alike.values() if len(together) > 1]
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """The names that are meant most likely, for a sentence."""
     names = list(names)
@@ -173,7 +182,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def listed(names: Iterable[object], most: int = 8) -> str:
     """Names as they stand in a sentence, a few of them."""
-    named = [repr(name) for name in names]
-    if len(named) <= most:
-        return ", ".join(named)
-    return f"{', '.join(named[: most - 1])}, and {len(named) - most} more up to {named[-1]}"
+    return shortened([repr(name) for name in names], "up to", most)
+
+
+def shortened(texts: list[str], to: str, most: int = 8) -> str:
+    """Texts in a row, a few of them; the last stands after the word for what leads to it."""
+    if len(texts) <= most:
+        return ", ".join(texts)
+    return f"{', '.join(texts[: most - 1])}, and {len(texts) - most} more {to} {texts[-1]}"

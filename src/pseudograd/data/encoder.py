@@ -25,6 +25,7 @@ from pseudograd.data.columns import (
     kind_of,
     labels_in,
     listed,
+    look_alikes,
     named,
     no_numbers,
     target_column,
@@ -296,6 +297,15 @@ class Encoder:
             names = listed(column.name for column in categories)
             kinds.append(f"for categories: {names} ({width} indicator columns)")
         return f"columns taken {'; '.join(kinds)}"
+
+    def look_alikes(self) -> dict[str, list[list[str]]]:
+        """Give labels and categories that only blanks at their ends or case tell apart, by column.
+
+        Columns without any are left out.
+        """
+        found = {self.target: look_alikes(self.labels)}
+        found |= {name: look_alikes(texts) for name, texts in self.categories().items()}
+        return {name: alike for name, alike in found.items() if alike}
 
     def text_columns(self) -> list[str]:
         """The columns of texts, which stay so where they look like numbers; no truth values."""
