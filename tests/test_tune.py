@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import math
@@ -500,6 +501,19 @@ def test_the_classes_of_a_table_are_told(capsys: pytest.CaptureFixture[str]) -> 
     assert err.splitlines()[1] == f"target 'y': 10 classes: {counts}"
     _, err = tuned(capsys, "digits", *SMALL)
     assert "classes" not in err
+
+
+def test_classes_that_cannot_be_judged_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ["rare" if at in (3, 90, 400) else "common" for at in range(600)]
+    rows = [f"{at % 9},{label}" for at, label in enumerate(labels)]
+    Path("a.csv").write_text("\n".join(["size,y", *rows]))
+    out, err = tuned(capsys, "a.csv", "--target", "y", *SMALL, "--out", "run")
+    assert "warning: fewer than 5 rows have the label 'rare': that is too few" in err
+    assert "test error 0.00%" in out
+    said = "he test part has no example of 'rare', so the test error does not tell"
+    assert f"\nwarning: t{said}" in out
+    page = html.unescape(Path("run/report.html").read_text("utf-8"))
+    assert f"T{said}" in page
 
 
 def test_the_network_of_k_1_is_kept_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,6 +183,7 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
     from collections import Counter
 
     from pseudograd.data.columns import listed, shortened
+    from pseudograd.data.dataset import FOLDS
 
     if encoder.taken_for:
         print(encoder.taken_for, file=sys.stderr)
@@ -192,6 +193,12 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
         f"target {encoder.target!r}: {len(classes)} classes: {shortened(classes, 'down to')}",
         file=sys.stderr,
     )
+    if few := [encoder.labels[at] for at, count in counts if count < FOLDS]:
+        print(
+            f"warning: fewer than {FOLDS} rows have the label {listed(few)}: that is too few to "
+            "learn it and to judge by it; add rows, or remove these",
+            file=sys.stderr,
+        )
     for name, alike in encoder.look_alikes().items():
         more = f"; and {len(alike) - 4} more" * (len(alike) > 4)
         them = "classes" if name == encoder.target else "categories"

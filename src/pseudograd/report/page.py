@@ -29,6 +29,7 @@ from pseudograd.report.summary import (
     p_value,
     percent,
     still_learning,
+    untested,
 )
 from pseudograd.reproduce.findings import side
 from pseudograd.reproduce.rows import rows
@@ -325,6 +326,8 @@ def _notes(found: _Findings, comparison: Comparison, chosen: Cell) -> list[str]:
     k, pairs = fraction(chosen.k), len(comparison.chosen)
     if found.baseline and not found.warning:
         notes.append(_sentences(found.baseline))
+    if missing := untested(comparison):
+        notes.append(_sentences(missing))
     if chosen.k != 1:
         one, other = (
             _mean(group, "cross_entropy") for group in (comparison.chosen, comparison.plain)

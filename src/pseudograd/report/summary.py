@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable
 
+from pseudograd.data.columns import listed
 from pseudograd.search import Cell, Comparison, Difference, Result, Run, result
 
 _CHANCE = 0.05  # the level of the sign test; that of the intervals is 95%
@@ -174,6 +175,33 @@ def baseline(comparison: Comparison) -> tuple[str, str]:
     )
 
 
+def untested(comparison: Comparison) -> str:
+    """Name the classes that the test part has no example of; nothing if it has some of all.
+
+    Args:
+        comparison: Of a finished search, with its ``by_class``.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.search import compare
+        >>> from pseudograd.search.comparison import ByClass
+        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> outcome = Outcome(trial, 0.1, 1, 0.0, 0.3, 1, "limit", (), wrong=())
+        >>> classes = (ByClass("ham", 3, 0), ByClass("spam", 0, 0))
+        >>> untested(replace(compare([outcome], [outcome]), by_class=classes)).partition(",")[0]
+        "the test part has no example of 'spam'"
+
+    """
+    missing = [one.label for one in comparison.by_class if not one.count]
+    if not missing:
+        return ""
+    return (
+        f"the test part has no example of {listed(missing)}, so the test error does not tell how "
+        "these are recognized: add examples, or name a test part that has some (--test)"
+    )
+
+
 def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
     """Give a line for each k: its best rate, its validation error and the standard error of that.
 
@@ -270,7 +298,8 @@ def summary(found: Result) -> str:
     )
     count = counted(networks, "network")
     said, warning = baseline(comparison)
-    last = [said] * bool(said) + [f"warning: {warning}"] * bool(warning)
+    last = [said] * bool(said)
+    last += [f"warning: {problem}" for problem in (warning, untested(comparison)) if problem]
     if limited := still_learning(comparison):
         last.append(f"{limited} (--max-epochs)")
     if chosen == plain:
