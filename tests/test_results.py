@@ -917,6 +917,25 @@ def test_report_refuses(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_report_of_nothing_writes_nothing(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("again").mkdir()
+    assert main(["reproduce", "report", "--out", "again"]) == 1
+    said = "pseudograd: again holds no ledger of these rows: run them first, `pseudograd reproduce"
+    assert capsys.readouterr().err.startswith(said)
+    assert list(Path("again").iterdir()) == []
+    shutil.copytree(folder, "some")
+    before = sorted(Path("some").iterdir())
+    assert main(["reproduce", "report", "--rows", "mnist 5x800*", "--out", "some"]) == 1
+    assert "some holds no ledger of these rows" in capsys.readouterr().err
+    assert sorted(Path("some").iterdir()) == before
+
+
 @pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="no ledgers are committed yet")
 def test_the_results_of_this_project_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -142,13 +142,14 @@ def reproduce(commands: Commands) -> None:
 def _begun(rows: list[Row], folder: Path) -> list[Row]:
     """Those of which there is a ledger."""
     from pseudograd.reproduce.rows import experiments
+
+    return [row for row in rows if _any_begun(experiments([row]), folder)]
+
+
+def _any_begun(experiments: list[Experiment], folder: Path) -> bool:
     from pseudograd.reproduce.run import ledger_path
 
-    return [
-        row
-        for row in rows
-        if any(ledger_path(folder, e.network).exists() for e in experiments([row]))
-    ]
+    return any(ledger_path(folder, one.network).exists() for one in experiments)
 
 
 class _Lines:
@@ -259,6 +260,11 @@ def _report(
         raise ValueError(
             f"a report of {folder} is of all rows: leave out --rows and --as-printed, or name the "
             "folder of another run by --out"
+        )
+    if folder.is_dir() and not _any_begun(experiments, folder):
+        raise ValueError(
+            f"{folder} holds no ledger of these rows: run them first, `pseudograd reproduce all` "
+            "with the same --rows and --out, or name another folder"
         )
     files = documents(experiments, folder, smoke=smoke, selected_by=selected_by)
     for path, text in files.items():
