@@ -394,9 +394,14 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: text("x,y\n"), {}, "a.csv is empty"),
         (lambda: text(b"\x89PNG\r\n\x1a\n\xff\x00"), {}, "a.csv cannot be read as a .csv file"),
         (lambda: text("größe,y\n1,2\n".encode("latin-1")), {}, "save it anew as UTF-8"),
-        (lambda: text("x,y\n1,2\n1,2,3,4\n"), {}, "a.csv cannot be read as a .csv file"),
-        (lambda: text("x;y\n1;2\n1;2;3;4\n"), {}, "a.csv cannot be read as a .csv file"),
-        (lambda: text("x,y\n1,2,3\n4,5,6\n"), {}, "Expected 2 fields in line 2, saw 3"),
+        (
+            lambda: text("x,y\n1,2\n1,2,3,4\n"),
+            {},
+            "a.csv cannot be read as a .csv file (line 3 has 4 fields, the header 2): correct that "
+            "line, and put texts that have the separator in them into double quotes",
+        ),
+        (lambda: text("sep=;\nx;y\n1;2\n1;2;3;4\n"), {}, "line 4 has 4 fields, the header 2"),
+        (lambda: text("x,y\n1,2,3\n4,5,6\n"), {}, "line 2 has 3 fields, the header 2"),
         (
             lambda: text(",y\n1,2\n"),
             {},

@@ -96,6 +96,12 @@ def read_table(
         ) from problem
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
+        if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason):
+            raise ValueError(
+                f"{path} cannot be read as a {suffix} file (line {ragged[2]} has {ragged[3]} "
+                f"fields, the header {ragged[1]}): correct that line, and put texts that have "
+                "the separator in them into double quotes"
+            ) from problem
         raise ValueError(
             f"{path} cannot be read as a {suffix} file ({reason}): save it anew"
         ) from problem
