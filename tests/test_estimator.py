@@ -411,7 +411,11 @@ def test_divergence_is_told() -> None:
 @pytest.mark.parametrize(
     ("parameter", "values", "message"),
     [
-        ("hidden_layer_sizes", [0, (4, -1), 2.5, "ab", None], "whole numbers above 0"),
+        (
+            "hidden_layer_sizes",
+            [0, [0], (4, -1), 2.5, "ab", None],
+            "whole numbers above 0, or .. for",
+        ),
         ("k", [0, -1, math.inf, math.nan, 1e300, "best", None], "'auto' or a number above 0"),
         ("learning_rate", [0, math.inf, "constant"], "'auto' or a number above 0"),
         (
@@ -435,6 +439,20 @@ def test_bad_parameters_are_named(parameter: str, values: list[Any], message: st
     for value in values:
         with pytest.raises(ValueError, match=f"^{parameter} must be {message}.*, not "):
             trained().set_params(**{parameter: value}).fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0.0] * 4, "there is only one class, 0.0"),
+        (["a"] * 4, "there is only one class, 'a'"),
+        (["a", None, "b", None], "y must have a label for each row; 2 are None"),
+        (np.array(["a", 1, "b", 1], object), "y must be all numbers or all texts, not both"),
+    ],
+)
+def test_bad_labels_are_named(labels: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trained().fit(np.eye(4), labels)
 
 
 def test_bad_weights_are_named() -> None:

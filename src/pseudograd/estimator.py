@@ -60,7 +60,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     ``feature_range``; later values beyond are clipped to it.
 
     Args:
-        hidden_layer_sizes: The widths of the hidden layers; a whole number for a single one.
+        hidden_layer_sizes: The widths of the hidden layers; a whole number for a single one, () for
+            none.
         k: The sensitivity to large errors (Eq. 5), 1 for cross-entropy; "auto" to choose it.
         learning_rate: The step size; "auto" to choose it.
         ks: What "auto" chooses k from; None for the paper's values, 1/16 to 4 for up to one hidden
@@ -161,16 +162,15 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """
         self._check_parameters()
         rows, targets = validate_data(self, X, y, dtype=_FLOATS)
-        check_classification_targets(targets)
+        _check_labels(targets)
         weights = _weights(sample_weight, rows)
         if not weights.all():
             counting = weights > 0
             rows, targets, weights = rows[counting], targets[counting], weights[counting]
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(
-                f"y must have two classes or more; there is only one class, {self.classes_[0]!r}"
-            )
+            (only,) = self.classes_.tolist()
+            raise ValueError(f"y must have two classes or more; there is only one class, {only!r}")
         low, high = self.feature_range
         self.scaler_ = MinMaxScaler((low, high), clip=True).fit(rows)
         features = self.scaler_.transform(rows).astype(np.float32, copy=False)
@@ -298,6 +298,18 @@ class _Selection(Protocol):
         return []
 
 
+def _check_labels(targets: NDArray[Any]) -> None:
+    if targets.dtype == object:
+        if count := sum(label is None for label in targets):
+            raise ValueError(
+                f"y must have a label for each row; {count} are None: fill them in, or remove "
+                "these rows"
+            )
+        if len({isinstance(label, str) for label in targets}) > 1:
+            raise ValueError("y must be all numbers or all texts, not both: make all of them texts")
+    check_classification_targets(targets)
+
+
 def _weights(given: ArrayLike | None, rows: NDArray[Any]) -> NDArray[np.float64]:
     if given is None:
         return np.ones(len(rows))
@@ -423,7 +435,7 @@ def _is_device(value: Any) -> bool:
 
 _WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "hidden_layer_sizes": (
-        "whole numbers above 0",
+        "whole numbers above 0, or () for no hidden layer",
         lambda value: _positive(value, Integral) or _positives(value, Integral),
     ),
     "k": (
