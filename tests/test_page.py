@@ -340,6 +340,18 @@ def test_an_interval_of_errors_lies_between_none_and_all() -> None:
     assert interval([0.4, 0.5, 0.6]) == pytest.approx((0.25159, 0.74841), abs=1e-5)
 
 
+def test_an_interval_of_a_difference_lies_between_all_and_all(tmp_path: Path) -> None:
+    """Student's t over two pairs that disagree reaches far beyond."""
+    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
+    many = {*range(100)}
+    outcomes = made_up(protocol, wrong={0.5: [set(), many], 1.0: [many, set()]})
+    parsed = Parsed(page(ABOUT, protocol, outcomes, examples()))
+    assert "95% interval −100.00 to +100.00" in parsed.text
+    assert "95% interval −100.00 to +100.00" in parsed.said
+    printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
+    assert "points (95% interval -100.00 to +100.00, within noise)" in printed
+
+
 @pytest.mark.parametrize(
     ("initial_rate", "stop", "words"),
     [

@@ -28,6 +28,7 @@ from pseudograd.report.summary import (
     leaves_out_0,
     p_value,
     percent,
+    possible,
     still_learning,
     untested,
 )
@@ -165,8 +166,10 @@ class _Findings:
         self.baseline = self.warning = ""
         if not self.wanted:
             known = (examples or {}).get("by_class", ())
+            comparison = compare(self.retrained(self.chosen), self.retrained(self.plain))
             self.comparison = replace(
-                compare(self.retrained(self.chosen), self.retrained(self.plain)),
+                comparison,
+                error=possible(comparison.error),
                 by_class=tuple(ByClass(**one) for one in known),
             )
             self.baseline, self.warning = baseline(self.comparison)
@@ -478,7 +481,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
 def _against(cell: Cell, plain: Cell | None) -> str:
     if plain is None or cell == plain:
         return "–"
-    difference = paired_difference(list(cell.errors), list(plain.errors))
+    difference = possible(paired_difference(list(cell.errors), list(plain.errors)))
     if math.isnan(difference.low):
         return signed(100 * difference.mean)
     low, high = signed(100 * difference.low), signed(100 * difference.high)

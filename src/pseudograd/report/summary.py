@@ -102,6 +102,23 @@ def leaves_out_0(difference: Difference) -> bool:
     return difference.low > 0 or difference.high < 0
 
 
+def possible(difference: Difference) -> Difference:
+    """Cut the interval of a difference of two errors to what such a difference can be, -1 to 1.
+
+    Student's t knows no bounds, and of two or three pairs it may reach far beyond.
+
+    Args:
+        difference: With its interval.
+
+    Example:
+        >>> possible(Difference(-0.05, -1.38, 1.27))
+        Difference(mean=-0.05, low=-1.0, high=1.0)
+
+    """
+    low, high = max(difference.low, -1.0), min(difference.high, 1.0)  # NaN stays
+    return Difference(difference.mean, low, high)
+
+
 def evidence(comparison: Comparison) -> str:
     """Weigh a difference in test error: the interval over networks and the test over examples.
 
@@ -311,7 +328,7 @@ def summary(found: Result) -> str:
     times = "once" if networks == 1 else f"{networks} times"
     lines += [
         f"test error {percent(error)}%, at k = 1 {percent(plain_error)}% ({count} each): "
-        + _interval(comparison.error, 100, "points", evidence(comparison)),
+        + _interval(possible(comparison.error), 100, "points", evidence(comparison)),
         f"cross-entropy {value:.3f}, at k = 1 {plain_value:.3f}: "
         + _interval(comparison.cross_entropy, 1, "", _alone(comparison.cross_entropy)),
         f"of the predictions that differ, {comparison.only_chosen_right} are right at "
