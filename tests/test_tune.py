@@ -187,6 +187,24 @@ def test_a_lost_model_is_trained_again(capsys: pytest.CaptureFixture[str]) -> No
     assert Run.open("run").examples is not None
 
 
+def test_a_file_of_a_run_that_is_lost_can_be_had_again(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    ledger = Path("run/ledger.jsonl").read_bytes()
+    np.savez("new.npz", X=digits().features[:5].numpy())
+    Path("run/model.safetensors").unlink()
+    said = refusal(capsys, "predict", "run", "new.npz")
+    assert "run/model.safetensors is missing: run the search's command again" in said
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    assert main(["predict", "run", "new.npz"]) == 0
+    assert Path("run/ledger.jsonl").read_bytes() == ledger
+    Path("run/run.json").write_text('{"data')
+    for command in (["predict", "run", "new.npz"], ["tune", "digits", *SMALL, "--out", "run"]):
+        capsys.readouterr()
+        said = refusal(capsys, *command)
+        assert "run/run.json is damaged (" in said
+        assert "run the search's command with another --out" in said
+
+
 def test_lines_that_change_the_choice_change_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     tuned(capsys, "digits", *SMALL, "--out", "run")
     before = json.loads(Path("run/model.json").read_text())["trial"]["k"]
@@ -696,7 +714,7 @@ def test_a_broken_run_does_not_hide_the_others(capsys: pytest.CaptureFixture[str
     Path("runs/broken/run.json").write_text("[")
     assert main(["runs"]) == 0
     captured = capsys.readouterr()
-    assert "runs/broken/run.json is not the description of a run" in captured.err
+    assert "runs/broken/run.json is damaged (" in captured.err
     assert len(captured.out.splitlines()) == 2
 
 

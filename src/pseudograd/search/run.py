@@ -122,6 +122,13 @@ class Run:
             raise FileNotFoundError(f"{folder} holds no run: there is no run.json")
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as problem:
+            raise ValueError(
+                f"{path} is damaged ({problem}): run the search's command with another --out; to "
+                f"keep what is done, stop it by Ctrl-C, copy {folder / 'ledger.jsonl'} into its "
+                "folder and run it again"
+            ) from problem
+        try:
             protocol = dict(fields["protocol"])
             protocol["trial"] = trial_from_fields(protocol["trial"])
             for name in ("ks", "learning_rates"):
@@ -278,11 +285,13 @@ def tune(
 
 
 def _is_saved(run: Run, trial: Trial) -> bool:
-    """Whether the model is that of this trial: lines added to the ledger may choose another."""
+    """Whether the model is there, and of this trial: lines added to a ledger may choose another."""
     path = run.folder / "model.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return trial_from_fields(fields["trial"]) == trial
+        names = [name for name in (fields["network"], fields.get("plain")) if name]
+        there = all((run.folder / name).exists() for name in names)
+        return there and trial_from_fields(fields["trial"]) == trial
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         return False
 
@@ -363,7 +372,13 @@ def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[
         raise ValueError(
             f"{folder} has no network of k = {k:g}: give {' or '.join(f'{at:g}' for at in kept)}"
         )
-    return Network.load(run.folder / (fields["network"] if k is None else files[k])), encoder
+    path = run.folder / (fields["network"] if k is None else files[k])
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} is missing: run the search's command again, which trains this network again "
+            "and nothing else"
+        )
+    return Network.load(path), encoder
 
 
 def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:
