@@ -312,6 +312,19 @@ def test_networks_no_better_than_one_label_are_no_success(
         assert "by class" not in text
 
 
+def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
+    outcomes = made_up(protocol, 0.5, wrong={0.5: [{0}] * 3, 1.0: [RARE] * 3})
+    counts = DATA["test_size"] - len(RARE), len(RARE)
+    by_class = (ByClass("no", counts[0], 0), ByClass("yes", counts[1], 1))
+    found = result(protocol, in_a_ledger(outcomes, tmp_path))
+    printed = summary(replace(found, comparison=replace(found.comparison, by_class=by_class)))
+    known = {**examples(0.5), "by_class": [vars(one) for one in by_class]}
+    said = "he networks of k = 1 are on average no better than that, so what is gained"
+    assert f"warning: t{said}" in printed
+    assert f"T{said}" in Parsed(page(ABOUT, protocol, outcomes, known)).text
+
+
 def test_one_network_is_not_spoken_of_as_many() -> None:
     template = replace(TEMPLATE, optimizer="adam", momentum=0.9, max_epochs=1)
     protocol = Protocol(template, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)

@@ -30,6 +30,7 @@ from pseudograd.report.summary import (
     percent,
     possible,
     still_learning,
+    unlearned,
     untested,
 )
 from pseudograd.reproduce.findings import side
@@ -329,8 +330,7 @@ def _notes(found: _Findings, comparison: Comparison, chosen: Cell) -> list[str]:
     k, pairs = fraction(chosen.k), len(comparison.chosen)
     if found.baseline and not found.warning:
         notes.append(_sentences(found.baseline))
-    if missing := untested(comparison):
-        notes.append(_sentences(missing))
+    notes += [_sentences(said) for said in (unlearned(comparison), untested(comparison)) if said]
     if chosen.k != 1:
         one, other = (
             _mean(group, "cross_entropy") for group in (comparison.chosen, comparison.plain)

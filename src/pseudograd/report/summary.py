@@ -192,6 +192,39 @@ def baseline(comparison: Comparison) -> tuple[str, str]:
     )
 
 
+def unlearned(comparison: Comparison) -> str:
+    """Warn if k = 1, and it alone, is no better than always giving the commonest label.
+
+    Args:
+        comparison: Of a finished search, with its ``by_class``.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.search import compare
+        >>> from pseudograd.search.comparison import ByClass
+        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> plain = Outcome(trial, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
+        >>> better = replace(plain, trial=replace(trial, k=0.5), wrong=())
+        >>> classes = (ByClass("ham", 3, 0), ByClass("spam", 1, 0))
+        >>> unlearned(replace(compare([better], [plain]), by_class=classes)).partition(",")[0]
+        'the networks of k = 1 are on average no better than that'
+
+    """
+    counts = [one.count for one in comparison.by_class]
+    missed = sum(counts) - max(counts, default=0)
+    mean, plain = (
+        statistics.fmean(len(outcome.wrong or ()) for outcome in group)
+        for group in (comparison.chosen, comparison.plain)
+    )
+    if not mean < missed <= plain:
+        return ""
+    return (
+        "the networks of k = 1 are on average no better than that, so what is gained over them may "
+        "not be due to k: they may need other learning rates (--rates)"
+    )
+
+
 def untested(comparison: Comparison) -> str:
     """Name the classes that the test part has no example of; nothing if it has some of all.
 
@@ -316,7 +349,8 @@ def summary(found: Result) -> str:
     count = counted(networks, "network")
     said, warning = baseline(comparison)
     last = [said] * bool(said)
-    last += [f"warning: {problem}" for problem in (warning, untested(comparison)) if problem]
+    warnings = (warning, unlearned(comparison), untested(comparison))
+    last += [f"warning: {problem}" for problem in warnings if problem]
     if limited := still_learning(comparison):
         last.append(f"{limited} (--max-epochs)")
     if chosen == plain:
