@@ -48,10 +48,10 @@ def the_choices(protocol: Protocol) -> Part:
             "the same for every row. Networks that would be better in the end at far lower rates "
             "are behind after 5 epochs, so a search may begin in the valley of the higher rates "
             "and, by the paper’s rule, end there (see “Which learning rates are selected?”).",
-            "**Extension of rates**: rates are added while the one at an end is better than "
-            "all others; one that only equals another is not taken for the best. Where nothing was "
-            f"learned at any rate, lower ones are added. At most {protocol.most_extensions} are "
-            "added for each k, so that every search ends; a k that would need more is marked by ‡.",
+            "**Extension of rates**: rates are added while the best one, of equals the smallest, "
+            "is at an end. Where nothing was learned at any rate, lower ones are added. At "
+            f"most {protocol.most_extensions} are added for each k, so that every search ends; a k "
+            "that would need more is marked by ‡.",
             "**Ties** (open): of equal validation errors the k nearest 1 is taken, since k should "
             "only be changed for a reason, then the smaller rate. Of epochs with equal errors on "
             "the early-stopping part the first counts.",
