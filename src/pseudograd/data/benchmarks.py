@@ -198,7 +198,7 @@ def _from_files(name: str, benchmark: Benchmark, folder: Path) -> Dataset:
         raise FileNotFoundError(
             f"{name} needs {', '.join(missing)}, packed or unpacked, in "
             f"{' or '.join(map(str, places))}: run `{_command(name, folder)}`, or name the folder "
-            "that holds the official files by data_dir or PSEUDOGRAD_DATA"
+            "that holds the official files by data_dir (--data-dir) or PSEUDOGRAD_DATA"
         )
     arrays = []
     for file, path in paths.items():
