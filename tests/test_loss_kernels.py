@@ -88,7 +88,7 @@ def value_and_gradient(
 def test_battery(kernel: str, classes: int) -> None:
     rows, value, gradient = truth(torch.float32, classes)
     if kernel == "row" and DEVICE == "cpu":
-        kept = slice(0, 21 if classes < 1000 else 7)  # all kinds of rows
+        kept = slice(0, 21)  # all kinds of rows
         rows, value, gradient = type(rows)(*(t[kept] for t in rows)), value[kept], gradient[kept]
     computed, f = value_and_gradient(*rows, reduction="none")
     assert_accurate(computed, value, FLOAT32)
@@ -135,7 +135,7 @@ def test_half_types_are_float32_rounded_once(kernel: str, dtype: torch.dtype, cl
     logits, label, k = battery(torch.float32, classes, count, seed=3)
     logits = logits.clamp(max=torch.finfo(dtype).max).to(dtype)
     in_float64 = tunable(logits.double(), label, k.double())
-    for upstream, reduction in ((1.0, "sum"), (1.75, "sum"), (1.75, "none")):
+    for upstream, reduction in itertools.product((1.0, 1.75), ("sum", "none")):
         value, f = value_and_gradient(logits, label, k, reduction=reduction, upstream=upstream)
         assert value.dtype == dtype
         assert_within_an_ulp(f, (in_float64 * upstream).to(dtype))
@@ -726,8 +726,7 @@ def test_ignored_rows_may_hold_anything_in_graphs(
     target = torch.tensor([0, *[-100] * 6])
     loss = there(partial(by_kernel, reduction="sum", label_smoothing=smoothing))
     ks = torch.tensor([0.7, *[math.nan] * 6])
-    # All k have the same code where labels are smoothed, but for 1.
-    for k in (1.0, ks) if smoothing else (0.5, 1.0, 2.0, 3.0, ks):
+    for k in (0.5, 1.0, 2.0, 3.0, ks):
         step = transforms.compiled(loss, "aot_eager")
         gradient = transforms.differentiate(step, logits, target, k)
         assert torch.isfinite(gradient).all()
