@@ -22,6 +22,7 @@ from pseudograd.report.figures import interval, signed
 from pseudograd.report.summary import (
     baseline,
     counted,
+    doubts,
     duration,
     evidence,
     fraction,
@@ -30,8 +31,6 @@ from pseudograd.report.summary import (
     percent,
     possible,
     still_learning,
-    unlearned,
-    untested,
 )
 from pseudograd.reproduce.findings import side
 from pseudograd.reproduce.rows import rows
@@ -330,7 +329,7 @@ def _notes(found: _Findings, comparison: Comparison, chosen: Cell) -> list[str]:
     k, pairs = fraction(chosen.k), len(comparison.chosen)
     if found.baseline and not found.warning:
         notes.append(_sentences(found.baseline))
-    notes += [_sentences(said) for said in (unlearned(comparison), untested(comparison)) if said]
+    notes += [_sentences(said) for said in doubts(comparison)]
     if chosen.k != 1:
         one, other = (
             _mean(group, "cross_entropy") for group in (comparison.chosen, comparison.plain)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable
 
 from pseudograd.data.columns import listed
+from pseudograd.fleet import Outcome
 from pseudograd.search import Cell, Comparison, Difference, Result, Run, result
 
 _CHANCE = 0.05  # the level of the sign test; that of the intervals is 95%
@@ -171,13 +172,12 @@ def baseline(comparison: Comparison) -> tuple[str, str]:
         return "", ""
     commonest = max(classes, key=lambda one: one.count)
     count, kept = sum(one.count for one in classes), sum(one.wrong for one in classes)
-    missed = count - commonest.count
+    missed = _wrong_by_one_label(comparison)
     said = (
         f"always answering '{commonest.label}', the commonest label of the test part, would get "
         f"{percent(missed / count)}% wrong"
     )
-    mean = statistics.fmean(len(outcome.wrong or ()) for outcome in comparison.chosen)
-    if not missed or max(mean, kept) < missed:
+    if not missed or max(_mean_wrong(comparison.chosen), kept) < missed:
         return said, ""
     problem = "the final networks are on average no better than that"
     if kept >= missed:
@@ -192,8 +192,11 @@ def baseline(comparison: Comparison) -> tuple[str, str]:
     )
 
 
-def unlearned(comparison: Comparison) -> str:
-    """Warn if k = 1, and it alone, is no better than always giving the commonest label.
+def doubts(comparison: Comparison) -> list[str]:
+    """Say what the test errors cannot tell, a sentence each; often there is nothing to say.
+
+    They tell little of k where the networks of k = 1, and they alone, are no better than always
+    giving the commonest label, and nothing of classes that the test part has no example of.
 
     Args:
         comparison: Of a finished search, with its ``by_class``.
@@ -206,50 +209,35 @@ def unlearned(comparison: Comparison) -> str:
         >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
         >>> plain = Outcome(trial, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
         >>> better = replace(plain, trial=replace(trial, k=0.5), wrong=())
-        >>> classes = (ByClass("ham", 3, 0), ByClass("spam", 1, 0))
-        >>> unlearned(replace(compare([better], [plain]), by_class=classes)).partition(",")[0]
-        'the networks of k = 1 are on average no better than that'
+        >>> classes = (ByClass("ham", 3, 0), ByClass("spam", 1, 0), ByClass("scam", 0, 0))
+        >>> for said in doubts(replace(compare([better], [plain]), by_class=classes)):
+        ...     print(said.partition(",")[0])
+        the networks of k = 1 are on average no better than that
+        the test part has no example of 'scam'
 
     """
+    said, missed = [], _wrong_by_one_label(comparison)
+    if _mean_wrong(comparison.chosen) < missed <= _mean_wrong(comparison.plain):
+        said.append(
+            "the networks of k = 1 are on average no better than that, so what is gained over them "
+            "may not be due to k: they may need other learning rates (--rates)"
+        )
+    if missing := [one.label for one in comparison.by_class if not one.count]:
+        said.append(
+            f"the test part has no example of {listed(missing)}, so the test error does not tell "
+            "how these are recognized: add examples, or name a test part that has some (--test)"
+        )
+    return said
+
+
+def _wrong_by_one_label(comparison: Comparison) -> int:
+    """How many test examples are not of the commonest class."""
     counts = [one.count for one in comparison.by_class]
-    missed = sum(counts) - max(counts, default=0)
-    mean, plain = (
-        statistics.fmean(len(outcome.wrong or ()) for outcome in group)
-        for group in (comparison.chosen, comparison.plain)
-    )
-    if not mean < missed <= plain:
-        return ""
-    return (
-        "the networks of k = 1 are on average no better than that, so what is gained over them may "
-        "not be due to k: they may need other learning rates (--rates)"
-    )
+    return sum(counts) - max(counts, default=0)
 
 
-def untested(comparison: Comparison) -> str:
-    """Name the classes that the test part has no example of; nothing if it has some of all.
-
-    Args:
-        comparison: Of a finished search, with its ``by_class``.
-
-    Example:
-        >>> from dataclasses import replace
-        >>> from pseudograd.fleet import Outcome, Trial
-        >>> from pseudograd.search import compare
-        >>> from pseudograd.search.comparison import ByClass
-        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
-        >>> outcome = Outcome(trial, 0.1, 1, 0.0, 0.3, 1, "limit", (), wrong=())
-        >>> classes = (ByClass("ham", 3, 0), ByClass("spam", 0, 0))
-        >>> untested(replace(compare([outcome], [outcome]), by_class=classes)).partition(",")[0]
-        "the test part has no example of 'spam'"
-
-    """
-    missing = [one.label for one in comparison.by_class if not one.count]
-    if not missing:
-        return ""
-    return (
-        f"the test part has no example of {listed(missing)}, so the test error does not tell how "
-        "these are recognized: add examples, or name a test part that has some (--test)"
-    )
+def _mean_wrong(outcomes: Iterable[Outcome]) -> float:
+    return statistics.fmean(len(outcome.wrong or ()) for outcome in outcomes)
 
 
 def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
@@ -349,8 +337,8 @@ def summary(found: Result) -> str:
     count = counted(networks, "network")
     said, warning = baseline(comparison)
     last = [said] * bool(said)
-    warnings = (warning, unlearned(comparison), untested(comparison))
-    last += [f"warning: {problem}" for problem in warnings if problem]
+    warnings = [warning] * bool(warning) + doubts(comparison)
+    last += [f"warning: {problem}" for problem in warnings]
     if limited := still_learning(comparison):
         last.append(f"{limited} (--max-epochs)")
     if chosen == plain:
