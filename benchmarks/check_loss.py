@@ -47,8 +47,8 @@ NEGLIGIBLE = 1e-20
 KINDS = 5
 IGNORED = -100
 SLEEP = 10**9  # cycles of a GPU, about half a second: far longer than the launches of a step
-# Smoothed labels in half types: to compile each of their kernels for every shape takes too long.
-SMOOTHED_IN_HALF = (10, 33, 257, 1000, 8193)
+# Soft targets in half types: to compile each of their kernels for every shape takes too long.
+SOFT_IN_HALF = (10, 33, 257, 1000, 8193)
 
 
 class Check(NamedTuple):
@@ -125,9 +125,13 @@ def true_value(z: Tensor, label: Tensor) -> Tensor:
     return in_parts(value, 2048, z, label)
 
 
-def gradient(z: Tensor, label: Tensor, k: Any, upstream: float = 1.0, **settings: Any) -> Tensor:
+def gradient(
+    z: Tensor, target: Tensor, k: Any, upstream: float = 1.0, at_once: bool = True, **settings: Any
+) -> Tensor:
+    """Computed in the forward pass, where a reduction allows that, or left to the backward pass."""
+    operators.scaled_before().fill_(not at_once)
     leaf = z.detach().requires_grad_()
-    loss = tunable_cross_entropy(leaf, label, k, implementation="triton", **settings)
+    loss = tunable_cross_entropy(leaf, target, k, implementation="triton", **settings)
     return torch.autograd.grad(loss, leaf, torch.full_like(loss, upstream))[0]
 
 
@@ -167,7 +171,7 @@ class Bench:
             yield from self.of_rule(kernel, classes)
             yield from self.of_equal_logits(kernel, classes)
             yield from self.of_reduction(kernel, classes)
-            yield from self.of_smoothing(kernel, classes)
+            yield from self.of_soft_targets(kernel, classes)
             yield from self.of_layout(kernel, classes)
 
     def of_rule(self, kernel: str, classes: int) -> Iterator[Check]:
@@ -188,6 +192,9 @@ class Bench:
                 given: Any = ks if text == "each row" else float(text)
                 f = gradient(z, label, given, reduction="sum")
                 yield Check("gradient", kernel, name, rows, classes, text, error(f, true), allowed)
+                left = gradient(z, label, given, at_once=False, reduction="sum")
+                yield Check("gradients left to the backward pass that differ", kernel, name, rows,
+                            classes, text, float((left != f).sum()), 0.0)  # fmt: skip
                 if text in ("each row", "1"):
                     scaled = gradient(z, label, given, 3.0, reduction="sum")
                     yield Check("gradient times 3", kernel, name, rows, classes, text,
@@ -226,27 +233,58 @@ class Bench:
             off = error(f, true)
             yield Check("weighted mean", kernel, "float32", rows, classes, "each row", off, 1e-5)
 
-    def of_smoothing(self, kernel: str, classes: int) -> Iterator[Check]:
+    def of_soft_targets(self, kernel: str, classes: int) -> Iterator[Check]:
+        """Weighted and smoothed labels, and weighted probabilities."""
         rows = min(self.rows(classes), 2000)
         generator = torch.Generator(self.device).manual_seed(classes)
         z = 3 * torch.randn(rows, classes, generator=generator, device=self.device)
         label = torch.randint(classes, (rows,), generator=generator, device=self.device)
         weight = torch.rand(classes, generator=generator, device=self.device) + 0.1
         q = torch.full_like(z, 0.1 / classes, dtype=torch.float64)
-        q = q.scatter_add(1, label.unsqueeze(1), torch.full((rows, 1), 0.9).to(q)) * weight.double()
-        half = (torch.bfloat16, torch.float16) if classes in SMOOTHED_IN_HALF else ()
-        # All k but 1 have the same code here.
-        for dtype, k in (*product((torch.float32,), (1.0, 0.5, 3.0)), *product(half, (1.0, 3.0))):
-            x = z.to(dtype)
-            true = in_parts(lambda x, q, k=k: soft_tunable(x.double(), q, k), 256, x, q)
-            f = gradient(x, label, k, reduction="sum", weight=weight, label_smoothing=0.1)
+        q = q.scatter_add(1, label.unsqueeze(1), torch.full((rows, 1), 0.9).to(q))
+        # One-hot, two classes as in mixup, and any; of a row the sum may be anything.
+        given = torch.randn(z.shape, generator=generator, device=self.device).mul(3).softmax(1)
+        pair = torch.zeros_like(given).scatter(1, label.unsqueeze(1), 0.7)
+        pair.scatter_add_(1, label.flip(0).unsqueeze(1), torch.full((rows, 1), 0.3).to(pair))
+        kind = torch.arange(rows, device=self.device).unsqueeze(1) % 4
+        given = torch.where(kind == 0, pair, torch.where(kind == 1, pair.round(), given))
+        given = torch.where(kind == 3, 2 * given, given)
+        targets: dict[str, tuple[Tensor, Tensor, dict[str, Any]]] = {
+            "smoothed": (label, q, {"label_smoothing": 0.1}),
+            "probabilities": (given, given.double(), {}),
+        }
+        half = (torch.bfloat16, torch.float16) if classes in SOFT_IN_HALF else ()
+        each_row = torch.linspace(0.4, 3, rows, device=self.device)
+        ks: dict[str, Any] = {"1": 1.0, "0.5": 0.5, "2": 2.0, "each row": each_row}
+        dtypes = (*product((torch.float32,), ks), *product(half, ("1", "0.5", "each row")))
+        for (text, (target, q, settings)), (dtype, k_text) in product(targets.items(), dtypes):
+            x, kind_of = z.to(dtype), (kernel, name_of(dtype), rows, classes, k_text)
+            settings = {"weight": weight, **settings}
+            q = q * weight.double()
+            k = ks[k_text]
+            true = in_parts(
+                lambda x, q, k: soft_tunable(x.double(), q, k), 256, x, q,
+                k if isinstance(k, Tensor) else torch.full_like(each_row, k),
+            )  # fmt: skip
+            f = gradient(x, target, k, reduction="sum", **settings)
             off = (f.double() - true).abs() - self.rounding(dtype, true)
             off = off.clamp(min=0) / true.abs().amax(1, keepdim=True)
             # Where p is all but q, what is left of their difference is p's rounding.
             bias = (x.double().softmax(1) - q / q.sum(1, keepdim=True)).abs().amax(1, keepdim=True)
             worst = float(torch.where(bias > 0.01, off, 0).amax())
-            yield Check("smoothed, of the row's largest", kernel, name_of(dtype), rows, classes,
-                        str(k), worst, 1e-4)  # fmt: skip
+            yield Check(f"{text}, of the row's largest", *kind_of, worst, 1e-4)
+            left = gradient(x, target, k, at_once=False, reduction="sum", **settings)
+            yield Check(f"{text}, left to the backward pass, that differ", *kind_of,
+                        float((left != f).sum()), 0.0)  # fmt: skip
+            if k_text == "1":
+                true_value = -(q * x.double().log_softmax(1)).sum(1)
+                value = tunable_cross_entropy(
+                    x, target, reduction="none", implementation="triton", **settings
+                )
+                # Next to a right answer they are close to 0, and as exact as those of PyTorch.
+                off = (value.double() - true_value).abs() - self.rounding(dtype, true_value)
+                worst = float((off.clamp(min=0) / true_value.clamp(min=0.1)).amax())
+                yield Check(f"{text}, value", *kind_of, worst, 1e-5)
 
     def rounding(self, dtype: torch.dtype, true: Tensor) -> Tensor | float:
         """What a half type rounds off of numbers: half a unit in the last place."""
@@ -313,6 +351,13 @@ class Bench:
         assert leaf.grad is not None
         off = error(leaf.grad, true)
         yield Check("exported", "tile", "float32", rows, classes, "each row", off, 1e-5)
+        q = F.one_hot(label, classes).float()
+        z = z.clamp(-20, 20)
+        true = true_gradient(z, label, torch.ones_like(k))
+        whole = torch.compile(torch.func.grad(loss), fullgraph=True, backend=backend)
+        worst = off_the_norm(whole(z, q, torch.ones_like(k)), true)
+        yield Check("compiled, probabilities, of the norm", "tile", "float32", rows, classes, "1",
+                    worst, 1e-5)  # fmt: skip
 
     def of_linear(self) -> Iterator[Check]:
         """In all dtypes, and with each of its settings in one of them."""
@@ -338,6 +383,15 @@ class Bench:
             upstream = torch.linspace(0.5, 2, loss.numel()).to(loss).reshape(loss.shape)
             found = torch.autograd.grad(loss, leaves, upstream)
             true = self.true_linear(leaves, label, upstream, **given)
+            if text == "linear":
+                again = tunable_linear_cross_entropy(
+                    leaves[0], leaves[1], label, 0.5, implementation="triton",
+                    chunk_rows=tokens // 3,
+                )  # fmt: skip
+                parts = zip(found, torch.autograd.grad(again, leaves, upstream), strict=True)
+                differ = sum(float((first != second).sum()) for first, second in parts)
+                yield Check("linear, runs that differ", "row", name_of(dtype), tokens, classes,
+                            "0.5", differ, 0.0)  # fmt: skip
             for name, f, expected in zip(("hidden", "weight", "bias"), found, true, strict=False):
                 worst = off_the_norm(f, expected)
                 # TF32 products, or the rounding of logits and of their gradient.
@@ -354,9 +408,28 @@ class Bench:
                 kind = (kernel, "float32", rows, classes, "")
                 waited = waits_for_the_gpu(step)
                 yield Check(f"{text}, steps that wait for the GPU", *kind, float(waited), 0.0)
+        for kernel, rows, classes in (("tile", 4096, 1000), ("row", 512, 32000)):
+            yield from self.of_telling(kernel, rows, classes)
         one = torch.ones(1, device=self.device)
         missed = not waits_for_the_gpu(lambda: print("waited for", one.item()))
         yield Check("steps that wait unseen", "", "float32", 1, 1, "", float(missed), 0.0)
+
+    def of_telling(self, kernel: str, rows: int, classes: int) -> Iterator[Check]:
+        """Whether a loss is scaled is known after a step, and not before."""
+        z, label, _ = battery(rows, classes, self.device, seed=3)
+        for text, smoothing in (("labels", 0.0), ("smoothed labels", 0.1)):
+            operators.scaled_before().zero_()
+            wrong = 0
+            for upstream in (1.0, 3.0, 3.0, 1.0, 1.0):
+                leaf = z.detach().requires_grad_()
+                loss = tunable_cross_entropy(
+                    leaf, label, 0.5, label_smoothing=smoothing, implementation="triton"
+                )
+                (upstream * loss).backward()
+                torch.cuda.synchronize()
+                wrong += operators.scaled_before().item() != (upstream != 1)
+            yield Check(f"{text}, scaled and not known to be", kernel, "float32", rows, classes,
+                        "0.5", float(wrong), 0.0)  # fmt: skip
 
     def steps(self, rows: int, classes: int) -> Iterator[tuple[str, Callable[[], None]]]:
         """Forward and backward passes, with all that is done another way."""
@@ -422,8 +495,6 @@ class Bench:
         for classes, ks in ((20, (*each_row, "1", "0.5")), (1, each_row)):
             with mock.patch.object(operators, "LONGEST_TILE", classes if kernel == "tile" else 0):
                 for dtype, k, smoothing in product(operators_dtypes(), ks, (0.0, 0.1)):
-                    if smoothing and k == "0.5":
-                        continue  # all k but 1 have the same code here
                     rows, differ = self.corners(classes, dtype, k, smoothing)
                     text = "smoothed corners that differ" if smoothing else "corners that differ"
                     yield Check(text, kernel, name_of(dtype), rows, classes, k, differ, 0.0)
@@ -488,8 +559,18 @@ class Bench:
                 yield from pickle.loads(Path(folder, str(rank)).read_bytes())
 
     def of_rank(self, rank: int) -> Iterator[Check]:
-        """What this one of them has of the loss and of its gradient."""
+        """What this one of them has of the loss and of its gradient, of long parts and of short."""
         rows, classes, width = (10, 43, 8) if self.small else (1000, 32001, 512)
+        with mock.patch.object(operators, "LONGEST_TILE", 0 if self.small else 8192):
+            yield from self.of_part(rank, "row", rows, classes, width)
+        yield from self.of_part(rank, "tile", rows, 43, width)
+        hidden, _, label = self.last_layer(rows, width, classes)
+        yield self.of_replicas(rank, hidden, label)
+
+    def of_part(
+        self, rank: int, kernel: str, rows: int, classes: int, width: int
+    ) -> Iterator[Check]:
+        """Of rows that are split after a third."""
         begin = classes // 3
         own = slice(0, begin) if rank == 0 else slice(begin, classes)
         split: dict[str, Any] = {"process_group": dist.group.WORLD}
@@ -502,12 +583,12 @@ class Bench:
             settings: dict[str, Any] = {"reduction": "none", "implementation": "triton"}
             value = tunable_cross_entropy(z[:, own], label, ks, **settings, **split)
             off = error(value, true_value(z, label))
-            yield Check(f"value{of}", "row", *kind, "", off, allowed)
+            yield Check(f"value{of}", kernel, *kind, "", off, allowed)
             for text in ("each row", "1", "0.5"):
                 k: Any = ks if text == "each row" else float(text)
                 f = gradient(z[:, own], label, k, reduction="sum", **split)
                 true = true_gradient(z, label, k if text == "each row" else torch.full_like(ks, k))
-                yield Check(f"gradient{of}", "row", *kind, text, error(f, true[:, own]), allowed)
+                yield Check(f"gradient{of}", kernel, *kind, text, error(f, true[:, own]), allowed)
         hidden, weight, label = self.last_layer(rows, width, classes)
         leaves = [hidden.requires_grad_(), weight[own].requires_grad_()]
         loss = tunable_linear_cross_entropy(
@@ -519,9 +600,8 @@ class Bench:
             ("hidden", "weight"), found, (true_hidden, true_weight[own]), strict=True
         ):
             worst = off_the_norm(f, true)
-            yield Check(f"linear, {name}, of the norm{of}", "row", "float32", rows, classes, "0.5",
+            yield Check(f"linear, {name}, of the norm{of}", kernel, "float32", rows, classes, "0.5",
                         worst, 1e-3)  # fmt: skip
-        yield self.of_replicas(rank, hidden.detach(), label)
 
     def of_replicas(self, rank: int, hidden: Tensor, label: Tensor) -> Check:
         """Half of the rows each, and the gradient of all, by DistributedDataParallel."""

@@ -52,17 +52,26 @@ LOGITS = (
     (torch.float16, 8192, 32000),
     (torch.float32, 128, 10),
 )
+PROBABILITIES = (
+    (torch.bfloat16, 8192, 131072),
+    (torch.bfloat16, 8192, 32000),
+    (torch.bfloat16, 65536, 1000),
+    (torch.float32, 65536, 1000),
+    (torch.float32, 131072, 100),
+    (torch.float32, 262144, 10),
+)
 LINEAR = ((torch.bfloat16, 8192, 4096, 131072), (torch.bfloat16, 8192, 2048, 32000))
 KS = ("1", "0.5", "2", "per row")
 PEERS = {"liger": "liger-kernel", "cut": "cut-cross-entropy", "quack": "quack-kernels"}
 CUTE = "liger_kernel.ops.cutedsl.ops"  # for Hopper GPUs, which Liger takes only if it is told to
-TURNS = {"logits": 60, "linear": 20}
+TURNS = {"logits": 60, "probabilities": 30, "linear": 20}
 # The same matrix products are most of anyone's time, so that a few turns cannot part the best.
-MORE_TURNS = {"logits": 0, "linear": 40}
+MORE_TURNS = {"linear": 40}
 CLOSE = 1.05
-# Matrix products run into the GPU's bound on power, which lowers its clock. So they are timed at
-# the clock that they come to by themselves, after some calls of the same, not at a neighbour's.
-CALLS_BEFORE = {"logits": 0, "linear": 2}
+# Our loss does as the last step did that a loss was scaled in, or not. And matrix products run into
+# the GPU's bound on power, which lowers its clock. So all are timed as they come to be by
+# themselves, after some calls of the same, and not of a neighbour.
+CALLS_BEFORE = {"logits": 1, "probabilities": 1, "linear": 2}
 # To write zeros to so much memory takes 2 ms, longer than anyone's launches, and clears the cache.
 BUSY_BYTES = 8 << 30
 
@@ -104,23 +113,38 @@ def imported(module: str, name: str) -> Any:
 
 def of_logits() -> dict[str, Loss]:
     """Contenders, as functions of logits, labels and a k for each row."""
-    contenders: dict[str, Loss | None] = {
-        "cross_entropy": lambda z, y, ks: F.cross_entropy(z, y),
-        "torch.compile": lambda z, y, ks: compiled_cross_entropy()(z, y),
-    }
+    contenders = of_pytorch()
     if liger := imported("liger_kernel.transformers.functional", "liger_cross_entropy"):
         contenders["liger"] = lambda z, y, ks: liger(z, y)
     if cute := imported(f"{CUTE}.cross_entropy", "LigerCrossEntropyFunction"):
         contenders["liger, CuTe"] = lambda z, y, ks: cute.apply(z, y, None)[0]
     if quack := imported("quack.cross_entropy", "cross_entropy"):
         contenders["quack"] = lambda z, y, ks: quack(z, y)
-    for k in KS:
-        contenders[f"ours k={k}"] = partial(ours, k=k)
-    contenders["ours k=0.5, compiled"] = lambda z, y, ks: compiled_ours()(z, y, 0.5)
+    contenders |= of_ourselves()
     contenders["ours k=0.5, none"] = lambda z, y, ks: loss(z, y, 0.5, reduction="none").mean()
+    return contenders
+
+
+def of_probabilities() -> dict[str, Loss]:
+    """The same for class probabilities, which the others' kernels do not take."""
+    contenders = of_pytorch() | of_ourselves()
+    contenders["ours k=0.5, plain"] = lambda z, q, ks: loss(z, q, 0.5, implementation="torch")
+    return contenders
+
+
+def of_pytorch() -> dict[str, Loss]:
+    return {
+        "cross_entropy": lambda z, y, ks: F.cross_entropy(z, y),
+        "torch.compile": lambda z, y, ks: compiled_cross_entropy()(z, y),
+    }
+
+
+def of_ourselves() -> dict[str, Loss]:
+    contenders: dict[str, Loss] = {f"ours k={k}": partial(ours, k=k) for k in KS}
+    contenders["ours k=0.5, compiled"] = lambda z, y, ks: compiled_ours()(z, y, 0.5)
     # As where gradients are accumulated, or scaled: the gradient from above is not 1.
     contenders["ours k=0.5, scaled"] = lambda z, y, ks: 1.005 * loss(z, y, 0.5)
-    return {name: loss for name, loss in contenders.items() if loss}
+    return contenders
 
 
 def ours(z: Tensor, y: Tensor, ks: Tensor, k: str) -> Tensor:
@@ -198,8 +222,8 @@ class Arena:
     def __init__(
         self, form: str, contenders: dict[str, Loss], leaves: list[Tensor], *others: Tensor
     ) -> None:
-        self.contenders, self.leaves, self.others = contenders, leaves, others
-        self.turns, self.more_turns = TURNS[form], MORE_TURNS[form]
+        self.form, self.contenders, self.leaves, self.others = form, contenders, leaves, others
+        self.turns, self.more_turns = TURNS[form], MORE_TURNS.get(form, 0)
         self.calls_before = CALLS_BEFORE[form]
         self.original = leaves[0].detach().clone()
         self.busy = torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
@@ -209,6 +233,8 @@ class Arena:
         for _ in range(self.calls_before):
             self.clear()
             loss(*self.leaves, *self.others).backward()
+        if self.form != "linear":  # whose many launches need that time
+            torch.cuda.synchronize()
         self.clear()
         begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         self.busy.zero_()
@@ -314,6 +340,13 @@ def logits_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Ar
     return copy_ms(logits.detach()), Arena("logits", of_logits(), [logits], target, ks)
 
 
+def probabilities_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Arena]:
+    logits, _, ks = inputs(dtype, (rows, classes))
+    target = logits.detach().roll(1, 0).softmax(1)
+    arena = Arena("probabilities", of_probabilities(), [logits], target, ks)
+    return copy_ms(logits.detach()), arena
+
+
 def linear_inputs(dtype: torch.dtype, rows: int, width: int, classes: int) -> list[Tensor]:
     """As those of logits, with a weight that gives logits of about the same size."""
     hidden, weight, target, ks = inputs(dtype, (rows, width), (classes, width))
@@ -333,7 +366,11 @@ def peer_versions() -> dict[str, str]:
 
 def cases() -> Iterator[tuple[str, str, str, Callable[[], tuple[float, Arena]]]]:
     """Form, shape and dtype, and what makes the arena."""
-    forms = (("logits", LOGITS, logits_arena), ("linear", LINEAR, linear_arena))
+    forms = (
+        ("logits", LOGITS, logits_arena),
+        ("probabilities", PROBABILITIES, probabilities_arena),
+        ("linear", LINEAR, linear_arena),
+    )
     for form, shapes, arena in forms:
         for dtype, *shape in shapes:
             name = "x".join(map(str, shape))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 TYPES = {
-    "target": "*i64", "ks": "*fp32", "weight": "*fp32", "weight_sum": "*fp64", "parts": "*fp64",
+    "target": "*i64", "ks": "*fp32", "weight": "*fp32", "parts": "*fp64", "scaled": "*i32",
     "values": "*fp64", "statistics": "*fp64", "found": "*fp32", "given": "*fp32", "factor": "*fp32",
     "k": "fp32", "smoothing": "fp32",
 }  # fmt: skip
@@ -27,12 +27,13 @@ def compile_kernel(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    of_names = {**TYPES, **dict.fromkeys(LOGITS, logits)}
+    if constants.get("probabilities"):
+        of_names["target"] = "*fp32"
     types = {
-        name: "constexpr" if name in constants
-        else logits if name in LOGITS
-        else TYPES.get(name, "i32")
+        name: "constexpr" if name in constants else of_names.get(name, "i32")
         for name in kernel.arg_names
-    }  # fmt: skip
+    }
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     attributes = {
         (position,): [["tt.divisibility", 16]]
@@ -71,7 +72,7 @@ def main() -> None:
 
     on_chip = {"num_warps": 1, "maxnreg": TILE_REGISTERS}
     in_turns = {"num_warps": 16, "maxnreg": ROW_REGISTERS}
-    training: dict[str, Any] = {"weight": None, "grad": None, "skip": False}
+    training: dict[str, Any] = {"weight": None, "grad": None, "scaled": None, "skip": False}
     at_once: dict[str, Any] = {"found": None, "given": None}
     once = at_once | {"reduced": True, "mean": False}
     whole = at_once | {"statistics": None}
@@ -105,12 +106,14 @@ def main() -> None:
     compile_kernel(kernels.tile, "*fp16", vector=2, mean=False, **pieces, **several | later)
     alone = several | pieces | at_once | {"tile_rows": 1024, "reduced": True}
     compile_kernel(kernels.tile, "*bf16", vector=2, mean=True, parts=None, **alone)
-    compile_kernel(kernels.smoothed_tile, "*fp32", vector=1, block=16, **several)
     row: dict[str, Any] = {"special": "any", "skip": True}
-    compile_kernel(kernels.smoothed_row, "*fp32", lanes=1024, **row)
+    for probabilities in (False, True):
+        soft: dict[str, Any] = {"probabilities": probabilities}
+        compile_kernel(kernels.soft_tile, "*fp32", vector=1, block=16, **several, **soft)
+        compile_kernel(kernels.soft_row, "*fp32", lanes=128, vector=8, **row, **soft)
     compile_kernel(kernels.row, "*fp32", vector=1, lanes=8192, given=None, **row)
     compile_kernel(kernels.row, "*fp32", vector=4, lanes=2048, statistics=None, **row | later)
-    split = row | later | {"skip": False, "grad": None, "statistics": None}
+    split = row | later | training | {"statistics": None}
     compile_kernel(kernels.row, "*bf16", vector=8, lanes=1024, **split)
     compile_kernel(kernels.count_labels, options={"num_warps": 16}, block=8192)
     compile_kernel(kernels.sum_values, "*fp32", block=1024)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -60,6 +61,11 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         monkeypatch.setattr(kernels, "_PIECES", type(kernels._PIECES)(1 - pieces))
     chosen: str = request.param
     return chosen
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_scaled_before() -> None:
+    operators.scaled_before().zero_()
 
 
 both_kernels = pytest.mark.usefixtures("kernel")
@@ -142,6 +148,7 @@ def test_half_types_are_float32_rounded_once(kernel: str, dtype: torch.dtype, cl
 
 
 CLASSES = 21
+HALVES = (slice(0, 2), slice(2, None))
 SETTINGS = tuple(
     itertools.product(("mean", "none"), (False, True), (0.0, 0.2), ("none", "some", "all"))
 )
@@ -207,6 +214,171 @@ def test_corners_of_weight_and_smoothing(weight: str, smoothing: float) -> None:
         value, f = value_and_gradient(logits, target, k, weight=weights, **settings)
         torch.testing.assert_close(value.double(), true.detach(), rtol=FLOAT32, atol=1e-6)
         torch.testing.assert_close(f.double(), true_gradient, rtol=1e-4, atol=1e-6)
+
+
+# Of probabilities; the first row is one-hot, the second has two classes, the third no sum of 1.
+PROBABILITIES = torch.zeros(5, CLASSES)
+PROBABILITIES[0, 3] = 1
+PROBABILITIES[1, 4:6] = torch.tensor([0.3, 0.7])
+PROBABILITIES[2:] = torch.linspace(-3, 3, 3 * CLASSES).sin().reshape(3, CLASSES).mul(3).softmax(-1)
+PROBABILITIES[2] *= 2
+
+
+@functools.cache
+def true_probabilities(
+    reduction: str, weighted: bool, smoothing: float, k: float | str
+) -> tuple[Tensor, Tensor]:
+    logits, _, weight = case(weighted, "none")
+    return reference.loss(logits, PROBABILITIES, sensitivity(k), weight, -100, reduction, smoothing)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@both_kernels
+def test_probabilities(reduction: str, weighted: bool, smoothing: float) -> None:
+    logits, _, weight = case(weighted, "none")
+    for k in (1.0, 0.5, 2.0, "per example"):
+        true, true_gradient = true_probabilities(reduction, weighted, smoothing, k)
+        value, f = value_and_gradient(
+            logits, PROBABILITIES, sensitivity(k), weight=weight, reduction=reduction,
+            label_smoothing=smoothing, upstream=1.5,
+        )  # fmt: skip
+        torch.testing.assert_close(value.double(), true, rtol=FLOAT32, atol=1e-6)
+        torch.testing.assert_close(f.double(), 1.5 * true_gradient, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(f.double().sum(-1), torch.zeros(5).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("of_logits", [torch.half, torch.float32])
+@pytest.mark.parametrize("of_target", [torch.half, torch.float32])
+@both_kernels
+def test_probabilities_of_another_dtype(of_logits: torch.dtype, of_target: torch.dtype) -> None:
+    logits, target = case(False, "none")[0].to(of_logits), PROBABILITIES.to(of_target)
+    expected_dtype = F.cross_entropy(logits, target).dtype
+    true, gradient = reference.loss(logits, target, 0.5, reduction="sum")
+    value, f = value_and_gradient(logits, target, 0.5, reduction="sum")
+    assert value.dtype == expected_dtype
+    assert f.dtype == of_logits
+    torch.testing.assert_close(value.double(), true, rtol=2**-10, atol=0)
+    torch.testing.assert_close(f.double(), gradient, rtol=2**-10, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(CLASSES,), (2, CLASSES, 2), (2, CLASSES, 0)])
+@both_kernels
+def test_probabilities_of_any_shape(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, target = (torch.randn(shape, generator=generator) for _ in range(2))
+    target = target.softmax(1 if len(shape) > 1 else 0)
+    for reduction in ("mean", "none"):
+        leaf = logits.double().requires_grad_()
+        true = tunable_cross_entropy(leaf, target.double(), 0.5, reduction=reduction)
+        (gradient,) = torch.autograd.grad(true.sum(), leaf)
+        value, f = value_and_gradient(logits, target, 0.5, reduction=reduction)
+        torch.testing.assert_close(value.double(), true.detach(), equal_nan=True)
+        torch.testing.assert_close(f.double(), gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["rows apart by an element", "transposed", "expanded"])
+@both_kernels
+def test_layout_of_probabilities(layout: str) -> None:
+    logits = case(False, "none")[0][:3]
+    target = LAYOUTS[layout](PROBABILITIES[2:])
+    _, f = value_and_gradient(logits, target, 0.5, reduction="sum")
+    _, expected = value_and_gradient(logits, target.contiguous(), 0.5, reduction="sum")
+    assert torch.equal(f, expected)
+
+
+@pytest.mark.parametrize("k", [0.5, 1.0, 2.0, 3.0])
+@both_kernels
+def test_one_hot_probabilities_are_labels(k: float) -> None:
+    """Even where the right class has a probability that is rounded to 1."""
+    logits = torch.tensor([[0.0, 30.0, 2.0], [0.0, -30.0, 2.0], [50.0, 90.0, -math.inf]])
+    label = torch.tensor([1, 1, 1])
+    value, f = value_and_gradient(logits, label, k, reduction="sum")
+    as_soft = value_and_gradient(logits, F.one_hot(label, 3).float(), k, reduction="sum")
+    torch.testing.assert_close(as_soft[0], value, rtol=FLOAT32, atol=1e-6)
+    # At k = 1 it is the difference p - q, as it is of PyTorch's cross-entropy.
+    torch.testing.assert_close(as_soft[1], f, rtol=1e-4, atol=1e-7 if k == 1 else 1e-25)
+
+
+@pytest.mark.parametrize("k", [0.5, 1.0, 3.0])
+@both_kernels
+def test_probabilities_that_are_nan_show(k: float) -> None:
+    logits, target = torch.zeros(3, 20), torch.full((3, 20), 0.05)
+    logits[0, 7] = target[1, 19] = math.nan
+    value, f = value_and_gradient(logits, target, k, reduction="none")
+    assert value[:2].isnan().all()
+    assert f[:2].isnan().any(-1).all()
+    assert value[2].isfinite()
+    assert f[2].isfinite().all()
+
+
+@both_kernels
+def test_nothing_pulls_where_there_is_no_target() -> None:
+    logits, target = torch.randn(2, 20), torch.zeros(2, 20)
+    for k in (0.5, 1.0, 3.0):
+        value, f = value_and_gradient(logits, target, k, reduction="none")
+        assert not value.any()
+        assert not f.any()
+
+
+SOFT: dict[str, dict[str, Any]] = {
+    "labels": {},
+    "smoothed": {"label_smoothing": 0.1},
+    "probabilities": {"target": PROBABILITIES},
+}
+
+
+@pytest.mark.parametrize("kind", SOFT)
+@both_kernels
+def test_when_a_gradient_is_computed_makes_no_difference(kind: str) -> None:
+    """In the forward pass, or, since a loss before it was scaled, in the backward pass."""
+    logits, target, weight = case(True, "some")
+    settings = {"weight": weight, "target": target, **SOFT[kind]}
+    for k, upstream in itertools.product((0.5, 1.0, 2.0, 3.0), (1.0, 1.75)):
+        results = []
+        for scaled in (False, True):
+            operators.scaled_before().fill_(scaled)
+            results.append(value_and_gradient(logits, k=k, upstream=upstream, **settings))
+            assert bool(operators.scaled_before()) == (upstream != 1), "it is told for the next"
+        for at_once, later in zip(*results, strict=True):
+            torch.testing.assert_close(later, at_once, rtol=0, atol=0, equal_nan=True)
+
+
+def test_no_gradient_is_computed_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a loss that is scaled, it is left to the backward pass from the second step on."""
+    logits, target, _ = case(False, "none")
+    computed: list[bool] = []
+
+    def launch(rows: Any, values: Any, out: Any, **settings: Any) -> None:
+        computed.append(out is not None)
+        true_launch(rows, values, out, **settings)
+
+    true_launch = operators.launch
+    monkeypatch.setattr(operators, "launch", launch)
+    for upstream in (1.0, 3.0, 3.0, 1.0, 1.0):
+        value_and_gradient(logits, target, 0.5, upstream=upstream)
+    assert computed == [True, True, True, True, False, True, False, True, True, True]
+    # A graph that is kept says nothing of the next step.
+    leaf = leaf_of(logits)
+    (3 * by_kernel(leaf, target.to(DEVICE), 0.5)).backward(retain_graph=True)
+    assert not operators.scaled_before()
+
+
+def test_checkpoints() -> None:
+    """What is computed again has to save the same, though losses in between were scaled."""
+    logits, target, _ = case(False, "none")
+    leaf = leaf_of(logits)
+    loss = partial(checkpoint, by_kernel, use_reentrant=False)
+    for _ in range(2):
+        leaf.grad = None
+        first, second = (loss(leaf[part], target[part].to(DEVICE), 0.5) for part in HALVES)
+        (3 * (first + second)).backward()
+    expected = torch.cat(
+        [value_and_gradient(logits[part], target[part], 0.5, upstream=3.0)[1] for part in HALVES]
+    )
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad.cpu(), expected, rtol=0, atol=0)
 
 
 def expected_of(logits: Tensor, target: Tensor, k: float = 0.5) -> Tensor:
@@ -672,22 +844,33 @@ def test_transforms_of_long_rows(route: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("route", [*transforms.DIRECT, *transforms.COMPILED])
-def test_smoothed_labels_in_transforms(route: str) -> None:
-    """In graphs and under torch.func the kernels smooth, too."""
+@pytest.mark.parametrize("kind", ["smoothed", "smoothed and weighted", "probabilities"])
+def test_soft_targets_in_transforms(route: str, kind: str) -> None:
+    """Graphs and torch.func have kernels for them, too."""
     logits, target = transforms.examples()
-    loss = there(partial(by_kernel, reduction="sum", label_smoothing=0.1))
+    settings: dict[str, Any] = {"reduction": "sum"}
+    if kind == "probabilities":
+        target = logits.flip(0).softmax(-1)
+    else:
+        settings["label_smoothing"] = 0.1
+    if kind == "smoothed and weighted":
+        settings["weight"] = torch.linspace(0.5, 2, logits.shape[1])
+    on_device = {key: a.to(DEVICE) if isinstance(a, Tensor) else a for key, a in settings.items()}
+    loss = there(partial(by_kernel, **on_device))
     if route in transforms.DIRECT:
         gradient = transforms.DIRECT[route](loss, (target, 0.5), logits)
     else:
         gradient = transforms.COMPILED[route](loss, (target, 0.5), logits, "aot_eager")
-    _, true = reference.loss(logits, target, 0.5, reduction="sum", label_smoothing=0.1)
+    _, true = reference.loss(logits, target, 0.5, **settings)
     torch.testing.assert_close(gradient.double(), true, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_what_is_in_a_graph(smoothing: float, weighted: bool) -> None:
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_what_is_in_a_graph(smoothing: float, weighted: bool, probabilities: bool) -> None:
     logits, target, _ = case(False, "none")
+    target = PROBABILITIES if probabilities else target
     weight = torch.linspace(0.5, 2, CLASSES, device=DEVICE) if weighted else None
     found: list[str] = []
 
@@ -700,9 +883,8 @@ def test_what_is_in_a_graph(smoothing: float, weighted: bool) -> None:
     step = torch.compile(loss, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
     leaf = leaf_of(logits)
     step(leaf, target.to(DEVICE)).backward()
-    by_kernels = not (smoothing and weighted)  # said in docs/kernels.md
     for operator in ("value_of_rows", "gradient_of_rows"):
-        assert any(f"pseudograd.{operator}" in name for name in found) == by_kernels
+        assert any(f"pseudograd.{operator}" in name for name in found)
     true = reference.loss(
         logits, target, 0.5, None if weight is None else weight.cpu(), label_smoothing=smoothing
     )
@@ -824,12 +1006,14 @@ def test_traced(form: str, implementation: str) -> None:
 )
 def test_operators_keep_their_promises(operator: str, others: tuple[Any, ...]) -> None:
     logits, target, _ = case(False, "none")
-    arguments = [a.to(DEVICE) if isinstance(a, Tensor) else a for a in (logits, target, *others)]
-    torch.library.opcheck(
-        getattr(operators, operator),
-        tuple(arguments),
-        test_utils=("test_schema", "test_faketensor"),
-    )
+    targets = (target,) if operator == "statistics_of_part" else (target, PROBABILITIES)
+    for target_of_call in targets:
+        given = (logits, target_of_call, *others)
+        torch.library.opcheck(
+            getattr(operators, operator),
+            tuple(a.to(DEVICE) if isinstance(a, Tensor) else a for a in given),
+            test_utils=("test_schema", "test_faketensor"),
+        )
 
 
 SECOND = [way for way in transforms.SECOND_DERIVATIVES if way != "gradgradcheck"]
@@ -857,8 +1041,8 @@ class TestChoice:
             tunable_cross_entropy(logits, target, implementation="cuda")
         with pytest.raises(ValueError, match=r"'triton' has no kernel for torch\.float64"):
             by_kernel(logits.double(), target)
-        with pytest.raises(ValueError, match=r"no kernel for class probabilities"):
-            by_kernel(logits, logits.softmax(-1))
+        with pytest.raises(ValueError, match=r"'triton' has no kernel for torch\.float64"):
+            by_kernel(logits, logits.double().softmax(-1))
 
     def test_where_there_is_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(operators, "INTERPRETED", False)

@@ -302,9 +302,9 @@ def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tenso
 
 def _of_name(name: str) -> RowLoss:
     if name.startswith("kernels"):
-        from pseudograd.loss.operators import ClassIndexOnGpu
+        from pseudograd.loss.operators import OnGpu
 
-        return ClassIndexOnGpu(float(name.rpartition(" ")[2]))
+        return OnGpu(float(name.rpartition(" ")[2]))
     return ClassIndex() if name == "class indices" else ClassProbabilities()
 
 

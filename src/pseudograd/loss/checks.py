@@ -230,14 +230,16 @@ def check_implementation(implementation: str) -> None:
         )
 
 
+def dtype_without_kernel(input: Tensor, target: Tensor) -> torch.dtype | None:
+    """A dtype, of logits or of probabilities, that the kernels do not read."""
+    dtypes = [tensor.dtype for tensor in (input, target) if tensor.is_floating_point()]
+    return next((dtype for dtype in dtypes if dtype not in SINGLE_AND_HALF), None)
+
+
 def check_for_triton(input: Tensor, target: Tensor) -> None:
     """Refuse what the kernels do not do."""
-    if target.is_floating_point():
-        raise ValueError(
-            "implementation 'triton' has no kernel for class probabilities; use 'auto'"
-        )
-    if input.dtype not in SINGLE_AND_HALF:
-        raise ValueError(f"implementation 'triton' has no kernel for {input.dtype}; use 'auto'")
+    if (dtype := dtype_without_kernel(input, target)) is not None:
+        raise ValueError(f"implementation 'triton' has no kernel for {dtype}; use 'auto'")
     try:
         from pseudograd.loss.operators import INTERPRETED
     except ImportError as error:

@@ -21,7 +21,6 @@ from pseudograd.loss.autograd import (
     rows_of,
 )
 from pseudograd.loss.checks import (
-    SINGLE_AND_HALF,
     as_sensitivity,
     autocast_is_on,
     check_arguments,
@@ -30,6 +29,7 @@ from pseudograd.loss.checks import (
     check_for_triton,
     check_implementation,
     check_k,
+    dtype_without_kernel,
     example_shape,
     name_of_group,
 )
@@ -107,33 +107,34 @@ def tunable_cross_entropy(
             name_of_group(process_group), way == "triton",
         )  # fmt: skip
         reduced = _reduced(value, example_weight.sum(), reduction)
-    elif target.is_floating_point():
-        q = smoothed(_rows(target).to(working_dtype(z)), label_smoothing)
-        value = _class_probability_rows(z, weighted(q, weight), as_column(k, z))
-        reduced = _reduced(value, float(len(z)), reduction)
     elif way == "triton" and is_eager():
         from pseudograd.loss.operators import fused_cross_entropy
 
         if isinstance(k, Tensor) and holds_numbers(k):
             check_k(k)
+        target = _rows(target) if target.is_floating_point() else target.flatten()
         reduced = fused_cross_entropy(
-            z, target.flatten(), k, weight, ignore_index, reduction, label_smoothing, dtype
+            z, target, k, weight, ignore_index, reduction, label_smoothing, dtype
         )
+    elif target.is_floating_point():
+        q = _rows(target) if way == "triton" else _rows(target).to(working_dtype(z))
+        q = weighted(smoothed(q, label_smoothing), weight)
+        soft_rows = _gpu_rows() if way == "triton" else _class_probability_rows
+        reduced = _reduced(soft_rows(z, q, as_column(k, z)), float(len(z)), reduction)
     elif way == "numba":
         fused = _compiled_by_numba()
         assert fused is not None
         reduced = fused(z, target.flatten(), k, weight, ignore_index, reduction)
     else:
-        rows, smoothing = _class_index_rows, label_smoothing
+        rows, soft_rows, smoothing = _class_index_rows, _class_probability_rows, label_smoothing
         if way == "triton":
-            from pseudograd.loss.operators import gpu_rows
-
-            rows = functools.partial(gpu_rows, smoothing=smoothing)
-            if weight is None:  # of weighted and smoothed labels the operators do not know
-                smoothing = 0.0
+            rows = soft_rows = _gpu_rows()
+            if weight is None:  # if weighted, smoothed labels are probabilities to the operators
+                rows, smoothing = functools.partial(rows, smoothing=smoothing), 0.0
         reduced = class_index_loss(
-            z, target.flatten(), as_column(k, z), rows, weight, ignore_index, reduction, smoothing
-        )
+            z, target.flatten(), as_column(k, z), rows, weight, ignore_index, reduction, smoothing,
+            soft_rows,
+        )  # fmt: skip
     if reduction == "none":
         reduced = reduced.reshape(example_shape(input))
     return reduced if reduced.dtype == dtype else reduced.to(dtype)
@@ -148,8 +149,12 @@ def class_index_loss(
     ignore_index: int,
     reduction: str,
     label_smoothing: float = 0.0,
+    soft_rows: Rows = _class_probability_rows,
 ) -> Tensor:
-    """Give the loss of rows ``z`` (R, C) for labels (R) by the row function ``rows``, reduced."""
+    """Give the loss of rows ``z`` (R, C) for labels (R) by the row function ``rows``, reduced.
+
+    Smoothed labels are probabilities, and go by ``soft_rows``.
+    """
     target = target.long()  # among bytes, -100 would be class 156
     if holds_numbers(target):
         check_class_indices(target, z.shape[1], ignore_index)
@@ -158,7 +163,7 @@ def class_index_loss(
     example_weight = torch.where(counted, label_weight, 0).to(working_dtype(z))
     if label_smoothing:
         q = smoothed_labels(z, y, label_smoothing, weight)
-        value = _class_probability_rows(z, q, k) * known
+        value = soft_rows(z, q, k) * known
     else:
         value = rows(z, y, k) * label_weight
     return _reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
@@ -251,14 +256,21 @@ def chosen_way(input: Tensor, target: Tensor, label_smoothing: float, implementa
         check_for_triton(input, target)
     if implementation != "auto":
         return implementation
-    if target.is_floating_point() or input.dtype not in SINGLE_AND_HALF:
+    if dtype_without_kernel(input, target) is not None:
         return "torch"
     eager = is_eager()
     plain = type(input) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
     if _is_for_kernels(input) and (not eager or (plain and _kernels_run())):
         return "triton"
-    numba = input.is_cpu and plain and eager and label_smoothing == 0
+    soft = label_smoothing > 0 or target.is_floating_point()
+    numba = input.is_cpu and plain and eager and not soft
     return "numba" if numba and _compiled_by_numba() is not None else "torch"
+
+
+def _gpu_rows() -> Callable[..., Tensor]:
+    from pseudograd.loss.operators import gpu_rows
+
+    return gpu_rows
 
 
 # Known beforehand, since torch.compile could not trace how it is found out.

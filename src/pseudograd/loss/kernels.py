@@ -7,7 +7,7 @@ margin, and so the value and the strength A; the second turns powers into shares
 - `tile` takes several short rows at once, each read once and kept on the chip.
 - `row` takes one long row: a pass for the top and the sums, and a pass for the gradient, whose
   logits then mostly come from the L2 cache.
-- `smoothed_tile` and `smoothed_row` are the same for smoothed labels, by the rule for soft targets.
+- `soft_tile` and `soft_row` are the same for soft targets: probabilities, and smoothed labels.
 - `count_labels` and `sum_values` are the sums of a reduction: of weights, and of values.
 - `rescale` multiplies what `pseudograd.loss.linear` has computed.
 
@@ -21,8 +21,10 @@ A pointer that is None is a constant to the compiler, which leaves out what depe
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from pseudograd.rules.paper import GREATEST_K, LEAST_K
 
@@ -213,6 +215,19 @@ def _factor(w, parts, divisor, grad, grad_stride, row, mask):
 
 
 @triton.jit
+def _is_done(grad, scaled, skip: tl.constexpr):
+    """Whether nothing is left to do: with ``skip``, where the gradient from above is 1.
+
+    If the forward pass had expected something else of it, ``scaled`` takes what to expect. That is
+    the processor's memory, and slow to write to, so else it is left alone.
+    """
+    is_1 = tl.load(grad).to(tl.float32) == 1.0
+    unexpected = is_1 != skip
+    tl.store(scaled, 1 if skip else 0, mask=unexpected & (tl.program_id(0) == 0))
+    return is_1 & skip
+
+
+@triton.jit
 def _keep(found, row, mask, top, share, scale):
     """What a later backward pass needs of a row."""
     tl.store(found + 3 * row, top, mask=mask)
@@ -267,7 +282,7 @@ def _sum_in_float64(e):
 
 @triton.jit(do_not_specialize=["k", "rows", "ignore_index"])
 def tile(
-    z, target, ks, k, weight, parts, grad, values, out, found, given,
+    z, target, ks, k, weight, parts, grad, scaled, values, out, found, given,
     rows, stride, classes, k_stride, grad_stride, ignore_index,
     special: tl.constexpr, reduced: tl.constexpr, mean: tl.constexpr, skip: tl.constexpr,
     vector: tl.constexpr, tile_rows: tl.constexpr, outer: tl.constexpr, inner: tl.constexpr,
@@ -277,15 +292,17 @@ def tile(
     ``stride`` and ``classes`` are given in vectors of so many elements, which tells the compiler
     that it may load and store whole vectors. With ``mean``, one program has all rows, and counts
     and divides by itself. With ``skip``, nothing is done where ``grad`` is 1: ``out`` then has been
-    computed already. So few programs are launched, and if need be they go on to further rows.
+    computed already. So few programs are launched, and if need be they go on to further rows. Of
+    ``scaled`` see `_is_done`.
 
     A backward pass that comes later need not sum again: ``found`` (rows, 3) takes what it needs of
     each row, the top, the share and the scale, and ``given`` has it.
     """
+    if scaled is not None:  # noqa: SIM102 (the compiler would look at both conditions)
+        if _is_done(grad, scaled, skip):
+            return
     first = tl.program_id(0).to(tl.int64) * tile_rows
     if skip:
-        if tl.load(grad).to(tl.float32) == 1.0:
-            return
         for begin in range(first, rows, tl.num_programs(0).to(tl.int64) * tile_rows):
             _tile(z, target, ks, k, weight, parts, grad, values, out, found, given, begin,
                   rows, stride, classes, k_stride, grad_stride, ignore_index,
@@ -410,11 +427,11 @@ def _join(top, total, lost, power_total, k, special: tl.constexpr):
 
 @triton.jit(do_not_specialize=["k", "ignore_index"])
 def row(
-    z, target, ks, k, weight, parts, grad, values, out, found, given, statistics,
+    z, target, ks, k, weight, parts, grad, scaled, values, out, found, given, statistics,
     stride, classes, k_stride, grad_stride, ignore_index,
     special: tl.constexpr, skip: tl.constexpr, vector: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """Value and pseudo-gradient of a long row. ``skip``, ``found`` and ``given`` are as in `tile`.
+    """Value and pseudo-gradient of a long row; ``skip``, ``found`` and ``given`` are as in `tile`.
 
     The row is taken as whole aligned vectors, ``lanes`` of them at a time, and the few elements
     before and after them. Each lane has a top and sums of its own, so that lanes need not wait for
@@ -423,8 +440,8 @@ def row(
     Where the classes are split among several devices, ``statistics`` (4, rows) takes the numbers of
     this part of the row, and ``given`` has what follows from those of all parts.
     """
-    if skip:  # noqa: SIM102 (the compiler would look at both conditions)
-        if tl.load(grad).to(tl.float32) == 1.0:
+    if scaled is not None:  # noqa: SIM102 (the compiler would look at both conditions)
+        if _is_done(grad, scaled, skip):
             return
     i = tl.program_id(0).to(tl.int64)
     y = tl.load(target + i).to(tl.int64)
@@ -519,220 +536,247 @@ def row(
             tl.store(out + out_begin + edge_column, edges.to(out.dtype.element_ty), mask=on_edge)
 
 
-# Smoothed labels: with w_j the class weights, the target is q_j = w_j s / C for all classes, and
-# w_y (1 - s) more on the label; W is its sum. The rule is that for soft targets, W f(p - q / W).
+# Soft targets: probabilities q, or a label (q = 1 there). With class weights w and smoothing s the
+# target is t_j = w_j ((1 - s) q_j + s / C), W is its sum, and the rule is W f(p - t / W).
 
 
 @triton.jit
-def _smoothed_target(w, column, y, w_y, spread, smoothing, whole):
-    """q / W of some columns."""
-    return (w * spread + tl.where(column == y, (1 - smoothing) * w_y, 0.0)) / whole
-
-
-@triton.jit
-def _class_weights(weight, column, inside):
-    if weight is not None:
-        w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+def _target(
+    target, at, mask, y, column, weight, inside, smoothing, classes, probabilities: tl.constexpr
+):
+    """t of some columns."""
+    if probabilities:
+        q = tl.load(target + at, mask=mask, other=0.0).to(tl.float32)
     else:
-        w = tl.where(inside, 1.0, 0.0)
-    return w
-
-
-@triton.jit
-def _whole(weight, weight_sum, classes, w_y, spread, smoothing):
-    """W, from the label's weight."""
-    weights = classes * 1.0
+        q = tl.where(column == y, 1.0, 0.0)
+    t = (1 - smoothing) * q + smoothing / classes
     if weight is not None:
-        weights = tl.load(weight_sum).to(tl.float32)
-    return (1 - smoothing) * w_y + spread * weights
+        t *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(inside, t, 0.0)
 
 
 @triton.jit
-def _distance(w, z_y, x, inside):
-    """w (z_y - z_j), where 0 times infinity is 0: with -Σ q log p what the value is made of."""
-    reference = tl.where(tl.abs(z_y) < float("inf"), z_y, 0.0)
-    # In halves, since the difference of two extreme logits would be infinite.
-    return tl.where(inside & (w != 0), 2 * w * (reference / 2 - x / 2), 0.0)
+def _distance(t, d):
+    """t d, where 0 times infinity is 0."""
+    return tl.where(t == 0, 0.0, t * d)
 
 
 @triton.jit
-def _smoothed_value(top, total, z_y, whole, distances):
-    """-Σ q log p."""
+def _soft_value(total, whole, distances):
+    """-Σ t log p = W log Σ exp(z - top) - Σ t (z - top), of which the latter is given as halves."""
     n, f, s = _log(_at_least_1(total.to(tl.float64)))
-    reference = tl.where(tl.abs(z_y) < float("inf"), z_y, 0.0).to(tl.float64)
-    # Large logits first: they would swallow the logarithm.
-    gap = (top.to(tl.float64) - reference) + n * _LN_2_HIGH + f + (s + n * _LN_2_LOW)
-    value = whole * gap + distances.to(tl.float64)
-    # A label that is masked by -inf; other reasons for infinity are in the distances. NaN stays.
-    value = tl.where((z_y == float("-inf")) & (whole > 0) & (value == value), float("inf"), value)
+    value = whole * (n * _LN_2_HIGH + f + (s + n * _LN_2_LOW)) - 2 * distances
     return tl.where(total == 0, float("nan"), value)  # no logit is above -inf
 
 
-@triton.jit
-def _bias(x, q, inside, top, total):
-    """log2 |p - q|, above zero and below it, each -inf where it is on the other side.
+INTERPRETED = not isinstance(_powers, triton.JITFunction)
+# Neither the interpreter nor AMD's compiler has that logarithm.
+_APPROXIMATE = tl.constexpr(not (INTERPRETED or torch.version.hip))
 
-    Where q is 0 the bias is p, whose logarithm is exact; where q is 1 it is alone on its side.
+
+@triton.jit
+def _log2(x):
+    """The logarithm to the base 2, within 2^-22 of itself; the exact one has 25 instructions."""
+    return libdevice.fast_log2f(x) if _APPROXIMATE else tl.log2(x)
+
+
+@triton.jit
+def _bias(d, t, whole, log_total, special: tl.constexpr):
+    """|p - t / W|, or for any k its logarithm to the base 2, and whether p is above.
+
+    ``d`` is half of z - top. Where t is 0 the bias is p, whose logarithm is exact. A class that has
+    all of the target is alone on its side of zero and has all of its strength, even if its own bias
+    has been rounded to 0.
     """
-    log_p = (x - top) * _LOG2_E - tl.log2(total)
-    bias = tl.exp2(log_p) - q
-    off, sole = q == 0, q == 1
-    size = tl.where(off, log_p, tl.where(sole, 0.0, tl.log2(tl.abs(bias))))
-    above = tl.where(inside & ((bias > 0) | off) & (sole == 0), size, float("-inf"))
-    below = tl.where(inside & ((bias < 0) | sole), size, float("-inf"))
-    # NaN is on no side of zero, and has to be seen.
-    above = tl.where(inside & (bias != bias), bias, above)
-    return above, below
+    log_p = d * (2 * _LOG2_E) - log_total
+    bias = tl.exp2(log_p) - t * (1 / whole)
+    off, sole = t == 0, (t == whole) & (bias == bias)
+    size = tl.where(sole, 1.0, tl.abs(bias))
+    if special == "any":
+        size = tl.where(off, log_p, _log2(size))
+    return size, ((bias > 0) & (sole == 0)) | off
 
 
 @triton.jit
-def _sides(above, below, above_top, below_top, above_scale, below_scale, k):
-    """Both sides' shares of the strength."""
-    return (
-        tl.exp2(k * (above - above_top)) * above_scale
-        - tl.exp2(k * (below - below_top)) * below_scale
-    )
+def _root_or_square(x, special: tl.constexpr):
+    """x^k for k = ½ and 2."""
+    return tl.sqrt(x) if special == "1/2" else x * x
 
 
 @triton.jit
-def _scales(above_top, above_total, above_power, below_power, k, factor):
+def _scales(strength, above_power, below_power):
     """What the powers of either side are multiplied by. No side pushes alone (Eq. 4)."""
-    n, f, s = _log(_at_least_1(above_total.to(tl.float64)))
-    log_strength = (above_top + n) * _LN_2 + (f + s)
-    power, _ = _exp(k * tl.minimum(log_strength, 0.0))
-    strength = factor * power
     strength = tl.where(below_power == 0, 0.0, strength)
-    above_scale = strength / _at_least_1(above_power).to(tl.float32)
-    below_scale = strength / _at_least_1(below_power).to(tl.float32)
-    return above_scale, below_scale
+    above_scale = strength / tl.where(above_power == 0, 1.0, above_power)
+    below_scale = strength / tl.where(below_power == 0, 1.0, below_power)
+    return above_scale, -below_scale
+
+
+@triton.jit
+def _soft_strength(top, total, k):
+    """S^k, where S is 2^top times the total."""
+    n, f, s = _log(_at_least_1(total.to(tl.float64)))
+    power, _ = _exp(k * tl.minimum((top + n) * _LN_2 + (f + s), 0.0))
+    return power
 
 
 @triton.jit(do_not_specialize=["k", "rows", "ignore_index", "smoothing"])
-def smoothed_tile(
-    z, target, ks, k, weight, weight_sum, parts, grad, values, out,
-    rows, stride, classes, k_stride, grad_stride, ignore_index, smoothing,
-    special: tl.constexpr, reduced: tl.constexpr, skip: tl.constexpr, vector: tl.constexpr,
-    tile_rows: tl.constexpr, block: tl.constexpr,
+def soft_tile(
+    z, target, ks, k, weight, parts, grad, scaled, values, out,
+    rows, stride, classes, k_stride, grad_stride, ignore_index, target_stride, smoothing,
+    special: tl.constexpr, probabilities: tl.constexpr, reduced: tl.constexpr, skip: tl.constexpr,
+    vector: tl.constexpr, tile_rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """As `tile`, for smoothed labels."""
-    if skip:  # noqa: SIM102 (the compiler would look at both conditions)
-        if tl.load(grad).to(tl.float32) == 1.0:
+    """As `tile`, for smoothed labels and for probabilities."""
+    if scaled is not None:  # noqa: SIM102 (the compiler would look at both conditions)
+        if _is_done(grad, scaled, skip):
             return
-    classes *= vector
-    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)
-    column = tl.arange(0, block)
-    exists, inside = row < rows, (column < classes)[None, :]
-    y = tl.load(target + row, mask=exists, other=0).to(tl.int64)
-    counted = exists & (y != ignore_index)
-    labelled = counted & (y >= 0) & (y < classes)
-    k = tl.zeros((tile_rows,), tl.float32) + _sensitivity(k, ks, k_stride, row, exists)
-    begin = row * stride * vector
-    at = begin[:, None] + column[None, :]
-    x = tl.load(z + at, mask=counted[:, None] & inside, other=float("-inf")).to(tl.float32)
-    z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
+    first = tl.program_id(0).to(tl.int64) * tile_rows
+    if skip:
+        for begin in range(first, rows, tl.num_programs(0).to(tl.int64) * tile_rows):
+            _soft_tile(z, target, ks, k, weight, parts, grad, values, out, begin, rows, stride,
+                       classes, k_stride, grad_stride, ignore_index, target_stride, smoothing,
+                       special, probabilities, reduced, vector, tile_rows, block)  # fmt: skip
+    else:
+        _soft_tile(z, target, ks, k, weight, parts, grad, values, out, first, rows, stride,
+                   classes, k_stride, grad_stride, ignore_index, target_stride, smoothing,
+                   special, probabilities, reduced, vector, tile_rows, block)  # fmt: skip
 
-    w_y = tl.where(counted, _weight_of(weight, y, labelled), 1.0).to(tl.float32)
-    w = _class_weights(weight, column[None, :], inside)
-    spread = smoothing / classes
-    whole = _whole(weight, weight_sum, classes, w_y, spread, smoothing)
-    top = tl.maximum(tl.max(x, 1), _LOWEST)
-    total = tl.sum(tl.exp2((x - top[:, None]) * _LOG2_E), 1)
-    distances = tl.sum(_distance(w * spread, z_y[:, None], x, inside), 1)
-    value = _smoothed_value(top, total, z_y, whole, distances)
-    value = tl.where(counted, value, 0.0)
+
+@triton.jit
+def _soft_tile(
+    z, target, ks, k, weight, parts, grad, values, out, first, rows, stride,
+    classes, k_stride, grad_stride, ignore_index, target_stride, smoothing,
+    special: tl.constexpr, probabilities: tl.constexpr, reduced: tl.constexpr,
+    vector: tl.constexpr, tile_rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """The rows from ``first`` on."""
+    classes *= vector
+    row = first + tl.arange(0, tile_rows)
+    column = tl.arange(0, block)[None, :]
+    exists, inside = row < rows, column < classes
+    counted, known, y = exists, 1.0, row
+    if not probabilities:
+        y = tl.load(target + row, mask=exists, other=0).to(tl.int64)
+        counted = exists & (y != ignore_index)
+        known = tl.where((y >= 0) & (y < classes), 1.0, float("nan"))
+        y = y.to(tl.int32)
+    k = tl.zeros((tile_rows,), tl.float32) + _sensitivity(k, ks, k_stride, row, exists)
+    at = (row * stride * vector)[:, None] + column
+    mask = counted[:, None] & inside
+    x = tl.load(z + at, mask=mask, other=float("-inf")).to(tl.float32)
+    at = (row * target_stride * vector)[:, None] + column
+    t = _target(target, at, mask, y[:, None], column, weight, inside, smoothing, classes,
+                probabilities)  # fmt: skip
+
+    whole = known * tl.sum(t, 1)
+    # Halves, since the difference of two extreme logits would be infinite.
+    half_top = tl.maximum(tl.max(0.5 * x, 1), 0.5 * _LOWEST)
+    d = 0.5 * x - half_top[:, None]
+    e = tl.exp2(d * (2 * _LOG2_E))
+    total = tl.sum(e, 1)
+    value = _soft_value(total, whole, tl.sum(_distance(t, d), 1))
+    value = tl.where(counted, value, 0.0).to(tl.float64)
     if reduced:
-        tl.store(values + tl.program_id(0), tl.sum(value, 0))
+        tl.store(values + first // tile_rows, tl.sum(value, 0))
     elif values is not None:
         tl.store(values + row, value, mask=exists)
 
     if out is not None:
         factor = tl.where(counted & (whole != 0), whole, 0.0)
         factor = _factor(factor, parts, None, grad, grad_stride, row, counted)
-        q = _smoothed_target(w, column[None, :], y[:, None], w_y[:, None], spread, smoothing,
-                             tl.where(whole == 0, 1.0, whole)[:, None])  # fmt: skip
+        whole = tl.where(whole == 0, 1.0, whole)
         if special == "1":
-            p = tl.exp2((x - top[:, None]) * _LOG2_E) / total[:, None]
-            f = (p - q) * factor[:, None]
+            f = (e * (1 / total)[:, None] - t * (1 / whole)[:, None]) * factor[:, None]
         else:
-            above, below = _bias(x, q, inside, top[:, None], total[:, None])
-            above_top = tl.maximum(tl.max(above, 1), _LOWEST)
-            below_top = tl.maximum(tl.max(below, 1), _LOWEST)
-            above_total = tl.sum(tl.exp2(above - above_top[:, None]), 1)
-            above_power = tl.sum(tl.exp2(k[:, None] * (above - above_top[:, None])), 1)
-            below_power = tl.sum(tl.exp2(k[:, None] * (below - below_top[:, None])), 1)
+            size, above = _bias(d, t, whole[:, None], tl.log2(total)[:, None], special)
+            if special == "any":
+                above_top = tl.maximum(tl.max(tl.where(above, size, _LOWEST), 1), _LOWEST)
+                below_top = tl.maximum(tl.max(tl.where(above, _LOWEST, size), 1), _LOWEST)
+                size -= tl.where(above, above_top[:, None], below_top[:, None])
+                power = tl.exp2(k[:, None] * size)
+                above_total = tl.sum(tl.where(above, tl.exp2(size), 0.0), 1)
+                strength = _soft_strength(above_top, above_total, k)
+            else:
+                power = _root_or_square(size, special)
+                strength = _root_or_square(tl.sum(tl.where(above, size, 0.0), 1), special)
             above_scale, below_scale = _scales(
-                above_top, above_total, above_power, below_power, k, factor
+                factor * strength,
+                tl.sum(tl.where(above, power, 0.0), 1),
+                tl.sum(tl.where(above, 0.0, power), 1),
             )
-            f = _sides(above, below, above_top[:, None], below_top[:, None],
-                       above_scale[:, None], below_scale[:, None], k[:, None])  # fmt: skip
+            f = power * tl.where(above, above_scale[:, None], below_scale[:, None])
         f = tl.where((factor == 0)[:, None], 0.0, f)
-        at = (row * classes)[:, None] + column[None, :]
+        at = (row * classes)[:, None] + column
         tl.store(out + at, f.to(out.dtype.element_ty), mask=exists[:, None] & inside)
 
 
 @triton.jit
-def _take_in_side(x, top, total, power_total, k):
-    """As `_take_in`, for one logarithm to the base 2 a lane."""
-    new = tl.maximum(top, x)
-    d, scale = x - new, top - new
-    total = total * tl.exp2(scale) + tl.exp2(d)
-    power_total = power_total * tl.exp2(k * scale) + tl.exp2(k * d)
-    return new, total, power_total
-
-
-@triton.jit
-def _join_side(top, total, power_total, k):
+def _join_side(top, power_total, k):
     highest = tl.max(top, 0)
-    total = tl.sum((total * tl.exp2(top - highest)).to(tl.float64), 0)
-    power_total = tl.sum((power_total * tl.exp2(k * (top - highest))).to(tl.float64), 0)
-    return highest, total, power_total
+    total = tl.sum((power_total * tl.exp2(k * (top - highest))).to(tl.float64), 0)
+    return highest, total.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["k", "ignore_index", "smoothing"])
-def smoothed_row(
-    z, target, ks, k, weight, weight_sum, parts, grad, values, out,
-    stride, classes, k_stride, grad_stride, ignore_index, smoothing,
-    special: tl.constexpr, skip: tl.constexpr, lanes: tl.constexpr,
+def soft_row(
+    z, target, ks, k, weight, parts, grad, scaled, values, out,
+    stride, classes, k_stride, grad_stride, ignore_index, target_stride, smoothing,
+    special: tl.constexpr, probabilities: tl.constexpr, skip: tl.constexpr,
+    lanes: tl.constexpr, vector: tl.constexpr,
 ):  # fmt: skip
-    """As `row`, for smoothed labels. For k ≠ 1 one more pass sums the powers on either side."""
-    if skip:  # noqa: SIM102 (the compiler would look at both conditions)
-        if tl.load(grad).to(tl.float32) == 1.0:
+    """As `row`, for such targets. For k ≠ 1 one more pass sums the powers on either side.
+
+    Each pass goes the other way than the one before it, and begins with what is in the cache.
+    """
+    if scaled is not None:  # noqa: SIM102 (the compiler would look at both conditions)
+        if _is_done(grad, scaled, skip):
             return
     i = tl.program_id(0).to(tl.int64)
     z += i * stride
-    y = tl.load(target + i).to(tl.int64)
-    counted = y != ignore_index
-    labelled = counted & (y >= 0) & (y < classes)
+    counted, known, y, to_read = True, 1.0, i, classes
+    if probabilities:
+        target += i * target_stride
+    else:
+        y = tl.load(target + i).to(tl.int64)
+        counted = y != ignore_index
+        known = tl.where((y >= 0) & (y < classes), 1.0, float("nan"))
+        y = y.to(tl.int32)
+        to_read = tl.where(counted, classes, 0)
     k = _sensitivity(k, ks, k_stride, i, counted)
-    z_y = tl.load(z + y, mask=labelled, other=float("nan")).to(tl.float32)
-    w_y = tl.where(counted, _weight_of(weight, y, labelled), 1.0).to(tl.float32)
-    spread = smoothing / classes
-    whole = _whole(weight, weight_sum, classes, w_y, spread, smoothing)
-    to_read = tl.where(counted, classes, 0)
-    lane = tl.arange(0, lanes)
+    columns = tl.arange(0, lanes)[:, None] * vector + tl.arange(0, vector)[None, :]
+    block: tl.constexpr = lanes * vector
+    last = (classes - 1) // block * block
 
-    lane_top = tl.full((lanes,), _LOWEST, tl.float32)
+    # Halves of logits, since the difference of two extreme ones would be infinite.
+    lane_top = tl.full((lanes,), 0.5 * _LOWEST, tl.float32)
     lane_total = tl.zeros((lanes,), tl.float32)
+    lane_whole = tl.zeros((lanes,), tl.float32)
     lane_distance = tl.zeros((lanes,), tl.float32)
-    for start in range(0, to_read, lanes):
-        column = start + lane
+    for start in range(0, to_read, block):
+        column = start + columns
         inside = column < classes
-        x = tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
-        w = _class_weights(weight, column, inside)
-        lane_distance += _distance(w * spread, z_y, x, inside)
-        new = tl.maximum(lane_top, x)
-        lane_total = lane_total * tl.exp2((lane_top - new) * _LOG2_E)
-        lane_total += tl.exp2((x - new) * _LOG2_E)
+        x = 0.5 * tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
+        t = _target(target, column, inside, y, column, weight, inside, smoothing, classes,
+                    probabilities)  # fmt: skip
+        new = tl.maximum(lane_top, tl.max(x, 1))
+        d = x - new[:, None]
+        lane_distance += _distance(lane_whole, lane_top - new) + tl.sum(_distance(t, d), 1)
+        lane_whole += tl.sum(t, 1)
+        lane_total *= tl.exp2((lane_top - new) * (2 * _LOG2_E))
+        lane_total += tl.sum(tl.exp2(d * (2 * _LOG2_E)), 1)
         lane_top = new
     top = tl.max(lane_top, 0)
-    total = tl.sum((lane_total * tl.exp2((lane_top - top) * _LOG2_E)).to(tl.float64), 0)
-    distances = tl.sum(lane_distance.to(tl.float64), 0)
+    total = tl.sum((lane_total * tl.exp2((lane_top - top) * (2 * _LOG2_E))).to(tl.float64), 0)
+    whole = known * tl.sum(lane_whole.to(tl.float64), 0).to(tl.float32)
+    lane_distance += _distance(lane_whole, lane_top - top)
     if values is not None:
-        value = _smoothed_value(top, total, z_y, whole, distances)
+        value = _soft_value(total, whole, tl.sum(lane_distance.to(tl.float64), 0))
         tl.store(values + i, tl.where(counted, value, 0.0))
 
     if out is not None:
         total = total.to(tl.float32)
+        log_total = tl.log2(total)
         factor = tl.where(counted & (whole != 0), whole, 0.0)
         factor = _factor(factor, parts, None, grad, grad_stride, i, counted)
         whole = tl.where(whole == 0, 1.0, whole)
@@ -741,38 +785,57 @@ def smoothed_row(
             above_total = tl.zeros((lanes,), tl.float32)
             above_power = tl.zeros((lanes,), tl.float32)
             below_top = tl.full((lanes,), _LOWEST, tl.float32)
-            below_total = tl.zeros((lanes,), tl.float32)
             below_power = tl.zeros((lanes,), tl.float32)
-            for start in range(0, to_read, lanes):
-                column = start + lane
+            for step in range(0, to_read, block):
+                column = last - step + columns
                 inside = column < classes
-                x = tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
-                w = _class_weights(weight, column, inside)
-                q = _smoothed_target(w, column, y, w_y, spread, smoothing, whole)
-                above, below = _bias(x, q, inside, top, total)
-                above_top, above_total, above_power = _take_in_side(
-                    above, above_top, above_total, above_power, k
-                )
-                below_top, below_total, below_power = _take_in_side(
-                    below, below_top, below_total, below_power, k
-                )
-            of_above, sum_above, power_above = _join_side(above_top, above_total, above_power, k)
-            of_below, _, power_below = _join_side(below_top, below_total, below_power, k)
-            above_scale, below_scale = _scales(
-                of_above, sum_above, power_above, power_below, k, factor
-            )
-        out += i * classes
-        for start in range(0, classes, lanes):
-            column = start + lane
-            inside = column < classes
-            x = tl.load(z + column, mask=column < to_read, other=float("-inf")).to(tl.float32)
-            w = _class_weights(weight, column, inside)
-            q = _smoothed_target(w, column, y, w_y, spread, smoothing, whole)
-            if special == "1":
-                f = (tl.exp2((x - top) * _LOG2_E) / total - q) * factor
+                x = 0.5 * tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
+                t = _target(target, column, inside, y, column, weight, inside, smoothing, classes,
+                            probabilities)  # fmt: skip
+                size, above = _bias(x - top, t, whole, log_total, special)
+                if special == "any":
+                    new = tl.maximum(above_top, tl.max(tl.where(above, size, _LOWEST), 1))
+                    above_total *= tl.exp2(above_top - new)
+                    above_power *= tl.exp2(k * (above_top - new))
+                    above_top = new
+                    new = tl.maximum(below_top, tl.max(tl.where(above, _LOWEST, size), 1))
+                    below_power *= tl.exp2(k * (below_top - new))
+                    below_top = new
+                    size -= tl.where(above, above_top[:, None], below_top[:, None])
+                    power = tl.exp2(k * size)
+                    size = tl.exp2(size)
+                else:
+                    power = _root_or_square(size, special)
+                above_total += tl.sum(tl.where(above, size, 0.0), 1)
+                above_power += tl.sum(tl.where(above, power, 0.0), 1)
+                below_power += tl.sum(tl.where(above, 0.0, power), 1)
+            if special == "any":
+                _, sum_above = _join_side(above_top, above_total, 1.0)
+                of_above, power_above = _join_side(above_top, above_power, k)
+                of_below, power_below = _join_side(below_top, below_power, k)
+                strength = _soft_strength(of_above, sum_above, k)
             else:
-                above, below = _bias(x, q, inside, top, total)
-                f = _sides(above, below, of_above, of_below, above_scale, below_scale, k)
+                power_above, power_below = tl.sum(above_power, 0), tl.sum(below_power, 0)
+                strength = _root_or_square(tl.sum(above_total, 0), special)
+            above_scale, below_scale = _scales(factor * strength, power_above, power_below)
+        out += i * classes
+        for step in range(0, classes, block):
+            start = last - step if special == "1" else step
+            column = start + columns
+            inside, mask = column < classes, column < to_read
+            x = 0.5 * tl.load(z + column, mask=mask, other=float("-inf")).to(tl.float32)
+            t = _target(target, column, mask, y, column, weight, inside, smoothing, classes,
+                        probabilities)  # fmt: skip
+            if special == "1":
+                p = tl.exp2((x - top) * (2 * _LOG2_E)) * (1 / total)
+                f = (p - t * (1 / whole)) * factor
+            else:
+                size, above = _bias(x - top, t, whole, log_total, special)
+                if special == "any":
+                    power = tl.exp2(k * (size - tl.where(above, of_above, of_below)))
+                else:
+                    power = _root_or_square(size, special)
+                f = power * tl.where(above, above_scale, below_scale)
             f = tl.where(factor == 0, 0.0, f)
             tl.store(out + column, f.to(out.dtype.element_ty), mask=inside)
 

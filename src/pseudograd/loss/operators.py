@@ -6,17 +6,18 @@ Two ways lead to the kernels:
   gradient together with the value, when the logits are on the chip or in the cache anyway. The
   backward pass then has nothing left to do if the gradient from above is 1, as it mostly is; a
   kernel finds that out on the device, since to ask for it here would be to wait. Else it computes
-  the gradient anew from the logits, so that it is rounded once only.
+  the gradient anew from the logits, so that it is rounded once only, and from then on leaves it to
+  the backward pass (`scaled_before`).
 - `value_of_rows` and `gradient_of_rows` are operators, which `torch.compile`, `torch.export` and
   `torch.func` can hold in a graph; `gpu_rows` is the row function that is made of them.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd import Function
 
@@ -34,7 +35,7 @@ from pseudograd.loss.autograd import (
 )
 from pseudograd.rules.paper import Sensitivity
 
-INTERPRETED = not isinstance(kernels.tile, triton.JITFunction)
+INTERPRETED = kernels.INTERPRETED
 
 # Rows of up to so many classes are kept on the chip.
 LONGEST_TILE = 8192
@@ -60,12 +61,17 @@ class Rows(NamedTuple):
     """Rows of logits (R, C) with all that their loss depends on, in a form that kernels read."""
 
     z: Tensor
-    target: Tensor
+    target: Tensor  # labels (R) or probabilities (R, C)
     k: float
     ks: Tensor | None = None
     weight: Tensor | None = None
     ignore_index: int = -100
     smoothing: float = 0.0
+
+    @property
+    def soft(self) -> bool:
+        """Whether the target is not a label alone."""
+        return self.smoothing > 0 or self.target.dim() > 1
 
 
 def rows_of_loss(
@@ -77,19 +83,25 @@ def rows_of_loss(
     smoothing: float = 0.0,
 ) -> Rows:
     """Bring the arguments of a loss to that form; logits are copied only if classes are apart."""
-    if z.stride(1) != 1:
-        z = z.contiguous()
+    z, target = with_classes_together(z), with_classes_together(target)
     ks = None
     if isinstance(k, Tensor) and (k.dim() > 0 or not k.is_cpu):
         ks, k = k.to(z.device).reshape(-1), 1.0
     weight = None if weight is None else weight.contiguous()
-    return Rows(z, target.long().contiguous(), float(k), ks, weight, ignore_index, smoothing)
+    return Rows(z, target, float(k), ks, weight, ignore_index, smoothing)
+
+
+def with_classes_together(rows: Tensor) -> Tensor:
+    """Logits or probabilities as kernels can read them, and labels as int64 in a row."""
+    if rows.dim() == 1:
+        return rows.long().contiguous()
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def are_few(rows: Rows) -> bool:
     """Whether one program takes all rows."""
     count, classes = rows.z.shape
-    return classes <= LONGEST_TILE and count * _block(classes) <= FEW and not rows.smoothing
+    return classes <= LONGEST_TILE and count * _block(classes) <= FEW and not rows.soft
 
 
 def programs(rows: Rows) -> int:
@@ -107,6 +119,7 @@ def launch(
     mean: bool = False,
     parts: Tensor | None = None,
     grad: Tensor | None = None,
+    scaled: Tensor | None = None,
     skip: bool = False,
     found: Tensor | None = None,
     given: Tensor | None = None,
@@ -125,6 +138,7 @@ def launch(
         mean: Divide by the weights of rows that `are_few`.
         parts: From `count_labels`, to divide pseudo-gradients by, of others.
         grad: The gradient from above: one number, or one for each row.
+        scaled: See `scaled_before`; it is kept up to date by what ``grad`` is.
         skip: Leave ``out`` as it is where ``grad`` is 1.
         found: Where the numbers of each row go that a later call will be ``given``, (R, 3) in
             float32.
@@ -143,47 +157,51 @@ def launch(
     special = _SPECIAL.get(k, "any") if ks is None else "any"
     k_stride = ks.stride(0) if ks is not None and len(ks) > 1 else 0
     grad_stride = grad.stride(0) if grad is not None and grad.dim() else 0
-    inputs: tuple[Any, ...] = (z, target, ks, k, weight)
-    results = (parts, grad, values, out)
-    if smoothing:
-        inputs += (None if weight is None else weight.double().sum(),)
+    arguments = (z, target, ks, k, weight, parts, grad, scaled, values, out)
+    probabilities = target.dim() > 1
+    target_stride = target.stride(0) if probabilities else 0
     if classes <= LONGEST_TILE and statistics is None:
         block = _block(classes)
         alone = (reduced or mean) and are_few(rows)
         tile_rows = _tile_rows(classes)
         if alone:
             tile_rows = max(tile_rows, _power_of_2(count))
-        warp_block = WARP_BLOCK // 4 if smoothing else WARP_BLOCK  # which has more to hold
+        warp_block = WARP_BLOCK
+        if rows.soft:  # which has more to hold
+            warp_block //= 2 if block >= WARP_BLOCK else 4
         warps = max(1, min(32, tile_rows * block // warp_block))
-        vector = _vector(z, out, lambda v: z.stride(0) % v == 0 and classes % v == 0)
+        units = (z.stride(0), target_stride, classes)
+        vector = _vector(z, out, lambda v: all(size % v == 0 for size in units))
         strides = (z.stride(0) // vector, classes // vector, k_stride, grad_stride)
         tiles = -(-count // tile_rows)
-        if smoothing:
-            kernels.smoothed_tile[(tiles,)](
-                *inputs, *results, count, *strides, ignore_index, smoothing, special=special,
-                reduced=reduced, skip=skip, vector=vector, tile_rows=tile_rows, block=block,
-                num_warps=warps,
+        programs_of_tiles = (min(tiles, SKIPPING) if skip else tiles,)
+        if rows.soft:
+            kernels.soft_tile[programs_of_tiles](
+                *arguments, count, *strides, ignore_index, target_stride // vector, smoothing,
+                special=special, probabilities=probabilities, reduced=reduced, skip=skip,
+                vector=vector, tile_rows=tile_rows, block=block, num_warps=warps,
             )  # fmt: skip
         else:
             inner = min(block, max(1, block // THREAD_BLOCK) * max(2, vector))
-            kernels.tile[(min(tiles, SKIPPING) if skip else tiles,)](
-                *inputs, *results, found, given, count, *strides, ignore_index, special=special,
+            kernels.tile[programs_of_tiles](
+                *arguments, found, given, count, *strides, ignore_index, special=special,
                 reduced=reduced, mean=mean, skip=skip, vector=vector, tile_rows=tile_rows,
                 outer=block // inner, inner=inner, num_warps=warps, **_at_most(TILE_REGISTERS),
             )  # fmt: skip
         return
     strides = (z.stride(0), classes, k_stride, grad_stride)
-    long = classes * z.element_size() > LONG_ROW_BYTES
-    block, warps = (ROW_BLOCK, 16) if long else (ROW_BLOCK // 2, 8)
-    if smoothing:
-        kernels.smoothed_row[(count,)](
-            *inputs, *results, *strides, ignore_index, smoothing, special=special, skip=skip,
-            lanes=block // 4, num_warps=warps,
+    if rows.soft:
+        block, warps = (ROW_BLOCK // 4, 8) if special == "any" else (ROW_BLOCK // 2, 16)
+        kernels.soft_row[(count,)](
+            *arguments, *strides, ignore_index, target_stride, smoothing, special=special,
+            probabilities=probabilities, skip=skip, vector=8, lanes=block // 8, num_warps=warps,
         )  # fmt: skip
     else:
+        long = classes * z.element_size() > LONG_ROW_BYTES
+        block, warps = (ROW_BLOCK, 16) if long else (ROW_BLOCK // 2, 8)
         vector = _vector(z, out, lambda v: (z.stride(0) - classes) % v == 0 and classes >= 2 * v)
         kernels.row[(count,)](
-            *inputs, *results, found, given, statistics, *strides, ignore_index, special=special,
+            *arguments, found, given, statistics, *strides, ignore_index, special=special,
             skip=skip, vector=vector, lanes=block // vector, num_warps=warps,
             **_at_most(ROW_REGISTERS),
         )  # fmt: skip
@@ -221,6 +239,8 @@ def _vector(z: Tensor, out: Tensor | None, suits: Any) -> int:
 def count_labels(rows: Rows) -> Tensor:
     """Give what the mean is divided by, in parts."""
     parts = torch.empty(kernels.PARTS, dtype=torch.float64, device=rows.z.device)
+    if rows.target.dim() > 1:  # each row of probabilities counts as one, whatever its weights
+        return parts.fill_(len(rows.z) / kernels.PARTS)
     # All labels of a part at once, if they are not too many: to wait for memory takes longest.
     block = max(1024, min(8192, _power_of_2(-(-len(rows.z) // kernels.PARTS))))
     kernels.count_labels[(kernels.PARTS,)](
@@ -257,11 +277,37 @@ def fused_cross_entropy(
     label_smoothing: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Give the loss of rows ``z`` (R, C) for labels (R): in ``dtype``, or float64 for each row."""
+    """Give the loss of rows ``z`` (R, C): in ``dtype``, or for each row in float64.
+
+    Targets are labels (R) or probabilities (R, C).
+    """
     z = z if z.stride(1) == 1 else z.contiguous()  # so that autograd knows of the copy
     rows = rows_of_loss(z.detach(), target, k, weight, ignore_index, label_smoothing)
     value: Tensor = _Fused.apply(z, rows, reduction, dtype, torch.is_grad_enabled())
     return value
+
+
+@functools.cache
+def scaled_before() -> Tensor:
+    """Tell whether the last loss was multiplied, so that the gradient from above was not 1.
+
+    Then it most likely will not be 1 again, and a gradient that the forward pass computed would be
+    of no use. A kernel finds it out, too late for this step but in time for another: this number
+    is in memory of the processor that the GPU can write to, so that no one waits. It has a say in
+    when gradients are computed, and none in what they are.
+    """
+    return torch.zeros((), dtype=torch.int32, device="cpu", pin_memory=torch.cuda.is_available())
+
+
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def is_watched() -> bool:
+    """Whether someone may look at what is saved, and before PyTorch 2.8, where no one can tell.
+
+    Checkpointing has a forward pass run twice, and wants the same to be saved both times.
+    """
+    return _top_hooks is None or _top_hooks(False) is not None
 
 
 class _Fused(Function):
@@ -273,6 +319,7 @@ class _Fused(Function):
         parts = gradient = found = None
         mean = reduction == "mean"
         training = training and z.requires_grad
+        at_once = training and (is_watched() or not scaled_before().item())
         # Of use to a mean only if it is scaled, and of short rows it would take time.
         later = reduction == "none" or z.shape[1] > LONGEST_TILE
         if training and later and keeps_numbers(rows):
@@ -284,7 +331,7 @@ class _Fused(Function):
                 launch(rows, value, None, found=found)
             else:
                 value = empty((), dtype=dtype)
-                gradient = empty(z.shape) if training else None
+                gradient = empty(z.shape) if at_once else None
                 if are_few(rows) and len(z):
                     launch(rows, value, gradient, reduced=True, mean=mean)
                 else:
@@ -305,11 +352,16 @@ class _Fused(Function):
         rows = Rows(z.detach(), target, k, ks, weight, ignore_index, smoothing)
         several = is_batch(grads[0])  # which no kernel can read
         # What is handed over must not be needed again.
-        reuse = gradient is not None and not graph_is_kept() and not several
+        once = not graph_is_kept() and not several
+        reuse = once and gradient is not None
         out = gradient if reuse else z.new_empty(z.shape)
         grad = None if several else grads[0]
+        scaled = scaled_before() if once and not grads[0].dim() else None
         with torch.cuda.device_of(z):
-            launch(rows, None, out, mean=ctx.mean, parts=parts, grad=grad, skip=reuse, given=found)
+            launch(
+                rows, None, out, mean=ctx.mean, parts=parts, grad=grad, scaled=scaled, skip=reuse,
+                given=found,
+            )  # fmt: skip
         if several:
             out = times_each(out, grads[0])
         return final(out, z), None, None, None, None
@@ -328,7 +380,7 @@ class _Fused(Function):
 def value_of_rows(
     z: Tensor, target: Tensor, k: float, ks: Tensor | None, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Give -log p_y of each row, or its mean over smoothed labels, in float64.
+    """Give -log p_y of each row, or its mean over a soft target, in float64.
 
     Beside it stands what `gradient_of_rows` is to be given.
     """
@@ -349,9 +401,9 @@ def _(
 def keeps_numbers(rows: Rows) -> bool:
     """Whether rows keep numbers for the backward pass.
 
-    Smoothed labels have no such numbers. Short rows of float32 are sooner summed again.
+    Soft targets have no such numbers. Short rows of float32 are sooner summed again.
     """
-    return not rows.smoothing and (rows.z.element_size() < 4 or rows.z.shape[1] > LONGEST_TILE)
+    return not rows.soft and (rows.z.element_size() < 4 or rows.z.shape[1] > LONGEST_TILE)
 
 
 def room_for_numbers(z: Tensor) -> Tensor:
@@ -375,7 +427,7 @@ def gradient_of_rows(
     given: Tensor,
     smoothing: float,
 ) -> Tensor:
-    """Give Eq. 5 of each row, or the rule for smoothed labels, times its ``grad``.
+    """Give Eq. 5 of each row, or the rule for soft targets, times its ``grad``.
 
     Without it, of classes that are split among devices, give this part, as ``given`` says: labels
     are then columns of this device.
@@ -411,25 +463,25 @@ def _(z: Tensor, column: Tensor, k: float, ks: Tensor | None) -> Tensor:
     return z.new_empty((4, z.shape[0]), dtype=torch.float64)
 
 
-class ClassIndexOnGpu:
-    """Eq. 5 for labels, smoothed or not, by the kernels. Keeps three numbers a row, or none."""
+class OnGpu:
+    """Both rules by the kernels, for labels, smoothed or not, and for probabilities."""
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
         self.exported_as: str | None = f"kernels, smoothing {smoothing}"
 
     def __repr__(self) -> str:
-        return f"ClassIndexOnGpu({self.smoothing})"  # by which `torch.jit.trace` compares graphs
+        return f"OnGpu({self.smoothing})"  # by which `torch.jit.trace` compares graphs
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Give -log p_y, or its mean over smoothed labels, and keep what the kernels found."""
+        """Give -log p_y, or its mean over a soft target, and keep what the kernels found."""
         values, found = value_of_rows(z, target, *number_or_tensor(k), self.smoothing)
         return values, found
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
-        """Give Eq. 5, or the rule for smoothed labels."""
+        """Give Eq. 5, or the rule for soft targets."""
         f: Tensor = gradient_of_rows(
             z, target, *number_or_tensor(k), grad.squeeze(-1), *kept, self.smoothing
         )
@@ -438,7 +490,7 @@ class ClassIndexOnGpu:
 
 def gpu_rows(z: Tensor, target: Tensor, k: Sensitivity, smoothing: float = 0.0) -> Tensor:
     """Give the value of each row, with the kernels' backward pass."""
-    return row_values(ClassIndexOnGpu(smoothing), z, target, without_symbol(k, z))
+    return row_values(OnGpu(smoothing), z, target, without_symbol(k, z))
 
 
 keep_whole(gpu_rows)
