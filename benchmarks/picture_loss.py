@@ -35,6 +35,7 @@ LABELS = {
     "liger, CuTe": "liger for Hopper",
     OURS: "ours, k = 1/2",
 }
+FORMS = {"logits": "", "probabilities": "probabilities, ", "linear": "layer and loss, "}
 Rows = Sequence[dict[str, str]]
 
 
@@ -61,15 +62,14 @@ def panel(axes: Axes, rows: Rows, column: str, unit: str, size: float) -> None:
     axes.annotate("ours", (1.01, -1), xycoords=beside, fontsize=8)
     axes.grid(axis="y", linewidth=0.4)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    names = [f"{'layer and loss, ' * (form == 'linear')}{dtype} {shape.replace('x', '×')}"
-             for form, dtype, shape in cases]  # fmt: skip
+    names = [f"{FORMS[form]}{dtype} {shape.replace('x', '×')}" for form, dtype, shape in cases]
     axes.set_yticks(range(len(cases)), names)
 
 
 def main() -> None:
     with (RESULTS / "loss_cuda.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    figure = Figure(figsize=(11, 6.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     panel(left, rows, "both_ms_median", "ms", 1)
     left.invert_yaxis()
