@@ -230,8 +230,15 @@ class Bench:
             w = torch.where(label == IGNORED, 0, weight.double()[label.clamp(min=0)])
             f = gradient(z, label, k, weight=weight)
             true = true_gradient(z, label.clamp(min=0), k) * (w / w.sum()).unsqueeze(1)
-            off = error(f, true)
-            yield Check("weighted mean", kernel, "float32", rows, classes, "each row", off, 1e-5)
+            kind = (kernel, "float32", rows, classes, "each row")
+            yield Check("weighted mean", *kind, error(f, true), 1e-5)
+            for reduction in ("mean", "sum"):
+                at_once, left = (
+                    gradient(z, label, k, at_once=now, weight=weight, reduction=reduction)
+                    for now in (True, False)
+                )
+                yield Check(f"gradients of the {reduction} left to the backward pass that differ",
+                            *kind, float((at_once != left).sum()), 0.0)  # fmt: skip
 
     def of_soft_targets(self, kernel: str, classes: int) -> Iterator[Check]:
         """Weighted and smoothed labels, and weighted probabilities."""

@@ -5,6 +5,7 @@ On a GPU if there is one; else in Triton's interpreter, on the CPU, and so with 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -19,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -313,13 +315,54 @@ def test_probabilities_that_are_nan_show(k: float) -> None:
     assert f[2].isfinite().all()
 
 
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
 @both_kernels
-def test_nothing_pulls_where_there_is_no_target() -> None:
-    logits, target = torch.randn(2, 20), torch.zeros(2, 20)
+def test_nothing_pulls_where_there_is_no_target(implementation: str) -> None:
+    """Such a row may hold anything: it is how one of many is left out."""
+    logits, target = torch.randn(3, 20), torch.zeros(3, 20)
+    logits[1, 3], logits[2] = math.nan, -math.inf
     for k in (0.5, 1.0, 3.0):
-        value, f = value_and_gradient(logits, target, k, reduction="none")
+        leaf = leaf_of(logits)
+        value = tunable_cross_entropy(
+            leaf, target.to(DEVICE), k, reduction="none", implementation=implementation
+        )
+        value.sum().backward()
+        assert leaf.grad is not None
         assert not value.any()
+        assert not leaf.grad.any()
+
+
+@both_kernels
+def test_next_to_no_target() -> None:
+    target = torch.tensor([[1e-39, 1e-40, 0.0], [1e-30, 0.0, 0.0]])
+    for k in (0.5, 1.0, 3.0):
+        _, f = value_and_gradient(torch.zeros(2, 3), target, k, reduction="sum")
+        torch.testing.assert_close(f[0], torch.zeros(3), rtol=0, atol=1e-38)
+        assert f[1].isfinite().all()
+        assert f[1, 0] < 0
+
+
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@both_kernels
+def test_no_mean_of_smoothed_labels_without_weight(implementation: str) -> None:
+    leaf, target = leaf_of(torch.zeros(2, 3)), torch.zeros(2, dtype=torch.long, device=DEVICE)
+    weight = torch.tensor([0.0, 1.0, 1.0], device=DEVICE)
+    for k in (0.5, 1.0, 3.0):
+        value = tunable_cross_entropy(
+            leaf, target, k, weight, label_smoothing=0.1, implementation=implementation
+        )
+        (f,) = torch.autograd.grad(value, leaf)
+        assert value.isnan()
         assert not f.any()
+
+
+def test_a_fake_tensor_does_not_stay() -> None:
+    logits, target, _ = case(False, "none")
+    operators.scaled_before.cache_clear()
+    with FakeTensorMode(), contextlib.suppress(Exception):  # there is nothing to compute
+        by_kernel(torch.zeros(2, 3, requires_grad=True), torch.zeros(2, dtype=torch.long), 0.5)
+    _, f = value_and_gradient(logits, target, 0.5, reduction="sum")
+    torch.testing.assert_close(f.double(), expected_of(logits, target), rtol=FLOAT32, atol=1e-7)
 
 
 SOFT: dict[str, dict[str, Any]] = {

@@ -232,8 +232,10 @@ def check_implementation(implementation: str) -> None:
 
 def dtype_without_kernel(input: Tensor, target: Tensor) -> torch.dtype | None:
     """A dtype, of logits or of probabilities, that the kernels do not read."""
-    dtypes = [tensor.dtype for tensor in (input, target) if tensor.is_floating_point()]
-    return next((dtype for dtype in dtypes if dtype not in SINGLE_AND_HALF), None)
+    for tensor in (input, target):
+        if tensor.is_floating_point() and tensor.dtype not in SINGLE_AND_HALF:
+            return tensor.dtype
+    return None
 
 
 def check_for_triton(input: Tensor, target: Tensor) -> None:

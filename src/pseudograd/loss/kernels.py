@@ -11,9 +11,9 @@ margin, and so the value and the strength A; the second turns powers into shares
 - `count_labels` and `sum_values` are the sums of a reduction: of weights, and of values.
 - `rescale` multiplies what `pseudograd.loss.linear` has computed.
 
-Arithmetic is float32, except that Σ exp(z - top) is a float64 number in the end: k multiplies the
-rounding of the margin. Where two threads could add in different orders, none of them does: results
-do not change from run to run.
+Arithmetic is float32, except that for labels Σ exp(z - top) is a float64 number in the end: k
+multiplies the rounding of the margin. Where two threads could add in different orders, none of them
+does: results do not change from run to run.
 
 A pointer that is None is a constant to the compiler, which leaves out what depends on it.
 """
@@ -39,6 +39,8 @@ _LN_2_LOW = tl.constexpr(1.428606820309417e-06)
 _LN_2 = tl.constexpr(0.6931471805599453)
 # Not -inf: where no class is left, the difference to the top is then no NaN.
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
+# One over it is still a number.
+_LEAST_TARGET = tl.constexpr(1e-37)
 # A tile of rows has three dimensions: rows, the pieces of each, and a piece's columns, which come
 # last. Threads have to be dealt out over columns first and rows next. After the last dimension the
 # compiler goes on with the one before it, up to Triton 3.6 with the first: so pieces are the other.
@@ -208,6 +210,7 @@ def _factor(w, parts, divisor, grad, grad_stride, row, mask):
         divisor = tl.sum(tl.load(parts + tl.arange(0, _PARTS)), 0)
     if divisor is not None:
         w = tl.where(w == 0, 0.0, w / divisor.to(tl.float32))
+        w = tl.where(divisor == 0, 0.0, w)
     if grad is not None:
         above = tl.load(grad + row * grad_stride, mask=mask, other=0.0).to(tl.float32)
         w = tl.where(above == 0, 0.0, w * above)
@@ -565,8 +568,9 @@ def _distance(t, d):
 def _soft_value(total, whole, distances):
     """-Σ t log p = W log Σ exp(z - top) - Σ t (z - top), of which the latter is given as halves."""
     n, f, s = _log(_at_least_1(total.to(tl.float64)))
-    value = whole * (n * _LN_2_HIGH + f + (s + n * _LN_2_LOW)) - 2 * distances
-    return tl.where(total == 0, float("nan"), value)  # no logit is above -inf
+    log_total = n * _LN_2_HIGH + f + (s + n * _LN_2_LOW)
+    log_total = tl.where(total == 0, float("nan"), log_total)  # no logit is above -inf
+    return tl.where(whole == 0, 0.0, whole * log_total) - 2 * distances  # without a target, 0
 
 
 INTERPRETED = not isinstance(_powers, triton.JITFunction)
@@ -576,7 +580,7 @@ _APPROXIMATE = tl.constexpr(not (INTERPRETED or torch.version.hip))
 
 @triton.jit
 def _log2(x):
-    """The logarithm to the base 2, within 2^-22 of itself; the exact one has 25 instructions."""
+    """The GPU's own logarithm, within 2^-22; the exact one has 25 instructions."""
     return libdevice.fast_log2f(x) if _APPROXIMATE else tl.log2(x)
 
 
@@ -584,7 +588,7 @@ def _log2(x):
 def _bias(d, t, whole, log_total, special: tl.constexpr):
     """|p - t / W|, or for any k its logarithm to the base 2, and whether p is above.
 
-    ``d`` is half of z - top. Where t is 0 the bias is p, whose logarithm is exact. A class that has
+    ``d`` is half of z - top. Where t is 0 the bias is p, without subtraction. A class that has
     all of the target is alone on its side of zero and has all of its strength, even if its own bias
     has been rounded to 0.
     """
@@ -655,7 +659,7 @@ def _soft_tile(
     row = first + tl.arange(0, tile_rows)
     column = tl.arange(0, block)[None, :]
     exists, inside = row < rows, column < classes
-    counted, known, y = exists, 1.0, row
+    counted, known, y = exists, 1.0, row  # probabilities have no label to look at
     if not probabilities:
         y = tl.load(target + row, mask=exists, other=0).to(tl.int64)
         counted = exists & (y != ignore_index)
@@ -683,9 +687,10 @@ def _soft_tile(
         tl.store(values + row, value, mask=exists)
 
     if out is not None:
-        factor = tl.where(counted & (whole != 0), whole, 0.0)
+        nothing = tl.abs(whole) < _LEAST_TARGET
+        factor = tl.where(counted & (nothing == 0), whole, 0.0)
         factor = _factor(factor, parts, None, grad, grad_stride, row, counted)
-        whole = tl.where(whole == 0, 1.0, whole)
+        whole = tl.where(nothing, 1.0, whole)
         if special == "1":
             f = (e * (1 / total)[:, None] - t * (1 / whole)[:, None]) * factor[:, None]
         else:
@@ -734,7 +739,7 @@ def soft_row(
             return
     i = tl.program_id(0).to(tl.int64)
     z += i * stride
-    counted, known, y, to_read = True, 1.0, i, classes
+    counted, known, y, to_read = True, 1.0, i, classes  # probabilities have no label to look at
     if probabilities:
         target += i * target_stride
     else:
@@ -777,9 +782,10 @@ def soft_row(
     if out is not None:
         total = total.to(tl.float32)
         log_total = tl.log2(total)
-        factor = tl.where(counted & (whole != 0), whole, 0.0)
+        nothing = tl.abs(whole) < _LEAST_TARGET
+        factor = tl.where(counted & (nothing == 0), whole, 0.0)
         factor = _factor(factor, parts, None, grad, grad_stride, i, counted)
-        whole = tl.where(whole == 0, 1.0, whole)
+        whole = tl.where(nothing, 1.0, whole)
         if special != "1":
             above_top = tl.full((lanes,), _LOWEST, tl.float32)
             above_total = tl.zeros((lanes,), tl.float32)
@@ -864,7 +870,9 @@ def sum_values(values, parts, out, count, block: tl.constexpr):
         sums += tl.load(values + start + at, mask=start + at < count, other=0.0)
     result = tl.sum(sums, 0)
     if parts is not None:
-        result /= tl.sum(tl.load(parts + tl.arange(0, _PARTS)), 0)
+        divisor = tl.sum(tl.load(parts + tl.arange(0, _PARTS)), 0)
+        # Smoothed labels have values even where their weights, by which they count, are all 0.
+        result = tl.where(divisor == 0, float("nan"), result / divisor)
     _store_sum(out, result)
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pseudograd.loss import kernels
 from pseudograd.loss.autograd import (
@@ -88,7 +89,7 @@ def rows_of_loss(
     if isinstance(k, Tensor) and (k.dim() > 0 or not k.is_cpu):
         ks, k = k.to(z.device).reshape(-1), 1.0
     weight = None if weight is None else weight.contiguous()
-    return Rows(z, target, float(k), ks, weight, ignore_index, smoothing)
+    return Rows(z, target, float(k), ks, weight, ignore_index, float(smoothing))
 
 
 def with_classes_together(rows: Tensor) -> Tensor:
@@ -293,10 +294,12 @@ def scaled_before() -> Tensor:
 
     Then it most likely will not be 1 again, and a gradient that the forward pass computed would be
     of no use. A kernel finds it out, too late for this step but in time for another: this number
-    is in memory of the processor that the GPU can write to, so that no one waits. It has a say in
-    when gradients are computed, and none in what they are.
+    is in memory of the processor that the GPU can write to, so that no one waits. There is one for
+    all losses of a process. It has a say in when gradients are computed, and none in what they are.
     """
-    return torch.zeros((), dtype=torch.int32, device="cpu", pin_memory=torch.cuda.is_available())
+    with _disable_current_modes():  # or a fake tensor might stay for good
+        pinned = torch.cuda.is_available()
+        return torch.zeros((), dtype=torch.int32, device="cpu", pin_memory=pinned)
 
 
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)

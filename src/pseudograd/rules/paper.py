@@ -204,7 +204,8 @@ def soft_push(z: Tensor, q: Tensor, k: Sensitivity, classes: Classes = ALL_CLASS
     _, below_share = _share(log_bias, below, k, classes)
     sizes = torch.where(above, log_bias - above_top, -torch.inf).exp()
     log_strength = above_top + classes.total(sizes).log()
-    return total * balanced * (k * log_strength).exp() * (above_share - below_share)
+    f = total * balanced * (k * log_strength).exp() * (above_share - below_share)
+    return torch.where(total == 0, 0, f)  # without a target, whatever the logits are
 
 
 def _share(
