@@ -26,8 +26,10 @@ demo: $(INSTALLED)
 toy: $(INSTALLED)
 	$(BIN)/pseudograd toy --picture toy.png
 
+# One process for each core; more than four would only wait for the longest file. Their threads sleep
+# while they wait, and leave the cores to the others.
 test: check $(EXAMPLES)
-	$(BIN)/pytest
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n logical --maxprocesses 4
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
