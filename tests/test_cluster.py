@@ -331,7 +331,6 @@ def test_missing_ray_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def no_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cluster, "_PATIENCE", 0.5)
 
 
 @pytest.fixture
@@ -358,8 +357,9 @@ def test_an_unreachable_address_is_said_in_a_sentence(
 
 @needs_ray
 def test_a_server_that_says_nothing_is_not_waited_for(
-    no_default_address: None, server: socket.socket
+    monkeypatch: pytest.MonkeyPatch, no_default_address: None, server: socket.socket
 ) -> None:
+    monkeypatch.setattr(cluster, "_PATIENCE", 0.5)
     with pytest.raises(ConnectionError, match="timed out"):
         RayRunner(digits(), address_of(server))
 
