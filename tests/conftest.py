@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import functools
+import importlib.util
+import inspect
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +14,23 @@ import torch
 os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))
 
 from pseudograd.loss import functional
+
+if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
+
+    # At each call of a function the interpreter looks through all of Triton's language for what
+    # it has to replace, a third of its time; once is enough.
+    @functools.cache
+    def builtins_of(package: Any) -> list[str]:
+        return [name for name, member in inspect.getmembers(package) if is_builtin(member)]
+
+    def patch_builtins(package: Any, *others: Any) -> None:
+        for name in builtins_of(package):
+            if is_builtin(member := getattr(package, name)):  # not replaced yet
+                interpreter._patch_attr(package, name, member, *others)
+
+    interpreter._patch_builtin = patch_builtins
 
 
 @pytest.fixture
