@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import inspect
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,10 @@ if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):
                 interpreter._patch_attr(package, name, member, *others)
 
     interpreter._patch_builtin = patch_builtins
+
+# A shell's jobs in the background ignore Ctrl-C, and so would what the tests of it start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
