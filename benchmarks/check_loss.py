@@ -192,9 +192,10 @@ class Bench:
                 given: Any = ks if text == "each row" else float(text)
                 f = gradient(z, label, given, reduction="sum")
                 yield Check("gradient", kernel, name, rows, classes, text, error(f, true), allowed)
-                left = gradient(z, label, given, at_once=False, reduction="sum")
-                yield Check("gradients left to the backward pass that differ", kernel, name, rows,
-                            classes, text, float((left != f).sum()), 0.0)  # fmt: skip
+                if text in ("each row", "2"):
+                    left = gradient(z, label, given, at_once=False, reduction="sum")
+                    yield Check("gradients left to the backward pass that differ", kernel, name,
+                                rows, classes, text, float((left != f).sum()), 0.0)  # fmt: skip
                 if text in ("each row", "1"):
                     scaled = gradient(z, label, given, 3.0, reduction="sum")
                     yield Check("gradient times 3", kernel, name, rows, classes, text,
@@ -280,9 +281,10 @@ class Bench:
             bias = (x.double().softmax(1) - q / q.sum(1, keepdim=True)).abs().amax(1, keepdim=True)
             worst = float(torch.where(bias > 0.01, off, 0).amax())
             yield Check(f"{text}, of the row's largest", *kind_of, worst, 1e-4)
-            left = gradient(x, target, k, at_once=False, reduction="sum", **settings)
-            yield Check(f"{text}, left to the backward pass, that differ", *kind_of,
-                        float((left != f).sum()), 0.0)  # fmt: skip
+            if dtype == torch.float32 and k_text in ("0.5", "each row"):
+                left = gradient(x, target, k, at_once=False, reduction="sum", **settings)
+                yield Check(f"{text}, left to the backward pass, that differ", *kind_of,
+                            float((left != f).sum()), 0.0)  # fmt: skip
             if k_text == "1":
                 true_value = -(q * x.double().log_softmax(1)).sum(1)
                 value = tunable_cross_entropy(
