@@ -110,7 +110,9 @@ def main() -> None:
     for probabilities in (False, True):
         soft: dict[str, Any] = {"probabilities": probabilities}
         compile_kernel(kernels.soft_tile, "*fp32", vector=1, block=16, **several, **soft)
-        compile_kernel(kernels.soft_row, "*fp32", lanes=128, vector=8, **row, **soft)
+        long: dict[str, Any] = {"special": "any", "lanes": 128, "vector": 8, **soft}
+        compile_kernel(kernels.soft_row, "*fp32", given=None, **long)
+        compile_kernel(kernels.soft_row, "*fp32", found=None, values=None, **long)
     compile_kernel(kernels.row, "*fp32", vector=1, lanes=8192, given=None, **row)
     compile_kernel(kernels.row, "*fp32", vector=4, lanes=2048, statistics=None, **row | later)
     split = row | later | training | {"statistics": None}

@@ -231,19 +231,26 @@ def _is_done(grad, scaled, skip: tl.constexpr):
 
 
 @triton.jit
-def _keep(found, row, mask, top, share, scale):
-    """What a later backward pass needs of a row."""
-    tl.store(found + 3 * row, top, mask=mask)
-    tl.store(found + 3 * row + 1, share, mask=mask)
-    tl.store(found + 3 * row + 2, scale, mask=mask)
+def _keep(found, row, mask, a, b, c):
+    """Store the three numbers that a later backward pass needs of a row."""
+    tl.store(found + 3 * row, a, mask=mask)
+    tl.store(found + 3 * row + 1, b, mask=mask)
+    tl.store(found + 3 * row + 2, c, mask=mask)
+
+
+@triton.jit
+def _kept(given, row, mask):
+    """Load them; of what is ignored, nothing."""
+    a = tl.load(given + 3 * row, mask=mask, other=0.0)
+    b = tl.load(given + 3 * row + 1, mask=mask, other=0.0)
+    c = tl.load(given + 3 * row + 2, mask=mask, other=0.0)
+    return a, b, c
 
 
 @triton.jit
 def _load_kept(given, grad, grad_stride, row, mask):
     """The same again, times the gradient from above; of what is ignored, nothing."""
-    top = tl.load(given + 3 * row, mask=mask, other=0.0)
-    share = tl.load(given + 3 * row + 1, mask=mask, other=0.0)
-    scale = tl.load(given + 3 * row + 2, mask=mask, other=0.0)
+    top, share, scale = _kept(given, row, mask)
     if grad is not None:
         factor = tl.load(grad + row * grad_stride, mask=mask, other=0.0).to(tl.float32)
         share *= factor
@@ -725,18 +732,16 @@ def _join_side(top, power_total, k):
 
 @triton.jit(do_not_specialize=["k", "ignore_index", "smoothing"])
 def soft_row(
-    z, target, ks, k, weight, parts, grad, scaled, values, out,
+    z, target, ks, k, weight, parts, grad, values, out, found, given,
     stride, classes, k_stride, grad_stride, ignore_index, target_stride, smoothing,
-    special: tl.constexpr, probabilities: tl.constexpr, skip: tl.constexpr,
-    lanes: tl.constexpr, vector: tl.constexpr,
+    special: tl.constexpr, probabilities: tl.constexpr, lanes: tl.constexpr, vector: tl.constexpr,
 ):  # fmt: skip
     """As `row`, for such targets. For k ≠ 1 one more pass sums the powers on either side.
 
-    Each pass goes the other way than the one before it, and begins with what is in the cache.
+    Each pass goes the other way than the one before it, and begins with what is in the cache. A
+    row is too long to stay there, so that nothing is lost if all but the first pass come later:
+    ``found`` and ``given`` are the top, Σ exp(z - top) and W.
     """
-    if scaled is not None:  # noqa: SIM102 (the compiler would look at both conditions)
-        if _is_done(grad, scaled, skip):
-            return
     i = tl.program_id(0).to(tl.int64)
     z += i * stride
     counted, known, y, to_read = True, 1.0, i, classes  # probabilities have no label to look at
@@ -753,34 +758,40 @@ def soft_row(
     block: tl.constexpr = lanes * vector
     last = (classes - 1) // block * block
 
-    # Halves of logits, since the difference of two extreme ones would be infinite.
-    lane_top = tl.full((lanes,), 0.5 * _LOWEST, tl.float32)
-    lane_total = tl.zeros((lanes,), tl.float32)
-    lane_whole = tl.zeros((lanes,), tl.float32)
-    lane_distance = tl.zeros((lanes,), tl.float32)
-    for start in range(0, to_read, block):
-        column = start + columns
-        inside = column < classes
-        x = 0.5 * tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
-        t = _target(target, column, inside, y, column, weight, inside, smoothing, classes,
-                    probabilities)  # fmt: skip
-        new = tl.maximum(lane_top, tl.max(x, 1))
-        d = x - new[:, None]
-        lane_distance += _distance(lane_whole, lane_top - new) + tl.sum(_distance(t, d), 1)
-        lane_whole += tl.sum(t, 1)
-        lane_total *= tl.exp2((lane_top - new) * (2 * _LOG2_E))
-        lane_total += tl.sum(tl.exp2(d * (2 * _LOG2_E)), 1)
-        lane_top = new
-    top = tl.max(lane_top, 0)
-    total = tl.sum((lane_total * tl.exp2((lane_top - top) * (2 * _LOG2_E))).to(tl.float64), 0)
-    whole = known * tl.sum(lane_whole.to(tl.float64), 0).to(tl.float32)
-    lane_distance += _distance(lane_whole, lane_top - top)
-    if values is not None:
-        value = _soft_value(total, whole, tl.sum(lane_distance.to(tl.float64), 0))
-        tl.store(values + i, tl.where(counted, value, 0.0))
+    if given is not None:
+        top, total, whole = _kept(given, i, counted)
+    else:
+        # Halves of logits, since the difference of two extreme ones would be infinite.
+        lane_top = tl.full((lanes,), 0.5 * _LOWEST, tl.float32)
+        lane_total = tl.zeros((lanes,), tl.float32)
+        lane_whole = tl.zeros((lanes,), tl.float32)
+        lane_distance = tl.zeros((lanes,), tl.float32)
+        for start in range(0, to_read, block):
+            column = start + columns
+            inside = column < classes
+            x = 0.5 * tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
+            t = _target(target, column, inside, y, column, weight, inside, smoothing, classes,
+                        probabilities)  # fmt: skip
+            new = tl.maximum(lane_top, tl.max(x, 1))
+            d = x - new[:, None]
+            lane_distance += _distance(lane_whole, lane_top - new) + tl.sum(_distance(t, d), 1)
+            lane_whole += tl.sum(t, 1)
+            lane_total *= tl.exp2((lane_top - new) * (2 * _LOG2_E))
+            lane_total += tl.sum(tl.exp2(d * (2 * _LOG2_E)), 1)
+            lane_top = new
+        top = tl.max(lane_top, 0)
+        lane_total *= tl.exp2((lane_top - top) * (2 * _LOG2_E))
+        lane_distance += _distance(lane_whole, lane_top - top)
+        total = tl.sum(lane_total.to(tl.float64), 0)
+        whole = known * tl.sum(lane_whole.to(tl.float64), 0).to(tl.float32)
+        if values is not None:
+            value = _soft_value(total, whole, tl.sum(lane_distance.to(tl.float64), 0))
+            tl.store(values + i, tl.where(counted, value, 0.0))
+        total = total.to(tl.float32)
+        if found is not None:
+            _keep(found, i, True, top, total, whole)
 
     if out is not None:
-        total = total.to(tl.float32)
         log_total = tl.log2(total)
         nothing = tl.abs(whole) < _LEAST_TARGET
         factor = tl.where(counted & (nothing == 0), whole, 0.0)

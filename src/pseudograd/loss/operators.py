@@ -144,7 +144,7 @@ def launch(
         found: Where the numbers of each row go that a later call will be ``given``, (R, 3) in
             float32.
         given: These numbers, contiguous, or those that follow from the statistics of all parts of
-            the classes. Weights and a mean are in them.
+            the classes. Of labels, weights and a mean are in them.
         statistics: Where the numbers of a part of the classes go; see `kernels.row`.
 
     """
@@ -152,13 +152,13 @@ def launch(
     count, classes = z.shape
     if count == 0:
         return
-    if given is not None:  # or else there would be a kernel for each of these
+    if given is not None and not rows.soft:  # or else there would be a kernel for each of these
         weight = parts = None
         mean = False
     special = _SPECIAL.get(k, "any") if ks is None else "any"
     k_stride = ks.stride(0) if ks is not None and len(ks) > 1 else 0
     grad_stride = grad.stride(0) if grad is not None and grad.dim() else 0
-    arguments = (z, target, ks, k, weight, parts, grad, scaled, values, out)
+    inputs = (z, target, ks, k, weight, parts, grad)
     probabilities = target.dim() > 1
     target_stride = target.stride(0) if probabilities else 0
     if classes <= LONGEST_TILE and statistics is None:
@@ -178,32 +178,35 @@ def launch(
         programs_of_tiles = (min(tiles, SKIPPING) if skip else tiles,)
         if rows.soft:
             kernels.soft_tile[programs_of_tiles](
-                *arguments, count, *strides, ignore_index, target_stride // vector, smoothing,
-                special=special, probabilities=probabilities, reduced=reduced, skip=skip,
-                vector=vector, tile_rows=tile_rows, block=block, num_warps=warps,
+                *inputs, scaled, values, out, count, *strides, ignore_index,
+                target_stride // vector, smoothing, special=special, probabilities=probabilities,
+                reduced=reduced, skip=skip, vector=vector, tile_rows=tile_rows, block=block,
+                num_warps=warps,
             )  # fmt: skip
         else:
             inner = min(block, max(1, block // THREAD_BLOCK) * max(2, vector))
             kernels.tile[programs_of_tiles](
-                *arguments, found, given, count, *strides, ignore_index, special=special,
-                reduced=reduced, mean=mean, skip=skip, vector=vector, tile_rows=tile_rows,
-                outer=block // inner, inner=inner, num_warps=warps, **_at_most(TILE_REGISTERS),
+                *inputs, scaled, values, out, found, given, count, *strides, ignore_index,
+                special=special, reduced=reduced, mean=mean, skip=skip, vector=vector,
+                tile_rows=tile_rows, outer=block // inner, inner=inner, num_warps=warps,
+                **_at_most(TILE_REGISTERS),
             )  # fmt: skip
         return
     strides = (z.stride(0), classes, k_stride, grad_stride)
     if rows.soft:
         block, warps = (ROW_BLOCK // 4, 8) if special == "any" else (ROW_BLOCK // 2, 16)
         kernels.soft_row[(count,)](
-            *arguments, *strides, ignore_index, target_stride, smoothing, special=special,
-            probabilities=probabilities, skip=skip, vector=8, lanes=block // 8, num_warps=warps,
+            *inputs, values, out, found, given, *strides, ignore_index, target_stride, smoothing,
+            special=special, probabilities=probabilities, vector=8, lanes=block // 8,
+            num_warps=warps,
         )  # fmt: skip
     else:
         long = classes * z.element_size() > LONG_ROW_BYTES
         block, warps = (ROW_BLOCK, 16) if long else (ROW_BLOCK // 2, 8)
         vector = _vector(z, out, lambda v: (z.stride(0) - classes) % v == 0 and classes >= 2 * v)
         kernels.row[(count,)](
-            *arguments, found, given, statistics, *strides, ignore_index, special=special,
-            skip=skip, vector=vector, lanes=block // vector, num_warps=warps,
+            *inputs, scaled, values, out, found, given, statistics, *strides, ignore_index,
+            special=special, skip=skip, vector=vector, lanes=block // vector, num_warps=warps,
             **_at_most(ROW_REGISTERS),
         )  # fmt: skip
 
@@ -308,8 +311,11 @@ _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", Non
 def is_watched() -> bool:
     """Whether someone may look at what is saved, and before PyTorch 2.8, where no one can tell.
 
-    Checkpointing has a forward pass run twice, and wants the same to be saved both times.
+    Checkpointing has a forward pass run twice, and wants the same to be saved both times. And who
+    wants all to be deterministic need not trust the compiler to round alike in both places.
     """
+    if torch.are_deterministic_algorithms_enabled():
+        return True
     return _top_hooks is None or _top_hooks(False) is not None
 
 
@@ -322,9 +328,10 @@ class _Fused(Function):
         parts = gradient = found = None
         mean = reduction == "mean"
         training = training and z.requires_grad
-        at_once = training and (is_watched() or not scaled_before().item())
         # Of use to a mean only if it is scaled, and of short rows it would take time.
         later = reduction == "none" or z.shape[1] > LONGEST_TILE
+        ctx.settled = rows.soft and z.shape[1] > LONGEST_TILE  # the gradient is always left
+        at_once = training and not ctx.settled and (is_watched() or not scaled_before().item())
         if training and later and keeps_numbers(rows):
             found = room_for_numbers(z)
         # One guard for all kernels, since it takes longer than to launch one should.
@@ -359,7 +366,7 @@ class _Fused(Function):
         reuse = once and gradient is not None
         out = gradient if reuse else z.new_empty(z.shape)
         grad = None if several else grads[0]
-        scaled = scaled_before() if once and not grads[0].dim() else None
+        scaled = None if ctx.settled or grads[0].dim() or not once else scaled_before()
         with torch.cuda.device_of(z):
             launch(
                 rows, None, out, mean=ctx.mean, parts=parts, grad=grad, scaled=scaled, skip=reuse,
@@ -404,9 +411,9 @@ def _(
 def keeps_numbers(rows: Rows) -> bool:
     """Whether rows keep numbers for the backward pass.
 
-    Soft targets have no such numbers. Short rows of float32 are sooner summed again.
+    Short rows of soft targets, or of float32, are sooner summed again.
     """
-    return not rows.soft and (rows.z.element_size() < 4 or rows.z.shape[1] > LONGEST_TILE)
+    return rows.z.shape[1] > LONGEST_TILE or not (rows.soft or rows.z.element_size() == 4)
 
 
 def room_for_numbers(z: Tensor) -> Tensor:
