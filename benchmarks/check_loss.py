@@ -249,13 +249,14 @@ class Bench:
         weight = torch.rand(classes, generator=generator, device=self.device) + 0.1
         q = torch.full_like(z, 0.1 / classes, dtype=torch.float64)
         q = q.scatter_add(1, label.unsqueeze(1), torch.full((rows, 1), 0.9).to(q))
-        # One-hot, two classes as in mixup, and any; of a row the sum may be anything.
+        # One-hot, all but one-hot, two classes as in mixup, and any; the sum may be anything.
         given = torch.randn(z.shape, generator=generator, device=self.device).mul(3).softmax(1)
         pair = torch.zeros_like(given).scatter(1, label.unsqueeze(1), 0.7)
         pair.scatter_add_(1, label.flip(0).unsqueeze(1), torch.full((rows, 1), 0.3).to(pair))
-        kind = torch.arange(rows, device=self.device).unsqueeze(1) % 4
+        kind = torch.arange(rows, device=self.device).unsqueeze(1) % 5
+        confident = (30 * torch.randn(z.shape, generator=generator, device=self.device)).softmax(1)
         given = torch.where(kind == 0, pair, torch.where(kind == 1, pair.round(), given))
-        given = torch.where(kind == 3, 2 * given, given)
+        given = torch.where(kind == 3, 2 * given, torch.where(kind == 4, confident, given))
         targets: dict[str, tuple[Tensor, Tensor, dict[str, Any]]] = {
             "smoothed": (label, q, {"label_smoothing": 0.1}),
             "probabilities": (given, given.double(), {}),

@@ -35,7 +35,7 @@ LABELS = {
     "liger, CuTe": "liger for Hopper",
     OURS: "ours, k = 1/2",
 }
-FORMS = {"logits": "", "probabilities": "probabilities, ", "linear": "layer and loss, "}
+FORMS = {"logits": "", "linear": "layer and loss, "}
 Rows = Sequence[dict[str, str]]
 
 
@@ -68,8 +68,8 @@ def panel(axes: Axes, rows: Rows, column: str, unit: str, size: float) -> None:
 
 def main() -> None:
     with (RESULTS / "loss_cuda.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    figure = Figure(figsize=(11, 6.6), layout="constrained")
+        rows = [row for row in csv.DictReader(file) if row["form"] in FORMS]
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     panel(left, rows, "both_ms_median", "ms", 1)
     left.invert_yaxis()

@@ -304,6 +304,20 @@ def test_one_hot_probabilities_are_labels(k: float) -> None:
     torch.testing.assert_close(as_soft[1], f, rtol=1e-4, atol=1e-7 if k == 1 else 1e-25)
 
 
+@pytest.mark.parametrize("k", [0.4, 0.5, 2.0, 3.0])
+@both_kernels
+def test_all_but_one_hot_probabilities(k: float) -> None:
+    """The largest is all of their sum in float32, and yet not alone below zero."""
+    logits, target = torch.full((2, 40), -26.0), torch.full((2, 40), 5e-10)
+    logits[0, :2], logits[1, :4] = torch.zeros(2), torch.tensor([4.0, -25.0, 0.0, -1.0])
+    target[0, :2], target[1] = torch.tensor([1.0, 0.0]), 0
+    target[1, :2] = torch.tensor([1.0, 2.9e-8])
+    _, true = reference.loss(logits, target, k, reduction="sum")
+    _, f = value_and_gradient(logits, target, k, reduction="sum")
+    largest = true.abs().amax(1, keepdim=True)
+    assert ((f.double() - true).abs() <= 1e-5 * largest).all()
+
+
 @pytest.mark.parametrize("k", [0.5, 1.0, 3.0])
 @both_kernels
 def test_probabilities_that_are_nan_show(k: float) -> None:
@@ -354,6 +368,14 @@ def test_no_mean_of_smoothed_labels_without_weight(implementation: str) -> None:
         )
         (f,) = torch.autograd.grad(value, leaf)
         assert value.isnan()
+        assert not f.any()
+        layer = torch.eye(3, device=DEVICE)
+        whole = tunable_linear_cross_entropy(
+            leaf, layer, target, k, class_weight=weight, label_smoothing=0.1,
+            implementation=implementation,
+        )  # fmt: skip
+        (f,) = torch.autograd.grad(whole, leaf)
+        assert whole.isnan()
         assert not f.any()
 
 

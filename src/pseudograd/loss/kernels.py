@@ -11,9 +11,9 @@ margin, and so the value and the strength A; the second turns powers into shares
 - `count_labels` and `sum_values` are the sums of a reduction: of weights, and of values.
 - `rescale` multiplies what `pseudograd.loss.linear` has computed.
 
-Arithmetic is float32, except that for labels Σ exp(z - top) is a float64 number in the end: k
-multiplies the rounding of the margin. Where two threads could add in different orders, none of them
-does: results do not change from run to run.
+Arithmetic is float32, except that of labels Σ exp(z - top) is a float64 number in the end: k
+multiplies the rounding of the margin. So it is for the value of long rows of soft targets. Where
+two threads could add in different orders, none of them does: results do not change from run to run.
 
 A pointer that is None is a constant to the compiler, which leaves out what depends on it.
 """
@@ -596,13 +596,13 @@ def _bias(d, t, whole, log_total, special: tl.constexpr):
     """|p - t / W|, or for any k its logarithm to the base 2, and whether p is above.
 
     ``d`` is half of z - top. Where t is 0 the bias is p, without subtraction. A class that has
-    all of the target is alone on its side of zero and has all of its strength, even if its own bias
-    has been rounded to 0.
+    all of the target is below in any case, and if it is alone there has all of that side's
+    strength: its size must not be 0, as its bias may be that has been rounded.
     """
     log_p = d * (2 * _LOG2_E) - log_total
     bias = tl.exp2(log_p) - t * (1 / whole)
-    off, sole = t == 0, (t == whole) & (bias == bias)
-    size = tl.where(sole, 1.0, tl.abs(bias))
+    off, sole = t == 0, t == whole
+    size = tl.where(sole & (bias == 0), 1.0, tl.abs(bias))
     if special == "any":
         size = tl.where(off, log_p, _log2(size))
     return size, ((bias > 0) & (sole == 0)) | off

@@ -257,7 +257,10 @@ class _Linear(Function):
         )  # fmt: skip
         if reduction == "none":
             return values, divisors, *products
-        return values.sum() / divisors[0] if mean else values.sum(), divisors, *products
+        total = values.sum()
+        if mean:  # of no weight there is none, though smoothed labels have a value
+            total = torch.where(divisors[0] == 0, torch.nan, total / divisors[0])
+        return total, divisors, *products
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

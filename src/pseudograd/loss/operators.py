@@ -7,7 +7,7 @@ Two ways lead to the kernels:
   backward pass then has nothing left to do if the gradient from above is 1, as it mostly is; a
   kernel finds that out on the device, since to ask for it here would be to wait. Else it computes
   the gradient anew from the logits, so that it is rounded once only, and from then on leaves it to
-  the backward pass (`scaled_before`).
+  the backward pass (`scaled_before`). Of long rows of soft targets it always is left.
 - `value_of_rows` and `gradient_of_rows` are operators, which `torch.compile`, `torch.export` and
   `torch.func` can hold in a graph; `gpu_rows` is the row function that is made of them.
 """
@@ -128,7 +128,8 @@ def launch(
 ) -> None:
     """Run the kernel that suits the rows. It is chosen by their length alone, and never by timing.
 
-    Their device must be the current one.
+    Their device must be the current one. Of soft targets, long rows do not look at ``scaled`` and
+    ``skip``, and short ones not at ``found`` and ``given``.
 
     Args:
         rows: The rows.
@@ -144,7 +145,7 @@ def launch(
         found: Where the numbers of each row go that a later call will be ``given``, (R, 3) in
             float32.
         given: These numbers, contiguous, or those that follow from the statistics of all parts of
-            the classes. Of labels, weights and a mean are in them.
+            the classes. For labels they have weights and a mean in them, for soft targets not.
         statistics: Where the numbers of a part of the classes go; see `kernels.row`.
 
     """
@@ -152,7 +153,8 @@ def launch(
     count, classes = z.shape
     if count == 0:
         return
-    if given is not None and not rows.soft:  # or else there would be a kernel for each of these
+    # The numbers of labels have these in them, and else there would be a kernel for each.
+    if given is not None and not rows.soft:
         weight = parts = None
         mean = False
     special = _SPECIAL.get(k, "any") if ks is None else "any"
@@ -328,10 +330,10 @@ class _Fused(Function):
         parts = gradient = found = None
         mean = reduction == "mean"
         training = training and z.requires_grad
-        # Of use to a mean only if it is scaled, and of short rows it would take time.
+        # Of labels, of use to a mean only if it is scaled, and of short rows it would take time.
         later = reduction == "none" or z.shape[1] > LONGEST_TILE
-        ctx.settled = rows.soft and z.shape[1] > LONGEST_TILE  # the gradient is always left
-        at_once = training and not ctx.settled and (is_watched() or not scaled_before().item())
+        ctx.always_left = rows.soft and z.shape[1] > LONGEST_TILE
+        at_once = training and not ctx.always_left and (is_watched() or not scaled_before().item())
         if training and later and keeps_numbers(rows):
             found = room_for_numbers(z)
         # One guard for all kernels, since it takes longer than to launch one should.
@@ -366,7 +368,7 @@ class _Fused(Function):
         reuse = once and gradient is not None
         out = gradient if reuse else z.new_empty(z.shape)
         grad = None if several else grads[0]
-        scaled = None if ctx.settled or grads[0].dim() or not once else scaled_before()
+        scaled = None if ctx.always_left or grads[0].dim() or not once else scaled_before()
         with torch.cuda.device_of(z):
             launch(
                 rows, None, out, mean=ctx.mean, parts=parts, grad=grad, scaled=scaled, skip=reuse,
