@@ -551,10 +551,9 @@ def row(
 
 
 @triton.jit
-def _target(
-    target, at, mask, y, column, weight, inside, smoothing, classes, probabilities: tl.constexpr
-):
+def _target(target, at, mask, y, column, weight, smoothing, classes, probabilities: tl.constexpr):
     """t of some columns."""
+    inside = column < classes
     if probabilities:
         q = tl.load(target + at, mask=mask, other=0.0).to(tl.float32)
     else:
@@ -677,8 +676,7 @@ def _soft_tile(
     mask = counted[:, None] & inside
     x = tl.load(z + at, mask=mask, other=float("-inf")).to(tl.float32)
     at = (row * target_stride * vector)[:, None] + column
-    t = _target(target, at, mask, y[:, None], column, weight, inside, smoothing, classes,
-                probabilities)  # fmt: skip
+    t = _target(target, at, mask, y[:, None], column, weight, smoothing, classes, probabilities)
 
     whole = known * tl.sum(t, 1)
     # Halves, since the difference of two extreme logits would be infinite.
@@ -730,6 +728,16 @@ def _join_side(top, power_total, k):
     return highest, total.to(tl.float32)
 
 
+@triton.jit
+def _half_and_target(
+    z, target, column, mask, y, weight, smoothing, classes, probabilities: tl.constexpr
+):
+    """Halves of some columns' logits, as the difference of two extreme ones is infinite, and t."""
+    x = 0.5 * tl.load(z + column, mask=mask, other=float("-inf")).to(tl.float32)
+    t = _target(target, column, mask, y, column, weight, smoothing, classes, probabilities)
+    return x, t
+
+
 @triton.jit(do_not_specialize=["k", "ignore_index", "smoothing"])
 def soft_row(
     z, target, ks, k, weight, parts, grad, values, out, found, given,
@@ -761,17 +769,15 @@ def soft_row(
     if given is not None:
         top, total, whole = _kept(given, i, counted)
     else:
-        # Halves of logits, since the difference of two extreme ones would be infinite.
         lane_top = tl.full((lanes,), 0.5 * _LOWEST, tl.float32)
         lane_total = tl.zeros((lanes,), tl.float32)
         lane_whole = tl.zeros((lanes,), tl.float32)
         lane_distance = tl.zeros((lanes,), tl.float32)
         for start in range(0, to_read, block):
             column = start + columns
-            inside = column < classes
-            x = 0.5 * tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
-            t = _target(target, column, inside, y, column, weight, inside, smoothing, classes,
-                        probabilities)  # fmt: skip
+            mask = column < classes
+            x, t = _half_and_target(z, target, column, mask, y, weight, smoothing, classes,
+                                    probabilities)  # fmt: skip
             new = tl.maximum(lane_top, tl.max(x, 1))
             d = x - new[:, None]
             lane_distance += _distance(lane_whole, lane_top - new) + tl.sum(_distance(t, d), 1)
@@ -805,10 +811,9 @@ def soft_row(
             below_power = tl.zeros((lanes,), tl.float32)
             for step in range(0, to_read, block):
                 column = last - step + columns
-                inside = column < classes
-                x = 0.5 * tl.load(z + column, mask=inside, other=float("-inf")).to(tl.float32)
-                t = _target(target, column, inside, y, column, weight, inside, smoothing, classes,
-                            probabilities)  # fmt: skip
+                mask = column < classes
+                x, t = _half_and_target(z, target, column, mask, y, weight, smoothing, classes,
+                                        probabilities)  # fmt: skip
                 size, above = _bias(x - top, t, whole, log_total, special)
                 if special == "any":
                     new = tl.maximum(above_top, tl.max(tl.where(above, size, _LOWEST), 1))
@@ -840,9 +845,8 @@ def soft_row(
             start = last - step if special == "1" else step
             column = start + columns
             inside, mask = column < classes, column < to_read
-            x = 0.5 * tl.load(z + column, mask=mask, other=float("-inf")).to(tl.float32)
-            t = _target(target, column, mask, y, column, weight, inside, smoothing, classes,
-                        probabilities)  # fmt: skip
+            x, t = _half_and_target(z, target, column, mask, y, weight, smoothing, classes,
+                                    probabilities)  # fmt: skip
             if special == "1":
                 p = tl.exp2((x - top) * (2 * _LOG2_E)) * (1 / total)
                 f = (p - t * (1 / whole)) * factor

@@ -74,6 +74,11 @@ class Rows(NamedTuple):
         """Whether the target is not a label alone."""
         return self.smoothing > 0 or self.target.dim() > 1
 
+    @property
+    def long(self) -> bool:
+        """Whether they are too long to be kept on the chip."""
+        return self.z.shape[1] > LONGEST_TILE
+
 
 def rows_of_loss(
     z: Tensor,
@@ -102,13 +107,13 @@ def with_classes_together(rows: Tensor) -> Tensor:
 def are_few(rows: Rows) -> bool:
     """Whether one program takes all rows."""
     count, classes = rows.z.shape
-    return classes <= LONGEST_TILE and count * _block(classes) <= FEW and not rows.soft
+    return not rows.long and count * _block(classes) <= FEW and not rows.soft
 
 
 def programs(rows: Rows) -> int:
     """How many programs work on the rows: so many partial sums there are."""
     count, classes = rows.z.shape
-    return count if classes > LONGEST_TILE else -(-count // _tile_rows(classes))
+    return count if rows.long else -(-count // _tile_rows(classes))
 
 
 def launch(
@@ -163,7 +168,7 @@ def launch(
     inputs = (z, target, ks, k, weight, parts, grad)
     probabilities = target.dim() > 1
     target_stride = target.stride(0) if probabilities else 0
-    if classes <= LONGEST_TILE and statistics is None:
+    if not rows.long and statistics is None:
         block = _block(classes)
         alone = (reduced or mean) and are_few(rows)
         tile_rows = _tile_rows(classes)
@@ -293,6 +298,11 @@ def fused_cross_entropy(
     return value
 
 
+def always_left(rows: Rows) -> bool:
+    """Whether no forward pass computes the gradient: it would read the rows again all the same."""
+    return rows.soft and rows.long
+
+
 @functools.cache
 def scaled_before() -> Tensor:
     """Tell whether the last loss was multiplied, so that the gradient from above was not 1.
@@ -331,9 +341,9 @@ class _Fused(Function):
         mean = reduction == "mean"
         training = training and z.requires_grad
         # Of labels, of use to a mean only if it is scaled, and of short rows it would take time.
-        later = reduction == "none" or z.shape[1] > LONGEST_TILE
-        ctx.always_left = rows.soft and z.shape[1] > LONGEST_TILE
-        at_once = training and not ctx.always_left and (is_watched() or not scaled_before().item())
+        later = reduction == "none" or rows.long
+        at_once = training and not always_left(rows)
+        at_once = at_once and (is_watched() or not scaled_before().item())
         if training and later and keeps_numbers(rows):
             found = room_for_numbers(z)
         # One guard for all kernels, since it takes longer than to launch one should.
@@ -368,7 +378,7 @@ class _Fused(Function):
         reuse = once and gradient is not None
         out = gradient if reuse else z.new_empty(z.shape)
         grad = None if several else grads[0]
-        scaled = None if ctx.always_left or grads[0].dim() or not once else scaled_before()
+        scaled = None if always_left(rows) or grads[0].dim() or not once else scaled_before()
         with torch.cuda.device_of(z):
             launch(
                 rows, None, out, mean=ctx.mean, parts=parts, grad=grad, scaled=scaled, skip=reuse,
@@ -415,7 +425,7 @@ def keeps_numbers(rows: Rows) -> bool:
 
     Short rows of soft targets, or of float32, are sooner summed again.
     """
-    return rows.z.shape[1] > LONGEST_TILE or not (rows.soft or rows.z.element_size() == 4)
+    return rows.long or not (rows.soft or rows.z.element_size() == 4)
 
 
 def room_for_numbers(z: Tensor) -> Tensor:
