@@ -68,7 +68,12 @@ def looked_into(compiled: Any, option: str) -> str:
 
 def main() -> None:
     from pseudograd.loss import kernels
-    from pseudograd.loss.operators import ROW_REGISTERS, TILE_REGISTERS
+    from pseudograd.loss.operators import (
+        ROW_REGISTERS,
+        SOFT_ROW_REGISTERS,
+        SOFT_TILE_REGISTERS,
+        TILE_REGISTERS,
+    )
 
     on_chip = {"num_warps": 1, "maxnreg": TILE_REGISTERS}
     in_turns = {"num_warps": 16, "maxnreg": ROW_REGISTERS}
@@ -94,6 +99,19 @@ def main() -> None:
             kernels.row, "*bf16", in_turns, special=special, vector=8, lanes=1024, **whole, **given
         ).asm["ptx"]
         assert code.count("v4.b32") >= 6, "in both passes"
+        targets: dict[str, Any] = {"probabilities": True, "smoothing": None, "special": special}
+        soft = given | targets
+        shape = {"vector": 4, "tile_rows": 8, "outer": 4, "inner": 32, "reduced": True}
+        rows_of_100 = compile_kernel(kernels.soft_tile, "*bf16", {"num_warps": 2}, **shape, **soft)
+        count = instructions(rows_of_100)
+        assert 300 < count < 1300, f"{count}: as above, and sides are no bits of their own"
+        options = {"num_warps": 1, "maxnreg": SOFT_TILE_REGISTERS}
+        shape = {"vector": 4, "tile_rows": 1, "outer": 8, "inner": 128, "reduced": True}
+        compile_kernel(kernels.soft_tile, "*fp32", options, **shape, **soft)
+        if special != "any":
+            options = {"num_warps": 16, "maxnreg": SOFT_ROW_REGISTERS}
+            backward = targets | {"found": None, "values": None, "ks": None}
+            compile_kernel(kernels.soft_row, "*bf16", options, vector=8, lanes=1024, **backward)
     several: dict[str, Any] = {
         "special": "any",
         "reduced": False,
@@ -108,8 +126,8 @@ def main() -> None:
     compile_kernel(kernels.tile, "*bf16", vector=2, mean=True, parts=None, **alone)
     row: dict[str, Any] = {"special": "any", "skip": True}
     for probabilities in (False, True):
-        soft: dict[str, Any] = {"probabilities": probabilities}
-        compile_kernel(kernels.soft_tile, "*fp32", vector=1, block=16, **several, **soft)
+        soft = {"probabilities": probabilities}
+        compile_kernel(kernels.soft_tile, "*fp32", vector=1, **pieces, **several, **soft)
         long: dict[str, Any] = {"special": "any", "lanes": 128, "vector": 8, **soft}
         compile_kernel(kernels.soft_row, "*fp32", given=None, **long)
         compile_kernel(kernels.soft_row, "*fp32", found=None, values=None, **long)

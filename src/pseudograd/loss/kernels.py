@@ -41,6 +41,8 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 # One over it is still a number.
 _LEAST_TARGET = tl.constexpr(1e-37)
+_LEAST_NORMAL = tl.constexpr(1.1754943508222875e-38)
+_LEAST_BIAS = tl.constexpr(2**-24)  # the least that p - 1 can be in float32, unless it is 0
 # A tile of rows has three dimensions: rows, the pieces of each, and a piece's columns, which come
 # last. Threads have to be dealt out over columns first and rows next. After the last dimension the
 # compiler goes on with the one before it, up to Triton 3.6 with the first: so pieces are the other.
@@ -265,6 +267,23 @@ def _beside(x):
 
 
 @triton.jit
+def _columns(outer: tl.constexpr, inner: tl.constexpr):
+    """The columns of a tile of rows: ``outer`` pieces of ``inner`` columns."""
+    piece = tl.expand_dims(tl.expand_dims(tl.arange(0, outer), 1 - _PIECES), 2)
+    return piece * inner + tl.arange(0, inner)[None, None, :]
+
+
+@triton.jit
+def _max_of_rows(x):
+    return tl.max(tl.max(x, _PIECES), 1)
+
+
+@triton.jit
+def _min_of_rows(x):
+    return tl.min(tl.min(x, _PIECES), 1)
+
+
+@triton.jit
 def _sum_of_rows(x):
     return tl.sum(tl.sum(x, _PIECES), 1)
 
@@ -336,8 +355,7 @@ def _tile(
     ``outer`` pieces of ``inner`` columns: threads share a piece, and have all pieces.
     """
     classes *= vector
-    piece = tl.expand_dims(tl.expand_dims(tl.arange(0, outer), 1 - _PIECES), 2)
-    column = piece * inner + tl.arange(0, inner)[None, None, :]
+    column = _columns(outer, inner)
     inside = column < classes
     row = first + tl.arange(0, tile_rows)
     exists = row < rows
@@ -356,7 +374,7 @@ def _tile(
     else:
         z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
         x = tl.where(on_label, float("-inf"), x)
-        top = tl.maximum(tl.max(tl.max(x, _PIECES), 1), _LOWEST)
+        top = tl.maximum(_max_of_rows(x), _LOWEST)
         e, lost, power = _powers(x - _beside(top), _beside(k), special)
         total = _sum_in_float64(e)
         if special == "any":
@@ -555,13 +573,14 @@ def _target(target, at, mask, y, column, weight, smoothing, classes, probabiliti
     """t of some columns."""
     inside = column < classes
     if probabilities:
-        q = tl.load(target + at, mask=mask, other=0.0).to(tl.float32)
+        t = tl.load(target + at, mask=mask, other=0.0).to(tl.float32)
     else:
-        q = tl.where(column == y, 1.0, 0.0)
-    t = (1 - smoothing) * q + smoothing / classes
+        t = tl.where(column == y, 1.0, 0.0)
+    if smoothing is not None:
+        t = tl.where(inside, (1 - smoothing) * t + smoothing / classes, 0.0)
     if weight is not None:
         t *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    return tl.where(inside, t, 0.0)
+    return t
 
 
 @triton.jit
@@ -590,21 +609,32 @@ def _log2(x):
     return libdevice.fast_log2f(x) if _APPROXIMATE else tl.log2(x)
 
 
-@triton.jit
-def _bias(d, t, whole, log_total, special: tl.constexpr):
-    """|p - t / W|, or for any k its logarithm to the base 2, and whether p is above.
+# Which side of its target a class is on, above or below, is the sign of its bias, and then of its
+# power. Kept apart it would be a bit for each element, and hardware has places for seven.
 
-    ``d`` is half of z - top. Where t is 0 the bias is p, without subtraction. A class that has
-    all of the target is below in any case, and if it is alone there has all of that side's
-    strength: its size must not be 0, as its bias may be that has been rounded.
+
+@triton.jit
+def _bias(p, t, whole):
+    """p - t / W.
+
+    A class that has all of the target is below in any case, and if it is alone there has all of
+    that side's strength: its bias must not be 0, as one may be that has been rounded.
     """
-    log_p = d * (2 * _LOG2_E) - log_total
-    bias = tl.exp2(log_p) - t * (1 / whole)
-    off, sole = t == 0, t == whole
-    size = tl.where(sole & (bias == 0), 1.0, tl.abs(bias))
-    if special == "any":
-        size = tl.where(off, log_p, _log2(size))
-    return size, ((bias > 0) & (sole == 0)) | off
+    bias = p - t * (1 / whole)
+    below = tl.minimum(bias, -_LEAST_BIAS, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(t == whole, below, bias)
+
+
+@triton.jit
+def _log_size(bias, t, log_p):
+    """The logarithm of |p - t / W| to the base 2. Without a target it is that of p, however low."""
+    return tl.where(tl.abs(t) < _LEAST_TARGET, log_p, _log2(tl.abs(bias)))
+
+
+@triton.jit
+def _with_sign_of(bias, power):
+    sign = bias.to(tl.int32, bitcast=True) & -0x80000000
+    return (power.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -619,7 +649,7 @@ def _scales(strength, above_power, below_power):
     strength = tl.where(below_power == 0, 0.0, strength)
     above_scale = strength / tl.where(above_power == 0, 1.0, above_power)
     below_scale = strength / tl.where(below_power == 0, 1.0, below_power)
-    return above_scale, -below_scale
+    return above_scale, below_scale
 
 
 @triton.jit
@@ -635,7 +665,7 @@ def soft_tile(
     z, target, ks, k, weight, parts, grad, scaled, values, out,
     rows, stride, classes, k_stride, grad_stride, ignore_index, target_stride, smoothing,
     special: tl.constexpr, probabilities: tl.constexpr, reduced: tl.constexpr, skip: tl.constexpr,
-    vector: tl.constexpr, tile_rows: tl.constexpr, block: tl.constexpr,
+    vector: tl.constexpr, tile_rows: tl.constexpr, outer: tl.constexpr, inner: tl.constexpr,
 ):  # fmt: skip
     """As `tile`, for smoothed labels and for probabilities."""
     if scaled is not None:  # noqa: SIM102 (the compiler would look at both conditions)
@@ -646,11 +676,12 @@ def soft_tile(
         for begin in range(first, rows, tl.num_programs(0).to(tl.int64) * tile_rows):
             _soft_tile(z, target, ks, k, weight, parts, grad, values, out, begin, rows, stride,
                        classes, k_stride, grad_stride, ignore_index, target_stride, smoothing,
-                       special, probabilities, reduced, vector, tile_rows, block)  # fmt: skip
+                       special, probabilities, reduced, vector, tile_rows, outer,
+                       inner)  # fmt: skip
     else:
         _soft_tile(z, target, ks, k, weight, parts, grad, values, out, first, rows, stride,
                    classes, k_stride, grad_stride, ignore_index, target_stride, smoothing,
-                   special, probabilities, reduced, vector, tile_rows, block)  # fmt: skip
+                   special, probabilities, reduced, vector, tile_rows, outer, inner)  # fmt: skip
 
 
 @triton.jit
@@ -658,12 +689,12 @@ def _soft_tile(
     z, target, ks, k, weight, parts, grad, values, out, first, rows, stride,
     classes, k_stride, grad_stride, ignore_index, target_stride, smoothing,
     special: tl.constexpr, probabilities: tl.constexpr, reduced: tl.constexpr,
-    vector: tl.constexpr, tile_rows: tl.constexpr, block: tl.constexpr,
+    vector: tl.constexpr, tile_rows: tl.constexpr, outer: tl.constexpr, inner: tl.constexpr,
 ):  # fmt: skip
-    """The rows from ``first`` on."""
+    """The rows from ``first`` on, laid out as in `_tile`."""
     classes *= vector
     row = first + tl.arange(0, tile_rows)
-    column = tl.arange(0, block)[None, :]
+    column = _columns(outer, inner)
     exists, inside = row < rows, column < classes
     counted, known, y = exists, 1.0, row  # probabilities have no label to look at
     if not probabilities:
@@ -672,19 +703,19 @@ def _soft_tile(
         known = tl.where((y >= 0) & (y < classes), 1.0, float("nan"))
         y = y.to(tl.int32)
     k = tl.zeros((tile_rows,), tl.float32) + _sensitivity(k, ks, k_stride, row, exists)
-    at = (row * stride * vector)[:, None] + column
-    mask = counted[:, None] & inside
+    at = _beside(row * stride * vector) + column
+    mask = _beside(counted) & inside
     x = tl.load(z + at, mask=mask, other=float("-inf")).to(tl.float32)
-    at = (row * target_stride * vector)[:, None] + column
-    t = _target(target, at, mask, y[:, None], column, weight, smoothing, classes, probabilities)
+    at = _beside(row * target_stride * vector) + column
+    t = _target(target, at, mask, _beside(y), column, weight, smoothing, classes, probabilities)
 
-    whole = known * tl.sum(t, 1)
+    whole = known * _sum_of_rows(t)
     # Halves, since the difference of two extreme logits would be infinite.
-    half_top = tl.maximum(tl.max(0.5 * x, 1), 0.5 * _LOWEST)
-    d = 0.5 * x - half_top[:, None]
+    half_top = 0.5 * tl.maximum(_max_of_rows(x), _LOWEST)
+    d = 0.5 * x - _beside(half_top)
     e = tl.exp2(d * (2 * _LOG2_E))
-    total = tl.sum(e, 1)
-    value = _soft_value(total, whole, tl.sum(_distance(t, d), 1))
+    total = _sum_of_rows(e)
+    value = _soft_value(total, whole, _sum_of_rows(_distance(t, d)))
     value = tl.where(counted, value, 0.0).to(tl.float64)
     if reduced:
         tl.store(values + first // tile_rows, tl.sum(value, 0))
@@ -697,28 +728,30 @@ def _soft_tile(
         factor = _factor(factor, parts, None, grad, grad_stride, row, counted)
         whole = tl.where(nothing, 1.0, whole)
         if special == "1":
-            f = (e * (1 / total)[:, None] - t * (1 / whole)[:, None]) * factor[:, None]
+            f = (e * _beside(1 / total) - t * _beside(1 / whole)) * _beside(factor)
         else:
-            size, above = _bias(d, t, whole[:, None], tl.log2(total)[:, None], special)
+            bias = _bias(e * _beside(1 / total), t, _beside(whole))
             if special == "any":
-                above_top = tl.maximum(tl.max(tl.where(above, size, _LOWEST), 1), _LOWEST)
-                below_top = tl.maximum(tl.max(tl.where(above, _LOWEST, size), 1), _LOWEST)
-                size -= tl.where(above, above_top[:, None], below_top[:, None])
-                power = tl.exp2(k[:, None] * size)
-                above_total = tl.sum(tl.where(above, tl.exp2(size), 0.0), 1)
+                size = _log_size(bias, t, d * (2 * _LOG2_E) - _beside(tl.log2(total)))
+                above_top = tl.maximum(_max_of_rows(tl.where(bias < 0, _LOWEST, size)), _LOWEST)
+                below_top = tl.log2(tl.maximum(-_min_of_rows(bias), _LEAST_NORMAL))
+                size -= tl.where(bias < 0, _beside(below_top), _beside(above_top))
+                power = tl.exp2(_beside(k) * size)
+                above_total = _sum_of_rows(tl.where(bias < 0, 0.0, tl.exp2(size)))
                 strength = _soft_strength(above_top, above_total, k)
             else:
-                power = _root_or_square(size, special)
-                strength = _root_or_square(tl.sum(tl.where(above, size, 0.0), 1), special)
+                power = _root_or_square(tl.abs(bias), special)
+                strength = _root_or_square(_sum_of_rows(tl.maximum(bias, 0.0)), special)
+            power = _with_sign_of(bias, power)
             above_scale, below_scale = _scales(
                 factor * strength,
-                tl.sum(tl.where(above, power, 0.0), 1),
-                tl.sum(tl.where(above, 0.0, power), 1),
+                _sum_of_rows(tl.maximum(power, 0.0)),
+                -_sum_of_rows(tl.minimum(power, 0.0)),
             )
-            f = power * tl.where(above, above_scale[:, None], below_scale[:, None])
-        f = tl.where((factor == 0)[:, None], 0.0, f)
-        at = (row * classes)[:, None] + column
-        tl.store(out + at, f.to(out.dtype.element_ty), mask=exists[:, None] & inside)
+            f = power * tl.where(power < 0, _beside(below_scale), _beside(above_scale))
+        f = tl.where(_beside(factor == 0), 0.0, f)
+        at = _beside(row * classes) + column
+        tl.store(out + at, f.to(out.dtype.element_ty), mask=_beside(exists) & inside)
 
 
 @triton.jit
@@ -781,7 +814,7 @@ def soft_row(
             new = tl.maximum(lane_top, tl.max(x, 1))
             d = x - new[:, None]
             lane_distance += _distance(lane_whole, lane_top - new) + tl.sum(_distance(t, d), 1)
-            lane_whole += tl.sum(t, 1)
+            lane_whole -= tl.sum(-t, 1)  # Triton 3.6 fails at a sum of what is loaded, and no more
             lane_total *= tl.exp2((lane_top - new) * (2 * _LOG2_E))
             lane_total += tl.sum(tl.exp2(d * (2 * _LOG2_E)), 1)
             lane_top = new
@@ -814,23 +847,27 @@ def soft_row(
                 mask = column < classes
                 x, t = _half_and_target(z, target, column, mask, y, weight, smoothing, classes,
                                         probabilities)  # fmt: skip
-                size, above = _bias(x - top, t, whole, log_total, special)
+                log_p = (x - top) * (2 * _LOG2_E) - log_total
+                bias = _bias(tl.exp2(log_p), t, whole)
                 if special == "any":
-                    new = tl.maximum(above_top, tl.max(tl.where(above, size, _LOWEST), 1))
+                    size = _log_size(bias, t, log_p)
+                    new = tl.maximum(above_top, tl.max(tl.where(bias < 0, _LOWEST, size), 1))
                     above_total *= tl.exp2(above_top - new)
                     above_power *= tl.exp2(k * (above_top - new))
                     above_top = new
-                    new = tl.maximum(below_top, tl.max(tl.where(above, _LOWEST, size), 1))
+                    new = tl.log2(tl.maximum(-tl.min(bias, 1), _LEAST_NORMAL))
+                    new = tl.maximum(below_top, new)
                     below_power *= tl.exp2(k * (below_top - new))
                     below_top = new
-                    size -= tl.where(above, above_top[:, None], below_top[:, None])
+                    size -= tl.where(bias < 0, below_top[:, None], above_top[:, None])
                     power = tl.exp2(k * size)
-                    size = tl.exp2(size)
+                    above_total += tl.sum(tl.where(bias < 0, 0.0, tl.exp2(size)), 1)
                 else:
-                    power = _root_or_square(size, special)
-                above_total += tl.sum(tl.where(above, size, 0.0), 1)
-                above_power += tl.sum(tl.where(above, power, 0.0), 1)
-                below_power += tl.sum(tl.where(above, 0.0, power), 1)
+                    power = _root_or_square(tl.abs(bias), special)
+                    above_total += tl.sum(tl.maximum(bias, 0.0), 1)
+                power = _with_sign_of(bias, power)
+                above_power += tl.sum(tl.maximum(power, 0.0), 1)
+                below_power -= tl.sum(tl.minimum(power, 0.0), 1)
             if special == "any":
                 _, sum_above = _join_side(above_top, above_total, 1.0)
                 of_above, power_above = _join_side(above_top, above_power, k)
@@ -851,12 +888,14 @@ def soft_row(
                 p = tl.exp2((x - top) * (2 * _LOG2_E)) * (1 / total)
                 f = (p - t * (1 / whole)) * factor
             else:
-                size, above = _bias(x - top, t, whole, log_total, special)
+                log_p = (x - top) * (2 * _LOG2_E) - log_total
+                bias = _bias(tl.exp2(log_p), t, whole)
                 if special == "any":
-                    power = tl.exp2(k * (size - tl.where(above, of_above, of_below)))
+                    size = _log_size(bias, t, log_p)
+                    power = tl.exp2(k * (size - tl.where(bias < 0, of_below, of_above)))
                 else:
-                    power = _root_or_square(size, special)
-                f = power * tl.where(above, above_scale, below_scale)
+                    power = _root_or_square(tl.abs(bias), special)
+                f = power * tl.where(bias < 0, -below_scale, above_scale)
             f = tl.where(factor == 0, 0.0, f)
             tl.store(out + column, f.to(out.dtype.element_ty), mask=inside)
 

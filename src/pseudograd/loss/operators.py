@@ -54,6 +54,7 @@ LONG_ROW_BYTES = 64 << 10
 # How many registers a thread may have. Left alone, the compiler takes up to 1.6 times as many, most
 # of all for k other than 1/2, 1 and 2; then half as many programs are at work, and a fifth slower.
 TILE_REGISTERS, ROW_REGISTERS = 96, 64
+SOFT_TILE_REGISTERS, SOFT_ROW_REGISTERS = 128, 96
 _VECTOR_BYTES = 16
 _SPECIAL = {1.0: "1", 0.5: "1/2", 2.0: "2"}
 
@@ -174,38 +175,49 @@ def launch(
         tile_rows = _tile_rows(classes)
         if alone:
             tile_rows = max(tile_rows, _power_of_2(count))
-        warp_block = WARP_BLOCK
-        if rows.soft:  # which has more to hold
-            warp_block //= 2 if block >= WARP_BLOCK else 4
+        # Of soft targets there is more to hold, so that threads take less of a row each.
+        warp_block, thread_block = WARP_BLOCK, THREAD_BLOCK
+        registers: int | None = TILE_REGISTERS
+        if rows.soft and block >= WARP_BLOCK:
+            thread_block, registers = THREAD_BLOCK // 4, SOFT_TILE_REGISTERS
+        elif rows.soft:
+            warp_block, thread_block, registers = WARP_BLOCK // 2, THREAD_BLOCK // 2, None
         warps = max(1, min(32, tile_rows * block // warp_block))
         units = (z.stride(0), target_stride, classes)
         vector = _vector(z, out, lambda v: all(size % v == 0 for size in units))
         strides = (z.stride(0) // vector, classes // vector, k_stride, grad_stride)
+        inner = min(block, max(1, block // thread_block) * max(2, vector))
         tiles = -(-count // tile_rows)
         programs_of_tiles = (min(tiles, SKIPPING) if skip else tiles,)
         if rows.soft:
             kernels.soft_tile[programs_of_tiles](
                 *inputs, scaled, values, out, count, *strides, ignore_index,
-                target_stride // vector, smoothing, special=special, probabilities=probabilities,
-                reduced=reduced, skip=skip, vector=vector, tile_rows=tile_rows, block=block,
-                num_warps=warps,
+                target_stride // vector, smoothing or None,
+                special=special, probabilities=probabilities, reduced=reduced, skip=skip,
+                vector=vector, tile_rows=tile_rows, outer=block // inner, inner=inner,
+                num_warps=warps, **_at_most(registers),
             )  # fmt: skip
         else:
-            inner = min(block, max(1, block // THREAD_BLOCK) * max(2, vector))
             kernels.tile[programs_of_tiles](
                 *inputs, scaled, values, out, found, given, count, *strides, ignore_index,
                 special=special, reduced=reduced, mean=mean, skip=skip, vector=vector,
                 tile_rows=tile_rows, outer=block // inner, inner=inner, num_warps=warps,
-                **_at_most(TILE_REGISTERS),
+                **_at_most(registers),
             )  # fmt: skip
         return
     strides = (z.stride(0), classes, k_stride, grad_stride)
     if rows.soft:
-        block, warps = (ROW_BLOCK // 4, 8) if special == "any" else (ROW_BLOCK // 2, 16)
+        block, warps, registers = ROW_BLOCK // 2, 8, ROW_REGISTERS
+        if any(size % 16 for size in (z.stride(0), target_stride, classes)):
+            block = ROW_BLOCK // 4  # elements are loaded one by one
+        elif out is not None and special == "any":
+            registers = None
+        elif out is not None:
+            block, warps, registers = ROW_BLOCK, 16, SOFT_ROW_REGISTERS
         kernels.soft_row[(count,)](
-            *inputs, values, out, found, given, *strides, ignore_index, target_stride, smoothing,
-            special=special, probabilities=probabilities, vector=8, lanes=block // 8,
-            num_warps=warps,
+            *inputs, values, out, found, given, *strides, ignore_index, target_stride,
+            smoothing or None, special=special, probabilities=probabilities, vector=8,
+            lanes=block // 8, num_warps=warps, **_at_most(registers),
         )  # fmt: skip
     else:
         long = classes * z.element_size() > LONG_ROW_BYTES
@@ -218,8 +230,10 @@ def launch(
         )  # fmt: skip
 
 
-def _at_most(registers: int) -> dict[str, int]:
-    return {} if torch.version.hip else {"maxnreg": registers}  # AMD's compiler has no such option
+def _at_most(registers: int | None) -> dict[str, int]:
+    if registers is None or torch.version.hip:  # AMD's compiler has no such option
+        return {}
+    return {"maxnreg": registers}
 
 
 def _block(classes: int) -> int:
