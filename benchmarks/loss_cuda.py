@@ -54,6 +54,7 @@ LOGITS = (
 )
 PROBABILITIES = (
     (torch.bfloat16, 8192, 131072),
+    (torch.bfloat16, 8192, 50257),
     (torch.bfloat16, 8192, 32000),
     (torch.bfloat16, 65536, 1000),
     (torch.float32, 65536, 1000),
