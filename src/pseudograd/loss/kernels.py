@@ -577,7 +577,7 @@ def _target(target, at, mask, y, column, weight, smoothing, classes, probabiliti
     else:
         t = tl.where(column == y, 1.0, 0.0)
     if smoothing is not None:
-        t = tl.where(inside, (1 - smoothing) * t + smoothing / classes, 0.0)
+        t = tl.where(inside, tl.fma(1 - smoothing, t, smoothing / classes), 0.0)
     if weight is not None:
         t *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     return t
@@ -620,7 +620,7 @@ def _bias(p, t, whole):
     A class that has all of the target is below in any case, and if it is alone there has all of
     that side's strength: its bias must not be 0, as one may be that has been rounded.
     """
-    bias = p - t * (1 / whole)
+    bias = tl.fma(-t, 1 / whole, p)
     below = tl.minimum(bias, -_LEAST_BIAS, propagate_nan=tl.PropagateNan.ALL)
     return tl.where(t == whole, below, bias)
 
@@ -712,7 +712,7 @@ def _soft_tile(
     whole = known * _sum_of_rows(t)
     # Halves, since the difference of two extreme logits would be infinite.
     half_top = 0.5 * tl.maximum(_max_of_rows(x), _LOWEST)
-    d = 0.5 * x - _beside(half_top)
+    d = tl.fma(x, 0.5, -_beside(half_top))
     e = tl.exp2(d * (2 * _LOG2_E))
     total = _sum_of_rows(e)
     value = _soft_value(total, whole, _sum_of_rows(_distance(t, d)))
@@ -728,11 +728,12 @@ def _soft_tile(
         factor = _factor(factor, parts, None, grad, grad_stride, row, counted)
         whole = tl.where(nothing, 1.0, whole)
         if special == "1":
-            f = (e * _beside(1 / total) - t * _beside(1 / whole)) * _beside(factor)
+            f = tl.fma(-t, _beside(1 / whole), e * _beside(1 / total)) * _beside(factor)
         else:
             bias = _bias(e * _beside(1 / total), t, _beside(whole))
             if special == "any":
-                size = _log_size(bias, t, d * (2 * _LOG2_E) - _beside(tl.log2(total)))
+                log_p = tl.fma(d, 2 * _LOG2_E, -_beside(tl.log2(total)))
+                size = _log_size(bias, t, log_p)
                 above_top = tl.maximum(_max_of_rows(tl.where(bias < 0, _LOWEST, size)), _LOWEST)
                 below_top = tl.log2(tl.maximum(-_min_of_rows(bias), _LEAST_NORMAL))
                 size -= tl.where(bias < 0, _beside(below_top), _beside(above_top))

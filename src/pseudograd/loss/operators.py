@@ -178,8 +178,9 @@ def launch(
         # Of soft targets there is more to hold, so that threads take less of a row each.
         warp_block, thread_block = WARP_BLOCK, THREAD_BLOCK
         registers: int | None = TILE_REGISTERS
-        if rows.soft and block >= WARP_BLOCK:
-            thread_block, registers = THREAD_BLOCK // 4, SOFT_TILE_REGISTERS
+        if rows.soft and block * 4 > WARP_BLOCK * z.element_size():
+            thread_block = THREAD_BLOCK // 4
+            registers = TILE_REGISTERS if block == WARP_BLOCK else SOFT_TILE_REGISTERS
         elif rows.soft:
             warp_block, thread_block, registers = WARP_BLOCK // 2, THREAD_BLOCK // 2, None
         warps = max(1, min(32, tile_rows * block // warp_block))
@@ -190,12 +191,13 @@ def launch(
         tiles = -(-count // tile_rows)
         programs_of_tiles = (min(tiles, SKIPPING) if skip else tiles,)
         if rows.soft:
+            # Products and sums are not fused as it comes, which would be another way in each pass.
             kernels.soft_tile[programs_of_tiles](
                 *inputs, scaled, values, out, count, *strides, ignore_index,
                 target_stride // vector, smoothing or None,
                 special=special, probabilities=probabilities, reduced=reduced, skip=skip,
                 vector=vector, tile_rows=tile_rows, outer=block // inner, inner=inner,
-                num_warps=warps, **_at_most(registers),
+                num_warps=warps, enable_fp_fusion=False, **_at_most(registers),
             )  # fmt: skip
         else:
             kernels.tile[programs_of_tiles](
