@@ -709,7 +709,9 @@ def _soft_tile(
     at = _beside(row * target_stride * vector) + column
     t = _target(target, at, mask, _beside(y), column, weight, smoothing, classes, probabilities)
 
-    whole = known * _sum_of_rows(t)
+    whole = tl.zeros((tile_rows,), tl.float32) + known  # as smoothing only spreads what there is
+    if probabilities or weight is not None:
+        whole *= _sum_of_rows(t)
     # Halves, since the difference of two extreme logits would be infinite.
     half_top = 0.5 * tl.maximum(_max_of_rows(x), _LOWEST)
     d = tl.fma(x, 0.5, -_beside(half_top))
