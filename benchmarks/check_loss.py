@@ -159,11 +159,11 @@ class Bench:
             yield "row", classes
 
     def sections(self) -> list[Callable[[], Iterator[Check]]]:
-        """What can be looked at apart."""
+        """What can be looked at apart; the last of all not while others are at work."""
         shapes = [partial(self.of_shape, *shape) for shape in self.shapes()]
         corners = [partial(self.of_corners, kernel) for kernel in ("tile", "row")]
-        others = (self.of_split, self.of_linear, self.of_transforms, self.of_waiting)
-        return [self.of_size, *others, *corners, *reversed(shapes)]
+        others = (self.of_split, self.of_linear, self.of_transforms)
+        return [self.of_size, *others, *corners, *reversed(shapes), self.of_waiting]
 
     def of_shape(self, kernel: str, classes: int) -> Iterator[Check]:
         longest = classes if kernel == "tile" else 0
@@ -670,16 +670,17 @@ def main() -> None:
     arguments = parser.parse_args()
     device = arguments.device
     facts = environment(device)
-    sections = range(len(Bench(device).sections()))
+    *together, alone = range(len(Bench(device).sections()))
     lines, failed = [], 0
     # Processes of their own, so that one that dies of a bad address does not take all others along.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(arguments.workers, context, max_tasks_per_child=1) as pool:
-        for check in chain.from_iterable(pool.map(partial(checks, device), sections)):
-            failed += not check.holds
-            lines.append({**check._asdict(), "holds": check.holds, **facts})
-            if not check.holds or check.check in ("value", "gradient"):
-                print("ok   " if check.holds else "WRONG", *check, flush=True)
+    for sections in (together, [alone]):
+        with ProcessPoolExecutor(arguments.workers, context, max_tasks_per_child=1) as pool:
+            for check in chain.from_iterable(pool.map(partial(checks, device), sections)):
+                failed += not check.holds
+                lines.append({**check._asdict(), "holds": check.holds, **facts})
+                if not check.holds or check.check in ("value", "gradient"):
+                    print("ok   " if check.holds else "WRONG", *check, flush=True)
     write(lines, arguments.out or RESULTS / f"check_loss_{device}.csv")
     print(f"{len(lines)} checks, {failed} wrong")
     sys.exit(bool(failed))

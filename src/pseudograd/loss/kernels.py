@@ -610,7 +610,7 @@ def _log2(x):
 
 
 # Which side of its target a class is on, above or below, is the sign of its bias, and then of its
-# power. Kept apart it would be a bit for each element, and hardware has places for seven.
+# power. Kept apart it would be a bit for each element, and a thread has places for seven.
 
 
 @triton.jit
