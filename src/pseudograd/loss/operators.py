@@ -175,14 +175,7 @@ def launch(
         tile_rows = _tile_rows(classes)
         if alone:
             tile_rows = max(tile_rows, _power_of_2(count))
-        # Of soft targets there is more to hold, so that threads take less of a row each.
-        warp_block, thread_block = WARP_BLOCK, THREAD_BLOCK
-        registers: int | None = TILE_REGISTERS
-        if rows.soft and block * 4 > WARP_BLOCK * z.element_size():
-            thread_block = THREAD_BLOCK // 4
-            registers = TILE_REGISTERS if block == WARP_BLOCK else SOFT_TILE_REGISTERS
-        elif rows.soft:
-            warp_block, thread_block, registers = WARP_BLOCK // 2, THREAD_BLOCK // 2, None
+        warp_block, thread_block, registers = _tile_settings(rows)
         warps = max(1, min(32, tile_rows * block // warp_block))
         units = (z.stride(0), target_stride, classes)
         vector = _vector(z, out, lambda v: all(size % v == 0 for size in units))
@@ -209,13 +202,8 @@ def launch(
         return
     strides = (z.stride(0), classes, k_stride, grad_stride)
     if rows.soft:
-        block, warps, registers = ROW_BLOCK // 2, 8, ROW_REGISTERS
-        if any(size % 16 for size in (z.stride(0), target_stride, classes)):
-            block = ROW_BLOCK // 4  # elements are loaded one by one
-        elif out is not None and special == "any":
-            registers = None
-        elif out is not None:
-            block, warps, registers = ROW_BLOCK, 16, SOFT_ROW_REGISTERS
+        aligned = all(size % 16 == 0 for size in (z.stride(0), target_stride, classes))
+        block, warps, registers = _soft_row_settings(aligned, out is not None, special)
         kernels.soft_row[(count,)](
             *inputs, values, out, found, given, *strides, ignore_index, target_stride,
             smoothing or None, special=special, probabilities=probabilities, vector=8,
@@ -230,6 +218,31 @@ def launch(
             special=special, skip=skip, vector=vector, lanes=block // vector, num_warps=warps,
             **_at_most(ROW_REGISTERS),
         )  # fmt: skip
+
+
+def _tile_settings(rows: Rows) -> tuple[int, int, int | None]:
+    """How many elements a warp takes, and of a row a thread, and how many registers it may have.
+
+    Of soft targets there is more to hold, so that threads take less of a row each.
+    """
+    block = _block(rows.z.shape[1])
+    if not rows.soft:
+        return WARP_BLOCK, THREAD_BLOCK, TILE_REGISTERS
+    if block * 4 <= WARP_BLOCK * rows.z.element_size():
+        return WARP_BLOCK // 2, THREAD_BLOCK // 2, None
+    registers = TILE_REGISTERS if block == WARP_BLOCK else SOFT_TILE_REGISTERS
+    return WARP_BLOCK, THREAD_BLOCK // 4, registers
+
+
+def _soft_row_settings(aligned: bool, backward: bool, special: str) -> tuple[int, int, int | None]:
+    """How many elements are taken at a time, by how many warps, with how many registers."""
+    if not aligned:  # elements are loaded one by one
+        return ROW_BLOCK // 4, 8, ROW_REGISTERS
+    if not backward:
+        return ROW_BLOCK // 2, 8, ROW_REGISTERS
+    if special == "any":
+        return ROW_BLOCK // 2, 8, None
+    return ROW_BLOCK, 16, SOFT_ROW_REGISTERS
 
 
 def _at_most(registers: int | None) -> dict[str, int]:
