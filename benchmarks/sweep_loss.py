@@ -1,7 +1,6 @@
 """Which blocks and warps suit the kernels of the loss on this GPU?
 
     python -m benchmarks.sweep_loss --only 32000
-    python -m benchmarks.sweep_loss --probabilities --only x100
 
 Times the kernel that computes values and gradients (without its launch from Python), for settings
 around those in `pseudograd.loss.operators`, best first. With what it shows, change them there.
@@ -119,7 +118,6 @@ def overheads(cache: torch.Tensor) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--probabilities", action="store_true", help="targets, in place of labels")
     arguments = parser.parse_args()
     cache = torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
     overheads(cache)
@@ -129,8 +127,6 @@ def main() -> None:
             continue
         z = torch.randn(count, classes, device="cuda").to(dtype)
         target = torch.randint(classes, (count,), device="cuda")
-        if arguments.probabilities:
-            target = torch.randn_like(z).softmax(1)
         rows = operators.rows_of_loss(z, target, k)
         tiled = classes <= operators.LONGEST_TILE
         settings = tile_settings(classes) if tiled else row_settings()
