@@ -307,9 +307,11 @@ def test_one_hot_probabilities_are_labels(k: float) -> None:
 @pytest.mark.parametrize("k", [0.003, 0.1, 0.3, 1.5])
 @both_kernels
 def test_one_hot_probabilities_below_all_float32(k: float) -> None:
-    """A small power of what is no number in float32 any more still is one, and none of 0."""
-    label = torch.tensor([1, 1, 1])
-    logits = torch.tensor([[0.0, 100.0, 2.0], [0.0, 200.0, 2.0], [-1e3, 1e3, -1e4]])
+    """A probability that is too small for float32 has powers that are not; 0 has none."""
+    label = torch.tensor([1, 1, 1, 1])
+    logits = torch.tensor(
+        [[0.0, 30.0, 2.0], [0.0, 100.0, 2.0], [0.0, 200.0, 2.0], [-1e3, 1e3, -1e4]]
+    )
     _, f = value_and_gradient(logits, label, k, reduction="sum")
     _, as_soft = value_and_gradient(logits, F.one_hot(label, 3).float(), k, reduction="sum")
     torch.testing.assert_close(as_soft, f, rtol=1e-4, atol=1e-25)
