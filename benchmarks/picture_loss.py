@@ -81,7 +81,7 @@ def main() -> None:
     right.set_xlim(left=0)
     right.set_xlabel(
         "memory beyond the inputs, as a multiple of ours\n"
-        "(for logits Liger needs none: it writes the gradient over them)"
+        "(Liger is left out for logits: it writes the gradient over them)"
     )
     handles, labels = left.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
