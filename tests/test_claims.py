@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +140,13 @@ def test_k_above_1(ks: list[float], expected: str) -> None:
 )
 def test_k_below_1(ks: list[float], expected: str) -> None:
     assert verdict("2a", points(1, ks)) == expected
+
+
+def test_fewer_than_by_chance_do_not_confirm() -> None:
+    """Of 60 rows 31 are more than half, but 40 would be on that side by chance."""
+    both = points(1, [0.5] * 31) + points(1, [2.0] * 29)
+    assert judge(BY_NAME["2a"], both).p == binomtest(31, 60, 4 / 6).pvalue < 0.05
+    assert verdict("2a", both) == PARTLY
 
 
 @pytest.mark.parametrize(
@@ -353,6 +361,22 @@ def test_toy() -> None:
     assert toy({4.0: 8.4, 1.0: 5.0, 0.25: 4.0}, runs=1).verdict == OPEN
     assert toy({4.0: 8.4, 0.25: 4.0}).verdict == OPEN
     assert judge_toy([]).verdict == OPEN
+
+
+def test_toy_of_two_seeds_and_of_runs_that_are_not_whole() -> None:
+    runs = [
+        ToyRun(k, run, seed, 0.95, 7000, 6.4, -0.3, 0.05, k + 9 * seed + run, 0.28)
+        for seed in range(2)
+        for k in (4.0, 1.0, 0.25)
+        for run in range(3)
+    ]
+    found = judge_toy(runs)
+    assert (found.verdict, found.rows) == (CONFIRMED, 6)
+    as_one_seed = [replace(run, seed=0, run=10 * run.seed + run.run) for run in runs]
+    assert found.p == judge_toy(as_one_seed).p
+    for some in (runs[1:], [*runs, runs[0]], [*runs[1:], runs[1]]):
+        assert judge_toy(some).verdict == OPEN
+        assert judge_toy(some).figures == "not each run has each k once"
 
 
 # --- our rows ------------------------------------------------------------------------------------

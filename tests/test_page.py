@@ -22,8 +22,8 @@ from pseudograd.data import digits
 from pseudograd.fleet import Fleet, Outcome, Trial
 from pseudograd.report.figures import image, interval
 from pseudograd.report.page import PAPER, page
-from pseudograd.report.summary import fraction, summary
-from pseudograd.search import Ledger, Protocol, advance, result
+from pseudograd.report.summary import evidence, fraction, summary
+from pseudograd.search import Ledger, Protocol, advance, compare, result
 from pseudograd.search.comparison import ByClass
 
 if TYPE_CHECKING:
@@ -216,6 +216,25 @@ def test_words_follow_the_numbers(
     assert ("a hint and no proof" in line) == ("a hint and no proof" in text)
     for said in (printed, text):
         assert ("pseudograd predict --k 1" in said) == ("Train with" not in advice)
+
+
+def test_examples_that_point_the_other_way_are_no_evidence() -> None:
+    """Fewer errors, all networks' on few examples, for more examples that one network misses."""
+
+    def outcomes(mistakes: list[set[int]]) -> list[Outcome]:
+        return [
+            Outcome(TEMPLATE, 0.1, 2, len(wrong) / 360, 0.2, 3, "patience", (), tuple(wrong))
+            for wrong in mistakes
+        ]
+
+    every = outcomes([{*range(10)}] * 3)
+    each = outcomes([{*range(start, start + 9)} for start in (10, 20, 30)])
+    comparison = compare(each, every)
+    assert (comparison.better_on, comparison.worse_on) == (10, 27)
+    assert comparison.sign_p < 0.05
+    assert comparison.error.high < 0
+    assert evidence(comparison) == evidence(compare(every, each)) == "hint"
+    assert evidence(compare(outcomes([set()] * 3), every)) == "proof"
 
 
 def test_one_network_of_each_has_no_interval(tmp_path: Path) -> None:

@@ -832,18 +832,29 @@ def test_the_whole_path_in_small(
     assert {path: path.read_bytes() for path in Path("runs/smoke").iterdir()} == before
 
 
-def test_a_row_on_a_cluster(
+def test_a_runner_without_outcomes_is_no_endless_loop(tmp_path: Path) -> None:
+    some = experiments(rows("all", "svhn 1x400 m0"))
+    protocols = {experiment: experiment.smoke() for experiment in some}
+    ledger = ledger_of(tmp_path, "svhn 1x400")
+    with pytest.raises(RuntimeError, match="run gave no outcome of the trials of svhn 1x400"):
+        list(run_network(protocols, ledger, lambda trials: iter(())))
+
+
+def test_rows_on_a_cluster(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray", reason="needs Ray")
     monkeypatch.setattr("pseudograd.data.open_data", small)
-    command = ["reproduce", "table1", "--rows", "mnist 1x400 m0.5", "--smoke"]
+    command = ["reproduce", "table1", "--rows", "mnist 1x*00 m0.5", "--as-printed", "--smoke"]
     assert main([*command, "--out", "alone"]) == 0
     assert main([*command, "--ray", "local", "--out", "cluster"]) == 0
-    assert "1 of 1 rows done, about 0 trials left" in capsys.readouterr().out
-    alone, cluster = (ledger_of(Path(where), "mnist 1x400") for where in ("alone", "cluster"))
-    assert {*cluster} == {*alone}
-    assert all(cluster[trial] == alone[trial] for trial in alone)
+    assert "3 of 3 rows done, about 0 trials left" in capsys.readouterr().out
+    for network in ("mnist 1x400", "mnist 1x800", "mnist 1x1100"):
+        alone, cluster = (ledger_of(Path(where), network) for where in ("alone", "cluster"))
+        assert {*cluster} == {*alone}
+        assert all(cluster[trial] == alone[trial] for trial in alone)
+    (session,) = sessions(Path("cluster"))
+    assert session["hardware"].startswith("Ray cluster: 1 × node, ")
 
 
 @pytest.mark.parametrize(

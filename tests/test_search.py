@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 
 from pseudograd.data import open_data
 from pseudograd.files import locked
@@ -185,6 +186,23 @@ def test_a_network_without_a_finite_value_leaves_no_interval() -> None:
     assert difference.mean == math.inf
     assert math.isnan(difference.low)
     assert math.isnan(difference.high)
+
+
+def test_networks_without_finite_values_on_both_sides_have_no_mean() -> None:
+    difference = paired_difference([math.inf, 1.0, 1.0], [0.5, math.inf, 0.5])
+    assert all(map(math.isnan, (difference.mean, difference.low, difference.high)))
+
+
+def test_a_runner_without_outcomes_is_no_endless_loop(tmp_path: Path) -> None:
+    protocol = Protocol(TEMPLATE, initial_rate=0.1)
+    with pytest.raises(RuntimeError, match="run gave no outcome of 147 trials, such as Trial"):
+        list(advance(protocol, Ledger(tmp_path / "ledger"), lambda trials: iter(())))
+
+
+def test_a_ledger_holds_no_weights(tmp_path: Path) -> None:
+    ledger, weights = Ledger(tmp_path / "ledger"), ((torch.zeros(2, 2), torch.zeros(2)),)
+    ledger.append(replace(made_up(TEMPLATE), parameters=weights))
+    assert ledger[TEMPLATE].parameters is None
 
 
 def test_equal_errors_do_not_extend_the_rates(tmp_path: Path) -> None:
@@ -428,6 +446,20 @@ def test_the_sessions_that_ran_trials_are_credited(tmp_path: Path) -> None:
     assert about["versions"] == {"pseudograd": "0.1.0", "torch": "2.7 and 2.9 and 2.2"}
     assert about["started"] == "2026-01-01T12:00:00+00:00"
     assert about["seconds"] == pytest.approx(sum(one["seconds"] for one in run.sessions))
+
+
+def test_a_session_of_another_process_is_not_forgotten(tmp_path: Path) -> None:
+    data, encoder = open_data("digits")
+    run, other = (
+        Run.prepare(tmp_path / "run", Protocol(TEMPLATE, initial_rate=0.1), data, encoder)
+        for _ in range(2)
+    )
+    with other.session("first", []) as noted:
+        noted["trials"] = 7
+    with run.session("second", []):
+        pass
+    told = [(one["command"], one["trials"]) for one in Run.open(run.folder).sessions]
+    assert told == [("first", 7), ("second", 0)]
 
 
 # --- the ledger ------------------------------------------------------------------------------

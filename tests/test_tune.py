@@ -651,6 +651,7 @@ def test_a_run_on_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = tuned(capsys, "digits", *SMALL, "--ray", "local", "--out", "run")
     assert out.replace("run", "alone") == alone
     assert Run.open("run").sessions[0]["devices"] == ["ray"]
+    assert Run.open("run").sessions[0]["hardware"].startswith("Ray cluster: 1 × node, ")
     assert Path("run/model.safetensors").exists()
 
 

@@ -70,7 +70,8 @@ def hardware(*devices: str) -> str:
     """Name the GPU or the CPU, and how many there are if they are several.
 
     Args:
-        devices: Those in use; the GPUs unless given, if there are any.
+        devices: Those in use; the GPUs unless given, if there are any. "ray" is the cluster that
+            this process is connected to.
 
     Example:
         >>> hardware("cpu") != ""
@@ -79,6 +80,8 @@ def hardware(*devices: str) -> str:
     """
     if not devices and torch.cuda.is_available():
         devices = ("cuda",) * torch.cuda.device_count()
+    if "ray" in devices:
+        return _cluster()
     gpus = [device for device in devices if device.startswith("cuda")]
     if gpus:
         name = torch.cuda.get_device_name(gpus[0])
@@ -88,6 +91,18 @@ def hardware(*devices: str) -> str:
         if line.startswith("model name"):
             return line.split(":")[1].strip()
     return platform.processor() or platform.machine()
+
+
+def _cluster() -> str:
+    """What the machines of a Ray cluster have together."""
+    import ray
+
+    has = ray.cluster_resources()
+    prefix = "accelerator_type:"
+    kinds = sorted(name.removeprefix(prefix) for name in has if name.startswith(prefix))
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    gpus = f", {has['GPU']:g} × GPU ({', '.join(kinds) or 'unknown'})" if has.get("GPU") else ""
+    return f"Ray cluster: {nodes} × node, {has.get('CPU', 0):g} × CPU{gpus}"
 
 
 def version(package: str) -> str:

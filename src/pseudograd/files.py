@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, that have one writer, and that cannot be written."""
+"""Writing files: whole or not at all, by one process at a time, and with clear errors."""
 
 from __future__ import annotations
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterator, MutableSequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from pseudograd.data import Dataset
     from pseudograd.fleet import Outcome, Trial
     from pseudograd.search import Runner
+    from pseudograd.search.cluster import RayRunner
 
 
 def add_place(parser: argparse._ActionsContainer) -> None:
@@ -51,6 +52,7 @@ class Place(contextlib.ExitStack):
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__()
         self.address: str | None = options.ray
+        self._clusters: dict[str, RayRunner] = {}
         if self.address is not None:
             if options.device:
                 raise ValueError("--device must be left out with --ray, which has its own devices")
@@ -58,6 +60,14 @@ class Place(contextlib.ExitStack):
         else:
             self.devices = tuple(map(_checked, options.device or _all_devices()))
         self.at_once = 3 if len(self.devices) == 1 and self.devices[0].startswith("cuda") else 1
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        if self.address is not None:
+            from pseudograd.search.cluster import connection
+
+            self.enter_context(connection(self.address or None))
+        return self
 
     def runner(self, data: Dataset, keep_parameters: bool = False) -> Runner:
         """Give what trains trials on a data set.
@@ -77,7 +87,10 @@ class Place(contextlib.ExitStack):
             return run
         from pseudograd.search.cluster import RayRunner
 
-        cluster = self.enter_context(RayRunner(data, self.address or None))
+        # One for each data set, which then is sent to the cluster once.
+        if data.sha256 not in self._clusters:
+            self._clusters[data.sha256] = self.enter_context(RayRunner(data))
+        cluster = self._clusters[data.sha256]
 
         def run_on_cluster(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
             cluster.keep_parameters = keep_parameters and trials[0].split.retrain

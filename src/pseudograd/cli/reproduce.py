@@ -253,7 +253,7 @@ def _print_status(
 def _report(
     experiments: list[Experiment], folder: Path, selected_by: list[str], smoke: bool, check: bool
 ) -> None:
-    from pseudograd.files import writing
+    from pseudograd.files import write_whole, writing
     from pseudograd.report.results import BESIDE, documents
 
     if folder.resolve().name == BESIDE and selected_by:
@@ -270,7 +270,7 @@ def _report(
     for path, text in files.items():
         if not check:
             with writing(path):
-                path.write_text(text, encoding="utf-8", newline="\n")
+                write_whole(path, text)
             print(path)
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
             raise ValueError(

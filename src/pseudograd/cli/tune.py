@@ -124,31 +124,30 @@ def tune(commands: Commands) -> None:
             print(f"going on in {search.folder}: {len(ledger)} trials are done", file=sys.stderr)
         if data.rows is not None:
             _tell_table(data, encoder)
-        with place:
-            try:
-                with Display(protocol, ledger) as display:
-                    found = go_through(
-                        search,
-                        data,
-                        encoder,
-                        place.runner(data, keep_parameters=True),
-                        command=shlex.join(["pseudograd", *options.arguments]),
-                        devices=place.devices,
-                        watch=display.show,
-                    )
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(
-                    f"stopped by Ctrl-C; {counted(len(search.ledger), 'trial')} kept, "
-                    "and the same command goes on from there"
-                ) from None
-            except (MemoryError, RuntimeError) as problem:
-                if not lacks_memory(problem):
-                    raise
-                raise ValueError(
-                    "there is not enough memory for such networks: lower --hidden (now "
-                    f"{' '.join(map(str, options.hidden))}) or --batch-size (now "
-                    f"{protocol.trial.batch_size})"
-                ) from problem
+        try:
+            with place, Display(protocol, ledger) as display:
+                found = go_through(
+                    search,
+                    data,
+                    encoder,
+                    place.runner(data, keep_parameters=True),
+                    command=shlex.join(["pseudograd", *options.arguments]),
+                    devices=place.devices,
+                    watch=display.show,
+                )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"stopped by Ctrl-C; {counted(len(search.ledger), 'trial')} kept, "
+                "and the same command goes on from there"
+            ) from None
+        except (MemoryError, RuntimeError) as problem:
+            if not lacks_memory(problem):
+                raise
+            raise ValueError(
+                "there is not enough memory for such networks: lower --hidden (now "
+                f"{' '.join(map(str, options.hidden))}) or --batch-size (now "
+                f"{protocol.trial.batch_size})"
+            ) from problem
         print(summary(found))
         print(f"page: {_write_page(search)}")
         print(f"model, ledger and all else: {search.folder}")

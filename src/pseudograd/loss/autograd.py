@@ -28,7 +28,7 @@ from pseudograd.rules import paper
 from pseudograd.rules.framework import Rule, checked
 from pseudograd.rules.paper import Sensitivity
 
-Rows = Callable[[Tensor, Tensor, Sensitivity], Tensor]
+RowFunction = Callable[[Tensor, Tensor, Sensitivity], Tensor]
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 # Functions that `torch.compile` must not look into.
@@ -125,7 +125,7 @@ class ByRule:
         return _of_ignored_rows_zero(f * grad, grad, z)
 
 
-def rows_of(loss: RowLoss) -> Rows:
+def rows_of(loss: RowLoss) -> RowFunction:
     """Make the function (z, target, k) → value of each row, with the backward pass of ``loss``."""
 
     def rows(z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pseudograd.loss.autograd import (
     ClassIndex,
     ClassProbabilities,
-    Rows,
+    RowFunction,
     is_jit_traced,
     is_traced,
     prepare_tracing,
@@ -144,12 +144,12 @@ def class_index_loss(
     z: Tensor,
     target: Tensor,
     k: Sensitivity,
-    rows: Rows,
+    rows: RowFunction,
     weight: Tensor | None,
     ignore_index: int,
     reduction: str,
     label_smoothing: float = 0.0,
-    soft_rows: Rows = _class_probability_rows,
+    soft_rows: RowFunction = _class_probability_rows,
 ) -> Tensor:
     """Give the loss of rows ``z`` (R, C) for labels (R) by the row function ``rows``, reduced.
 

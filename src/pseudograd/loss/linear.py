@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 # Each chunk is added to the weight's gradient in the weight's dtype, so there should not be many.
 FEWEST_CHUNKS, MOST_CHUNKS = 2, 4
-SMALL_BYTES = 512 << 20  # of logits, which are not worth a chunk of their own
+SMALL_BYTES = 512 << 20  # logits of so few bytes are one chunk
 
 Products = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 

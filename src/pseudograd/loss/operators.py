@@ -328,7 +328,10 @@ def fused_cross_entropy(
 
 
 def always_left(rows: Rows) -> bool:
-    """Whether no forward pass computes the gradient: it would read the rows again all the same."""
+    """Whether the gradient is always left to the backward pass.
+
+    Such rows do not stay on the chip, so that it takes as many passes over them in either.
+    """
     return rows.soft and rows.long
 
 
@@ -369,7 +372,8 @@ class _Fused(Function):
         parts = gradient = found = None
         mean = reduction == "mean"
         training = training and z.requires_grad
-        # Of labels, of use to a mean only if it is scaled, and of short rows it would take time.
+        # A backward pass that computes the gradient can use these numbers: always without a
+        # reduction, else if the loss is scaled. Short rows take longer to keep them than to sum.
         later = reduction == "none" or rows.long
         at_once = training and not always_left(rows)
         at_once = at_once and (is_watched() or not scaled_before().item())

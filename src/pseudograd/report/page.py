@@ -400,14 +400,9 @@ def _search(found: _Findings) -> dict[str, Any]:
     protocol, cells, best = found.protocol, found.cells, found.best
     errors = [cell.error for cell in cells]
     paper = PAPER.get(len(protocol.trial.hidden_layer_sizes), {})
-    if protocol.learning_rates:
-        first, origin = sorted(protocol.learning_rates), "as given"
-    else:
-        middle = protocol.first_rate(found.ledger)
-        first = [middle / 2, middle, middle * 2]
-        origin = (
-            "as given" if protocol.initial_rate else "around the best of a short sweep at k = 1"
-        )
+    given = protocol.learning_rates or protocol.initial_rate
+    origin = "as given" if given else "around the best of a short sweep at k = 1"
+    first = protocol.first_rates(found.ledger)
     rates = ", ".join(f"{rate:.3g}" for rate in first)
     return {
         "error_by_k": figures.error_by_k(best, found.chosen, paper),

@@ -123,6 +123,9 @@ def possible(difference: Difference) -> Difference:
 def evidence(comparison: Comparison) -> str:
     """Weigh a difference in test error: the interval over networks and the test over examples.
 
+    An example that all networks get wrong counts once in the test and several times in the error,
+    so the two can point in opposite directions; then the test is no evidence of the difference.
+
     Args:
         comparison: Of a finished search.
 
@@ -139,7 +142,8 @@ def evidence(comparison: Comparison) -> str:
 
     """
     by_networks = leaves_out_0(comparison.error)
-    by_examples = comparison.sign_p < _CHANCE
+    same_way = (comparison.better_on > comparison.worse_on) == (comparison.error.mean < 0)
+    by_examples = comparison.sign_p < _CHANCE and same_way
     return ("noise", "hint", "proof")[by_networks + by_examples]
 
 

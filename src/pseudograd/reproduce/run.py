@@ -241,6 +241,7 @@ def run_network(
 
     Raises:
         TimeIsUp: If trials were left out, or not ended, for want of time.
+        RuntimeError: If ``run`` gives no outcome of any trial.
 
     Example:
         >>> import tempfile
@@ -266,7 +267,7 @@ def run_network(
             if not retrain:
                 raise TimeIsUp
         some = (trial for trial in wanted if trial.split.retrain == retrain)
-        queue = _Queue(some, clock)
+        queue, known = _Queue(some, clock), len(ledger)
         # No row asks for more before all trials of one of its k are done.
         under_way = Counter((wanted[trial], trial.k) for trial in queue)
         for outcome in run(queue):
@@ -289,6 +290,8 @@ def run_network(
                 under_way.update((experiment, trial.k) for trial in more)
                 queue.extendleft(reversed(more))
             yield Step(experiment, outcome, under_way.total())
+        if len(ledger) == known:
+            raise RuntimeError(f"run gave no outcome of the trials of {network}")
 
 
 def _wanted(protocols: dict[Experiment, Protocol], ledger: Ledger) -> dict[Trial, Experiment]:

@@ -22,6 +22,7 @@ example enters at its own place, and the sums agree with those over the 30,000 e
 from __future__ import annotations
 
 import csv
+import io
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +40,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from pseudograd.files import write_whole
 from pseudograd.reproduce.theory import fixed_point, is_positive
 
 ALPHA = 0.95
@@ -284,10 +286,11 @@ def write_csv(results: Iterable[ToyRun], path: Path) -> None:
         path: The file, overwritten if it exists.
 
     """
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [column.name for column in fields(ToyRun)])
-        writer.writeheader()
-        writer.writerows(asdict(result) for result in results)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [column.name for column in fields(ToyRun)])
+    writer.writeheader()
+    writer.writerows(asdict(result) for result in results)
+    write_whole(path, text.getvalue())
 
 
 def _check(

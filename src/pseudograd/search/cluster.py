@@ -78,8 +78,8 @@ class RayRunner:
         if device not in (None, *_RESOURCE):
             raise ValueError(f"device must be one of {tuple(_RESOURCE)}, not {device!r}")
         self.precision, self.keep_parameters = precision, keep_parameters
-        self.ray = _imported_ray()
-        self.connected_here = _connect(self.ray, address)
+        self._until_closed = contextlib.ExitStack()
+        self.ray = self._until_closed.enter_context(connection(address))
         try:
             self.device = device or ("cuda" if self._places("cuda") else "cpu")
             if not self._places(self.device):
@@ -105,8 +105,7 @@ class RayRunner:
 
     def close(self) -> None:
         """Disconnect, and shut the cluster down if it was started here."""
-        if self.connected_here:
-            self.ray.shutdown()
+        self._until_closed.close()
 
     def __call__(self, trials: Iterable[Trial]) -> Iterator[Outcome]:
         """Train the trials, equal ones once; give each one's outcome as it ends.
@@ -251,6 +250,30 @@ def _train(
     fleet = Fleet(_from_arrays(data), device, None, precision, keep_parameters)
     for outcome in fleet.run(trials):  # noqa: UP028, Ray sends values, and a fleet takes none
         yield outcome
+
+
+@contextlib.contextmanager
+def connection(address: str | None = None) -> Iterator[Any]:
+    """Stay connected to a cluster, in which any number of `RayRunner` then need no address.
+
+    What is started here is shut down in the end; who was connected before stays so.
+
+    Args:
+        address: As for a `RayRunner`.
+
+    Example:
+        >>> with connection("local") as ray:
+        ...     ray.is_initialized()
+        True
+
+    """
+    ray = _imported_ray()
+    connected_here = _connect(ray, address)
+    try:
+        yield ray
+    finally:
+        if connected_here:
+            ray.shutdown()
 
 
 def _imported_ray() -> Any:

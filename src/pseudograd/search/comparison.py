@@ -17,7 +17,7 @@ class Difference:
 
     Attributes:
         mean: The mean difference.
-        low: The lower end of the interval; NaN for a single pair, and for values without end.
+        low: The lower end of the interval; NaN for a single pair, and for infinite values.
         high: The upper end.
 
     Example:
@@ -141,7 +141,9 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
 
 
 def best_stopped(outcomes: Iterable[Outcome]) -> Outcome:
-    """Give the network to keep of several: choosing by the test error would spoil that.
+    """Give the network to keep, by its early-stopping error.
+
+    To choose by the test error would make that error no test any more.
 
     Args:
         outcomes: Of final networks.
@@ -194,15 +196,30 @@ def paired_difference(first: list[float], second: list[float]) -> Difference:
     from scipy.stats import t
 
     differences = [a - b for a, b in zip(first, second, strict=True)]
+    # A network that diverged has no finite value, and infinities of both signs have no mean.
+    endless = {difference for difference in differences if not math.isfinite(difference)}
+    if endless:
+        return Difference(endless.pop() if len(endless) == 1 else math.nan, math.nan, math.nan)
     mean, count = statistics.fmean(differences), len(differences)
-    if count < 2 or not math.isfinite(mean):  # a network that diverged has no finite value
+    if count < 2:
         return Difference(mean, math.nan, math.nan)
     reach = float(t.ppf(0.975, count - 1)) * statistics.stdev(differences) / count**0.5
     return Difference(mean, mean - reach, mean + reach)
 
 
 def sign_test(one: int, other: int, chance: float = 0.5) -> float:
-    """How probable so uneven a split is, or a more uneven one, if one side has this chance."""
+    """Give the probability of a split that is as uneven, or more, by chance (two-sided).
+
+    Args:
+        one: How many are on one side.
+        other: How many on the other.
+        chance: Of each, to be on the first side.
+
+    Example:
+        >>> round(sign_test(9, 1), 4)
+        0.0215
+
+    """
     from scipy.stats import binomtest
 
     return float(binomtest(one, one + other, chance).pvalue) if one + other else 1.0

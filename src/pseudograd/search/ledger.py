@@ -22,7 +22,7 @@ import numpy as np
 from pseudograd.files import writing
 from pseudograd.fleet import Outcome, Split, Trial
 
-_HASH_LENGTH = 16  # of what is noted of a data set's hash
+_HASH_LENGTH = 16  # so many digits of a data set's hash are noted
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class Ledger(Mapping[Trial, Outcome]):
                 self._outcomes[outcome.trial] = outcome
 
     def append(self, outcome: Outcome) -> None:
-        """Add an outcome, and return when it is on the disk."""
+        """Add an outcome, and return when it is on the disk. Its parameters are not kept."""
+        outcome = dataclasses.replace(outcome, parameters=None)
         if not math.isfinite(outcome.cross_entropy):
             outcome = dataclasses.replace(outcome, cross_entropy=math.inf)  # as it is read again
         line = to_line(outcome, self.data_hash).encode() + b"\n"

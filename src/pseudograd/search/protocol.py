@@ -235,7 +235,7 @@ class Protocol:
         return validated + self.retrainings_of(1.0, rate)
 
     def control_cell(self, outcomes: Outcomes) -> Cell | None:
-        """Give k = 1 at the choice's rate, once it has been tried in full; None else."""
+        """Give k = 1 at the choice's rate, once it has been tried in full; otherwise None."""
         return next(
             iter(self._cells(1.0, [self.chosen(outcomes)[0].learning_rate], outcomes)), None
         )
@@ -278,6 +278,13 @@ class Protocol:
         )
         return best.trial.learning_rate
 
+    def first_rates(self, outcomes: Outcomes) -> list[float]:
+        """Give the rates that every k begins with, the smallest first."""
+        if self.learning_rates:
+            return sorted(self.learning_rates)
+        middle = self.first_rate(outcomes)
+        return [middle / 2, middle, middle * 2]
+
     def rates(self, k: float, outcomes: Outcomes) -> list[float]:
         """Give the rates to try for this k: a few, and more while the best lies on their edge."""
         return self._tried(k, outcomes)[0]
@@ -290,10 +297,7 @@ class Protocol:
 
     def _tried(self, k: float, outcomes: Outcomes) -> tuple[list[float], list[Cell]]:
         """The rates to try for this k, and the cells of those that have been tried in full."""
-        rates = sorted(self.learning_rates)
-        if not rates:
-            middle = self.first_rate(outcomes)
-            rates = [middle / 2, middle, middle * 2]
+        rates = self.first_rates(outcomes)
         cells = self._cells(k, rates, outcomes)
         for _ in range(self.most_extensions):
             if len(cells) < len(rates):

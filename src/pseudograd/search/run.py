@@ -201,6 +201,7 @@ class Run:
 
         """
         with locked(self.folder / "ledger.jsonl"):
+            self.sessions[:] = Run.open(self.folder).sessions  # another process may have ended
             now = {**session(command, *devices), "devices": devices, "trials": 0}
             self.sessions.append(now)
             self._write()
@@ -236,7 +237,7 @@ def tune(
     devices: tuple[str, ...] = ("cpu",),
     watch: Callable[[Progress], None] = lambda _: None,
 ) -> Result:
-    """Go through with a search, from wherever it stands, and save the model that it chooses.
+    """Run a search to its end, from wherever it stands, and save the model that it chooses.
 
     Args:
         run: The search.

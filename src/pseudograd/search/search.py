@@ -79,6 +79,9 @@ def advance(protocol: Protocol, ledger: Ledger, run: Runner) -> Iterator[Progres
         ledger: What is known, and where what comes to be known is written.
         run: Trains trials and gives their outcomes in any order, for example a `Fleet`'s ``run``.
 
+    Raises:
+        RuntimeError: If ``run`` gives no outcome of any trial.
+
     Example:
         >>> import tempfile
         >>> from pseudograd.data import digits
@@ -98,9 +101,12 @@ def advance(protocol: Protocol, ledger: Ledger, run: Runner) -> Iterator[Progres
     while wanted := protocol.wanted(ledger):
         turn += 1
         stage = _stage(protocol, wanted[0])
+        known = len(ledger)
         for done, outcome in enumerate(run(wanted), 1):
             ledger.append(outcome)
             yield Progress(stage, turn, done, len(wanted), outcome)
+        if len(ledger) == known:
+            raise RuntimeError(f"run gave no outcome of {len(wanted)} trials, such as {wanted[0]}")
 
 
 def result(protocol: Protocol, ledger: Ledger) -> Result:

@@ -268,8 +268,9 @@ def the_claims(found: Reproduction, folder: str) -> Part:
     text = (
         "The rules were written down in `pseudograd.reproduce.claims` before any row was run in "
         "full, but after sketches of four architectures. Added later: claim 3 also needs a mean "
-        "below 0, which changed no verdict, and a claim that is not confirmed by so few rows that "
-        "they could not confirm it even if all were as claimed is left open"
+        "below 0, claims 2a and 2c a share above chance, which changed no verdict; and a claim "
+        "that is not confirmed by so few rows that they could not confirm it even if all were "
+        "as claimed is left open"
         f"{too_few}. All p-values but the first are two-sided. "
         "Rows share data sets, and those that differ in the momentum alone share folds and initial "
         "weights too, so they are not independent, and p-values are too small rather than too "
