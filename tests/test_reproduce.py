@@ -853,7 +853,7 @@ def test_rows_on_a_cluster(
         alone, cluster = (ledger_of(Path(where), network) for where in ("alone", "cluster"))
         assert {*cluster} == {*alone}
         assert all(cluster[trial] == alone[trial] for trial in alone)
-    (session,) = sessions(Path("cluster"))
+    (session,) = sessions(Path("cluster"), smoke=True)
     assert session["hardware"].startswith("Ray cluster: 1 × node, ")
 
 
