@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ import torch
 
 from pseudograd.data import Dataset, Encoder, digits, load_table, open_data, read_frame
 from pseudograd.data.encoder import Categories, Numbers
+from pseudograd.fleet import Trial
+from pseudograd.search import Protocol, Run
 
 MIXED = {
     "größe": [1.0, None, 3.0, 5.0, 2.0, 4.0, 1.5, None, 2.5, 3.5],
@@ -186,7 +189,7 @@ def test_nothing_leaks_from_the_test_part() -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
-            "at": range(50)[::-1],
+            "at": np.arange(50) * 7 % 50,
             "a": rng.random(50),
             "b": rng.choice(list("pqr"), 50),
             "y": [1, 2] * 25,
@@ -196,7 +199,7 @@ def test_nothing_leaks_from_the_test_part() -> None:
     span = encoder.columns[0]
     assert isinstance(span, Numbers)
     places = ((data.features[:, 0] + 1) / 2 * (span.high - span.low) + span.low).round().long()
-    held_out = 49 - places[data.train_size :]
+    held_out = places[data.train_size :] * 43 % 50  # 7 * 43 = 301
     frame["b"] = frame["b"].astype(object)
     frame.loc[held_out.tolist(), ["a", "b"]] = [1e9, "new"]
     frame.loc[held_out.tolist()[:3], ["a", "b"]] = None
@@ -214,7 +217,7 @@ def test_nothing_leaks_from_the_test_part() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_each_class_keeps_an_example(stratify: bool, fraction: float, seed: int) -> None:
     labels = [30] * 60 + [10] * 30 + [20] * 9 + [7]
-    save(pd.DataFrame({"x": range(100)[::-1], "y": labels}), "a.csv")
+    save(pd.DataFrame({"x": np.arange(100) * 7 % 100, "y": labels}), "a.csv")
     data, encoder = load_table("a.csv", "y", test_fraction=fraction, stratify=stratify, seed=seed)
     assert encoder.labels == (7, 10, 20, 30)
     assert data.test_size == 100 * fraction
@@ -286,7 +289,7 @@ def test_bytes_in_two_dimensions_are_numbers() -> None:
 
 
 def test_labels_keep_their_zeros() -> None:
-    rows = "".join(f"{9 - n},{n % 2:03d}\n" for n in range(20))
+    rows = "".join(f"{n % 9},{n % 2:03d}\n" for n in range(20))
     Path("codes.csv").write_text("a,code\n" + rows)
     assert load_table("codes.csv", "code")[1].labels == ("000", "001")
     Path("codes.csv").write_text("a,code\n" + rows.replace("00", ""))
@@ -403,6 +406,16 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: text("sep=;\nx;y\n1;2\n1;2;3;4\n"), {}, "line 4 has 4 fields, the header 2"),
         (lambda: text("x,y\n1,2,3\n4,5,6\n"), {}, "line 2 has 3 fields, the header 2"),
         (
+            lambda: text("x,z,y\n1,2,3\n1,3\n"),
+            {},
+            "a.csv cannot be read as a .csv file (line 3 has 2 fields, the header 3): correct that "
+            "line, and keep the separators of empty cells",
+        ),
+        (lambda: text("sep=;\nx;y\n1;2\n1\n"), {}, "line 4 has 1 field, the header 2"),
+        (lambda: text("x,z,y\n1,,\n1,\n"), {"drop": ["z"]}, "line 3 has 2 fields, the header 3"),
+        (lambda: text('\n"x\nz",y\n\n"1\n",2\r\n1'), {}, "line 7 has 1 field, the header 2"),
+        (lambda: text('x,y\n1,2\n""\n'), {}, "line 3 has 1 field, the header 2"),
+        (
             lambda: text(",y\n1,2\n"),
             {},
             "no name for column 1: name it, or leave it out (drop=[''], on the command line --drop",
@@ -412,7 +425,11 @@ def single_array(name: str = "a.npz") -> str:
             {},
             "column 'x': rename them, or leave it out (drop=['x'], on the command line --drop x)",
         ),
-        (lambda: text("garbage", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
+        (
+            lambda: text("x,y\n1,2\n", "a.npz"),
+            {},
+            "a.npz is no .npz file, whatever its name says: make one by numpy.savez, or name it as",
+        ),
         (lambda: text("", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
         (lambda: text("PK\x03\x04...", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
         (single_array, {}, "a.npz cannot be read as a .npz file (it holds a single array)"),
@@ -464,7 +481,11 @@ def single_array(name: str = "a.npz") -> str:
         ),
         (lambda: table(), {"target": "zzz"}, "for the target: it has 'x', 'y'"),
         (lambda: table(y=3), {}, "target 'y' has a single class, 3"),
-        (lambda: table(y=[None, 1, 0, None, 1] * 2), {}, "target 'y' has 4 missing labels"),
+        (
+            lambda: table(y=[1, 1, 0, None, 1] * 2),
+            {},
+            "target 'y' has 2 missing labels (empty, NA, null or the like), the first in row 4: ",
+        ),
         (lambda: table(y=np.arange(10) / 4), {}, "target 'y' must hold classes"),
         (lambda: table(y=range(10)), {}, "target 'y' differs in all rows"),
         (lambda: text("y\n" + "0\n1\n" * 5), {}, "no column besides the target 'y'"),
@@ -494,6 +515,22 @@ def test_refusals(make: Callable[[], str], options: dict[str, Any], complaint: s
         load_table(path, **options)
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_lines_that_have_all_their_fields() -> None:
+    """Gaps at their end, blank lines, and texts with line breaks, quotes and separators."""
+    long = "x" * 200_000
+    rows = f'u,,0\n"a\n\n,b",,1\n\n5" pipe,,0\n  \n"5"", {long}",2,1\nu,1,0\nu,,1\n\n\n'
+    text("t,x,y\n" + rows)
+    data, encoder = load_table("a.csv", "y", test_path="a.csv")
+    assert encoder.columns == (
+        Categories("t", ('5" pipe', f'5", {long}', "a\n\n,b", "u"), missing=False),
+        Numbers("x", 1.0, 2.0, 1.5, missing=True),
+    )
+    assert data.labels[:6].tolist() == [0, 1] * 3
+    text("y,\n0,\n1,\n" + "0,\n" * 4)  # a separator at the end of every line
+    with pytest.raises(ValueError, match="no column besides the target"):
+        load_table("a.csv", "y", drop=[""])
 
 
 def test_a_broken_parquet_file() -> None:
@@ -558,24 +595,100 @@ def test_texts_that_are_no_numbers() -> None:
     assert all(isinstance(column, Categories) for column in encoder.columns)
 
 
-@pytest.mark.parametrize("start", [0, 1, 1990])
-def test_a_row_number_is_no_feature(start: int) -> None:
-    frame = pd.DataFrame({"at": range(start, start + 20), "x": [1, 2] * 10, "y": [0, 1] * 10})
-    save(frame, "a.csv")
-    with pytest.raises(ValueError, match=r"column 'at' counts the rows, from .*--drop at.*shuffle"):
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        (range(1990, 2010), "rises from row to row, from 1990 to 2009"),
+        (range(0, 200, 10), "rises from row to row, from 0 to 190"),
+        ([at**2 - 5 for at in range(20)], "rises from row to row, from -5 to 356"),
+        (range(19, -1, -1), "falls from row to row, from 19 to 0"),
+        ([None, *range(7), None, *range(7, 20)], "rises from row to row, from 0 to 19"),
+        (range(2**60, 2**60 + 20), "rises from row to row"),  # alike as float64
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
+def test_a_row_number_is_no_feature(numbers: list[int | None], found: str, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    frame = pd.DataFrame({"at": numbers, "x": 1})
+    labels = np.arange(len(frame)) // 11  # sorted by label
+    path, how = "a" + suffix, r"leave it out \(drop=\['at'\], on the command line --drop at\)"
+    if suffix == ".npz":
+        arrays(X=frame.to_numpy(), y=labels)
+        how = "leave it out of X"
+    else:
+        save(frame.assign(y=labels), path)
+    complaint = f"{found}.*, as a row number does, .*: {how}, or shuffle the rows"
+    with pytest.raises(ValueError, match=complaint):
+        load_table(path, "y")
+    if suffix != ".npz":
+        load_table(path, "y", drop=["at"])
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        range(19),  # in order by chance
+        [*range(19), None, None],
+        [0, *range(20)],  # sorted, as ages may be
+        [1, 0, *range(2, 20)],
+        [7] * 20,
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_count_no_rows(numbers: list[int | None]) -> None:
+    frame = pd.DataFrame({"at": numbers})
+    save(frame.assign(y=np.arange(len(frame)) % 2), "a.csv")
+    assert load_table("a.csv", "y")[1].columns[0].name == "at"
+
+
+@pytest.mark.parametrize("way", ["rises", "falls"])
+def test_numbers_that_may_be_times_are_warned_of(way: str) -> None:
+    times = np.arange(20) / 4 * (1 if way == "rises" else -1)
+    save(pd.DataFrame({"when": times, "y": [0, 1] * 10}), "a.csv")
+    with pytest.warns(UserWarning, match=f"column 'when' {way} .*--drop when.* no more than that"):
+        assert load_table("a.csv", "y")[1].columns[0].name == "when"
+
+
+def measured(count: int, rows: int = 200) -> list[str]:
+    return [f"{at * 7 % count / 10 + 10} kg" for at in range(rows)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "found"),
+    [
+        (measured(60), r"60 different texts in 200 rows, such as '10.0 kg' in row 1"),
+        ([f"< {entry}" for entry in measured(60)], r"60 .* such as '< 10.0 kg' in row 1"),
+        (
+            [entry[:-3] for entry in measured(50, 140)] + ["low", "high", "none"] * 20,
+            r"53 different texts in 200 rows, such as 'low' in row 141",
+        ),
+        ([f"P{at % 101}" for at in range(200)], r"101 different texts .* such as 'P0' in row 1"),
+        ([f"{at % 101:05d}" for at in range(200)], r"101 different texts .* '00000' in row 1"),
+    ],
+)
+def test_texts_that_may_be_no_categories_are_warned_of(entries: list[str], found: str) -> None:
+    save(pd.DataFrame({"w": entries, "y": np.arange(200) % 2}), "a.csv")
+    complaint = rf"column 'w' has {found}, and each becomes.*--categories w\), or .*--drop w\)"
+    with pytest.warns(UserWarning, match=complaint) as told:
         load_table("a.csv", "y")
-    load_table("a.csv", "y", drop=["at"])
-    for kept in (frame[::-1], frame.assign(at=frame["at"] + 0.5), frame[:19]):
-        save(kept, "a.csv")
-        assert load_table("a.csv", "y")[1].columns[0].name == "at"
+    assert len(told) == 1
+    with warnings.catch_warnings(action="error"):
+        load_table("a.csv", "y", categories=["w"])
 
 
-def test_advice_for_npz_can_be_followed() -> None:
-    arrays(X=np.stack([np.arange(30.0), np.ones(30)], 1), y=np.arange(30) % 2)
-    with pytest.raises(
-        ValueError, match=r"column 'X\[0\]' counts the rows.*: leave it out of X, or"
-    ):
-        load_table("a.npz")
+@pytest.mark.parametrize(
+    "entries",
+    [
+        measured(19),
+        [f"P{at % 100}" for at in range(200)],
+        [f"{at % 60:05d}" for at in range(200)],  # codes
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_texts_that_are_categories(entries: list[str]) -> None:
+    save(pd.DataFrame({"w": entries, "y": np.arange(200) % 2}), "a.csv")
+    assert isinstance(load_table("a.csv", "y")[1].columns[0], Categories)
 
 
 def test_codes_that_begin_with_a_zero_are_categories() -> None:
@@ -658,7 +771,7 @@ def test_categories_that_look_like_numbers_in_part() -> None:
 @pytest.mark.parametrize("different", [18, 19, 20])
 def test_text_that_differs_in_nearly_all_rows(different: int) -> None:
     ids = [f"P{i}" for i in range(different)] + ["P0"] * (22 - different)
-    save(pd.DataFrame({"id": ids, "x": range(22)[::-1], "y": [0, 1] * 11}), "a.csv")
+    save(pd.DataFrame({"id": ids, "x": [1, 2] * 11, "y": [0, 1] * 11}), "a.csv")
     if different < 20:
         load_table("a.csv", "y")
         return
@@ -854,6 +967,17 @@ def test_open_data_refuses(name: str, options: dict[str, Any], complaint: str) -
     with pytest.raises((ValueError, FileNotFoundError)) as refused:
         open_data(name, **options)
     assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize("folder", ["search.py", "search.py/run"])
+def test_the_folder_of_a_search_is_no_file(folder: str) -> None:
+    Path("search.py").touch()
+    data, encoder = open_data("digits")
+    protocol = Protocol(Trial("digits", (8,), k=1, learning_rate=1), ks=(1.0,))
+    with pytest.raises(
+        ValueError, match=r"^search.py cannot be written .*it is a file\): name a f"
+    ):
+        Run.prepare(folder, protocol, data, encoder)
 
 
 def test_pandas_is_imported_only_when_a_table_is_read() -> None:

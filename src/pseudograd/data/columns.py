@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Label = str | int | bool
 _LARGEST = 1e300  # so that the difference of two numbers is finite
 _NEARLY_ALL = 0.9
-_FEW = 20  # different texts, which may all differ by chance; rows that may rise by 1 by chance
+_FEW = 20  # different texts, which may all differ by chance; rows that may be in order by chance
 # A number as people write it: with a currency, a percent sign, thousands apart, any decimal mark.
 _FORMATTED = re.compile(
     r"\(?[+-]?\s*[$€£¥]?\s*[+-]?(\d{1,3}([.,'’\s]\d{3})+|\d+)?([.,]\d*)?\s*[%‰$€£¥]?\)?"
@@ -53,8 +54,8 @@ def labels_in(target: str, column: Series) -> list[Label]:
 
     if count := int(column.isna().sum()):
         raise ValueError(
-            f"target {target!r} has {count} missing labels (empty, NA, null or the like): "
-            "fill them in, or remove these rows"
+            f"target {target!r} has {count} missing labels (empty, NA, null or the like), the "
+            f"first in row {column.isna().argmax() + 1}: fill them in, or remove these rows"
         )
     values = column.astype(object)
     kind = infer_dtype(values)
@@ -89,7 +90,7 @@ def kind_of(name: str, column: Series) -> str | None:
 def check_text(name: str, column: Series, *, chosen: bool = False) -> None:
     """Refuse a column of text that was meant to be numbers, or that tells single rows apart.
 
-    Whole numbers may be codes. With ``chosen``, all numbers are.
+    Warn of one that may be so. Whole numbers may be codes. With ``chosen``, all numbers are.
     """
     if kind_of(name, column) != "text":
         return
@@ -103,28 +104,49 @@ def check_text(name: str, column: Series, *, chosen: bool = False) -> None:
         raise ValueError(
             f"column {name!r} is mostly numbers, but {len(wrong)} of {len(texts)} entries cannot "
             f"be read so, first {first_of(wrong)}: write 1234.5 for $1,234.50 or 1.234,50 and 12.5 "
-            f"for 12.5% (decimal commas in all columns or none), leave these cells empty, take it "
-            f"for categories (categories={[name]}, on the command line "
-            f"--categories {shlex.quote(name)}), or {how_to_drop(name)}"
+            f"for 12.5% (decimal commas in all columns or none), leave these cells empty, "
+            f"{_how_to_choose(name)}, or {how_to_drop(name)}"
         )
-    different = texts.nunique()
-    if different >= max(_FEW, _NEARLY_ALL * len(texts)):
+    different = texts.drop_duplicates()
+    found = f"column {name!r} has {len(different)} different texts in {len(texts)} rows"
+    if len(different) >= max(_FEW, _NEARLY_ALL * len(texts)):
         raise ValueError(
-            f"column {name!r} has {different} different texts in {len(texts)} rows, as names and "
-            f"dates do, from which nothing can be learned: {how_to_drop(name)}"
+            f"{found}, as names and dates do, from which nothing can be learned: "
+            f"{how_to_drop(name)}"
+        )
+    measured = len(wrong) and different.str.match(r"\W*\d").mean() > 0.5
+    if len(different) >= _FEW and not chosen and (measured or len(different) > len(texts) / 2):
+        warnings.warn(
+            f"{found}, such as {first_of(wrong if len(wrong) else texts)}, and each becomes a "
+            f"category: if they are numbers, write 12.3 for 12.3 kg and leave other cells empty; "
+            f"if not, {_how_to_choose(name)}, or {how_to_drop(name)}",
+            stacklevel=3,
         )
 
 
 def check_no_row_number(name: str, column: Series) -> None:
-    """Refuse the number of the row: where examples are sorted by label, it would give that away."""
+    """Refuse the number of the row: where examples are sorted by label, it would give that away.
+
+    That is, whole numbers that only rise or only fall, whatever the steps: rows may have been
+    removed since they were counted. Other numbers that do so, such as times, get a warning.
+    """
+    column = column.dropna()
     if kind_of(name, column) != "numbers" or len(column) < _FEW:
         return
     values = as_numbers(name, column)
-    if values[0].is_integer() and (np.diff(values) == 1).all():
+    rises = column.is_monotonic_increasing
+    if not (rises or column.is_monotonic_decreasing) or not column.is_unique:
+        return
+    found = (
+        f"column {name!r} {'rises' if rises else 'falls'} from row to row, from {values[0]:.15g} "
+        f"to {values[-1]:.15g}, as a row number does, and would tell examples by their place in "
+        "the file"
+    )
+    if (values % 1).any():
+        warnings.warn(f"{found}: {how_to_drop(name)} if it means no more than that", stacklevel=3)
+    else:
         raise ValueError(
-            f"column {name!r} counts the rows, from {values[0]:.0f} to {values[-1]:.0f}, and "
-            f"would tell examples by their place in the file: {how_to_drop(name)}, or shuffle the "
-            "rows if it means more than that"
+            f"{found}: {how_to_drop(name)}, or shuffle the rows if it means more than that"
         )
 
 
@@ -147,6 +169,14 @@ def how_to_drop(*names: str) -> str:
     if all(re.fullmatch(r"X\[\d+\]", name) for name in names):  # of an .npz file
         return f"leave {them} out of X"
     return f"leave {them} out (drop={list(names)}, on the command line --drop {shlex.join(names)})"
+
+
+def _how_to_choose(name: str) -> str:
+    """Say how a column is taken for categories, in Python and on the command line."""
+    return (
+        f"take it for categories (categories={[name]}, on the command line "
+        f"--categories {shlex.quote(name)})"
+    )
 
 
 def as_numbers(name: str, column: Series) -> NDArray[np.float64]:

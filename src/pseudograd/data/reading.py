@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 import zipfile
@@ -96,12 +97,6 @@ def read_table(
         ) from problem
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
-        if ragged := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", reason):
-            raise ValueError(
-                f"{path} cannot be read as a {suffix} file (line {ragged[2]} has {ragged[3]} "
-                f"fields, the header {ragged[1]}): correct that line, and put texts that have "
-                "the separator in them into double quotes"
-            ) from problem
         raise ValueError(
             f"{path} cannot be read as a {suffix} file ({reason}): save it anew"
         ) from problem
@@ -156,15 +151,15 @@ def _read_csv(
     import pandas as pd
 
     separator, skipped = _separator(path)
+    _check_lines(path, separator, skipped)
     decimals = ",." if separator == ";" else "."
     read: Callable[..., DataFrame] = partial(
         pd.read_csv, path, sep=separator, skiprows=skipped, encoding="utf-8-sig"
     )
     # pandas renames a column without a name or with that of another. A row number or a second
-    # column of labels must not slip in as a feature that way. With the first row comes a complaint
-    # if it has more entries than the header, which pandas else takes for names of the rows.
+    # column of labels must not slip in as a feature that way.
     try:
-        header = read(header=None, nrows=2, na_filter=False, dtype=str)
+        header = read(header=None, nrows=1, na_filter=False, dtype=str)
     except pd.errors.EmptyDataError as problem:
         raise _Refusal(f"{path} is empty: it must have columns and rows") from problem
     names = header.iloc[0].tolist()
@@ -222,6 +217,34 @@ def _separator(path: Path) -> tuple[str, int]:
     return max(",;\t", key=unquoted.count), 0
 
 
+def _check_lines(path: Path, separator: str, skipped: int) -> None:
+    """Refuse a line with more or fewer fields than the header.
+
+    Where all rows have more, pandas takes the first for their names; what is fewer, for gaps.
+    """
+    limit = csv.field_size_limit(2**31 - 1)  # texts may have any length, as in pandas
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for _ in range(skipped):
+                next(file)
+            rows, header, last = csv.reader(file, delimiter=separator), 0, skipped
+            for row in rows:
+                line, last = last + 1, skipped + rows.line_num
+                if not row or (len(row) == 1 and row[0].isspace()):
+                    continue  # blank, which pandas passes over
+                header = header or len(row)
+                if len(row) != header:
+                    more = "put texts that have the separator in them into double quotes"
+                    fewer = "keep the separators of empty cells"
+                    raise _Refusal(
+                        f"{path} cannot be read as a .csv file (line {line} has {len(row)} "
+                        f"field{'s' * (len(row) > 1)}, the header {header}): correct that line, "
+                        f"and {more if len(row) > header else fewer}"
+                    )
+    finally:
+        csv.field_size_limit(limit)
+
+
 def _read_npz(path: Path, target: str, *, new: bool) -> _File:
     """Read the arrays X and ``target``, and those of the test part unless the rows are new."""
     import pandas as pd
@@ -257,7 +280,13 @@ def _read_npz(path: Path, target: str, *, new: bool) -> _File:
         return frame, features
 
     with path.open("rb") as file:
-        archive = np.load(file, allow_pickle=False)
+        try:
+            archive = np.load(file, allow_pickle=False)
+        except ValueError as problem:  # NumPy takes anything else for a pickle
+            raise _Refusal(
+                f"{path} is no .npz file, whatever its name says: make one by numpy.savez, or name "
+                "it as what it is"
+            ) from problem
         if isinstance(archive, np.ndarray):
             raise ValueError("it holds a single array")
         frame, features = part("")

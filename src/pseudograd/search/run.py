@@ -77,6 +77,8 @@ class Run:
 
         """
         folder = Path(folder)
+        if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+            raise ValueError(f"{file} cannot be written into (it is a file): name a folder")
         facts = {
             "name": data.name,
             "sha256": data.sha256,
