@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -261,6 +262,16 @@ def test_k_is_looked_at_under_transforms(k: float) -> None:
     """A number is always known, whatever traces the tensors."""
     with pytest.raises(ValueError, match="k must be a finite number above 0"):
         torch.func.grad(lambda z: tunable_cross_entropy(z, LABELS, k))(LOGITS)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.longdouble])
+def test_numbers_of_numpy_are_compared_as_they_are(kind: Callable[[float], Any]) -> None:
+    """And not in their own type, in which the greatest k there may be is none."""
+    assert TunableCrossEntropyLoss(k=kind(0.5)).k == 0.5
+    for wrong in (0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="k must be a finite number above 0"):
+            TunableCrossEntropyLoss(k=kind(wrong))
 
 
 @pytest.mark.parametrize("inner", [(5,), (5, 6), (5, 6, 7)])

@@ -25,6 +25,7 @@ import plain_loop
 from plain_loop import Layers, PlainRun
 from pseudograd.data import Dataset, digits
 from pseudograd.fleet import Fleet, Outcome, Split, Trial, parts, randomness
+from pseudograd.fleet.__main__ import main as example
 from pseudograd.fleet.fleet import _Crew, _MatmulPrecision, _side_by_side
 from pseudograd.fleet.stack import Examples, Stack
 
@@ -1015,15 +1016,16 @@ def test_trials_of_another_data_set() -> None:
 NAN, INF = math.nan, math.inf
 BAD: list[tuple[str, Any]] = [
     *(("hidden_layer_sizes", value) for value in ((0,), (5, -1), 5, [5], (2.5,))),
-    *(("k", value) for value in (0, -1, NAN, INF, 1e300, 1e-200)),
-    *(("learning_rate", value) for value in (0, -0.1, NAN, INF)),
-    *(("momentum", value) for value in (-0.1, 1, NAN)),
+    *(("k", value) for value in (0, -1, NAN, INF, 1e300, 1e-200, "1", None)),
+    *(("learning_rate", value) for value in (0, -0.1, NAN, INF, "0.1")),
+    *(("momentum", value) for value in (-0.1, 1, NAN, "0.5")),
     *(("optimizer", value) for value in ("SGD", "adamw", "")),
     *(("activation", value) for value in ("gelu", None)),
     *(("feature_range", value) for value in ((1.0, -1.0), (0.0, 0.0), (0.0, INF), (NAN, 1.0))),
+    ("feature_range", ("0", "1")),
     *(("feature_range", value) for value in ((-1, 0, 1), (1.0,), [-1.0, 1.0], 1.0)),
     *(("batch_size", value) for value in (0, -128, 32.5, NAN)),
-    *(("clip", value) for value in (0, -1.0, NAN, INF)),
+    *(("clip", value) for value in (0, -1.0, NAN, INF, "1")),
     *(("ties", value) for value in ("lowest", None)),
     *(("patience", value) for value in (0, -1, 1.5, INF)),
     *(("max_epochs", value) for value in (0, -1, 1.5, INF)),
@@ -1114,3 +1116,16 @@ def test_the_smallest_example() -> None:
         assert 0 < float(spread) < 2
     assert re.fullmatch(r"100 networks in \d+\.\d seconds, .*", last)
     assert run.stderr == ""  # progress is for terminals
+
+
+@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--fast", 2), ("digits", 2)])
+def test_the_example_says_what_it_does_before_it_trains(
+    argument: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        example([argument])
+    assert exit_.value.code == status
+    captured = capsys.readouterr()
+    said = captured.err if status else captured.out
+    assert "usage: python -m pseudograd.fleet" in said
+    assert ("unrecognized arguments" if status else "a hundred networks") in said

@@ -22,7 +22,7 @@ from pseudograd.data import digits
 from pseudograd.fleet import Fleet, Outcome, Trial
 from pseudograd.report.figures import image, interval
 from pseudograd.report.page import PAPER, page
-from pseudograd.report.summary import evidence, fraction, summary
+from pseudograd.report.summary import baseline, evidence, fraction, summary
 from pseudograd.search import Ledger, Protocol, advance, compare, result
 from pseudograd.search.comparison import ByClass
 
@@ -344,6 +344,17 @@ def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: P
     assert f"T{said}" in Parsed(page(ABOUT, protocol, outcomes, known)).text
 
 
+@pytest.mark.parametrize(
+    ("label", "quoted"), [("it's,\nnew", '"it\'s,\\nnew"'), ("it's", '"it\'s"'), (7, "'7'")]
+)
+def test_a_label_stays_within_its_line(label: str | int, quoted: str) -> None:
+    outcome = Outcome(TEMPLATE, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
+    classes = (ByClass(label, 3, 0), ByClass("other", 1, 1))
+    said, warning = baseline(replace(compare([outcome], [outcome]), by_class=classes))
+    assert said.startswith(f"always answering {quoted}, the commonest label")
+    assert f"and gets only {quoted} right. " in warning
+
+
 def test_one_network_is_not_spoken_of_as_many() -> None:
     template = replace(TEMPLATE, optimizer="adam", momentum=0.9, max_epochs=1)
     protocol = Protocol(template, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
@@ -508,8 +519,9 @@ def test_texts_of_users_stay_texts(hostile: str) -> None:
     assert "img" not in tags
     assert not [name for _, attributes in parsed.tags for name in attributes if name[:2] == "on"]
     # The name in title, heading and facts, ten other facts, of six examples two labels, a column
-    # and its entry, and the label of a class in its table and as the commonest one.
-    assert parsed.text.count(HOSTILE) == 3 + 10 + 6 * 4 + 2
+    # and its entry, and the label of a class in its table; as the commonest one it is quoted.
+    assert parsed.text.count(HOSTILE) == 3 + 10 + 6 * 4 + 1
+    assert parsed.text.count(repr(HOSTILE)) == 1
 
 
 def test_nothing_comes_from_elsewhere(html: str) -> None:

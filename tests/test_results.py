@@ -890,6 +890,14 @@ def test_report_of_runs_in_small(
     assert f"by `{made}`." in text
     assert "MNIST in [0, 1] |" not in text
     assert "`, a part of it." in text
+    before = sorted(Path("runs/smoke").iterdir())
+    for what in ("status", "report"):
+        capsys.readouterr()
+        assert main(["reproduce", what, "--out", "runs/smoke"]) == 1
+        said = "pseudograd: runs/smoke holds trials of --smoke alone: give that option here, too\n"
+        assert capsys.readouterr() == ("", said)
+    assert sorted(Path("runs/smoke").iterdir()) == before
+    assert main(["reproduce", "status", "--smoke", "--out", "runs/smoke"]) == 0
 
 
 @pytest.mark.parametrize(

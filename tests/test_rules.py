@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from pseudograd import RuleCrossEntropyLoss, rules
@@ -77,6 +78,15 @@ LIMITS: dict[str, Rule] = {
     "generalized_cross_entropy q=0": partial(rules.generalized_cross_entropy, q=0.0),
     "tunable k=1": partial(rules.tunable, k=1.0),
 }
+NOT_ABOVE_0 = (0.0, -1.0, math.nan, math.inf)
+OUT_OF_RANGE: dict[str, tuple[Callable[..., Tensor], str, tuple[float, ...]]] = {
+    "tunable": (rules.tunable, "k", NOT_ABOVE_0),
+    "soft_tunable": (rules.soft_tunable, "k", NOT_ABOVE_0),
+    "power_of_log": (rules.power_of_log, "k", NOT_ABOVE_0),
+    "log_of_power": (rules.log_of_power, "k", NOT_ABOVE_0),
+    "focal": (rules.focal, "gamma", (-3.0, math.nan, math.inf)),
+    "generalized_cross_entropy": (rules.generalized_cross_entropy, "q", (-1.0, 1.1, math.nan)),
+}
 EXTREMES = [
     [1e4, -1e4, 0.0],
     [-1e4, 1e4, 1e4],
@@ -87,6 +97,39 @@ EXTREMES = [
     [60.0, 0.0, -60.0],
     [-60.0, 0.0, 60.0],
 ]
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_numbers_out_of_range_are_refused(name: str) -> None:
+    rule, argument, values = OUT_OF_RANGE[name]
+    target = torch.full((2, 3), 1 / 3) if name == "soft_tunable" else torch.tensor([0, 1])
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{argument} must be a .*number.*, not {value}$"):
+            rule(torch.zeros(2, 3), target, value)
+        with pytest.raises(ValueError, match=f"^{argument} must be"):
+            torch.func.vmap(lambda z, t, v=value: rule(z, t, v))(torch.zeros(2, 3), target)
+    for wrong in ("1", None, True):
+        with pytest.raises(TypeError, match=f"^{argument} must be a number or a tensor, not"):
+            rule(torch.zeros(2, 3), target, wrong)
+
+
+@pytest.mark.parametrize("rule", [rules.tunable, rules.power_of_log, rules.log_of_power])
+def test_k_of_a_tensor_is_looked_at_where_it_holds_numbers(rule: Callable[..., Tensor]) -> None:
+    logits, label = torch.zeros(2, 3), torch.tensor([0, 1])
+    for wrong in NOT_ABOVE_0:
+        with pytest.raises(ValueError, match=r"^k must be finite and above 0"):
+            rule(logits, label, torch.tensor(wrong))
+    assert rule(logits, label, torch.tensor(0.5)).shape == (2, 3)
+    assert rule(logits.to("meta"), label.to("meta"), torch.tensor(0.5, device="meta")).is_meta
+    ks = torch.tensor([0.5, 2.0])
+    of_each = torch.func.vmap(rule)(logits, label, ks)
+    assert torch.equal(of_each[1], rule(logits[1], label[1], 2.0))
+    derivative = torch.func.jacrev(rule, argnums=2)(logits, label, torch.tensor(0.5))
+    assert derivative.shape == (2, 3)
+    traced = make_fx(rule)(logits, label, torch.tensor(0.5))
+    assert torch.equal(traced(logits, label, ks[1]), rule(logits, label, 2.0))
+    compiled = torch.compile(rule, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(logits, label, ks[1]), rule(logits, label, 2.0))
 
 
 @pytest.mark.parametrize("name", RULES_AND_LOSSES)

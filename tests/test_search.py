@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import scipy.stats
 import torch
@@ -483,13 +484,40 @@ def test_torn_and_foreign_lines_are_reported_and_cost_nobody_else(tmp_path: Path
     ledger = Ledger(path)
     ledger.append(made_up(replace(TEMPLATE, k=2.0)))
     with path.open("ab") as file:
-        file.write(b'{"foreign": 1}\n\xff\xfe\n{"trial": {"data": "dig')  # the last is cut off
+        file.write(b'{"foreign": 1}\n\xff\xfe\n{"trial": {"data": "dig\n')
     Ledger(path).append(made_up(replace(TEMPLATE, k=4.0)))
     again = Ledger(path)
     assert {trial.k for trial in again} == {2.0, 4.0}
     assert [line.number for line in again.set_aside] == [2, 3, 4]
     assert "not the outcome" in str(again.set_aside[0])
     assert b'{"foreign": 1}' in path.read_bytes()
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+@pytest.mark.parametrize("rest", [b'{"trial": {"data": "dig', b"\0" * 500, b"\xff", b"{"])
+def test_what_was_cut_off_goes_when_the_next_line_is_written(
+    lines: int, rest: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    outcomes = [made_up(replace(TEMPLATE, k=k)) for k in (2.0, 4.0, 8.0)]
+    whole = "".join(f"{to_line(outcome)}\n" for outcome in outcomes[:lines]).encode()
+    path.write_bytes(whole + rest)
+    ledger = Ledger(path)
+    assert [line.number for line in ledger.set_aside] == [lines + 1]
+    assert path.read_bytes() == whole + rest  # to read it is to leave it alone
+    ledger.append(outcomes[2])
+    assert path.read_bytes() == whole + to_line(outcomes[2]).encode() + b"\n"
+    assert len(Ledger(path)) == len(pandas.read_json(path, lines=True)) == lines + 1
+    assert not Ledger(path).set_aside
+
+
+@pytest.mark.parametrize("last", [to_line(made_up(TEMPLATE)), '{"of": "a later version"}'])
+def test_a_last_line_that_is_whole_stays(last: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(last)
+    outcome = made_up(replace(TEMPLATE, k=4.0))
+    Ledger(path).append(outcome)
+    assert path.read_text() == f"{last}\n{to_line(outcome)}\n"
 
 
 def test_lines_of_other_data_or_of_another_search_are_set_aside(tmp_path: Path) -> None:

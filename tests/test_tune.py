@@ -610,6 +610,7 @@ def test_a_full_disk_keeps_what_is_finished(capsys: pytest.CaptureFixture[str]) 
     _, err = tuned(capsys, *options)
     assert "is set aside" in err
     assert f"{len(ledger)} trials are done" in err
+    assert not Run.open("run").ledger.set_aside  # what was cut off has gone
 
 
 def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,6 +92,7 @@ def reproduce(commands: Commands) -> None:
         if options.what == "status":
             if options.out and not folder.is_dir():
                 raise FileNotFoundError(f"{folder} is not a folder: name one that holds ledgers")
+            _check_size(folder, options.smoke)
             _print_status(wanted, folder, options.smoke, tell_set_aside)
             return
         if options.what == "report":
@@ -250,6 +251,14 @@ def _print_status(
     )
 
 
+def _check_size(folder: Path, smoke: bool) -> None:
+    """Refuse a folder where all was run in small to those who ask for whole runs."""
+    from pseudograd.reproduce.run import sessions
+
+    if not smoke and sessions(folder, smoke=True) and not sessions(folder):
+        raise ValueError(f"{folder} holds trials of --smoke alone: give that option here, too")
+
+
 def _report(
     experiments: list[Experiment], folder: Path, selected_by: list[str], smoke: bool, check: bool
 ) -> None:
@@ -266,6 +275,7 @@ def _report(
             f"{folder} holds no ledger of these rows: run them first, `pseudograd reproduce all` "
             "with the same --rows and --out, or name another folder"
         )
+    _check_size(folder, smoke)
     files = documents(experiments, folder, smoke=smoke, selected_by=selected_by)
     for path, text in files.items():
         if not check:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 from tqdm import tqdm
@@ -18,8 +20,13 @@ RATES = (0.05, 0.1, 0.2, 0.4, 0.8)
 REPETITIONS = 5
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train for every k, learning rate and repetition; print the best rate of each k."""
+    argparse.ArgumentParser(
+        prog="python -m pseudograd.fleet",
+        description="Train a hundred networks on the digits, which takes seconds, and print the "
+        "best learning rate of each k. There is nothing to choose; pseudograd tune has options.",
+    ).parse_args(arguments)
     trials = [
         Trial("digits", (32,), k, rate, momentum=0.5, split=Split(repetition=run), seed=run)
         for k, rate, run in itertools.product(KS, RATES, range(REPETITIONS))

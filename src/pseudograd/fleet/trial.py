@@ -25,6 +25,11 @@ def _whole(number: object, least: int, beyond: float) -> bool:
     return isinstance(number, numbers.Integral) and least <= int(number) < beyond
 
 
+def _are_numbers(*values: object) -> bool:
+    """Whether these can be compared with numbers."""
+    return all(isinstance(value, numbers.Real) for value in values)
+
+
 def _make_plain(settings: Split | Trial) -> None:
     """Make Python's own numbers of NumPy's, which a ledger could not write."""
 
@@ -137,6 +142,8 @@ class Trial:
             "hidden_layer_sizes",
             "a tuple of whole numbers above 0",
         )
+        for name in ("k", "learning_rate", "momentum"):
+            require(_are_numbers(getattr(self, name)), name, "a number")
         require(LEAST_K <= self.k <= GREATEST_K, "k", "a number above 0 (2^-100 to 2^100)")
         require(0 < self.learning_rate < math.inf, "learning_rate", "a finite number above 0")
         require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
@@ -145,12 +152,13 @@ class Trial:
         require(
             isinstance(self.feature_range, tuple)
             and len(self.feature_range) == 2
+            and _are_numbers(*self.feature_range)
             and -math.inf < self.feature_range[0] < self.feature_range[1] < math.inf,
             "feature_range",
             "a tuple (low, high), both finite",
         )
         require(
-            self.clip is None or 0 < self.clip < math.inf,
+            self.clip is None or (_are_numbers(self.clip) and 0 < self.clip < math.inf),
             "clip",
             "a finite number above 0, or None",
         )

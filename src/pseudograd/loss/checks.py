@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
-from pseudograd.rules.paper import GREATEST_K, LEAST_K, Sensitivity
+from pseudograd.rules.paper import Sensitivity, check_sensitivity
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 REDUCTIONS = ("mean", "sum", "none")
 IMPLEMENTATIONS = ("auto", "triton", "torch")
 SINGLE_AND_HALF = (torch.float32, torch.bfloat16, torch.float16)
-_NUMBERS: tuple[type, ...] = (numbers.Real, torch.SymFloat, torch.SymInt)
 
 
 def check_arguments(
@@ -183,10 +181,7 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
 
     """
     if not isinstance(k, Tensor):
-        if isinstance(k, bool) or not isinstance(k, _NUMBERS):
-            raise TypeError(f"k must be a number or a tensor, not {type(k).__name__}")
-        if not LEAST_K <= k <= GREATEST_K:
-            raise ValueError(f"k must be a finite number above 0 (2^-100 to 2^100), not {k}")
+        check_sensitivity(k, values)
         return
     check_dense("k", k)
     if not k.is_floating_point():
@@ -204,10 +199,7 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
             f"k must be a number or have one value for each example, shape {tuple(shape)}, "
             f"not {tuple(k.shape)}; {advice}"
         )
-    if values and k.numel():
-        least, greatest = k.aminmax()  # both are NaN if any k is
-        if not LEAST_K <= least.item() <= greatest.item() <= GREATEST_K:
-            raise ValueError("k must be finite and above 0 (2^-100 to 2^100) for every example")
+    check_sensitivity(k, values)
 
 
 def as_sensitivity(k: Sensitivity) -> Sensitivity:

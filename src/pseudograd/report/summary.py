@@ -178,8 +178,8 @@ def baseline(comparison: Comparison) -> tuple[str, str]:
     count, kept = sum(one.count for one in classes), sum(one.wrong for one in classes)
     missed = _wrong_by_one_label(comparison)
     said = (
-        f"always answering '{commonest.label}', the commonest label of the test part, would get "
-        f"{percent(missed / count)}% wrong"
+        f"always answering {str(commonest.label)!r}, the commonest label of the test part, would "
+        f"get {percent(missed / count)}% wrong"
     )
     if not missed or max(_mean_wrong(comparison.chosen), kept) < missed:
         return said, ""
@@ -188,7 +188,7 @@ def baseline(comparison: Comparison) -> tuple[str, str]:
         problem = "the network that is kept is no better than that"
     right = [one.label for one in classes if one.wrong < one.count]
     if len(right) == 1:  # so that it cannot be better
-        problem += f", and gets only '{right[0]}' right"
+        problem += f", and gets only {str(right[0])!r} right"
     return said, (
         f"{problem}. Where a label is rare, give its examples more weight (sample_weight of "
         "TunableMLPClassifier.fit) and judge by another measure than the error; else more data, or "

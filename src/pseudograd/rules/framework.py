@@ -8,6 +8,7 @@ at one end of its parameter. The multiple is taken in log space, like the tunabl
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.rules import paper
+from pseudograd.rules.checks import check_number, holds_numbers
 
 Rule: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -163,6 +165,7 @@ def power_of_log(logits: Tensor, target: Tensor, k: float = 1.0) -> Tensor:
         [0.164, 0.335, 0.091]
 
     """
+    paper.check_sensitivity(k, holds_numbers(k))
 
     def strength(margin: Tensor) -> Tensor:
         # Where p_y is so near 1 that -log p_y has no digits left, it is exp(-margin).
@@ -187,6 +190,7 @@ def log_of_power(logits: Tensor, target: Tensor, k: float = 1.0) -> Tensor:
         tensor([[-0.6695,  0.4895,  0.1801]])
 
     """
+    paper.check_sensitivity(k, holds_numbers(k))
     return _with_strength(lambda margin: k * paper.strength(margin, 1.0), logits, target)
 
 
@@ -205,6 +209,7 @@ def focal(logits: Tensor, target: Tensor, gamma: float = 2.0) -> Tensor:
         tensor([[-0.0983,  0.0719,  0.0264]])
 
     """
+    check_number("gamma", gamma, 0, sys.float_info.max, "a finite number, 0 or more")
 
     def strength(margin: Tensor) -> Tensor:
         # (1-p)^γ + γ p (1-p)^(γ-1) (-log p), with the second power made a γ-th one: the ratio of
@@ -232,6 +237,7 @@ def generalized_cross_entropy(logits: Tensor, target: Tensor, q: float = 0.7) ->
         tensor([[-0.2517,  0.1840,  0.0677]])
 
     """
+    check_number("q", q, 0, 1, "a number in [0, 1]")
 
     def strength(margin: Tensor) -> Tensor:
         return (-q * paper.cross_entropy(margin) + paper.log_strength(margin)).exp()

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pseudograd.rules.checks import check_number, holds_numbers
+
 Sensitivity: TypeAlias = float | Tensor
 # Beyond these, where k has long ceased to matter, products with it would leave float32's range.
 LEAST_K, GREATEST_K = 2.0**-100, 2.0**100
@@ -49,6 +51,7 @@ def tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor:
         tensor([[-0.5786,  0.3601,  0.2184]])
 
     """
+    check_sensitivity(k, holds_numbers(k))
     z = in_working_precision(logits)
     sensitivity = per_row(k, z)
     top, margin = top_and_margin(z, target)
@@ -82,8 +85,20 @@ def soft_tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor
         tensor([[-0.2991,  0.3804, -0.0813]])
 
     """
+    check_sensitivity(k, holds_numbers(k))
     z = in_working_precision(logits)
     return soft_push(z, target.to(z.dtype), per_row(k, z)).to(logits.dtype)
+
+
+def check_sensitivity(k: Sensitivity, values: bool) -> None:
+    """Refuse a k that is not positive; of a tensor only if its ``values`` can be looked at."""
+    if not isinstance(k, Tensor):
+        wanted = "a finite number above 0 (2^-100 to 2^100)"
+        check_number("k", k, LEAST_K, GREATEST_K, wanted)
+    elif values and k.numel():
+        least, greatest = k.aminmax()  # both are NaN if any k is
+        if not LEAST_K <= least.item() <= greatest.item() <= GREATEST_K:
+            raise ValueError("k must be finite and above 0 (2^-100 to 2^100) for every example")
 
 
 def in_working_precision(logits: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ the property held, the largest violation, and the example and classes where that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 
 import torch
 from torch import Tensor
@@ -95,7 +96,8 @@ def monotone(
     """Check that a larger bias never gets a smaller push; violation: by how much it is smaller.
 
     Two ways: among the classes of one example, f must be in the order of ε; and as the logit of the
-    label alone is raised step by step, so that |ε_y| falls, |f_y| may not grow.
+    label alone is raised step by step, so that |ε_y| falls, |f_y| may not grow. The violation is
+    relative to the largest push of all.
 
     Args:
         rule: The rule.
@@ -113,19 +115,21 @@ def monotone(
     """
     z, y = _in_float64(examples or random_examples())
     label = y.unsqueeze(-1)
-    order = bias(z, y).argsort(-1)
-    falls = -checked(rule, z, y).gather(-1, order).diff(dim=-1).clamp(max=0)
+    order, f = bias(z, y).argsort(-1), checked(rule, z, y)
+    falls = -f.gather(-1, order).diff(dim=-1).clamp(max=0)
     pairs = torch.stack((order[:, :-1], order[:, 1:]), -1)
-    within = _worst("monotone", falls, z, y, tolerance, pairs)
 
     steps = torch.linspace(-10, 10, 41, dtype=z.dtype, device=z.device)
     raised = torch.stack([z.scatter_add(-1, label, step.expand_as(label)) for step in steps])
     strength = torch.stack([-checked(rule, row, y).gather(-1, label).squeeze(-1) for row in raised])
     grows = strength.diff(dim=0).clamp(min=0)
     labels = y.repeat(len(steps) - 1)
-    across = _worst("monotone", grows.flatten().unsqueeze(-1), raised[1:].flatten(0, 1), labels,
-                    tolerance, labels[:, None, None])  # fmt: skip
-    return max(within, across, key=lambda finding: finding.violation)
+
+    size = torch.maximum(_largest(f), _largest(strength))
+    within = _worst("monotone", falls / size, z, y, tolerance, pairs)
+    across = _worst("monotone", (grows / size).flatten().unsqueeze(-1), raised[1:].flatten(0, 1),
+                    labels, tolerance, labels[:, None, None])  # fmt: skip
+    return max(within, across, key=lambda finding: (isnan(finding.violation), finding.violation))
 
 
 def integrable(
@@ -133,7 +137,8 @@ def integrable(
 ) -> Finding:
     """Measure how far f is from being a gradient; violation: |∂f_i/∂z_j - ∂f_j/∂z_i| (Lemma 1).
 
-    A function of the logits is the gradient of some loss just where its Jacobian is symmetric.
+    A function of the logits is the gradient of some loss just where its Jacobian is symmetric. The
+    violation is relative to the largest derivative of all.
 
     Args:
         rule: The rule; it must consist of differentiable operations.
@@ -157,7 +162,7 @@ def integrable(
         return checked(rule, row.unsqueeze(0), label.unsqueeze(0)).squeeze(0)
 
     jacobian = torch.func.vmap(torch.func.jacrev(of_one))(z, y)
-    antisymmetric = (jacobian - jacobian.transpose(-1, -2)).abs()
+    antisymmetric = (jacobian - jacobian.transpose(-1, -2)).abs() / _largest(jacobian)
     classes = torch.arange(z.shape[-1], device=z.device)
     pairs = torch.cartesian_prod(classes, classes)
     return _worst("integrable", antisymmetric.flatten(1), z, y, tolerance,
@@ -191,6 +196,16 @@ def _in_float64(examples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """A rule is judged by what it is, not by how it rounds."""
     z, y = examples
     return z.double(), y
+
+
+def _largest(values: Tensor) -> Tensor:
+    """The largest size of all finite values: that of the rule, on all examples.
+
+    Not on each: how a plainly written rule rounds, as softmax(z) - onehot(y) does, shows most
+    where it has almost nothing to say.
+    """
+    finite = values.abs().nan_to_num(0.0, posinf=0.0)
+    return finite.amax().clamp(min=torch.finfo(values.dtype).tiny)
 
 
 def _worst(

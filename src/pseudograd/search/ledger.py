@@ -1,8 +1,9 @@
 """The ledger: one line of JSON for each finished trial, only ever appended to.
 
-A line is complete or it is not there: it is written in one piece and forced to disk before the next
-trial's. So a killed run loses at most the trials under way, ledgers of several machines are merged
-by concatenation, and the next run goes on where this one stopped.
+A line is written in one piece and forced to disk before the next trial's; if a crash cuts one off,
+that part is removed when the next is written. So a killed run loses at most the trials under way,
+ledgers of several machines are merged by concatenation, and the next run goes on where this one
+stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -56,7 +57,8 @@ class Ledger(Mapping[Trial, Outcome]):
         belongs: Tells whether a trial is one of this ledger's; others are set aside.
 
     Attributes:
-        set_aside: The lines that could not be used; they stay in the file.
+        set_aside: The lines that could not be used when the file was read. They stay in it, but for
+            a last line that was cut off, which goes when the next outcome is added.
         data_hashes: What the outcomes in the file have noted, also those on other data.
 
     Example:
@@ -102,9 +104,9 @@ class Ledger(Mapping[Trial, Outcome]):
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file:
-                # A line that a crash cut off must not swallow this one.
-                start = b"\n" if file.tell() and _last_byte(self.path) != b"\n" else b""
-                file.write(start + line)
+                if file.tell() and _last_byte(self.path) != b"\n":
+                    _mend_end(self.path, file)
+                file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
         self._outcomes[outcome.trial] = outcome
@@ -236,6 +238,20 @@ def _lines(path: Path) -> list[str]:
         return []
     # A crash can leave bytes that are no text; they must cost their own line only.
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _mend_end(path: Path, file: BinaryIO) -> None:
+    """Have the next line begin on its own, in a ledger whose last line has no end.
+
+    What a crash cut off never was a finished trial, and goes: it would stop others that read JSON.
+    """
+    last = path.read_bytes().rpartition(b"\n")[2]
+    try:
+        json.loads(last)  # no part of an object is JSON, so this is whole
+    except ValueError:
+        file.truncate(file.tell() - len(last))
+    else:
+        file.write(b"\n")
 
 
 def _last_byte(path: Path) -> bytes:
