@@ -2,7 +2,6 @@
 
 import csv
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -180,42 +179,6 @@ def test_ctrl_c_ends_quietly(
     assert captured.out == ""
     assert captured.err == "pseudograd: stopped by Ctrl-C before the end\n"
     assert list(Path().iterdir()) == []
-
-
-PROGRAMS = {
-    "command": ["pseudograd", "toy"],  # as pip makes it
-    "module": ["-m", "pseudograd", "toy"],
-    "fleet": ["-m", "pseudograd.fleet"],
-    "other": ["other.py"],
-}
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs POSIX's signals")
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_ctrl_c_while_pytorch_is_imported(name: str) -> None:
-    Path("torch").mkdir()
-    Path("torch/__init__.py").write_text(
-        "import time; print('importing', flush=True); time.sleep(600)"
-    )
-    Path("pseudograd").write_text("from pseudograd.cli import main; main()")
-    Path("other.py").write_text("import pseudograd")
-    process = subprocess.Popen(
-        [sys.executable, *PROGRAMS[name]],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Which a shell may have told to pass over Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "importing\n"
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGINT  # 130 in a shell
-    assert ("KeyboardInterrupt" in said) == (name == "other")
-    assert (said == "") == (name != "other")
 
 
 def test_as_a_module() -> None:

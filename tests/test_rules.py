@@ -114,18 +114,12 @@ def test_numbers_out_of_range_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("rule", [rules.tunable, rules.power_of_log, rules.log_of_power])
-def test_k_of_a_tensor_is_looked_at_where_it_holds_numbers(rule: Callable[..., Tensor]) -> None:
-    logits, label = torch.zeros(2, 3), torch.tensor([0, 1])
-    for wrong in NOT_ABOVE_0:
-        with pytest.raises(ValueError, match=r"^k must be finite and above 0"):
-            rule(logits, label, torch.tensor(wrong))
-    assert rule(logits, label, torch.tensor(0.5)).shape == (2, 3)
+def test_k_of_a_tensor_is_not_looked_at(rule: Callable[..., Tensor]) -> None:
+    """It may be on a GPU, or of a graph that is being made."""
+    logits, label, ks = torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0.5, 2.0])
     assert rule(logits.to("meta"), label.to("meta"), torch.tensor(0.5, device="meta")).is_meta
-    ks = torch.tensor([0.5, 2.0])
     of_each = torch.func.vmap(rule)(logits, label, ks)
     assert torch.equal(of_each[1], rule(logits[1], label[1], 2.0))
-    derivative = torch.func.jacrev(rule, argnums=2)(logits, label, torch.tensor(0.5))
-    assert derivative.shape == (2, 3)
     traced = make_fx(rule)(logits, label, torch.tensor(0.5))
     assert torch.equal(traced(logits, label, ks[1]), rule(logits, label, 2.0))
     compiled = torch.compile(rule, backend="eager", fullgraph=True)

@@ -1,4 +1,4 @@
-"""Eq. 5 on the CPU in two passes over the logits, compiled by numba.
+"""Eq. 5 and the rule for soft targets on the CPU, compiled by numba.
 
 PyTorch's operations each read and write all of the logits; fused by hand they are read once forward
 and once backward, and only the result is written. Numba brings its own compiler, so none is needed
@@ -33,7 +33,7 @@ from pseudograd.loss.autograd import (
 from pseudograd.loss.checks import check_k, refuse_class_index
 from pseudograd.rules.paper import GREATEST_K, LEAST_K, Sensitivity
 
-f32, f64, i32 = np.float32, np.float64, np.int32
+f32, f64, i32, u64 = np.float32, np.float64, np.int32, np.uint64
 
 # Reordering sums lets the loops run on vector registers; NaN and infinity keep their meaning.
 _FLAGS = {"contract", "nsz", "reassoc"}
@@ -58,6 +58,9 @@ def _bitcast(source: Any, destination: Any, llvm_type: Any) -> Any:
 _bits_of = _bitcast(types.float32, types.int32, ir.IntType(32))
 _from_bits = _bitcast(types.int32, types.float32, ir.FloatType())
 
+_wide_bits_of = _bitcast(types.float64, types.uint64, ir.IntType(64))
+_from_wide_bits = _bitcast(types.uint64, types.float64, ir.DoubleType())
+
 _LOG2_E = f32(1.4426950408889634)
 _LN2_HIGH, _LN2_LOW = f32(0.693359375), f32(-2.12194440e-4)
 _ROUND = f32(1.5 * 2**23)  # added and taken away again, this rounds to the nearest whole number
@@ -67,7 +70,7 @@ _P = tuple(map(f32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.166579
 
 
 # For functions in which sums must not be reordered; left unsaid, the caller's flags would hold.
-_in_order = numba.njit(fastmath=_FLAGS - {"reassoc"})
+_in_order = numba.njit(fastmath=_FLAGS - {"reassoc"}, error_model="numpy")
 
 
 # Reordered, the rounding constant would be taken away again.
@@ -201,6 +204,250 @@ def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no
         out[y] = -scale
 
 
+# --- soft targets --------------------------------------------------------------------------------
+
+# Where p and q agree their difference cancels, so all of this is in float64.
+_WIDE_LOG2_E = 1.4426950408889634
+_WIDE_LN2_HIGH, _WIDE_LN2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6
+_WIDE_ROUND = 1.5 * 2**52  # as `_ROUND`; the whole number is then in the last bits
+_EXP_SERIES = tuple(1 / math.factorial(n) for n in range(13, -1, -1))
+_LOG_SERIES = tuple(2 / n for n in range(17, 0, -2))
+_ONE_BITS, _EXPONENT = u64(0x3FF0000000000000), u64(52)
+_SIGN_BIT = u64(1 << 63)
+_ROOT_OF_HALF_BITS, _TWO_TO_52_BITS = u64(0x3FE6A09E667F3BCD), u64(0x4330000000000000)
+_LEAST_NORMAL = 2.0**-1022
+# Divisions by 0 are looked for unless numba is told not to, and then there is no vector code.
+_loop = numba.njit(fastmath=_FLAGS, error_model="numpy")
+# With less in all, the sum of biases has lost some that its logarithm still has.
+_LEAST_STRENGTH = 1e-290
+
+
+@_in_order
+def _wide_exp(x):  # type: ignore[no-untyped-def]
+    """exp(x) for x ≤ 0 to 2e-16 of it; 3e-308, which is next to nothing, below -708."""
+    x = -708.0 if x < -708.0 else x
+    shifted = x * _WIDE_LOG2_E + _WIDE_ROUND
+    n = shifted - _WIDE_ROUND
+    r = (x - n * _WIDE_LN2_HIGH) - n * _WIDE_LN2_LOW
+    p = 0.0
+    for coefficient in numba.literal_unroll(_EXP_SERIES):
+        p = p * r + coefficient
+    return p * _from_wide_bits((_wide_bits_of(shifted) << _EXPONENT) + _ONE_BITS)
+
+
+@_in_order
+def _wide_log(x):  # type: ignore[no-untyped-def]
+    """log(x) for normal x > 0 to 1e-15, by the series of log((1 + s) / (1 - s))."""
+    bits = _wide_bits_of(x)
+    n = (bits - _ROOT_OF_HALF_BITS + _ONE_BITS) >> _EXPONENT  # by 1023 more than the exponent
+    m = _from_wide_bits(bits - (n << _EXPONENT) + _ONE_BITS)  # between √½ and √2
+    s = (m - 1.0) / (m + 1.0)
+    square, p = s * s, 0.0
+    for coefficient in numba.literal_unroll(_LOG_SERIES):
+        p = p * square + coefficient
+    exponent = _from_wide_bits(n | _TWO_TO_52_BITS) - (2.0**52 + 1023.0)
+    return exponent * _WIDE_LN2_HIGH + (exponent * _WIDE_LN2_LOW + s * p)
+
+
+@_loop
+def _make_target(t, q, y, weight, smoothing):  # type: ignore[no-untyped-def]
+    """Write t_j = w_j ((1 - s) q_j + s / C), and give its sum W; without a q the label is y."""
+    spread, whole = smoothing / len(t), 0.0
+    if len(q) == 0:
+        t[:] = spread
+        t[y] += 1 - smoothing
+    else:
+        for j in range(len(t)):
+            t[j] = (1 - smoothing) * f64(q[j]) + spread
+    if len(weight) == len(t):
+        for j in range(len(t)):
+            t[j] *= f64(weight[j])
+    for j in range(len(t)):
+        whole += t[j]
+    return whole
+
+
+@_in_order
+def _without_one(count, rest):  # type: ignore[no-untyped-def]
+    return (count - 1) + rest
+
+
+@_loop
+def _soft_sums(row, t, top):  # type: ignore[no-untyped-def]
+    """Σ exp(z - top) - 1, and Σ t (z - top), in which 0 times infinity is 0."""
+    rest, tops, distance = 0.0, 0.0, 0.0
+    for j in range(len(row)):
+        d = f64(row[j]) - top
+        rest += _wide_exp(d) if d != 0 else 0.0  # by itself: beside 1 it would be rounded
+        tops += 0.0 if d != 0 else 1.0
+        distance += t[j] * d if t[j] != 0 else 0.0
+    return _without_one(tops, rest), distance
+
+
+@_loop
+def _make_bias(bias, row, t, top, total, whole):  # type: ignore[no-untyped-def]
+    """Write p - t / W, -1 for a class that has all of the target; give the sum of those above 0.
+
+    Such a class has its side of zero to itself, also where its bias has been rounded away.
+    """
+    strength, alone = 0.0, 0
+    for j in range(len(row)):
+        q = t[j] / whole
+        bias[j] = _wide_exp(f64(row[j]) - top) / total - q
+        strength += bias[j] if bias[j] > 0 else 0.0
+        alone += q == 1
+    if alone:
+        for j in range(len(row)):
+            if t[j] / whole == 1:
+                bias[j] = -1.0
+    return strength
+
+
+@_loop
+def _with_sign_of(x, size):  # type: ignore[no-untyped-def]
+    return _from_wide_bits(_wide_bits_of(size) | (_wide_bits_of(x) & _SIGN_BIT))
+
+
+# Conditions would keep sums from vector code; reordered, this would be rounded.
+@_in_order
+def _twice_if_above(x):  # type: ignore[no-untyped-def]
+    return abs(x) + x
+
+
+@_loop
+def _sums_of_sides(x):  # type: ignore[no-untyped-def]
+    """The sum of those above 0, and that of the sizes of those below."""
+    above, below = 0.0, 0.0
+    for j in range(len(x)):
+        above += _twice_if_above(x[j])
+        below += _twice_if_above(-x[j])
+    return above / 2, below / 2
+
+
+@_loop
+def _powers_of_roots_or_squares(bias, root):  # type: ignore[no-untyped-def]
+    """Write |ε|^k with the sign of ε for k = ½ or 2; give the sums of both sides."""
+    if root:
+        for j in range(len(bias)):
+            bias[j] = _with_sign_of(bias[j], math.sqrt(abs(bias[j])))
+    else:
+        for j in range(len(bias)):
+            bias[j] = _with_sign_of(bias[j], bias[j] * bias[j])
+    return _sums_of_sides(bias)
+
+
+@_loop
+def _to_sizes(t, bias, row, top, log_total):  # type: ignore[no-untyped-def]
+    """Write log |ε| over t; off the target it is log p, however low."""
+    for j in range(len(bias)):
+        size = abs(bias[j])
+        log = _wide_log(size if size > _LEAST_NORMAL else _LEAST_NORMAL)
+        log = log if size > 0 else -np.inf
+        t[j] = (f64(row[j]) - top) - log_total if t[j] == 0 else log
+
+
+@numba.njit(fastmath=_FLAGS | {"nnan"})  # or there would be no vector code
+def _extremes(bias):  # type: ignore[no-untyped-def]
+    """The largest and the smallest bias."""
+    largest, smallest = bias[0], bias[0]
+    for j in range(len(bias)):
+        largest = bias[j] if bias[j] > largest else largest
+        smallest = bias[j] if bias[j] < smallest else smallest
+    return largest, smallest
+
+
+@_loop
+def _log_sum_above(sizes, bias):  # type: ignore[no-untyped-def]
+    """The largest log |ε| where ε is not below 0, and log Σ |ε| there."""
+    top, total = -np.inf, 0.0
+    for j in range(len(sizes)):
+        top = max(top, sizes[j]) if bias[j] >= 0 else top
+    for j in range(len(sizes)):
+        total += _wide_exp(sizes[j] - top) if bias[j] >= 0 else 0.0
+    return top, top + math.log(total)
+
+
+@_loop
+def _powers(bias, sizes, k, above_top, below_top):  # type: ignore[no-untyped-def]
+    """Write exp(k (log |ε| - top of its side)) with the sign of ε; give the sums of both sides."""
+    for j in range(len(bias)):
+        size = sizes[j] - (below_top if bias[j] < 0 else above_top)
+        bias[j] = _with_sign_of(bias[j], _wide_exp(k * size))
+    return _sums_of_sides(bias)
+
+
+@_loop
+def _write(out, powers, above_scale, below_scale):  # type: ignore[no-untyped-def]
+    for j in range(len(out)):
+        out[j] = f32(powers[j] * (above_scale if powers[j] >= 0 else below_scale))
+
+
+@_pass
+def _soft_forward(z, labels, q, weight, ignore_index, smoothing, value, kept, start, stop):  # type: ignore[no-untyped-def]
+    """-Σ t log p. Kept of each row: the largest logit, Σ exp(z - top), and W = Σ t.
+
+    Returns the sums of values and of weights, and the first row whose label is no class, or -1.
+    """
+    value_sum, weight_sum, y = 0.0, 0.0, 0
+    t = np.empty(z.shape[1], f64)
+    for i in range(start, stop):
+        value[i], kept[i, 0], kept[i, 1], kept[i, 2] = 0.0, 0.0, 1.0, 0.0
+        if len(labels):
+            y = labels[i]
+            if y == ignore_index:
+                continue
+            if y < 0 or y >= len(t):
+                return value_sum, weight_sum, i
+            weight_sum += weight[min(y, len(weight) - 1)]
+        whole = _make_target(t, q[i], y, weight, smoothing)
+        top = f64(_from_bits(_flipped(_highest(z[i]))))
+        rest, distance = _soft_sums(z[i], t, top)
+        value[i] = (whole * math.log1p(rest) if whole != 0 else 0.0) - distance
+        value_sum += value[i]
+        kept[i, 0], kept[i, 1], kept[i, 2] = top, 1 + rest, whole
+    return value_sum, weight_sum, -1
+
+
+@_pass
+def _soft_backward(z, labels, q, weight, smoothing, k, grad, kept, result, start, stop):  # type: ignore[no-untyped-def]
+    """The rule for soft targets, each row times its ``grad``. ``result`` may be ``z`` itself."""
+    t, bias = np.empty(z.shape[1], f64), np.empty(z.shape[1], f64)
+    for i in range(start, stop):
+        row, out = z[i], result[i]
+        top, total, whole = kept[i, 0], kept[i, 1], kept[i, 2]
+        scale = f64(grad[min(i, len(grad) - 1)]) * whole
+        if scale == 0:  # whatever its logits
+            out[:] = f32(0)
+            continue
+        if not total + abs(whole) < np.inf:
+            out[:] = f32(np.nan)
+            continue
+        _make_target(t, q[i], labels[i] if len(labels) else 0, weight, smoothing)
+        strength = _make_bias(bias, row, t, top, total, whole)
+        k_i = f64(k[min(i, len(k) - 1)])
+        if k_i == 1:
+            above, below = _sums_of_sides(bias)
+        elif k_i == 0.5 or k_i == 2:
+            above, below = _powers_of_roots_or_squares(bias, k_i == 0.5)
+            strength = math.sqrt(strength) if k_i == 0.5 else strength * strength
+        else:
+            _to_sizes(t, bias, row, top, math.log(total))
+            largest, smallest = _extremes(bias)
+            above_top, log_strength = math.log(largest), math.log(strength)
+            if strength < _LEAST_STRENGTH:
+                above_top, log_strength = _log_sum_above(t, bias)
+            if smallest < 0 and above_top > -np.inf:
+                above, below = _powers(bias, t, k_i, above_top, math.log(-smallest))
+                strength = math.exp(k_i * log_strength)
+            else:
+                above, below = 0.0, 0.0
+        if above == 0 or below == 0:  # no side pushes alone (Eq. 4)
+            out[:] = f32(0)
+            continue
+        scale *= strength
+        _write(out, bias, scale / above, scale / below)
+
+
 @numba.njit(cache=True)
 def _are_positive(ks):  # type: ignore[no-untyped-def]
     positive = True
@@ -216,15 +463,19 @@ def fused_cross_entropy(
     weight: Tensor | None,
     ignore_index: int,
     reduction: str,
+    label_smoothing: float,
 ) -> Tensor:
-    """Give the reduced loss, in float32, of rows ``z`` (R, C) for labels (R)."""
+    """Give the reduced loss, in float32, of rows ``z`` (R, C).
+
+    Targets are labels (R) or probabilities (R, C).
+    """
     if isinstance(k, Tensor):
         ks = np.array(_array(k.cpu()).reshape(-1), f32)
         if not _are_positive(ks):
             check_k(k)
     else:
         ks = np.array([k], f32)
-    value: Tensor = _Fused.apply(z, target, ks, weight, ignore_index, reduction)
+    value: Tensor = _Fused.apply(z, target, ks, weight, ignore_index, reduction, label_smoothing)
     return value
 
 
@@ -238,39 +489,38 @@ class _Fused(Function):
         weight: Tensor | None,
         ignore_index: int,
         reduction: str,
+        smoothing: float,
     ) -> Tensor:
-        value, kept, value_sum, weight_sum = _values(
-            _array(z), _labels(target), weight, ignore_index
+        value, ctx.kept, value_sum, weight_sum = _values(
+            _array(z), target, weight, ignore_index, smoothing
         )
-        ctx.save_for_backward(z, target)
-        ctx.k, ctx.kept = k, kept
-        # 0 / 0, when every row was ignored, is NaN, as in PyTorch.
-        ctx.divisor = (weight_sum or math.nan) if reduction == "mean" else 1.0
+        # Of labels, the weights are kept with the rest.
+        ctx.save_for_backward(z, target, weight if _is_soft(target, smoothing) else None)
+        ctx.k, ctx.smoothing = k, smoothing
+        ctx.divisor = weight_sum if reduction == "mean" else 1.0
         ctx.reduced = reduction != "none"
-        return torch.from_numpy(np.array(value_sum / ctx.divisor, f32) if ctx.reduced else value)
+        if not ctx.reduced:
+            return torch.from_numpy(value)
+        # 0 / 0, when every row was ignored, is NaN, as in PyTorch.
+        return torch.from_numpy(np.array(value_sum / (ctx.divisor or math.nan), f32))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        z, target = ctx.saved_tensors
+        z, target, weight = ctx.saved_tensors
         grad = grads[0]
         several = is_batch(grad)  # which no loop can read
         above = torch.ones(() if ctx.reduced else len(z)) if several else grad
+        if ctx.reduced:
+            factor = np.array([above.item() / ctx.divisor if ctx.divisor else 0.0], f32)
+        else:
+            factor = _array(above)
         result = np.empty(z.shape, f32)
-        logits, labels = _array(z), _labels(target)
-        _shared(
-            _backward,
-            logits,
-            labels,
-            ctx.k,
-            np.array([above.item() / ctx.divisor], f32) if ctx.reduced else _array(above),
-            ctx.kept,
-            result,
-        )
+        _gradients(_array(z), target, ctx.k, weight, ctx.smoothing, factor, ctx.kept, result)
         if not graph_is_kept():  # autograd lets go of what it has saved, and so do we
             ctx.kept = None
         f = torch.from_numpy(result)
         f = times_each(f, grad) if several else f
-        return final(f if z.dtype == torch.float32 else f.to(z.dtype), z), *[None] * 5
+        return final(f if z.dtype == torch.float32 else f.to(z.dtype), z), *[None] * 6
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
@@ -283,28 +533,37 @@ def values_and_gradients(
     k: Sensitivity,
     weight: Tensor | None,
     ignore_index: int,
+    label_smoothing: float,
     factor: Tensor | None,
 ) -> Tensor:
     """Give the values of rows; if there is a factor, write the gradient over their logits.
 
-    That is Eq. 5, each row times its weight and its factor.
+    That is Eq. 5, or the rule for smoothed labels, each row times its weight and its factor.
     """
-    z, labels = _array(logits), _labels(target)
-    value, kept, _, _ = _values(z, labels, weight, ignore_index)
+    z = _array(logits)
+    value, kept, _, _ = _values(z, target, weight, ignore_index, label_smoothing)
     if factor is not None:
         ks = _array(k).reshape(-1) if isinstance(k, Tensor) else np.array([k], f32)
-        _shared(_backward, z, labels, ks, _array(factor), kept, z)
+        _gradients(z, target, ks, weight, label_smoothing, _array(factor), kept, z)
         if logits.dtype != torch.float32:
             logits.copy_(torch.from_numpy(z))
     return torch.from_numpy(value)
 
 
-def _values(z: Any, labels: Any, weight: Tensor | None, ignore_index: int) -> tuple[Any, ...]:
+def _values(
+    z: Any, target: Tensor, weight: Tensor | None, ignore_index: int, smoothing: float
+) -> tuple[Any, ...]:
     """The values of rows, what is kept of them, and the sums of values and of weights."""
-    weights = _ONE if weight is None else _array(weight)
-    value, kept = np.empty(len(z), f32), np.empty((len(z), 3), f32)
-    value_sum = weight_sum = 0.0
-    parts = _shared(_forward, z, labels, weights, ignore_index, value, kept)
+    weights, value = _weights(weight), np.empty(len(z), f32)
+    labels, q = _labels_and_probabilities(target)
+    if _is_soft(target, smoothing):
+        kept = np.empty((len(z), 3), f64)
+        parts = _shared(_soft_forward, z, labels, q, weights, ignore_index, smoothing, value, kept)
+    else:
+        kept = np.empty((len(z), 3), f32)
+        parts = _shared(_forward, z, labels, weights, ignore_index, value, kept)
+    # Each row of probabilities counts as one, whatever its weights.
+    value_sum, weight_sum = 0.0, 0.0 if len(labels) else float(len(z))
     for part_sum, part_weight, wrong in parts:
         if wrong >= 0:
             refuse_class_index(int(labels[wrong]), z.shape[1], ignore_index)
@@ -312,6 +571,44 @@ def _values(z: Any, labels: Any, weight: Tensor | None, ignore_index: int) -> tu
     return value, kept, value_sum, weight_sum
 
 
+def _gradients(
+    z: Any,
+    target: Tensor,
+    k: Any,
+    weight: Tensor | None,
+    smoothing: float,
+    factor: Any,
+    kept: Any,
+    result: Any,
+) -> None:
+    """Write the pseudo-gradients of rows, each times its weight and its factor."""
+    labels, q = _labels_and_probabilities(target)
+    if _is_soft(target, smoothing):
+        weights = _weights(weight)
+        _shared(_soft_backward, z, labels, q, weights, smoothing, k, factor, kept, result)
+    else:
+        _shared(_backward, z, labels, k, factor, kept, result)
+
+
+def _is_soft(target: Tensor, smoothing: float) -> bool:
+    """Whether the target is not a label alone."""
+    return smoothing > 0 or target.dim() > 1
+
+
+def _labels_and_probabilities(target: Tensor) -> tuple[Any, Any]:
+    """Labels and nothing, or nothing and probabilities."""
+    if target.dim() > 1:
+        return _NO_LABELS, _array(target)
+    if target.dtype != torch.long or not target.is_contiguous():
+        target = target.long().contiguous()
+    return target.numpy(), np.empty((len(target), 0), f32)
+
+
+def _weights(weight: Tensor | None) -> Any:
+    return _ONE if weight is None else _array(weight)
+
+
+_NO_LABELS = np.empty(0, np.int64)
 _ONE = np.ones(1, f32)
 
 
@@ -320,12 +617,6 @@ def _array(tensor: Tensor) -> Any:
     if tensor.dtype != torch.float32 or not tensor.is_contiguous():
         tensor = tensor.float().contiguous()
     return tensor.numpy(force=True)
-
-
-def _labels(target: Tensor) -> Any:
-    if target.dtype != torch.long or not target.is_contiguous():
-        target = target.long().contiguous()
-    return target.numpy()
 
 
 def _shared(kernel: Any, z: Any, *arguments: Any) -> list[Any]:

@@ -93,7 +93,7 @@ def tunable_cross_entropy(
     check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
     check_k(k, example_shape(input), values=False)
     k = as_sensitivity(k)
-    way = chosen_way(input, target, label_smoothing, implementation)
+    way = chosen_way(input, target, implementation)
     way = "torch" if way == "numba" and process_group is not None else way
     dtype = loss_dtype(input, target)
     # The kernels read half types as they are.
@@ -112,19 +112,20 @@ def tunable_cross_entropy(
 
         if isinstance(k, Tensor) and holds_numbers(k):
             check_k(k)
-        target = _rows(target) if target.is_floating_point() else target.flatten()
         reduced = fused_cross_entropy(
-            z, target, k, weight, ignore_index, reduction, label_smoothing, dtype
+            z, _target_of_rows(target), k, weight, ignore_index, reduction, label_smoothing, dtype
+        )
+    elif way == "numba":
+        fused = _compiled_by_numba()
+        assert fused is not None
+        reduced = fused(
+            z, _target_of_rows(target), k, weight, ignore_index, reduction, label_smoothing
         )
     elif target.is_floating_point():
         q = _rows(target) if way == "triton" else _rows(target).to(working_dtype(z))
         q = weighted(smoothed(q, label_smoothing), weight)
         soft_rows = _gpu_rows() if way == "triton" else _class_probability_rows
         reduced = _reduced(soft_rows(z, q, as_column(k, z)), float(len(z)), reduction)
-    elif way == "numba":
-        fused = _compiled_by_numba()
-        assert fused is not None
-        reduced = fused(z, target.flatten(), k, weight, ignore_index, reduction)
     else:
         rows, soft_rows, smoothing = _class_index_rows, _class_probability_rows, label_smoothing
         if way == "triton":
@@ -195,6 +196,10 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.movedim(1, -1).flatten(0, -2) if tensor.dim() > 2 else tensor.unsqueeze(0)
 
 
+def _target_of_rows(target: Tensor) -> Tensor:
+    return _rows(target) if target.is_floating_point() else target.flatten()
+
+
 def as_column(k: Sensitivity, z: Tensor) -> Sensitivity:
     """A number as it is, a tensor as a column beside the rows."""
     if not isinstance(k, Tensor):
@@ -249,7 +254,7 @@ def holds_numbers(tensor: Tensor) -> bool:
     return tensor.is_cpu and is_eager() and plain
 
 
-def chosen_way(input: Tensor, target: Tensor, label_smoothing: float, implementation: str) -> str:
+def chosen_way(input: Tensor, target: Tensor, implementation: str) -> str:
     """What computes the loss: "triton", "numba" or "torch"."""
     check_implementation(implementation)
     if implementation == "triton":
@@ -262,8 +267,7 @@ def chosen_way(input: Tensor, target: Tensor, label_smoothing: float, implementa
     plain = type(input) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
     if _is_for_kernels(input) and (not eager or (plain and _kernels_run())):
         return "triton"
-    soft = label_smoothing > 0 or target.is_floating_point()
-    numba = input.is_cpu and plain and eager and not soft
+    numba = input.is_cpu and plain and eager
     return "numba" if numba and _compiled_by_numba() is not None else "torch"
 
 

@@ -139,7 +139,7 @@ def tunable_linear_cross_entropy(
         hidden, weight = hidden.to(inner), weight.to(inner)
         bias = None if bias is None else bias.to(inner)
     rows = hidden.reshape(-1, hidden.shape[-1])
-    way = chosen_way(rows, target, label_smoothing, implementation)
+    way = chosen_way(rows, target, implementation)
     tensors = (rows, weight, bias)
     training = torch.is_grad_enabled()
     wanted = [training and t is not None and t.requires_grad for t in tensors]
@@ -479,8 +479,7 @@ def _by_loops(
 ) -> Tensor:  # fmt: skip
     from pseudograd.loss.cpu import values_and_gradients
 
-    assert not smoothing  # see `chosen_way`
-    return values_and_gradients(logits, target, k, class_weight, ignore_index, factor)
+    return values_and_gradients(logits, target, k, class_weight, ignore_index, smoothing, factor)
 
 
 def _plain(

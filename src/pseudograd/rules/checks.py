@@ -23,17 +23,3 @@ def check_number(
     number = float(value) if isinstance(value, np.generic) else value
     if not least <= number <= greatest:
         raise ValueError(f"{name} must be {wanted}, not {value}")
-
-
-def holds_numbers(value: float | Tensor) -> bool:
-    """Whether this is a tensor whose values can be looked at without waiting for a device."""
-    if not isinstance(value, Tensor) or torch.compiler.is_compiling():
-        return False
-    # Nor while another graph is made, or torch.func is at work.
-    eager = not (
-        torch._C._is_tracing()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-    )
-    plain = type(value) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
-    return eager and plain and value.is_cpu

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudograd.rules.checks import check_number, holds_numbers
+from pseudograd.rules.checks import check_number
 
 Sensitivity: TypeAlias = float | Tensor
 # Beyond these, where k has long ceased to matter, products with it would leave float32's range.
@@ -51,7 +51,7 @@ def tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor:
         tensor([[-0.5786,  0.3601,  0.2184]])
 
     """
-    check_sensitivity(k, holds_numbers(k))
+    check_sensitivity(k, values=False)
     z = in_working_precision(logits)
     sensitivity = per_row(k, z)
     top, margin = top_and_margin(z, target)
@@ -85,7 +85,7 @@ def soft_tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor
         tensor([[-0.2991,  0.3804, -0.0813]])
 
     """
-    check_sensitivity(k, holds_numbers(k))
+    check_sensitivity(k, values=False)
     z = in_working_precision(logits)
     return soft_push(z, target.to(z.dtype), per_row(k, z)).to(logits.dtype)
 
