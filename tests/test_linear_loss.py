@@ -98,12 +98,17 @@ def test_it_is_the_two_steps(
     assert all(map(torch.equal, tensors, given))
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_on_a_cpu_loops_do_it(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_loops_do_it(
+    dtype: torch.dtype, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("numba")
     monkeypatch.setitem(linear._WAYS, "torch", None)
     (hidden, weight, bias), target = layer_and_data(dtype)
-    tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias).backward()
+    tunable_linear_cross_entropy(
+        hidden, weight, target, 0.5, bias, label_smoothing=smoothing
+    ).backward()
     assert weight.grad is not None
 
 

@@ -216,6 +216,7 @@ def test_gradient_is_the_rule(case: Case, dtype: torch.dtype) -> None:
     "settings_", [{"label_smoothing": 0.1}, {"weight": torch.linspace(0.3, 2, 50)}]
 )
 @pytest.mark.parametrize("target_kind", ["index", "probability"])
+@both_paths
 def test_what_has_been_learned_is_not_rounded_away(
     settings_: dict[str, Any], target_kind: str
 ) -> None:
@@ -242,15 +243,20 @@ def test_what_has_been_learned_is_not_rounded_away(
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("weight", [None, (0.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)])
 @pytest.mark.parametrize("target_kind", ["index", "probability"])
+@pytest.mark.parametrize("dtype", FULL_TYPES)
 @both_paths
 def test_corners_of_weight_and_smoothing(
-    target_kind: str, weight: tuple[float, ...] | None, label_smoothing: float, reduction: str
+    dtype: torch.dtype,
+    target_kind: str,
+    weight: tuple[float, ...] | None,
+    label_smoothing: float,
+    reduction: str,
 ) -> None:
     """Classes that count for nothing, and targets that say nothing."""
     case = Case((6, CLASSES), target_kind, False, label_smoothing, "none", reduction)
-    logits, target, arguments = case.inputs(torch.float64)
+    logits, target, arguments = case.inputs(dtype)
     if weight is not None:
-        arguments["weight"] = torch.tensor(weight, dtype=torch.float64)
+        arguments["weight"] = torch.tensor(weight, dtype=dtype)
     value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, **arguments)
     expected, expected_gradient = value_and_gradient(F.cross_entropy, logits, target, **arguments)
     assert_same(value, expected)
@@ -577,6 +583,47 @@ def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, smoothing: float) -
             assert (our.isnan() == their.isnan()).all(), row
 
 
+@pytest.mark.parametrize("k", [1 / 64, 0.3, 0.5, 1.0, 2.0, 3.0, 64.0])
+@pytest.mark.parametrize("kind", ["one-hot", "few", "many", "smoothed", "weighted"])
+@both_paths
+def test_soft_targets_against_50_digits(kind: str, k: float) -> None:
+    """Logits that are near and far apart."""
+    generator = torch.Generator().manual_seed(0)
+    label = torch.randint(5, (8,), generator=generator)
+    one_hot, many = F.one_hot(label, 5).float(), torch.rand(8, 5, generator=generator)
+    targets: dict[str, tuple[Tensor, dict[str, Any]]] = {
+        "one-hot": (one_hot, {}),
+        "few": (0.75 * one_hot + 0.25 * one_hot.roll(3, 1), {}),
+        "many": (many / many.sum(1, keepdim=True), {}),
+        "smoothed": (label, {"label_smoothing": 0.1}),
+        "weighted": (label, {"label_smoothing": 0.1, "weight": torch.linspace(0.3, 2, 5)}),
+    }
+    target, settings = targets[kind]
+    gaps = torch.tensor([0.01, 1.0, 10.0, 100.0]).repeat(2).unsqueeze(1)
+    logits = gaps * torch.randn(8, 5, generator=generator)
+    true_value, true = reference.loss(logits, target, k, reduction="none", **settings)
+    logits.requires_grad_()
+    value = tunable_cross_entropy(logits, target, k, reduction="none", **settings)
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    torch.testing.assert_close(value.detach().double(), true_value, rtol=1e-5, atol=1e-15)
+    torch.testing.assert_close(gradient.double(), true, rtol=1e-5, atol=1e-25)
+
+
+@pytest.mark.parametrize("k", [1 / 64, 0.5, 1.0, 2.0, 3.0])
+@both_paths
+def test_one_hot_probabilities_are_labels(k: float) -> None:
+    """Also where probabilities are too small for float64, of which small powers are not."""
+    label = torch.tensor([1, 1, 1, 1])
+    logits = torch.tensor(
+        [[0.0, 30.0, 2.0], [0.0, 400.0, 2.0], [0.0, 800.0, -20.0], [-1e3, 1e3, -1e4]]
+    )
+    expected = value_and_gradient(tunable_cross_entropy, logits, label, k, reduction="none")
+    one_hot = F.one_hot(label, 3).float()
+    found = value_and_gradient(tunable_cross_entropy, logits, one_hot, k, reduction="none")
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-15)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-25)
+
+
 @both_paths
 def test_equal_logits_of_many_classes() -> None:
     """A sum of so many in float32 would be seen."""
@@ -719,22 +766,24 @@ def test_examples_without_a_gradient_from_above_may_hold_anything(form: str) -> 
     assert (gradient[1:] == 0).all()
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @both_paths
-def test_large_inputs_are_shared_among_threads() -> None:
+def test_large_inputs_are_shared_among_threads(label_smoothing: float) -> None:
     """Each thread has its rows, its sums, and its own wrong labels to report."""
+    loss = functools.partial(tunable_cross_entropy, label_smoothing=label_smoothing)
     torch.set_num_threads(3)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2001, 41, generator=generator)
     target = torch.randint(41, (2001,), generator=generator)
     target[5::7] = -100
     k = torch.rand(2001, generator=generator) + 0.5
-    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k)
-    in_float64 = value_and_gradient(tunable_cross_entropy, logits.double(), target, k.double())
+    value, gradient = value_and_gradient(loss, logits, target, k)
+    in_float64 = value_and_gradient(loss, logits.double(), target, k.double())
     torch.testing.assert_close(value.double(), in_float64[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(gradient.double(), in_float64[1], rtol=1e-5, atol=1e-12)
     target[-1] = 41
     with pytest.raises(IndexError, match="41"):
-        tunable_cross_entropy(logits, target, k)
+        loss(logits, target, k)
 
 
 @both_paths
@@ -890,11 +939,14 @@ class TestModules:
         assert "cross_entropy" in repr(RuleCrossEntropyLoss(cross_entropy))
 
 
-def test_a_loss_that_is_kept_keeps_nothing_alive_after_its_backward_pass() -> None:
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_a_loss_that_is_kept_keeps_nothing_alive_after_its_backward_pass(
+    label_smoothing: float,
+) -> None:
     """As in a list of losses, which people make for a plot."""
     pytest.importorskip("numba")
     logits, target = torch.randn(50, 7, requires_grad=True), torch.randint(7, (50,))
-    loss = tunable_cross_entropy(logits, target, 0.5)
+    loss = tunable_cross_entropy(logits, target, 0.5, label_smoothing=label_smoothing)
     loss.backward()
     node: Any = loss.grad_fn
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
