@@ -399,7 +399,7 @@ def _soft_forward(z, labels, q, weight, ignore_index, smoothing, value, kept, st
             if y < 0 or y >= len(t):
                 return value_sum, weight_sum, i
             weight_sum += weight[min(y, len(weight) - 1)]
-        whole = _make_target(t, q[i], y, weight, smoothing)
+        whole = _make_target(t, q[min(i, len(q) - 1)], y, weight, smoothing)
         top = f64(_from_bits(_flipped(_highest(z[i]))))
         rest, distance = _soft_sums(z[i], t, top)
         value[i] = (whole * math.log1p(rest) if whole != 0 else 0.0) - distance
@@ -422,7 +422,8 @@ def _soft_backward(z, labels, q, weight, smoothing, k, grad, kept, result, start
         if not total + abs(whole) < np.inf:
             out[:] = f32(np.nan)
             continue
-        _make_target(t, q[i], labels[i] if len(labels) else 0, weight, smoothing)
+        y = labels[i] if len(labels) else 0
+        _make_target(t, q[min(i, len(q) - 1)], y, weight, smoothing)
         strength = _make_bias(bias, row, t, top, total, whole)
         k_i = f64(k[min(i, len(k) - 1)])
         if k_i == 1:
@@ -601,14 +602,14 @@ def _labels_and_probabilities(target: Tensor) -> tuple[Any, Any]:
         return _NO_LABELS, _array(target)
     if target.dtype != torch.long or not target.is_contiguous():
         target = target.long().contiguous()
-    return target.numpy(), np.empty((len(target), 0), f32)
+    return target.numpy(), _NO_PROBABILITIES
 
 
 def _weights(weight: Tensor | None) -> Any:
     return _ONE if weight is None else _array(weight)
 
 
-_NO_LABELS = np.empty(0, np.int64)
+_NO_LABELS, _NO_PROBABILITIES = np.empty(0, np.int64), np.empty((1, 0), f32)
 _ONE = np.ones(1, f32)
 
 
