@@ -181,6 +181,22 @@ def test_ctrl_c_ends_quietly(
     assert list(Path().iterdir()) == []
 
 
+def test_warnings_are_lines_of_their_own() -> None:
+    """And name no place in our sources."""
+    weights = "\n".join(f"{at % 40}.5 kg,{'ab'[at % 2]}" for at in range(100))
+    Path("mice.csv").write_text(f"weight,kind\n{weights}")
+    command = ["tune", "mice.csv", "--target", "kind", "--k", "1", "--max-epochs", "1"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pseudograd", *command, "--repetitions", "1", "--hidden", "2"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (said,) = (line for line in run.stderr.splitlines() if "12.3 kg" in line)
+    assert said.startswith("warning: column 'weight' has 40 different texts in 100 rows")
+    assert "UserWarning" not in run.stderr
+
+
 def test_as_a_module() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "pseudograd", "--version"],

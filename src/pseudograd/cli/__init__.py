@@ -7,10 +7,12 @@ imported when they run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pseudograd import __version__
@@ -58,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     options.arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options.run(options)
+        with _plain_warnings():
+            options.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
         print(f"pseudograd: {str(stop) or 'stopped by Ctrl-C before the end'}", file=sys.stderr)
@@ -75,3 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pseudograd: {problem}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Have warnings look like those of the commands, without a place in our sources."""
+    usual = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
