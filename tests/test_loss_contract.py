@@ -766,6 +766,51 @@ def test_examples_without_a_gradient_from_above_may_hold_anything(form: str) -> 
     assert (gradient[1:] == 0).all()
 
 
+@pytest.mark.parametrize("above", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("ignore_index", [-100, -1, 10**9])
+@both_paths
+def test_ignored_examples_have_no_gradient_whatever_comes_from_above(
+    ignore_index: int, reduction: str, label_smoothing: float, above: float
+) -> None:
+    """As from a loss that was scaled too much; others show it."""
+    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    target = torch.tensor([0, ignore_index, 2, ignore_index])
+    settings: dict[str, Any] = {"reduction": reduction, "label_smoothing": label_smoothing}
+    value = tunable_cross_entropy(logits, target, 0.5, ignore_index=ignore_index, **settings)
+    (gradient,) = torch.autograd.grad(value, logits, torch.full_like(value, above))
+    assert (gradient[[1, 3]] == 0).all()
+    assert not gradient[[0, 2]].isfinite().any()
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_labels_that_numpy_has_changed_are_seen(label_smoothing: float) -> None:
+    """PyTorch does not know of it, and memory beyond the row must not be written to."""
+    pytest.importorskip("numba")
+    logits, target = torch.randn(4, 5, requires_grad=True), torch.zeros(4, dtype=torch.long)
+    value = tunable_cross_entropy(logits, target, 0.5, label_smoothing=label_smoothing)
+    target.numpy()[1:] = (10**9, -1, 5)
+    value.backward()
+    assert logits.grad is not None
+    assert logits.grad[0].isfinite().all()
+    assert logits.grad[1:].isnan().all()
+
+
+@pytest.mark.parametrize("k", [1e17, 3e18, 1e25])
+@both_paths
+def test_a_large_k_leaves_signs_and_sizes_alone(k: float) -> None:
+    """Of logarithms that are equal but for their last digit, times k."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 7, generator=generator)
+    logits[:, 5:] = -2000.0
+    target = torch.tensor([0, 0, 0, 0, 0, 0.3, 0.7]).expand(200, 7)
+    _, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k, reduction="sum")
+    assert (gradient[:, :5] >= 0).all()
+    assert (gradient[:, 5:] <= 0).all()
+    assert (gradient.abs() <= 1).all()
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @both_paths
 def test_large_inputs_are_shared_among_threads(label_smoothing: float) -> None:

@@ -24,7 +24,7 @@ from pseudograd.report.figures import image, interval
 from pseudograd.report.page import PAPER, page
 from pseudograd.report.summary import baseline, evidence, fraction, summary
 from pseudograd.search import Ledger, Protocol, advance, compare, result
-from pseudograd.search.comparison import ByClass
+from pseudograd.search.comparison import ByClass, Difference
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
@@ -235,6 +235,9 @@ def test_examples_that_point_the_other_way_are_no_evidence() -> None:
     assert comparison.error.high < 0
     assert evidence(comparison) == evidence(compare(every, each)) == "hint"
     assert evidence(compare(outcomes([set()] * 3), every)) == "proof"
+    few = compare(outcomes([{*range(12)}, set(), set()]), outcomes([{0}, {0, 1}, {*range(9)}]))
+    equal = replace(few, error=Difference(0.0, -1.0, 1.0), sign_p=0.01)
+    assert evidence(equal) == evidence(replace(equal, better_on=1, worse_on=12)) == "noise"
 
 
 def test_one_network_of_each_has_no_interval(tmp_path: Path) -> None:

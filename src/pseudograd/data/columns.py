@@ -138,8 +138,8 @@ def check_no_row_number(name: str, column: Series) -> None:
     if not (rises or column.is_monotonic_decreasing) or not column.is_unique:
         return
     found = (
-        f"column {name!r} {'rises' if rises else 'falls'} from row to row, from {values[0]:.15g} "
-        f"to {values[-1]:.15g}, as a row number does, and would tell examples by their place in "
+        f"column {name!r} {'rises' if rises else 'falls'} from row to row, from {column.iloc[0]} "
+        f"to {column.iloc[-1]}, as a row number does, and would tell examples by their place in "
         "the file"
     )
     if (values % 1).any():

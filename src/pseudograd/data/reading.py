@@ -230,7 +230,7 @@ def _check_lines(path: Path, separator: str, skipped: int) -> None:
             rows, header, last = csv.reader(file, delimiter=separator), 0, skipped
             for row in rows:
                 line, last = last + 1, skipped + rows.line_num
-                if not row or (len(row) == 1 and row[0].isspace()):
+                if not row or (len(row) == 1 and row[0] and not row[0].strip(" \t")):
                     continue  # blank, which pandas passes over
                 header = header or len(row)
                 if len(row) != header:

@@ -31,7 +31,7 @@ from pseudograd.loss.autograd import (
     times_each,
 )
 from pseudograd.loss.checks import check_k, refuse_class_index
-from pseudograd.rules.paper import GREATEST_K, LEAST_K, Sensitivity
+from pseudograd.rules.paper import GREATEST_K, LEAST_K, ROUNDING, Sensitivity
 
 f32, f64, i32, u64 = np.float32, np.float64, np.int32, np.uint64
 
@@ -69,6 +69,8 @@ _P = tuple(map(f32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.166579
                      1.6666665459e-1, 5.0000001201e-1)))  # fmt: skip
 
 
+# For loops over a row. If numba looked for divisions by 0, there would be no vector code.
+_loop = numba.njit(fastmath=_FLAGS, error_model="numpy")
 # For functions in which sums must not be reordered; left unsaid, the caller's flags would hold.
 _in_order = numba.njit(fastmath=_FLAGS - {"reassoc"}, error_model="numpy")
 
@@ -111,7 +113,7 @@ def _log_odds(z_y, top, total):  # type: ignore[no-untyped-def]
 
 # Loops run over whole slices: only then does the compiler know that no index is negative, and makes
 # vector code of them.
-@numba.njit(fastmath=_FLAGS)
+@_loop
 def _highest(row):  # type: ignore[no-untyped-def]
     """The largest of `_ordered`; the lowest integer for an empty row."""
     highest = i32(-0x7FFFFFFF - 1)
@@ -120,7 +122,7 @@ def _highest(row):  # type: ignore[no-untyped-def]
     return highest
 
 
-@numba.njit(fastmath=_FLAGS)
+@_loop
 def _sum_of_exp(row, top):  # type: ignore[no-untyped-def]
     """Σ exp(z - top) in float64, since k will multiply its rounding."""
     total = f64(0)
@@ -129,7 +131,7 @@ def _sum_of_exp(row, top):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(fastmath=_FLAGS)
+@_loop
 def _sum(row):  # type: ignore[no-untyped-def]
     total = f32(0)
     for j in range(len(row)):
@@ -186,6 +188,9 @@ def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no
             out[:] = f32(0)
             continue
         top, y, k_i = kept[i, 0], target[i], k[min(i, len(k) - 1)]
+        if y < 0 or y >= len(row):  # NumPy may have changed it behind PyTorch's back
+            out[:] = f32(np.nan)
+            continue
         strength = math.exp(f64(k_i) * f64(kept[i, 1]))
         scale = f32(above * kept[i, 2] * strength)
         if z is result:  # under two names the compiler would not make vector code of it
@@ -216,8 +221,6 @@ _ONE_BITS, _EXPONENT = u64(0x3FF0000000000000), u64(52)
 _SIGN_BIT = u64(1 << 63)
 _ROOT_OF_HALF_BITS, _TWO_TO_52_BITS = u64(0x3FE6A09E667F3BCD), u64(0x4330000000000000)
 _LEAST_NORMAL = 2.0**-1022
-# Divisions by 0 are looked for unless numba is told not to, and then there is no vector code.
-_loop = numba.njit(fastmath=_FLAGS, error_model="numpy")
 # With less in all, the sum of biases has lost some that its logarithm still has.
 _LEAST_STRENGTH = 1e-290
 
@@ -251,7 +254,10 @@ def _wide_log(x):  # type: ignore[no-untyped-def]
 
 @_loop
 def _make_target(t, q, y, weight, smoothing):  # type: ignore[no-untyped-def]
-    """Write t_j = w_j ((1 - s) q_j + s / C), and give its sum W; without a q the label is y."""
+    """Write t_j = w_j ((1 - s) q_j + s / C), and give its sum W.
+
+    Where q is empty, the label is y; where the weight has but one entry, there is none.
+    """
     spread, whole = smoothing / len(t), 0.0
     if len(q) == 0:
         t[:] = spread
@@ -268,7 +274,8 @@ def _make_target(t, q, y, weight, smoothing):  # type: ignore[no-untyped-def]
 
 
 @_in_order
-def _without_one(count, rest):  # type: ignore[no-untyped-def]
+def _sum_less_one(count, rest):  # type: ignore[no-untyped-def]
+    """The count and the rest, less 1: in this order, so that a small rest is not rounded off."""
     return (count - 1) + rest
 
 
@@ -281,7 +288,7 @@ def _soft_sums(row, t, top):  # type: ignore[no-untyped-def]
         rest += _wide_exp(d) if d != 0 else 0.0  # by itself: beside 1 it would be rounded
         tops += 0.0 if d != 0 else 1.0
         distance += t[j] * d if t[j] != 0 else 0.0
-    return _without_one(tops, rest), distance
+    return _sum_less_one(tops, rest), distance
 
 
 @_loop
@@ -311,6 +318,7 @@ def _with_sign_of(x, size):  # type: ignore[no-untyped-def]
 # Conditions would keep sums from vector code; reordered, this would be rounded.
 @_in_order
 def _twice_if_above(x):  # type: ignore[no-untyped-def]
+    """2 max(x, 0), exactly."""
     return abs(x) + x
 
 
@@ -371,9 +379,30 @@ def _log_sum_above(sizes, bias):  # type: ignore[no-untyped-def]
 def _powers(bias, sizes, k, above_top, below_top):  # type: ignore[no-untyped-def]
     """Write exp(k (log |ε| - top of its side)) with the sign of ε; give the sums of both sides."""
     for j in range(len(bias)):
-        size = sizes[j] - (below_top if bias[j] < 0 else above_top)
-        bias[j] = _with_sign_of(bias[j], _wide_exp(k * size))
+        exponent = k * (sizes[j] - (below_top if bias[j] < 0 else above_top))
+        exponent = exponent if exponent < 0 else 0.0  # as a rounded top may be too low
+        bias[j] = _with_sign_of(bias[j], _wide_exp(exponent))
     return _sums_of_sides(bias)
+
+
+@_loop
+def _powers_for_any_k(bias, t, row, top, total, strength, k):  # type: ignore[no-untyped-def]
+    """Write |ε|^k over the bias, as a share of the largest of its side, with the sign of ε.
+
+    Gives the sums of both sides, and S^k for the strength S. What was in t is lost.
+    """
+    _to_sizes(t, bias, row, top, math.log(total))
+    sizes = t
+    largest, smallest = _extremes(bias)
+    above_top, log_strength = math.log(largest), math.log(strength)
+    if strength < _LEAST_STRENGTH:
+        above_top, log_strength = _log_sum_above(sizes, bias)
+    if smallest >= 0 or above_top == -np.inf:
+        return 0.0, 0.0, 0.0
+    above, below = _powers(bias, sizes, k, above_top, math.log(-smallest))
+    if log_strength < ROUNDING:  # a large k would make it infinite
+        log_strength = min(log_strength, 0.0)
+    return above, below, math.exp(k * log_strength)
 
 
 @_loop
@@ -415,38 +444,31 @@ def _soft_backward(z, labels, q, weight, smoothing, k, grad, kept, result, start
     for i in range(start, stop):
         row, out = z[i], result[i]
         top, total, whole = kept[i, 0], kept[i, 1], kept[i, 2]
-        scale = f64(grad[min(i, len(grad) - 1)]) * whole
-        if scale == 0:  # whatever its logits
+        above = f64(grad[min(i, len(grad) - 1)])
+        if above == 0 or whole == 0:  # whatever its logits, and of an ignored label what is above
             out[:] = f32(0)
             continue
-        if not total + abs(whole) < np.inf:
+        y = labels[i] if len(labels) else 0
+        if y < 0 or y >= len(row) or not total + abs(whole) < np.inf:
             out[:] = f32(np.nan)
             continue
-        y = labels[i] if len(labels) else 0
         _make_target(t, q[min(i, len(q) - 1)], y, weight, smoothing)
         strength = _make_bias(bias, row, t, top, total, whole)
         k_i = f64(k[min(i, len(k) - 1)])
         if k_i == 1:
-            above, below = _sums_of_sides(bias)
+            of_above, of_below = _sums_of_sides(bias)
         elif k_i == 0.5 or k_i == 2:
-            above, below = _powers_of_roots_or_squares(bias, k_i == 0.5)
+            of_above, of_below = _powers_of_roots_or_squares(bias, k_i == 0.5)
             strength = math.sqrt(strength) if k_i == 0.5 else strength * strength
         else:
-            _to_sizes(t, bias, row, top, math.log(total))
-            largest, smallest = _extremes(bias)
-            above_top, log_strength = math.log(largest), math.log(strength)
-            if strength < _LEAST_STRENGTH:
-                above_top, log_strength = _log_sum_above(t, bias)
-            if smallest < 0 and above_top > -np.inf:
-                above, below = _powers(bias, t, k_i, above_top, math.log(-smallest))
-                strength = math.exp(k_i * log_strength)
-            else:
-                above, below = 0.0, 0.0
-        if above == 0 or below == 0:  # no side pushes alone (Eq. 4)
+            of_above, of_below, strength = _powers_for_any_k(
+                bias, t, row, top, total, strength, k_i
+            )
+        if of_above == 0 or of_below == 0:  # no side pushes alone (Eq. 4)
             out[:] = f32(0)
             continue
-        scale *= strength
-        _write(out, bias, scale / above, scale / below)
+        scale = above * whole * strength
+        _write(out, bias, scale / of_above, scale / of_below)
 
 
 @numba.njit(cache=True)
@@ -476,7 +498,8 @@ def fused_cross_entropy(
             check_k(k)
     else:
         ks = np.array([k], f32)
-    value: Tensor = _Fused.apply(z, target, ks, weight, ignore_index, reduction, label_smoothing)
+    smoothing = float(label_smoothing)  # numba would compile once more for an integer
+    value: Tensor = _Fused.apply(z, target, ks, weight, ignore_index, reduction, smoothing)
     return value
 
 

@@ -142,7 +142,7 @@ def evidence(comparison: Comparison) -> str:
 
     """
     by_networks = leaves_out_0(comparison.error)
-    same_way = (comparison.better_on > comparison.worse_on) == (comparison.error.mean < 0)
+    same_way = (comparison.better_on - comparison.worse_on) * comparison.error.mean < 0
     by_examples = comparison.sign_p < _CHANCE and same_way
     return ("noise", "hint", "proof")[by_networks + by_examples]
 

@@ -188,7 +188,7 @@ def judge_toy(runs: Sequence[ToyRun]) -> Judgement:
     """Judge whether the toy example's error falls with k.
 
     Args:
-        runs: All runs, each with the same k.
+        runs: All runs, each with the same set of k.
 
     Example:
         >>> runs = [ToyRun(k, run, 0, 0.95, 1, 1.0, 0.0, 0.0, 4 + k + run, 0.3)

@@ -27,6 +27,8 @@ Sensitivity: TypeAlias = float | Tensor
 # Beyond these, where k has long ceased to matter, products with it would leave float32's range.
 LEAST_K, GREATEST_K = 2.0**-100, 2.0**100
 
+# A logarithm of so little is one of 1 that has been rounded.
+ROUNDING = 1e-9
 # With more, the rounding of the sum within `softmax` shows: shares are divided by their own sum.
 _MANY_CLASSES = 1024
 
@@ -219,6 +221,8 @@ def soft_push(z: Tensor, q: Tensor, k: Sensitivity, classes: Classes = ALL_CLASS
     _, below_share = _share(log_bias, below, k, classes)
     sizes = torch.where(above, log_bias - above_top, -torch.inf).exp()
     log_strength = above_top + classes.total(sizes).log()
+    # What rounding has put above 1, a large k would make infinite.
+    log_strength = torch.where(log_strength < ROUNDING, log_strength.clamp(max=0), log_strength)
     f = total * balanced * (k * log_strength).exp() * (above_share - below_share)
     return torch.where(total == 0, 0, f)  # without a target, whatever the logits are
 
