@@ -137,9 +137,12 @@ def check_no_row_number(name: str, column: Series) -> None:
     rises = column.is_monotonic_increasing
     if not (rises or column.is_monotonic_decreasing) or not column.is_unique:
         return
+    first, last = (
+        int(end) if float(end).is_integer() else end for end in (column.iloc[0], column.iloc[-1])
+    )
     found = (
-        f"column {name!r} {'rises' if rises else 'falls'} from row to row, from {column.iloc[0]} "
-        f"to {column.iloc[-1]}, as a row number does, and would tell examples by their place in "
+        f"column {name!r} {'rises' if rises else 'falls'} from row to row, from {first} to {last}, "
+        "as a row number does, and would tell examples by their place in "
         "the file"
     )
     if (values % 1).any():
