@@ -142,8 +142,7 @@ def check_no_row_number(name: str, column: Series) -> None:
     )
     found = (
         f"column {name!r} {'rises' if rises else 'falls'} from row to row, from {first} to {last}, "
-        "as a row number does, and would tell examples by their place in "
-        "the file"
+        "as a row number does, and would tell examples by their place in the file"
     )
     if (values % 1).any():
         warnings.warn(f"{found}: {how_to_drop(name)} if it means no more than that", stacklevel=3)
