@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,21 +20,14 @@ from sklearn.utils import check_array, check_consistent_length, check_random_sta
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
-from tqdm import tqdm
 
 from pseudograd.data import Dataset
 from pseudograd.data.dataset import FOLDS
-from pseudograd.fleet import Fleet, Network, Outcome, Split, Trial
-from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
+from pseudograd.fleet import Fleet, MLPRecipe, Network
+from pseudograd.fleet.recipe import ACTIVATIONS, OPTIMIZERS
 from pseudograd.rules.paper import GREATEST_K, LEAST_K
-from pseudograd.search.protocol import (
-    Cell,
-    Outcomes,
-    Protocol,
-    batch_size_for,
-    clip_for,
-    ks_for,
-)
+from pseudograd.search import Cell, Protocol, Study, batch_size_for, clip_for, ks_for
+from pseudograd.search.display import Display
 
 _FLOATS = (np.float64, np.float32)  # what features may be; all else becomes float64
 
@@ -81,7 +74,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         max_iter: Stop training after so many epochs in any case.
         device: "cpu", "cuda", ...; "auto" for a GPU if there is one.
         random_state: Determines the cut, the initial weights and the orders of the examples.
-        verbose: Whether to show a bar of progress.
+        verbose: Whether to show progress.
 
     Attributes:
         k_: The sensitivity of the final network.
@@ -212,37 +205,36 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             if not holds(getattr(self, name)):
                 raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
 
-    def _protocol(self, data: Dataset, seed: int) -> _Selection:
-        """What to try, as the parameters say."""
+    def _protocol(self, data: Dataset, seed: int) -> Protocol:
+        """Return what to try, as the parameters say."""
         sizes: Any = self.hidden_layer_sizes
         sizes = (sizes,) if isinstance(sizes, Integral) else tuple(sizes)
         ks = self.ks if self.ks is not None else ks_for(len(sizes))
-        template = Trial(
+        recipe = MLPRecipe(
             data=data.name,
             hidden_layer_sizes=sizes,
-            k=1.0,
-            learning_rate=1.0,
             momentum=self.momentum,
             optimizer=self.optimizer,
             activation=self.activation,
             feature_range=data.value_range,
             batch_size=_unless_auto(self.batch_size, batch_size_for(data.train_size)),
             clip=_unless_auto(self.clip, clip_for(len(sizes))),
-            split=Split(stratified=True),
             patience=self.patience,
             ties="last",
             max_epochs=self.max_iter,
+            stratified=True,
         )
-        protocol = _Selection(
-            template,
+        rates: dict[str, Any] = {}
+        if not _is_auto(self.learning_rate):
+            rates = {"learning_rates": (float(self.learning_rate),), "most_extensions": 0}
+        return Protocol(
+            recipe,
             ks=tuple(float(k) for k in (ks if _is_auto(self.k) else [self.k])),
             repetitions=self.repetitions,
-            retrainings=1,
+            retrainings=0,
             seed=seed,
+            **rates,
         )
-        if _is_auto(self.learning_rate):
-            return protocol
-        return replace(protocol, learning_rates=(float(self.learning_rate),), most_extensions=0)
 
     def _train(self, data: Dataset, seed: int) -> None:
         protocol = self._protocol(data, seed)
@@ -270,32 +262,18 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.best_validation_score_ = 1 - outcome.stop_error
         self.n_iter_ = outcome.epochs
 
-    def _choose(self, protocol: _Selection, fleet: Fleet) -> tuple[float, float]:
-        """Run the protocol, keep its results, and give the best k and its learning rate."""
-        outcomes: dict[Trial, Outcome] = {}
-        while wanted := protocol.wanted(outcomes):
-            running = tqdm(
-                fleet.run(wanted),
-                f"{len(outcomes)} networks trained, {len(wanted)} to go",
-                len(wanted),
-                disable=not self.verbose,
-            )
-            outcomes.update((outcome.trial, outcome) for outcome in running)
-        cells = protocol.cells(outcomes)
+    def _choose(self, protocol: Protocol, fleet: Fleet) -> tuple[float, float]:
+        """Run the study, keep its results, and return the best k and its learning rate."""
+        study = Study(None, protocol)
+        with contextlib.ExitStack() as shown:
+            watch: dict[str, Any] = {}
+            if self.verbose:
+                watch["watch"] = shown.enter_context(Display(protocol, {})).show
+            study.run(fleet.run, **watch)
+        cells = protocol.cells(study.ledger)
         best = protocol.best(cells)
         self.cv_results_, self.best_index_ = _cv_results(cells), cells.index(best)
         return best.k, best.learning_rate
-
-
-class _Selection(Protocol):
-    """The protocol up to its choice: nothing is compared with k = 1, which need not be tried."""
-
-    def __post_init__(self) -> None:
-        """Nothing left to check."""
-
-    def final_trials(self, outcomes: Outcomes) -> list[Trial]:
-        """Name none."""
-        return []
 
 
 def _check_labels(targets: NDArray[Any]) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    from pseudograd.search import Deadline
+
     Commands = argparse._SubParsersAction["Parser"]
 
 _PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
@@ -40,6 +42,19 @@ def add_picture(parser: argparse.ArgumentParser, name: str) -> None:
     """Add ``--picture``, a file to draw to."""
     about = "draw to this file (%(default)s)"
     parser.add_argument("--picture", type=picture, default=name, metavar="FILE", help=about)
+
+
+def add_time_limit(parser: argparse._ActionsContainer) -> None:
+    """Add ``--time-limit``."""
+    about = "stop after so many minutes; the same command goes on from there"
+    parser.add_argument("--time-limit", type=positive, metavar="MINUTES", help=about)
+
+
+def deadline(options: argparse.Namespace) -> Deadline:
+    """Return the `Stop` that ``--time-limit`` asks for, counting from now."""
+    from pseudograd.search import Deadline
+
+    return Deadline(None if options.time_limit is None else 60 * options.time_limit)
 
 
 class Different(argparse.Action):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, MutableSequence
+from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from pseudograd.data import Dataset
-    from pseudograd.fleet import Outcome, Trial
+    from pseudograd.fleet import Outcome, Stop, Trial
     from pseudograd.search import Runner
     from pseudograd.search.cluster import RayRunner
 
@@ -32,15 +33,15 @@ def add_place(parser: argparse._ActionsContainer) -> None:
 
 
 class Place(contextlib.ExitStack):
-    """Where trials run, as the options say; a context, since a cluster has to be left in the end.
+    """Where trials run, as the options say; a context, since a cluster must be left in the end.
 
     Args:
         options: With ``device`` and ``ray``.
 
     Attributes:
-        devices: What to write down as having been used.
-        at_once: How many fleets to run side by side: three on a GPU, because one alone leaves it
-            mostly idle while its last trials end; else one, which uses all there is.
+        devices: What to record as having been used.
+        at_once: How many fleets to run side by side: several on a GPU, because one alone leaves it
+            mostly idle while its last trials end; else one, which uses all cores.
 
     Example:
         >>> with Place(argparse.Namespace(device=["cpu"], ray=None)) as place:
@@ -70,7 +71,7 @@ class Place(contextlib.ExitStack):
         return self
 
     def runner(self, data: Dataset, keep_parameters: bool = False) -> Runner:
-        """Give what trains trials on a data set.
+        """Return what trains trials on a data set.
 
         Args:
             data: The data set.
@@ -80,28 +81,28 @@ class Place(contextlib.ExitStack):
         if self.address is None:
             from pseudograd.fleet import Fleet
 
-            def run(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+            def run(trials: deque[Trial], stop: Stop) -> Iterable[Outcome]:
                 keep = keep_parameters and trials[0].split.retrain
-                return Fleet(data, self.devices, keep_parameters=keep).run(trials)
+                return Fleet(data, self.devices, keep_parameters=keep).run(trials, stop)
 
             return run
         from pseudograd.search.cluster import RayRunner
 
-        # One for each data set, which then is sent to the cluster once.
+        # One for each data set, which is then sent to the cluster once.
         if data.sha256 not in self._clusters:
             self._clusters[data.sha256] = self.enter_context(RayRunner(data))
         cluster = self._clusters[data.sha256]
 
-        def run_on_cluster(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
+        def run_on_cluster(trials: deque[Trial], stop: Stop) -> Iterable[Outcome]:
             cluster.keep_parameters = keep_parameters and trials[0].split.retrain
-            return cluster(trials)
+            return cluster(trials, stop)
 
         return run_on_cluster
 
     def workplace(self) -> contextlib.AbstractContextManager[object]:
-        """Give what a thread with one of several fleets works in: a stream of its own on the GPU.
+        """Return the context of a thread with one of several fleets: a CUDA stream of its own.
 
-        On the stream that all threads share by default, fleets would wait for each other.
+        On the default stream, which all threads share, fleets would wait for each other.
         """
         if self.at_once == 1:
             return contextlib.nullcontext()
@@ -111,7 +112,7 @@ class Place(contextlib.ExitStack):
 
 
 def lacks_memory(problem: Exception) -> bool:
-    """Tell whether something ended because there was no memory left.
+    """Tell whether an error means that memory ran out.
 
     Args:
         problem: What ended it; PyTorch has no class of its own for this on a CPU.
@@ -136,7 +137,7 @@ def _all_devices() -> list[str]:
 
 
 def _checked(device: str) -> str:
-    """A device that is there: found out before anything else is done."""
+    """Return the device if it can be used; checked before anything else is done."""
     import torch
 
     try:

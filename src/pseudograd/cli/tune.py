@@ -8,13 +8,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pseudograd.cli.options import Different, add_k, file, number, positive, whole
+from pseudograd.cli.options import (
+    Different,
+    add_k,
+    add_time_limit,
+    deadline,
+    file,
+    number,
+    positive,
+    whole,
+)
 from pseudograd.cli.place import Place, add_place, lacks_memory
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset, Encoder
-    from pseudograd.search import Protocol, Run
+    from pseudograd.search import Protocol, Study
 
 
 def tune(commands: Commands) -> None:
@@ -61,7 +70,7 @@ def tune(commands: Commands) -> None:
         metavar="SIZE",
         help="sizes of the hidden layers; 0 for none (400)",
     )
-    # Those of `fleet.trial`, which takes too long to import for every command.
+    # Those of `fleet.recipe`, which takes too long to import for every command.
     network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
     network.add_argument("--optimizer", choices=("sgd", "adam", "rmsprop"), default="sgd")
     network.add_argument("--momentum", type=_momentum, default=0.9, help="of sgd (%(default)s)")
@@ -103,42 +112,43 @@ def tune(commands: Commands) -> None:
     search.add_argument(
         "--seed", type=whole(0, 2**32), default=0, help="of folds, weights and orders (%(default)s)"
     )
-    where = parser.add_argument_group("where it runs")
+    where = parser.add_argument_group("where it runs, and how long")
     add_place(where)
+    add_time_limit(where)
     where.add_argument("--out", type=Path, metavar="FOLDER", help="of the run (runs/...)")
 
     def run(options: argparse.Namespace) -> None:
-        from pseudograd.cli.display import Display, tell_set_aside
         from pseudograd.report.summary import summary
-        from pseudograd.search import Run, default_folder
-        from pseudograd.search import tune as go_through
+        from pseudograd.search import study_of
+        from pseudograd.search import tune as run_study
+        from pseudograd.search.display import Display, tell_set_aside
         from pseudograd.words import counted
 
         place = Place(options)
         data, encoder = _opened(options)
         protocol = _protocol(options, data)
-        folder = options.out or default_folder(protocol, data, encoder)
-        search = Run.prepare(folder, protocol, data, encoder)
-        ledger = search.ledger
-        tell_set_aside(ledger)
-        if ledger:
-            print(f"going on in {search.folder}: {len(ledger)} trials are done", file=sys.stderr)
+        study = study_of(data, encoder, protocol, options.out)
+        tell_set_aside(study.ledger)
+        if study.ledger:
+            done = len(study.ledger)
+            print(f"going on in {study.folder}: {done} trials are done", file=sys.stderr)
         if data.rows is not None:
             _tell_table(data, encoder)
         try:
-            with place, Display(protocol, ledger) as display:
-                found = go_through(
-                    search,
+            with place, Display(protocol, study.ledger) as display:
+                found = run_study(
+                    study,
                     data,
                     encoder,
                     place.runner(data, keep_parameters=True),
+                    stop=deadline(options),
                     command=shlex.join(["pseudograd", *options.arguments]),
                     devices=place.devices,
                     watch=display.show,
                 )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"stopped by Ctrl-C; {counted(len(search.ledger), 'trial')} kept, "
+                f"stopped by Ctrl-C; {counted(len(study.ledger), 'trial')} kept, "
                 "and the same command goes on from there"
             ) from None
         except (MemoryError, RuntimeError) as problem:
@@ -147,11 +157,18 @@ def tune(commands: Commands) -> None:
             raise ValueError(
                 "there is not enough memory for such networks: lower --hidden (now "
                 f"{' '.join(map(str, options.hidden))}) or --batch-size (now "
-                f"{protocol.trial.batch_size})"
+                f"{protocol.recipe.fields().get('batch_size', 128)})"
             ) from problem
-        print(summary(found))
-        print(f"page: {_write_page(search)}")
-        print(f"model, ledger and all else: {search.folder}")
+        if found is None:
+            print(
+                f"the time limit is over; {counted(len(study.ledger), 'trial')} kept, and the same "
+                "command goes on from there"
+            )
+        else:
+            print(summary(found))
+        if study.ledger:
+            print(f"page: {study.report()}")
+        print(f"model, ledger and all else: {study.folder}")
 
     parser.set_defaults(run=run)
 
@@ -212,33 +229,32 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
 
 def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
     """What the options ask for."""
-    from pseudograd.fleet import Split, Trial
-    from pseudograd.search import Protocol, batch_size_for, clip_for, repetitions_for
+    from pseudograd.fleet import MLPRecipe
+    from pseudograd.search import Protocol, batch_size_for, clip_for, ks_for, repetitions_for
 
     if options.k and 1 not in options.k:
         raise ValueError("--k must have 1 among its values, which the choice is compared with")
     hidden = tuple(size for size in options.hidden if size)
     if len(hidden) < len(options.hidden) > 1:
         raise ValueError("--hidden must be whole numbers above 0, or 0 alone for no hidden layer")
-    template = Trial(
+    recipe = MLPRecipe(
         data.name,
         hidden,
-        k=1,
-        learning_rate=1,
+        data.sha256[:16],
         momentum=options.momentum,
         optimizer=options.optimizer,
         activation=options.activation,
         batch_size=options.batch_size or batch_size_for(data.train_size),
         clip=options.clip or clip_for(len(hidden)),
-        split=Split(stratified=options.stratify),
         patience=options.patience,
         ties="last",
         max_epochs=options.max_epochs,
+        stratified=options.stratify,
     )
     rates = options.rates or []
     return Protocol(
-        template,
-        ks=tuple(options.k or ()),
+        recipe,
+        ks=tuple(options.k or ks_for(len(hidden))),
         initial_rate=rates[0] if len(rates) == 1 else None,
         learning_rates=tuple(rates) if len(rates) > 1 else (),
         repetitions=options.repetitions or repetitions_for(data.name),
@@ -315,12 +331,12 @@ def report(commands: Commands) -> None:
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
 
     def run(options: argparse.Namespace) -> None:
-        from pseudograd.cli.display import tell_set_aside
-        from pseudograd.search import Run
+        from pseudograd.search.display import tell_set_aside
+        from pseudograd.search import Study
 
-        search = Run.open(options.run_folder)
-        tell_set_aside(search.ledger)
-        print(f"page: {_write_page(search)}")
+        study = Study.open(options.run_folder)
+        tell_set_aside(study.ledger)
+        print(f"page: {study.report()}")
 
     parser.set_defaults(run=run)
 
@@ -335,11 +351,11 @@ def runs(commands: Commands) -> None:
 
     def run(options: argparse.Namespace) -> None:
         from pseudograd.report.summary import table_of_runs
-        from pseudograd.search import Run
+        from pseudograd.search import Study
 
-        def opened(folder: Path) -> Run | None:
+        def opened(folder: Path) -> Study | None:
             try:
-                return Run.open(folder)
+                return Study.open(folder)
             except (ValueError, OSError) as problem:
                 print(problem, file=sys.stderr)
                 return None
@@ -353,17 +369,6 @@ def runs(commands: Commands) -> None:
         print(table_of_runs(filter(None, map(opened, found))))
 
     parser.set_defaults(run=run)
-
-
-def _write_page(run: Run) -> Path:
-    """Write the page of a run into its folder."""
-    from pseudograd.files import write_whole, writing
-    from pseudograd.report.page import page
-
-    path = run.folder / "report.html"
-    with writing(path):
-        write_whole(path, page(run.about, run.protocol, run.ledger, run.examples))
-    return path
 
 
 def _fraction(text: str) -> float:

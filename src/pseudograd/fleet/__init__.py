@@ -1,8 +1,22 @@
-"""Many models trained at once on one device."""
+"""Trials and recipes, and what trains many of them at once on one device."""
 
-from pseudograd.fleet.fleet import Fleet
-from pseudograd.fleet.network import Network
+from pseudograd.fleet.mlp.fleet import Fleet
+from pseudograd.fleet.mlp.network import Network
+from pseudograd.fleet.recipe import MLPRecipe, OwnRecipe, Recipe
 from pseudograd.fleet.splits import Parts, parts
-from pseudograd.fleet.trial import Outcome, Split, Trial
+from pseudograd.fleet.trial import Outcome, Split, Stop, Trial, never
 
-__all__ = ["Fleet", "Network", "Outcome", "Parts", "Split", "Trial", "parts"]
+__all__ = [
+    "Fleet",
+    "MLPRecipe",
+    "Network",
+    "Outcome",
+    "OwnRecipe",
+    "Parts",
+    "Recipe",
+    "Split",
+    "Stop",
+    "Trial",
+    "never",
+    "parts",
+]

@@ -33,7 +33,7 @@ class Parts:
     judge: Tensor
 
 
-def parts(data: Dataset, split: Split) -> Parts:
+def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
     """Give the examples of each role: a function of the data set and the split alone.
 
     The five parts are exactly equal, so in cross-validation up to four examples have no role; in
@@ -42,6 +42,7 @@ def parts(data: Dataset, split: Split) -> Parts:
     Args:
         data: The data set.
         split: The cut and the roles.
+        stratified: Whether all five folds have equal shares of each class.
 
     Example:
         >>> from pseudograd.data import digits
@@ -62,11 +63,11 @@ def parts(data: Dataset, split: Split) -> Parts:
     judging = turn % FOLDS
     stopping = (judging + 1 + turn // FOLDS) % FOLDS
     shuffled = randomness.folds(split.plan + (recut << 32), data.train_size)
-    if split.stratified and data.pieces_of is not None:
+    if stratified and data.pieces_of is not None:
         shuffled = _pieces_together(shuffled, data.pieces_of.cpu())
     size = data.train_size // FOLDS
     dealt, left_over = shuffled[: size * FOLDS], shuffled[size * FOLDS :]
-    if split.stratified:
+    if stratified:
         # Class by class, the examples are dealt to the five parts in turn.
         by_class = data.labels.cpu()[dealt].argsort(stable=True)
         folds = dealt[by_class].reshape(size, FOLDS).T

@@ -1,6 +1,7 @@
 """Which k, and which learning rate: the paper's protocol, and the ledger of what was tried."""
 
 from pseudograd.search.comparison import Comparison, Difference, compare, paired_difference
+from pseudograd.search.deadline import Deadline
 from pseudograd.search.ledger import Ledger, SetAside
 from pseudograd.search.protocol import (
     DEEP_KS,
@@ -12,23 +13,23 @@ from pseudograd.search.protocol import (
     ks_for,
     repetitions_for,
 )
-from pseudograd.search.run import Run, default_folder, load_model, tune
-from pseudograd.search.search import Progress, Result, Runner, advance, result
+from pseudograd.search.study import Progress, Result, Runner, Study
+from pseudograd.search.tuning import default_folder, load_model, read_examples, study_of, tune
 
 __all__ = [
     "DEEP_KS",
     "SHALLOW_KS",
     "Cell",
     "Comparison",
+    "Deadline",
     "Difference",
     "Ledger",
     "Progress",
     "Protocol",
     "Result",
-    "Run",
     "Runner",
     "SetAside",
-    "advance",
+    "Study",
     "batch_size_for",
     "clip_for",
     "compare",
@@ -36,7 +37,8 @@ __all__ = [
     "ks_for",
     "load_model",
     "paired_difference",
+    "read_examples",
     "repetitions_for",
-    "result",
+    "study_of",
     "tune",
 ]

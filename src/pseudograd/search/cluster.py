@@ -1,4 +1,4 @@
-"""Trials on a Ray cluster: fleets as tasks, and what is lost with a worker run again."""
+"""Trials on a Ray cluster: a fleet per task; what is lost with a worker is run again."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ import numpy as np
 import torch
 
 from pseudograd.data import Dataset
-from pseudograd.fleet import Fleet, Outcome, Trial
+from pseudograd.fleet import Fleet, Outcome, Stop, Trial, never
 
-# The most trials of one task: on a GPU twice as many as a fleet has slots, so that they are filled
-# again. On a CPU more at once gain little; small tasks let all cores end together, and cost little
-# when a machine is lost.
+# The most trials of one task: on a GPU twice as many as a fleet has slots, so that slots are
+# refilled. On a CPU more at once gain little; small tasks let all cores end together, and cost
+# little when a machine is lost.
 _MOST_TRIALS = {"cuda": 512, "cpu": 4}
 _RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
 
-# A trial is given up when it was lost so many times with a worker that had given no outcome.
+# A trial is given up after being lost this many times with a worker that had yielded no outcome.
 _MOST_LOSSES = 3
 
-# Seconds: how long a cluster may take to answer, and how often we look for nodes that have joined.
+# Seconds: how long a cluster may take to answer, and how often we look for new nodes.
 _PATIENCE = 5.0
 _LOOK_AROUND = 1.0
 
-# How a talk with a gRPC server begins (RFC 9113, section 3.4): with a preface and empty settings.
-# Its answer begins with settings, too; the fourth byte says so.
+# The HTTP/2 connection preface with empty settings (RFC 9113, section 3.4), which a gRPC server
+# answers with a settings frame; the frame's fourth byte says so. Ray has no check of an address that
+# returns within seconds (as of 2.60), so we knock ourselves.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _SETTINGS = 4
 
 
 class RayRunner:
-    """Trains trials on a Ray cluster and gives their outcomes as they come.
+    """Trains trials on a Ray cluster and yields their outcomes as they come.
 
     A task is a fleet with a GPU of its own, or with a CPU where the cluster has no GPUs. When a
     worker or its machine is lost, the trials of its task that have no outcome yet are run again.
-    What is started here is shut down at the end of the ``with`` block, and nothing else.
+    A cluster that is started here is shut down at the end of the ``with`` block.
 
     Args:
         data: The data set of the trials; every machine gets it once.
@@ -57,7 +58,8 @@ class RayRunner:
     Example:
         >>> from dataclasses import replace
         >>> from pseudograd.data import digits
-        >>> trial = Trial("digits", (16,), k=1, learning_rate=0.1, max_epochs=2)
+        >>> from pseudograd.fleet import MLPRecipe
+        >>> trial = Trial(MLPRecipe("digits", (16,), max_epochs=2), k=1, learning_rate=0.1)
         >>> with RayRunner(digits(), address="local") as run:
         ...     for outcome in run([trial, replace(trial, seed=1)]):  # in any order
         ...         print(outcome.trial.k, outcome.epochs, outcome.stopped_by)
@@ -107,22 +109,23 @@ class RayRunner:
         """Disconnect, and shut the cluster down if it was started here."""
         self._until_closed.close()
 
-    def __call__(self, trials: Iterable[Trial]) -> Iterator[Outcome]:
-        """Train the trials, equal ones once; give each one's outcome as it ends.
+    def __call__(self, trials: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
+        """Train the trials, equal ones once; yield each one's outcome as it ends.
 
         Args:
-            trials: The trials. The length of a deque is asked for after every outcome, and what
-                that raises ends the run.
+            trials: The trials. A deque is emptied at the start; what is added later is left in it.
+            stop: Asked about once a second. When it says True, running tasks are cancelled.
 
         """
-        asked = trials if isinstance(trials, deque) else ()
         wanted = list(dict.fromkeys(trials))
+        if isinstance(trials, deque):
+            trials.clear()
         places = max(1, self._places(self.device))  # there may be none now, but soon
         waiting = deque(_cut(wanted, places, _MOST_TRIALS[self.device]))
         running: dict[Any, _Task] = {}
         losses: Counter[Trial] = Counter()
         try:
-            while waiting or running:
+            while (waiting or running) and not stop():
                 # One more than can run: no place is idle, and an autoscaler sees that it is needed.
                 while waiting and len(running) <= self._places(self.device):
                     task = _Task(waiting.popleft())
@@ -143,7 +146,6 @@ class RayRunner:
                     if outcome.trial in task.missing:
                         del task.missing[outcome.trial]
                         yield outcome
-                len(asked)  # for what it raises
         finally:
             for stream in running:
                 self._cancel(stream)

@@ -72,8 +72,8 @@ class Comparison:
             of the test set are not at hand.
 
     Example:
-        >>> from pseudograd.fleet import Trial
-        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1)
+        >>> from pseudograd.fleet import MLPRecipe, Trial
+        >>> trial = Trial(MLPRecipe("digits", (4,)), k=1, learning_rate=0.1)
         >>> plain = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
         >>> chosen = Outcome(trial, 0.1, 1, 0.25, 0.2, 1, "limit", (), wrong=(1,))
         >>> compare([chosen], [plain]).only_chosen_right
@@ -107,8 +107,8 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
         plain: Outcomes of k = 1, in the same order.
 
     Example:
-        >>> from pseudograd.fleet import Trial
-        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1)
+        >>> from pseudograd.fleet import MLPRecipe, Trial
+        >>> trial = Trial(MLPRecipe("digits", (4,)), k=1, learning_rate=0.1)
         >>> plain = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
         >>> compare([plain], [plain]).error.mean
         0.0
@@ -149,8 +149,8 @@ def best_stopped(outcomes: Iterable[Outcome]) -> Outcome:
         outcomes: Of final networks.
 
     Example:
-        >>> from pseudograd.fleet import Trial
-        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> from pseudograd.fleet import MLPRecipe, Trial
+        >>> trial = Trial(MLPRecipe("mail", (4,)), k=1, learning_rate=0.1)
         >>> some = [Outcome(trial, e, 1, 0.25, 0.3, 1, "limit", ()) for e in (0.2, 0.1)]
         >>> best_stopped(some).stop_error
         0.1
@@ -170,8 +170,8 @@ def by_class(
         names: What the user calls the classes.
 
     Example:
-        >>> from pseudograd.fleet import Trial
-        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> from pseudograd.fleet import MLPRecipe, Trial
+        >>> trial = Trial(MLPRecipe("mail", (4,)), k=1, learning_rate=0.1)
         >>> outcome = Outcome(trial, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
         >>> by_class(outcome, [0, 1, 0, 0], ["ham", "spam"])
         (ByClass(label='ham', count=3, wrong=0), ByClass(label='spam', count=1, wrong=1))

@@ -1,9 +1,9 @@
 """The ledger: one line of JSON for each finished trial, only ever appended to.
 
-A line is written in one piece and forced to disk before the next trial's; if a crash cuts one off,
-that part is removed when the next is written. So a killed run loses at most the trials under way,
-ledgers of several machines are merged by concatenation, and the next run goes on where this one
-stopped.
+A recipe is written once, before the first outcome of its trials, which then name its fingerprint. A
+line is written in one piece and forced to disk before the next trial's; a line that a crash cut off
+is removed when the next one is written. So a killed search loses at most the trials under way, and
+ledgers of several machines are merged by concatenation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pseudograd.files import writing
-from pseudograd.fleet import Outcome, Split, Trial
-
-_HASH_LENGTH = 16  # so many digits of a data set's hash are noted
+from pseudograd.fleet import Outcome, Recipe, Split, Trial
 
 
 @dataclass(frozen=True)
 class SetAside:
-    """A line that is not an outcome, and why.
+    """A line that is not an outcome of this ledger's trials, and why.
 
     Attributes:
         number: Of the line, from 1.
@@ -48,68 +46,86 @@ class SetAside:
 
 
 class Ledger(Mapping[Trial, Outcome]):
-    """The outcomes in a file, by trial; a mapping that is added to by `append`.
+    """The outcomes in a file, by trial: a mapping that `append` adds to.
 
     Args:
-        path: The file; it is made when the first outcome is added.
-        data_hash: Of the data set: it is written into every line, and lines with another one are
-            set aside.
-        belongs: Tells whether a trial is one of this ledger's; others are set aside.
+        path: The file, created with the first outcome; None to keep outcomes in memory only.
+        recipes: The recipes of its trials. Outcomes of others are set aside.
+        belongs: Tells whether a trial is one of this ledger's. Others are set aside.
 
     Attributes:
-        set_aside: The lines that could not be used when the file was read. They stay in it, but for
-            a last line that was cut off, which goes when the next outcome is added.
-        data_hashes: What the outcomes in the file have noted, also those on other data.
+        set_aside: The lines that could not be used when the file was read. They stay in the file,
+            except for a last line that was cut off, which goes when the next outcome is added.
 
     Example:
         >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "ledger.jsonl"
-        >>> trial = Trial("digits", (400,), k=0.5, learning_rate=0.1)
-        >>> Ledger(file).append(Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", (0.5, 0.1)))
-        >>> Ledger(file)[trial].error
+        >>> from pseudograd.fleet import MLPRecipe
+        >>> file, recipe = Path(tempfile.mkdtemp()) / "ledger.jsonl", MLPRecipe("digits", (400,))
+        >>> trial = Trial(recipe, k=0.5, learning_rate=0.1)
+        >>> ledger = Ledger(file, [recipe])
+        >>> ledger.append(Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", (0.5, 0.1)))
+        >>> Ledger(file, [recipe])[trial].error
         0.03
 
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
-        data_hash: str | None = None,
+        path: str | os.PathLike[str] | None,
+        recipes: Iterable[Recipe],
         belongs: Callable[[Trial], bool] = lambda _: True,
     ) -> None:
-        self.path = Path(path)
-        self.data_hash = None if data_hash is None else data_hash[:_HASH_LENGTH]
+        self.path = None if path is None else Path(path)
+        self.recipes = {recipe.fingerprint: recipe for recipe in recipes}
         self.set_aside: list[SetAside] = []
-        self.data_hashes: set[str] = set()
         self._outcomes: dict[Trial, Outcome] = {}
+        self._headed: set[str] = set()  # recipes that the file holds
         for number, line in enumerate(_lines(self.path), 1):
             try:
-                outcome, noted = from_line(line)
-                if noted is not None:
-                    self.data_hashes.add(noted)
-                _check_hash(noted, self.data_hash)
-                if not belongs(outcome.trial):
+                outcome = self._read(line)
+                if outcome and not belongs(outcome.trial):
                     raise ValueError("it is the outcome of a trial of another search")
             except ValueError as error:
                 self.set_aside.append(SetAside(number, str(error)))
             else:
-                self._outcomes[outcome.trial] = outcome
+                if outcome:
+                    self._outcomes[outcome.trial] = outcome
+
+    def _read(self, line: str) -> Outcome | None:
+        """Return the outcome in a line, or None for a recipe."""
+        try:
+            fields = json.loads(line)
+        except json.JSONDecodeError:
+            raise ValueError("it is not JSON, or cut off") from None
+        if isinstance(fields, dict) and fields.keys() == {"fingerprint", "recipe"}:
+            self._headed.add(fields["fingerprint"])
+            return None
+        return outcome_from_json(fields, self.recipes)
 
     def append(self, outcome: Outcome) -> None:
-        """Add an outcome, and return when it is on the disk. Its parameters are not kept."""
+        """Add an outcome, and return when it is on disk. Its parameters are not kept."""
         outcome = dataclasses.replace(outcome, parameters=None)
-        if not math.isfinite(outcome.cross_entropy):
+        if math.isinf(outcome.cross_entropy):
             outcome = dataclasses.replace(outcome, cross_entropy=math.inf)  # as it is read again
-        line = to_line(outcome, self.data_hash).encode() + b"\n"
-        with writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                if file.tell() and _last_byte(self.path) != b"\n":
-                    _mend_end(self.path, file)
-                file.write(line)
+        if self.path is not None:
+            self._write(self.path, outcome)
+        self._outcomes[outcome.trial] = outcome
+
+    def _write(self, path: Path, outcome: Outcome) -> None:
+        recipe = outcome.trial.recipe
+        lines: list[dict[str, Any]] = [outcome_to_json(outcome)]
+        if recipe.fingerprint not in self._headed:
+            lines.insert(0, {"fingerprint": recipe.fingerprint, "recipe": recipe.to_json()})
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                if file.tell() and _last_byte(path) != b"\n":
+                    _mend_end(path, file)
+                file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
-        self._outcomes[outcome.trial] = outcome
+        self._headed.add(recipe.fingerprint)
 
     def __getitem__(self, trial: Trial) -> Outcome:
         return self._outcomes[trial]
@@ -121,103 +137,58 @@ class Ledger(Mapping[Trial, Outcome]):
         return len(self._outcomes)
 
 
-def to_line(outcome: Outcome, data_hash: str | None = None) -> str:
-    """Write an outcome as one line of JSON, without its parameters.
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as JSON can hold it, without its parameters.
 
-    Of the trial, what is as by default is left out, and the mistakes on the test set, which may be
-    thousands, are written as the set bits of a string of bytes in base 64.
-
-    Args:
-        outcome: The outcome.
-        data_hash: Of the data set, to be noted too.
-
-    Example:
-        >>> trial = Trial("digits", (400,), k=0.5, learning_rate=0.1)
-        >>> to_line(Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", (0.5,)))[:73]
-        '{"trial": {"data": "digits", "hidden_layer_sizes": [400], "k": 0.5, "lear'
-
+    Defaults of the trial are left out. The mistakes on the test set, which may be thousands, are
+    the set bits of a string of bytes in base 64.
     """
-    fields: dict[str, Any] = {} if data_hash is None else {"data_hash": data_hash}
-    fields |= {name: value for name, value in vars(outcome).items() if name != "parameters"}
-    fields["trial"] = _without_defaults(outcome.trial)
+    fields = {name: value for name, value in vars(outcome).items() if name != "parameters"}
+    fields["trial"] = trial_to_json(outcome.trial)
     if outcome.wrong is not None:
         fields["wrong"] = _to_bits(outcome.wrong)
-    if not math.isfinite(outcome.cross_entropy):
+    if math.isnan(outcome.cross_entropy):
+        del fields["cross_entropy"]
+    elif math.isinf(outcome.cross_entropy):
         fields["cross_entropy"] = None  # JSON has no infinity
-    return json.dumps(fields, allow_nan=False)
+    return fields
 
 
-def from_line(line: str) -> tuple[Outcome, str | None]:
-    """Read an outcome, and the hash of its data if it is noted; raises ValueError for what is none.
+def trial_to_json(trial: Trial) -> dict[str, Any]:
+    """Return a trial as JSON can hold it, with its recipe's fingerprint."""
+    split = {name: value for name, value in vars(trial.split).items() if value}
+    return {
+        "recipe": trial.recipe.fingerprint,
+        "k": trial.k,
+        "learning_rate": trial.learning_rate,
+        **({"split": split} if split else {}),
+        **({"seed": trial.seed} if trial.seed else {}),
+    }
 
-    Args:
-        line: One line of JSON.
 
-    Example:
-        >>> from_line('{"k": 1}')
-        Traceback (most recent call last):
-        ...
-        ValueError: it is JSON, but not the outcome of a trial of this version
-
-    """
+def outcome_from_json(fields: Any, recipes: Mapping[str, Recipe]) -> Outcome:
+    """Return the outcome that `outcome_to_json` wrote; raise ValueError for anything else."""
     try:
-        fields: Any = json.loads(line)
-    except json.JSONDecodeError:
-        raise ValueError("it is not JSON, or cut off") from None
-    try:
-        noted = fields.pop("data_hash", None)
-        fields["trial"] = trial_from_fields(fields["trial"])
+        trial = dict(fields["trial"])
+        fingerprint = trial["recipe"]
+        fields = {"cross_entropy": math.nan, **fields}
         fields["curve"] = tuple(fields["curve"])
         if fields["wrong"] is not None:
             fields["wrong"] = _from_bits(fields["wrong"])
         if fields["cross_entropy"] is None:
             fields["cross_entropy"] = math.inf
-        outcome = Outcome(**fields)
-        # Comparisons fail for what is no number.
-        if not (0 <= outcome.error <= 1 and 0 <= outcome.stop_error <= 1 <= outcome.epochs):
+        # Comparisons fail for what is not a number.
+        if not (0 <= fields["error"] <= 1 and 0 <= fields["stop_error"] <= 1):
             raise ValueError
+        if not 0 <= fields["epochs"]:
+            raise ValueError
+        if fingerprint in recipes:
+            trial["recipe"] = recipes[fingerprint]
+            trial["split"] = Split(**trial.get("split", {}))
+            return Outcome(**{**fields, "trial": Trial(**trial)})
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError("it is JSON, but not the outcome of a trial of this version") from None
-    return outcome, noted
-
-
-def _check_hash(noted: str | None, data_hash: str | None) -> None:
-    if None not in (noted, data_hash) and noted != data_hash:
-        raise ValueError(f"it is of other data, whose hash begins with {noted}")
-
-
-def trial_from_fields(fields: Mapping[str, Any]) -> Trial:
-    """Make a trial of its fields as JSON has them.
-
-    Args:
-        fields: By name, with lists for tuples.
-
-    Example:
-        >>> trial = Trial("digits", (400,), k=0.5, learning_rate=0.1)
-        >>> fields = json.loads(json.dumps(dataclasses.asdict(trial)))
-        >>> trial_from_fields(fields) == trial
-        True
-
-    """
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
-    if "split" in values:
-        values["split"] = Split(**values["split"])
-    return Trial(**values)
-
-
-def _without_defaults(record: Trial | Split) -> dict[str, Any]:
-    """The fields of a record that are not as by default."""
-    told = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        if value != default:
-            told[field.name] = _without_defaults(value) if isinstance(value, Split) else value
-    return told
+    raise ValueError(f"it is the outcome of a trial of another recipe, {fingerprint}")
 
 
 def _to_bits(places: Iterable[int]) -> str:
@@ -233,21 +204,21 @@ def _from_bits(text: str) -> tuple[int, ...]:
     return tuple(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
-def _lines(path: Path) -> list[str]:
-    if not path.exists():
+def _lines(path: Path | None) -> list[str]:
+    if path is None or not path.exists():
         return []
-    # A crash can leave bytes that are no text; they must cost their own line only.
+    # A crash can leave bytes that are not text; they must cost their own line only.
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _mend_end(path: Path, file: BinaryIO) -> None:
-    """Have the next line begin on its own, in a ledger whose last line has no end.
+    """Let the next line begin on its own, in a ledger whose last line has no end.
 
-    What a crash cut off never was a finished trial, and goes: it would stop others that read JSON.
+    What a crash cut off was never a finished trial, and goes: other readers of JSON would stop there.
     """
     last = path.read_bytes().rpartition(b"\n")[2]
     try:
-        json.loads(last)  # no part of an object is JSON, so this is whole
+        json.loads(last)  # no part of an object is JSON, so this one is whole
     except ValueError:
         file.truncate(file.tell() - len(last))
     else:

@@ -1,8 +1,7 @@
-"""The paper's protocol (supplement, "Choosing the value of k") as a function of what is known.
+"""The paper's protocol (supplement, "Choosing the value of k") as a function of the outcomes so far.
 
-`Protocol.wanted` looks at the outcomes so far and names the trials that are needed next; none, when
-the search is over. It keeps no state of its own, so a search can be stopped anywhere, go on
-anywhere, and end the same.
+`Protocol.wanted` returns the trials that are needed next, and none when the search is over. It keeps
+no state of its own, so a search can be stopped anywhere, resumed anywhere, and ends the same.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from numbers import Integral
+from typing import Any
 
-from pseudograd.fleet import Outcome, Split, Trial
+from pseudograd.fleet import Outcome, Recipe, Split, Trial
 
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
@@ -22,10 +22,11 @@ DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 CLIP = 100.0
 
 Outcomes = Mapping[Trial, Outcome]
+Stage = Callable[[Outcomes], list[Trial]]
 
 
 def ks_for(hidden_layers: int) -> tuple[float, ...]:
-    """Give the paper's values of k: with several hidden layers none below 1/4.
+    """Return the paper's k grid: with several hidden layers, none below 1/4.
 
     Args:
         hidden_layers: How many hidden layers the network has.
@@ -39,7 +40,7 @@ def ks_for(hidden_layers: int) -> tuple[float, ...]:
 
 
 def clip_for(hidden_layers: int) -> float | None:
-    """Give the paper's bound on the norm of a gradient: 100 with several hidden layers, else none.
+    """Return the paper's bound on the gradient's norm: 100 with several hidden layers, else none.
 
     Args:
         hidden_layers: How many hidden layers the network has.
@@ -53,7 +54,7 @@ def clip_for(hidden_layers: int) -> float | None:
 
 
 def repetitions_for(data: str) -> int:
-    """Give the paper's number of repetitions: 10 for MNIST, 7 for all others.
+    """Return the paper's number of repetitions: 10 for MNIST, 7 for all others.
 
     Args:
         data: The name of the data set.
@@ -67,9 +68,9 @@ def repetitions_for(data: str) -> int:
 
 
 def batch_size_for(train_size: int) -> int:
-    """Give the paper's batch size of 128, or for few data less, so that an epoch has five steps.
+    """Return the paper's batch size of 128, or less on small data, so that an epoch has five steps.
 
-    It is then the largest power of two that leaves so many, in cross-validation, which trains on
+    It is then the largest power of two that allows five steps in cross-validation, which trains on
     three fifths of the examples.
 
     Args:
@@ -125,42 +126,37 @@ class Protocol:
     """Which trials select k and the learning rate, and which compare the choice with k = 1.
 
     Attributes:
-        trial: The template: data set, architecture, momentum, patience, whether to stratify and so
-            on. Its k, learning rate, repetition and seed do not matter.
-        ks: The values of k to try; by default the paper's for the number of hidden layers.
+        recipe: What all trials share.
+        ks: The values of k to try; by default the paper's for one hidden layer.
         initial_rate: The learning rate to start from, with its half and its double; found by a
             short sweep unless given.
-        learning_rates: Other rates to start from.
-        repetitions: How often each pair is trained, with the roles of the folds permuted.
-        retrainings: How many networks are trained in the end for the choice and for k = 1.
+        learning_rates: The rates to start from, in place of ``initial_rate``.
+        repetitions: How often each pair is trained, with the roles of the folds rotated.
+        retrainings: How many networks are trained in the end for the choice and for k = 1; 0 to
+            end with the choice.
         seed: Of the cut into folds, the initial weights and the orders.
-        three_fifths: Whether the networks of cross-validation, of the choice and of k = 1, are
-            trained again in the end to be judged on the test set, beside the retrained ones.
-        control: Whether k = 1 is tried at the choice's rate, too, in the end, if it never was: what
-            looks like the effect of k may be that of the rate. It has no part in the choice.
         most_extensions: How often the rates of one k may be halved or doubled beyond the first
-            ones; a k that would need more is marked as open.
+            ones; a k that would need more is reported as open.
 
     Example:
-        >>> protocol = Protocol(Trial("digits", (400,), k=1, learning_rate=1), initial_rate=0.1)
+        >>> from pseudograd.fleet import MLPRecipe
+        >>> protocol = Protocol(MLPRecipe("digits", (400,)), initial_rate=0.1)
         >>> len(protocol.wanted({})), protocol.ks[-1]  # 7 k, 3 rates, 7 repetitions
         (147, 0.0625)
 
     """
 
-    trial: Trial
-    ks: tuple[float, ...] = ()
+    recipe: Recipe
+    ks: tuple[float, ...] = SHALLOW_KS
     initial_rate: float | None = None
     learning_rates: tuple[float, ...] = ()
     repetitions: int = 7
     retrainings: int = 5
     seed: int = 0
-    three_fifths: bool = False
-    control: bool = False
     most_extensions: int = 12
 
     def __post_init__(self) -> None:
-        # A ledger can write Python's own numbers alone.
+        # Python's own numbers: JSON holds no others.
         for name in ("ks", "learning_rates"):
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
         if self.initial_rate is not None:
@@ -170,9 +166,10 @@ class Protocol:
             if not isinstance(value, Integral):
                 raise ValueError(f"{name} must be a whole number, not {value!r}")
             object.__setattr__(self, name, int(value))
-        if not self.ks:
-            object.__setattr__(self, "ks", ks_for(len(self.trial.hidden_layer_sizes)))
-        if 1.0 not in self.ks:
+        self._check()
+
+    def _check(self) -> None:
+        if not self.ks or (self.retrainings and 1.0 not in self.ks):
             raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
         for name in ("ks", "learning_rates"):
             numbers = getattr(self, name)
@@ -180,31 +177,40 @@ class Protocol:
                 raise ValueError(f"{name} must be different numbers, not {numbers}")
         if self.learning_rates and self.initial_rate is not None:
             raise ValueError("initial_rate must be left out where learning_rates are given")
-        for name in ("repetitions", "retrainings"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        for name, least in {"repetitions": 1, "retrainings": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be {least} or more, not {getattr(self, name)}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be a whole number in [0, 2^32), not {self.seed}")
+        _ = self.sweep  # a recipe that cannot be swept says so now
 
     # --- what to run -------------------------------------------------------------------------
 
     def wanted(self, outcomes: Outcomes) -> list[Trial]:
-        """Name the trials that are needed next, and have no outcome yet."""
-        stages = (lambda _: self.sweep, self._grid, self.final_trials, self.control_trials)
-        for stage in stages:
+        """Return the trials that are needed next and have no outcome yet."""
+        for stage in self.stages:
             missing = [trial for trial in stage(outcomes) if trial not in outcomes]
             if missing:
                 return missing
         return []
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of the search, each begun when all trials of those before it are done."""
+        return (lambda _: self.sweep, self._grid, self.final_trials)
 
     @functools.cached_property
     def sweep(self) -> list[Trial]:
         """The trials of the short preliminary sweep: k = 1, rates a factor of 4 apart."""
         if self.initial_rate is not None or self.learning_rates:
             return []
-        epochs = min(5, self.trial.max_epochs)
-        short = replace(self._at(1.0, 1.0, 0), max_epochs=epochs, patience=epochs)
-        return [replace(short, learning_rate=4.0**power) for power in range(-6, 2)]
+        short = self.recipe.shortened(epochs=5)
+        return [_trial_at(short, self.seed, 1.0, 4.0**power, 0) for power in range(-6, 2)]
+
+    @property
+    def recipes(self) -> list[Recipe]:
+        """The recipes of all trials: the protocol's own, and its short form if there is a sweep."""
+        return [*{trial.recipe: None for trial in self.sweep}, self.recipe]
 
     def _grid(self, outcomes: Outcomes) -> list[Trial]:
         """Every k with its rates so far, and one rate more where the best is the last of them."""
@@ -216,59 +222,47 @@ class Protocol:
         ]
 
     def final_trials(self, outcomes: Outcomes) -> list[Trial]:
-        """Name the trials that retrain the choice, and k = 1, to be judged on the test set."""
+        """Return the trials that retrain the choice, and k = 1, to be judged on the test set."""
+        if not self.retrainings:
+            return []
         pairs = {(cell.k, cell.learning_rate): None for cell in self.chosen(outcomes)}
-        groups = [self.retrainings_of] + [self.tested_of] * self.three_fifths
-        return [trial for group in groups for pair in pairs for trial in group(*pair)]
-
-    def control_trials(self, outcomes: Outcomes) -> list[Trial]:
-        """Name the trials of k = 1 at the choice's rate, if they are wanted and not among others.
-
-        They are those of cross-validation, and retrained networks.
-        """
-        if not self.control:
-            return []
-        rate = self.chosen(outcomes)[0].learning_rate
-        if rate in self.rates(1.0, outcomes):
-            return []
-        validated = [self._at(1.0, rate, repetition) for repetition in range(self.repetitions)]
-        return validated + self.retrainings_of(1.0, rate)
-
-    def control_cell(self, outcomes: Outcomes) -> Cell | None:
-        """Give k = 1 at the choice's rate, once it has been tried in full; otherwise None."""
-        return next(
-            iter(self._cells(1.0, [self.chosen(outcomes)[0].learning_rate], outcomes)), None
-        )
+        return [trial for pair in pairs for trial in self.retrainings_of(*pair)]
 
     def retrainings_of(self, k: float, rate: float) -> list[Trial]:
-        """Name the final trials of one pair."""
-        return [self._at(k, rate, number, retrain=True) for number in range(self.retrainings)]
-
-    def tested_of(self, k: float, rate: float) -> list[Trial]:
-        """Name the trials of one pair's cross-validation, judged on the test set instead."""
-        return [self._at(k, rate, number, test=True) for number in range(self.repetitions)]
+        """Return the final trials of one pair."""
+        count = max(1, self.retrainings)
+        return [self._at(k, rate, number, retrain=True) for number in range(count)]
 
     def _at(self, k: float, rate: float, repetition: int, **judged: bool) -> Trial:
-        return _trial_at(self.trial, self.seed, k, rate, repetition, **judged)
+        return _trial_at(self.recipe, self.seed, k, rate, repetition, **judged)
+
+    def settings(self) -> dict[str, Any]:
+        """Return all but the recipe, as JSON can hold it."""
+        return {
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in fields(self)
+            if field.name != "recipe"
+            for value in [getattr(self, field.name)]
+        }
 
     def covers(self, trial: Trial) -> bool:
         """Tell whether a trial can be one of this search."""
-        free = ("k", "learning_rate", "split", "seed", "patience", "max_epochs")
-        template, split = vars(self.trial), trial.split
         return (
-            trial.k in self.ks
-            and (split.plan, split.stratified) == (self.seed, self.trial.split.stratified)
-            and all(
-                value == template[name] for name, value in vars(trial).items() if name not in free
-            )
+            trial.k in self.ks and trial.split.plan == self.seed and trial.recipe in self.recipes
         )
+
+    def stage_of(self, trial: Trial) -> str:
+        """Return "sweep", "search" or "retraining"."""
+        if trial.split.retrain:
+            return "retraining"
+        return "sweep" if trial.recipe != self.recipe else "search"
 
     # --- what is known -----------------------------------------------------------------------
 
     def first_rate(self, outcomes: Outcomes) -> float:
-        """Give the initial learning rate: as given, or the sweep's best.
+        """Return the initial learning rate: as given, or the sweep's best.
 
-        Of rates with equal errors, as on easy data, it is the one that learned most.
+        Among rates with equal errors, as on easy data, it is the one that learned most.
         """
         if self.initial_rate is not None:
             return self.initial_rate
@@ -279,18 +273,18 @@ class Protocol:
         return best.trial.learning_rate
 
     def first_rates(self, outcomes: Outcomes) -> list[float]:
-        """Give the rates that every k begins with, the smallest first."""
+        """Return the rates that every k begins with, the smallest first."""
         if self.learning_rates:
             return sorted(self.learning_rates)
         middle = self.first_rate(outcomes)
         return [middle / 2, middle, middle * 2]
 
     def rates(self, k: float, outcomes: Outcomes) -> list[float]:
-        """Give the rates to try for this k: a few, and more while the best lies on their edge."""
+        """Return the rates to try for this k: a few, and more while the best lies on their edge."""
         return self._tried(k, outcomes)[0]
 
     def cells(self, outcomes: Outcomes) -> list[Cell]:
-        """Give all pairs of k and rate that have been tried in full."""
+        """Return all pairs of k and rate that have been tried in full."""
         if any(trial not in outcomes for trial in self.sweep):
             return []
         return [cell for k in self.ks for cell in self._tried(k, outcomes)[1]]
@@ -322,30 +316,30 @@ class Protocol:
         return cells
 
     def best_of_each_k(self, outcomes: Outcomes) -> list[Cell]:
-        """Give the best rate of each k."""
+        """Return the best rate of each k."""
         tried = self.cells(outcomes)
         by_k = [[cell for cell in tried if cell.k == k] for k in self.ks]
         return [self.best(cells) for cells in by_k if cells]
 
     def chosen(self, outcomes: Outcomes) -> tuple[Cell, Cell]:
-        """Give (k*, η*) and (1, η₁*): the least mean validation errors over all, and at k = 1."""
+        """Return (k*, η*) and (1, η₁*): the least mean validation errors over all, and at k = 1."""
         cells = self.cells(outcomes)
         return self.best(cells), self.best([cell for cell in cells if cell.k == 1])
 
     def ties(self, outcomes: Outcomes) -> list[Cell]:
-        """Give the pairs as good as the chosen one that lost to the rule for ties."""
+        """Return the pairs as good as the chosen one that lost to the rule for ties."""
         best, _ = self.chosen(outcomes)
         return [c for c in self.cells(outcomes) if c.error == best.error and c != best]
 
     def open_ks(self, outcomes: Outcomes) -> list[float]:
-        """Give each k whose best rate still lies on an edge, the limit of extensions reached."""
+        """Return each k whose best rate still lies on an edge, the limit of extensions reached."""
         tried = self.cells(outcomes)
         by_k = {k: [cell for cell in tried if cell.k == k] for k in self.ks}
         return [k for k, cells in by_k.items() if cells and self._best_edge(cells, outcomes)]
 
     @staticmethod
     def best(cells: Iterable[Cell]) -> Cell:
-        """Give the cell of the least error; of equals the k nearest 1, then the smaller rate."""
+        """Return the cell of the least error; of equals the k nearest 1, then the smaller rate."""
         return min(cells, key=lambda c: (c.error, abs(math.log2(c.k)), c.learning_rate))
 
     def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
@@ -360,28 +354,23 @@ class Protocol:
             return "low"
         if best == cells[-1]:
             return "high"
-        # Networks that know but the commonest class make the same mistakes at every rate. Chance,
-        # if only between two classes, has a cross-entropy of log 2.
+        # Networks that only predict the commonest class make the same mistakes at every rate.
+        # Chance, even between two classes, has a cross-entropy of log 2.
         alike = [cell for cell in cells if cell.errors == best.errors]
-        learned = len(alike) == 1 or any(
-            outcomes[self._at(cell.k, cell.learning_rate, repetition)].cross_entropy < math.log(2)
+        learned = len(alike) == 1 or not all(
+            outcomes[self._at(cell.k, cell.learning_rate, repetition)].cross_entropy >= math.log(2)
             for cell in alike
             for repetition in range(self.repetitions)
         )
         return None if learned else "low"
 
 
-# Remembered, since a search asks for the same ones after every few trials, while a device waits.
+# Cached, since a search asks for the same trials after every few outcomes, while a device waits.
 @functools.lru_cache(maxsize=4096)
 def _trial_at(
-    template: Trial, seed: int, k: float, rate: float, repetition: int,
+    recipe: Recipe, seed: int, k: float, rate: float, repetition: int,
     retrain: bool = False, test: bool = False,
 ) -> Trial:  # fmt: skip
-    # The same weights, order and folds for every k and rate: differences are then paired.
-    return replace(
-        template,
-        k=k,
-        learning_rate=rate,
-        split=Split(seed, repetition, retrain, template.split.stratified, test),
-        seed=1000 * seed + repetition,
-    )
+    # The same weights, order and folds for every k and rate, so that differences are paired.
+    split = Split(seed, repetition, retrain, test)
+    return Trial(recipe, k, rate, split, seed=1000 * seed + repetition)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pseudograd.data import Dataset
 from pseudograd.files import write_whole
-from pseudograd.fleet.stack import ACTIVATE
+from pseudograd.fleet.mlp.stack import ACTIVATE
+from pseudograd.fleet.mlp.crew import mlp_recipe
 from pseudograd.fleet.trial import Outcome
 
 _AT_ONCE = 1 << 14  # examples, so that a large set needs little memory
@@ -58,8 +59,8 @@ class Network:
         """
         if outcome.parameters is None:
             raise ValueError("outcome must carry parameters: run a Fleet with keep_parameters=True")
-        trial = outcome.trial
-        return cls(outcome.parameters, trial.activation, *data.scaling(trial.feature_range))
+        recipe = mlp_recipe(outcome.trial)
+        return cls(outcome.parameters, recipe.activation, *data.scaling(recipe.feature_range))
 
     @property
     def is_finite(self) -> bool:

@@ -12,9 +12,9 @@ import torch
 import triton
 from torch import Tensor
 
-from pseudograd.fleet import kernels
-from pseudograd.fleet.kernels import PANEL
-from pseudograd.fleet.stack import Examples, Settings, Stack, launching
+from pseudograd.fleet.mlp import kernels
+from pseudograd.fleet.mlp.kernels import PANEL
+from pseudograd.fleet.mlp.stack import Examples, Settings, Stack, launching
 
 # The tiles, and the warps that work on one, as they measured best on an H200.
 _GATHER = {"block": 128, "num_warps": 8}

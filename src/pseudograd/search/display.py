@@ -1,4 +1,4 @@
-"""What is seen of a running search: on a terminal a live table, elsewhere a line now and then."""
+"""Progress of a running study: on a terminal a live table, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from pseudograd.fleet import Outcome, Trial
-from pseudograd.search import Ledger, Progress, Protocol
+from pseudograd.search.ledger import Ledger
+from pseudograd.search.protocol import Protocol
+from pseudograd.search.study import Progress
 from pseudograd.words import duration, fraction, percent
 
 if TYPE_CHECKING:
@@ -19,32 +21,39 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Display(contextlib.AbstractContextManager["Display"]):
-    """Shows where a search stands: round, trials, speed, time left, the best of each k so far.
+    """Shows where a study stands: stage, trials, speed, time left, the best of each k so far.
 
     Args:
-        protocol: Of the search.
+        protocol: Of the study.
         known: The outcomes it starts with.
         out: Where to write.
+        name: What to call the study, where several are shown; lines only, then.
 
     Example:
-        >>> trial = Trial("digits", (400,), k=1, learning_rate=0.1)
-        >>> outcome = Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", ())
-        >>> with Display(Protocol(trial, initial_rate=0.1), {}, sys.stdout) as display:
-        ...     display.show(Progress("search", 1, 147, 147, outcome))
-        round 1, search: 147 of 147 trials...
+        >>> from pseudograd.fleet import MLPRecipe
+        >>> recipe = MLPRecipe("digits", (400,))
+        >>> outcome = Outcome(Trial(recipe, 1, 0.1), 0.02, 12, 0.03, 0.1, 27, "patience", ())
+        >>> with Display(Protocol(recipe, initial_rate=0.1), {}, sys.stdout) as display:
+        ...     display.show(Progress("search", 147, 147, outcome))
+        search: 147 of 147 trials...
 
     """
 
     def __init__(
-        self, protocol: Protocol, known: Mapping[Trial, Outcome], out: TextIO | None = None
+        self,
+        protocol: Protocol,
+        known: Mapping[Trial, Outcome],
+        out: TextIO | None = None,
+        name: str = "",
     ) -> None:
         self.protocol, self.outcomes, self.out = protocol, dict(known), out or sys.stderr
+        self.name, self.live = name, self.out.isatty() and not name
         self.progress: Progress | None = None
-        self.latest = self.round_started = self.line_written = time.monotonic()
+        self.started = self.line_written = time.monotonic()
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> Display:
-        if self.out.isatty():
+        if self.live:
             from rich.console import Console
             from rich.live import Live
 
@@ -59,11 +68,9 @@ class Display(contextlib.AbstractContextManager["Display"]):
     def show(self, progress: Progress) -> None:
         """Take in the latest outcome."""
         now = time.monotonic()
-        if self.progress and self.progress.round != progress.round:
-            self.round_started = self.latest
-        self.progress, self.latest = progress, now
+        self.progress = progress
         self.outcomes[progress.outcome.trial] = progress.outcome
-        if self.out.isatty():
+        if self.live:
             return
         last = progress.done == progress.total
         if last or now - self.line_written >= _SECONDS_BETWEEN_LINES:
@@ -71,13 +78,13 @@ class Display(contextlib.AbstractContextManager["Display"]):
             print(self._line() + self._best(), file=self.out, flush=True)
 
     def _line(self) -> str:
-        """Where the search stands, in words."""
+        """Return where the study stands, in words."""
         progress = self.progress
         if progress is None:
             return "preparing"
-        line = f"round {progress.round}, {progress.stage}: {progress.done} of {progress.total}"
-        line += " trials"
-        seconds = time.monotonic() - self.round_started
+        line = f"{self.name}, " if self.name else ""
+        line += f"{progress.stage}: {progress.done} of {progress.total} trials"
+        seconds = time.monotonic() - self.started
         if seconds > 0:
             speed = progress.done / seconds
             line += f", {speed:.1f} trials/s"
@@ -86,7 +93,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         return line
 
     def _best(self) -> str:
-        """What is best so far, in words."""
+        """Return what is best so far, in words."""
         cells = self.protocol.best_of_each_k(self.outcomes)
         if not cells:
             return ""
@@ -124,7 +131,7 @@ def tell_set_aside(ledger: Ledger) -> None:
         ledger: The ledger.
 
     Example:
-        >>> tell_set_aside(Ledger("nowhere.jsonl"))
+        >>> tell_set_aside(Ledger("nowhere.jsonl", []))
 
     """
     for line in ledger.set_aside:

@@ -1,0 +1,1 @@
+"""Fully connected networks, stacked so that one batched product serves them all."""

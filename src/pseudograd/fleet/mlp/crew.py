@@ -1,0 +1,306 @@
+"""A crew: the trials under way on one device, trained epoch by epoch and stopped early."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import math
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pseudograd.data import Dataset
+from pseudograd.fleet import randomness
+from pseudograd.fleet.mlp.stack import Examples, Settings, Stack
+from pseudograd.fleet.recipe import MLPRecipe
+from pseudograd.fleet.splits import Parts, parts
+from pseudograd.fleet.trial import Outcome, Split, Stop, Trial
+
+if TYPE_CHECKING:
+    from pseudograd.fleet.mlp.fleet import Fleet
+
+# With weights beyond this and predictions no better than chance, nothing good can follow.
+_EXPLODED = 1e4
+
+# With more, the kernel that holds all classes of a batch at once is slow to compile, or fails to.
+_MOST_FUSED_CLASSES = 256
+
+
+@dataclass
+class Run:
+    """A trial under way."""
+
+    trial: Trial
+    recipe: MLPRecipe
+    epoch: int = 0
+    best_error: float = math.inf
+    best_epoch: int = 0
+    since: int = 0  # the first epoch that had the best error
+    curve: list[float] = field(default_factory=list)
+
+    def stopped_by(self, diverged: bool) -> str | None:
+        """Return why the trial ends now, or None if it goes on."""
+        if diverged:
+            return "diverged"
+        if self.epoch - self.since >= self.recipe.patience:
+            return "patience"
+        return "limit" if self.epoch >= self.recipe.max_epochs else None
+
+
+def mlp_recipe(trial: Trial) -> MLPRecipe:
+    """Return the trial's recipe, which must be one that stacks of matrices can follow."""
+    if not isinstance(trial.recipe, MLPRecipe):
+        raise TypeError(f"a Fleet trains trials of an MLPRecipe, not of {trial.recipe!r}")
+    return trial.recipe
+
+
+def check_alike(first: Trial, trial: Trial) -> None:
+    """Raise unless the two can be trained in one stack."""
+    theirs = (mlp_recipe(trial).architecture, trial.split.retrain)
+    if theirs != (mlp_recipe(first).architecture, first.split.retrain):
+        raise ValueError(
+            "trials of one fleet must share data, hidden_layer_sizes, optimizer, activation, "
+            "feature_range, batch_size, stratified, whether they clip and whether they retrain; "
+            f"these do not:\n  {first}\n  {trial}"
+        )
+
+
+def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> Stack:
+    """Return the fastest stack that does what is asked."""
+    sizes = fleet.layer_sizes(recipe)
+    fusible = (
+        recipe.optimizer == "sgd"
+        and recipe.batch_size <= 128
+        and sizes[-1] <= _MOST_FUSED_CLASSES
+        and fleet.precision == "tf32"
+        and examples.weights is None
+    )
+    if fusible and examples.labels.device.type == "cuda" and importlib.util.find_spec("triton"):
+        from pseudograd.fleet.mlp.fused import FusedStack
+
+        return FusedStack(examples, sizes, recipe.activation, slots)
+    return Stack(examples, sizes, recipe.activation, recipe.optimizer, slots, fleet.dtype)
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make the device current: Triton launches its kernels there."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _relative_weights(data: Dataset, device: torch.device) -> Tensor | None:
+    """Return the examples' weights, 1 on average over the training set."""
+    if data.weights is None:
+        return None
+    weights = data.weights.double()
+    return (weights / weights[: data.train_size].mean()).to(device)
+
+
+def _parts_on(device: torch.device, data: Dataset, stratified: bool, split: Split) -> Parts:
+    cut = parts(data, split, stratified)
+    return Parts(cut.train.to(device), cut.stop.to(device), cut.judge.to(device))
+
+
+class _MatmulPrecision:
+    """The precision of PyTorch's products, a global setting that the last to leave restores.
+
+    Where several fleets ask at once, the strictest precision holds.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.before = threading.Lock(), ""
+        self.asked_for: list[str] = []
+
+    @contextlib.contextmanager
+    def __call__(self, precision: str) -> Iterator[None]:
+        with self.lock:
+            if not self.asked_for:
+                self.before = torch.get_float32_matmul_precision()
+            self.asked_for.append(precision)
+            self._set()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.asked_for.remove(precision)
+                self._set()
+
+    def _set(self) -> None:
+        strictest = "highest" if "highest" in self.asked_for else "high"
+        torch.set_float32_matmul_precision(strictest if self.asked_for else self.before)
+
+
+_matmul_precision = _MatmulPrecision()
+
+
+class Crew:
+    """The slots: trials under way, and the stack of their networks."""
+
+    def __init__(
+        self, fleet: Fleet, trial: Trial, device: torch.device, slots: int, most: int
+    ) -> None:
+        self.fleet, self.trial, self.device, self.most = fleet, trial, device, most
+        self.recipe = recipe = mlp_recipe(trial)
+        self.runs: list[Run | None] = [None] * slots
+        # Not a method: that would keep the crew, and its memory, alive until a garbage collection.
+        self.parts = functools.cache(
+            functools.partial(_parts_on, device, fleet.data, recipe.stratified)
+        )
+        data = fleet.data
+        factor, offset = data.scaling(recipe.feature_range)
+        examples = Examples(
+            features=data.features.to(device).contiguous(),
+            labels=data.labels.to(device).contiguous(),
+            factor=factor,
+            offset=offset,
+            weights=_relative_weights(data, device),
+        )
+        self.stack = _stack(examples, fleet, recipe, slots)
+        on_gpu = device.type == "cuda"
+        self.products = "high" if on_gpu and fleet.precision == "tf32" else "highest"
+        trained = slice(data.train_size)
+        weights = None if data.weights is None else data.weights[trained]
+        votes = data.labels[trained].bincount(weights)
+        self.majority = float(votes.max() / votes.sum())
+
+    def through(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        """Train the pending trials; yield outcomes as trials end."""
+        while not stop():
+            self._fill(pending)
+            if not any(self.runs):
+                return
+            with _matmul_precision(self.products), _current(self.device):
+                self._train_an_epoch()
+                outcomes = self._end_trials(self._judge_the_epoch())
+            yield from outcomes
+            self._resize(len(pending))
+
+    def _fill(self, pending: deque[Trial]) -> None:
+        free = []
+        for slot, run in enumerate(self.runs):
+            if run is None:
+                try:
+                    trial = pending.popleft()
+                except IndexError:  # another worker was faster
+                    break
+                check_alike(self.trial, trial)
+                self.runs[slot] = Run(trial, mlp_recipe(trial))
+                free.append(slot)
+        if not free:
+            return
+        self.stack.start(self._tensor(free), self._tensor([self._run(s).trial.seed for s in free]))
+        self._assign()
+
+    def _assign(self) -> None:
+        """Lay out what differs between the slots' trials. An empty slot idles as a copy."""
+        stand_in = next(run for run in self.runs if run)
+        runs = [run or stand_in for run in self.runs]
+        trials = [run.trial for run in runs]
+        cuts = [self.parts(trial.split) for trial in trials]
+        self.seeds = self._tensor([trial.seed for trial in trials])
+        self.train_parts = torch.stack([cut.train for cut in cuts])
+        self.stop_parts = torch.stack([cut.stop for cut in cuts])
+
+        def column(values: Iterable[float]) -> Tensor:
+            values = torch.tensor(list(values), dtype=self.fleet.dtype, device=self.device)
+            return values.reshape(-1, 1, 1)
+
+        clips = [run.recipe.clip for run in runs]
+        self.settings = Settings(
+            k=column(trial.k for trial in trials),
+            learning_rate=column(trial.learning_rate for trial in trials),
+            momentum=column(run.recipe.momentum for run in runs),
+            clip=None if None in clips else column(clip for clip in clips if clip is not None),
+        )
+
+    def _train_an_epoch(self) -> None:
+        epochs = self._tensor([run.epoch if run else 0 for run in self.runs])
+        order = randomness.order(self.seeds, epochs, self.train_parts.shape[1])
+        self.stack.train(self.train_parts.gather(1, order), self.recipe.batch_size, self.settings)
+
+    def _judge_the_epoch(self) -> dict[int, str]:
+        """Note the errors on the early-stopping folds; return the slots to end, and why."""
+        errors, values = self.stack.evaluate(self.stop_parts)
+        weights = self.stack.largest_weight()
+        measured = torch.stack((errors, values, weights.double())).T.tolist()
+        better, ended = [], {}
+        for slot, (run, (error, value, weight)) in enumerate(zip(self.runs, measured, strict=True)):
+            if run is None:
+                continue
+            run.epoch += 1
+            run.curve.append(error)
+            if error < run.best_error:
+                run.best_error, run.since = error, run.epoch
+            if run.since == run.epoch or (error == run.best_error and run.recipe.ties == "last"):
+                run.best_epoch = run.epoch
+                better.append(slot)
+            lost = not weight < _EXPLODED and error > 0.99 * (1 - self.majority)
+            reason = run.stopped_by(diverged=lost or not math.isfinite(value + weight))
+            if reason:
+                ended[slot] = reason
+        if better:
+            self.stack.keep(self._tensor(better))
+        return ended
+
+    def _end_trials(self, ended: dict[int, str]) -> list[Outcome]:
+        """Judge the networks that have ended, on validation folds or on the test set."""
+        groups: dict[bool, dict[int, str]] = {}
+        for slot, reason in ended.items():
+            groups.setdefault(self._run(slot).trial.split.test, {})[slot] = reason
+        outcomes = [outcome for group in groups.values() for outcome in self._judge(group)]
+        for slot in ended:  # only now: a trial that runs out of memory before is trained again
+            self.runs[slot] = None
+        return outcomes
+
+    def _judge(self, ended: dict[int, str]) -> list[Outcome]:
+        slots = self._tensor(list(ended))
+        judged = torch.stack([self.parts(self._run(slot).trial.split).judge for slot in ended])
+        errors, values = (figures.tolist() for figures in self.stack.evaluate(judged, slots))
+        wrong = self.stack.mistakes(judged, slots) if self.trial.split.retrain else None
+        outcomes = []
+        for at, (slot, reason) in enumerate(ended.items()):
+            run = self._run(slot)
+            outcomes.append(
+                Outcome(
+                    trial=run.trial,
+                    stop_error=run.best_error,
+                    best_epoch=run.best_epoch,
+                    error=errors[at],
+                    cross_entropy=values[at],
+                    epochs=run.epoch,
+                    stopped_by=reason,
+                    curve=tuple(run.curve),
+                    wrong=None if wrong is None else tuple(wrong[at].nonzero()[:, 0].tolist()),
+                    parameters=self.stack.best_of(slot) if self.fleet.keep_parameters else None,
+                )
+            )
+        return outcomes
+
+    def _resize(self, pending: int) -> None:
+        """Double the slots if there is work for as many; halve them if there is none."""
+        busy = [slot for slot, run in enumerate(self.runs) if run]
+        wanted = min(self.most, len(busy) + pending)
+        slots = len(self.runs)
+        more = wanted > slots and wanted >= min(2 * slots, self.most)
+        fewer = not pending and 0 < len(busy) <= slots // 2
+        if not more and not fewer:
+            return
+        idle = wanted - len(busy)
+        self.runs = [self.runs[slot] for slot in busy] + [None] * idle
+        # A new slot is a copy of some network until a trial fills it.
+        self.stack.select(self._tensor(busy + [0] * idle))
+        if busy:
+            self._assign()
+
+    def _run(self, slot: int) -> Run:
+        run = self.runs[slot]
+        assert run is not None
+        return run
+
+    def _tensor(self, integers: list[int]) -> Tensor:
+        return torch.tensor(integers, dtype=torch.int64, device=self.device)

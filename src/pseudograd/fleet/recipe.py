@@ -1,0 +1,234 @@
+"""Recipes: everything about a training that stays fixed during a search."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+ACTIVATIONS = ("relu", "tanh", "sigmoid")
+OPTIMIZERS = ("sgd", "adam", "rmsprop")
+TIES = ("first", "last")
+_FINGERPRINT_LENGTH = 12
+
+
+class Recipe:
+    """What a search does not vary: data, network, optimizer, batch size, stopping.
+
+    A search varies k, the learning rate, the split and the seed, and looks into nothing else. Two
+    recipes with the same fingerprint give the same outcomes for the same trial.
+    """
+
+    kind: ClassVar[str]
+
+    def fields(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults, as JSON can hold them."""
+        raise NotImplementedError
+
+    def shortened(self, epochs: int) -> Self:
+        """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
+        raise ValueError(
+            "initial_rate or learning_rates must be given: a sweep for the first learning rate "
+            "needs a recipe whose training can be cut short"
+        )
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of the settings that differ from their defaults."""
+        text = json.dumps([self.kind, self.fields()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_LENGTH]
+
+    # A search compares thousands of trials with each other.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recipe) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `recipe_from_json` reads."""
+        return {"kind": self.kind, **self.fields()}
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRecipe(Recipe):
+    """A training loop of your own, of which a study knows the description alone.
+
+    Attributes:
+        description: What is fixed, in your words. Change it when you change the training, so that
+            outcomes of the two are not mixed.
+
+    Example:
+        >>> OwnRecipe("ResNet-18, AdamW, 30 epochs").fingerprint
+        'd37b37a21d44'
+
+    """
+
+    kind: ClassVar[str] = "own"
+    description: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.description, str) or not self.description:
+            raise ValueError(f"description must be a text, not {self.description!r}")
+
+    def fields(self) -> dict[str, Any]:
+        """Return the description."""
+        return {"description": self.description}
+
+
+@dataclass(frozen=True, eq=False)
+class MLPRecipe(Recipe):
+    """A fully connected network on a data set, and how it is trained.
+
+    Attributes:
+        data: The name of the data set.
+        hidden_layer_sizes: The widths of the hidden layers.
+        data_hash: The first 16 digits of the data set's hash, checked before training; "" skips
+            the check.
+        optimizer: "sgd", "adam" or "rmsprop", as in `torch.optim`.
+        momentum: Classical momentum, for "sgd".
+        activation: "relu", "tanh" or "sigmoid".
+        feature_range: The interval that features are scaled to, linearly.
+        batch_size: Examples per step.
+        clip: The largest norm of a step's gradient over all parameters; None for no limit.
+        patience: Stop after this many epochs without a lower error on the early-stopping part.
+        ties: Which of the epochs with the lowest early-stopping error counts, the "first" or the
+            "last". Where that part is small many epochs tie, and the last has learned more.
+        max_epochs: Stop after this many epochs in any case.
+        stratified: Whether all five folds have equal shares of each class.
+
+    Example:
+        >>> recipe = MLPRecipe("digits", (400,), momentum=0.5)
+        >>> recipe.optimizer, recipe.fields()
+        ('sgd', {'data': 'digits', 'hidden_layer_sizes': [400], 'momentum': 0.5})
+
+    """
+
+    kind: ClassVar[str] = "mlp"
+    data: str
+    hidden_layer_sizes: tuple[int, ...]
+    data_hash: str = ""
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    activation: str = "relu"
+    feature_range: tuple[float, float] = (-1.0, 1.0)
+    batch_size: int = 128
+    clip: float | None = None
+    patience: int = 15
+    ties: str = "first"
+    max_epochs: int = 1000
+    stratified: bool = False
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+
+        def require(holds: bool, name: str, wanted: str) -> None:
+            if not holds:
+                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+
+        require(
+            isinstance(self.hidden_layer_sizes, tuple)
+            and all(is_whole(size, 1, math.inf) for size in self.hidden_layer_sizes),
+            "hidden_layer_sizes",
+            "a tuple of whole numbers above 0",
+        )
+        require(are_numbers(self.momentum) and 0 <= self.momentum < 1, "momentum", "in [0, 1)")
+        require(self.optimizer in OPTIMIZERS, "optimizer", f"one of {OPTIMIZERS}")
+        require(self.activation in ACTIVATIONS, "activation", f"one of {ACTIVATIONS}")
+        require(
+            isinstance(self.feature_range, tuple)
+            and len(self.feature_range) == 2
+            and are_numbers(*self.feature_range)
+            and -math.inf < self.feature_range[0] < self.feature_range[1] < math.inf,
+            "feature_range",
+            "a tuple (low, high), both finite",
+        )
+        require(
+            self.clip is None or (are_numbers(self.clip) and 0 < self.clip < math.inf),
+            "clip",
+            "a finite number above 0, or None",
+        )
+        require(self.ties in TIES, "ties", f"one of {TIES}")
+        for name in ("batch_size", "patience", "max_epochs"):
+            require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
+
+    def fields(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults, as JSON can hold them."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value != defaults[name]
+        }
+
+    def shortened(self, epochs: int) -> Self:
+        """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
+        epochs = min(epochs, self.max_epochs)
+        return dataclasses.replace(self, max_epochs=epochs, patience=epochs)
+
+    @property
+    def architecture(self) -> tuple[object, ...]:
+        """What trials must share to be trained in one stack."""
+        return (
+            self.data,
+            self.data_hash,
+            self.hidden_layer_sizes,
+            self.optimizer,
+            self.activation,
+            self.feature_range,
+            self.batch_size,
+            self.clip is None,
+            self.stratified,
+        )
+
+
+_KINDS: dict[str, type[MLPRecipe] | type[OwnRecipe]] = {
+    recipe.kind: recipe for recipe in (MLPRecipe, OwnRecipe)
+}
+
+
+def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
+    """Return the recipe that `Recipe.to_json` described.
+
+    Example:
+        >>> recipe = MLPRecipe("digits", (400,), momentum=0.5)
+        >>> recipe_from_json(recipe.to_json()) == recipe
+        True
+
+    """
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    return _KINDS[values.pop("kind")](**values)
+
+
+# --- checks of numbers, for recipes and trials alike ---------------------------------------------
+
+
+def is_whole(number: object, least: int, beyond: float) -> bool:
+    """Tell whether this is a whole number, at least ``least`` and less than ``beyond``."""
+    return isinstance(number, numbers.Integral) and least <= int(number) < beyond
+
+
+def are_numbers(*values: object) -> bool:
+    """Tell whether these can be compared with numbers."""
+    return all(isinstance(value, numbers.Real) for value in values)
+
+
+def make_plain(settings: Any) -> None:
+    """Replace NumPy's numbers in a frozen dataclass by Python's, which JSON can hold."""
+    # A ledger makes thousands of trials, so what is plain already is left alone.
+    for name, value in list(vars(settings).items()):
+        if isinstance(value, np.generic | np.ndarray) and not value.shape:
+            object.__setattr__(settings, name, value.item())
+        elif isinstance(value, tuple) and any(isinstance(one, np.generic) for one in value):
+            object.__setattr__(settings, name, tuple(np.array(value).tolist()))

@@ -1,0 +1,22 @@
+"""A time limit as a `Stop`."""
+
+from __future__ import annotations
+
+import math
+import time
+
+
+class Deadline:
+    """Says True once the given number of seconds has passed; never, for None.
+
+    Example:
+        >>> Deadline(60)(), Deadline(0)(), Deadline(None)()
+        (False, True, False)
+
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.end = math.inf if seconds is None else time.monotonic() + seconds
+
+    def __call__(self) -> bool:
+        return time.monotonic() >= self.end

@@ -1,0 +1,429 @@
+"""A study: a protocol, the ledger of its outcomes, and the one loop that runs it.
+
+Users of the loop are `pseudograd tune`, the scikit-learn estimator, the paper's rows, and your own
+training loop by ``ask`` and ``tell``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import math
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pseudograd.environment import session
+from pseudograd.files import UNFINISHED, locked, write_whole, writing
+from pseudograd.fleet import Outcome, Stop, Trial, never
+from pseudograd.fleet.recipe import recipe_from_json
+from pseudograd.search.comparison import Comparison, compare
+from pseudograd.search.ledger import Ledger
+from pseudograd.search.protocol import Cell, Protocol
+
+# Trains trials and yields their outcomes in any order, until none is left or ``stop`` says True.
+# The deque may be added to meanwhile; the loop calls again while trials are left.
+Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
+
+_SECONDS_BETWEEN_NOTES = 5.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a study stands after a trial.
+
+    Attributes:
+        stage: "sweep", "search" or "retraining".
+        done: Trials that have ended since the run began.
+        total: These, and the trials that are known to be needed.
+        outcome: The latest outcome.
+
+    """
+
+    stage: str
+    done: int
+    total: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished study has found.
+
+    Attributes:
+        cells: All pairs of k and learning rate, with their validation errors.
+        best_of_each_k: The best rate of each k.
+        chosen: (k*, η*).
+        plain: (1, η₁*).
+        ties: Pairs as good as the chosen one that lost to the rule for ties.
+        open_ks: Each k whose best rate may lie beyond those tried.
+        comparison: The choice against k = 1 on the test set.
+
+    """
+
+    cells: tuple[Cell, ...]
+    best_of_each_k: tuple[Cell, ...]
+    chosen: Cell
+    plain: Cell
+    ties: tuple[Cell, ...]
+    open_ks: tuple[float, ...]
+    comparison: Comparison
+
+
+class Study:
+    """A search for the best k and learning rate, kept in a folder.
+
+    The folder holds ``run.json`` (recipe, protocol, data, and when and where it ran) and
+    ``ledger.jsonl`` (the outcomes). Making the same study again resumes it.
+
+    Args:
+        folder: Where it is kept; None keeps it in memory.
+        protocol: What to search, and how.
+        data: Facts about the data, as JSON can hold them, kept with the study. A study is not
+            resumed on data with other facts.
+
+    Example:
+        Your own training loop, here replaced by a formula that is best at k = 1/2, rate 0.1:
+
+        >>> from math import log2
+        >>> from pseudograd.fleet import OwnRecipe
+        >>> recipe = OwnRecipe("ResNet-18, AdamW, 30 epochs")
+        >>> study = Study(None, Protocol(recipe, ks=(2, 1, 0.5, 0.25), initial_rate=0.1))
+        >>> for trial in study:
+        ...     error = 0.1 + 0.02 * abs(log2(2 * trial.k)) + 0.01 * abs(trial.learning_rate - 0.1)
+        ...     study.tell(trial, error=error)
+        >>> study.result.chosen.k, study.result.chosen.learning_rate
+        (0.5, 0.1)
+
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None,
+        protocol: Protocol,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.protocol = protocol
+        self.data: Mapping[str, Any] = data or {}
+        self.sessions: list[dict[str, Any]] = []
+        self._asked: set[Trial] = set()
+        self._in_session = False
+        if self.folder is not None:
+            self._open_folder(self.folder)
+        self.ledger = self._read_ledger()
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Study:
+        """Open the study in a folder."""
+        folder = Path(folder)
+        written = _read_json(folder)
+        path = folder / "run.json"
+        try:
+            settings = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in written["protocol"].items()
+            }
+            settings["recipe"] = recipe_from_json(written["recipe"])
+            return cls(folder, Protocol(**settings), written["data"])
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise ValueError(
+                f"{path} is not the description of a run ({problem!r}): if another version of "
+                "pseudograd made it, use that one, or name another folder"
+            ) from problem
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def ask(self) -> Trial | None:
+        """Return a trial to run that was not asked for before, or None if there is none now.
+
+        After None, telling outcomes may make further trials known, until the study is finished.
+        """
+        for trial in self.protocol.wanted(self.ledger):
+            if trial not in self._asked:
+                self._asked.add(trial)
+                return trial
+        return None
+
+    def tell(
+        self,
+        trial: Trial,
+        outcome: Outcome | None = None,
+        *,
+        error: float | None = None,
+        cross_entropy: float = math.nan,
+        epochs: int = 0,
+        wrong: Iterable[int] | None = None,
+    ) -> None:
+        """Record what came of a trial; it is on disk when this returns.
+
+        Args:
+            trial: The trial.
+            outcome: Its outcome, as a fleet gives it; or give what follows.
+            error: The error on the split's validation fold, or on the test set if
+                ``trial.split.retrain``: a fraction.
+            cross_entropy: The mean cross-entropy there.
+            epochs: How many epochs were run.
+            wrong: On the test set, the indices of the examples that the network got wrong.
+
+        """
+        if outcome is None:
+            if error is None or not 0 <= error <= 1:
+                raise ValueError(
+                    f"error must be a fraction in [0, 1], not {error}: divide a percentage by 100, "
+                    "and tell 1 for a training that diverged"
+                )
+            mistakes = None if wrong is None else tuple(sorted(map(int, wrong)))
+            outcome = Outcome(
+                trial, float(error), 0, float(error), float(cross_entropy), epochs, "", (), mistakes
+            )
+        if outcome.trial != trial:
+            raise ValueError(f"outcome must be that of {trial}, not of {outcome.trial}")
+        self.ledger.append(outcome)
+        if self._in_session:
+            self.sessions[-1]["trials"] += 1
+
+    def __iter__(self) -> Iterator[Trial]:
+        """Yield trials to run until the study is finished; `tell` each one's outcome."""
+        with self.session("", ["cpu"]):
+            while (trial := self.ask()) is not None:
+                yield trial
+        if left := len(self.protocol.wanted(self.ledger)):
+            raise RuntimeError(f"no outcome was told of {left} trials: call study.tell for each")
+
+    def run(
+        self,
+        runner: Runner,
+        *,
+        stop: Stop = never,
+        command: str = "",
+        devices: Sequence[str] = ("cpu",),
+        watch: Callable[[Progress], None] = lambda _: None,
+    ) -> bool:
+        """Run trials until the study is finished, or until told to stop.
+
+        Args:
+            runner: Trains trials, for example a `Fleet`'s ``run``.
+            stop: Asked between epochs; once it says True, trials under way are dropped.
+            command: What to record as having been asked for.
+            devices: What to record as having been used.
+            watch: Called after each trial.
+
+        Returns:
+            Whether the study is finished.
+
+        Raises:
+            RuntimeError: If the runner yields no outcome of any trial.
+
+        """
+        done = 0
+        with self.session(command, devices):
+            noted = -math.inf  # so that the first trial is noted, should this process be killed
+            while not stop() and (wanted := self.protocol.wanted(self.ledger)):
+                # Final networks are trained on more examples, and so apart from the others.
+                retrain = wanted[0].split.retrain
+                queue = deque(trial for trial in wanted if trial.split.retrain == retrain)
+                handed_out = set(queue)
+                left = Counter(trial.k for trial in queue)
+                known = len(self.ledger)
+                for outcome in runner(queue, stop):
+                    self.tell(outcome.trial, outcome)
+                    done += 1
+                    left[outcome.trial.k] -= 1
+                    if not left[outcome.trial.k]:  # no k wants more before all its trials are done
+                        more = [
+                            trial
+                            for trial in self.protocol.wanted(self.ledger)
+                            if trial not in handed_out and trial.split.retrain == retrain
+                        ]
+                        queue.extend(more)
+                        handed_out.update(more)
+                        left.update(trial.k for trial in more)
+                    if time.monotonic() - noted > _SECONDS_BETWEEN_NOTES:
+                        self._note_time()
+                        noted = time.monotonic()
+                    stage = self.protocol.stage_of(outcome.trial)
+                    watch(Progress(stage, done, done + left.total(), outcome))
+                if len(self.ledger) == known and not stop():
+                    raise RuntimeError(
+                        f"runner gave no outcome of {len(wanted)} trials, such as {wanted[0]}"
+                    )
+        return self.finished
+
+    # --- what was found ----------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether no trial is left to run."""
+        return not self.protocol.wanted(self.ledger)
+
+    @property
+    def result(self) -> Result:
+        """What the study found, once it is finished."""
+        protocol, ledger = self.protocol, self.ledger
+        if wanted := protocol.wanted(ledger):
+            raise ValueError(
+                f"the study is not finished: {len(wanted)} trials have no outcome yet"
+            )
+        chosen, plain = protocol.chosen(ledger)
+
+        def retrained(cell: Cell) -> list[Outcome]:
+            return [ledger[trial] for trial in protocol.retrainings_of(cell.k, cell.learning_rate)]
+
+        return Result(
+            cells=tuple(protocol.cells(ledger)),
+            best_of_each_k=tuple(protocol.best_of_each_k(ledger)),
+            chosen=chosen,
+            plain=plain,
+            ties=tuple(protocol.ties(ledger)),
+            open_ks=tuple(protocol.open_ks(ledger)),
+            comparison=compare(retrained(chosen), retrained(plain)),
+        )
+
+    def report(self) -> Path:
+        """Write the study's page, ``report.html`` in its folder, and return its path."""
+        from pseudograd.report.page import write_page
+
+        return write_page(self)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What stands beside the figures; where sessions that ran trials differ, all of them."""
+        if not self.sessions:
+            raise ValueError(f"{self.folder} holds a run that was never started: start it")
+        ran = [one for one in self.sessions if one["trials"]] or self.sessions
+        versions: dict[str, list[str]] = {}
+        for one in ran:
+            for name, version in one["versions"].items():
+                versions.setdefault(name, []).append(version)
+        return {
+            "command": _joined("\n", (one["command"] for one in ran)),
+            "versions": {name: _joined(" and ", several) for name, several in versions.items()},
+            "commit": _joined(", ", (one["commit"] for one in ran)),
+            "hardware": _joined("; ", (one["hardware"] for one in ran)),
+            "devices": list(dict.fromkeys(device for one in ran for device in one["devices"])),
+            "started": self.sessions[0]["started"],
+            "seconds": sum(one["seconds"] for one in self.sessions),
+            "seed": self.protocol.seed,
+            "data": self.data,
+        }
+
+    # --- the folder --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def session(self, command: str, devices: Sequence[str]) -> Iterator[None]:
+        """Record that the study goes on, where and for how long; no other process may meanwhile.
+
+        Within a session, another is the same one.
+        """
+        if self.folder is None or self._in_session:
+            yield
+            return
+        with locked(self.folder / "ledger.jsonl"):
+            # Another process may have run since this study was opened.
+            self.sessions[:] = _read_json(self.folder)["sessions"]
+            self.ledger = self._read_ledger()
+            now = {**session(command, *devices), "devices": list(devices), "trials": 0}
+            self.sessions.append(now)
+            self._write()
+            self._in_session = True
+            try:
+                yield
+            finally:
+                self._in_session = False
+                self._note_time()
+
+    def _note_time(self) -> None:
+        """Write down how long the latest session has lasted."""
+        if not self.sessions:
+            return
+        latest = self.sessions[-1]
+        started = datetime.datetime.fromisoformat(latest["started"])
+        passed = datetime.datetime.now(datetime.UTC) - started
+        latest["seconds"] = round(passed.total_seconds(), 1)
+        self._write()
+
+    def _read_ledger(self) -> Ledger:
+        path = None if self.folder is None else self.folder / "ledger.jsonl"
+        return Ledger(path, self.protocol.recipes, self.protocol.covers)
+
+    def _open_folder(self, folder: Path) -> None:
+        """Make the folder of a new study, or check that the study in it is this one."""
+        if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+            raise ValueError(f"{file} cannot be written into (it is a file): name a folder")
+        if not (folder / "run.json").exists():
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            if any(path.suffix != UNFINISHED for path in folder.iterdir()):
+                raise ValueError(f"{folder} is not empty and holds no run: name another folder")
+            self._write()
+            return
+        written = _read_json(folder)
+        ours = json.loads(json.dumps(self._description()))  # with JSON's lists
+        if written.get("data") != ours["data"]:
+            raise ValueError(
+                f"{folder} holds a run on other data, called {_name(written)!r}: name another "
+                "folder, or bring back the data as it was"
+            )
+        before = {**written.get("recipe", {}), **written.get("protocol", {})}
+        now = {**ours["recipe"], **ours["protocol"]}
+        defaults = {field.name: field.default for field in fields(self.protocol.recipe)}  # type: ignore[arg-type]
+        for name in before | now:
+            old, new = (one.get(name, defaults.get(name)) for one in (before, now))
+            if old != new:
+                raise ValueError(
+                    f"{folder} holds a run with other settings ({name} was {old}, is now {new}): "
+                    "name another folder, or repeat its settings"
+                )
+        self.sessions = written["sessions"]
+
+    def _description(self) -> dict[str, Any]:
+        recipe = self.protocol.recipe.to_json()
+        return {"recipe": recipe, "protocol": self.protocol.settings(), "data": self.data}
+
+    def _write(self) -> None:
+        if self.folder is not None:
+            write_json(
+                self.folder / "run.json", {**self._description(), "sessions": self.sessions}
+            )
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    path = folder / "run.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{folder} holds no run: there is no run.json")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(
+            f"{path} is damaged ({problem}): run the search's command with another --out; to "
+            f"keep what is done, stop it by Ctrl-C, copy {folder / 'ledger.jsonl'} into its "
+            "folder and run it again"
+        ) from problem
+    if not isinstance(found, dict) or not isinstance(found.get("sessions"), list):
+        raise ValueError(
+            f"{path} is not the description of a run: if another version of pseudograd made it, "
+            "use that one, or name another folder"
+        )
+    return found
+
+
+def _name(written: Mapping[str, Any]) -> object:
+    data = written.get("data")
+    return data.get("name") if isinstance(data, dict) else None
+
+
+def _joined(separator: str, texts: Iterable[str]) -> str:
+    """Return different texts as one, in the order they came."""
+    return separator.join(dict.fromkeys(texts))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file all at once or not at all."""
+    with writing(path):
+        write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,267 @@
+"""`tune`: a study of a user's data to its end, and the model that it chooses.
+
+Beside the study's own files the folder then holds the model (``model.json`` and the weights) and
+``examples.json``, what the model does with the examples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pseudograd.data import Dataset, Encoder
+from pseudograd.files import writing
+from pseudograd.fleet import Network, Outcome, Stop, Trial, never
+from pseudograd.search.comparison import best_stopped, by_class
+from pseudograd.search.difficulty import difficulty
+from pseudograd.search.ledger import trial_to_json
+from pseudograd.search.protocol import Protocol
+from pseudograd.search.study import Progress, Result, Runner, Study, write_json
+
+_PLAIN = "plain.safetensors"
+
+
+def study_of(
+    data: Dataset, encoder: Encoder, protocol: Protocol, folder: str | os.PathLike[str] | None
+) -> Study:
+    """Return the study of a data set, new or resumed.
+
+    Args:
+        data: The data set.
+        encoder: What made it from the user's table.
+        protocol: What to search, and how.
+        folder: Where it is kept; None for `default_folder`.
+
+    """
+    facts = {
+        "name": data.name,
+        "sha256": data.sha256,
+        "train_size": data.train_size,
+        "test_size": data.test_size,
+        "features": data.features.shape[1],
+        "classes": data.classes,
+        "labels": list(encoder.labels),
+        "pixels": None if encoder.pixels is None else list(encoder.pixels),
+        "target": encoder.target,
+        "columns": encoder.taken_for,
+        # Other units or names can make the same features.
+        "encoder": _digest(encoder.to_json()),
+    }
+    return Study(folder or default_folder(protocol, data, encoder), protocol, facts)
+
+
+def tune(
+    study: Study,
+    data: Dataset,
+    encoder: Encoder,
+    runner: Runner,
+    *,
+    stop: Stop = never,
+    command: str = "",
+    devices: Sequence[str] = ("cpu",),
+    watch: Callable[[Progress], None] = lambda _: None,
+) -> Result | None:
+    """Run a study to its end, from wherever it stands, and save the model that it chooses.
+
+    Args:
+        study: The study, in a folder.
+        data: Its data set.
+        encoder: What made the data set; it is saved with the model.
+        runner: Trains trials; outcomes of the final training should carry their parameters.
+        stop: Asked between epochs; once it says True, the study is left as it is.
+        command: What to record as having been asked for.
+        devices: What to record as having been used.
+        watch: Called after each trial.
+
+    Returns:
+        What was found; None if it was stopped before the end.
+
+    Example:
+        >>> import tempfile
+        >>> from pseudograd.data import open_data
+        >>> from pseudograd.fleet import Fleet, MLPRecipe
+        >>> data, encoder = open_data("digits")
+        >>> protocol = Protocol(MLPRecipe("digits", (8,), max_epochs=2), ks=(1.0,),
+        ...                     initial_rate=0.2, repetitions=1, retrainings=1, most_extensions=1)
+        >>> study = study_of(data, encoder, protocol, tempfile.mkdtemp())
+        >>> tune(study, data, encoder, Fleet(data, keep_parameters=True).run).chosen.k
+        1.0
+        >>> sorted(path.name for path in study.folder.iterdir())
+        ['examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', 'run.json']
+
+    """
+    trained: dict[Trial, Outcome] = {}
+
+    def note(progress: Progress) -> None:
+        if progress.outcome.trial.split.retrain:
+            trained[progress.outcome.trial] = progress.outcome
+        watch(progress)
+
+    with study.session(command, devices):
+        if not study.run(runner, stop=stop, watch=note):
+            return None
+        found = study.result
+        labels = data.labels[data.train_size :].tolist()
+        comparison = found.comparison
+        comparison = replace(comparison, by_class=by_class(comparison.kept, labels, encoder.labels))
+        found = replace(found, comparison=comparison)
+        if not _is_saved(_folder(study), comparison.kept.trial):
+            _save_model(_folder(study), data, encoder, runner, found, trained)
+    return found
+
+
+def _folder(study: Study) -> Path:
+    if study.folder is None:
+        raise ValueError("study must be kept in a folder, for its model to be saved there")
+    return study.folder
+
+
+def read_examples(study: Study) -> dict[str, Any] | None:
+    """Return what the model does with the examples: see `difficulty`, and errors by class.
+
+    None before the model is saved.
+    """
+    path = _folder(study) / "examples.json"
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(
+            f"{path} cannot be read ({problem}): remove it and model.json, and run the "
+            "search's command again"
+        ) from problem
+    return found
+
+
+def _is_saved(folder: Path, trial: Trial) -> bool:
+    """Tell whether the model of this trial is there: lines added to a ledger may choose another."""
+    path = folder / "model.json"
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        names = [name for name in (fields["network"], fields.get("plain")) if name]
+        there = all((folder / name).exists() for name in names)
+        return there and fields["trial"] == trial_to_json(trial)
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return False
+
+
+def _save_model(
+    folder: Path,
+    data: Dataset,
+    encoder: Encoder,
+    runner: Runner,
+    found: Result,
+    trained: dict[Trial, Outcome],
+) -> None:
+    """Save the best network of the choice and that of k = 1, and what they find difficult."""
+    comparison = found.comparison
+    best = [comparison.kept, best_stopped(comparison.plain)]
+    # Those of an earlier session are trained again: the ledger keeps no weights.
+    lost = {outcome.trial: None for outcome in best if outcome.trial not in trained}
+    if lost:
+        trained |= {outcome.trial: outcome for outcome in runner(deque(lost), never)}
+    chosen, plain = (Network.of(trained[outcome.trial], data) for outcome in best)
+    if not chosen.is_finite:
+        raise ValueError(
+            "all networks diverged, so there is none to save: lower the learning rates"
+        )
+    (folder / "model.json").unlink(missing_ok=True)
+    files = {"model.safetensors": chosen}
+    if found.chosen.k != 1 and plain.is_finite:
+        files[_PLAIN] = plain
+    for name, network in files.items():
+        with writing(folder / name):
+            network.save(folder / name)
+    networks = {"chosen": (found.chosen.k, chosen), "plain": (found.plain.k, plain)}
+    examples = difficulty(networks, data, encoder)
+    examples["by_class"] = [asdict(one) for one in comparison.by_class]
+    write_json(folder / "examples.json", examples)
+    # The last of the files: once it is there, all are.
+    outcome = trained[best[0].trial]
+    write_json(
+        folder / "model.json",
+        {
+            "network": "model.safetensors",
+            "plain": _PLAIN if _PLAIN in files else None,
+            "trial": trial_to_json(outcome.trial),
+            "test_error": outcome.error,
+            "encoder": json.loads(encoder.to_json()),
+        },
+    )
+
+
+def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[Network, Encoder]:
+    """Load the model that a search has chosen, and what encodes new rows for it.
+
+    Args:
+        folder: Of the search.
+        k: 1 for the best network of k = 1, which the choice was compared with.
+
+    Example:
+        >>> load_model("nowhere")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: nowhere holds no run: there is no run.json
+
+    """
+    folder = Study.open(folder).folder
+    assert folder is not None
+    path = folder / "model.json"
+    if not path.exists():
+        raise ValueError(f"{folder} has no model yet: run its command again to finish the search")
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        encoder = Encoder.from_json(json.dumps(fields["encoder"]))
+        files = {1.0: fields.get("plain"), fields["trial"]["k"]: fields["network"]}
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError(f"{path} is not the description of a model ({problem!r})") from problem
+    kept = [at for at, file in files.items() if file]
+    if k is not None:  # as it is shown, in six digits
+        k = next((at for at in kept if math.isclose(at, k, rel_tol=1e-5)), k)
+    if k is not None and k not in kept:
+        raise ValueError(
+            f"{folder} has no network of k = {k:g}: give {' or '.join(f'{at:g}' for at in kept)}"
+        )
+    path = folder / (fields["network"] if k is None else files[k])
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} is missing: run the search's command again, which trains this network again "
+            "and nothing else"
+        )
+    return Network.load(path), encoder
+
+
+def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:
+    """Name a folder for a search: the same for the same search on the same data.
+
+    Args:
+        protocol: What to search, and how.
+        data: The data set.
+        encoder: What made it.
+
+    Example:
+        >>> from pseudograd.data import open_data
+        >>> from pseudograd.fleet import MLPRecipe
+        >>> protocol = Protocol(MLPRecipe("digits", (400,)))
+        >>> default_folder(protocol, *open_data("digits")).as_posix()
+        'runs/digits-400-...'
+
+    """
+    recipe = protocol.recipe
+    sizes = "x".join(map(str, getattr(recipe, "hidden_layer_sizes", ()))) or "linear"
+    key = json.dumps(
+        [recipe.fingerprint, protocol.settings(), data.sha256, data.train_size, encoder.to_json()]
+    )
+    return Path("runs") / f"{Path(data.name).stem}-{sizes}-{_digest(key)[:8]}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
