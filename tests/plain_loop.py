@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pseudograd import tunable_cross_entropy
 from pseudograd.data import Dataset
 from pseudograd.fleet import Outcome, Trial, parts, randomness
+from trials import recipe_of
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 
@@ -34,26 +35,26 @@ class PlainRun:
 
 def scaled(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Tensor:
     """All features in the trial's range."""
-    (low, high), (least, greatest) = trial.feature_range, data.value_range
+    (low, high), (least, greatest) = recipe_of(trial).feature_range, data.value_range
     return low + (data.features.to(dtype) - least) / (greatest - least) * (high - low)
 
 
 def network(data: Dataset, trial: Trial, layers: Layers, dtype: torch.dtype) -> nn.Sequential:
     """The trial's network with the given weights (in, out) and biases (out)."""
-    sizes = (data.features.shape[1], *trial.hidden_layer_sizes, data.classes)
+    sizes = (data.features.shape[1], *recipe_of(trial).hidden_layer_sizes, data.classes)
     modules: list[nn.Module] = []
     for (inputs, outputs), (weight, bias) in zip(itertools.pairwise(sizes), layers, strict=True):
         linear = nn.Linear(inputs, outputs, dtype=dtype)
         with torch.no_grad():
             linear.weight.copy_(weight.T)
             linear.bias.copy_(bias)
-        modules += [linear, ACTIVATIONS[trial.activation]()]
+        modules += [linear, ACTIVATIONS[recipe_of(trial).activation]()]
     return nn.Sequential(*modules[:-1])
 
 
 def initial_layers(data: Dataset, trial: Trial) -> Layers:
     """Glorot-uniform hidden layers, all else zero."""
-    sizes = (data.features.shape[1], *trial.hidden_layer_sizes, data.classes)
+    sizes = (data.features.shape[1], *recipe_of(trial).hidden_layer_sizes, data.classes)
     shapes, seed = list(itertools.pairwise(sizes)), torch.tensor([trial.seed])
     hidden = [randomness.glorot_uniform(seed, at, *s)[0] for at, s in enumerate(shapes[:-1])]
     weights = [*hidden, torch.zeros(shapes[-1])]
@@ -77,9 +78,9 @@ def error_and_cross_entropy(
 
 
 def _optimizer(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
-    if trial.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), trial.learning_rate, trial.momentum)
-    if trial.optimizer == "adam":
+    if recipe_of(trial).optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), trial.learning_rate, recipe_of(trial).momentum)
+    if recipe_of(trial).optimizer == "adam":
         return torch.optim.Adam(model.parameters(), trial.learning_rate)
     return torch.optim.RMSprop(model.parameters(), trial.learning_rate)
 
@@ -90,7 +91,11 @@ def _layers(model: nn.Sequential) -> Layers:
 
 
 def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> PlainRun:
-    cut, x, y = parts(data, trial.split), scaled(data, trial, dtype), data.labels
+    cut, x, y = (
+        parts(data, trial.split, recipe_of(trial).stratified),
+        scaled(data, trial, dtype),
+        data.labels,
+    )
     weights = torch.ones(len(y), dtype=dtype) if data.weights is None else data.weights.to(dtype)
     weights = weights / weights[: data.train_size].mean()
     model = network(data, trial, initial_layers(data, trial), dtype)
@@ -100,17 +105,17 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
     curve: list[float] = []
     epochs: list[Layers] = []
     best_error, best_epoch, since, stopped_by, clipped, steps = math.inf, 0, 0, "limit", 0, 0
-    for epoch in range(1, trial.max_epochs + 1):
+    for epoch in range(1, recipe_of(trial).max_epochs + 1):
         order = randomness.order(
             torch.tensor([trial.seed]), torch.tensor([epoch - 1]), len(cut.train)
         )
-        for batch in cut.train[order[0]].split(trial.batch_size):
+        for batch in cut.train[order[0]].split(recipe_of(trial).batch_size):
             optimizer.zero_grad()
             losses = tunable_cross_entropy(model(x[batch]), y[batch], trial.k, reduction="none")
             (weights[batch] * losses).mean().backward()
-            if trial.clip is not None:
-                norm = nn.utils.clip_grad_norm_(model.parameters(), trial.clip)
-                clipped += int(norm > trial.clip)
+            if recipe_of(trial).clip is not None:
+                norm = nn.utils.clip_grad_norm_(model.parameters(), recipe_of(trial).clip)
+                clipped += int(norm > recipe_of(trial).clip)
             optimizer.step()
             steps += 1
         error, value = error_and_cross_entropy(model, x[cut.stop], y[cut.stop], weights[cut.stop])
@@ -118,13 +123,13 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
         epochs.append(_layers(model))
         if error < best_error:
             best_error, best_epoch, since = error, epoch, epoch
-        elif error == best_error and trial.ties == "last":
+        elif error == best_error and recipe_of(trial).ties == "last":
             best_epoch = epoch
         largest = max(weight.abs().max().item() for weight, _ in epochs[-1])
         if not math.isfinite(value) or (error > 0.99 * chance and not largest < 1e4):
             stopped_by = "diverged"
             break
-        if epoch - since == trial.patience:
+        if epoch - since == recipe_of(trial).patience:
             stopped_by = "patience"
             break
     best = epochs[best_epoch - 1]

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,15 +20,16 @@ import torch
 
 import pseudograd
 from pseudograd.data import digits
-from pseudograd.fleet import Fleet, Outcome, Trial
-from pseudograd.search import Ledger, Protocol, advance, cluster, result
+from pseudograd.fleet import Fleet, Outcome, Stop, Trial
+from pseudograd.search import Progress, Protocol, Study, cluster
 from pseudograd.search.cluster import RayRunner
+from trials import a_trial, replace
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed"
 )
 
-TRIAL = Trial("digits", (8,), k=1, learning_rate=0.2, momentum=0.5, patience=2, max_epochs=6)
+TRIAL = a_trial("digits", (8,), k=1, learning_rate=0.2, momentum=0.5, patience=2, max_epochs=6)
 TRIALS = [replace(TRIAL, seed=seed) for seed in range(8)]
 
 
@@ -186,27 +186,15 @@ def test_data_arrive_as_they_were_sent() -> None:
     torch.testing.assert_close(arrived.weights, sent.weights)
 
 
-def test_a_cluster_asks_how_many_are_left_and_can_be_stopped_so() -> None:
-    class TimeIsUp(Exception):
-        pass
-
-    class Trials(deque[Trial]):
-        over = False
-
-        def __len__(self) -> int:
-            if self.over:
-                raise TimeIsUp
-            return super().__len__()
-
-    runner = MadeUpRunner(all_end)
-    trials = Trials(replace(TRIAL, seed=seed) for seed in range(80))
-    outcomes = runner(trials)
-    for _ in range(20):
-        next(outcomes)
-    trials.over = True
-    with pytest.raises(TimeIsUp):
-        next(outcomes)
+def test_a_cluster_can_be_told_to_stop() -> None:
+    runner, told = MadeUpRunner(all_end), threading.Event()
+    trials = deque(replace(TRIAL, seed=seed) for seed in range(80))
+    outcomes = runner(trials, told.is_set)
+    assert len([next(outcomes) for _ in range(20)]) == 20
+    told.set()
+    assert len(list(outcomes)) < 10
     assert {*runner.cancelled} == {*runner.open}  # what was under way
+    assert not trials
 
 
 def test_as_many_tasks_as_there_are_places_also_when_nodes_join() -> None:
@@ -422,7 +410,7 @@ def test_what_a_crashed_cluster_left_behind_is_passed_over(
 # --- a real cluster --------------------------------------------------------------------------
 
 PROTOCOL = Protocol(
-    TRIAL, ks=(1.0, 0.5), initial_rate=0.2, repetitions=4, retrainings=2, most_extensions=1
+    TRIAL.recipe, ks=(1.0, 0.5), initial_rate=0.2, repetitions=4, retrainings=2, most_extensions=1
 )
 STORE = 80 * 2**20
 
@@ -459,8 +447,9 @@ def started_by(runner: RayRunner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_node_killed_in_mid_run_changes_nothing(
     nodes: Any, tmp_path: Path, one_thread: None
 ) -> None:
-    expected = Ledger(tmp_path / "in-process")
-    *_, last = advance(PROTOCOL, expected, Fleet(digits(), precision="float64").run)
+    in_process = Study(None, PROTOCOL)
+    assert in_process.run(Fleet(digits(), precision="float64").run)
+    expected = in_process.ledger
 
     first, held = PROTOCOL.wanted({})[0], tmp_path / "held"
 
@@ -476,27 +465,38 @@ def test_a_node_killed_in_mid_run_changes_nothing(
             while hold:
                 time.sleep(0.1)
 
-    found, killed = Ledger(tmp_path / "cluster"), 0
+    study, killed, calls = Study(tmp_path / "cluster", PROTOCOL), 0, 0
+
+    def kill_what_holds(progress: Progress) -> None:
+        nonlocal killed
+        there = held.read_text() if held.exists() else ""
+        for node in [node for node in nodes.worker_nodes if node.node_id == there]:
+            nodes.remove_node(node, allow_graceful=False)
+            killed = len(study.ledger)
+
     with RayRunner(digits(), nodes.address, precision="float64") as run:
         run.task = run.ray.remote(num_cpus=1, max_retries=0)(holds_once)
-        for step in advance(PROTOCOL, found, run):
-            rounds = step.round
-            there = held.read_text() if held.exists() else ""
-            for node in [node for node in nodes.worker_nodes if node.node_id == there]:
-                nodes.remove_node(node, allow_graceful=False)
-                killed = len(found)
-    assert 0 < killed < len(expected)
-    assert rounds == last.round  # what was lost did not wait for the next round
 
-    assert set(Ledger(found.path)) == set(expected)
+        def counted(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+            nonlocal calls
+            calls += 1
+            return run(trials, stop)
+
+        assert study.run(counted, watch=kill_what_holds)
+    found = study.ledger
+    assert 0 < killed < len(expected)
+    assert calls <= 4  # what was lost did not wait for the next call
+
+    assert set(Study.open(tmp_path / "cluster").ledger) == set(expected)
     for trial, outcome in found.items():
         assert outcome == replace(expected[trial], cross_entropy=outcome.cross_entropy)
         assert outcome.cross_entropy == pytest.approx(expected[trial].cross_entropy, rel=1e-9)
-    ours, theirs = result(PROTOCOL, found), result(PROTOCOL, expected)
+    ours, theirs = study.result, in_process.result
     assert (ours.chosen, ours.plain, ours.cells) == (theirs.chosen, theirs.plain, theirs.cells)
     assert ours.comparison.error == theirs.comparison.error
     assert ours.comparison.mcnemar_p == theirs.comparison.mcnemar_p
-    assert len(found.path.read_text().splitlines()) == len(expected)  # each trial once
+    lines = (tmp_path / "cluster" / "ledger.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + len(expected)  # each trial once
 
 
 def test_an_error_of_ours_in_a_worker_is_raised_as_it_is_and_once(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pseudograd.estimator import TunableMLPClassifier, _dataset
-from pseudograd.fleet import Fleet, Outcome, Split, Trial, parts
+from pseudograd.fleet import Fleet, Outcome, Split, Stop, Trial, never, parts
 from pseudograd.search.protocol import DEEP_KS, SHALLOW_KS, batch_size_for
+from trials import recipe_of
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -139,9 +140,10 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
     asked: list[Trial] = []
     run = Fleet.run
 
-    def watch(fleet: Fleet, wanted: list[Trial]) -> Iterator[Outcome]:
-        asked.extend(wanted)
-        return run(fleet, wanted)
+    def watch(fleet: Fleet, wanted: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
+        for outcome in run(fleet, wanted, stop):
+            asked.append(outcome.trial)
+            yield outcome
 
     monkeypatch.setattr(Fleet, "run", watch)
     return asked
@@ -177,9 +179,11 @@ def test_the_papers_settings_follow_the_depth(
     model = TunableMLPClassifier(sizes, learning_rate=0.1, repetitions=1, max_iter=1)
     model.fit(X, Y)
     assert tuple(model.cv_results_["param_k"]) == ks
-    assert {trial.clip for trial in trials} == {clip}
-    assert {trial.batch_size for trial in trials} == {batch_size_for(147)}  # 3 flowers come twice
-    assert all(trial.split.stratified for trial in trials)
+    assert {recipe_of(trial).clip for trial in trials} == {clip}
+    assert {recipe_of(trial).batch_size for trial in trials} == {
+        batch_size_for(147)
+    }  # 3 flowers come twice
+    assert all(recipe_of(trial).stratified for trial in trials)
 
 
 def test_parameters_reach_the_trial(trials: list[Trial]) -> None:
@@ -194,9 +198,17 @@ def test_parameters_reach_the_trial(trials: list[Trial]) -> None:
         max_iter=3,
     ).fit(X, Y)
     (trial,) = trials
-    assert (trial.activation, trial.optimizer, trial.momentum) == ("tanh", "adam", 0.3)
-    assert (trial.batch_size, trial.clip, trial.feature_range) == (7, 2.0, (0, 1))
-    assert (trial.patience, trial.max_epochs) == (2, 3)
+    assert (recipe_of(trial).activation, recipe_of(trial).optimizer, recipe_of(trial).momentum) == (
+        "tanh",
+        "adam",
+        0.3,
+    )
+    assert (recipe_of(trial).batch_size, recipe_of(trial).clip, recipe_of(trial).feature_range) == (
+        7,
+        2.0,
+        (0, 1),
+    )
+    assert (recipe_of(trial).patience, recipe_of(trial).max_epochs) == (2, 3)
 
 
 @pytest.mark.parametrize("size", [*range(1, 50), 426, 427, 854, 855, 60_000])
@@ -215,7 +227,7 @@ def test_progress_is_shown_if_asked_for(capsys: pytest.CaptureFixture[str]) -> N
     tuned(learning_rate=0.1).fit(X, Y)
     assert capsys.readouterr().err == ""
     tuned(learning_rate=0.1, verbose=True).fit(X, Y)
-    assert "4/4" in capsys.readouterr().err
+    assert "search: 4 of 4 trials" in capsys.readouterr().err
 
 
 # --- examples --------------------------------------------------------------------------------
@@ -310,8 +322,8 @@ def parts_of(
     """The different examples in each of the five parts, from a repetition on."""
     data = _dataset(rows.astype(np.float32), labels, weights, (-1.0, 1.0))
     assert data.weights is None or data.weights[: data.train_size].sum() == weights.sum()
-    turns = [Split(plan=5, repetition=begin + turn, stratified=True) for turn in range(5)]
-    cuts = [parts(data, turn) for turn in turns]
+    turns = [Split(plan=5, repetition=begin + turn) for turn in range(5)]
+    cuts = [parts(data, turn, stratified=True) for turn in turns]
     pairs = torch.column_stack([data.features, data.labels])
     return [{tuple(pairs[at].tolist()) for at in cut.judge} for cut in cuts]
 

@@ -7,13 +7,11 @@ import gc
 import math
 import queue
 import re
-import subprocess
-import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,11 @@ from torch import Tensor
 import plain_loop
 from plain_loop import Layers, PlainRun
 from pseudograd.data import Dataset, digits
-from pseudograd.fleet import Fleet, Outcome, Split, Trial, parts, randomness
-from pseudograd.fleet.__main__ import main as example
-from pseudograd.fleet.fleet import _Crew, _MatmulPrecision, _side_by_side
-from pseudograd.fleet.stack import Examples, Stack
+from pseudograd.fleet import Fleet, Outcome, Split, Stop, Trial, never, parts, randomness
+from pseudograd.fleet.mlp.crew import Crew, _MatmulPrecision
+from pseudograd.fleet.mlp.fleet import _side_by_side
+from pseudograd.fleet.mlp.stack import Examples, Stack
+from trials import a_trial, recipe_of, replace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,14 +47,20 @@ def blobs(kind: str = "pixels") -> Dataset:
 
 
 CPU = torch.device("cpu")
-ONE = Trial("blobs", (9,), k=1, learning_rate=0.3, batch_size=32, max_epochs=8)
+ONE = a_trial("blobs", (9,), k=1, learning_rate=0.3, batch_size=32, max_epochs=8)
 
 
 def mixed(**shared: Any) -> list[Trial]:
     """Trials that differ in all that a fleet's trials may differ in."""
     base = replace(ONE, **shared)
     retrain = base.split.retrain
-    step = 0.03 if base.optimizer != "sgd" else 8.0 if base.activation == "sigmoid" else 1.0
+    step = (
+        0.03
+        if recipe_of(base).optimizer != "sgd"
+        else 8.0
+        if recipe_of(base).activation == "sigmoid"
+        else 1.0
+    )
     own: list[tuple[float, float, float, int, int, int, int, float]] = [
         (0.25, 0.1, 0.0, 1, 0, 15, 8, 0.2),
         (0.5, 0.3, 0.5, 1, 7, 1, 9, 0.5),
@@ -70,12 +75,12 @@ def mixed(**shared: Any) -> list[Trial]:
             base,
             k=k,
             learning_rate=rate * step,
-            momentum=momentum if base.optimizer == "sgd" else 0.0,
+            momentum=momentum if recipe_of(base).optimizer == "sgd" else 0.0,
             seed=seed,
             split=Split(plan, repetition, retrain),
             patience=patience,
             max_epochs=limit,
-            clip=None if base.clip is None else clip,
+            clip=None if recipe_of(base).clip is None else clip,
         )
         for plan, (k, rate, momentum, seed, repetition, patience, limit, clip) in enumerate(own)
     ]
@@ -94,9 +99,9 @@ def plain(trial: Trial, kind: str = "pixels") -> PlainRun:
 def watched(monkeypatch: pytest.MonkeyPatch) -> dict[Trial, list[Layers]]:
     """The layers of every trial's network after each of its epochs."""
     seen: dict[Trial, list[Layers]] = {}
-    judge = _Crew._judge_the_epoch
+    judge = Crew._judge_the_epoch
 
-    def watch(crew: _Crew) -> dict[int, str]:
+    def watch(crew: Crew) -> dict[int, str]:
         stack = crew.stack
         for slot, run in enumerate(crew.runs):
             if run:
@@ -105,7 +110,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[Trial, list[Layers]]:
                 seen.setdefault(run.trial, []).append(now)
         return judge(crew)
 
-    monkeypatch.setattr(_Crew, "_judge_the_epoch", watch)
+    monkeypatch.setattr(Crew, "_judge_the_epoch", watch)
     return seen
 
 
@@ -171,7 +176,7 @@ def test_the_trials_above_do_what_they_are_there_for() -> None:
         assert len({run.outcome.best_epoch for run in runs}) >= 2
         assert min(run.outcome.error for run in runs) < 0.7  # at chance 0.8
         if "clip" in shared:
-            assert all(run.clipped == 0 for run in runs if run.outcome.trial.clip == 1e6)
+            assert all(run.clipped == 0 for run in runs if recipe_of(run.outcome.trial).clip == 1e6)
             assert any(run.clipped > 0 for run in runs)
     assert any(0 < run.clipped < run.steps for runs in every for run in runs)
     # Some have their lowest error again, and not in the next epoch; then patience ends them.
@@ -182,7 +187,7 @@ def test_the_trials_above_do_what_they_are_there_for() -> None:
     assert any(later)
     assert [run.outcome.epochs for run in lasts] == [run.outcome.epochs for run in firsts]
     # The last batch of an epoch is short.
-    assert len(parts(blobs(), ONE.split).train) % ONE.batch_size != 0
+    assert len(parts(blobs(), ONE.split).train) % recipe_of(ONE).batch_size != 0
 
 
 @pytest.mark.parametrize("shared", [SHARED[0], SHARED[4], SHARED[8]], ids=str)
@@ -239,7 +244,7 @@ def test_a_network_of_no_numbers_is_wrong_about_everything() -> None:
 def test_large_weights_that_predict_well_are_no_divergence() -> None:
     features = torch.eye(2)[torch.arange(40) % 2]
     data = Dataset("eye", features, torch.arange(40) % 2, 40, value_range=(0.0, 1.0))
-    trial = Trial("eye", (), k=1, learning_rate=1e6, batch_size=8, patience=2)
+    trial = a_trial("eye", (), k=1, learning_rate=1e6, batch_size=8, patience=2)
     (outcome,) = Fleet(data).run([trial])
     assert (outcome.stopped_by, outcome.error, outcome.stop_error) == ("patience", 0, 0)
 
@@ -474,7 +479,7 @@ def test_divergence_is_not_judged_by_the_test_set() -> None:
     features = labels[:, None] - 0.5 + 0.5 * torch.randn(1000, 1, generator=generator)
     labels[100:] = 0
     data = Dataset("hard", features, labels, 100, value_range=(-1.0, 1.0))
-    trial = Trial("hard", (), k=1, learning_rate=1e6, batch_size=8, patience=30, max_epochs=30)
+    trial = a_trial("hard", (), k=1, learning_rate=1e6, batch_size=8, patience=30, max_epochs=30)
     (outcome,) = Fleet(data).run([trial])
     assert 0.05 <= min(outcome.curve) < max(outcome.curve) < 0.495
     assert outcome.stopped_by == "limit"
@@ -484,7 +489,7 @@ def test_divergence_is_not_judged_by_the_test_set() -> None:
 def test_stratified_parts_share_the_classes_equally(retrain: bool) -> None:
     data = blobs()
     for repetition in range(6):
-        cut = parts(data, Split(3, repetition, retrain, stratified=True))
+        cut = parts(data, Split(3, repetition, retrain), stratified=True)
         plain = parts(data, Split(3, repetition, retrain))
         roles = [cut.train, cut.stop] + ([] if retrain else [cut.judge])
         assert len(cut.train) == len(plain.train)
@@ -493,7 +498,7 @@ def test_stratified_parts_share_the_classes_equally(retrain: bool) -> None:
         for part in roles[1:]:
             assert (data.labels[part].bincount(minlength=4) - share).abs().max() <= 1.8
         assert (data.labels[plain.stop].bincount(minlength=4) - share).abs().max() > 1.8
-    first, second = (parts(data, Split(plan, stratified=True)).stop for plan in (3, 4))
+    first, second = (parts(data, Split(plan), stratified=True).stop for plan in (3, 4))
     assert set(first.tolist()) != set(second.tolist())
 
 
@@ -516,7 +521,7 @@ def test_sets_that_cannot_be_split(data: Dataset, split: Split, message: str) ->
 def test_features_are_scaled_to_the_range_of_the_trial(feature_range: tuple[float, float]) -> None:
     trial = replace(ONE, feature_range=feature_range)
     for data in (blobs("pixels"), blobs("numbers")):
-        crew = _Crew(Fleet(data, precision="float64"), trial, CPU, 1, 1)
+        crew = Crew(Fleet(data, precision="float64"), trial, CPU, 1, 1)
         ours = crew.stack.examples.gather(torch.arange(263).reshape(1, -1), torch.float64)
         torch.testing.assert_close(ours[0], plain_loop.scaled(data, trial), **EXACT)
         assert (ours.min().item(), ours.max().item()) == pytest.approx(feature_range)
@@ -535,7 +540,7 @@ def test_gathering_leaves_the_features_alone() -> None:
 def test_the_layout_of_the_features_does_not_matter(precision: str) -> None:
     data = blobs()
     turned = replace(data, features=data.features.T.contiguous().T)
-    crew = _Crew(Fleet(turned, precision=precision), ONE, CPU, 1, 1)
+    crew = Crew(Fleet(turned, precision=precision), ONE, CPU, 1, 1)
     assert crew.stack.examples.features.is_contiguous()  # as the kernels take them to be
     ours, theirs = (list(Fleet(d, precision=precision).run([ONE])) for d in (turned, data))
     assert ours == theirs
@@ -560,7 +565,7 @@ def test_best_weights_give_the_reported_error(shared: dict[str, Any], precision:
         assert value == pytest.approx(outcome.cross_entropy, rel=tolerance)
         assert outcome.stop_error == min(outcome.curve)
         lowest = [at for at, error in enumerate(outcome.curve, 1) if error == outcome.stop_error]
-        assert outcome.best_epoch == lowest[-1 if trial.ties == "last" else 0]
+        assert outcome.best_epoch == lowest[-1 if recipe_of(trial).ties == "last" else 0]
 
 
 def test_weights_come_on_request_only() -> None:
@@ -696,8 +701,8 @@ def test_slots_are_planned_from_free_memory(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**9, 10**12))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: cached + 7)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 7)
-    trial = replace(ONE, hidden_layer_sizes=(1400, 1400), batch_size=128)
-    assert Fleet(blobs())._planned_slots(trial, torch.device("cuda")) == slots
+    recipe = recipe_of(replace(ONE, hidden_layer_sizes=(1400, 1400), batch_size=128))
+    assert Fleet(blobs())._planned_slots(recipe, torch.device("cuda")) == slots
 
 
 # Running
@@ -822,8 +827,8 @@ def test_slots_follow_the_work() -> None:
     trials = [replace(ONE, seed=seed, max_epochs=1 + seed % 5) for seed in range(40)]
     expected = {outcome.trial: outcome for outcome in Fleet(blobs()).run(trials)}
     queue, later, found, slots = deque(trials[:2]), deque(trials[2:]), {}, []
-    crew = _Crew(Fleet(blobs()), ONE, CPU, 2, 16)
-    for outcome in crew.through(queue, threading.Event()):
+    crew = Crew(Fleet(blobs()), ONE, CPU, 2, 16)
+    for outcome in crew.through(queue, never):
         found[outcome.trial] = outcome
         slots.append(len(crew.runs))
         queue.extend(later.popleft() for _ in range(min(4, len(later))))
@@ -835,7 +840,7 @@ def test_slots_follow_the_work() -> None:
 
 def test_what_is_added_to_a_queue_must_be_alike() -> None:
     queue = deque([ONE])
-    outcomes = _Crew(Fleet(blobs()), ONE, CPU, 1, 1).through(queue, threading.Event())
+    outcomes = Crew(Fleet(blobs()), ONE, CPU, 1, 1).through(queue, never)
     next(outcomes)
     queue.append(replace(ONE, hidden_layer_sizes=(3,)))
     with pytest.raises(ValueError, match="trials of one fleet must share"):
@@ -878,7 +883,7 @@ def test_networks_are_judged_the_same_to_the_last_bit_in_any_company(
     weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts, of which there are more the more networks there are."""
-    monkeypatch.setattr("pseudograd.fleet.stack._EVALUATED_AT_ONCE", 2048)
+    monkeypatch.setattr("pseudograd.fleet.mlp.stack._EVALUATED_AT_ONCE", 2048)
     data = blobs("numbers")
     weights = torch.linspace(0.5, 1.5, 263, dtype=torch.float64) if weighted else None
     examples = Examples(data.features.float(), data.labels, 1.0, 0.0, weights)
@@ -954,20 +959,23 @@ def test_what_ends_while_workers_stop_is_given_out(
 ) -> None:
     first, second = list(Fleet(blobs(), slots=2).run(mixed()[:2]))
 
-    def breaks(stop: threading.Event) -> Iterator[Outcome]:
+    def breaks(stop: Stop) -> Iterator[Outcome]:
         yield first
         if failure is ZeroDivisionError:
             raise failure
 
-    def is_within_an_epoch(stop: threading.Event) -> Iterator[Outcome]:
-        assert stop.wait(60)
+    def is_within_an_epoch(stop: Stop) -> Iterator[Outcome]:
+        deadline = time.monotonic() + 60
+        while not stop():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         yield second
 
     if failure is KeyboardInterrupt:
         monkeypatch.setattr(queue, "SimpleQueue", Interrupted)
     given: list[Outcome] = []
     with pytest.raises(failure):
-        given.extend(_side_by_side([breaks, is_within_an_epoch]))  # as far as it comes
+        given.extend(_side_by_side([breaks, is_within_an_epoch], never))  # as far as it comes
     assert set(given) == {first, second}
 
 
@@ -977,9 +985,9 @@ def test_numbers_of_numpy_become_plain() -> None:
     sizes: Any = (np.int64(8), 4)
     numbers: dict[str, Any] = {"k": np.float32(0.5), "learning_rate": np.array(0.1)}
     split = Split(**of_split)
-    trial = Trial("blobs", sizes, **numbers, split=split)
-    assert trial == Trial("blobs", (8, 4), 0.5, 0.1, split=Split(3, 1))
-    values = [*vars(trial).values(), *vars(split).values(), *trial.hidden_layer_sizes]
+    trial = a_trial("blobs", sizes, **numbers, split=split)
+    assert trial == a_trial("blobs", (8, 4), 0.5, 0.1, split=Split(3, 1))
+    values = [*vars(trial).values(), *vars(split).values(), *recipe_of(trial).hidden_layer_sizes]
     assert not any(isinstance(value, np.generic | np.ndarray) for value in values)
 
 
@@ -998,6 +1006,7 @@ def test_no_trials_no_outcomes() -> None:
         ("feature_range", (0.0, 1.0)),
         ("batch_size", 31),
         ("clip", 1.0),
+        ("stratified", True),
         ("split", RETRAIN),
     ],
 )
@@ -1006,6 +1015,23 @@ def test_trials_of_different_architectures(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=re.escape(name)) as caught:
         list(Fleet(blobs()).run([ONE, ONE, replace(ONE, **{field: value})]))
     assert repr(value) in str(caught.value)
+
+
+def test_a_fleet_stops_when_it_is_told_to() -> None:
+    """After an epoch: what has ended is yielded, and the rest is dropped."""
+    short, long = replace(ONE, max_epochs=1), replace(ONE, max_epochs=10**6, patience=10**6)
+    found, told = [], threading.Event()
+    for outcome in Fleet(blobs()).run([short, long], stop=told.is_set):
+        found.append(outcome.trial)
+        told.set()
+    assert found == [short]
+
+
+def test_data_of_another_hash() -> None:
+    mine = replace(ONE, data_hash=blobs().sha256[:16])
+    assert len(list(Fleet(blobs()).run([mine]))) == 1
+    with pytest.raises(ValueError, match="whose hash begins with 0000000000000000"):
+        list(Fleet(blobs()).run([replace(ONE, data_hash="0" * 16)]))
 
 
 def test_trials_of_another_data_set() -> None:
@@ -1090,7 +1116,7 @@ def test_a_bad_data_set_is_refused(arguments: dict[str, Any], message: str) -> N
 def test_the_digits_learn() -> None:
     """The real thing once, in single precision: about 3% wrong, and the test set alike."""
     trials = [
-        Trial("digits", (64,), k, 0.1, 0.9, split=Split(0, seed, retrain), seed=seed, patience=5)
+        a_trial("digits", (64,), k, 0.1, Split(0, seed, retrain), seed, momentum=0.9, patience=5)
         for retrain in (False, True)
         for k in (0.5, 1.0)
         for seed in range(2)
@@ -1099,33 +1125,3 @@ def test_the_digits_learn() -> None:
         for outcome in Fleet(digits()).run(half):
             assert outcome.stopped_by == "patience"
             assert outcome.error < 0.08
-
-
-def test_the_smallest_example() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pseudograd.fleet"], capture_output=True, text=True, check=True
-    )
-    heading, *rows, last = run.stdout.splitlines()
-    assert heading.split()[0] == "k"
-    assert [float(row.split()[0]) for row in rows] == [2, 1, 0.5, 0.25]
-    for row in rows:
-        _, rate, error, plus_minus, spread = row.split()
-        assert float(rate) > 0
-        assert 0 < float(error) < 8
-        assert plus_minus == "±"
-        assert 0 < float(spread) < 2
-    assert re.fullmatch(r"100 networks in \d+\.\d seconds, .*", last)
-    assert run.stderr == ""  # progress is for terminals
-
-
-@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--fast", 2), ("digits", 2)])
-def test_the_example_says_what_it_does_before_it_trains(
-    argument: str, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        example([argument])
-    assert exit_.value.code == status
-    captured = capsys.readouterr()
-    said = captured.err if status else captured.out
-    assert "usage: python -m pseudograd.fleet" in said
-    assert ("unrecognized arguments" if status else "a hundred networks") in said

@@ -9,7 +9,6 @@ import math
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,16 +16,17 @@ import torch
 from torch import Tensor
 
 from pseudograd.data import Dataset
-from pseudograd.fleet import Fleet, Split, Trial
-from pseudograd.fleet.fleet import _Crew
-from pseudograd.fleet.stack import Examples, Settings, Stack, launching
+from pseudograd.fleet import Fleet, MLPRecipe, Split, Trial, never
+from pseudograd.fleet.mlp.crew import Crew
+from pseudograd.fleet.mlp.stack import Examples, Settings, Stack, launching
 from pseudograd.rules import tunable
+from trials import a_trial, recipe_of, replace
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-from pseudograd.fleet import kernels  # noqa: E402
-from pseudograd.fleet.fused import FusedStack  # noqa: E402
-from pseudograd.fleet.kernels import PANEL  # noqa: E402
+from pseudograd.fleet.mlp import kernels  # noqa: E402
+from pseudograd.fleet.mlp.fused import FusedStack  # noqa: E402
+from pseudograd.fleet.mlp.kernels import PANEL  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -511,10 +511,10 @@ def blobs() -> Dataset:
 def test_the_fleet_on_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """More trials than slots, some diverge: outcomes as of plain operations, up to rounding."""
 
-    def fused(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
-        return FusedStack(examples, fleet._layer_sizes(trial), trial.activation, slots)
+    def fused(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> Stack:
+        return FusedStack(examples, fleet.layer_sizes(recipe), recipe.activation, slots)
 
-    base = Trial("blobs", (9,), k=1, learning_rate=0.3, batch_size=50, max_epochs=3, clip=0.5)
+    base = a_trial("blobs", (9,), k=1, learning_rate=0.3, batch_size=50, max_epochs=3, clip=0.5)
     trials = [
         replace(base, k=k, seed=seed, momentum=momentum, split=Split(0, seed), max_epochs=limit)
         for seed, (k, momentum, limit) in enumerate([(1, 0.9, 4), (0.5, 0.5, 2), (2, 0.9, 3)])
@@ -522,13 +522,14 @@ def test_the_fleet_on_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = replace(base, learning_rate=1e30, k=0.25)
     run = [trials[0], lost, *trials[1:]]
     plain = {o.trial: o for o in Fleet(blobs(), DEVICE, precision="float64").run(run)}
-    monkeypatch.setattr("pseudograd.fleet.fleet._stack", fused)
+    monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", fused)
     ours = {o.trial: o for o in Fleet(blobs(), DEVICE, slots=2, keep_parameters=True).run(run)}
     assert ours.keys() == set(run)
     assert ours[lost].stopped_by == "diverged"
     assert 0 <= ours[lost].error <= 1
     for trial in trials:
-        assert (ours[trial].stopped_by, ours[trial].epochs) == ("limit", trial.max_epochs)
+        assert ours[trial].stopped_by == "limit"
+        assert ours[trial].epochs == recipe_of(trial).max_epochs
         assert ours[trial].curve == pytest.approx(plain[trial].curve, abs=0.05)
         assert ours[trial].cross_entropy == pytest.approx(plain[trial].cross_entropy, rel=0.05)
         assert ours[trial].parameters is not None
@@ -537,17 +538,17 @@ def test_the_fleet_on_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slots_of_the_kernels_follow_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue that is added to makes them grow, an empty one shrink; networks keep their state."""
 
-    def fused(examples: Examples, fleet: Fleet, trial: Trial, slots: int) -> Stack:
-        return FusedStack(examples, fleet._layer_sizes(trial), trial.activation, slots)
+    def fused(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> Stack:
+        return FusedStack(examples, fleet.layer_sizes(recipe), recipe.activation, slots)
 
-    base = Trial("blobs", (9,), k=0.5, learning_rate=0.3, momentum=0.9, batch_size=120)
+    base = a_trial("blobs", (9,), k=0.5, learning_rate=0.3, momentum=0.9, batch_size=120)
     trials = [replace(base, seed=seed, max_epochs=1 + seed % 4) for seed in range(9)]
     plain = {o.trial: o for o in Fleet(blobs(), DEVICE, precision="float64").run(trials)}
-    monkeypatch.setattr("pseudograd.fleet.fleet._stack", fused)
+    monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", fused)
     queue, later = deque(trials[:1]), trials[1:]
-    crew = _Crew(Fleet(blobs(), DEVICE), base, torch.device(DEVICE), 1, 4)
+    crew = Crew(Fleet(blobs(), DEVICE), base, torch.device(DEVICE), 1, 4)
     ours, slots = {}, []
-    for outcome in crew.through(queue, threading.Event()):
+    for outcome in crew.through(queue, never):
         ours[outcome.trial] = outcome
         slots.append(len(crew.runs))
         queue.extend(later)
@@ -574,9 +575,9 @@ def test_slots_of_the_kernels_follow_the_work(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_what_runs_on_a_gpu(changes: dict[str, Any], precision: str, kind: type[Stack]) -> None:
-    trial = replace(Trial("blobs", (9,), 1, 0.1, momentum=0.9, max_epochs=5), **changes)
+    trial = replace(a_trial("blobs", (9,), 1, 0.1, momentum=0.9, max_epochs=5), **changes)
     fleet = Fleet(blobs(), "cuda", precision=precision)
-    assert type(_Crew(fleet, trial, torch.device("cuda"), 2, 2).stack) is kind
+    assert type(Crew(fleet, trial, torch.device("cuda"), 2, 2).stack) is kind
     trials = [replace(trial, seed=seed) for seed in range(5)]
     ours = {o.trial: o for o in Fleet(blobs(), "cuda", 2, precision=precision).run(trials)}
     for outcome in Fleet(blobs(), precision="float64").run(trials):
@@ -586,7 +587,7 @@ def test_what_runs_on_a_gpu(changes: dict[str, Any], precision: str, kind: type[
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_two_fleets_at_once_on_a_gpu() -> None:
     """Each on a stream of its own, with slots that come and go: outcomes to the bit as alone."""
-    first = Trial("blobs", (9,), k=0.5, learning_rate=0.1, momentum=0.9, batch_size=16)
+    first = a_trial("blobs", (9,), k=0.5, learning_rate=0.1, momentum=0.9, batch_size=16)
     second = replace(first, hidden_layer_sizes=(24, 17), clip=0.5)
     queues = [
         [replace(base, seed=seed, split=Split(0, seed), max_epochs=2 + seed) for seed in range(40)]

@@ -1,6 +1,5 @@
 """A network on its own: what it predicts, and that it comes back from its file."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,9 @@ import torch
 
 from pseudograd.data import digits
 from pseudograd.fleet import Fleet, Network, Outcome, Split, Trial
+from trials import a_trial, replace
 
-TRIAL = Trial(
+TRIAL = a_trial(
     "digits", (12, 7), 0.5, 0.2, activation="tanh", max_epochs=3, split=Split(retrain=True)
 )
 
@@ -41,7 +41,7 @@ def test_it_predicts_as_the_fleet_does(activation: str, tmp_path: Path) -> None:
 def test_many_examples_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network.of(trained(TRIAL), digits())
     whole = network.logits(digits().features)
-    monkeypatch.setattr("pseudograd.fleet.network._AT_ONCE", 100)
+    monkeypatch.setattr("pseudograd.fleet.mlp.network._AT_ONCE", 100)
     torch.testing.assert_close(network.logits(digits().features), whole)
     assert network.logits(digits().features[:0]).shape == (0, 10)
 

@@ -25,6 +25,7 @@ from pseudograd.report.page import PAPER, page
 from pseudograd.report.summary import baseline, evidence, fraction, summary
 from pseudograd.search import Ledger, Protocol, advance, compare, result
 from pseudograd.search.comparison import ByClass, Difference
+from trials import a_trial
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
@@ -53,7 +54,7 @@ ABOUT: dict[str, Any] = {
     "seed": 0,
     "data": DATA,
 }
-TEMPLATE = Trial("digits", (8,), k=1, learning_rate=1)
+TEMPLATE = a_trial("digits", (8,), k=1, learning_rate=1)
 
 
 def examples(k: float = 0.5, row: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import torch
 
 from pseudograd.data import Dataset, Encoder, digits, load_table, open_data, read_frame
 from pseudograd.data.encoder import Categories, Numbers
-from pseudograd.fleet import Trial
-from pseudograd.search import Protocol, Run
+from pseudograd.search import Protocol, study_of
+from trials import replace
 
 MIXED = {
     "größe": [1.0, None, 3.0, 5.0, 2.0, 4.0, 1.5, None, 2.5, 3.5],
@@ -973,11 +972,11 @@ def test_open_data_refuses(name: str, options: dict[str, Any], complaint: str) -
 def test_the_folder_of_a_search_is_no_file(folder: str) -> None:
     Path("search.py").touch()
     data, encoder = open_data("digits")
-    protocol = Protocol(Trial("digits", (8,), k=1, learning_rate=1), ks=(1.0,))
+    protocol = Protocol(MLPRecipe("digits", (8,)), ks=(1.0,))
     with pytest.raises(
         ValueError, match=r"^search.py cannot be written .*it is a file\): name a f"
     ):
-        Run.prepare(folder, protocol, data, encoder)
+        study_of(data, encoder, protocol, folder)
 
 
 def test_pandas_is_imported_only_when_a_table_is_read() -> None:

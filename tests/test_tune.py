@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,22 @@ import pytest
 import torch
 
 from pseudograd.cli import main
-from pseudograd.cli.display import Display
 from pseudograd.data import digits, open_data
 from pseudograd.files import locked
-from pseudograd.fleet import Fleet, Outcome, Trial
-from pseudograd.fleet.trial import ACTIVATIONS, OPTIMIZERS
+from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Stop, Trial
+from pseudograd.fleet.recipe import ACTIVATIONS, OPTIMIZERS
 from pseudograd.search import (
-    Ledger,
     Progress,
     Protocol,
-    Run,
+    Study,
     default_folder,
     load_model,
-    result,
+    read_examples,
+    study_of,
     tune,
 )
+from pseudograd.search.display import Display
+from trials import replace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -103,7 +103,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert "warning" not in err
     assert "round 1, search: 12 of 12 trials" in err
 
-    run = Run.open("run")
+    run = Study.open("run")
     assert run.finished
     assert run.data["labels"] == ["cat", "dog <b>"]
     assert run.data["columns"] == said
@@ -162,7 +162,7 @@ def test_the_same_command_again_repeats_nothing(capsys: pytest.CaptureFixture[st
     assert f"going on in {folder}" in err
     assert (folder / "ledger.jsonl").read_bytes() == ledger
     assert (folder / "model.json").read_bytes() == model
-    assert [session["trials"] for session in Run.open(folder).sessions][1:] == [0]
+    assert [session["trials"] for session in Study.open(folder).sessions][1:] == [0]
     # Another setting is another run.
     tuned(capsys, "digits", *SMALL, "--seed", "1")
     assert len(list(Path("runs").iterdir())) == 2
@@ -184,7 +184,7 @@ def test_a_lost_model_is_trained_again(capsys: pytest.CaptureFixture[str]) -> No
     tuned(capsys, "digits", *SMALL, "--out", "run")
     assert Path("run/ledger.jsonl").read_bytes() == ledger
     assert len(Path("run/model.safetensors").read_bytes()) == len(tensors)
-    assert Run.open("run").examples is not None
+    assert read_examples(Study.open("run")) is not None
 
 
 def test_a_file_of_a_run_that_is_lost_can_be_had_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,17 +212,18 @@ def test_lines_that_change_the_choice_change_the_model(capsys: pytest.CaptureFix
     lines = []
     for line in path.read_text().splitlines():
         fields = json.loads(line)
-        if fields["trial"]["k"] == before:
+        if "trial" in fields and fields["trial"]["k"] == before:
             fields["error"] = 0.99
         lines.append(json.dumps(fields) + "\n")
     path.write_text("".join(lines))
     tuned(capsys, "digits", *SMALL, "--out", "run")
-    run = Run.open("run")
-    chosen = result(run.protocol, run.ledger).chosen.k
+    run = Study.open("run")
+    chosen = run.result.chosen.k
     assert chosen != before
     assert json.loads(Path("run/model.json").read_text())["trial"]["k"] == chosen
-    assert run.examples is not None
-    assert run.examples["networks"]["chosen"]["k"] == chosen
+    examples = read_examples(run)
+    assert examples is not None
+    assert examples["networks"]["chosen"]["k"] == chosen
     Path("run/model.json").write_text("{}")  # what is no model is made again
     tuned(capsys, "digits", *SMALL, "--out", "run")
     assert json.loads(Path("run/model.json").read_text())["trial"]["k"] == chosen
@@ -235,7 +236,7 @@ def test_of_wide_rows_the_first_columns_are_kept(capsys: pytest.CaptureFixture[s
     rows = [",".join(str(at * (3 + x) % 17) for x in range(11)) + f",{at % 2}" for at in range(40)]
     Path("wide.csv").write_text("\n".join([",".join([*names, "y"]), *rows]))
     tuned(capsys, "wide.csv", "--target", "y", *SMALL, "--out", "run")
-    examples = Run.open("run").examples
+    examples = read_examples(Study.open("run"))
     assert examples is not None
     for example in examples["hardest"]:
         assert list(example["row"]) == names[:8]
@@ -260,11 +261,11 @@ def test_k_is_asked_for_as_it_is_shown(capsys: pytest.CaptureFixture[str]) -> No
 def test_lines_that_cannot_be_read_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     tuned(capsys, "digits", *SMALL, "--out", "run")
     path = Path("run/ledger.jsonl")
-    first, *rest = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([first[:50] + "\n", *rest, "hello\n"]))
+    head, first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([head, first[:50] + "\n", *rest, "hello\n"]))
     _, err = tuned(capsys, "digits", *SMALL, "--out", "run")
-    assert "run/ledger.jsonl: line 1 is set aside: it is not JSON, or cut off" in err
-    assert f"line {len(rest) + 2} is set aside" in err
+    assert "run/ledger.jsonl: line 2 is set aside: it is not JSON, or cut off" in err
+    assert f"line {len(rest) + 3} is set aside" in err
     assert "1 of 1 trials" in err  # what the torn line had is run again
 
 
@@ -285,11 +286,11 @@ def test_ctrl_c_loses_nothing_that_was_finished(capsys: pytest.CaptureFixture[st
         assert "stopped by Ctrl-C" in said.splitlines()[-1]
         assert "the same command goes on from there" in said
         assert "Traceback" not in said
-    kept = len(Ledger(ledger))
+    kept = len(Study.open("run").ledger)
     assert kept > 0
     out, _ = tuned(capsys, *options, "--out", "run")
     assert out.replace("run", "undisturbed") == undisturbed
-    assert Run.open("run").sessions[1]["trials"] == len(Ledger(ledger)) - kept
+    assert Study.open("run").sessions[1]["trials"] == len(Study.open("run").ledger) - kept
 
 
 LONG = shlex.split(
@@ -314,11 +315,11 @@ def test_twenty_kills_at_random_moments_change_nothing(capsys: pytest.CaptureFix
     assert killed > 5
     out, _ = tuned(capsys, *LONG, "--out", "run")
     assert out.replace("run", "undisturbed") == undisturbed
-    assert dict(Run.open("run").ledger) == dict(Run.open("undisturbed").ledger)
+    assert dict(Study.open("run").ledger) == dict(Study.open("undisturbed").ledger)
     for name in ("model.safetensors", "model.json", "examples.json"):
         assert Path("run", name).read_bytes() == Path("undisturbed", name).read_bytes()
     lines = Path("run/ledger.jsonl").read_text().splitlines()
-    assert len(lines) == len(Run.open("run").ledger) + len(Run.open("run").ledger.set_aside)
+    assert len(lines) == 1 + len(Study.open("run").ledger) + len(Study.open("run").ledger.set_aside)
 
 
 def _command(folder: Path, arguments: list[str]) -> None:
@@ -337,7 +338,7 @@ def test_a_killed_session_is_not_forgotten(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How long it lasted is written down as it goes on."""
-    monkeypatch.setattr("pseudograd.search.run._SECONDS_BETWEEN_NOTES", 0.0)
+    monkeypatch.setattr("pseudograd.search.study._SECONDS_BETWEEN_NOTES", 0.0)
     seen = []
 
     def watch(display: Display, progress: Progress) -> None:
@@ -355,27 +356,29 @@ def test_options_reach_the_trials(capsys: pytest.CaptureFixture[str]) -> None:
         "--stratify --seed 3 --device cpu --out run"
     )
     tuned(capsys, "digits", *options.split())
-    protocol = Run.open("run").protocol
+    protocol = Study.open("run").protocol
     assert protocol == replace(protocol, ks=(1.0,), learning_rates=(0.01, 0.02, 0.04), seed=3)
-    trial = protocol.trial
-    assert trial.hidden_layer_sizes == (5, 4)
-    assert (trial.activation, trial.optimizer, trial.momentum) == ("tanh", "adam", 0.9)
-    assert (trial.batch_size, trial.clip, trial.patience, trial.max_epochs) == (64, 7.0, 2, 2)
-    assert trial.split.stratified
-    assert {t.split.stratified for t in Run.open("run").ledger} == {True}
+    assert protocol.recipe == MLPRecipe(
+        "digits", (5, 4), digits().sha256[:16], "adam", 0.9, "tanh", batch_size=64, clip=7.0,
+        patience=2, ties="last", max_epochs=2, stratified=True,
+    )  # fmt: skip
 
 
 def test_defaults_are_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
     tuned(capsys, *SMALL, "--hidden", "4", "4", "--out", "deep")
-    protocol = Run.open("deep").protocol
-    assert (protocol.trial.data, protocol.trial.clip, protocol.trial.batch_size) == (
-        "digits",
-        100.0,
-        128,
-    )
+    fields = Study.open("deep").protocol.recipe.fields()
+    assert (fields["data"], fields["clip"], fields.get("batch_size")) == ("digits", 100.0, None)
     tuned(capsys, *SMALL, "--hidden", "0", "--out", "linear")
-    trial = Run.open("linear").protocol.trial
-    assert (trial.hidden_layer_sizes, trial.clip, trial.patience) == ((), None, 15)
+    fields = Study.open("linear").protocol.recipe.fields()
+    assert (fields["hidden_layer_sizes"], fields.get("clip")) == ([], None)
+
+
+def test_a_time_limit_ends_a_run_and_keeps_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["digits", *SMALL, "--max-epochs", "100000", "--patience", "100000", "--out", "run"]
+    out, _ = tuned(capsys, *options, "--time-limit", "1/60")
+    assert "the time limit is over; 0 trials kept, and the same command goes on from there" in out
+    out, _ = tuned(capsys, "digits", *SMALL, "--out", "short", "--time-limit", "60")
+    assert "page: short/report.html" in out
 
 
 # --- what cannot be done ----------------------------------------------------------------------
@@ -537,10 +540,12 @@ def test_classes_that_cannot_be_judged_are_told(capsys: pytest.CaptureFixture[st
 def test_the_network_of_k_1_is_kept_too(capsys: pytest.CaptureFixture[str]) -> None:
     """So few and small steps that k = 2 is ahead by far."""
     data, encoder = open_data("digits")
-    template = Trial("digits", (16,), 1, 1, max_epochs=6)
-    protocol = Protocol(template, (1.0, 2.0), 0.01, repetitions=3, retrainings=1, most_extensions=0)
-    run = Run.prepare("run", protocol, data, encoder)
-    assert tune(run, data, encoder, Fleet(data, keep_parameters=True).run).chosen.k == 2
+    recipe = MLPRecipe("digits", (16,), max_epochs=6)
+    protocol = Protocol(recipe, (1.0, 2.0), 0.01, repetitions=3, retrainings=1, most_extensions=0)
+    run = study_of(data, encoder, protocol, "run")
+    found = tune(run, data, encoder, Fleet(data, keep_parameters=True).run)
+    assert found is not None
+    assert found.chosen.k == 2
     np.savez("new.npz", X=data.features[:50].numpy())
     said = {}
     for option in ([], ["--k", "2"], ["--k", "1"]):
@@ -557,7 +562,7 @@ def test_too_little_memory_is_told(
     def full(*_: object, **__: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
 
-    monkeypatch.setattr("pseudograd.fleet.fleet._stack", full)
+    monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", full)
     assert refusal(capsys, "tune", "digits", *SMALL, "--out", "run") == (
         "pseudograd: there is not enough memory for such networks: lower --hidden (now 6) or "
         "--batch-size (now 128)"
@@ -571,7 +576,7 @@ def test_hard_examples_can_be_found_in_the_file(capsys: pytest.CaptureFixture[st
     lines[41] = "5,grey,dog <b>"
     Path("pets.csv").write_text("\n".join(lines) + "\n")
     tuned(capsys, "pets.csv", "--target", "pet", *SMALL, "--max-epochs", "40", "--out", "run")
-    examples = Run.open("run").examples
+    examples = read_examples(Study.open("run"))
     assert examples is not None
     lacking = {example["row_number"]: example["lacking"] for example in examples["hardest"]}
     assert lacking[41] == max(lacking.values()) > 0.5
@@ -579,7 +584,7 @@ def test_hard_examples_can_be_found_in_the_file(capsys: pytest.CaptureFixture[st
     assert ">row 41<" in page
     assert "the first row of data is row 1" in page
     tuned(capsys, "digits", *SMALL, "--out", "digits")
-    examples = Run.open("digits").examples
+    examples = read_examples(Study.open("digits"))
     assert examples is not None
     assert {example["row_number"] for example in examples["hardest"]} == {None}
     assert "row of data" not in Path("digits/report.html").read_text()
@@ -604,13 +609,13 @@ def test_a_full_disk_keeps_what_is_finished(capsys: pytest.CaptureFixture[str]) 
     assert process.returncode == 1
     last = process.stderr.splitlines()[-1]
     assert "run/ledger.jsonl cannot be written (file too large): make that possible" in last
-    ledger = Run.open("run").ledger
+    ledger = Study.open("run").ledger
     assert len(ledger) > 5
     assert len(ledger.set_aside) == 1
     _, err = tuned(capsys, *options)
     assert "is set aside" in err
     assert f"{len(ledger)} trials are done" in err
-    assert not Run.open("run").ledger.set_aside  # what was cut off has gone
+    assert not Study.open("run").ledger.set_aside  # what was cut off has gone
 
 
 def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> None:
@@ -651,8 +656,8 @@ def test_a_run_on_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     alone, _ = tuned(capsys, "digits", *SMALL, "--out", "alone")
     out, _ = tuned(capsys, "digits", *SMALL, "--ray", "local", "--out", "run")
     assert out.replace("run", "alone") == alone
-    assert Run.open("run").sessions[0]["devices"] == ["ray"]
-    assert Run.open("run").sessions[0]["hardware"].startswith("Ray cluster: 1 × node, ")
+    assert Study.open("run").sessions[0]["devices"] == ["ray"]
+    assert Study.open("run").sessions[0]["hardware"].startswith("Ray cluster: 1 × node, ")
     assert Path("run/model.safetensors").exists()
 
 
@@ -679,12 +684,12 @@ def test_another_process_in_the_folder(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_networks_that_all_diverge() -> None:
     data, encoder = open_data("digits")
-    protocol = Protocol(Trial("digits", (6,), 1, 1), (1.0,), 0.1, repetitions=1, retrainings=1)
-    run = Run.prepare("run", protocol, data, encoder)
+    protocol = Protocol(MLPRecipe("digits", (6,)), (1.0,), 0.1, repetitions=1, retrainings=1)
+    run = study_of(data, encoder, protocol, "run")
 
     nothing = ((torch.full((64, 10), math.nan), torch.zeros(10)),)
 
-    def diverging(trials: Iterable[Trial]) -> Iterator[Outcome]:
+    def diverging(trials: Iterable[Trial], stop: Stop) -> Iterator[Outcome]:
         for trial in trials:
             lost = Outcome(trial, 0.9, 1, 0.9, math.nan, 1, "diverged", (0.9,), wrong=())
             yield replace(lost, parameters=nothing)
@@ -696,14 +701,15 @@ def test_networks_that_all_diverge() -> None:
 
 def test_a_network_that_diverged_after_its_best_epoch_is_a_model(tmp_path: Path) -> None:
     data, encoder = open_data("digits")
-    template = Trial("digits", (6,), 1, 1, max_epochs=3)
-    protocol = Protocol(template, (1.0, 0.5), 0.1, repetitions=1, retrainings=1, most_extensions=0)
-    run, fleet = Run.prepare(tmp_path, protocol, data, encoder), Fleet(data, keep_parameters=True)
+    recipe = MLPRecipe("digits", (6,), max_epochs=3)
+    protocol = Protocol(recipe, (1.0, 0.5), 0.1, repetitions=1, retrainings=1, most_extensions=0)
+    run, fleet = study_of(data, encoder, protocol, tmp_path), Fleet(data, keep_parameters=True)
 
-    def diverging(trials: Iterable[Trial]) -> Iterator[Outcome]:
-        return (replace(outcome, stopped_by="diverged") for outcome in fleet.run(trials))
+    def diverging(trials: Iterable[Trial], stop: Stop) -> Iterator[Outcome]:
+        return (replace(outcome, stopped_by="diverged") for outcome in fleet.run(trials, stop))
 
     found = tune(run, data, encoder, diverging)
+    assert found is not None
     wrong = found.comparison.kept.wrong
     network, _ = load_model(tmp_path)
     test = network.logits(data.features[data.train_size :]).argmax(-1)
@@ -729,17 +735,17 @@ class Terminal(io.StringIO):
 
 
 def progress(k: float, repetition: int, done: int) -> Progress:
-    trial = Protocol(Trial("digits", (6,), 1, 1), initial_rate=0.1, repetitions=2)._at(
+    trial = Protocol(MLPRecipe("digits", (6,)), initial_rate=0.1, repetitions=2)._at(
         k, 0.1, repetition
     )
     outcome = Outcome(trial, 0.02, 12, 0.03 * k, 0.1, 27, "patience", ())
-    return Progress("search", 1, done, 42, outcome)
+    return Progress("search", done, 42, outcome)
 
 
 def test_a_terminal_shows_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    protocol = Protocol(Trial("digits", (6,), 1, 1), initial_rate=0.1, repetitions=2)
+    protocol = Protocol(MLPRecipe("digits", (6,)), initial_rate=0.1, repetitions=2)
     with Display(protocol, {}, out) as display:
         for done, (k, repetition) in enumerate([(1, 0), (1, 1), (0.5, 0), (0.5, 1)], 1):
             display.show(progress(k, repetition, done))
@@ -748,7 +754,7 @@ def test_a_terminal_shows_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = [at for at, line in enumerate(lines) if "best rate" in line]
     assert {lines[at].strip() for at in heads} == {"k  best rate  validation error, %"}
     assert all(set(lines[at - 1]) <= set("━╸╺") for at in heads)
-    last = out.getvalue().split("round 1, search: ")[-1]
+    last = out.getvalue().split("search: ")[-1]
     assert last.startswith("4 of 42 trials")
     assert "trials/s" in last
     assert "left" in last
@@ -758,35 +764,34 @@ def test_a_terminal_shows_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_elsewhere_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 3))
-    monkeypatch.setattr("pseudograd.cli.display.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("pseudograd.search.display.time.monotonic", lambda: float(next(clock)))
     out = io.StringIO()
-    protocol = Protocol(Trial("digits", (6,), 1, 1), initial_rate=0.1, repetitions=2)
+    protocol = Protocol(MLPRecipe("digits", (6,)), initial_rate=0.1, repetitions=2)
     with Display(protocol, {}, out) as display:
         for done in range(1, 43):
             display.show(progress(1, 0, done))
     lines = out.getvalue().splitlines()
     assert 5 < len(lines) < 22
-    assert lines[-1].startswith("round 1, search: 42 of 42 trials, ")
+    assert lines[-1].startswith("search: 42 of 42 trials, ")
     assert "left" not in lines[-1]
     assert " min " in lines[0]
 
 
 def test_the_default_folder_tells_searches_apart() -> None:
     data, encoder = open_data("digits")
-    protocol = Protocol(Trial("digits", (6,), 1, 1))
+    protocol = Protocol(MLPRecipe("digits", (6,)))
     folder = default_folder(protocol, data, encoder)
     assert folder == default_folder(protocol, *open_data("digits"))
     assert folder != default_folder(replace(protocol, seed=1), data, encoder)
     assert folder != default_folder(protocol, digits(test_size=300), encoder)
     assert folder != default_folder(protocol, data, replace(encoder, target="x"))
-    linear = Protocol(Trial("digits", (), 1, 1))
+    linear = Protocol(MLPRecipe("digits", ()))
     assert default_folder(linear, data, encoder).name.startswith("digits-linear")
 
 
 def test_the_model_is_not_chosen_by_its_test_error(capsys: pytest.CaptureFixture[str]) -> None:
     tuned(capsys, "digits", *SMALL, "--retrainings", "4", "--out", "run")
-    run = Run.open("run")
-    found = result(run.protocol, run.ledger)
+    found = Study.open("run").result
     model = json.loads(Path("run/model.json").read_text())
     least = min(outcome.stop_error for outcome in found.comparison.chosen)
     (chosen,) = [o for o in found.comparison.chosen if o.trial.seed == model["trial"]["seed"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +13,13 @@ from torch import Tensor
 import plain_loop
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, Outcome, Split, Trial
-from pseudograd.fleet import fleet as fleet_module
-from pseudograd.fleet.stack import Examples, Settings, Stack
+from pseudograd.fleet.mlp import crew as fleet_module
+from pseudograd.fleet.mlp.stack import Examples, Settings, Stack
+from trials import a_trial, recipe_of, replace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ONE = Trial("blobs", (7,), k=0.5, learning_rate=0.2, momentum=0.5, batch_size=32, max_epochs=6)
+ONE = a_trial("blobs", (7,), k=0.5, learning_rate=0.2, momentum=0.5, batch_size=32, max_epochs=6)
 
 
 def blobs(weights: Tensor | None = None) -> Dataset:
@@ -110,8 +110,8 @@ def test_chance_is_weighted() -> None:
     labels = torch.arange(20) // 15  # 15 examples of class 0, 5 of class 1
     weights = torch.where(labels == 1, 9.0, 1.0)
     data = Dataset("one", torch.zeros(20, 1), labels, 20, weights=weights)
-    trial = Trial("one", (), k=1, learning_rate=0.1)
-    crew = fleet_module._Crew(Fleet(data), trial, torch.device("cpu"), slots=1, most=1)
+    trial = a_trial("one", (), k=1, learning_rate=0.1)
+    crew = fleet_module.Crew(Fleet(data), trial, torch.device("cpu"), slots=1, most=1)
     assert crew.majority == pytest.approx(45 / 60)
 
 
@@ -124,14 +124,16 @@ class OnGPU:
 def kind_on_gpu(data: Dataset, trial: Trial = ONE, precision: str = "tf32") -> str:
     """The name of the stack that a fleet would choose on a GPU."""
     examples = Examples(data.features, OnGPU(), 1.0, 0.0, data.weights)  # type: ignore[arg-type]
-    return type(fleet_module._stack(examples, Fleet(data, precision=precision), trial, 1)).__name__
+    return type(
+        fleet_module._stack(examples, Fleet(data, precision=precision), recipe_of(trial), 1)
+    ).__name__
 
 
 @pytest.fixture
 def nothing_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stack, "__init__", lambda self, *_: None)
     pytest.importorskip("triton")
-    monkeypatch.setattr("pseudograd.fleet.fused.FusedStack.__init__", lambda self, *_: None)
+    monkeypatch.setattr("pseudograd.fleet.mlp.fused.FusedStack.__init__", lambda self, *_: None)
 
 
 def of_classes(classes: int) -> Dataset:
@@ -160,7 +162,7 @@ def test_kernels_are_asked_for_what_they_can_do() -> None:
 def test_without_triton_the_fleet_goes_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stack, "__init__", lambda self, *_: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setitem(sys.modules, "pseudograd.fleet.fused", None)  # not to be imported
+    monkeypatch.setitem(sys.modules, "pseudograd.fleet.mlp.fused", None)  # not to be imported
     assert kind_on_gpu(blobs()) == "Stack"
 
 

@@ -197,8 +197,8 @@ def learning_curves(groups: Mapping[str, Sequence[Outcome]]) -> Markup:
         groups: Outcomes of "chosen" and "plain", or of one of them.
 
     Example:
-        >>> from pseudograd.fleet import Trial
-        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1)
+        >>> from pseudograd.fleet import MLPRecipe, Trial
+        >>> trial = Trial(MLPRecipe("digits", (4,)), k=1, learning_rate=0.1)
         >>> outcome = Outcome(trial, 0.1, 2, 0.1, 0.3, 2, "limit", (0.5, 0.1))
         >>> learning_curves({"plain": [outcome]})[:4]
         Markup('<svg')
@@ -295,9 +295,9 @@ def differences(comparison: Comparison) -> Markup:
         comparison: The choice against k = 1.
 
     Example:
-        >>> from pseudograd.fleet import Trial
+        >>> from pseudograd.fleet import MLPRecipe, Trial
         >>> from pseudograd.search import compare
-        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1)
+        >>> trial = Trial(MLPRecipe("digits", (4,)), k=1, learning_rate=0.1)
         >>> outcome = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
         >>> differences(compare([outcome], [outcome]))[:4]
         Markup('<svg')

@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from pseudograd.files import write_whole, writing
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.report import figures
 from pseudograd.report.figures import interval
@@ -29,7 +31,7 @@ from pseudograd.report.summary import (
 )
 from pseudograd.reproduce.findings import side
 from pseudograd.reproduce.rows import rows
-from pseudograd.search import Cell, Comparison, Protocol, compare, paired_difference
+from pseudograd.search import Cell, Comparison, Protocol, Study, compare, paired_difference
 from pseudograd.search.comparison import ByClass
 from pseudograd.words import counted, duration, fraction, p_value, percent, signed
 
@@ -43,6 +45,18 @@ PAPER = {
 _SOURCE = "Keren, Sabato and Schuller, Tables 1, 3 and 4 and supplement"
 
 Outcomes = Mapping[Trial, Outcome]
+
+
+def write_page(study: Study) -> Path:
+    """Write the page of a study into its folder, and return its path."""
+    from pseudograd.search import read_examples
+
+    if study.folder is None:
+        raise ValueError("study must be kept in a folder, for its page to be written there")
+    path = study.folder / "report.html"
+    with writing(path):
+        write_whole(path, page(study.about, study.protocol, study.ledger, read_examples(study)))
+    return path
 
 
 def page(
@@ -70,7 +84,8 @@ def page(
         >>> about = {"command": "pseudograd tune digits", "versions": {"pseudograd": "0.1.0"},
         ...          "commit": None, "hardware": "2 cores", "devices": ["cpu"], "seed": 0,
         ...          "started": "2026-01-01T12:00:00+00:00", "seconds": 0.0, "data": data}
-        >>> html = page(about, Protocol(Trial("digits", (400,), k=1, learning_rate=1)), {}, None)
+        >>> from pseudograd.fleet import MLPRecipe
+        >>> html = page(about, Protocol(MLPRecipe("digits", (400,))), {}, None)
         >>> "Not finished" in html
         True
 
@@ -87,7 +102,7 @@ def page(
         title=f"{headline} · {about['data']['name']}",
         version=about["versions"]["pseudograd"],
         command=escape(about["command"]),
-        over=f"{about['data']['name']} · {_network(protocol.trial)}",
+        over=f"{about['data']['name']} · {_network(protocol.recipe)}",
         headline=headline,
         warning=_sentences(found.baseline, found.warning) if found.warning else None,
         lead=lead,
@@ -395,7 +410,7 @@ def _search(found: _Findings) -> dict[str, Any]:
         return {"error_by_k": None}
     protocol, cells, best = found.protocol, found.cells, found.best
     errors = [cell.error for cell in cells]
-    paper = PAPER.get(len(protocol.trial.hidden_layer_sizes), {})
+    paper = PAPER.get(len(protocol.recipe.hidden_layer_sizes), {})
     given = protocol.learning_rates or protocol.initial_rate
     origin = "as given" if given else "around the best of a short sweep at k = 1"
     first = protocol.first_rates(found.ledger)
@@ -412,7 +427,7 @@ def _search(found: _Findings) -> dict[str, Any]:
             )
         ),
         "expected": bool(paper),
-        "expectation": _expectation(len(protocol.trial.hidden_layer_sizes), found),
+        "expectation": _expectation(len(protocol.recipe.hidden_layer_sizes), found),
         "k_rows": [
             (*_row(cell), _against(cell, found.plain))
             for cell in sorted(best, key=lambda cell: cell.k)
@@ -566,24 +581,24 @@ def _example(
 
 
 def _facts(about: Mapping[str, Any], protocol: Protocol, ledger: Outcomes) -> list[tuple[str, str]]:
-    data, trial = about["data"], protocol.trial
+    data, recipe = about["data"], protocol.recipe
     training = [
-        trial.optimizer,
+        recipe.optimizer,
         # Of the others it is no part.
-        *([f"momentum {trial.momentum:g}"] if trial.momentum and trial.optimizer == "sgd" else []),
-        f"batches of {trial.batch_size}",
-        f"features in [{trial.feature_range[0]:g}, {trial.feature_range[1]:g}]",
-        f"patience {trial.patience}",
-        f"at most {counted(trial.max_epochs, 'epoch')}",
-        *([f"gradients clipped at {trial.clip:g}"] if trial.clip else []),
+        *([f"momentum {recipe.momentum:g}"] if recipe.momentum and recipe.optimizer == "sgd" else []),
+        f"batches of {recipe.batch_size}",
+        f"features in [{recipe.feature_range[0]:g}, {recipe.feature_range[1]:g}]",
+        f"patience {recipe.patience}",
+        f"at most {counted(recipe.max_epochs, 'epoch')}",
+        *([f"gradients clipped at {recipe.clip:g}"] if recipe.clip else []),
     ]
-    stratified = ", folds with equal shares of classes" if trial.split.stratified else ""
+    stratified = ", folds with equal shares of classes" if recipe.stratified else ""
     return [
         ("Data", f"{data['name']}, target {data['target']}: {data['train_size']:,} examples to "
                  f"train on, {data['test_size']:,} to test on, {data['features']:,} features, "
                  f"{data['classes']:,} classes"),
         ("SHA-256 of the data", data["sha256"]),
-        ("Network", _network(trial)),
+        ("Network", _network(recipe)),
         ("Training", ", ".join(training)),
         ("Search", f"k in {', '.join(map(fraction, protocol.ks))}; "
                    f"{counted(protocol.repetitions, 'repetition')} of each pair of k and rate, "
@@ -621,12 +636,12 @@ def _kinds(found: _Findings) -> dict[str, str]:
     return kinds
 
 
-def _network(trial: Trial) -> str:
-    sizes = trial.hidden_layer_sizes
+def _network(recipe: Any) -> str:
+    sizes = recipe.hidden_layer_sizes
     if not sizes:
         return "no hidden layer"
     units = f"{sizes[0]:,}" if len(set(sizes)) == 1 else ", ".join(f"{size:,}" for size in sizes)
-    return f"{_layers(len(sizes))} of {units} units ({trial.activation})"
+    return f"{_layers(len(sizes))} of {units} units ({recipe.activation})"
 
 
 def _layers(depth: int) -> str:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable
 
 from pseudograd.fleet import Outcome
-from pseudograd.search import Cell, Comparison, Difference, Result, Run, result
+from pseudograd.search import Cell, Comparison, Difference, Result, Study
 from pseudograd.words import counted as counted  # TODO(merge): the paper's report wants these here
 from pseudograd.words import duration as duration
 from pseudograd.words import fraction as fraction
@@ -62,9 +62,9 @@ def evidence(comparison: Comparison) -> str:
         "proof" if both tell the difference from chance, "hint" if one does, else "noise".
 
     Example:
-        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.fleet import MLPRecipe, Outcome, Trial
         >>> from pseudograd.search import compare
-        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> trial = Trial(MLPRecipe("mail", (4,)), k=1, learning_rate=0.1)
         >>> outcome = Outcome(trial, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
         >>> evidence(compare([outcome, outcome], [outcome, outcome]))
         'noise'
@@ -87,10 +87,10 @@ def baseline(comparison: Comparison) -> tuple[str, str]:
 
     Example:
         >>> from dataclasses import replace
-        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.fleet import MLPRecipe, Outcome, Trial
         >>> from pseudograd.search import compare
         >>> from pseudograd.search.comparison import ByClass
-        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> trial = Trial(MLPRecipe("mail", (4,)), k=1, learning_rate=0.1)
         >>> outcome = Outcome(trial, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
         >>> classes = (ByClass("ham", 3, 0), ByClass("spam", 1, 1))
         >>> said, warning = baseline(replace(compare([outcome], [outcome]), by_class=classes))
@@ -136,10 +136,10 @@ def doubts(comparison: Comparison) -> list[str]:
 
     Example:
         >>> from dataclasses import replace
-        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.fleet import MLPRecipe, Outcome, Trial
         >>> from pseudograd.search import compare
         >>> from pseudograd.search.comparison import ByClass
-        >>> trial = Trial("mail", (4,), k=1, learning_rate=0.1)
+        >>> trial = Trial(MLPRecipe("mail", (4,)), k=1, learning_rate=0.1)
         >>> plain = Outcome(trial, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
         >>> better = replace(plain, trial=replace(trial, k=0.5), wrong=())
         >>> classes = (ByClass("ham", 3, 0), ByClass("spam", 1, 0), ByClass("scam", 0, 0))
@@ -202,9 +202,9 @@ def still_learning(comparison: Comparison) -> str:
         comparison: Of the networks of the chosen k and of k = 1.
 
     Example:
-        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.fleet import MLPRecipe, Outcome, Trial
         >>> from pseudograd.search import compare
-        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1, max_epochs=20)
+        >>> trial = Trial(MLPRecipe("digits", (4,)), k=1, learning_rate=0.1, max_epochs=20)
         >>> outcome = Outcome(trial, 0.1, 1, 0.50, 0.3, 20, "limit", (), wrong=(0, 1))
         >>> still_learning(compare([outcome], [outcome])).partition(" when")[0]
         'the final network was still learning'
@@ -232,9 +232,9 @@ def summary(found: Result) -> str:
         found: The result.
 
     Example:
-        >>> from pseudograd.fleet import Outcome, Trial
+        >>> from pseudograd.fleet import MLPRecipe, Outcome, Trial
         >>> from pseudograd.search import compare
-        >>> trial = Trial("digits", (4,), k=1, learning_rate=0.1)
+        >>> trial = Trial(MLPRecipe("digits", (4,)), k=1, learning_rate=0.1)
         >>> outcome = Outcome(trial, 0.1, 1, 0.50, 0.3, 16, "patience", (), wrong=(0, 1))
         >>> cell, same = Cell(1.0, 0.1, (0.02, 0.04)), compare([outcome], [outcome])
         >>> print(summary(Result((cell,), (cell,), cell, cell, (), (), same)))
@@ -301,7 +301,7 @@ def summary(found: Result) -> str:
     return "\n".join(lines + last)
 
 
-def table_of_runs(runs: Iterable[Run]) -> str:
+def table_of_runs(runs: Iterable[Study]) -> str:
     """Give a line for each run: how far it is, and what it found.
 
     Args:
@@ -320,7 +320,7 @@ def table_of_runs(runs: Iterable[Run]) -> str:
         if run.protocol.wanted(ledger):
             line += "unfinished".ljust(35)
         else:
-            found = result(run.protocol, ledger)
+            found = run.result
             errors = [
                 sum(outcome.error for outcome in group) / len(group)
                 for group in (found.comparison.chosen, found.comparison.plain)

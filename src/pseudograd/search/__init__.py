@@ -13,7 +13,7 @@ from pseudograd.search.protocol import (
     ks_for,
     repetitions_for,
 )
-from pseudograd.search.study import Progress, Result, Runner, Study
+from pseudograd.search.study import Progress, Result, Runner, Study, result
 from pseudograd.search.tuning import default_folder, load_model, read_examples, study_of, tune
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "paired_difference",
     "read_examples",
     "repetitions_for",
+    "result",
     "study_of",
     "tune",
 ]

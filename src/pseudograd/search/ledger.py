@@ -105,8 +105,9 @@ class Ledger(Mapping[Trial, Outcome]):
     def append(self, outcome: Outcome) -> None:
         """Add an outcome, and return when it is on disk. Its parameters are not kept."""
         outcome = dataclasses.replace(outcome, parameters=None)
-        if math.isinf(outcome.cross_entropy):
-            outcome = dataclasses.replace(outcome, cross_entropy=math.inf)  # as it is read again
+        if outcome.stopped_by and not math.isfinite(outcome.cross_entropy):
+            # A fleet's NaN is a divergence, as it is read again; an own loop's means unknown.
+            outcome = dataclasses.replace(outcome, cross_entropy=math.inf)
         if self.path is not None:
             self._write(self.path, outcome)
         self._outcomes[outcome.trial] = outcome

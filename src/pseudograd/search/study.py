@@ -24,7 +24,7 @@ from pseudograd.fleet import Outcome, Stop, Trial, never
 from pseudograd.fleet.recipe import recipe_from_json
 from pseudograd.search.comparison import Comparison, compare
 from pseudograd.search.ledger import Ledger
-from pseudograd.search.protocol import Cell, Protocol
+from pseudograd.search.protocol import Cell, Outcomes, Protocol
 
 # Trains trials and yields their outcomes in any order, until none is left or ``stop`` says True.
 # The deque may be added to meanwhile; the loop calls again while trials are left.
@@ -265,25 +265,7 @@ class Study:
     @property
     def result(self) -> Result:
         """What the study found, once it is finished."""
-        protocol, ledger = self.protocol, self.ledger
-        if wanted := protocol.wanted(ledger):
-            raise ValueError(
-                f"the study is not finished: {len(wanted)} trials have no outcome yet"
-            )
-        chosen, plain = protocol.chosen(ledger)
-
-        def retrained(cell: Cell) -> list[Outcome]:
-            return [ledger[trial] for trial in protocol.retrainings_of(cell.k, cell.learning_rate)]
-
-        return Result(
-            cells=tuple(protocol.cells(ledger)),
-            best_of_each_k=tuple(protocol.best_of_each_k(ledger)),
-            chosen=chosen,
-            plain=plain,
-            ties=tuple(protocol.ties(ledger)),
-            open_ks=tuple(protocol.open_ks(ledger)),
-            comparison=compare(retrained(chosen), retrained(plain)),
-        )
+        return result(self.protocol, self.ledger)
 
     def report(self) -> Path:
         """Write the study's page, ``report.html`` in its folder, and return its path."""
@@ -391,6 +373,32 @@ class Study:
             write_json(
                 self.folder / "run.json", {**self._description(), "sessions": self.sessions}
             )
+
+
+def result(protocol: Protocol, outcomes: Outcomes) -> Result:
+    """Return what a finished search has found.
+
+    Args:
+        protocol: What was searched, and how.
+        outcomes: The outcomes of all its trials.
+
+    """
+    if wanted := protocol.wanted(outcomes):
+        raise ValueError(f"the study is not finished: {len(wanted)} trials have no outcome yet")
+    chosen, plain = protocol.chosen(outcomes)
+
+    def retrained(cell: Cell) -> list[Outcome]:
+        return [outcomes[trial] for trial in protocol.retrainings_of(cell.k, cell.learning_rate)]
+
+    return Result(
+        cells=tuple(protocol.cells(outcomes)),
+        best_of_each_k=tuple(protocol.best_of_each_k(outcomes)),
+        chosen=chosen,
+        plain=plain,
+        ties=tuple(protocol.ties(outcomes)),
+        open_ks=tuple(protocol.open_ks(outcomes)),
+        comparison=compare(retrained(chosen), retrained(plain)),
+    )
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
