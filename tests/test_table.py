@@ -19,6 +19,7 @@ import torch
 
 from pseudograd.data import Dataset, Encoder, digits, load_table, open_data, read_frame
 from pseudograd.data.encoder import Categories, Numbers
+from pseudograd.fleet import MLPRecipe
 from pseudograd.search import Protocol, study_of
 from trials import replace
 

@@ -220,7 +220,7 @@ def still_learning(comparison: Comparison) -> str:
     verb, them = ("was", "it") if len(cut) == 1 else ("were", "them")
     return (
         f"{some} {verb} still learning when the limit of "
-        f"{counted(cut[0].trial.max_epochs, 'epoch')} stopped {them}; with more epochs the result "
+        f"{counted(cut[0].epochs, 'epoch')} stopped {them}; with more epochs the result "
         "may be another"
     )
 

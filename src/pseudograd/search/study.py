@@ -26,8 +26,8 @@ from pseudograd.search.comparison import Comparison, compare
 from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Cell, Outcomes, Protocol
 
-# Trains trials and yields their outcomes in any order, until none is left or ``stop`` says True.
-# The deque may be added to meanwhile; the loop calls again while trials are left.
+# Takes trials from the left, trains them and yields their outcomes in any order, until none is left
+# or ``stop`` says True. The deque may grow meanwhile; the loop calls again while trials are left.
 Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
 
 _SECONDS_BETWEEN_NOTES = 5.0
