@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks.environment import environment, write
 from pseudograd import tunable_cross_entropy
 from pseudograd.data import Dataset, digits
-from pseudograd.fleet import Fleet, Split, Trial
+from pseudograd.fleet import Fleet, MLPRecipe, Split, Trial
 
 BATCH, K, RATE, MOMENTUM = 128, 0.5, 0.01, 0.5
 ROUNDS = 5
@@ -166,16 +166,16 @@ class Bench:
 
     def fleet(self) -> float:
         """Microseconds per model and step, all in."""
+        recipe = MLPRecipe(
+            self.data.name, self.hidden, momentum=MOMENTUM, clip=self.clip, patience=10**6,
+            max_epochs=self.epochs,
+        )  # fmt: skip
         trials = [
-            Trial(
-                self.data.name, self.hidden, k=2.0 ** (at % 7 - 4), learning_rate=RATE,
-                momentum=MOMENTUM, clip=self.clip, split=Split(0, at % 10), patience=10**6,
-                max_epochs=self.epochs, seed=at,
-            )
+            Trial(recipe, 2.0 ** (at % 7 - 4), RATE, Split(0, at % 10), seed=at)
             for at in range(280 if self.device.type == "cpu" else 2 * self.slots)
-        ]  # fmt: skip
+        ]
         crew = Fleet(self.data, self.device, slots=self.slots)
-        warm_up = [replace(trial, max_epochs=2) for trial in trials[: self.slots]]
+        warm_up = [replace(trial, recipe=recipe.shortened(2)) for trial in trials[: self.slots]]
         for _ in crew.run(warm_up):  # compiles what there is to compile
             pass
         self.sync()

@@ -17,15 +17,16 @@ from pathlib import Path
 
 from benchmarks.environment import environment, write
 from pseudograd.data import Dataset, load
-from pseudograd.fleet import Fleet, Outcome, Split, Trial
+from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Split, Trial
 
 SEEDS = 4
 
 
 def rows() -> dict[str, list[Trial]]:
     """Rows at the rates that suit them, with and without clipping."""
-    shallow = Trial("mnist", (400,), k=0.5, learning_rate=0.1, momentum=0.5)
-    deep = Trial("mnist", (400,) * 3, k=1.0, learning_rate=0.05, momentum=0.5, clip=100.0)
+    shallow = Trial(MLPRecipe("mnist", (400,), momentum=0.5), k=0.5, learning_rate=0.1)
+    deep_recipe = MLPRecipe("mnist", (400,) * 3, momentum=0.5, clip=100.0)
+    deep = Trial(deep_recipe, k=1.0, learning_rate=0.05)
     return {
         name: [
             replace(trial, split=Split(0, repetition), seed=seed)

@@ -20,8 +20,8 @@ from sklearn.model_selection import StratifiedKFold
 
 from benchmarks.environment import RESULTS, environment, write
 from pseudograd import TunableMLPClassifier, estimator
-from pseudograd.fleet import Trial
-from pseudograd.fleet.trial import TIES
+from pseudograd.fleet import MLPRecipe
+from pseudograd.fleet.recipe import TIES
 from pseudograd.search import paired_difference
 
 SETS = {"iris": 6, "wine": 6, "breast_cancer": 6, "digits": 3}  # how often each is cut
@@ -32,10 +32,10 @@ HIDDEN = (100,)
 def accuracy(ties: str, seed: int, train: Any, test: Any) -> float:
     """Of a classifier that is fitted so."""
 
-    def trial(*arguments: Any, **settings: Any) -> Trial:
-        return Trial(*arguments, **(settings | {"ties": ties}))
+    def recipe(*arguments: Any, **settings: Any) -> MLPRecipe:
+        return MLPRecipe(*arguments, **(settings | {"ties": ties}))
 
-    with mock.patch.object(estimator, "Trial", trial), warnings.catch_warnings():
+    with mock.patch.object(estimator, "MLPRecipe", recipe), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of networks that might have learned on
         model = TunableMLPClassifier(HIDDEN, random_state=seed).fit(*train)
     return float(model.score(*test))

@@ -29,31 +29,30 @@ from benchmarks.environment import RESULTS, environment, write
 from pseudograd import TunableCrossEntropyLoss
 from pseudograd.data import Dataset, digits
 from pseudograd.environment import version
-from pseudograd.fleet import Fleet, Split, Trial, parts, randomness
-from pseudograd.search import Ledger, Protocol, advance
+from pseudograd.fleet import Fleet, MLPRecipe, Split, Trial, parts, randomness
+from pseudograd.search import Protocol, Study, ks_for
 
 RATES = (0.25, 0.5, 1.0)
 HIDDEN, MOMENTUM, PATIENCE = 400, 0.5, 15
 PENALTIES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1)
 
 
+# As `pseudograd tune` has it.
+RECIPE = MLPRecipe("digits", (HIDDEN,), momentum=MOMENTUM, patience=PATIENCE, ties="last")
+
+
 def search(repetitions: int) -> Protocol:
-    """The grid alone: no rate is added to it."""
-    template = Trial(
-        "digits", (HIDDEN,), 1, 1, momentum=MOMENTUM, patience=PATIENCE, ties="last"
-    )  # as `pseudograd tune` has it
-    return Protocol(template, (), None, RATES, repetitions, most_extensions=0)
+    """The grid alone: no rate is added to it, and nothing is retrained."""
+    return Protocol(RECIPE, ks_for(1), None, RATES, repetitions, retrainings=0, most_extensions=0)
 
 
 def by_the_tuner(protocol: Protocol) -> tuple[float, float]:
     """Seconds, and the least mean validation error."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger(Path(folder, "ledger.jsonl"))
-        for progress in advance(protocol, ledger, Fleet(digits()).run):
-            if progress.done == progress.total:
-                break  # what follows is the comparison with k = 1, which the others do not make
-        best, _ = protocol.chosen(ledger)
+        study = Study(Path(folder, "run"), protocol)
+        study.run(Fleet(digits()).run)
+        best, _ = protocol.chosen(study.ledger)
     return time.perf_counter() - start, best.error
 
 
@@ -86,7 +85,7 @@ def train(trial: Trial, data: Dataset, features: Tensor) -> tuple[float, float]:
     for parameter in (hidden.bias, last.weight, last.bias):
         nn.init.zeros_(parameter)
     network = nn.Sequential(hidden, nn.ReLU(), last)
-    optimizer = torch.optim.SGD(network.parameters(), trial.learning_rate, trial.momentum)
+    optimizer = torch.optim.SGD(network.parameters(), trial.learning_rate, MOMENTUM)
     criterion = TunableCrossEntropyLoss(trial.k)
 
     @torch.no_grad()
@@ -95,11 +94,11 @@ def train(trial: Trial, data: Dataset, features: Tensor) -> tuple[float, float]:
         return float(wrong.float().mean())
 
     best, judged, since, epoch, drawing = 2.0, 1.0, 0, 0, 0.0
-    while since < trial.patience:
+    while since < PATIENCE:
         start = time.perf_counter()
         order = randomness.order(seed, torch.tensor([epoch]), len(cut.train))[0]
         drawing += time.perf_counter() - start
-        for index in cut.train[order].split(trial.batch_size):
+        for index in cut.train[order].split(RECIPE.batch_size):
             optimizer.zero_grad()
             criterion(network(features[index]), labels[index]).backward()
             optimizer.step()

@@ -102,6 +102,7 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
     optimizer = _optimizer(model, trial)
     votes = y[: data.train_size].bincount(weights[: data.train_size])
     chance = 1 - votes.max().item() / data.train_size
+    clip = recipe_of(trial).clip
     curve: list[float] = []
     epochs: list[Layers] = []
     best_error, best_epoch, since, stopped_by, clipped, steps = math.inf, 0, 0, "limit", 0, 0
@@ -113,9 +114,9 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
             optimizer.zero_grad()
             losses = tunable_cross_entropy(model(x[batch]), y[batch], trial.k, reduction="none")
             (weights[batch] * losses).mean().backward()
-            if recipe_of(trial).clip is not None:
-                norm = nn.utils.clip_grad_norm_(model.parameters(), recipe_of(trial).clip)
-                clipped += int(norm > recipe_of(trial).clip)
+            if clip is not None:
+                norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
+                clipped += int(norm > clip)
             optimizer.step()
             steps += 1
         error, value = error_and_cross_entropy(model, x[cut.stop], y[cut.stop], weights[cut.stop])

@@ -658,10 +658,11 @@ def test_a_loop_of_ones_own_needs_a_first_rate() -> None:
 
 def test_a_folder_of_another_study_is_refused(tmp_path: Path) -> None:
     Study(tmp_path / "run", Protocol(RECIPE, initial_rate=0.1), {"name": "mine"})
-    for recipe, settings, data, said in (
+    refused: list[tuple[MLPRecipe, dict[str, Any], dict[str, str], str]] = [
         (replace(RECIPE, momentum=0.5), {}, {"name": "mine"}, "momentum was 0.0, is now 0.5"),
         (RECIPE, {"seed": 1}, {"name": "mine"}, "seed was 0, is now 1"),
         (RECIPE, {}, {"name": "other"}, "a run on other data, called 'mine'"),
-    ):
+    ]
+    for recipe, settings, data, said in refused:
         with pytest.raises(ValueError, match=said):
             Study(tmp_path / "run", Protocol(recipe, initial_rate=0.1, **settings), data)

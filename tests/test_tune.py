@@ -795,7 +795,9 @@ def test_the_model_is_not_chosen_by_its_test_error(capsys: pytest.CaptureFixture
     found = Study.open("run").result
     model = json.loads(Path("run/model.json").read_text())
     least = min(outcome.stop_error for outcome in found.comparison.chosen)
-    (chosen,) = [o for o in found.comparison.chosen if o.trial.seed == model["trial"].get("seed", 0)]
+    (chosen,) = [
+        o for o in found.comparison.chosen if o.trial.seed == model["trial"].get("seed", 0)
+    ]
     assert chosen.stop_error == least
 
 

@@ -331,8 +331,8 @@ def report(commands: Commands) -> None:
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
 
     def run(options: argparse.Namespace) -> None:
-        from pseudograd.search.display import tell_set_aside
         from pseudograd.search import Study
+        from pseudograd.search.display import tell_set_aside
 
         study = Study.open(options.run_folder)
         tell_set_aside(study.ledger)

@@ -585,7 +585,11 @@ def _facts(about: Mapping[str, Any], protocol: Protocol, ledger: Outcomes) -> li
     training = [
         recipe.optimizer,
         # Of the others it is no part.
-        *([f"momentum {recipe.momentum:g}"] if recipe.momentum and recipe.optimizer == "sgd" else []),
+        *(
+            [f"momentum {recipe.momentum:g}"]
+            if recipe.momentum and recipe.optimizer == "sgd"
+            else []
+        ),
         f"batches of {recipe.batch_size}",
         f"features in [{recipe.feature_range[0]:g}, {recipe.feature_range[1]:g}]",
         f"patience {recipe.patience}",

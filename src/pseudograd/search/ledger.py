@@ -181,7 +181,7 @@ def outcome_from_json(fields: Any, recipes: Mapping[str, Recipe]) -> Outcome:
         # Comparisons fail for what is not a number.
         if not (0 <= fields["error"] <= 1 and 0 <= fields["stop_error"] <= 1):
             raise ValueError
-        if not 0 <= fields["epochs"]:
+        if not fields["epochs"] >= 0:
             raise ValueError
         if fingerprint in recipes:
             trial["recipe"] = recipes[fingerprint]
@@ -215,7 +215,7 @@ def _lines(path: Path | None) -> list[str]:
 def _mend_end(path: Path, file: BinaryIO) -> None:
     """Let the next line begin on its own, in a ledger whose last line has no end.
 
-    What a crash cut off was never a finished trial, and goes: other readers of JSON would stop there.
+    What a crash cut off was never a finished trial, and goes: it would stop other JSON readers.
     """
     last = path.read_bytes().rpartition(b"\n")[2]
     try:

@@ -1,7 +1,7 @@
-"""The paper's protocol (supplement, "Choosing the value of k") as a function of the outcomes so far.
+"""The paper's protocol (supplement, "Choosing the value of k"), a function of the outcomes so far.
 
-`Protocol.wanted` returns the trials that are needed next, and none when the search is over. It keeps
-no state of its own, so a search can be stopped anywhere, resumed anywhere, and ends the same.
+`Protocol.wanted` returns the trials that are needed next, and none when the search is over. It
+keeps no state of its own, so a search can be stopped and resumed anywhere, and ends the same.
 """
 
 from __future__ import annotations
@@ -247,9 +247,7 @@ class Protocol:
 
     def covers(self, trial: Trial) -> bool:
         """Tell whether a trial can be one of this search."""
-        return (
-            trial.k in self.ks and trial.split.plan == self.seed and trial.recipe in self.recipes
-        )
+        return trial.k in self.ks and trial.split.plan == self.seed and trial.recipe in self.recipes
 
     def stage_of(self, trial: Trial) -> str:
         """Return "sweep", "search" or "retraining"."""

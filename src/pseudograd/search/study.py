@@ -85,7 +85,7 @@ class Study:
         folder: Where it is kept; None keeps it in memory.
         protocol: What to search, and how.
         data: Facts about the data, as JSON can hold them, kept with the study. A study is not
-            resumed on data with other facts.
+            resumed on data with other facts; None resumes it whatever they are.
 
     Example:
         Your own training loop, here replaced by a formula that is best at k = 1/2, rate 0.1:
@@ -110,6 +110,7 @@ class Study:
     ) -> None:
         self.folder = None if folder is None else Path(folder)
         self.protocol = protocol
+        self._facts = data
         self.data: Mapping[str, Any] = data or {}
         self.sessions: list[dict[str, Any]] = []
         self._asked: set[Trial] = set()
@@ -203,6 +204,7 @@ class Study:
         stop: Stop = never,
         command: str = "",
         devices: Sequence[str] = ("cpu",),
+        share: float = 1.0,
         watch: Callable[[Progress], None] = lambda _: None,
     ) -> bool:
         """Run trials until the study is finished, or until told to stop.
@@ -212,6 +214,7 @@ class Study:
             stop: Asked between epochs; once it says True, trials under way are dropped.
             command: What to record as having been asked for.
             devices: What to record as having been used.
+            share: Which share of them this study has, where several run side by side.
             watch: Called after each trial.
 
         Returns:
@@ -222,7 +225,7 @@ class Study:
 
         """
         done = 0
-        with self.session(command, devices):
+        with self.session(command, devices, share):
             noted = -math.inf  # so that the first trial is noted, should this process be killed
             while not stop() and (wanted := self.protocol.wanted(self.ledger)):
                 # Final networks are trained on more examples, and so apart from the others.
@@ -298,7 +301,7 @@ class Study:
     # --- the folder --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def session(self, command: str, devices: Sequence[str]) -> Iterator[None]:
+    def session(self, command: str, devices: Sequence[str], share: float = 1.0) -> Iterator[None]:
         """Record that the study goes on, where and for how long; no other process may meanwhile.
 
         Within a session, another is the same one.
@@ -311,6 +314,8 @@ class Study:
             self.sessions[:] = _read_json(self.folder)["sessions"]
             self.ledger = self._read_ledger()
             now = {**session(command, *devices), "devices": list(devices), "trials": 0}
+            if share != 1:
+                now["share"] = share
             self.sessions.append(now)
             self._write()
             self._in_session = True
@@ -347,7 +352,9 @@ class Study:
             return
         written = _read_json(folder)
         ours = json.loads(json.dumps(self._description()))  # with JSON's lists
-        if written.get("data") != ours["data"]:
+        if self._facts is None:
+            self.data = written.get("data", {})
+        elif written.get("data") != ours["data"]:
             raise ValueError(
                 f"{folder} holds a run on other data, called {_name(written)!r}: name another "
                 "folder, or bring back the data as it was"
@@ -370,9 +377,7 @@ class Study:
 
     def _write(self) -> None:
         if self.folder is not None:
-            write_json(
-                self.folder / "run.json", {**self._description(), "sessions": self.sessions}
-            )
+            write_json(self.folder / "run.json", {**self._description(), "sessions": self.sessions})
 
 
 def result(protocol: Protocol, outcomes: Outcomes) -> Result:

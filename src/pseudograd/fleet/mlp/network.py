@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pseudograd.data import Dataset
 from pseudograd.files import write_whole
-from pseudograd.fleet.mlp.stack import ACTIVATE
 from pseudograd.fleet.mlp.crew import mlp_recipe
+from pseudograd.fleet.mlp.stack import ACTIVATE
 from pseudograd.fleet.trial import Outcome
 
 _AT_ONCE = 1 << 14  # examples, so that a large set needs little memory
