@@ -34,8 +34,8 @@ _PATIENCE = 5.0
 _LOOK_AROUND = 1.0
 
 # The HTTP/2 connection preface with empty settings (RFC 9113, section 3.4), which a gRPC server
-# answers with a settings frame; the frame's fourth byte says so. Ray has no check of an address that
-# returns within seconds (as of 2.60), so we knock ourselves.
+# answers with a settings frame; the frame's fourth byte says so. Ray has no check of an address
+# that returns within seconds (as of 2.60), so we knock ourselves.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _SETTINGS = 4
 

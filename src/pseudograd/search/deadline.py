@@ -19,4 +19,5 @@ class Deadline:
         self.end = math.inf if seconds is None else time.monotonic() + seconds
 
     def __call__(self) -> bool:
+        """Tell whether the time is over."""
         return time.monotonic() >= self.end
