@@ -24,8 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fleet": {"rules", "data", "files"},
     "search": {"rules", "data", "fleet", "files", "environment"},
     "estimator": {"rules", "data", "fleet", "search"},
-    "reproduce": {"data", "fleet", "search", "files", "environment"},
-    "report": {"data", "fleet", "search", "reproduce"},
+    "report": {"data", "fleet", "search"},
 }
 HEAVY = {
     "IPython", "PIL", "hypothesis", "jinja2", "llvmlite", "matplotlib", "mpmath", "numba", "pandas",
