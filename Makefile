@@ -24,7 +24,7 @@ demo: $(INSTALLED)
 	$(BIN)/pseudograd tune digits --hidden 400 --repetitions 10 --out runs/demo
 
 toy: $(INSTALLED)
-	$(BIN)/pseudograd toy --picture toy.png
+	$(BIN)/python -m paper toy --picture toy.png
 
 # One process for each core; more than four would only wait for the longest file. Their threads sleep
 # while they wait, and leave the cores to the others.
@@ -58,4 +58,4 @@ $(EXAMPLES): $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src paper tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

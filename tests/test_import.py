@@ -22,11 +22,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "environment": {"__version__"},
     "loss": {"rules"},
     "data": {"files", "words"},
-    "fleet": {"rules", "data", "files", "words"},
+    "fleet": {"rules", "loss", "data", "files", "words"},
     "search": {"rules", "data", "fleet", "files", "environment", "words"},
     "estimator": {"rules", "data", "fleet", "search", "words"},
-    "reproduce": {"data", "fleet", "search", "files", "environment", "words"},
-    "report": {"data", "fleet", "search", "reproduce", "words"},
+    "report": {"data", "files", "fleet", "search", "words"},
 }
 HEAVY = {
     "IPython", "PIL", "hypothesis", "jinja2", "llvmlite", "matplotlib", "mpmath", "numba", "pandas",

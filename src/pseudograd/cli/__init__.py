@@ -18,29 +18,32 @@ from typing import TYPE_CHECKING
 from pseudograd import __version__
 from pseudograd.cli.data import data
 from pseudograd.cli.options import Parser
-from pseudograd.cli.reproduce import reproduce
-from pseudograd.cli.toy import curve, toy
 from pseudograd.cli.tune import predict, report, runs, tune
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
 
-COMMANDS: tuple[Callable[[Commands], None], ...] = (
-    tune,
-    predict,
-    report,
-    runs,
-    data,
-    reproduce,
-    toy,
-    curve,
-)
+COMMANDS: tuple[Callable[[Commands], None], ...] = (tune, predict, report, runs, data)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line.
+    """Run a command line of ``pseudograd`` and return its exit status."""
+    about = "Train with tunable sensitivity to large errors."
+    return run_command("pseudograd", about, COMMANDS, arguments)
+
+
+def run_command(
+    program: str,
+    about: str,
+    commands: Sequence[Callable[[Commands], None]],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Run a command line of a program that has several commands.
 
     Args:
+        program: The program's name, which its messages begin with.
+        about: One sentence for ``--help``.
+        commands: Each adds its parser, with what it runs as the default of ``run``.
         arguments: What follows the program's name; ``sys.argv`` unless given.
 
     Returns:
@@ -48,23 +51,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Bad options end in ``SystemExit(2)``.
 
     """
-    parser = Parser(
-        prog="pseudograd", description="Train with tunable sensitivity to large errors."
-    )
+    parser = Parser(prog=program, description=about)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for command in COMMANDS:
-        command(commands)
+    parsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    for command in commands:
+        command(parsers)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        parsers.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     options.arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with _plain_warnings():
             options.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
-        print(f"pseudograd: {str(stop) or 'stopped by Ctrl-C before the end'}", file=sys.stderr)
+        print(f"{program}: {str(stop) or 'stopped by Ctrl-C before the end'}", file=sys.stderr)
         if any(thread.name.startswith("fleet-") for thread in threading.enumerate()):
             # Ctrl-C again, while workers ended their epoch: Python's own end would abort in them.
             sys.stderr.flush()
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, ImportError) as problem:
-        print(f"pseudograd: {problem}", file=sys.stderr)
+        print(f"{program}: {problem}", file=sys.stderr)
         return 1
     return 0
 

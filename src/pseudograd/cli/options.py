@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction["Parser"]
 
-_PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
-
 
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints are one line long. Its commands' parsers are of the same kind."""
@@ -36,12 +34,6 @@ def add_k(
         metavar="K",
         help=f"sensitivities to large errors ({default})",
     )
-
-
-def add_picture(parser: argparse.ArgumentParser, name: str) -> None:
-    """Add ``--picture``, a file to draw to."""
-    about = "draw to this file (%(default)s)"
-    parser.add_argument("--picture", type=picture, default=name, metavar="FILE", help=about)
 
 
 def add_time_limit(parser: argparse._ActionsContainer) -> None:
@@ -131,11 +123,3 @@ def file(text: str) -> Path:
             f"{text!r} cannot be written ({reason}): name a file in a folder you may write to"
         ) from problem
     return path
-
-
-def picture(text: str) -> Path:
-    """A file that can be written, in a format that can be drawn."""
-    if Path(text).suffix.lower() not in _PICTURE_SUFFIXES:
-        known = ", ".join(_PICTURE_SUFFIXES)
-        raise argparse.ArgumentTypeError(f"{text!r} must end in one of {known}")
-    return file(text)

@@ -7,7 +7,6 @@ import hashlib
 import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -29,8 +28,6 @@ from pseudograd.report.summary import (
     possible,
     still_learning,
 )
-from pseudograd.reproduce.findings import side
-from pseudograd.reproduce.rows import rows
 from pseudograd.search import Cell, Comparison, Protocol, Study, compare, paired_difference
 from pseudograd.search.comparison import ByClass
 from pseudograd.words import counted, duration, fraction, p_value, percent, signed
@@ -38,8 +35,9 @@ from pseudograd.words import counted, duration, fraction, p_value, percent, sign
 # How often each k was selected, by the number of hidden layers: all rows of the paper's Tables 1, 3
 # and 4 and of the two tables of its supplement.
 PAPER = {
-    depth: dict(sorted(Counter(r.selected_k for r in rows() if r.hidden_layers == depth).items()))
-    for depth in (1, 3, 5)
+    1: {0.0625: 1, 0.125: 10, 0.25: 13, 0.5: 8, 2.0: 1},
+    3: {0.25: 1, 0.5: 3, 1.0: 9, 2.0: 5},
+    5: {0.25: 1, 0.5: 2, 1.0: 2, 2.0: 5, 4.0: 6},
 }
 
 _SOURCE = "Keren, Sabato and Schuller, Tables 1, 3 and 4 and supplement"
@@ -57,6 +55,11 @@ def write_page(study: Study) -> Path:
     with writing(path):
         write_whole(path, page(study.about, study.protocol, study.ledger, read_examples(study)))
     return path
+
+
+def _side(k: float) -> int:
+    """-1 if k is below 1, 0 if it is 1, 1 if it is above."""
+    return (k > 1) - (k < 1)
 
 
 def page(
@@ -458,14 +461,14 @@ def _expectation(depth: int, found: _Findings) -> str:
     text = f"{_sides(depth)} ({_SOURCE})."
     if found.selected and found.chosen:
         usual = max((-1, 0, 1), key=lambda wanted: _on(wanted, counts))
-        agrees = usual == side(found.chosen.k)
+        agrees = usual == _side(found.chosen.k)
         relation = "in line with that" if agrees else "against that tendency"
         text += f" Here k = {fraction(found.chosen.k)} was selected, {relation}."
     return text
 
 
 def _on(wanted: int, counts: Mapping[float, int]) -> int:
-    return sum(count for k, count in counts.items() if side(k) == wanted)
+    return sum(count for k, count in counts.items() if _side(k) == wanted)
 
 
 def _sides(depth: int) -> str:

@@ -8,21 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pseudograd.report.figures import signed
-from pseudograd.report.results.document import Block, Bullets, Figure, Part, Table, Text, Title
-from pseudograd.report.results.figures import selected_k
-from pseudograd.report.results.wording import (
-    DASH,
-    MARKED,
-    OTHER,
-    STATED,
-    data_of,
-    interval,
-    mean_and_sd,
-)
-from pseudograd.report.summary import counted, fraction, p_value
-from pseudograd.reproduce import claims
-from pseudograd.reproduce.claims import (
+from paper import claims
+from paper.claims import (
     CLAIMS,
     Claim,
     Judgement,
@@ -32,7 +19,7 @@ from pseudograd.reproduce.claims import (
     our_points,
     paper_points,
 )
-from pseudograd.reproduce.findings import (
+from paper.findings import (
     Finding,
     Reproduction,
     agreeing,
@@ -40,8 +27,21 @@ from pseudograd.reproduce.findings import (
     may_be_the_rate,
     side,
 )
-from pseudograd.reproduce.rows import Experiment, Row
-from pseudograd.reproduce.toy import ToyRun, paper_row, summarize
+from paper.report.document import Block, Bullets, Figure, Part, Table, Text, Title
+from paper.report.figures import selected_k
+from paper.report.wording import (
+    DASH,
+    MARKED,
+    OTHER,
+    STATED,
+    data_of,
+    interval,
+    mean_and_sd,
+)
+from paper.rows import Experiment, Row
+from paper.toy import ToyRun, paper_row, summarize
+from pseudograd.report.figures import signed
+from pseudograd.report.summary import counted, fraction, p_value
 
 _TOO_FEW = "open (too few rows)"
 
@@ -54,8 +54,8 @@ def in_short(found: Reproduction) -> Part:
 
     Example:
         >>> from pathlib import Path
-        >>> from pseudograd.reproduce.findings import read
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.findings import read
+        >>> from paper.rows import experiments, rows
         >>> table = in_short(read(experiments(rows()), Path("nowhere"))).blocks[1]
         >>> table.head, table.rows[1][2:]
         (['', 'claim', 'ours', 'the paper’s figures'], ['open', 'confirmed'])
@@ -266,7 +266,7 @@ def the_claims(found: Reproduction, folder: str) -> Part:
             ),
         ]
     text = (
-        "The rules were written down in `pseudograd.reproduce.claims` before any row was run in "
+        "The rules were written down in `paper.claims` before any row was run in "
         "full, but after sketches of four architectures. Added later: claim 3 also needs a mean "
         "below 0, claims 2a and 2c a share above chance, which changed no verdict; and a claim "
         "that is not confirmed by so few rows that they could not confirm it even if all were "
@@ -277,7 +277,7 @@ def the_claims(found: Reproduction, folder: str) -> Part:
         "large. Where k = 1 was selected there is nothing to compare, and the difference is 0. A "
         "claim whose rows are in part marked § is judged without these, too."
     )
-    run_toy = f"`pseudograd toy --csv {shlex.quote(f'{folder}/toy.csv')}` runs it"
+    run_toy = f"`python -m paper toy --csv {shlex.quote(f'{folder}/toy.csv')}` runs it"
     run_toy += " again" * bool(found.toy)
     blocks: list[Block] = [
         Text(text),

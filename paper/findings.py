@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from paper.rows import Experiment, by_network
+from paper.run import ledger_of, sessions
+from paper.toy import Spread, ToyRun
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome
-from pseudograd.reproduce.rows import Experiment, by_network
-from pseudograd.reproduce.run import ledger_of, sessions
-from pseudograd.reproduce.toy import Spread, ToyRun
 from pseudograd.search import Cell, Difference, Ledger, Protocol, Result, paired_difference, result
 
 
@@ -33,7 +33,7 @@ class Finding:
 
     Example:
         >>> from pseudograd.fleet import Trial
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> from pseudograd.search import Cell, compare
         >>> outcome = Outcome(Trial("mnist", (400,), k=1, learning_rate=0.1), 0.1, 1, 0.02, 0.3, 1,
         ...                   "limit", (), wrong=())
@@ -122,7 +122,7 @@ def beside_the_papers(finding: Finding) -> Iterator[tuple[str, Spread, Spread, f
         retrained networks, those of the networks trained on three fifths, and the paper's.
 
     Example:
-        >>> from pseudograd.reproduce.rows import rows
+        >>> from paper.rows import rows
         >>> unprinted = Finding(Experiment(rows("table3", "mnist*")[0]), None, ((), ()))
         >>> list(beside_the_papers(unprinted))
         []
@@ -148,7 +148,7 @@ class Effort:
             alone are trained together, and of their time each has its share by steps.
 
     Example:
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> row = experiments(rows("table1"))[0]
         >>> Effort(row, trials=1000, epochs=40_000, steps=11_280_000, seconds=36).trials_per_hour
         100000.0
@@ -210,7 +210,7 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
         smoke: Whether they were run in small.
 
     Example:
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> [*read(experiments(rows("table1", "svhn 1x400*")), Path("nowhere")).found.values()]
         [None]
 
@@ -294,7 +294,7 @@ def _read_toy(path: Path) -> list[ToyRun]:
                 runs.append(ToyRun(**values))
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(
-            f"{path} is not what `pseudograd toy --csv` writes ({problem!r}): write it again"
+            f"{path} is not what `python -m paper toy --csv` writes ({problem!r}): write it again"
         ) from problem
     return runs
 
@@ -333,7 +333,7 @@ def stability(finding: Finding, resamples: int = 10_000) -> Stability:
         resamples: How often to draw.
 
     Example:
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> from pseudograd.search import Cell
         >>> half, one = Cell(0.5, 0.1, (0.02, 0.04)), Cell(1.0, 0.1, (0.03, 0.05))
         >>> search = Result((half, one), (half, one), half, one, (), (), None)
@@ -401,7 +401,7 @@ def error_against_k(findings: Iterable[Finding]) -> dict[float, Difference]:
         95% interval over the experiments.
 
     Example:
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> from pseudograd.search import Cell
         >>> half, one = Cell(0.5, 0.1, (0.02, 0.02)), Cell(1.0, 0.1, (0.04, 0.04))
         >>> search = Result((half, one), (half, one), half, one, (), (), None)
@@ -431,7 +431,7 @@ def untried_rates(finding: Finding) -> dict[float, tuple[float, ...]]:
         By k, for those that lack any.
 
     Example:
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> from pseudograd.search import Cell
         >>> cells = Cell(0.5, 0.1, (0.2,)), Cell(1.0, 0.1, (0.4,)), Cell(1.0, 0.2, (0.3,))
         >>> search = Result(cells, (cells[0], cells[2]), cells[0], cells[2], (), (), None)
@@ -461,7 +461,7 @@ def apart_from_1(finding: Finding) -> bool:
         finding: A finished experiment.
 
     Example:
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> from pseudograd.search import Cell
         >>> half, one = Cell(0.5, 0.1, (0.2,)), Cell(1.0, 0.2, (0.3,))
         >>> search = Result((half, one), (half, one), half, one, (), (), None)
@@ -483,7 +483,7 @@ def may_be_the_rate(finding: Finding) -> bool:
         finding: A finished experiment.
 
     Example:
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> from pseudograd.search import Cell
         >>> half, one = Cell(0.5, 0.1, (0.2,)), Cell(1.0, 0.2, (0.3,))
         >>> search = Result((half, one), (half, one), half, one, (), (), None)

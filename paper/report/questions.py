@@ -5,21 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from pseudograd.report.results import figures
-from pseudograd.report.results.document import Block, Figure, Part, Table, Text, Title
-from pseudograd.report.results.tables import other_activations
-from pseudograd.report.results.wording import (
-    DASH,
-    OTHER,
-    STATED,
-    data_of,
-    interval,
-    mean_and_sd,
-    rates,
-    rates_tried,
-)
-from pseudograd.report.summary import counted, fraction, percent
-from pseudograd.reproduce.findings import (
+from paper.findings import (
     Finding,
     Reproduction,
     Stability,
@@ -32,7 +18,21 @@ from pseudograd.reproduce.findings import (
     stability,
     untried_rates,
 )
-from pseudograd.reproduce.rows import Experiment, rows
+from paper.report import figures
+from paper.report.document import Block, Figure, Part, Table, Text, Title
+from paper.report.tables import other_activations
+from paper.report.wording import (
+    DASH,
+    OTHER,
+    STATED,
+    data_of,
+    interval,
+    mean_and_sd,
+    rates,
+    rates_tried,
+)
+from paper.rows import Experiment, rows
+from pseudograd.report.summary import counted, fraction, percent
 from pseudograd.search import paired_difference
 
 _PAPER_RATES = dict.fromkeys(("svhn", "cifar10", "cifar100"), "0.0001 to 1") | {

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from made_up_results import BEST_K, BEST_RATE, made_up, search, write
-from pseudograd.fleet import Outcome, Trial
-from pseudograd.reproduce.findings import (
+
+from paper.findings import (
     Finding,
     apart_from_1,
     error_against_k,
@@ -21,9 +20,10 @@ from pseudograd.reproduce.findings import (
     side,
     stability,
 )
-from pseudograd.reproduce.rows import Experiment, experiments, rows
-from pseudograd.reproduce.run import ledger_of
-from pseudograd.reproduce.toy import ToyRun, write_csv
+from paper.rows import Experiment, experiments, rows
+from paper.run import ledger_of
+from paper.toy import ToyRun, write_csv
+from pseudograd.fleet import Outcome, Trial
 from pseudograd.search import Cell, Protocol, Result, compare
 
 CIFAR = Experiment(rows("table3", "cifar10 3x400*")[0])
@@ -160,7 +160,9 @@ def test_toy_runs_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "toy.csv").write_text("k,error\n1,2\n", "utf-8")
-    with pytest.raises(ValueError, match=r"toy\.csv is not what `pseudograd toy --csv` writes"):
+    with pytest.raises(
+        ValueError, match=r"toy\.csv is not what `python -m paper toy --csv` writes"
+    ):
         read([CIFAR], tmp_path)
 
 

@@ -15,20 +15,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pseudograd.report.results.choices import the_choices
-from pseudograd.report.results.document import Figure, markdown, page
-from pseudograd.report.results.effort import what_was_run
-from pseudograd.report.results.figures import standalone
-from pseudograd.report.results.questions import asked_next
-from pseudograd.report.results.tables import the_tables
-from pseudograd.report.results.verdicts import in_short, the_claims
-from pseudograd.report.results.wording import data_of
-from pseudograd.reproduce.findings import Reproduction, read
-from pseudograd.reproduce.rows import UNPRINTED, Experiment
+from paper.findings import Reproduction, read
+from paper.report.choices import the_choices
+from paper.report.document import Figure, markdown, page
+from paper.report.effort import what_was_run
+from paper.report.figures import standalone
+from paper.report.questions import asked_next
+from paper.report.tables import the_tables
+from paper.report.verdicts import in_short, the_claims
+from paper.report.wording import data_of
+from paper.rows import UNPRINTED, Experiment
 
-__all__ = ["BESIDE", "documents"]
+__all__ = ["documents", "is_committed"]
 
-BESIDE = "results"  # RESULTS.md lies beside a folder of this name, and in any other
+
+def is_committed(folder: Path) -> bool:
+    """Tell whether a folder is a clone's ``paper/results``, whose RESULTS.md is at its root."""
+    return folder.resolve().parts[-2:] == ("paper", "results")
 
 
 def documents(
@@ -40,7 +43,7 @@ def documents(
 ) -> dict[Path, str]:
     """Give the files of the results: RESULTS.md, a page and figures.
 
-    All lie in the folder, but RESULTS.md lies beside it if it is called "results".
+    All lie in the folder, but the RESULTS.md of ``paper/results`` lies in the root of the clone.
 
     Args:
         experiments: What was to be run.
@@ -53,28 +56,29 @@ def documents(
 
     Example:
         >>> import tempfile
-        >>> from pseudograd.reproduce.rows import experiments, rows
-        >>> folder = Path(tempfile.mkdtemp()) / "results"
-        >>> folder.mkdir()
+        >>> from paper.rows import experiments, rows
+        >>> folder = Path(tempfile.mkdtemp()) / "paper" / "results"
+        >>> folder.mkdir(parents=True)
         >>> files = documents(experiments(rows("table1", "svhn 1x400*")), folder)
         >>> [path.name for path in files]
         ['RESULTS.md', 'results.html']
-        >>> "not run yet" in files[folder.parent / "RESULTS.md"]
+        >>> "not run yet" in files[folder.parents[1] / "RESULTS.md"]
         True
 
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} holds no ledgers: run `pseudograd reproduce all` first")
+        raise ValueError(f"{folder} holds no ledgers: run `python -m paper run all` first")
     found = read(experiments, folder, smoke=smoke)
     # What the paper claims, it claims of what it prints.
     of_paper = {e: finding for e, finding in found.found.items() if e.row.printed}
     printed = replace(found, found=of_paper)
-    beside = folder.resolve().name == BESIDE
-    said = BESIDE if beside else Path(os.path.relpath(folder)).as_posix()
+    beside = is_committed(folder)
+    root = Path(os.path.normpath(folder / "../..")) if beside else folder
+    said = "paper/results" if beside else Path(os.path.relpath(folder)).as_posix()
     title, lead = "Results", _lead(found, smoke)
     parts = [
         in_short(printed),
-        what_was_run(found, folder.parent, smoke=smoke),
+        what_was_run(found, root, smoke=smoke),
         the_claims(printed, said),
         the_tables(found),
         asked_next(found),
@@ -82,14 +86,12 @@ def documents(
     ]
     figures = [block for part in parts for block in part.blocks if isinstance(block, Figure)]
     options = [*selected_by, *["--smoke"] * smoke, *["--out", said] * (smoke or not beside)]
-    command = shlex.join(["pseudograd", "reproduce", "report", *options])
+    command = shlex.join(["python", "-m", "paper", "report", *options])
     if not all(experiment.row.of_paper for experiment in experiments):
         command = f"{__name__}.documents"  # the command knows the paper's rows only
     made = f"*Made from the ledgers in `{said}` by `{command}`. Change that, not this file.*"
     return {
-        (folder.parent if beside else folder) / "RESULTS.md": markdown(
-            title, made, lead, parts, f"{BESIDE}/" * beside
-        ),
+        root / "RESULTS.md": markdown(title, made, lead, parts, "paper/results/" * beside),
         folder / "results.html": page(title, lead, parts),
         **{folder / figure.name: standalone(figure.svg) for figure in figures},
     }

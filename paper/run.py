@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paper.rows import Experiment, by_network
 from pseudograd import environment
 from pseudograd.data import Dataset
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.files import in_turn, locked, write_whole, writing
 from pseudograd.fleet import Outcome, Trial
-from pseudograd.reproduce.rows import Experiment, by_network
 from pseudograd.search import Ledger, Protocol, Runner
 
 _SECONDS_BETWEEN_NOTES = 5.0
@@ -90,7 +90,7 @@ class Step:
         left: How many trials of this network are known to be left.
 
     Example:
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> trial = Trial("mnist", (400,), k=0.5, learning_rate=0.1)
         >>> outcome = Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", ())
         >>> Step(experiments(rows("table1"))[0], outcome, 209).left
@@ -245,7 +245,7 @@ def run_network(
 
     Example:
         >>> import tempfile
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> def made_up(queue):
         ...     while queue:
         ...         trial = queue.popleft()
@@ -476,7 +476,7 @@ class Status:
         selected_k: The k that was selected; None before the end.
 
     Example:
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> Status(experiments(rows("table1"))[0], 0, 340, None, None).left
         340
 
@@ -504,7 +504,7 @@ def status(
         opened: Called with each ledger, once.
 
     Example:
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.rows import experiments, rows
         >>> [state] = status(experiments(rows("table1", "svhn 1x400*")), Path("nowhere"))
         >>> state.done, state.left
         (0, 228)

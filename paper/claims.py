@@ -20,9 +20,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from pseudograd.reproduce.findings import Finding, side
-from pseudograd.reproduce.rows import Row
-from pseudograd.reproduce.toy import ToyRun, summarize
+from paper.findings import Finding, side
+from paper.rows import Row
+from paper.toy import ToyRun, summarize
 from pseudograd.search import DEEP_KS, SHALLOW_KS, Difference, Protocol, paired_difference
 from pseudograd.search.comparison import sign_test
 
@@ -43,7 +43,7 @@ class Point:
         cross_entropy: The same for the test cross-entropy.
 
     Example:
-        >>> from pseudograd.reproduce.rows import rows
+        >>> from paper.rows import rows
         >>> Point(rows("table1")[0], 0.125, 0.25, -0.02, 0.089).k
         0.125
 
@@ -92,7 +92,7 @@ def paper_points(rows: Iterable[Row]) -> list[Point]:
         rows: The rows.
 
     Example:
-        >>> from pseudograd.reproduce.rows import rows
+        >>> from paper.rows import rows
         >>> [round(point.error, 2) for point in paper_points(rows("table3", "svhn*"))]
         [0.0, 0.0]
 
@@ -150,7 +150,7 @@ class Claim:
         apply: Applies the rule to one row or more.
 
     Example:
-        >>> from pseudograd.reproduce.rows import rows
+        >>> from paper.rows import rows
         >>> CLAIMS[0].statement
         'One hidden layer: the selected k is below 1.'
         >>> judge(CLAIMS[0], paper_points(rows())).verdict
@@ -359,7 +359,7 @@ def pooled(points: Sequence[Point]) -> Difference:
         points: The rows.
 
     Example:
-        >>> from pseudograd.reproduce.rows import rows
+        >>> from paper.rows import rows
         >>> round(pooled(paper_points(rows("table1"))).mean, 2)
         -0.51
 
@@ -374,7 +374,7 @@ def pooled_by_architecture(points: Sequence[Point]) -> Difference:
         points: The rows.
 
     Example:
-        >>> from pseudograd.reproduce.rows import rows
+        >>> from paper.rows import rows
         >>> round(pooled_by_architecture(paper_points(rows())).mean, 2)
         -0.39
 
@@ -558,7 +558,7 @@ def can_be_confirmed(claim: Claim, points: Iterable[Point]) -> bool:
         points: All rows; what came of them does not matter.
 
     Example:
-        >>> from pseudograd.reproduce.rows import rows
+        >>> from paper.rows import rows
         >>> can_be_confirmed(CLAIMS[0], paper_points(rows("table1", "svhn*")))  # three of them
         False
 

@@ -40,8 +40,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from paper.theory import fixed_point, is_positive
 from pseudograd.files import write_whole
-from pseudograd.reproduce.theory import fixed_point, is_positive
 
 ALPHA = 0.95
 KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -237,7 +237,7 @@ def paper_table() -> dict[float, PaperRow]:
         PaperRow(k=1.0, error_pct=4.9, threshold=0.049, cross_entropy=0.288)
 
     """
-    text = resources.files("pseudograd.reproduce").joinpath("toy.csv").read_text("utf-8")
+    text = resources.files("paper").joinpath("toy.csv").read_text("utf-8")
     rows = csv.reader(text.splitlines()[1:])
     return {row.k: row for row in (PaperRow(*map(float, line)) for line in rows)}
 

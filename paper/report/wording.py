@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from paper.findings import Finding
+from paper.rows import Experiment
+from paper.toy import Spread
 from pseudograd import words
-from pseudograd.reproduce.findings import Finding
-from pseudograd.reproduce.rows import Experiment
-from pseudograd.reproduce.toy import Spread
 from pseudograd.words import DASH as DASH  # TODO(merge): these three stand in words.py
 from pseudograd.words import interval as interval
 from pseudograd.words import rates as rates
@@ -25,7 +25,7 @@ def data_of(experiment: Experiment) -> str:
         experiment: The experiment.
 
     Example:
-        >>> from pseudograd.reproduce.rows import rows
+        >>> from paper.rows import rows
         >>> data_of(Experiment(rows("table1", "mnist*")[0], feature_range=(0.0, 1.0)))
         'mnist [0,1]'
 
@@ -57,7 +57,7 @@ def rates_tried(finding: Finding, k: float) -> str:
         k: The sensitivity.
 
     Example:
-        >>> from pseudograd.reproduce.rows import rows
+        >>> from paper.rows import rows
         >>> from pseudograd.search import Cell, Result
         >>> cells = Cell(1.0, 0.25, (0.2,)), Cell(1.0, 0.5, (0.3,)), Cell(0.5, 1.0, (0.3,))
         >>> search = Result(cells, cells[1:], cells[0], cells[0], (), (), None)

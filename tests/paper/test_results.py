@@ -15,24 +15,24 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-
 from made_up_results import made_up, write
-from pseudograd.cli import main
+
+from paper import findings
+from paper import report as results
+from paper.claims import CLAIMS, judge, paper_points, pooled_by_architecture
+from paper.cli import main
+from paper.findings import Finding, Reproduction, read
+from paper.report import documents, effort
+from paper.report.wording import data_of, interval, rates
+from paper.rows import Experiment, Row, experiments, rows, select
+from paper.run import ledger_of
+from paper.toy import ToyRun, write_csv
 from pseudograd.fleet import Trial
-from pseudograd.report import results
 from pseudograd.report.figures import signed
-from pseudograd.report.results import documents, effort
-from pseudograd.report.results.wording import data_of, interval, rates
 from pseudograd.report.summary import fraction
-from pseudograd.reproduce import findings
-from pseudograd.reproduce.claims import CLAIMS, judge, paper_points, pooled_by_architecture
-from pseudograd.reproduce.findings import Finding, Reproduction, read
-from pseudograd.reproduce.rows import Experiment, Row, experiments, rows, select
-from pseudograd.reproduce.run import ledger_of
-from pseudograd.reproduce.toy import ToyRun, write_csv
 from pseudograd.search import Cell, Difference, Ledger, Protocol, Result
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOME = experiments(rows("all", "*x400 m0.5"))  # 12 rows of all data sets and depths
 FEW = [row for row in rows("all", "mnist *x400*") if row.momentum]
 PICTURES = {"selected-k.svg", "deviations.svg", "error-against-k.svg"}
@@ -40,7 +40,7 @@ PICTURES = {"selected-k.svg", "deviations.svg", "error-against-k.svg"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("project") / "results"
+    found = tmp_path_factory.mktemp("project") / "paper" / "results"
     write(found, SOME)
     write_csv(
         [ToyRun(k, run, 0, 0.95, 7000, 6.4, -0.3, 0.05, 4 + k + run, 0.28)
@@ -57,7 +57,7 @@ def files(folder: Path) -> dict[Path, str]:
 
 @pytest.fixture(scope="module")
 def text(files: dict[Path, str], folder: Path) -> str:
-    return files[folder.parent / "RESULTS.md"]
+    return files[folder.parents[1] / "RESULTS.md"]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,9 @@ class Words(HTMLParser):
 
 def test_files(files: dict[Path, str], folder: Path) -> None:
     assert {path.name for path in files} == {"RESULTS.md", "results.html"} | PICTURES
-    assert all(path.parent == (folder.parent if path.suffix == ".md" else folder) for path in files)
+    assert all(
+        path.parent == (folder.parents[1] if path.suffix == ".md" else folder) for path in files
+    )
 
 
 def test_each_row_stands_beside_the_papers(text: str, folder: Path) -> None:
@@ -133,17 +135,17 @@ def test_commands_beside_rows_run_these_and_nothing_else(text: str) -> None:
         else:
             lines = lines_of(text, experiment.row.name, "### What does the activation change?")
             (line,) = [line for line in lines if line[1] == experiment.activation]
-        program, verb, table, _, pattern, *_ = shlex.split(line[-1].strip("`"))
-        assert (program, verb) == ("pseudograd", "reproduce")
+        *program, table, _, pattern, _, _ = shlex.split(line[-1].strip("`"))
+        assert program == ["python", "-m", "paper", "run"]
         assert select(experiments(rows(table)), pattern) == [experiment]
-    assert "`pseudograd toy --csv results/toy.csv` runs it again" in text
+    assert "`python -m paper toy --csv paper/results/toy.csv` runs it again" in text
     assert "needs the data (`pseudograd data fetch mnist`" in text
-    assert "`pseudograd reproduce report --out again`, with the same `--rows`, shows what" in text
+    assert "`python -m paper report --out again`, with the same `--rows`, shows what" in text
 
 
 def test_figures_of_the_paper_are_as_it_prints_them(text: str, tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    text = documents(experiments(rows()), tmp_path / "results")[tmp_path / "RESULTS.md"]
+    (tmp_path / "paper/results").mkdir(parents=True)
+    text = documents(experiments(rows()), tmp_path / "paper/results")[tmp_path / "RESULTS.md"]
     assert lines_of(text, "mnist 1x400 m0")[1][3:7] == ["0.0757", "–", "not run yet", "0.148"]
     assert lines_of(text, "mnist 1x400 m0")[0][6] == "1.70"
 
@@ -211,7 +213,7 @@ def test_what_was_run_is_told(text: str, folder: Path) -> None:
 
 def test_a_report_of_some_rows_tells_of_them_alone(text: str, folder: Path, tmp_path: Path) -> None:
     assert "minutes with reading the data, in 1 call." in text
-    copy = tmp_path / "results"
+    copy = tmp_path / "paper/results"
     shutil.copytree(folder, copy)
     svhn = [experiment for experiment in SOME if experiment.row.data == "svhn"]
     some = documents(svhn, copy)[tmp_path / "RESULTS.md"]
@@ -233,7 +235,7 @@ def test_what_the_papers_own_rows_took_is_told(text: str, folder: Path, tmp_path
     networks = sum(len(ledger_of(folder, e.network)) for e in own)
     assert f"Of these, 7.2 minutes and {networks:,} networks are of the paper’s own rows" in text
     assert "The goal was" not in text  # most rows are missing
-    copy = tmp_path / "results"
+    copy = tmp_path / "paper/results"
     shutil.copytree(folder, copy)
     assert "Of these" not in documents(own, copy)[tmp_path / "RESULTS.md"]
 
@@ -256,7 +258,7 @@ def test_whether_the_goal_was_met(
 ) -> None:
     """As if the paper had no other rows; what is run beside them does not count."""
     monkeypatch.setattr(effort, "paper_rows", lambda: rows("all", "*x400 m0.5"))
-    copy = tmp_path / "results"
+    copy = tmp_path / "paper/results"
     shutil.copytree(folder, copy)
     (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
     for network in session["networks"].values():
@@ -270,7 +272,7 @@ def test_whether_the_goal_was_met(
 
 def test_an_unlisted_content_is_official(folder: Path, tmp_path: Path) -> None:
     """Else it could not have been loaded: its files have the official checksums."""
-    copy = tmp_path / "results"
+    copy = tmp_path / "paper/results"
     shutil.copytree(folder, copy)
     (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
     session["data"]["svhn"] = "0" * 64
@@ -279,7 +281,7 @@ def test_an_unlisted_content_is_official(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "results"
+    copy = tmp_path / "paper/results"
     shutil.copytree(folder, copy)
     measured = tmp_path / "benchmarks" / "results"
     measured.mkdir(parents=True)
@@ -308,7 +310,7 @@ def test_networks_side_by_side_are_said_to_share_the_time(
 ) -> None:
     said = "Architectures that were trained side by side on one GPU share its time equally."
     assert said not in text
-    copy = tmp_path / "results"
+    copy = tmp_path / "paper/results"
     shutil.copytree(folder, copy)
     (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
     (copy / "manifest.json").write_text(json.dumps([session | {"at_once": 2}]), "utf-8")
@@ -350,8 +352,8 @@ def test_any_activation_stands_beside_relu_in_the_same_range(tmp_path: Path) -> 
         Experiment(row, activation="tanh"),
         Experiment(row, feature_range=(0.0, 1.0), activation="sigmoid"),
     ]
-    write(tmp_path / "results", some)
-    text = documents(some, tmp_path / "results")[tmp_path / "RESULTS.md"]
+    write(tmp_path / "paper/results", some)
+    text = documents(some, tmp_path / "paper/results")[tmp_path / "RESULTS.md"]
     # There is no row with ReLU in [-1, 1] to compare tanh with.
     assert "Some rows are run with tanh, too. Some rows are run with sigmoid, too. Of 1 row" in text
     assert "finished with both, sigmoid selects the same k in 1" in text
@@ -420,7 +422,7 @@ def test_choices_are_named(text: str, word: str) -> None:
 
 
 def test_rows_that_were_not_run_are_shown(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "results"
+    copy = tmp_path / "paper/results"
     shutil.copytree(folder, copy)
     (copy / "svhn-1x400.jsonl").unlink()
     ledger = copy / "cifar10-1x400.jsonl"
@@ -480,14 +482,14 @@ def test_what_too_few_rows_cannot_confirm_is_open(part: dict[str, str]) -> None:
 
 def test_the_other_scaling_is_judged_once_a_row_is_finished(tmp_path: Path) -> None:
     some = experiments(rows("table1", "mnist*"))
-    write(tmp_path / "results", [e for e in some if e.activation == "relu"][:2])
-    text = documents(some, tmp_path / "results")[tmp_path / "RESULTS.md"]
+    write(tmp_path / "paper/results", [e for e in some if e.activation == "relu"][:2])
+    text = documents(some, tmp_path / "paper/results")[tmp_path / "RESULTS.md"]
     assert "| claim | ours | ours, MNIST in [0, 1] | the paper’s figures, same rows |" in text
 
 
 def test_nothing_was_run_yet(tmp_path: Path) -> None:
-    folder = tmp_path / "results"
-    folder.mkdir()
+    folder = tmp_path / "paper/results"
+    folder.mkdir(parents=True)
     files = documents(SOME, folder)
     text = files[tmp_path / "RESULTS.md"]
     assert {path.name for path in files} == {"RESULTS.md", "results.html"}
@@ -495,7 +497,7 @@ def test_nothing_was_run_yet(tmp_path: Path) -> None:
         lines_of(text, e.name)[0][2] == "not run yet" for e in SOME if e.activation != "tanh"
     )
     assert lines_of(text, "3")[0][2:] == ["open", "confirmed"]
-    assert "`pseudograd toy --csv results/toy.csv` runs it." in text
+    assert "`python -m paper toy --csv paper/results/toy.csv` runs it." in text
 
 
 def text_with(
@@ -517,7 +519,7 @@ def text_with(
         return replace(found, found=changed, unread=3)
 
     monkeypatch.setattr(results, "read", read_changed)
-    return documents(SOME, folder)[folder.parent / "RESULTS.md"], marked.name
+    return documents(SOME, folder)[folder.parents[1] / "RESULTS.md"], marked.name
 
 
 def test_ties_and_open_rates_are_marked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -685,7 +687,7 @@ def test_the_answer_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         return replace(found, found=changed)
 
     monkeypatch.setattr(results, "read", read_changed)
-    text = documents(SOME, folder)[folder.parent / "RESULTS.md"]
+    text = documents(SOME, folder)[folder.parents[1] / "RESULTS.md"]
     answer = text[text.index("**Does k matter?**") :].splitlines()[0]
     # Twelve architectures: -2, -2, +2 and nine times 0 percentage points; then without one -2.
     half = 2.20099 * (35 / 33 / 12) ** 0.5  # Student's t, and the variance of these
@@ -716,7 +718,7 @@ def test_rates_are_exact_where_that_is_short(rate: float, said: str) -> None:
 def test_networks_that_no_manifest_knows_are_told(folder: Path, text: str, tmp_path: Path) -> None:
     """Others that it knows, but whose ledgers are not there, do not make up for them."""
     assert "no manifest says" not in text
-    copy = tmp_path / "results"
+    copy = tmp_path / "paper/results"
     shutil.copytree(folder, copy)
     (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
     session["networks"]["svhn 1x400"]["trials"] -= 7
@@ -739,7 +741,7 @@ def test_rows_of_ones_own(tmp_path: Path) -> None:
         Experiment(Row("mine", "fashion-mnist", layers, 400, 0.5), activation=activation)
         for layers, activation in ((1, "relu"), (2, "relu"), (2, "tanh"))
     ]
-    write(tmp_path / "results", [papers, *own])
+    write(tmp_path / "paper/results", [papers, *own])
     benchmark = tmp_path / "benchmarks" / "results" / "fleet_cuda.csv"
     benchmark.parent.mkdir(parents=True)
     benchmark.write_text(
@@ -749,9 +751,9 @@ def test_rows_of_ones_own(tmp_path: Path) -> None:
         ([papers, *own], "1 of 1 rows are finished, and 3 of 3 that are not the p", "partly"),
         (own, "3 of 3 rows that are not the paper’s are finished; no claim is", "open"),
     ):
-        text = documents(wanted, tmp_path / "results")[tmp_path / "RESULTS.md"]
+        text = documents(wanted, tmp_path / "paper/results")[tmp_path / "RESULTS.md"]
         assert f"k = 1 is cross-entropy. {lead}" in text
-        assert "in `results` by `pseudograd.report.results.documents`." in text
+        assert "in `paper/results` by `paper.report.documents`." in text
         assert lines_of(text, "2a")[0][2] == claimed
         shown = text[text.index("### Not of the paper: mine") :]
         assert lines_of(shown, "fashion-mnist 1x400 m0.5")[0][1] == "1/4 (–)"
@@ -762,8 +764,8 @@ def test_rows_of_ones_own(tmp_path: Path) -> None:
 def test_a_row_that_is_run_beside_the_papers_alone(name: str, tmp_path: Path) -> None:
     """The commands that RESULTS.md prints beside it give a report that shows it."""
     alone = select(experiments(rows()), name)
-    write(tmp_path / "results", alone)
-    text = documents(alone, tmp_path / "results")[tmp_path / "RESULTS.md"]
+    write(tmp_path / "paper/results", alone)
+    text = documents(alone, tmp_path / "paper/results")[tmp_path / "RESULTS.md"]
     assert "1 of 1 rows that are run beside the paper’s (MNIST in [0, 1], and some rows" in text
     assert "No row is finished" not in text[text.index("## What a reader would ask next") :]
     assert lines_of(text, name, "### How sure is the selection?")[0][1] == "1/4"
@@ -774,7 +776,7 @@ def test_a_row_that_is_run_beside_the_papers_alone(name: str, tmp_path: Path) ->
 
 def test_mnist_in_0_1_is_a_reading_once_it_has_the_same_rows(folder: Path, tmp_path: Path) -> None:
     """With some of them alone, its verdicts would be those of the other data sets."""
-    copy = tmp_path / "results"
+    copy = tmp_path / "paper/results"
     shutil.copytree(folder, copy)
     (copy / "mnist-5x400-0-1.jsonl").unlink()
     text = documents(SOME, copy)[tmp_path / "RESULTS.md"]
@@ -785,8 +787,8 @@ def test_mnist_in_0_1_is_a_reading_once_it_has_the_same_rows(folder: Path, tmp_p
 def test_a_depth_that_no_claim_is_about(tmp_path: Path) -> None:
     some = [Experiment(rows("table1", "svhn 1x400*")[0])]
     some.append(Experiment(Row("table1", "svhn", 2, 400, 0.5)))
-    write(tmp_path / "results", some)
-    text = documents(some, tmp_path / "results")[tmp_path / "RESULTS.md"]
+    write(tmp_path / "paper/results", some)
+    text = documents(some, tmp_path / "paper/results")[tmp_path / "RESULTS.md"]
     assert "2 of 2 rows are finished" in text
     assert "(1 row, p = 1): below 1 in 1, 1 in 0, above 1 in 0;" in text  # claim 2a
     assert lines_of(text, "svhn 2x400 m0.5", "### Table 1")[0][1] == "2 (1)"
@@ -824,7 +826,7 @@ def test_pictures_stand_on_their_own(files: dict[Path, str], text: str) -> None:
             assert picture.tag == "{http://www.w3.org/2000/svg}svg"
             assert "var(--chosen)" in content
             assert "--chosen: #" in content  # its colours are in it
-            assert f"(results/{path.name})" in text
+            assert f"(paper/results/{path.name})" in text
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -837,22 +839,24 @@ def test_report_and_check(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(folder, "results")
-    report = ["reproduce", "report"]
+    shutil.copytree(folder, "paper/results")
+    report = ["report"]
     assert main([*report, "--check"]) == 1
     assert capsys.readouterr().err == (
-        "pseudograd: RESULTS.md is not what the ledgers give: "
+        "python -m paper: RESULTS.md is not what the ledgers give: "
         "run the same command without --check\n"
     )
     assert main(report) == 0
-    assert capsys.readouterr().out.splitlines()[:2] == ["RESULTS.md", "results/results.html"]
-    expected = documents(experiments(rows()), Path("results"))
+    assert capsys.readouterr().out.splitlines()[:2] == ["RESULTS.md", "paper/results/results.html"]
+    expected = documents(experiments(rows()), Path("paper/results"))
     assert expected == {path: path.read_text("utf-8") for path in expected}
     assert main([*report, "--check"]) == 0
-    picture = Path("results/deviations.svg")
+    picture = Path("paper/results/deviations.svg")
     picture.write_text(picture.read_text("utf-8") + " ", "utf-8")
     assert main([*report, "--check"]) == 1
-    assert capsys.readouterr().err.startswith("pseudograd: results/deviations.svg is not what")
+    assert capsys.readouterr().err.startswith(
+        "python -m paper: paper/results/deviations.svg is not what"
+    )
 
 
 def test_rows_that_were_run_again_do_not_touch_the_results(
@@ -861,17 +865,17 @@ def test_rows_that_were_run_again_do_not_touch_the_results(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder, "again")
     Path("RESULTS.md").write_text("all rows", "utf-8")
-    assert main(["reproduce", "report", "--rows", "svhn *x400 m0.5", "--out", "again"]) == 0
+    assert main(["report", "--rows", "svhn *x400 m0.5", "--out", "again"]) == 0
     assert Path("RESULTS.md").read_text("utf-8") == "all rows"
     text = Path("again/RESULTS.md").read_text("utf-8")
     assert "3 of 3 rows are finished" in text
-    made = "pseudograd reproduce report --rows 'svhn *x400 m0.5' --out again"
+    made = "python -m paper report --rows 'svhn *x400 m0.5' --out again"
     assert f"in `again` by `{made}`." in text
-    assert main([*shlex.split(made)[1:], "--check"]) == 0
+    assert main([*shlex.split(made)[3:], "--check"]) == 0
     whole = str(Path("again").resolve())  # the same folder by another name
-    same = ["reproduce", "report", "--rows", "svhn *x400 m0.5", "--out", whole]
+    same = ["report", "--rows", "svhn *x400 m0.5", "--out", whole]
     assert main([*same, "--check"]) == 0
-    assert "`pseudograd toy --csv again/toy.csv` runs it again." in text
+    assert "`python -m paper toy --csv again/toy.csv` runs it again." in text
     assert "(deviations.svg)" in text
 
 
@@ -881,34 +885,33 @@ def test_report_of_runs_in_small(
     monkeypatch.chdir(tmp_path)
     row = rows("table1", "mnist 1x400*")[0]
     write(Path("runs/smoke"), [Experiment(row)], smoke=True)
-    report = ["reproduce", "report", "--smoke", "--as-printed", "--rows", row.name]
+    report = ["report", "--smoke", "--as-printed", "--rows", row.name]
     assert main(report) == 0
     text = Path("runs/smoke/RESULTS.md").read_text("utf-8")
     assert "the figures mean nothing" in text
     assert "1 of 1 rows are finished" in text
-    made = f"pseudograd reproduce report --rows '{row.name}' --as-printed --smoke --out runs/smoke"
+    made = f"python -m paper report --rows '{row.name}' --as-printed --smoke --out runs/smoke"
     assert f"by `{made}`." in text
     assert "MNIST in [0, 1] |" not in text
     assert "`, a part of it." in text
     before = sorted(Path("runs/smoke").iterdir())
     for what in ("status", "report"):
         capsys.readouterr()
-        assert main(["reproduce", what, "--out", "runs/smoke"]) == 1
-        said = "pseudograd: runs/smoke holds trials of --smoke alone: give that option here, too\n"
-        assert capsys.readouterr() == ("", said)
+        assert main([what, "--out", "runs/smoke"]) == 1
+        said = "runs/smoke holds trials of --smoke alone: give that option here, too\n"
+        assert capsys.readouterr() == ("", f"python -m paper: {said}")
     assert sorted(Path("runs/smoke").iterdir()) == before
-    assert main(["reproduce", "status", "--smoke", "--out", "runs/smoke"]) == 0
+    assert main(["status", "--smoke", "--out", "runs/smoke"]) == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["report"], "results holds no ledgers: run `pseudograd reproduce all` first"),
-        (["table1", "--check"], "--check goes with report, not with table1"),
+        (["report"], "paper/results holds no ledgers: run `python -m paper run all` first"),
         (
             ["report", "--rows", "svhn*"],
-            "a report of results is of all rows: leave out --rows and --as-printed, or name the "
-            "folder of another run by --out",
+            "a report of paper/results is of all rows: leave out --rows and --as-printed, or "
+            "name the folder of another run by --out",
         ),
     ],
 )
@@ -920,8 +923,8 @@ def test_report_refuses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["reproduce", *arguments]) == 1
-    assert capsys.readouterr().err == f"pseudograd: {said}\n"
+    assert main([*arguments]) == 1
+    assert capsys.readouterr().err == f"python -m paper: {said}\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -933,18 +936,20 @@ def test_report_of_nothing_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("again").mkdir()
-    assert main(["reproduce", "report", "--out", "again"]) == 1
-    said = "pseudograd: again holds no ledger of these rows: run them first, `pseudograd reproduce"
+    assert main(["report", "--out", "again"]) == 1
+    said = (
+        "python -m paper: again holds no ledger of these rows: run them first, `python -m paper run"
+    )
     assert capsys.readouterr().err.startswith(said)
     assert list(Path("again").iterdir()) == []
     shutil.copytree(folder, "some")
     before = sorted(Path("some").iterdir())
-    assert main(["reproduce", "report", "--rows", "mnist 5x800*", "--out", "some"]) == 1
+    assert main(["report", "--rows", "mnist 5x800*", "--out", "some"]) == 1
     assert "some holds no ledger of these rows" in capsys.readouterr().err
     assert sorted(Path("some").iterdir()) == before
 
 
-@pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="no ledgers are committed yet")
+@pytest.mark.skipif(not (ROOT / "paper/results").is_dir(), reason="no ledgers are committed yet")
 def test_the_results_of_this_project_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert main(["reproduce", "report", "--check"]) == 0
+    assert main(["report", "--check"]) == 0

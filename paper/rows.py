@@ -161,7 +161,7 @@ def paper_rows() -> tuple[Row, ...]:
         (94, 67)
 
     """
-    text = resources.files("pseudograd.reproduce").joinpath("paper.csv").read_text("utf-8")
+    text = resources.files("paper").joinpath("rows.csv").read_text("utf-8")
 
     def figure(text: str) -> float | None:
         return float(text) if text else None

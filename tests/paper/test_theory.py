@@ -7,14 +7,14 @@ import pytest
 from scipy.integrate import quad
 from scipy.optimize import minimize
 
-from pseudograd.reproduce.theory import (
+from paper.theory import (
     bias_pull,
     cross_entropy,
     error_pct,
     fixed_point,
     pseudo_gradient,
 )
-from pseudograd.reproduce.toy import KS
+from paper.toy import KS
 
 ALPHAS = (0.55, 0.8, 0.95, 0.999)
 

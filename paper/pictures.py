@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paper.theory import error_pct, fixed_point
+from paper.toy import ToyRun, ToySummary, paper_row, summarize
 from pseudograd.report.summary import fraction
-from pseudograd.reproduce.theory import error_pct, fixed_point
-from pseudograd.reproduce.toy import ToyRun, ToySummary, paper_row, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

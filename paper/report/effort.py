@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paper.findings import Effort, Reproduction
+from paper.report.document import Block, Bullets, Part, Table, Text
+from paper.report.wording import DASH
+from paper.rows import Experiment, paper_rows
 from pseudograd.data import variant
 from pseudograd.data.registry import BENCHMARKS
-from pseudograd.report.results.document import Block, Bullets, Part, Table, Text
-from pseudograd.report.results.wording import DASH
 from pseudograd.report.summary import counted
-from pseudograd.reproduce.findings import Effort, Reproduction
-from pseudograd.reproduce.rows import Experiment, paper_rows
 
 _GOAL_HARDWARE = "NVIDIA H200"
 

@@ -5,21 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pseudograd.fleet import Outcome
-from pseudograd.report.figures import signed
-from pseudograd.report.results.document import Block, Bullets, Figure, Part, Table, Text, Title
-from pseudograd.report.results.figures import deviations
-from pseudograd.report.results.wording import (
-    DASH,
-    MARKED,
-    data_of,
-    interval,
-    mean_and_sd,
-    rates,
-    rates_tried,
-)
-from pseudograd.report.summary import counted, fraction
-from pseudograd.reproduce.findings import (
+from paper.findings import (
     Finding,
     Reproduction,
     agreeing,
@@ -28,8 +14,22 @@ from pseudograd.reproduce.findings import (
     errors_pct,
     may_be_the_rate,
 )
-from pseudograd.reproduce.rows import Experiment, Row
-from pseudograd.reproduce.toy import Spread
+from paper.report.document import Block, Bullets, Figure, Part, Table, Text, Title
+from paper.report.figures import deviations
+from paper.report.wording import (
+    DASH,
+    MARKED,
+    data_of,
+    interval,
+    mean_and_sd,
+    rates,
+    rates_tried,
+)
+from paper.rows import Experiment, Row
+from paper.toy import Spread
+from pseudograd.fleet import Outcome
+from pseudograd.report.figures import signed
+from pseudograd.report.summary import counted, fraction
 from pseudograd.search import Comparison, Difference
 
 _WIDE = 1.0  # a spread, in percentage points, that is looked into
@@ -51,8 +51,8 @@ def the_tables(found: Reproduction) -> Part:
 
     Example:
         >>> from pathlib import Path
-        >>> from pseudograd.reproduce.findings import read
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.findings import read
+        >>> from paper.rows import experiments, rows
         >>> found = read(experiments(rows("table1", "svhn 1x400*")), Path("nowhere"))
         >>> the_tables(found).blocks[3].rows[0][:4]
         ['svhn 1x400 m0.5', '(1/4)', 'not run yet', '16.88']
@@ -75,7 +75,7 @@ def the_tables(found: Reproduction) -> Part:
             f"those tried, § a row in which {MARKED}, so that part of the difference may be the "
             "rate’s (see “Is it k, or the learning rate?”). The last column is the command that "
             "runs this row again, and nothing else. It needs the data (`pseudograd data fetch "
-            "mnist`, or whichever set it is), and `pseudograd reproduce report --out again`, with "
+            "mnist`, or whichever set it is), and `python -m paper report --out again`, with "
             "the same `--rows`, shows what came of it."
         )
     ]
@@ -173,8 +173,8 @@ def other_activations(found: Reproduction) -> list[Block]:
 
     Example:
         >>> from pathlib import Path
-        >>> from pseudograd.reproduce.findings import read
-        >>> from pseudograd.reproduce.rows import experiments, rows
+        >>> from paper.findings import read
+        >>> from paper.rows import experiments, rows
         >>> found = read(experiments(rows("table1", "mnist 1x400*")), Path("nowhere"))
         >>> [row[:3] for row in other_activations(found)[1].rows]
         [['mnist 1x400 m0.5', 'relu', 'not run yet'], ['mnist 1x400 m0.5', 'tanh', 'not run yet']]
@@ -317,4 +317,4 @@ def _command(experiment: Experiment) -> str:
     if not experiment.row.of_paper:
         return DASH
     table = experiment.row.table
-    return f'`pseudograd reproduce {table} --rows "{experiment.name}" --out again`'
+    return f'`python -m paper run {table} --rows "{experiment.name}" --out again`'

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up_results import write
 from scipy.stats import binomtest
 
-from made_up_results import write
-from pseudograd.reproduce.claims import (
+from paper.claims import (
     CLAIMS,
     CONFIRMED,
     NOT,
@@ -30,9 +30,9 @@ from pseudograd.reproduce.claims import (
     pooled_by_architecture,
     rank_correlation,
 )
-from pseudograd.reproduce.findings import read
-from pseudograd.reproduce.rows import Experiment, Row, experiments, rows
-from pseudograd.reproduce.toy import ToyRun
+from paper.findings import read
+from paper.rows import Experiment, Row, experiments, rows
+from paper.toy import ToyRun
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 OF_DEPTH = {depth: [row for row in rows() if row.hidden_layers == depth] for depth in (1, 3, 5)}

@@ -8,10 +8,10 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
+from paper.rows import Experiment, by_network
+from paper.run import ledger_of
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome, Trial
-from pseudograd.reproduce.rows import Experiment, by_network
-from pseudograd.reproduce.run import ledger_of
 from pseudograd.search import Protocol
 from pseudograd.search.ledger import _without_defaults, to_line
 
@@ -60,7 +60,7 @@ def write(folder: Path, experiments: Iterable[Experiment], smoke: bool = False) 
         ledger_of(folder, network).path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         networks[network] = {"trials": len(lines), "epochs": 2 * len(lines), "seconds": 36.0}
     session = {
-        "command": "pseudograd reproduce all",
+        "command": "python -m paper run all",
         "smoke": smoke,
         "started": "2026-01-01T12:00:00+00:00",
         "seconds": 36.0 * len(networks) + 24,

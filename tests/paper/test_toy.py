@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pseudograd.reproduce.theory import fixed_point, is_positive
-from pseudograd.reproduce.toy import (
+from paper.theory import fixed_point, is_positive
+from paper.toy import (
     KS,
     Spread,
     ToyRun,

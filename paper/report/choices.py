@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pseudograd.report.results.document import Bullets, Part, Text
+from paper.report.document import Bullets, Part, Text
 from pseudograd.search import Protocol
 from pseudograd.search.protocol import CLIP
 
@@ -85,6 +85,6 @@ def the_choices(protocol: Protocol) -> Part:
             "again from the official pictures of whole numbers. All 1,083 official digits at hand "
             "are identical, but some pixels of others may differ by 1.",
             "**Rows**: the 67 that the paper prints. The 27 that its source has as comments can be "
-            "run by `pseudograd reproduce unprinted`.",
+            "run by `python -m paper run unprinted`.",
         ]),
     ])  # fmt: skip

@@ -18,14 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pseudograd import environment
-from pseudograd.cli import main
-from pseudograd.cli.place import Place
-from pseudograd.cli.reproduce import _Lines, _print_status
-from pseudograd.data import Dataset, Encoder
-from pseudograd.files import locked
-from pseudograd.fleet import Fleet, Outcome, Trial
-from pseudograd.reproduce.rows import (
+from paper.cli import _Lines, _print_status, main
+from paper.rows import (
     Experiment,
     Row,
     by_network,
@@ -34,7 +28,7 @@ from pseudograd.reproduce.rows import (
     rows,
     select,
 )
-from pseudograd.reproduce.run import (
+from paper.run import (
     Clock,
     Step,
     TimeIsUp,
@@ -46,6 +40,11 @@ from pseudograd.reproduce.run import (
     sessions,
     status,
 )
+from pseudograd import environment
+from pseudograd.cli.place import Place
+from pseudograd.data import Dataset, Encoder
+from pseudograd.files import locked
+from pseudograd.fleet import Fleet, Outcome, Trial
 from pseudograd.search import DEEP_KS, SHALLOW_KS, result
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -165,10 +164,10 @@ def test_rows_of_ones_own() -> None:
 
 def test_a_row_of_ones_own_is_run(capsys: pytest.CaptureFixture[str]) -> None:
     own = [Experiment(Row("mine", "fashion-mnist", 2, 400, 0.5))]
-    (state,) = status(own, Path("results"))
+    (state,) = status(own, Path("paper/results"))
     assert (state.done, state.seconds) == (0, None)
-    reproduce(own, Path("results"), no_data, lambda _: world)
-    _print_status(own, Path("results"), smoke=False)
+    reproduce(own, Path("paper/results"), no_data, lambda _: world)
+    _print_status(own, Path("paper/results"), smoke=False)
     _, line, last = capsys.readouterr().out.splitlines()
     assert line.split()[-1] == "1/2"  # and none of the paper's
     assert last == "1 of 1 rows done, about 0 trials left"
@@ -207,7 +206,7 @@ def test_more_trials_join_while_others_run() -> None:
         yield from world(trials)
 
     group = experiments(rows("all", "svhn 1x400*"))
-    ledger = ledger_of(Path("results"), group[0].network)
+    ledger = ledger_of(Path("paper/results"), group[0].network)
     for _ in run_network({e: e.protocol() for e in group}, ledger, counted):
         pass
     assert calls == 2  # on three fifths, judged on the test set too, and retraining
@@ -216,7 +215,7 @@ def test_more_trials_join_while_others_run() -> None:
 def test_rows_end_one_after_the_other() -> None:
     """What a row asks for goes before what waits of other rows."""
     group = experiments(rows("all", "svhn 1x400*"))
-    ledger = ledger_of(Path("results"), group[0].network)
+    ledger = ledger_of(Path("paper/results"), group[0].network)
     steps = list(run_network({e: e.protocol() for e in group}, ledger, world))
     searched = [step for step in steps if not step.outcome.trial.split.retrain]
     grids = [step.experiment for step in searched[8 * len(group) :]]
@@ -227,7 +226,7 @@ def test_rows_end_one_after_the_other() -> None:
 
 def test_ledgers_are_small() -> None:
     group = experiments(rows("table1", "svhn 1x400*"))
-    ledger = ledger_of(Path("results"), group[0].network)
+    ledger = ledger_of(Path("paper/results"), group[0].network)
     for _ in run_network({e: e.protocol() for e in group}, ledger, world):
         pass
     curves = {trial.split.retrain: outcome.curve for trial, outcome in ledger.items()}
@@ -238,38 +237,40 @@ def test_ledgers_are_small() -> None:
 def run_all(*, time_limit: float | None = None, runner: Callable[..., object] = world) -> None:
     reproduce(
         experiments(rows("table1", "svhn*")),
-        Path("results"),
+        Path("paper/results"),
         no_data,
         lambda data: runner,  # type: ignore[arg-type, return-value]
-        command="pseudograd reproduce table1",
+        command="python -m paper run table1",
         time_limit=time_limit,
     )
 
 
 def test_it_stops_when_the_time_is_up_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Time()
-    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+    monkeypatch.setattr("paper.run.time", time)
     with pytest.raises(TimeIsUp):
         run_all(time_limit=7, runner=Slots(1, time))  # the second trial would take until 10
     assert time.now == Time.now + 8
-    (first,) = sessions(Path("results"))
+    (first,) = sessions(Path("paper/results"))
     assert {network: log["trials"] for network, log in first["networks"].items()} == {
         "svhn 1x400": 1
     }
-    states = status(experiments(rows("table1", "svhn*")), Path("results"))
+    states = status(experiments(rows("table1", "svhn*")), Path("paper/results"))
     assert [(state.done, state.selected_k) for state in states] == [(1, None), (0, None), (0, None)]
     assert all(state.left > 200 and state.seconds is not None for state in states)
     run_all()
-    second = sessions(Path("results"))[1]
-    assert second["command"] == "pseudograd reproduce table1"
+    second = sessions(Path("paper/results"))[1]
+    assert second["command"] == "python -m paper run table1"
     assert second["data"] == {"svhn": no_data("svhn").sha256}
     assert set(second["networks"]) == {"svhn 1x400", "svhn 1x800", "svhn 1x1100"}
-    states = status(experiments(rows("table1", "svhn*")), Path("results"))
+    states = status(experiments(rows("table1", "svhn*")), Path("paper/results"))
     assert [(state.left, state.selected_k) for state in states] == [(0, 0.5)] * 3
-    done = [log["trials"] for s in sessions(Path("results")) for log in s["networks"].values()]
+    done = [
+        log["trials"] for s in sessions(Path("paper/results")) for log in s["networks"].values()
+    ]
     assert sum(done) == sum(state.done for state in states)
     run_all()  # nothing to do, nothing to note
-    assert len(sessions(Path("results"))) == 2
+    assert len(sessions(Path("paper/results"))) == 2
     run_all(time_limit=0)  # which takes no time
     with pytest.raises(TimeIsUp):
         reproduce(PAIR, Path("other"), no_data, lambda _: world, time_limit=-1)
@@ -278,17 +279,17 @@ def test_it_stops_when_the_time_is_up_and_goes_on(monkeypatch: pytest.MonkeyPatc
 
 def test_what_ends_together_as_the_time_does_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Time()
-    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+    monkeypatch.setattr("paper.run.time", time)
     with pytest.raises(TimeIsUp):
         run_all(time_limit=4.5, runner=Slots(10, time))  # the sweep's 8 trials end after 5 s
-    assert len(ledger_of(Path("results"), "svhn 1x400")) == 8
+    assert len(ledger_of(Path("paper/results"), "svhn 1x400")) == 8
 
 
 def test_several_processes_note_what_they_do_in_one_manifest() -> None:
     """Each reads what is there and writes it with its own; none may come between."""
     pytest.importorskip("fcntl", reason="needs POSIX's locks")
-    folder = Path("results")
-    folder.mkdir()
+    folder = Path("paper/results")
+    folder.mkdir(parents=True)
     session = {"hardware": "", "versions": {}, "commit": ""}
     sides = [_Notes(folder, {**session, "started": f"{at}"}, 0.0) for at in range(4)]
 
@@ -338,8 +339,8 @@ class Slots:
 
 def test_no_trial_is_begun_that_could_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Time()
-    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
-    folder, some = Path("results"), experiments(rows("table1", "svhn*"))
+    monkeypatch.setattr("paper.run.time", time)
+    folder, some = Path("paper/results"), experiments(rows("table1", "svhn*"))
 
     def known() -> set[Trial]:
         return {trial for e in some for trial in ledger_of(folder, e.network)}
@@ -362,9 +363,9 @@ def test_no_trial_is_begun_that_could_not_end(monkeypatch: pytest.MonkeyPatch) -
 
 def test_little_time_is_for_rows_whose_search_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Time()
-    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+    monkeypatch.setattr("paper.run.time", time)
     group = experiments(rows("all", "svhn 1x400*"))
-    ledger = ledger_of(Path("results"), group[0].network)
+    ledger = ledger_of(Path("paper/results"), group[0].network)
     protocols = {e: e.protocol() for e in group}
     clock, first = Clock(), protocols[group[0]]
     steps = run_network(protocols, ledger, Slots(10, time), clock)
@@ -380,7 +381,7 @@ def test_little_time_is_for_rows_whose_search_is_over(monkeypatch: pytest.Monkey
 def test_the_time_ends_trials_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner looks at its queue again and again, once it has given out what has ended."""
     time = Time()
-    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+    monkeypatch.setattr("paper.run.time", time)
 
     def runner(trials: MutableSequence[Trial]) -> Iterator[Outcome]:
         assert isinstance(trials, deque)
@@ -393,7 +394,7 @@ def test_the_time_ends_trials_under_way(monkeypatch: pytest.MonkeyPatch) -> None
 
     with pytest.raises(TimeIsUp):
         run_all(time_limit=100, runner=runner)
-    assert len(ledger_of(Path("results"), "svhn 1x400")) == 1
+    assert len(ledger_of(Path("paper/results"), "svhn 1x400")) == 1
 
 
 def test_a_fleet_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,11 +405,11 @@ def test_a_fleet_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
             self.now += 1
             return self.now
 
-    monkeypatch.setattr("pseudograd.reproduce.run.time", Hurrying())
+    monkeypatch.setattr("paper.run.time", Hurrying())
     some, data = experiments(rows("table1", "mnist 1x800*"))[:1], small("mnist")[0]
     long = replace(some[0].smoke(), initial_rate=0.1)
     long = replace(long, trial=replace(long.trial, max_epochs=1000, patience=1000))
-    ledger = ledger_of(Path("results"), some[0].network)
+    ledger = ledger_of(Path("paper/results"), some[0].network)
     with pytest.raises(TimeIsUp):
         list(run_network({some[0]: long}, ledger, Fleet(data).run, Clock(50)))
     assert len(ledger) == 0
@@ -418,9 +419,9 @@ def test_short_trials_of_the_sweep_do_not_tell_how_long_others_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     time = Time()
-    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+    monkeypatch.setattr("paper.run.time", time)
     clock, group = Clock(20), experiments(rows("table1", "svhn 1x400*"))
-    ledger = ledger_of(Path("results"), group[0].network)
+    ledger = ledger_of(Path("paper/results"), group[0].network)
     steps = run_network({e: e.protocol() for e in group}, ledger, Slots(8, time), clock)
     for _ in range(8):
         next(steps)
@@ -437,19 +438,19 @@ def test_a_failure_keeps_what_is_finished() -> None:
 
     with pytest.raises(OSError, match="gone"):
         run_all(runner=failing)
-    assert len(ledger_of(Path("results"), "svhn 1x400")) == 30
-    assert sessions(Path("results"))[0]["networks"]["svhn 1x400"]["trials"] == 30
+    assert len(ledger_of(Path("paper/results"), "svhn 1x400")) == 30
+    assert sessions(Path("paper/results"))[0]["networks"]["svhn 1x400"]["trials"] == 30
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "manifest-2.json"])
 @pytest.mark.parametrize("text", ["[", "{}", "7", "[7]", '[{"networks": {}}]'])
 def test_a_broken_manifest_is_not_overwritten(text: str, name: str) -> None:
-    Path("results").mkdir()
-    Path("results", name).write_text(text)
+    Path("paper/results").mkdir(parents=True)
+    Path("paper/results", name).write_text(text)
     with pytest.raises(ValueError, match=rf"{name} is not a manifest"):
         run_all()
-    assert Path("results", name).read_text() == text
-    assert len(list(Path("results").iterdir())) == 1
+    assert Path("paper/results", name).read_text() == text
+    assert len(list(Path("paper/results").iterdir())) == 1
 
 
 def test_results_of_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,7 +468,7 @@ def test_results_of_several_machines(monkeypatch: pytest.MonkeyPatch) -> None:
             yield outcome
         raise KeyboardInterrupt
 
-    here, there = Path("results"), Path("there")
+    here, there = Path("paper/results"), Path("there")
     for folder, experiment in ((there, PAIR[1]), (here, PAIR[0]), (there, PAIR[0])):
         with pytest.raises(KeyboardInterrupt):
             reproduce([experiment], folder, no_data, lambda _: some_of)
@@ -501,7 +502,7 @@ def test_other_data_are_refused() -> None:
         yield next(world(queue))
         raise KeyboardInterrupt
 
-    one, folder = PAIR[:1], Path("results")
+    one, folder = PAIR[:1], Path("paper/results")
     with pytest.raises(KeyboardInterrupt):
         reproduce(one, folder, no_data, lambda _: one_of)
     path = ledger_of(folder, one[0].network).path
@@ -518,21 +519,23 @@ def test_finished_rows_need_no_data() -> None:
     def missing(name: str) -> Dataset:
         raise FileNotFoundError(name)
 
-    reproduce(PAIR[:1], Path("results"), no_data, lambda _: world)
-    reproduce(PAIR[:1], Path("results"), missing, lambda _: world)
+    reproduce(PAIR[:1], Path("paper/results"), no_data, lambda _: world)
+    reproduce(PAIR[:1], Path("paper/results"), missing, lambda _: world)
     with pytest.raises(FileNotFoundError, match="svhn"):
-        reproduce(PAIR, Path("results"), missing, lambda _: world)
+        reproduce(PAIR, Path("paper/results"), missing, lambda _: world)
 
 
 def test_a_ledger_of_different_data_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for folder, data in (("results", no_data), ("other", other_data)):
+    for folder, data in (("paper/results", no_data), ("other", other_data)):
         reproduce(PAIR[:1], Path(folder), data, lambda _: world)
-    here, there = (ledger_of(Path(f), PAIR[0].network).path for f in ("results", "other"))
+    here, there = (ledger_of(Path(f), PAIR[0].network).path for f in ("paper/results", "other"))
     here.write_bytes(here.read_bytes() + there.read_bytes())
-    for command in (["status"], ["report", "--out", "results"]):
-        assert main(["reproduce", *command]) == 1
+    for command in (["status"], ["report", "--out", "paper/results"]):
+        assert main([*command]) == 1
         said = capsys.readouterr().err
-        assert said.startswith(f"pseudograd: {here} has outcomes on different data, whose hashes")
+        assert said.startswith(
+            f"python -m paper: {here} has outcomes on different data, whose hashes"
+        )
         assert all(data("svhn").sha256[:16] in said for data in (no_data, other_data))
 
 
@@ -545,7 +548,7 @@ PATIENCE = 60  # seconds until a thread that waits for another in vain gives up
 def run_two(
     runner: Callable[[MutableSequence[Trial]], Iterator[Outcome]],
     some: list[Experiment] = PAIR,
-    folder: str = "results",
+    folder: str = "paper/results",
     at_once: int = 2,
     **options: object,
 ) -> None:
@@ -577,7 +580,8 @@ def test_two_networks_are_under_way_at_once_and_end_as_one_by_one() -> None:
     run_two(world, folder="alone", at_once=1)
     for experiment in PAIR:
         paths = [
-            ledger_of(Path(folder), experiment.network).path for folder in ("results", "alone")
+            ledger_of(Path(folder), experiment.network).path
+            for folder in ("paper/results", "alone")
         ]
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
@@ -597,7 +601,7 @@ def test_networks_are_begun_in_their_order_and_no_more_at_once() -> None:
         if first.split.retrain:
             ended.append(first.data)
 
-    reproduce(some, Path("results"), open_data, lambda data: counted, at_once=2)
+    reproduce(some, Path("paper/results"), open_data, lambda data: counted, at_once=2)
     assert opened == [group[0].row.data for group in by_network(some).values()]
     assert sorted(ended) == sorted(opened)
 
@@ -631,9 +635,9 @@ def test_what_ends_one_network_ends_the_others(in_caller: bool, error: type[Base
         run_two(runner, watch=watch)
     assert len(set(closed)) == 2
     finished = 1 if error is OSError else 2
-    ledgers = [ledger_of(Path("results"), experiment.network) for experiment in PAIR]
+    ledgers = [ledger_of(Path("paper/results"), experiment.network) for experiment in PAIR]
     assert sorted(map(len, ledgers)) == [1, finished]
-    logs = sessions(Path("results"))[0]["networks"]
+    logs = sessions(Path("paper/results"))[0]["networks"]
     assert [logs[e.network]["trials"] for e in PAIR] == list(map(len, ledgers))
     for ledger in ledgers:
         with locked(ledger.path):  # nobody else has it
@@ -658,13 +662,13 @@ def test_ctrl_c_while_only_the_other_thread_works() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_two(runner, PAIR[:1], workplace=workplace)
-    assert len(ledger_of(Path("results"), PAIR[0].network)) == 1
+    assert len(ledger_of(Path("paper/results"), PAIR[0].network)) == 1
 
 
 def test_the_time_is_up_for_each_network_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """One has long trials and ends early, one has short trials and ends, a third is not begun."""
     time = Time()
-    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+    monkeypatch.setattr("paper.run.time", time)
     short_begun, time_passed = threading.Event(), threading.Event()
     short, long, _ = some = experiments(rows("table1", "svhn*"))
 
@@ -687,10 +691,10 @@ def test_the_time_is_up_for_each_network_by_itself(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(TimeIsUp):
         run_two(runner, some, time_limit=100, watch=watch)
-    ledgers = [ledger_of(Path("results"), experiment.network) for experiment in some]
+    ledgers = [ledger_of(Path("paper/results"), experiment.network) for experiment in some]
     assert short.protocol().wanted(ledgers[0]) == []
     assert [len(ledger) for ledger in ledgers[1:]] == [1, 0]
-    assert set(sessions(Path("results"))[0]["networks"]) == {short.network, long.network}
+    assert set(sessions(Path("paper/results"))[0]["networks"]) == {short.network, long.network}
 
 
 def test_an_error_is_told_rather_than_that_the_time_is_up() -> None:
@@ -708,7 +712,7 @@ def test_an_error_is_told_rather_than_that_the_time_is_up() -> None:
 
 def test_networks_side_by_side_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Time()
-    monkeypatch.setattr("pseudograd.reproduce.run.time", time)
+    monkeypatch.setattr("paper.run.time", time)
 
     def later() -> None:
         time.now += 10
@@ -720,7 +724,7 @@ def test_networks_side_by_side_share_the_time(monkeypatch: pytest.MonkeyPatch) -
         yield from world(trials)
 
     run_two(meeting)
-    (session,) = sessions(Path("results"))
+    (session,) = sessions(Path("paper/results"))
     assert [log["seconds"] for log in session["networks"].values()] == [10, 10]
     assert (session["seconds"], session["at_once"]) == (20, 2)
 
@@ -758,7 +762,7 @@ def test_lines_of_networks_side_by_side(
     now = Time()
     monkeypatch.setattr(sys.modules[_Lines.__module__], "time", now)
     lines, outcome = _Lines(), made_up(PAIR[0].protocol().trial)
-    ledger = ledger_of(Path("results"), PAIR[0].network)
+    ledger = ledger_of(Path("paper/results"), PAIR[0].network)
     for experiment in PAIR:
         lines.begin(experiment.network, ledger, 8)
     assert capsys.readouterr().err.splitlines() == [
@@ -809,7 +813,7 @@ def test_the_whole_path_in_small(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pseudograd.data.open_data", small)
-    command = ["reproduce", "table1", "--rows", "mnist 1x400 m0.5*", "--smoke"]
+    command = ["run", "table1", "--rows", "mnist 1x400 m0.5*", "--smoke"]
     assert main(command) == 0
     captured = capsys.readouterr()
     assert "3 of 3 rows done, about 0 trials left" in captured.out
@@ -845,7 +849,7 @@ def test_rows_on_a_cluster(
 ) -> None:
     pytest.importorskip("ray", reason="needs Ray")
     monkeypatch.setattr("pseudograd.data.open_data", small)
-    command = ["reproduce", "table1", "--rows", "mnist 1x*00 m0.5", "--as-printed", "--smoke"]
+    command = ["run", "table1", "--rows", "mnist 1x*00 m0.5", "--as-printed", "--smoke"]
     assert main([*command, "--out", "alone"]) == 0
     assert main([*command, "--ray", "local", "--out", "cluster"]) == 0
     assert "3 of 3 rows done, about 0 trials left" in capsys.readouterr().out
@@ -873,13 +877,13 @@ def test_one_row_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pseudograd.data.open_data", small)
-    command = ["reproduce", "table1", *options, "--smoke", "--out", "here"]
+    command = ["run", "table1", *options, "--smoke", "--out", "here"]
     assert main([*command, "--time-limit", "0.000001"]) == 0
     assert "the time is up; no trial has ended in it: give more" in capsys.readouterr().err
     assert main(command) == 0
     assert {path.name for path in Path("here").iterdir()} == {ledger, "manifest.json"}
     manifest = json.loads(Path("here/manifest.json").read_text())
-    assert manifest[0]["command"].startswith("pseudograd reproduce table1 --rows 'mnist 1x400 m0.5")
+    assert manifest[0]["command"].startswith("python -m paper run table1 --rows 'mnist 1x400 m0.5")
 
 
 def test_the_time_is_up_after_some_trials(
@@ -891,8 +895,8 @@ def test_the_time_is_up_after_some_trials(
         options["watch"](Step(PAIR[0], made_up(PAIR[0].protocol().trial), 7))
         raise TimeIsUp
 
-    monkeypatch.setattr("pseudograd.reproduce.run.reproduce", one_trial)
-    assert main(["reproduce", "table1", "--time-limit", "1", "--out", "here"]) == 0
+    monkeypatch.setattr("paper.run.reproduce", one_trial)
+    assert main(["run", "table1", "--time-limit", "1", "--out", "here"]) == 0
     assert "the time is up; the same command goes on from here\n" in capsys.readouterr().err
 
 
@@ -908,7 +912,7 @@ def test_lower_rates_are_expected_to_take_longer() -> None:
 def test_the_status_of_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
     run_all()
     capsys.readouterr()
-    assert main(["reproduce", "status", "--rows", "svhn 1x*"]) == 0
+    assert main(["status", "--rows", "svhn 1x*"]) == 0
     heading, *lines, last = capsys.readouterr().out.splitlines()
     assert heading.split()[:3] == ["row", "done", "left"]
     assert len(lines) == 9
@@ -920,25 +924,25 @@ def test_the_status_of_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_status_tells_of_lines_that_cannot_be_used(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ledger = ledger_of(Path("results"), "svhn 1x400")
-    ledger.path.parent.mkdir()
+    ledger = ledger_of(Path("paper/results"), "svhn 1x400")
+    ledger.path.parent.mkdir(parents=True)
     ledger.path.write_text("cut off\n")
-    assert main(["reproduce", "status", "--rows", "svhn 1x400*"]) == 0  # three rows of one ledger
+    assert main(["status", "--rows", "svhn 1x400*"]) == 0  # three rows of one ledger
     assert capsys.readouterr().err == (
-        "results/svhn-1x400.jsonl: line 1 is set aside: it is not JSON, or cut off\n"
+        "paper/results/svhn-1x400.jsonl: line 1 is set aside: it is not JSON, or cut off\n"
     )
 
 
 def test_rows_that_are_not_printed_are_seen_once_begun(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "status", "--out", "nowhere"]) == 1
+    assert main(["status", "--out", "nowhere"]) == 1
     assert "nowhere is not a folder: name one that holds ledgers" in capsys.readouterr().err
-    assert main(["reproduce", "status", "--rows", "svhn 1x200*"]) == 1
+    assert main(["status", "--rows", "svhn 1x200*"]) == 1
     assert "match no row" in capsys.readouterr().err
     unprinted = [Experiment(row) for row in rows("unprinted", "svhn 1x200 m0.5")]
-    reproduce(unprinted, Path("results"), no_data, lambda _: world)
-    assert main(["reproduce", "status", "--rows", "svhn 1x200 m0.5"]) == 0
+    reproduce(unprinted, Path("paper/results"), no_data, lambda _: world)
+    assert main(["status", "--rows", "svhn 1x200 m0.5"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("1 of 1 rows done")
-    assert main(["reproduce", "report"]) == 0
+    assert main(["report"]) == 0
     text = Path("RESULTS.md").read_text("utf-8")
     assert "0 of 67 rows are finished" in text
     assert "1 of 3 that stand in its source as comments" in text
@@ -958,7 +962,7 @@ def test_rows_that_are_not_printed_are_seen_once_begun(capsys: pytest.CaptureFix
 )
 def test_refusals(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        code: object = main(["reproduce", *arguments])
+        code: object = main(["run", *arguments])
     except SystemExit as exit_:
         code = exit_.code
     assert code in (1, 2)

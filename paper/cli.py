@@ -1,0 +1,403 @@
+"""The command ``python -m paper``: the paper's tables, its toy example and its Figure 2."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pseudograd.cli import run_command
+from pseudograd.cli.options import add_k, file, number, positive, whole
+from pseudograd.cli.place import Place, add_place
+
+if TYPE_CHECKING:
+    from paper.rows import Experiment
+    from paper.run import Step
+    from pseudograd.cli.options import Commands
+    from pseudograd.data import Dataset
+    from pseudograd.search import Ledger
+
+PROGRAM = "python -m paper"
+RESULTS = Path("paper/results")  # the committed ledgers, from the root of a clone
+SMOKE = Path("runs/smoke")
+
+_SECONDS_BETWEEN_LINES = 10.0
+_TABLES = ("table1", "table3", "table4", "supplement", "all", "unprinted")
+_PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line of ``python -m paper`` and return its exit status."""
+    about = "Run the paper's experiments again, and report what came of them."
+    return run_command(PROGRAM, about, (run, status, report, toy, curve), arguments)
+
+
+# --- the tables ----------------------------------------------------------------------------------
+
+
+def run(commands: Commands) -> None:
+    """``python -m paper run``: train the rows of the paper's tables."""
+    parser = _add(commands, "run", "run rows of the paper's tables, with its whole protocol")
+    parser.add_argument(
+        "table",
+        choices=_TABLES,
+        metavar="TABLE",
+        help="table1, table3, table4, supplement, all of them, or unprinted (rows that are "
+        "comments in the paper's source)",
+    )
+    _add_rows(parser)
+    parser.add_argument(
+        "--time-limit",
+        type=positive,
+        metavar="MINUTES",
+        help="stop after the epoch under way by then; the same command goes on",
+    )
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the data sets are kept")
+    add_place(parser)
+
+    def run(options: argparse.Namespace) -> None:
+        from paper.run import TimeIsUp, reproduce
+        from pseudograd.data import open_data
+
+        folder = _folder(options)
+        wanted = _selected(options, [options.table])
+
+        @functools.cache
+        def data(name: str) -> Dataset:
+            found = open_data(name, data_dir=options.data_dir)[0]
+            return _part_of(found) if options.smoke else found
+
+        with Place(options) as place:
+            lines = _Lines()
+            try:
+                reproduce(
+                    wanted,
+                    folder,
+                    data,
+                    place.runner,
+                    command=shlex.join([*PROGRAM.split(), *options.arguments]),
+                    devices=place.devices,
+                    smoke=options.smoke,
+                    time_limit=60 * options.time_limit if options.time_limit else None,
+                    at_once=place.at_once,
+                    workplace=place.workplace,
+                    begin=lines.begin,
+                    watch=lines.show,
+                )
+            except TimeIsUp:
+                goes_on = "the same command goes on from here"
+                if not lines.done:
+                    goes_on = "no trial has ended in it: give more"
+                print(f"the time is up; {goes_on}", file=sys.stderr)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    "stopped by Ctrl-C; finished trials are kept, and the same command goes on"
+                ) from None
+            finally:
+                lines.close()
+        _print_status(wanted, folder, options.smoke)
+        print(f"ledgers: {folder}")
+
+    parser.set_defaults(run=run)
+
+
+def status(commands: Commands) -> None:
+    """``python -m paper status``: how far each row is."""
+    parser = _add(commands, "status", "say how far each row is, and how long the rest will take")
+    _add_rows(parser)
+
+    def run(options: argparse.Namespace) -> None:
+        from pseudograd.cli.display import tell_set_aside
+
+        folder = _folder(options)
+        if options.out and not folder.is_dir():
+            raise FileNotFoundError(f"{folder} is not a folder: name one that holds ledgers")
+        _check_size(folder, options.smoke)
+        wanted = _selected(options, ["all"], folder)
+        _print_status(wanted, folder, options.smoke, tell_set_aside)
+
+    parser.set_defaults(run=run)
+
+
+def report(commands: Commands) -> None:
+    """``python -m paper report``: RESULTS.md, its page and its figures."""
+    parser = _add(
+        commands,
+        "report",
+        "write RESULTS.md (into the folder of the ledgers; of paper/results, into the root of the "
+        "clone) and a page beside the ledgers",
+    )
+    _add_rows(parser)
+    parser.add_argument("--check", action="store_true", help="only fail if it is not up to date")
+
+    def run(options: argparse.Namespace) -> None:
+        selected_by = ["--rows", options.rows] * (options.rows != "*")
+        selected_by += ["--as-printed"] * options.as_printed
+        folder = _folder(options)
+        wanted = _selected(options, ["all"], folder)
+        _report(wanted, folder, selected_by, options.smoke, options.check)
+
+    parser.set_defaults(run=run)
+
+
+def _add(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+
+
+def _add_rows(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which rows, and where their ledgers are."""
+    parser.add_argument(
+        "--rows",
+        default="*",
+        metavar="PATTERN",
+        help='a name as status prints it, such as "mnist 1x400 m0.5 [0,1]", for that one alone; a '
+        'pattern of rows such as "cifar10 1x400*", with their variants; or a pattern of variants, '
+        'such as "* tanh" (all rows)',
+    )
+    parser.add_argument(
+        "--as-printed",
+        action="store_true",
+        help="without the variants (MNIST in [0, 1], tanh) that are run beside the paper's rows",
+    )
+    parser.add_argument("--smoke", action="store_true", help="in small, to see that it runs")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help=f"folder of the ledgers ({RESULTS}; {SMOKE} with --smoke)",
+    )
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    return options.out or (SMOKE if options.smoke else RESULTS)
+
+
+def _selected(
+    options: argparse.Namespace, tables: Sequence[str], folder: Path | None = None
+) -> list[Experiment]:
+    """The experiments that the options select; of a folder, also unprinted rows begun there."""
+    from paper.rows import UNPRINTED, Experiment, experiments, rows, select
+
+    found = [row for table in tables for row in rows(table)]
+    if folder:
+        found += [row for row in rows(UNPRINTED) if _any_begun(experiments([row]), folder)]
+    there = [Experiment(row) for row in found] if options.as_printed else experiments(found)
+    return select(there, options.rows)
+
+
+def _any_begun(experiments: Sequence[Experiment], folder: Path) -> bool:
+    from paper.run import ledger_path
+
+    return any(ledger_path(folder, one.network).exists() for one in experiments)
+
+
+class _Lines:
+    """A line when a network begins, some while it is under way, one when it is done.
+
+    Lines of its ledger that could not be used are reported first.
+    """
+
+    def __init__(self) -> None:
+        self.networks: dict[str, _Network] = {}
+
+    def begin(self, name: str, ledger: Ledger, wanted: int) -> None:
+        from pseudograd.cli.display import tell_set_aside
+        from pseudograd.report.summary import counted
+
+        now = time.monotonic()
+        self.networks[name] = _Network(name, now, now)
+        tell_set_aside(ledger)
+        print(f"{name}: begun, {counted(wanted, 'trial')} asked for", file=sys.stderr, flush=True)
+
+    def show(self, step: Step) -> None:
+        now, network = time.monotonic(), self.networks[step.experiment.network]
+        network.done, network.left, network.told = network.done + 1, step.left, False
+        if not step.left or now - network.written >= _SECONDS_BETWEEN_LINES:
+            network.write(now)
+
+    @property
+    def done(self) -> int:
+        return sum(network.done for network in self.networks.values())
+
+    def close(self) -> None:
+        for network in self.networks.values():
+            if not network.told:
+                network.write(time.monotonic())
+
+
+@dataclass
+class _Network:
+    """How far a network is, and whether that has been printed."""
+
+    name: str
+    started: float
+    written: float
+    done: int = 0
+    left: int = 0
+    told: bool = True
+
+    def write(self, now: float) -> None:
+        from pseudograd.report.summary import counted, duration
+
+        self.written, self.told = now, True
+        print(
+            f"{self.name}: {counted(self.done, 'trial')} in {duration(now - self.started)}, "
+            f"{self.left} asked for",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _part_of(data: Dataset) -> Dataset:
+    """A small part of a data set, to see that everything works."""
+    from dataclasses import replace
+
+    import torch
+
+    train, test = 1000, 500
+    kept = torch.cat((torch.arange(train), torch.arange(data.train_size, data.train_size + test)))
+    return replace(data, features=data.features[kept], labels=data.labels[kept], train_size=train)
+
+
+def _print_status(
+    experiments: Sequence[Experiment],
+    folder: Path,
+    smoke: bool,
+    opened: Callable[[Ledger], None] = lambda _: None,
+) -> None:
+    from paper.run import status
+    from pseudograd.report.summary import counted, duration, fraction
+
+    print(f"{'row':<28}{'done':>6}{'left':>7}{'time left':>14}   selected k (paper)")
+    states = status(experiments, folder, smoke, opened)
+    for state in states:
+        left = "" if state.seconds is None or not state.left else duration(state.seconds)
+        selected = "" if state.selected_k is None else fraction(state.selected_k)
+        row = state.experiment.row
+        if row.of_paper:
+            selected += f" ({fraction(row.selected_k)})"
+        print(f"{state.experiment.name:<28}{state.done:>6}{state.left:>7}{left:>14}   {selected}")
+    finished = sum(state.selected_k is not None for state in states)
+    trials = sum(state.left for state in states)
+    seconds = [state.seconds for state in states if state.seconds is not None]
+    time_left = f", about {duration(sum(seconds))}" if seconds and trials else ""
+    controls = sum(state.selected_k is not None and state.left > 0 for state in states)
+    but = f" ({controls} but for k = 1 at the selected k's rate)" * bool(controls)
+    print(
+        f"{finished} of {len(states)} rows done{but}, about {counted(trials, 'trial')} "
+        f"left{time_left}"
+    )
+
+
+def _check_size(folder: Path, smoke: bool) -> None:
+    """Refuse a folder of smoke runs to those who ask for whole runs."""
+    from paper.run import sessions
+
+    if not smoke and sessions(folder, smoke=True) and not sessions(folder):
+        raise ValueError(f"{folder} holds trials of --smoke alone: give that option here, too")
+
+
+def _report(
+    experiments: Sequence[Experiment],
+    folder: Path,
+    selected_by: Sequence[str],
+    smoke: bool,
+    check: bool,
+) -> None:
+    from paper.report import documents, is_committed
+    from pseudograd.files import write_whole, writing
+
+    if is_committed(folder) and selected_by:
+        raise ValueError(
+            f"a report of {folder} is of all rows: leave out --rows and --as-printed, or name the "
+            "folder of another run by --out"
+        )
+    if folder.is_dir() and not _any_begun(experiments, folder):
+        raise ValueError(
+            f"{folder} holds no ledger of these rows: run them first, `{PROGRAM} run all` with "
+            "the same --rows and --out, or name another folder"
+        )
+    _check_size(folder, smoke)
+    files = documents(experiments, folder, smoke=smoke, selected_by=selected_by)
+    for path, text in files.items():
+        if not check:
+            with writing(path):
+                write_whole(path, text)
+            print(path)
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            raise ValueError(
+                f"{path} is not what the ledgers give: run the same command without --check"
+            )
+
+
+# --- the toy example and Figure 2 ----------------------------------------------------------------
+
+
+def toy(commands: Commands) -> None:
+    """``python -m paper toy``: the paper's toy example."""
+    parser = _add(commands, "toy", "run the toy example: how k moves a tiny network's threshold")
+    parser.add_argument("--seed", type=whole(0), default=0, help="seed of all data (%(default)s)")
+    parser.add_argument("--runs", type=whole(1), default=10, help="runs for each k (%(default)s)")
+    parser.add_argument("--alpha", type=_alpha, default=0.95, help="end of class +1 (%(default)s)")
+    add_k(parser)
+    parser.add_argument("--csv", type=file, metavar="FILE", help="write all runs to this file")
+    _add_picture(parser, "toy.png")
+
+    def run(options: argparse.Namespace) -> None:
+        from paper.pictures import toy_picture
+        from paper.toy import KS, run_toy, table, write_csv
+
+        results = run_toy(
+            options.k or KS, options.runs, alpha=options.alpha, seed=options.seed, progress=True
+        )
+        print(table(results))
+        print("ours: mean ± sd over runs; limit: at rest on an endless sample; -: not in the paper")
+        if options.csv:
+            write_csv(results, options.csv)
+            print(f"runs: {options.csv}")
+        toy_picture(results, options.picture)
+        print(f"picture: {options.picture}")
+
+    parser.set_defaults(run=run)
+
+
+def curve(commands: Commands) -> None:
+    """``python -m paper curve``: the paper's Figure 2."""
+    parser = _add(
+        commands, "curve", "draw how hard an example pulls against how wrong it is, for several k"
+    )
+    add_k(parser)
+    _add_picture(parser, "curve.png")
+
+    def run(options: argparse.Namespace) -> None:
+        from paper.pictures import curve_picture
+        from paper.toy import KS
+
+        curve_picture(options.k or KS, options.picture)
+        print(f"picture: {options.picture}")
+
+    parser.set_defaults(run=run)
+
+
+def _add_picture(parser: argparse.ArgumentParser, name: str) -> None:
+    about = "draw to this file (%(default)s)"
+    parser.add_argument("--picture", type=_picture, default=name, metavar="FILE", help=about)
+
+
+def _picture(text: str) -> Path:
+    if Path(text).suffix.lower() not in _PICTURE_SUFFIXES:
+        known = ", ".join(_PICTURE_SUFFIXES)
+        raise argparse.ArgumentTypeError(f"{text!r} must end in one of {known}")
+    return file(text)
+
+
+def _alpha(text: str) -> float:
+    if not 0.5 < (value := number(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number between 0.5 and 1, like 0.95")
+    return value
