@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pseudograd.cli import run_command
-from pseudograd.cli.options import add_k, file, number, positive, whole
+from pseudograd.cli.options import add_k, add_time_limit, deadline, file, number, whole
 from pseudograd.cli.place import Place, add_place
 
 if TYPE_CHECKING:
     from paper.rows import Experiment
-    from paper.run import Step
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset
-    from pseudograd.search import Ledger
+    from pseudograd.search import Progress, Study
 
 PROGRAM = "python -m paper"
 RESULTS = Path("paper/results")  # the committed ledgers, from the root of a clone
 SMOKE = Path("runs/smoke")
 
-_SECONDS_BETWEEN_LINES = 10.0
 _TABLES = ("table1", "table3", "table4", "supplement", "all", "unprinted")
 _PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
 
@@ -52,31 +47,29 @@ def run(commands: Commands) -> None:
         "comments in the paper's source)",
     )
     _add_rows(parser)
-    parser.add_argument(
-        "--time-limit",
-        type=positive,
-        metavar="MINUTES",
-        help="stop after the epoch under way by then; the same command goes on",
-    )
+    add_time_limit(parser)
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the data sets are kept")
     add_place(parser)
 
     def run(options: argparse.Namespace) -> None:
-        from paper.run import TimeIsUp, reproduce
+        from paper.run import run as run_studies
         from pseudograd.data import open_data
+        from pseudograd.search.display import Display, tell_set_aside
 
         folder = _folder(options)
         wanted = _selected(options, [options.table])
 
-        @functools.cache
         def data(name: str) -> Dataset:
             found = open_data(name, data_dir=options.data_dir)[0]
             return _part_of(found) if options.smoke else found
 
-        with Place(options) as place:
-            lines = _Lines()
-            try:
-                reproduce(
+        def watch(experiment: Experiment, study: Study) -> Callable[[Progress], None]:
+            tell_set_aside(study.ledger)
+            return Display(study.protocol, study.ledger, name=experiment.name).show
+
+        try:
+            with Place(options) as place:
+                finished = run_studies(
                     wanted,
                     folder,
                     data,
@@ -84,25 +77,19 @@ def run(commands: Commands) -> None:
                     command=shlex.join([*PROGRAM.split(), *options.arguments]),
                     devices=place.devices,
                     smoke=options.smoke,
-                    time_limit=60 * options.time_limit if options.time_limit else None,
+                    stop=deadline(options),
                     at_once=place.at_once,
                     workplace=place.workplace,
-                    begin=lines.begin,
-                    watch=lines.show,
+                    watch=watch,
                 )
-            except TimeIsUp:
-                goes_on = "the same command goes on from here"
-                if not lines.done:
-                    goes_on = "no trial has ended in it: give more"
-                print(f"the time is up; {goes_on}", file=sys.stderr)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(
-                    "stopped by Ctrl-C; finished trials are kept, and the same command goes on"
-                ) from None
-            finally:
-                lines.close()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                "stopped by Ctrl-C; finished trials are kept, and the same command goes on"
+            ) from None
+        if not finished:
+            print("the time limit is over; the same command goes on from here", file=sys.stderr)
         _print_status(wanted, folder, options.smoke)
-        print(f"ledgers: {folder}")
+        print(f"studies: {folder}")
 
     parser.set_defaults(run=run)
 
@@ -113,14 +100,13 @@ def status(commands: Commands) -> None:
     _add_rows(parser)
 
     def run(options: argparse.Namespace) -> None:
-        from pseudograd.cli.display import tell_set_aside
+        from pseudograd.search.display import tell_set_aside
 
         folder = _folder(options)
         if options.out and not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is not a folder: name one that holds ledgers")
-        _check_size(folder, options.smoke)
+            raise FileNotFoundError(f"{folder} is not a folder: name one that holds studies")
         wanted = _selected(options, ["all"], folder)
-        _print_status(wanted, folder, options.smoke, tell_set_aside)
+        _print_status(wanted, folder, options.smoke, lambda study: tell_set_aside(study.ledger))
 
     parser.set_defaults(run=run)
 
@@ -130,8 +116,8 @@ def report(commands: Commands) -> None:
     parser = _add(
         commands,
         "report",
-        "write RESULTS.md (into the folder of the ledgers; of paper/results, into the root of the "
-        "clone) and a page beside the ledgers",
+        "write RESULTS.md (into the folder of the studies; of paper/results, into the root of the "
+        "clone) and a page beside them",
     )
     _add_rows(parser)
     parser.add_argument("--check", action="store_true", help="only fail if it is not up to date")
@@ -151,7 +137,7 @@ def _add(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
 
 
 def _add_rows(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which rows, and where their ledgers are."""
+    """Add the options that say which rows, and where their studies are."""
     parser.add_argument(
         "--rows",
         default="*",
@@ -170,7 +156,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FOLDER",
-        help=f"folder of the ledgers ({RESULTS}; {SMOKE} with --smoke)",
+        help=f"folder of the studies ({RESULTS}; {SMOKE} with --smoke)",
     )
 
 
@@ -192,66 +178,9 @@ def _selected(
 
 
 def _any_begun(experiments: Sequence[Experiment], folder: Path) -> bool:
-    from paper.run import ledger_path
+    from paper.run import folder_of
 
-    return any(ledger_path(folder, one.network).exists() for one in experiments)
-
-
-class _Lines:
-    """A line when a network begins, some while it is under way, one when it is done.
-
-    Lines of its ledger that could not be used are reported first.
-    """
-
-    def __init__(self) -> None:
-        self.networks: dict[str, _Network] = {}
-
-    def begin(self, name: str, ledger: Ledger, wanted: int) -> None:
-        from pseudograd.cli.display import tell_set_aside
-        from pseudograd.report.summary import counted
-
-        now = time.monotonic()
-        self.networks[name] = _Network(name, now, now)
-        tell_set_aside(ledger)
-        print(f"{name}: begun, {counted(wanted, 'trial')} asked for", file=sys.stderr, flush=True)
-
-    def show(self, step: Step) -> None:
-        now, network = time.monotonic(), self.networks[step.experiment.network]
-        network.done, network.left, network.told = network.done + 1, step.left, False
-        if not step.left or now - network.written >= _SECONDS_BETWEEN_LINES:
-            network.write(now)
-
-    @property
-    def done(self) -> int:
-        return sum(network.done for network in self.networks.values())
-
-    def close(self) -> None:
-        for network in self.networks.values():
-            if not network.told:
-                network.write(time.monotonic())
-
-
-@dataclass
-class _Network:
-    """How far a network is, and whether that has been printed."""
-
-    name: str
-    started: float
-    written: float
-    done: int = 0
-    left: int = 0
-    told: bool = True
-
-    def write(self, now: float) -> None:
-        from pseudograd.report.summary import counted, duration
-
-        self.written, self.told = now, True
-        print(
-            f"{self.name}: {counted(self.done, 'trial')} in {duration(now - self.started)}, "
-            f"{self.left} asked for",
-            file=sys.stderr,
-            flush=True,
-        )
+    return any((folder_of(one, folder) / "ledger.jsonl").exists() for one in experiments)
 
 
 def _part_of(data: Dataset) -> Dataset:
@@ -269,38 +198,30 @@ def _print_status(
     experiments: Sequence[Experiment],
     folder: Path,
     smoke: bool,
-    opened: Callable[[Ledger], None] = lambda _: None,
+    opened: Callable[[Study], None] = lambda _: None,
 ) -> None:
     from paper.run import status
-    from pseudograd.report.summary import counted, duration, fraction
+    from pseudograd.words import counted, duration, fraction
 
     print(f"{'row':<28}{'done':>6}{'left':>7}{'time left':>14}   selected k (paper)")
-    states = status(experiments, folder, smoke, opened)
+    states = status(experiments, folder, smoke=smoke, opened=opened)
     for state in states:
         left = "" if state.seconds is None or not state.left else duration(state.seconds)
-        selected = "" if state.selected_k is None else fraction(state.selected_k)
+        selected = "" if state.k is None else fraction(state.k)
         row = state.experiment.row
         if row.of_paper:
             selected += f" ({fraction(row.selected_k)})"
         print(f"{state.experiment.name:<28}{state.done:>6}{state.left:>7}{left:>14}   {selected}")
-    finished = sum(state.selected_k is not None for state in states)
+    finished = sum(state.k is not None for state in states)
     trials = sum(state.left for state in states)
     seconds = [state.seconds for state in states if state.seconds is not None]
     time_left = f", about {duration(sum(seconds))}" if seconds and trials else ""
-    controls = sum(state.selected_k is not None and state.left > 0 for state in states)
+    controls = sum(state.k is not None and state.left > 0 for state in states)
     but = f" ({controls} but for k = 1 at the selected k's rate)" * bool(controls)
     print(
         f"{finished} of {len(states)} rows done{but}, about {counted(trials, 'trial')} "
         f"left{time_left}"
     )
-
-
-def _check_size(folder: Path, smoke: bool) -> None:
-    """Refuse a folder of smoke runs to those who ask for whole runs."""
-    from paper.run import sessions
-
-    if not smoke and sessions(folder, smoke=True) and not sessions(folder):
-        raise ValueError(f"{folder} holds trials of --smoke alone: give that option here, too")
 
 
 def _report(
@@ -320,10 +241,9 @@ def _report(
         )
     if folder.is_dir() and not _any_begun(experiments, folder):
         raise ValueError(
-            f"{folder} holds no ledger of these rows: run them first, `{PROGRAM} run all` with "
+            f"{folder} holds no study of these rows: run them first, `{PROGRAM} run all` with "
             "the same --rows and --out, or name another folder"
         )
-    _check_size(folder, smoke)
     files = documents(experiments, folder, smoke=smoke, selected_by=selected_by)
     for path, text in files.items():
         if not check:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from paper.protocol import PaperProtocol
 from paper.rows import Experiment, by_network
-from paper.run import ledger_of, sessions
+from paper.run import device_seconds, study_of
 from paper.toy import Spread, ToyRun
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome
-from pseudograd.search import Cell, Difference, Ledger, Protocol, Result, paired_difference, result
+from pseudograd.search import Cell, Difference, Result, Study, paired_difference, result
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,11 @@ class Finding:
             tried it: its validation errors, and the retrained networks.
 
     Example:
-        >>> from pseudograd.fleet import Trial
+        >>> from pseudograd.fleet import MLPRecipe, Trial
         >>> from paper.rows import experiments, rows
         >>> from pseudograd.search import Cell, compare
-        >>> outcome = Outcome(Trial("mnist", (400,), k=1, learning_rate=0.1), 0.1, 1, 0.02, 0.3, 1,
-        ...                   "limit", (), wrong=())
+        >>> trial = Trial(MLPRecipe("mnist", (400,)), k=1, learning_rate=0.1)
+        >>> outcome = Outcome(trial, 0.1, 1, 0.02, 0.3, 1, "limit", (), wrong=())
         >>> cell, same = Cell(1.0, 0.1, (0.02, 0.04)), compare([outcome] * 2, [outcome] * 2)
         >>> search = Result((cell,), (cell,), cell, cell, (), (), same)
         >>> finding = Finding(experiments(rows("table1"))[0], search, ((outcome,), (outcome,)))
@@ -83,8 +85,8 @@ def errors_pct(outcomes: Iterable[Outcome]) -> Spread:
         outcomes: Whose errors.
 
     Example:
-        >>> from pseudograd.fleet import Trial
-        >>> trial = Trial("mnist", (400,), k=1, learning_rate=0.1)
+        >>> from pseudograd.fleet import MLPRecipe, Trial
+        >>> trial = Trial(MLPRecipe("mnist", (400,)), k=1, learning_rate=0.1)
         >>> errors_pct([Outcome(trial, 0.1, 1, e, 0.3, 1, "limit", ()) for e in (0.01, 0.03)]).mean
         2.0
 
@@ -99,8 +101,8 @@ def cross_entropies(outcomes: Iterable[Outcome]) -> Spread:
         outcomes: Whose cross-entropies.
 
     Example:
-        >>> from pseudograd.fleet import Trial
-        >>> trial = Trial("mnist", (400,), k=1, learning_rate=0.1)
+        >>> from pseudograd.fleet import MLPRecipe, Trial
+        >>> trial = Trial(MLPRecipe("mnist", (400,)), k=1, learning_rate=0.1)
         >>> cross_entropies([Outcome(trial, 0.1, 1, 0.02, 0.5, 1, "limit", ())] * 2).sd
         0.0
 
@@ -174,7 +176,7 @@ class Reproduction:
     Attributes:
         found: What came of each experiment; None if it is not finished.
         efforts: Of each experiment of which there are trials, in the order in which they are run.
-        sessions: Of the manifest, those in which networks of these experiments were trained.
+        sessions: When and where they were trained, those at the same time as one.
         toy: The runs of the toy example; none if there is no ``toy.csv``.
         unread: Lines of ledgers that could not be read.
 
@@ -206,7 +208,7 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
 
     Args:
         experiments: The experiments.
-        folder: Of the ledgers, the manifest and, as ``toy.csv``, the toy example's runs.
+        folder: Of the studies and, as ``toy.csv``, the toy example's runs.
         smoke: Whether they were run in small.
 
     Example:
@@ -215,30 +217,23 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
         [None]
 
     """
-    groups = by_network(experiments)
-    manifest = [
-        session for session in sessions(folder, smoke) if groups.keys() & session["networks"]
-    ]
-    found: dict[Experiment, Finding | None] = {}
-    efforts: list[Effort] = []
-    unread = 0
-    for network, group in groups.items():
-        ledger = ledger_of(folder, network)
-        unread += len(ledger.set_aside)
-        protocols = {e: e.smoke() if smoke else e.protocol() for e in group}
-        found |= {e: _finding(e, protocol, ledger) for e, protocol in protocols.items()}
-        logs = [session["networks"].get(network) for session in manifest]
-        efforts += _efforts(protocols, ledger, sum(log["seconds"] for log in logs if log))
-    in_order = {experiment: found[experiment] for experiment in experiments}
-    toy = _read_toy(folder / "toy.csv")
-    return Reproduction(in_order, tuple(efforts), manifest, toy, unread)
+    studies = {one: study_of(one, folder, smoke=smoke) for one in experiments}
+    in_turn = [one for group in by_network(experiments).values() for one in group]
+    return Reproduction(
+        found={one: _finding(one, study) for one, study in studies.items()},
+        efforts=tuple(_effort(one, studies[one]) for one in in_turn if studies[one].ledger),
+        sessions=_commands(studies.values()),
+        toy=_read_toy(folder / "toy.csv"),
+        unread=sum(len(study.ledger.set_aside) for study in studies.values()),
+    )
 
 
-def _finding(experiment: Experiment, protocol: Protocol, ledger: Ledger) -> Finding | None:
-    searched = replace(protocol, control=False)
-    if searched.wanted(ledger):
+def _finding(experiment: Experiment, study: Study) -> Finding | None:
+    protocol, ledger = study.protocol, study.ledger
+    assert isinstance(protocol, PaperProtocol)
+    if not ledger or not protocol.is_searched(ledger):
         return None
-    search, control = result(searched, ledger), None
+    search, control = result(protocol.searched, ledger), None
     controls = protocol.control_trials(ledger)
     if controls and all(trial in ledger for trial in controls):
         cell = protocol.control_cell(ledger)
@@ -251,32 +246,45 @@ def _finding(experiment: Experiment, protocol: Protocol, ledger: Ledger) -> Find
     return Finding(experiment, search, (tested[0], tested[1]), control)
 
 
-def _efforts(
-    protocols: dict[Experiment, Protocol], ledger: Ledger, seconds: float
-) -> Iterator[Effort]:
-    """What the experiments of a network took, which took so long together."""
-    # A ledger may hold lines of other data, which no experiment covers.
-    steps = {
-        trial: _steps(outcome) for trial, outcome in ledger.items() if trial.data in BENCHMARKS
-    }
-    for experiment, protocol in protocols.items():
-        own = [trial for trial in ledger if protocol.covers(trial)]
-        if own:
-            yield Effort(
-                experiment,
-                trials=len(own),
-                epochs=sum(ledger[trial].epochs for trial in own),
-                steps=sum(steps[trial] for trial in own),
-                seconds=seconds * sum(steps[trial] for trial in own) / sum(steps.values()),
-            )
+def _commands(studies: Iterable[Study]) -> list[dict[str, Any]]:
+    """Return the sessions of all studies in order of time, those at the same time as one."""
+    sessions = [
+        {**session, "data": {study.data["name"]: study.data["sha256"]}}
+        for study in studies
+        for session in study.sessions
+    ]
+    found: list[dict[str, Any]] = []
+    for session in sorted(sessions, key=lambda session: session["started"]):
+        begin = datetime.fromisoformat(session["started"])
+        end = begin + timedelta(seconds=session["seconds"])
+        if not found or begin > found[-1]["end"]:
+            found.append({**session, "begin": begin, "end": end})
+            continue
+        latest = found[-1]
+        latest["end"] = max(end, latest["end"])
+        latest["seconds"] = (latest["end"] - latest["begin"]).total_seconds()
+        latest["data"] |= session["data"]
+        latest["trials"] += session["trials"]
+    return found
 
 
-def _steps(outcome: Outcome) -> int:
-    """How many steps a trial took: three fifths of the examples an epoch, or in the end four."""
-    trial, examples = outcome.trial, BENCHMARKS[outcome.trial.data].train_size
+def _effort(experiment: Experiment, study: Study) -> Effort:
+    outcomes = list(study.ledger.values())
+    return Effort(
+        experiment,
+        trials=len(outcomes),
+        epochs=sum(outcome.epochs for outcome in outcomes),
+        steps=sum(_steps(experiment, outcome) for outcome in outcomes),
+        seconds=device_seconds(study),
+    )
+
+
+def _steps(experiment: Experiment, outcome: Outcome) -> int:
+    """Return how many steps a trial took, on three fifths of the examples or in the end four."""
+    examples = BENCHMARKS[experiment.row.data].train_size
     part = examples // 5
-    trained_on = examples - part if trial.split.retrain else 3 * part
-    return outcome.epochs * math.ceil(trained_on / trial.batch_size)
+    trained_on = examples - part if outcome.trial.split.retrain else 3 * part
+    return outcome.epochs * math.ceil(trained_on / experiment.recipe().batch_size)
 
 
 def _read_toy(path: Path) -> list[ToyRun]:

@@ -11,9 +11,10 @@ from functools import cache
 from importlib import resources
 from typing import TypeVar
 
+from paper.protocol import PaperProtocol
 from pseudograd.data.registry import BENCHMARKS
-from pseudograd.fleet import Trial
-from pseudograd.search import Protocol, clip_for, repetitions_for
+from pseudograd.fleet import MLPRecipe
+from pseudograd.search import clip_for, ks_for, repetitions_for
 
 TABLES = ("table1", "table3", "table4", "supplement")
 UNPRINTED = "unprinted"  # rows that stand in the paper's LaTeX source as comments
@@ -121,30 +122,40 @@ class Experiment:
         low, high = self.feature_range
         return changes + ([] if (low, high) == (-1, 1) else [f"[{low:g},{high:g}]"])
 
-    def protocol(self) -> Protocol:
-        """Give the paper's protocol for this row, at full size."""
+    def recipe(self, data_hash: str = "") -> MLPRecipe:
+        """Return the network and its training, as the paper describes them.
+
+        Args:
+            data_hash: The first digits of the data set's hash, where it is known.
+
+        """
         row = self.row
-        trial = Trial(
+        return MLPRecipe(
             row.data,
             (row.width,) * row.hidden_layers,
-            k=1,
-            learning_rate=1,
+            data_hash,
             momentum=row.momentum,
             activation=self.activation,
             feature_range=self.feature_range,
             clip=clip_for(row.hidden_layers),
         )
-        return Protocol(
-            trial, repetitions=repetitions_for(row.data), three_fifths=True, control=True
+
+    def protocol(self, data_hash: str = "") -> PaperProtocol:
+        """Return the paper's protocol for this row, at full size."""
+        row = self.row
+        return PaperProtocol(
+            self.recipe(data_hash),
+            ks=ks_for(row.hidden_layers),
+            repetitions=repetitions_for(row.data),
         )
 
-    def smoke(self) -> Protocol:
-        """Give the same in small, to see that it runs: its figures mean nothing."""
-        full = self.protocol()
+    def smoke(self, data_hash: str = "") -> PaperProtocol:
+        """Return the same in small, to see that it runs: its figures mean nothing."""
         sizes = (max(8, self.row.width // 25),) * self.row.hidden_layers
+        recipe = self.recipe(data_hash)
         return replace(
-            full,
-            trial=replace(full.trial, hidden_layer_sizes=sizes, max_epochs=3, patience=2),
+            self.protocol(data_hash),
+            recipe=replace(recipe, hidden_layer_sizes=sizes, max_epochs=3, patience=2),
             ks=(1.0, 0.5),
             repetitions=2,
             retrainings=2,

@@ -14,12 +14,12 @@ def the_choices(protocol: Protocol) -> Part:
         protocol: Whose sizes are named; all rows have the same.
 
     Example:
-        >>> from pseudograd.fleet import Trial
-        >>> the_choices(Protocol(Trial("mnist", (400,), k=1, learning_rate=1))).title
+        >>> from pseudograd.fleet import MLPRecipe
+        >>> the_choices(Protocol(MLPRecipe("mnist", (400,)))).title
         'Choices and deviations'
 
     """
-    trial, sweep = protocol.trial, protocol.sweep
+    trial, sweep = protocol.recipe, protocol.sweep
     return Part("Choices and deviations", [
         Text(
             "What the paper leaves open, and what is done otherwise, each with the reason. The k, "
