@@ -1,0 +1,158 @@
+"""The paper's rows: what they are, and what they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paper.protocol import PaperProtocol
+from paper.rows import Experiment, Row, by_network, experiments, paper_rows, rows, select
+from pseudograd.fleet import MLPRecipe, Outcome, Trial
+from pseudograd.search import DEEP_KS, SHALLOW_KS, Protocol
+
+
+def test_the_papers_rows_are_all_there() -> None:
+    printed = rows()
+    assert len(printed) == 67
+    assert len({row.name for row in paper_rows()}) == len(paper_rows()) == 94
+    by_data = {data: sum(row.data == data for row in printed) for data in ("mnist", "cifar10")}
+    assert by_data == {"mnist": 19, "cifar10": 17}
+    assert {row.hidden_layers: row for row in printed}.keys() == {1, 3, 5}
+    # Where the paper selects 1 it prints no figures, and only there.
+    assert all((row.selected_k == 1) == (row.error_k1_pct is None) for row in printed)
+
+
+def test_protocols_are_the_papers() -> None:
+    (shallow,) = [Experiment(row) for row in rows("table1", "mnist 1x400*")]
+    (deep,) = [Experiment(row) for row in rows("table4", "cifar100 5x800 m0.9")]
+    protocol = shallow.protocol()
+    assert (protocol.ks, protocol.repetitions, protocol.retrainings) == (SHALLOW_KS, 10, 5)
+    assert protocol.recipe == MLPRecipe("mnist", (400,), momentum=0.5, batch_size=128, patience=15)
+    protocol = deep.protocol()
+    assert (protocol.ks, protocol.repetitions) == (DEEP_KS, 7)
+    assert protocol.recipe == MLPRecipe("cifar100", (800,) * 5, momentum=0.9, clip=100.0)
+
+
+def test_what_is_run_beside_the_rows() -> None:
+    everything = experiments(rows())
+    assert len({experiment.name for experiment in everything}) == len(everything) == 67 + 19 + 4
+    for experiment in everything:
+        recipe = experiment.recipe()
+        assert recipe.feature_range[0] == (0 if "[0,1]" in experiment.name else -1)
+        assert recipe.activation == ("tanh" if "tanh" in experiment.name else "relu")
+    groups = by_network(everything).values()
+    assert all(len({e.row.momentum for e in group}) == len(group) for group in groups)
+    turns = [(group[0].row.data, group[0].name != group[0].row.name) for group in groups]
+    assert list(dict.fromkeys(turns)) == [
+        ("mnist", False), ("cifar10", False), ("svhn", False), ("cifar100", False),
+        ("mnist", True), ("cifar10", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "pattern"), [("table2", "*"), ("table1", "mnist 7x7*")])
+def test_rows_that_are_not_there(table: str, pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"table must be one of|match no row"):
+        rows(table, pattern)
+
+
+def test_names_as_they_are_printed_select_one_experiment() -> None:
+    everything = experiments(rows())
+    for experiment in everything:
+        assert select(everything, experiment.name) == [experiment]
+    assert len(select(everything, "mnist 1x400 m0.5*")) == 3
+    assert len(select(everything, "mnist*")) == 2 * 19 + 1
+    with pytest.raises(ValueError, match=r"rows 'mnist 1x400 m0.5 sigmoid' match no row"):
+        select(everything, "mnist 1x400 m0.5 sigmoid")
+
+
+def test_patterns_of_what_is_run_beside() -> None:
+    everything = experiments(rows())
+    tanh, scaled = select(everything, "* tanh"), select(everything, "*[0,1]")
+    assert (len(tanh), {experiment.activation for experiment in tanh}) == (4, {"tanh"})
+    assert (len(scaled), {experiment.feature_range for experiment in scaled}) == (19, {(0, 1)})
+    assert [e.name for e in select(everything, "mnist 1x400 m0.5 [0,1]*")] == [
+        "mnist 1x400 m0.5 [0,1]"
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["MNIST*", "mnist 1x400"])
+def test_a_refusal_names_what_is_near(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"match no row .*: names are like 'mnist .* m0.*', and"):
+        select(experiments(rows()), pattern)
+
+
+def test_rows_of_ones_own() -> None:
+    own = Experiment(Row("mine", "fashion-mnist", 2, 400, 0.5))
+    assert (own.name, own.protocol().ks) == ("fashion-mnist 2x400 m0.5", DEEP_KS)
+    groups = by_network([own, *experiments(rows())])
+    of_paper = [network for network, group in groups.items() if group[0].name == group[0].row.name]
+    assert of_paper.index(own.network) == len(of_paper) - 1  # what is run beside comes after it
+    with pytest.raises(ValueError, match=r"data must be one of mnist, .*, not 'iris'"):
+        Row("mine", "iris", 1, 400, 0.5)
+
+
+def test_smoke_is_small() -> None:
+    for experiment in experiments(rows()):
+        full, small = experiment.protocol(), experiment.smoke()
+        assert isinstance(small.recipe, MLPRecipe)
+        assert isinstance(full.recipe, MLPRecipe)
+        same = {"hidden_layer_sizes": (), "max_epochs": 1, "patience": 1}
+        assert replace(small.recipe, **same) == replace(full.recipe, **same)
+        assert max(small.recipe.hidden_layer_sizes) <= 44
+        assert len(small.wanted({})) == 8
+
+
+# --- the protocol ------------------------------------------------------------------------------
+
+RECIPE = MLPRecipe("mnist", (400,))
+
+
+def answered(protocol: Protocol, valley: float = 0.125) -> dict[Trial, Outcome]:
+    """All outcomes, where k = 2 is best at the rate 1, and other k at the rate ``valley``."""
+    outcomes: dict[Trial, Outcome] = {}
+    while wanted := protocol.wanted(outcomes):
+        for trial in wanted:
+            best = 1.0 if trial.k == 2 else valley
+            distance = abs(trial.learning_rate / best - 1) + abs(trial.k - 2)
+            error = 0.02 + 0.01 * distance + 0.001 * trial.split.repetition
+            outcomes[trial] = Outcome(trial, error, 1, error, 0.1, 2, "patience", ())
+    return outcomes
+
+
+def test_networks_of_the_choice_are_tested() -> None:
+    protocol = PaperProtocol(RECIPE, initial_rate=0.1, repetitions=4)
+    outcomes = answered(protocol)
+    cells = protocol.chosen(outcomes)
+    tested = {trial for trial in outcomes if trial.split.test}
+    expected = [t for c in cells for t in protocol.tested_of(c.k, c.learning_rate)]
+    assert tested == set(expected)
+    assert len(expected) == 8
+    for trial in expected:  # the same networks
+        assert replace(trial, split=replace(trial.split, test=False)) in outcomes
+    assert not any(trial.split.test for trial in answered(protocol.searched))
+
+
+def test_k_1_is_tried_at_the_rate_of_the_choice_if_it_never_was() -> None:
+    """Where each k has a valley of its own, with its end far from the other's."""
+    protocol = PaperProtocol(RECIPE, ks=(2.0, 1.0), initial_rate=0.25, repetitions=2, retrainings=3)
+    outcomes = answered(protocol, valley=0.0625)
+    chosen, plain = protocol.chosen(outcomes)
+    assert (chosen.k, chosen.learning_rate, plain.learning_rate) == (2.0, 1.0, 0.0625)
+    controls = protocol.control_trials(outcomes)
+    assert {(trial.k, trial.learning_rate) for trial in controls} == {(1.0, 1.0)}
+    assert [trial.split.retrain for trial in controls] == [False] * 2 + [True] * 3
+    assert list(outcomes)[-5:] == controls
+    cell = protocol.control_cell(outcomes)
+    assert cell is not None
+    assert cell.errors == tuple(outcomes[trial].error for trial in controls[:2])
+    assert cell not in protocol.cells(outcomes)  # it has no part in the choice
+    without = {trial: outcomes[trial] for trial in outcomes if trial not in controls}
+    assert protocol.is_searched(without)
+    assert protocol.searched.chosen(without) == (chosen, plain)
+
+
+def test_k_1_is_not_tried_twice_at_a_rate() -> None:
+    protocol = PaperProtocol(RECIPE, initial_rate=1.0, repetitions=2)
+    outcomes = answered(protocol, valley=1.0)
+    assert protocol.control_trials(outcomes) == []
