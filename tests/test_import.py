@@ -17,15 +17,16 @@ PACKAGE = Path(pseudograd.__file__).parent
 # What each room may import of the package besides itself; `cli` may import all.
 MAY_IMPORT: dict[str, set[str]] = {
     "rules": set(),
+    "words": set(),
     "files": set(),
     "environment": {"__version__"},
     "loss": {"rules"},
-    "data": {"files"},
-    "fleet": {"rules", "data", "files"},
-    "search": {"rules", "data", "fleet", "files", "environment"},
-    "estimator": {"rules", "data", "fleet", "search"},
-    "reproduce": {"data", "fleet", "search", "files", "environment"},
-    "report": {"data", "fleet", "search", "reproduce"},
+    "data": {"files", "words"},
+    "fleet": {"rules", "data", "files", "words"},
+    "search": {"rules", "data", "fleet", "files", "environment", "words"},
+    "estimator": {"rules", "data", "fleet", "search", "words"},
+    "reproduce": {"data", "fleet", "search", "files", "environment", "words"},
+    "report": {"data", "fleet", "search", "reproduce", "words"},
 }
 HEAVY = {
     "IPython", "PIL", "hypothesis", "jinja2", "llvmlite", "matplotlib", "mpmath", "numba", "pandas",

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from pseudograd.fleet import Outcome, Trial
-from pseudograd.report.summary import duration, fraction, percent
 from pseudograd.search import Ledger, Progress, Protocol
+from pseudograd.words import duration, fraction, percent
 
 if TYPE_CHECKING:
     from rich.console import Group

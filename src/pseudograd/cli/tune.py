@@ -109,9 +109,10 @@ def tune(commands: Commands) -> None:
 
     def run(options: argparse.Namespace) -> None:
         from pseudograd.cli.display import Display, tell_set_aside
-        from pseudograd.report.summary import counted, summary
+        from pseudograd.report.summary import summary
         from pseudograd.search import Run, default_folder
         from pseudograd.search import tune as go_through
+        from pseudograd.words import counted
 
         place = Place(options)
         data, encoder = _opened(options)
@@ -181,8 +182,8 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
     """Say what the columns of a table were taken for, which classes it has, and what is odd."""
     from collections import Counter
 
-    from pseudograd.data.columns import listed, shortened
     from pseudograd.data.dataset import FOLDS
+    from pseudograd.words import listed, shortened
 
     if encoder.taken_for:
         print(encoder.taken_for, file=sys.stderr)

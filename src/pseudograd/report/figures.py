@@ -20,8 +20,9 @@ from typing import Any
 from markupsafe import Markup
 
 from pseudograd.fleet import Outcome
-from pseudograd.report.summary import counted, fraction, percent
 from pseudograd.search import Cell, Comparison, paired_difference
+from pseudograd.words import counted, fraction, percent
+from pseudograd.words import signed as signed  # TODO(merge): the paper's report wants it here
 
 _WIDTH = 440
 
@@ -30,24 +31,6 @@ Scale = Callable[[float], float]
 
 
 # --- numbers as people write them --------------------------------------------------------------
-
-
-def signed(value: float, form: str = ".2f") -> str:
-    """Write a number with its sign, and a minus as long as a plus.
-
-    Args:
-        value: The number.
-        form: How to format it.
-
-    Example:
-        >>> signed(-0.5), signed(0.25), signed(0.0)
-        ('−0.50', '+0.25', '0.00')
-
-    """
-    text = format(abs(value), form)
-    if not float(text):
-        return text
-    return ("−" if value < 0 else "+") + text
 
 
 def say(cell: Cell) -> str:

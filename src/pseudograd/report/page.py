@@ -18,17 +18,12 @@ from markupsafe import Markup, escape
 
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.report import figures
-from pseudograd.report.figures import interval, signed
+from pseudograd.report.figures import interval
 from pseudograd.report.summary import (
     baseline,
-    counted,
     doubts,
-    duration,
     evidence,
-    fraction,
     leaves_out_0,
-    p_value,
-    percent,
     possible,
     still_learning,
 )
@@ -36,6 +31,7 @@ from pseudograd.reproduce.findings import side
 from pseudograd.reproduce.rows import rows
 from pseudograd.search import Cell, Comparison, Protocol, compare, paired_difference
 from pseudograd.search.comparison import ByClass
+from pseudograd.words import counted, duration, fraction, p_value, percent, signed
 
 # How often each k was selected, by the number of hidden layers: all rows of the paper's Tables 1, 3
 # and 4 and of the two tables of its supplement.

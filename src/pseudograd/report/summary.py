@@ -6,87 +6,16 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from pseudograd.data.columns import listed
 from pseudograd.fleet import Outcome
 from pseudograd.search import Cell, Comparison, Difference, Result, Run, result
+from pseudograd.words import counted as counted  # TODO(merge): the paper's report wants these here
+from pseudograd.words import duration as duration
+from pseudograd.words import fraction as fraction
+from pseudograd.words import listed
+from pseudograd.words import p_value as p_value
+from pseudograd.words import percent as percent
 
 _CHANCE = 0.05  # the level of the sign test; that of the intervals is 95%
-
-
-def fraction(k: float) -> str:
-    """Write a k as people do.
-
-    Args:
-        k: The sensitivity.
-
-    Example:
-        >>> fraction(4.0), fraction(0.125), fraction(0.3)
-        ('4', '1/8', '0.3')
-
-    """
-    return f"1/{1 / k:g}" if k < 1 and (1 / k).is_integer() else f"{k:g}"
-
-
-def percent(share: float, digits: int = 2) -> str:
-    """Write a share in percent, without the sign.
-
-    Args:
-        share: A fraction of one.
-        digits: After the point.
-
-    Example:
-        >>> percent(0.0213), percent(math.nan)
-        ('2.13', '-')
-
-    """
-    return f"{100 * share:.{digits}f}" if math.isfinite(share) else "-"
-
-
-def p_value(p: float) -> str:
-    """Write how probable a result is by chance.
-
-    Args:
-        p: The probability.
-
-    Example:
-        >>> p_value(0.0213), p_value(1e-6)
-        ('p = 0.021', 'p < 0.001')
-
-    """
-    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
-
-
-def counted(count: int, noun: str) -> str:
-    """Write how many there are of something.
-
-    Args:
-        count: The number.
-        noun: For one of them.
-
-    Example:
-        >>> counted(1, "network"), counted(5000, "network")
-        ('1 network', '5,000 networks')
-
-    """
-    return f"{count:,} {noun}" + "s" * (count != 1)
-
-
-def duration(seconds: float) -> str:
-    """Write a time as people say it.
-
-    Args:
-        seconds: The time.
-
-    Example:
-        >>> duration(59), duration(61), duration(7300)
-        ('59 s', '1 min 1 s', '2 h 1 min')
-
-    """
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def leaves_out_0(difference: Difference) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
-from pseudograd.report.figures import signed
-from pseudograd.report.summary import fraction
+from pseudograd import words
 from pseudograd.reproduce.findings import Finding
 from pseudograd.reproduce.rows import Experiment
 from pseudograd.reproduce.toy import Spread
-from pseudograd.search import Difference
+from pseudograd.words import DASH as DASH  # TODO(merge): these three stand in words.py
+from pseudograd.words import interval as interval
+from pseudograd.words import rates as rates
 
-DASH = "–"  # where there is nothing to write
 STATED, OTHER = (-1.0, 1.0), (0.0, 1.0)  # MNIST as the paper says, and as fits its rates
 # What § says of a row, as `may_be_the_rate` finds it.
 MARKED = (
@@ -44,58 +42,11 @@ def mean_and_sd(spread: Spread, form: str) -> str:
         form: How to format them.
 
     Example:
-        >>> mean_and_sd(Spread(1.761, 0.052), ".2f"), mean_and_sd(Spread(math.inf, math.nan), ".2f")
-        ('1.76 ± 0.05', 'infinite')
+        >>> mean_and_sd(Spread(1.761, 0.052), ".2f")
+        '1.76 ± 0.05'
 
     """
-    if not math.isfinite(spread.mean):
-        return "infinite"
-    sd = "" if math.isnan(spread.sd) else f" ± {spread.sd:{form}}"
-    return f"{spread.mean:{form}}{sd}"
-
-
-def interval(difference: Difference, form: str, times: float = 1) -> str:
-    """Write a difference and its interval.
-
-    Args:
-        difference: Both; the interval of a single pair, which is NaN, is left out.
-        form: How to format them.
-        times: What to multiply them by.
-
-    Example:
-        >>> interval(Difference(-0.003, -0.005, 0.001), ".2f", 100)
-        '−0.30 (−0.50 to +0.10)'
-
-    """
-    if not math.isfinite(difference.mean):
-        return DASH
-    mean = signed(times * difference.mean, form)
-    if math.isnan(difference.low):
-        return mean
-    low, high = signed(times * difference.low, form), signed(times * difference.high, form)
-    return f"{mean} ({low} to {high})"
-
-
-def rates(*values: float) -> str:
-    """Write a learning rate, or the lowest and the highest of several.
-
-    Args:
-        values: The rates.
-
-    Example:
-        >>> rates(0.0625), rates(0.5, 0.0625, 0.25), rates(2.0**-14)
-        ('1/16', '1/16 to 1/2', '6.104e-05')
-
-    """
-    ends = dict.fromkeys(_rate(end) for end in (min(values), max(values)))
-    return " to ".join(ends)  # one if both are written alike
-
-
-def _rate(rate: float) -> str:
-    """A rate, exactly where that is short: most are powers of two."""
-    text = fraction(rate)
-    digits = sum(map(str.isdigit, text.removeprefix("1/")))
-    return text if digits <= 4 else f"{rate:.4g}"
+    return words.mean_and_sd(spread.mean, spread.sd, form)  # TODO(merge): call it directly
 
 
 def rates_tried(finding: Finding, k: float) -> str:

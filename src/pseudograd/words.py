@@ -1,0 +1,219 @@
+"""Numbers and lists as the terminal, the page and error messages write them.
+
+Everything a user reads goes through these functions, so that a k, an interval or a list of names
+looks the same everywhere. Only the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+DASH = "–"  # stands for a number that does not exist
+
+
+class Interval(Protocol):
+    """A mean with the ends of its interval, which are NaN if there is only one value."""
+
+    @property
+    def mean(self) -> float: ...  # noqa: D102
+    @property
+    def low(self) -> float: ...  # noqa: D102
+    @property
+    def high(self) -> float: ...  # noqa: D102
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def fraction(k: float) -> str:
+    """Return k as people write it.
+
+    >>> fraction(4.0), fraction(0.125), fraction(0.3)
+    ('4', '1/8', '0.3')
+    """
+    return f"1/{1 / k:g}" if k < 1 and (1 / k).is_integer() else f"{k:g}"
+
+
+def rates(*values: float) -> str:
+    """Return a learning rate, or the lowest and the highest of several, exactly if that is short.
+
+    >>> rates(0.0625), rates(0.5, 0.0625, 0.25), rates(2.0**-14)
+    ('1/16', '1/16 to 1/2', '6.104e-05')
+    """
+
+    def rate(value: float) -> str:
+        text = fraction(value)
+        return text if sum(map(str.isdigit, text.removeprefix("1/"))) <= 4 else f"{value:.4g}"
+
+    return " to ".join(dict.fromkeys(rate(end) for end in (min(values), max(values))))
+
+
+def signed(value: float, form: str = ".2f") -> str:
+    """Return a number with its sign; zero, also after rounding, has none.
+
+    >>> signed(-0.5), signed(0.25), signed(-0.001), signed(20, "g")
+    ('−0.50', '+0.25', '0.00', '+20')
+    """
+    text = format(abs(value), form)
+    if not float(text):
+        return text
+    return ("−" if value < 0 else "+") + text
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """Return a share in percent, without the percent sign.
+
+    >>> percent(0.0213), percent(0.5, digits=0), percent(float("nan"))
+    ('2.13', '50', '-')
+    """
+    return f"{100 * share:.{digits}f}" if math.isfinite(share) else "-"
+
+
+def interval(
+    value: Interval, form: str = ".2f", times: float = 1, unit: str = "", label: str = ""
+) -> str:
+    """Return a difference with its interval, or alone if it has none.
+
+    Args:
+        value: The mean and the ends of its interval.
+        form: How to format each of the three numbers.
+        times: Multiplies them: 100 for percentage points.
+        unit: Stands after the mean.
+        label: Stands before the interval.
+
+    >>> from types import SimpleNamespace
+    >>> gain = SimpleNamespace(mean=-0.003, low=-0.005, high=0.001)
+    >>> interval(gain, times=100)
+    '−0.30 (−0.50 to +0.10)'
+    >>> interval(gain, ".1f", 100, unit="points", label="95% interval")
+    '−0.3 points (95% interval −0.5 to +0.1)'
+    >>> interval(SimpleNamespace(mean=-0.003, low=float("nan"), high=float("nan")), ".3f")
+    '−0.003'
+    """
+    if not math.isfinite(value.mean):
+        return DASH
+    mean = f"{signed(times * value.mean, form)} {unit}".rstrip()
+    if math.isnan(value.low):
+        return mean
+    return f"{mean} ({f'{label} {between(value, form, times)}'.lstrip()})"
+
+
+def between(value: Interval, form: str = ".2f", times: float = 1) -> str:
+    """Return the ends of an interval, without its mean.
+
+    >>> from types import SimpleNamespace
+    >>> between(SimpleNamespace(mean=0, low=-0.005, high=0.001), times=100)
+    '−0.50 to +0.10'
+    """
+    return f"{signed(times * value.low, form)} to {signed(times * value.high, form)}"
+
+
+def mean_and_sd(mean: float, sd: float, form: str = ".2f") -> str:
+    """Return a mean with its standard deviation, or alone if it has none.
+
+    >>> mean_and_sd(1.761, 0.052), mean_and_sd(1.761, math.nan), mean_and_sd(math.inf, math.nan)
+    ('1.76 ± 0.05', '1.76', 'infinite')
+    """
+    if not math.isfinite(mean):
+        return "infinite"
+    return f"{mean:{form}}" if math.isnan(sd) else f"{mean:{form}} ± {sd:{form}}"
+
+
+def p_value(p: float) -> str:
+    """Return a p-value with two digits, or that it is below 0.001.
+
+    >>> p_value(0.0213), p_value(1e-6)
+    ('p = 0.021', 'p < 0.001')
+    """
+    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"
+
+
+def ratio(value: float) -> str:
+    """Return how many times as large something is, with three digits or as a whole number.
+
+    >>> ratio(1.1472), ratio(6561.0)
+    ('1.15', '6,561')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in at most two units.
+
+    >>> duration(59), duration(61), duration(7300)
+    ('59 s', '1 min 1 s', '2 h 1 min')
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def counted(count: int, noun: str, *, spelled: bool = False) -> str:
+    """Return a number with its noun; ``spelled`` writes "one" and "no".
+
+    >>> counted(1, "network"), counted(5000, "network"), counted(1, "layer", spelled=True)
+    ('1 network', '5,000 networks', 'one layer')
+    """
+    number = {0: "no", 1: "one"}.get(count) if spelled else None
+    return f"{number or f'{count:,}'} {noun}{'s' * (count != 1)}"
+
+
+def joined(texts: Iterable[str], last: str = "and") -> str:
+    """Return texts as a list in a sentence.
+
+    >>> joined(["a"]), joined(["a", "b", "c"]), joined(["a", "b"], "or")
+    ('a', 'a, b and c', 'a or b')
+    """
+    *most, end = texts
+    return f"{', '.join(most)} {last} {end}" if most else end
+
+
+def shortened(texts: Sequence[str], to: str = "", most: int = 8) -> str:
+    """Return the first few texts and how many more there are; ``to`` leads to the last one.
+
+    >>> shortened(["a", "b"]), shortened(list("abcdef"), most=4)
+    ('a, b', 'a, b, c, d and 2 more')
+    >>> shortened(list("abcdef"), "up to", most=4)
+    'a, b, c, and 2 more up to f'
+    """
+    if len(texts) <= most:
+        return ", ".join(texts)
+    if not to:
+        return f"{', '.join(texts[:most])} and {len(texts) - most} more"
+    return f"{', '.join(texts[: most - 1])}, and {len(texts) - most} more {to} {texts[-1]}"
+
+
+def listed(names: Iterable[object], most: int = 8) -> str:
+    """Return names in quotes, the first few and the last.
+
+    >>> listed(["red", "green"]), listed(range(9), most=3)
+    ("'red', 'green'", '0, 1, and 6 more up to 8')
+    """
+    return shortened([repr(name) for name in names], "up to", most)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the names that a misspelled one may stand for, or all of them.
+
+    >>> nearest("colr", ["colour", "weight"]), nearest("x", ["colour", "weight"])
+    ("'colour'", "'colour', 'weight'")
+    """
+    names = list(names)
+    return listed(difflib.get_close_matches(name, names) or names)
+
+
+def sentence(text: str) -> str:
+    """Return a clause as a sentence, with a capital letter and a full stop.
+
+    >>> sentence("always answering 'yes' would be right")
+    "Always answering 'yes' would be right."
+    """
+    return f"{text[0].upper()}{text[1:]}."
