@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
@@ -20,11 +21,14 @@ import pytest
 
 from pseudograd.data import digits
 from pseudograd.fleet import Fleet, Outcome, Trial
-from pseudograd.report.figures import image, interval
+from pseudograd.report.drawing import image
 from pseudograd.report.page import PAPER, page
-from pseudograd.report.summary import baseline, evidence, fraction, summary
-from pseudograd.search import Ledger, Protocol, advance, compare, result
+from pseudograd.report.summary import summary
+from pseudograd.report.verdict import error_interval, verdict
+from pseudograd.reproduce.rows import rows
+from pseudograd.search import Cell, Ledger, Protocol, Result, advance, compare, result
 from pseudograd.search.comparison import ByClass, Difference
+from pseudograd.words import fraction
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
@@ -194,7 +198,7 @@ SOME = set(range(20))
             "Stay with k = 1",
         ),
         # Always better, by a single example: too few examples.
-        ([SOME - {1}] * 3, "k = 1/2 may make fewer errors than k = 1", "a hint and no proof"),
+        ([SOME - {1}] * 3, "k = 1/2 may make fewer errors than k = 1", "a hint, not proof"),
         # Once much better: too few networks.
         ([SOME, SOME, set()], "k = 1/2 may make fewer errors than k = 1", "contains 0, but"),
         ([SOME - {1}, SOME, SOME | {30}], "but k = 1 does as well", "within noise"),
@@ -213,7 +217,7 @@ def test_words_follow_the_numbers(
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
     (line,) = [line for line in printed.splitlines() if line.startswith("test error")]
     assert ("within noise" in line) == ("within noise: " in text)
-    assert ("a hint and no proof" in line) == ("a hint and no proof" in text)
+    assert ("a hint, not proof" in line) == ("a hint, not proof" in text)
     for said in (printed, text):
         assert ("pseudograd predict --k 1" in said) == ("Train with" not in advice)
 
@@ -233,20 +237,24 @@ def test_examples_that_point_the_other_way_are_no_evidence() -> None:
     assert (comparison.better_on, comparison.worse_on) == (10, 27)
     assert comparison.sign_p < 0.05
     assert comparison.error.high < 0
-    assert evidence(comparison) == evidence(compare(every, each)) == "hint"
-    assert evidence(compare(outcomes([set()] * 3), every)) == "proof"
+    for judged in (verdict(comparison), verdict(compare(every, each))):
+        assert (judged.kind, judged.opposed) == ("hint", True)
+    judged = verdict(compare(outcomes([set()] * 3), every))
+    assert (judged.kind, judged.opposed) == ("proof", False)
+    assert verdict(compare(every, every)).kind == "same"
     few = compare(outcomes([{*range(12)}, set(), set()]), outcomes([{0}, {0, 1}, {*range(9)}]))
     equal = replace(few, error=Difference(0.0, -1.0, 1.0), sign_p=0.01)
-    assert evidence(equal) == evidence(replace(equal, better_on=1, worse_on=12)) == "noise"
+    for one in (equal, replace(equal, better_on=1, worse_on=12)):
+        assert verdict(one).kind == "noise"
 
 
 def test_one_network_of_each_has_no_interval(tmp_path: Path) -> None:
     protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
     outcomes = made_up(protocol, wrong={0.5: [set()], 1.0: [SOME]})
     text = Parsed(page(ABOUT, protocol, outcomes, examples())).text
-    assert "its spread is not known, and a sign test" in text
+    assert "with one network of each, its spread is not known, and a sign test" in text
     assert "one pair, so no interval" in text
-    assert "-5.56 points, a hint and no proof" in summary(
+    assert "-5.56 points, a hint, not proof" in summary(
         result(protocol, in_a_ledger(outcomes, tmp_path))
     )
     assert "nan" not in text
@@ -256,8 +264,8 @@ def test_k_of_1_is_compared_with_nothing() -> None:
     protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
     parsed = Parsed(page(ABOUT, protocol, made_up(protocol, best_k=1.0), examples(1.0)))
     assert "Keep k = 1" in parsed.text
-    next_best = "k = 1/2 with 3.05%, on the same folds +1.00 (+1.00 to +1.00) percentage points"
-    assert f"Next in cross-validation is {next_best}" in parsed.text
+    next_best = "k = 1/2 with 3.05%, a difference of +1.00 (+1.00 to +1.00) percentage points"
+    assert f"The runner-up in cross-validation is {next_best}" in parsed.text
     assert "McNemar" not in parsed.text
     assert "Sign test" not in parsed.text
     assert "Mean difference" not in parsed.said
@@ -269,15 +277,15 @@ def test_what_a_careful_reader_should_know(tmp_path: Path) -> None:
     )
     outcomes = made_up(protocol, stopped_by="limit")
     text = Parsed(page(ABOUT, protocol, outcomes, None)).text
-    assert "For k = 1, 1/2 the best rate is the last that was tried" in text
+    assert "For k = 1 and 1/2 the best rate is the last one tried" in text
     assert "4 of the 4 final networks were still learning" in text
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
     assert "\n4 of the 4 final networks were still learning" in printed
-    assert "As good in cross-validation" not in text
+    assert "Equally good in cross-validation" not in text
     level = made_up(protocol, error=0.1)
     text = Parsed(page(ABOUT, protocol, level, None)).text
     tied = "k = 1 (rate 0.8), k = 1 (rate 1.6), k = 1/2 (rate 0.4)"
-    assert f"As good in cross-validation, to the last error: {tied}" in text
+    assert f"Equally good in cross-validation: {tied}" in text
 
 
 RARE = set(range(18))  # of the test examples, those that are not of the commonest class
@@ -289,11 +297,11 @@ RARE = set(range(18))  # of the test examples, those that are not of the commone
         (
             [RARE] * 3,
             (0, 18),
-            "The network that is kept is no better than that, and gets only 'no'",
+            "The saved network is no better than that and gets only 'no' right.",
         ),
         # One of the others does better, and so does the mean.
-        ([RARE, RARE, set()], (0, 18), "The network that is kept is no better than that, and gets"),
-        ([RARE | {99}] * 3, (2, 17), "The network that is kept is no better than that. Where"),
+        ([RARE, RARE, set()], (0, 18), "The saved network is no better than that and gets"),
+        ([RARE | {99}] * 3, (2, 17), "The saved network is no better than that. If a label"),
         ([{0}, RARE, SOME | RARE | {99}], (0, 1), None),
         ([{0}, RARE, RARE | set(range(99))], (0, 1), "The final networks are on average no better"),
         ([{0, 50}] * 3, (1, 1), None),
@@ -311,7 +319,7 @@ def test_networks_no_better_than_one_label_are_no_success(
         for label, count, missed in zip(("no", "yes"), counts, kept, strict=True)
     ]
     parsed = Parsed(page(ABOUT, protocol, outcomes, {**examples(best_k), "by_class": classes}))
-    said = "lways answering 'no', the commonest label of the test part, would get 5.00% wrong"
+    said = "lways answering 'no', the most common label in the test set, would get 5.00% wrong"
     assert parsed.text.count(f"A{said}.") == 1
     assert ("No better than always giving one label" in parsed.text) == (warning is not None)
     assert f"no342{kept[0]}" in parsed.text.replace(" ", "")
@@ -342,7 +350,7 @@ def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: P
     found = result(protocol, in_a_ledger(outcomes, tmp_path))
     printed = summary(replace(found, comparison=replace(found.comparison, by_class=by_class)))
     known = {**examples(0.5), "by_class": [vars(one) for one in by_class]}
-    said = "he networks of k = 1 are on average no better than that, so what is gained"
+    said = "he networks with k = 1 are on average no better than that, so the gain"
     assert f"warning: t{said}" in printed
     assert f"T{said}" in Parsed(page(ABOUT, protocol, outcomes, known)).text
 
@@ -353,18 +361,22 @@ def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: P
 def test_a_label_stays_within_its_line(label: str | int, quoted: str) -> None:
     outcome = Outcome(TEMPLATE, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
     classes = (ByClass(label, 3, 0), ByClass("other", 1, 1))
-    said, warning = baseline(replace(compare([outcome], [outcome]), by_class=classes))
-    assert said.startswith(f"always answering {quoted}, the commonest label")
+    comparison = replace(compare([outcome], [outcome]), by_class=classes)
+    cell = Cell(1.0, 0.1, (0.2,))
+    printed = summary(Result((cell,), (cell,), cell, cell, (), (), comparison))
+    *_, said, warning, _ = printed.splitlines()
+    assert said.startswith(f"always answering {quoted}, the most common label")
     assert f"and gets only {quoted} right. " in warning
 
 
 def test_one_network_is_not_spoken_of_as_many() -> None:
     template = replace(TEMPLATE, optimizer="adam", momentum=0.9, max_epochs=1)
     protocol = Protocol(template, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
-    parsed = Parsed(page(ABOUT, protocol, made_up(protocol, 1.0, stopped_by="limit"), None))
+    outcomes = made_up(protocol, 1.0, stopped_by="limit", epochs=1, best_epoch=1, curve=(0.5,))
+    parsed = Parsed(page(ABOUT, protocol, outcomes, None))
     assert "Retrained, one network gets 0.56%" in parsed.text
     assert (
-        "The final network was still learning when the limit of 1 epoch stopped it" in parsed.text
+        "The final network was still learning at the limit of 1 epoch; more epochs" in parsed.text
     )
     assert "1 repetition of each pair of k and rate, 1 final network, " in parsed.text
     assert "k = 1: 1 network, best after" in parsed.said
@@ -382,8 +394,8 @@ def test_one_network_is_not_spoken_of_as_many() -> None:
 
 
 def test_an_interval_of_errors_lies_between_none_and_all() -> None:
-    assert interval([0.0, 0.9]) == (0.0, 1.0)
-    assert interval([0.4, 0.5, 0.6]) == pytest.approx((0.25159, 0.74841), abs=1e-5)
+    assert error_interval([0.0, 0.9]) == (0.0, 1.0)
+    assert error_interval([0.4, 0.5, 0.6]) == pytest.approx((0.25159, 0.74841), abs=1e-5)
 
 
 def test_an_interval_of_a_difference_lies_between_all_and_all(tmp_path: Path) -> None:
@@ -395,15 +407,15 @@ def test_an_interval_of_a_difference_lies_between_all_and_all(tmp_path: Path) ->
     assert "95% interval −100.00 to +100.00" in parsed.text
     assert "95% interval −100.00 to +100.00" in parsed.said
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
-    assert "points (95% interval -100.00 to +100.00, within noise)" in printed
+    assert "points (95% interval -100.00 to +100.00), within noise" in printed
 
 
 @pytest.mark.parametrize(
     ("initial_rate", "stop", "words"),
     [
-        (None, 0, "Not finished yet 0 trials are in the ledger, and 8 or more are needed"),
-        (None, 5, "Not finished yet 5 trials are in the ledger, and 3 or more are needed"),
-        (0.1, 0, "0 trials are in the ledger, and 12 or more are needed before"),
+        (None, 0, "Not finished yet 0 trials are in the ledger, and at least 8 more are needed"),
+        (None, 5, "Not finished yet 5 trials are in the ledger, and at least 3 more are needed"),
+        (0.1, 0, "0 trials are in the ledger, and at least 12 more are needed before"),
         (0.1, 7, "Not finished yet: k = 1 leads"),
         (0.1, 11, "Not finished yet: k = 1/2 leads"),
         (0.1, 12, "Not finished yet: k = 1/2 is selected"),
@@ -419,18 +431,18 @@ def test_an_unfinished_search_says_so(initial_rate: float | None, stop: int, wor
     assert words in parsed.text
     assert "Test error" not in parsed.text
     assert ("Validation error of" in parsed.said) == (stop >= 7)
-    assert ("Error on the early-stopping part" in parsed.said) == (stop >= 13)
+    assert ("Early-stopping error" in parsed.said) == (stop >= 13)
 
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ((8,), "33 experiments with one hidden layer a k below 1 was selected in 32"),
+        ((8,), "33 experiments with one hidden layer, 32 selected a k below 1, none k = 1"),
         (
             (8, 8, 8),
-            "18 experiments with 3 hidden layers a k below 1 was selected in 4, k = 1 in 9",
+            "18 experiments with 3 hidden layers, 4 selected a k below 1, 9 k = 1",
         ),
-        ((8,) * 5, "selected in 3, k = 1 in 2 and a k above 1 in 11 (Keren"),
+        ((8,) * 5, "3 selected a k below 1, 2 k = 1 and 11 a k above 1."),
         ((8, 8), "The paper has no network with 2 hidden layers. In the paper’s 33"),
         ((8,) * 6, "The paper has no network with 6 hidden layers. In the paper’s 16"),
         ((), "The paper has no network with no hidden layers. In the paper’s 33"),
@@ -445,12 +457,19 @@ def test_the_papers_expectation_follows_the_depth(sizes: tuple[int, ...], words:
     assert ("selected in the paper" in parsed.text) == (len(sizes) in PAPER)
 
 
+def test_the_papers_choices_are_those_of_its_tables() -> None:
+    found = {depth: Counter[float]() for depth in PAPER}
+    for row in rows():
+        found[row.hidden_layers][row.selected_k] += 1
+    assert found == PAPER
+
+
 def test_given_rates_and_a_k_beyond_the_usual() -> None:
     protocol = Protocol(
         TEMPLATE, ks=(1.0, 10.0), learning_rates=(0.3, 0.1), repetitions=1, retrainings=1
     )
     parsed = Parsed(page(ABOUT, protocol, made_up(protocol, best_k=10.0), examples(10.0)))
-    assert "began with the rates 0.1, 0.3, as given" in parsed.text
+    assert "started with the rates 0.1 and 0.3, as given" in parsed.text
     slider = next(attributes for tag, attributes in parsed.tags if tag == "input")
     assert (slider["min"], slider["max"], slider["value"]) == ("-4", "4", "3.3219")
 

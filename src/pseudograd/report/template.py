@@ -1,0 +1,80 @@
+"""Templates of this package, filled: text for the terminal, and pages that need no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from importlib import resources
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from pseudograd import words
+
+_FILTERS = {
+    name: getattr(words, name)
+    for name in (
+        "between", "counted", "duration", "fraction", "interval", "joined", "listed", "p_value",
+        "percent", "ratio", "shortened", "signed",
+    )
+} | {
+    "sentence": lambda text: type(text)(words.sentence(text)),  # Markup stays Markup
+    "quoted": lambda label: repr(str(label)),
+    "rate": lambda rate: f"{rate:.4g}",
+    "decimal": lambda value: words.mean_and_sd(value, math.nan, ".3f"),
+    "probability": lambda p: f"{p:.2f}" if p >= 0.005 else "under 0.01",
+}  # fmt: skip
+
+
+def fill(template: str, *, html: bool = False, **values: object) -> str:
+    """Fill a template; in HTML, values are escaped unless they are Markup."""
+    environment = Environment(
+        autoescape=html,
+        loader=FunctionLoader(_read),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= _FILTERS
+    return environment.get_template(template).render(values)
+
+
+def render(template: str, script: str | None = None, **values: object) -> str:
+    """Fill a page, which gets the style sheet and a policy that allows nothing from elsewhere.
+
+    Args:
+        template: The name of its file; it is given ``policy``, ``style`` and ``script``.
+        script: The name of its script's file, if it has one.
+        values: What else it is given, escaped unless it is Markup.
+
+    """
+    style, code = _read("page.css"), _read(script) if script else ""
+    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
+    if script:
+        policy += f"script-src {_hash(code)}; "
+    page = fill(
+        template,
+        html=True,
+        policy=policy + "base-uri 'none'; form-action 'none'",
+        style=Markup(style),
+        script=Markup(code),
+        **values,
+    )
+    # Keep "k = 1" on one line, but in text only.
+    return re.sub(r"<(script|style|pre)\b.*?</\1>|>[^<]+", _unbroken, page, flags=re.DOTALL)
+
+
+def _unbroken(part: re.Match[str]) -> str:
+    if part[1]:
+        return part[0]
+    return re.sub(r"\b([kp]) (=|&lt;) (?=\d)", "\\1\xa0\\2\xa0", part[0])  # no-break spaces
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _read(name: str) -> str:
+    return resources.files("pseudograd.report").joinpath(name).read_text(encoding="utf-8")
