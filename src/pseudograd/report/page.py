@@ -16,7 +16,7 @@ from pseudograd.report import figures
 from pseudograd.report.drawing import image
 from pseudograd.report.template import render as render  # TODO(merge): the paper imports it here
 from pseudograd.report.verdict import error_interval, one_label, possible, unfinished, verdict
-from pseudograd.search import Cell, Comparison, Protocol, compare, paired_difference
+from pseudograd.search import Cell, Protocol, compare, paired_difference
 from pseudograd.search.comparison import ByClass
 from pseudograd.words import DASH, counted, fraction, interval, joined, percent
 
@@ -148,7 +148,6 @@ def _answer(
         "comparison": comparison,
         "one_label": one_label(comparison),
         "unfinished": unfinished(comparison),
-        "spreads": _spreads(comparison),
         "differences": None if found.kind == "same" else figures.differences(comparison),
         "by_class": [
             (one.label, f"{one.count:,}", f"{one.wrong:,}",
@@ -163,12 +162,6 @@ def _answer(
         ],
         "open_ks": protocol.open_ks(ledger),
     }  # fmt: skip
-
-
-def _spreads(comparison: Comparison) -> list[tuple[float, float]]:
-    """The lowest and the highest test error of the chosen k and of k = 1."""
-    errors = [[o.error for o in group] for group in (comparison.chosen, comparison.plain)]
-    return [(min(of_group), max(of_group)) for of_group in errors]
 
 
 def _search(
@@ -243,23 +236,15 @@ def _driving(data: Mapping[str, Any], examples: Mapping[str, Any] | None) -> dic
              sum(found["count"] for found in network["bins"]), network["bins"][-1]["mass"])
             for network in networks.values()
         ],
-        "hardest": [_example(one, data, "plain" in networks) for one in examples["hardest"]],
+        "hardest": [
+            {
+                **example,
+                "row_number": example.get("row_number"),  # runs of earlier versions have none
+                "image": image(example["pixels"], data["pixels"]) if example["pixels"] else None,
+            }
+            for example in examples["hardest"]
+        ],
     }  # fmt: skip
-
-
-def _example(example: Mapping[str, Any], data: Mapping[str, Any], plain: bool) -> dict[str, Any]:
-    row = example["row"] or {}
-    return {
-        "index": example["index"],
-        "row_number": example.get("row_number"),  # runs of earlier versions have none
-        "label": data["labels"][example["label"]],
-        "seen": data["labels"][example["predicted"]],
-        "p": 1 - example["lacking"],
-        "p_plain": 1 - example["lacking_plain"] if plain else None,
-        "image": image(example["pixels"], data["pixels"]) if example["pixels"] else None,
-        "row": row,
-        "more": max(0, (example["columns"] or 0) - len(row)),
-    }
 
 
 def _network(recipe: Mapping[str, Any]) -> str:
