@@ -486,6 +486,15 @@ def test_rows_of_a_table_are_shown_by_their_first_columns() -> None:
     assert "img" not in {tag for tag, _ in parsed.tags}
 
 
+def test_k_and_its_value_stay_on_one_line() -> None:
+    """With no-break spaces, but not in the command, which is to be copied."""
+    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
+    about = {**ABOUT, "command": "pseudograd tune 'k = 1.csv'"}
+    html = page(about, protocol, made_up(protocol), None)
+    assert "k\xa0=\xa01/2 was selected, but k\xa0=\xa01 does as well</h1>" in html
+    assert "<pre>pseudograd tune &#39;k = 1.csv&#39;</pre>" in html
+
+
 def test_what_about_lacks_is_named() -> None:
     about = {**ABOUT, "data": {name: DATA[name] for name in DATA if name != "labels"}}
     del about["command"]

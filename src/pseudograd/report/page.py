@@ -102,7 +102,6 @@ def page(
         hatch=figures.HATCH,
         slider=_slider(k),
         pull_curve=figures.pull_curve(k),
-        pulls={"ratio": 9 ** min(k, 300), "easy": 0.1 ** (k - 1), "hard": 0.9 ** (k - 1)},
         curves=figures.learning_curves(groups) if groups else None,
         epochs_kept=[
             (outcomes[0].trial.k, statistics.fmean(outcome.best_epoch for outcome in outcomes))
@@ -258,6 +257,11 @@ def _network(recipe: Mapping[str, Any]) -> str:
 
 
 def _slider(k: float) -> dict[str, float]:
-    """Powers of 2 from 1/16 to 4, or further if k lies beyond."""
+    """Where the slider starts, and how hard examples pull there, as in page.js.
+
+    It runs over the powers of 2 from 1/16 to 4, or further if k lies beyond.
+    """
     at = math.log2(k)
-    return {"low": min(-4, math.floor(at)), "high": max(2, math.ceil(at)), "at": at}
+    ends = {"low": min(-4, math.floor(at)), "high": max(2, math.ceil(at))}
+    pulls = {"ratio": 9 ** min(k, 300), "easy": 0.1 ** (k - 1), "hard": 0.9 ** (k - 1)}
+    return {"at": at, **ends, **pulls}

@@ -13,20 +13,6 @@ from markupsafe import Markup
 
 from pseudograd import words
 
-_FILTERS = {
-    name: getattr(words, name)
-    for name in (
-        "between", "counted", "duration", "fraction", "interval", "joined", "listed", "p_value",
-        "percent", "ratio", "shortened", "signed",
-    )
-} | {
-    "sentence": lambda text: type(text)(words.sentence(text)),  # Markup stays Markup
-    "quoted": lambda label: repr(str(label)),
-    "rate": lambda rate: f"{rate:.4g}",
-    "decimal": lambda value: words.mean_and_sd(value, math.nan, ".3f"),
-    "probability": lambda p: f"{p:.2f}" if p >= 0.005 else "under 0.01",
-}  # fmt: skip
-
 
 def fill(template: str, *, html: bool = False, **values: object) -> str:
     """Fill a template; in HTML, values are escaped unless they are Markup."""
@@ -36,6 +22,8 @@ def fill(template: str, *, html: bool = False, **values: object) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # TODO(merge): the paper's page relies on it; better to use the filter there as here.
+        finalize=_unbroken_value if html else None,
     )
     environment.filters |= _FILTERS
     return environment.get_template(template).render(values)
@@ -54,7 +42,7 @@ def render(template: str, script: str | None = None, **values: object) -> str:
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
     if script:
         policy += f"script-src {_hash(code)}; "
-    page = fill(
+    return fill(
         template,
         html=True,
         policy=policy + "base-uri 'none'; form-action 'none'",
@@ -62,14 +50,21 @@ def render(template: str, script: str | None = None, **values: object) -> str:
         script=Markup(code),
         **values,
     )
-    # Keep "k = 1" on one line, but in text only.
-    return re.sub(r"<(script|style|pre)\b.*?</\1>|>[^<]+", _unbroken, page, flags=re.DOTALL)
 
 
-def _unbroken(part: re.Match[str]) -> str:
-    if part[1]:
-        return part[0]
-    return re.sub(r"\b([kp]) (=|&lt;) (?=\d)", "\\1\xa0\\2\xa0", part[0])  # no-break spaces
+def _unbroken(html: Markup) -> Markup:
+    """Keep "k = 1" on one line: with no-break spaces, in the text between tags."""
+
+    def joined(text: re.Match[str]) -> str:
+        return re.sub(r"\b([kp]) (=|&lt;) (?=\d)", "\\1\xa0\\2\xa0", text[0])
+
+    return Markup(re.sub(">[^<]+", joined, html))
+
+
+def _unbroken_value(value: object) -> object:
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return re.sub(r"\b([kp]) ([=<]) (?=\d)", "\\1\xa0\\2\xa0", value)
 
 
 def _hash(text: str) -> str:
@@ -78,3 +73,19 @@ def _hash(text: str) -> str:
 
 def _read(name: str) -> str:
     return resources.files("pseudograd.report").joinpath(name).read_text(encoding="utf-8")
+
+
+_FILTERS = {
+    name: getattr(words, name)
+    for name in (
+        "between", "counted", "duration", "fraction", "interval", "joined", "listed", "p_value",
+        "percent", "ratio", "shortened", "signed",
+    )
+} | {
+    "sentence": lambda text: type(text)(words.sentence(text)),  # Markup stays Markup
+    "quoted": lambda label: repr(str(label)),
+    "rate": lambda rate: f"{rate:.4g}",
+    "decimal": lambda value: words.mean_and_sd(value, math.nan, ".3f"),
+    "unbroken": _unbroken,
+    "probability": lambda p: f"{p:.2f}" if p >= 0.005 else "under 0.01",
+}  # fmt: skip
