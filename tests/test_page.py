@@ -19,13 +19,14 @@ import numpy as np
 import pytest
 
 from pseudograd.data import digits
-from pseudograd.fleet import Fleet, Outcome, Trial
-from pseudograd.report.figures import image, interval
+from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Trial
+from pseudograd.report.drawing import image
 from pseudograd.report.page import PAPER, page
-from pseudograd.report.summary import baseline, evidence, fraction, summary
-from pseudograd.search import Ledger, Protocol, advance, compare, result
+from pseudograd.report.summary import summary
+from pseudograd.report.verdict import error_interval, verdict
+from pseudograd.search import Cell, Ledger, Protocol, Result, Study, compare, result
 from pseudograd.search.comparison import ByClass, Difference
-from trials import a_trial
+from pseudograd.words import fraction
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
@@ -54,7 +55,7 @@ ABOUT: dict[str, Any] = {
     "seed": 0,
     "data": DATA,
 }
-TEMPLATE = a_trial("digits", (8,), k=1, learning_rate=1)
+RECIPE = MLPRecipe("digits", (8,))
 
 
 def examples(k: float = 0.5, row: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -105,7 +106,8 @@ def made_up(
 
 
 def in_a_ledger(outcomes: Mapping[Trial, Outcome], folder: Path) -> Ledger:
-    ledger = Ledger(folder / "ledger")
+    recipes = {trial.recipe for trial in outcomes}
+    ledger = Ledger(folder / "ledger", recipes)
     for outcome in outcomes.values():
         ledger.append(outcome)
     return ledger
@@ -141,7 +143,7 @@ class Parsed(HTMLParser):
 def protocol() -> Protocol:
     """So few and small steps that k = 2 is ahead by far, on any machine."""
     return Protocol(
-        replace(TEMPLATE, hidden_layer_sizes=(16,), max_epochs=6),
+        replace(RECIPE, hidden_layer_sizes=(16,), max_epochs=6),
         ks=(1.0, 2.0),
         initial_rate=0.01,
         repetitions=3,
@@ -152,10 +154,9 @@ def protocol() -> Protocol:
 
 @pytest.fixture(scope="module")
 def ledger(protocol: Protocol, tmp_path_factory: pytest.TempPathFactory) -> Ledger:
-    found = Ledger(tmp_path_factory.mktemp("run") / "ledger.jsonl")
-    for _ in advance(protocol, found, Fleet(digits()).run):
-        pass
-    return found
+    study = Study(tmp_path_factory.mktemp("run"), protocol)
+    assert study.run(Fleet(digits()).run)
+    return study.ledger
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +196,7 @@ SOME = set(range(20))
             "Stay with k = 1",
         ),
         # Always better, by a single example: too few examples.
-        ([SOME - {1}] * 3, "k = 1/2 may make fewer errors than k = 1", "a hint and no proof"),
+        ([SOME - {1}] * 3, "k = 1/2 may make fewer errors than k = 1", "a hint, not proof"),
         # Once much better: too few networks.
         ([SOME, SOME, set()], "k = 1/2 may make fewer errors than k = 1", "contains 0, but"),
         ([SOME - {1}, SOME, SOME | {30}], "but k = 1 does as well", "within noise"),
@@ -205,7 +206,7 @@ SOME = set(range(20))
 def test_words_follow_the_numbers(
     chosen: list[set[int]], headline: str, advice: str, tmp_path: Path
 ) -> None:
-    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
+    protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
     outcomes = made_up(protocol, wrong={0.5: chosen, 1.0: [SOME] * 3})
     text = Parsed(page(ABOUT, protocol, outcomes, examples())).text
     assert headline in text
@@ -214,7 +215,7 @@ def test_words_follow_the_numbers(
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
     (line,) = [line for line in printed.splitlines() if line.startswith("test error")]
     assert ("within noise" in line) == ("within noise: " in text)
-    assert ("a hint and no proof" in line) == ("a hint and no proof" in text)
+    assert ("a hint, not proof" in line) == ("a hint, not proof" in text)
     for said in (printed, text):
         assert ("pseudograd predict --k 1" in said) == ("Train with" not in advice)
 
@@ -224,7 +225,7 @@ def test_examples_that_point_the_other_way_are_no_evidence() -> None:
 
     def outcomes(mistakes: list[set[int]]) -> list[Outcome]:
         return [
-            Outcome(TEMPLATE, 0.1, 2, len(wrong) / 360, 0.2, 3, "patience", (), tuple(wrong))
+            Outcome(RECIPE, 0.1, 2, len(wrong) / 360, 0.2, 3, "patience", (), tuple(wrong))
             for wrong in mistakes
         ]
 
@@ -234,31 +235,35 @@ def test_examples_that_point_the_other_way_are_no_evidence() -> None:
     assert (comparison.better_on, comparison.worse_on) == (10, 27)
     assert comparison.sign_p < 0.05
     assert comparison.error.high < 0
-    assert evidence(comparison) == evidence(compare(every, each)) == "hint"
-    assert evidence(compare(outcomes([set()] * 3), every)) == "proof"
+    for judged in (verdict(comparison), verdict(compare(every, each))):
+        assert (judged.kind, judged.opposed) == ("hint", True)
+    judged = verdict(compare(outcomes([set()] * 3), every))
+    assert (judged.kind, judged.opposed) == ("proof", False)
+    assert verdict(compare(every, every)).kind == "same"
     few = compare(outcomes([{*range(12)}, set(), set()]), outcomes([{0}, {0, 1}, {*range(9)}]))
     equal = replace(few, error=Difference(0.0, -1.0, 1.0), sign_p=0.01)
-    assert evidence(equal) == evidence(replace(equal, better_on=1, worse_on=12)) == "noise"
+    for one in (equal, replace(equal, better_on=1, worse_on=12)):
+        assert verdict(one).kind == "noise"
 
 
 def test_one_network_of_each_has_no_interval(tmp_path: Path) -> None:
-    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
+    protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
     outcomes = made_up(protocol, wrong={0.5: [set()], 1.0: [SOME]})
     text = Parsed(page(ABOUT, protocol, outcomes, examples())).text
-    assert "its spread is not known, and a sign test" in text
+    assert "with one network of each, its spread is not known, and a sign test" in text
     assert "one pair, so no interval" in text
-    assert "-5.56 points, a hint and no proof" in summary(
+    assert "-5.56 points, a hint, not proof" in summary(
         result(protocol, in_a_ledger(outcomes, tmp_path))
     )
     assert "nan" not in text
 
 
 def test_k_of_1_is_compared_with_nothing() -> None:
-    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
+    protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
     parsed = Parsed(page(ABOUT, protocol, made_up(protocol, best_k=1.0), examples(1.0)))
     assert "Keep k = 1" in parsed.text
-    next_best = "k = 1/2 with 3.05%, on the same folds +1.00 (+1.00 to +1.00) percentage points"
-    assert f"Next in cross-validation is {next_best}" in parsed.text
+    next_best = "k = 1/2 with 3.05%, a difference of +1.00 (+1.00 to +1.00) percentage points"
+    assert f"The runner-up in cross-validation is {next_best}" in parsed.text
     assert "McNemar" not in parsed.text
     assert "Sign test" not in parsed.text
     assert "Mean difference" not in parsed.said
@@ -266,19 +271,19 @@ def test_k_of_1_is_compared_with_nothing() -> None:
 
 def test_what_a_careful_reader_should_know(tmp_path: Path) -> None:
     protocol = Protocol(
-        TEMPLATE, ks=(1.0, 0.5), initial_rate=0.8, repetitions=1, retrainings=2, most_extensions=0
+        RECIPE, ks=(1.0, 0.5), initial_rate=0.8, repetitions=1, retrainings=2, most_extensions=0
     )
     outcomes = made_up(protocol, stopped_by="limit")
     text = Parsed(page(ABOUT, protocol, outcomes, None)).text
-    assert "For k = 1, 1/2 the best rate is the last that was tried" in text
+    assert "For k = 1 and 1/2 the best rate is the last one tried" in text
     assert "4 of the 4 final networks were still learning" in text
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
     assert "\n4 of the 4 final networks were still learning" in printed
-    assert "As good in cross-validation" not in text
+    assert "Equally good in cross-validation" not in text
     level = made_up(protocol, error=0.1)
     text = Parsed(page(ABOUT, protocol, level, None)).text
     tied = "k = 1 (rate 0.8), k = 1 (rate 1.6), k = 1/2 (rate 0.4)"
-    assert f"As good in cross-validation, to the last error: {tied}" in text
+    assert f"Equally good in cross-validation: {tied}" in text
 
 
 RARE = set(range(18))  # of the test examples, those that are not of the commonest class
@@ -290,11 +295,11 @@ RARE = set(range(18))  # of the test examples, those that are not of the commone
         (
             [RARE] * 3,
             (0, 18),
-            "The network that is kept is no better than that, and gets only 'no'",
+            "The saved network is no better than that and gets only 'no' right.",
         ),
         # One of the others does better, and so does the mean.
-        ([RARE, RARE, set()], (0, 18), "The network that is kept is no better than that, and gets"),
-        ([RARE | {99}] * 3, (2, 17), "The network that is kept is no better than that. Where"),
+        ([RARE, RARE, set()], (0, 18), "The saved network is no better than that and gets"),
+        ([RARE | {99}] * 3, (2, 17), "The saved network is no better than that. If a label"),
         ([{0}, RARE, SOME | RARE | {99}], (0, 1), None),
         ([{0}, RARE, RARE | set(range(99))], (0, 1), "The final networks are on average no better"),
         ([{0, 50}] * 3, (1, 1), None),
@@ -304,7 +309,7 @@ RARE = set(range(18))  # of the test examples, those that are not of the commone
 def test_networks_no_better_than_one_label_are_no_success(
     wrong: list[set[int]], kept: tuple[int, int], warning: str | None, best_k: float, tmp_path: Path
 ) -> None:
-    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
+    protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
     outcomes = made_up(protocol, best_k, wrong={best_k: wrong})
     counts = DATA["test_size"] - len(RARE), len(RARE)
     classes = [
@@ -312,7 +317,7 @@ def test_networks_no_better_than_one_label_are_no_success(
         for label, count, missed in zip(("no", "yes"), counts, kept, strict=True)
     ]
     parsed = Parsed(page(ABOUT, protocol, outcomes, {**examples(best_k), "by_class": classes}))
-    said = "lways answering 'no', the commonest label of the test part, would get 5.00% wrong"
+    said = "lways answering 'no', the most common label in the test set, would get 5.00% wrong"
     assert parsed.text.count(f"A{said}.") == 1
     assert ("No better than always giving one label" in parsed.text) == (warning is not None)
     assert f"no342{kept[0]}" in parsed.text.replace(" ", "")
@@ -336,14 +341,14 @@ def test_networks_no_better_than_one_label_are_no_success(
 
 
 def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: Path) -> None:
-    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
+    protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
     outcomes = made_up(protocol, 0.5, wrong={0.5: [{0}] * 3, 1.0: [RARE] * 3})
     counts = DATA["test_size"] - len(RARE), len(RARE)
     by_class = (ByClass("no", counts[0], 0), ByClass("yes", counts[1], 1))
     found = result(protocol, in_a_ledger(outcomes, tmp_path))
     printed = summary(replace(found, comparison=replace(found.comparison, by_class=by_class)))
     known = {**examples(0.5), "by_class": [vars(one) for one in by_class]}
-    said = "he networks of k = 1 are on average no better than that, so what is gained"
+    said = "he networks with k = 1 are on average no better than that, so the gain"
     assert f"warning: t{said}" in printed
     assert f"T{said}" in Parsed(page(ABOUT, protocol, outcomes, known)).text
 
@@ -352,20 +357,24 @@ def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: P
     ("label", "quoted"), [("it's,\nnew", '"it\'s,\\nnew"'), ("it's", '"it\'s"'), (7, "'7'")]
 )
 def test_a_label_stays_within_its_line(label: str | int, quoted: str) -> None:
-    outcome = Outcome(TEMPLATE, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
+    outcome = Outcome(RECIPE, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
     classes = (ByClass(label, 3, 0), ByClass("other", 1, 1))
-    said, warning = baseline(replace(compare([outcome], [outcome]), by_class=classes))
-    assert said.startswith(f"always answering {quoted}, the commonest label")
+    comparison = replace(compare([outcome], [outcome]), by_class=classes)
+    cell = Cell(1.0, 0.1, (0.2,))
+    printed = summary(Result((cell,), (cell,), cell, cell, (), (), comparison))
+    *_, said, warning, _ = printed.splitlines()
+    assert said.startswith(f"always answering {quoted}, the most common label")
     assert f"and gets only {quoted} right. " in warning
 
 
 def test_one_network_is_not_spoken_of_as_many() -> None:
-    template = replace(TEMPLATE, optimizer="adam", momentum=0.9, max_epochs=1)
-    protocol = Protocol(template, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
-    parsed = Parsed(page(ABOUT, protocol, made_up(protocol, 1.0, stopped_by="limit"), None))
+    recipe = replace(RECIPE, optimizer="adam", momentum=0.9, max_epochs=1)
+    protocol = Protocol(recipe, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
+    outcomes = made_up(protocol, 1.0, stopped_by="limit", epochs=1, best_epoch=1, curve=(0.5,))
+    parsed = Parsed(page(ABOUT, protocol, outcomes, None))
     assert "Retrained, one network gets 0.56%" in parsed.text
     assert (
-        "The final network was still learning when the limit of 1 epoch stopped it" in parsed.text
+        "The final network was still learning at the limit of 1 epoch; more epochs" in parsed.text
     )
     assert "1 repetition of each pair of k and rate, 1 final network, " in parsed.text
     assert "k = 1: 1 network, best after" in parsed.said
@@ -378,33 +387,33 @@ def test_one_network_is_not_spoken_of_as_many() -> None:
     text = Parsed(page(ABOUT, protocol, outcomes, None)).text
     assert "Retrained, one network gets 0.56%" in text
     assert "1 of the 2 final networks was still learning" in text
-    sgd = Protocol(replace(template, optimizer="sgd"), initial_rate=0.1)
+    sgd = Protocol(replace(recipe, optimizer="sgd"), initial_rate=0.1)
     assert "sgd, momentum 0.9, batches" in Parsed(page(ABOUT, sgd, {}, None)).text
 
 
 def test_an_interval_of_errors_lies_between_none_and_all() -> None:
-    assert interval([0.0, 0.9]) == (0.0, 1.0)
-    assert interval([0.4, 0.5, 0.6]) == pytest.approx((0.25159, 0.74841), abs=1e-5)
+    assert error_interval([0.0, 0.9]) == (0.0, 1.0)
+    assert error_interval([0.4, 0.5, 0.6]) == pytest.approx((0.25159, 0.74841), abs=1e-5)
 
 
 def test_an_interval_of_a_difference_lies_between_all_and_all(tmp_path: Path) -> None:
     """Student's t over two pairs that disagree reaches far beyond."""
-    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
+    protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
     many = {*range(100)}
     outcomes = made_up(protocol, wrong={0.5: [set(), many], 1.0: [many, set()]})
     parsed = Parsed(page(ABOUT, protocol, outcomes, examples()))
     assert "95% interval −100.00 to +100.00" in parsed.text
     assert "95% interval −100.00 to +100.00" in parsed.said
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
-    assert "points (95% interval -100.00 to +100.00, within noise)" in printed
+    assert "points (95% interval -100.00 to +100.00), within noise" in printed
 
 
 @pytest.mark.parametrize(
     ("initial_rate", "stop", "words"),
     [
-        (None, 0, "Not finished yet 0 trials are in the ledger, and 8 or more are needed"),
-        (None, 5, "Not finished yet 5 trials are in the ledger, and 3 or more are needed"),
-        (0.1, 0, "0 trials are in the ledger, and 12 or more are needed before"),
+        (None, 0, "Not finished yet 0 trials are in the ledger, and at least 8 more are needed"),
+        (None, 5, "Not finished yet 5 trials are in the ledger, and at least 3 more are needed"),
+        (0.1, 0, "0 trials are in the ledger, and at least 12 more are needed before"),
         (0.1, 7, "Not finished yet: k = 1 leads"),
         (0.1, 11, "Not finished yet: k = 1/2 leads"),
         (0.1, 12, "Not finished yet: k = 1/2 is selected"),
@@ -414,32 +423,32 @@ def test_an_interval_of_a_difference_lies_between_all_and_all(tmp_path: Path) ->
 )
 def test_an_unfinished_search_says_so(initial_rate: float | None, stop: int, words: str) -> None:
     protocol = Protocol(
-        TEMPLATE, ks=(1.0, 0.5), initial_rate=initial_rate, repetitions=2, retrainings=2
+        RECIPE, ks=(1.0, 0.5), initial_rate=initial_rate, repetitions=2, retrainings=2
     )
     parsed = Parsed(page(ABOUT, protocol, made_up(protocol, stop=stop), None))
     assert words in parsed.text
     assert "Test error" not in parsed.text
     assert ("Validation error of" in parsed.said) == (stop >= 7)
-    assert ("Error on the early-stopping part" in parsed.said) == (stop >= 13)
+    assert ("Early-stopping error" in parsed.said) == (stop >= 13)
 
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ((8,), "33 experiments with one hidden layer a k below 1 was selected in 32"),
+        ((8,), "33 experiments with one hidden layer, 32 selected a k below 1, none k = 1"),
         (
             (8, 8, 8),
-            "18 experiments with 3 hidden layers a k below 1 was selected in 4, k = 1 in 9",
+            "18 experiments with 3 hidden layers, 4 selected a k below 1, 9 k = 1",
         ),
-        ((8,) * 5, "selected in 3, k = 1 in 2 and a k above 1 in 11 (Keren"),
+        ((8,) * 5, "3 selected a k below 1, 2 k = 1 and 11 a k above 1."),
         ((8, 8), "The paper has no network with 2 hidden layers. In the paper’s 33"),
         ((8,) * 6, "The paper has no network with 6 hidden layers. In the paper’s 16"),
         ((), "The paper has no network with no hidden layers. In the paper’s 33"),
     ],
 )
 def test_the_papers_expectation_follows_the_depth(sizes: tuple[int, ...], words: str) -> None:
-    template = replace(TEMPLATE, hidden_layer_sizes=sizes)
-    protocol = Protocol(template, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
+    recipe = replace(RECIPE, hidden_layer_sizes=sizes)
+    protocol = Protocol(recipe, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
     parsed = Parsed(page(ABOUT, protocol, made_up(protocol), examples()))
     assert words in parsed.text
     assert ("in line with that" in parsed.text) == (len(sizes) == 1)
@@ -448,16 +457,16 @@ def test_the_papers_expectation_follows_the_depth(sizes: tuple[int, ...], words:
 
 def test_given_rates_and_a_k_beyond_the_usual() -> None:
     protocol = Protocol(
-        TEMPLATE, ks=(1.0, 10.0), learning_rates=(0.3, 0.1), repetitions=1, retrainings=1
+        RECIPE, ks=(1.0, 10.0), learning_rates=(0.3, 0.1), repetitions=1, retrainings=1
     )
     parsed = Parsed(page(ABOUT, protocol, made_up(protocol, best_k=10.0), examples(10.0)))
-    assert "began with the rates 0.1, 0.3, as given" in parsed.text
+    assert "started with the rates 0.1 and 0.3, as given" in parsed.text
     slider = next(attributes for tag, attributes in parsed.tags if tag == "input")
     assert (slider["min"], slider["max"], slider["value"]) == ("-4", "4", "3.3219")
 
 
 def test_rows_of_a_table_are_shown_by_their_first_columns() -> None:
-    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
+    protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
     data = {**DATA, "pixels": None, "labels": [f"class {at}" for at in range(10)]}
     row = {f"column {at}": f"value {at}" for at in range(8)}
     about = {**ABOUT, "data": data}
@@ -468,11 +477,20 @@ def test_rows_of_a_table_are_shown_by_their_first_columns() -> None:
     assert "img" not in {tag for tag, _ in parsed.tags}
 
 
+def test_k_and_its_value_stay_on_one_line() -> None:
+    """With no-break spaces, but not in the command, which is to be copied."""
+    protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
+    about = {**ABOUT, "command": "pseudograd tune 'k = 1.csv'"}
+    html = page(about, protocol, made_up(protocol), None)
+    assert "k\xa0=\xa01/2 was selected, but k\xa0=\xa01 does as well</h1>" in html
+    assert "<pre>pseudograd tune &#39;k = 1.csv&#39;</pre>" in html
+
+
 def test_what_about_lacks_is_named() -> None:
     about = {**ABOUT, "data": {name: DATA[name] for name in DATA if name != "labels"}}
     del about["command"]
     with pytest.raises(ValueError, match=r"about must have command, data\['labels'\]"):
-        page(about, Protocol(TEMPLATE), {}, None)
+        page(about, Protocol(RECIPE), {}, None)
 
 
 # --- images ----------------------------------------------------------------------------------
@@ -504,7 +522,7 @@ def test_what_is_no_image_is_not_shown(shape: tuple[int, ...]) -> None:
 @pytest.fixture(scope="module")
 def hostile() -> str:
     """A page in which every text that comes from a user wants to be a script."""
-    protocol = Protocol(TEMPLATE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
+    protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
     data = {**DATA, "labels": [f"{HOSTILE}{at}" for at in range(10)], "pixels": None}
     for name in ("name", "target", "sha256"):
         data[name] = HOSTILE
@@ -653,7 +671,7 @@ def test_a_phone_has_nothing_to_scroll_sideways(
     browser: WebDriver, html: str, hostile: str, scheme: str, tmp_path: Path
 ) -> None:
     ks = tuple(2.0 ** (power / 2) for power in range(-8, 5))
-    protocol = Protocol(TEMPLATE, ks=ks, initial_rate=0.003, repetitions=1, retrainings=1)
+    protocol = Protocol(RECIPE, ks=ks, initial_rate=0.003, repetitions=1, retrainings=1)
     crowded = page(ABOUT, protocol, made_up(protocol), None)
     for content in (html, hostile, crowded):
         open_page(browser, tmp_path / "report.html", content, 390, scheme)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from paper.protocol import PaperProtocol
 from paper.rows import Experiment, Row, by_network, experiments, paper_rows, rows, select
 from pseudograd.fleet import MLPRecipe, Outcome, Trial
+from pseudograd.report.page import PAPER
 from pseudograd.search import DEEP_KS, SHALLOW_KS, Protocol
 
 
@@ -21,6 +23,13 @@ def test_the_papers_rows_are_all_there() -> None:
     assert {row.hidden_layers: row for row in printed}.keys() == {1, 3, 5}
     # Where the paper selects 1 it prints no figures, and only there.
     assert all((row.selected_k == 1) == (row.error_k1_pct is None) for row in printed)
+
+
+def test_the_papers_choices_on_a_users_page_are_those_of_its_tables() -> None:
+    found = {depth: Counter[float]() for depth in PAPER}
+    for row in rows():
+        found[row.hidden_layers][row.selected_k] += 1
+    assert found == PAPER
 
 
 def test_protocols_are_the_papers() -> None:

@@ -1,0 +1,91 @@
+"""Templates of this package, filled: text for the terminal, and pages that need no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from importlib import resources
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from pseudograd import words
+
+
+def fill(template: str, *, html: bool = False, **values: object) -> str:
+    """Fill a template; in HTML, values are escaped unless they are Markup."""
+    environment = Environment(
+        autoescape=html,
+        loader=FunctionLoader(_read),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # TODO(merge): the paper's page relies on it; better to use the filter there as here.
+        finalize=_unbroken_value if html else None,
+    )
+    environment.filters |= _FILTERS
+    return environment.get_template(template).render(values)
+
+
+def render(template: str, script: str | None = None, **values: object) -> str:
+    """Fill a page, which gets the style sheet and a policy that allows nothing from elsewhere.
+
+    Args:
+        template: The name of its file; it is given ``policy``, ``style`` and ``script``.
+        script: The name of its script's file, if it has one.
+        values: What else it is given, escaped unless it is Markup.
+
+    """
+    style, code = _read("page.css"), _read(script) if script else ""
+    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
+    if script:
+        policy += f"script-src {_hash(code)}; "
+    return fill(
+        template,
+        html=True,
+        policy=policy + "base-uri 'none'; form-action 'none'",
+        style=Markup(style),
+        script=Markup(code),
+        **values,
+    )
+
+
+def _unbroken(html: Markup) -> Markup:
+    """Keep "k = 1" on one line: with no-break spaces, in the text between tags."""
+
+    def joined(text: re.Match[str]) -> str:
+        return re.sub(r"\b([kp]) (=|&lt;) (?=\d)", "\\1\xa0\\2\xa0", text[0])
+
+    return Markup(re.sub(">[^<]+", joined, html))
+
+
+def _unbroken_value(value: object) -> object:
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return re.sub(r"\b([kp]) ([=<]) (?=\d)", "\\1\xa0\\2\xa0", value)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _read(name: str) -> str:
+    return resources.files("pseudograd.report").joinpath(name).read_text(encoding="utf-8")
+
+
+_FILTERS = {
+    name: getattr(words, name)
+    for name in (
+        "between", "counted", "duration", "fraction", "interval", "joined", "listed", "p_value",
+        "percent", "ratio", "shortened", "signed",
+    )
+} | {
+    "sentence": lambda text: type(text)(words.sentence(text)),  # Markup stays Markup
+    "quoted": lambda label: repr(str(label)),
+    "rate": lambda rate: f"{rate:.4g}",
+    "decimal": lambda value: words.mean_and_sd(value, math.nan, ".3f"),
+    "unbroken": _unbroken,
+    "probability": lambda p: f"{p:.2f}" if p >= 0.005 else "under 0.01",
+}  # fmt: skip

@@ -1,0 +1,152 @@
+"""What the test set says about the chosen k: numbers and choices, worded by the templates."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pseudograd.fleet import Outcome
+from pseudograd.search import Comparison, Difference, paired_difference
+
+_LEVEL = 0.05  # of the sign test; the intervals are 95% ones
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether k matters, by the interval over networks and the sign test over examples.
+
+    Attributes:
+        kind: "same" if k = 1 was chosen; "proof" if both tell the difference in test error from
+            chance, "hint" if one does, else "noise".
+        pairs: How many networks of each k were compared.
+        errors: The mean test error with the chosen k and with k = 1.
+        cross_entropies: The same for the cross-entropy.
+        error: The difference of the errors, its interval cut to [-1, 1]: Student's t knows no
+            bounds, and with two or three pairs it may reach far beyond.
+        by_networks: Whether that interval excludes 0.
+        opposed: Whether the sign test is significant in the other direction. It counts an example
+            once that several networks get wrong, so the two can disagree.
+        probabilities: Whether the cross-entropy says that the chosen k's are "better", "worse" or
+            not told apart ("noise"); empty for a single pair.
+
+    """
+
+    kind: str
+    pairs: int
+    errors: tuple[float, float]
+    cross_entropies: tuple[float, float]
+    error: Difference
+    by_networks: bool
+    opposed: bool
+    probabilities: str
+
+
+def verdict(comparison: Comparison) -> Verdict:
+    """Judge the chosen k against k = 1."""
+    groups = comparison.chosen, comparison.plain
+    errors, cross_entropies = (
+        tuple(statistics.fmean(getattr(outcome, name) for outcome in group) for group in groups)
+        for name in ("error", "cross_entropy")
+    )
+    by_networks = comparison.error.low > 0 or comparison.error.high < 0  # False if NaN
+    agreement = (comparison.worse_on - comparison.better_on) * comparison.error.mean
+    significant = comparison.sign_p < _LEVEL
+    kind = ("noise", "hint", "proof")[by_networks + (significant and agreement > 0)]
+    cross_entropy = comparison.cross_entropy
+    probabilities = "worse" if cross_entropy.low > 0 else "better" if cross_entropy.high < 0 else ""
+    if cross_entropy.low <= 0 <= cross_entropy.high:
+        probabilities = "noise"
+    return Verdict(
+        kind="same" if comparison.chosen == comparison.plain else kind,
+        pairs=len(comparison.chosen),
+        errors=(errors[0], errors[1]),
+        cross_entropies=(cross_entropies[0], cross_entropies[1]),
+        error=possible(comparison.error),
+        by_networks=by_networks,
+        opposed=significant and agreement < 0,
+        probabilities=probabilities,
+    )
+
+
+@dataclass(frozen=True)
+class OneLabel:
+    """What always predicting the most common label would get, beside what the networks get.
+
+    Attributes:
+        label: The most common label of the test set.
+        error: The test error of always predicting it.
+        no_better: "kept" if the saved network is no better than that, "mean" if the networks of the
+            chosen k are not on average, else empty.
+        only_right: The only label that the saved network ever gets right, if there is but one.
+        plain_no_better: Whether the networks of k = 1, unlike those of the chosen k, are no better.
+        untested: Labels that the test set has no example of.
+
+    """
+
+    label: object
+    error: float
+    no_better: str
+    only_right: tuple[object, ...]
+    plain_no_better: bool
+    untested: tuple[object, ...]
+
+
+def one_label(comparison: Comparison) -> OneLabel | None:
+    """Compare the networks with always predicting one label; None if test labels are unknown."""
+    classes = comparison.by_class
+    if not classes:
+        return None
+    common = max(classes, key=lambda one: one.count)
+    count = sum(one.count for one in classes)
+    missed = count - common.count
+    kept = sum(one.wrong for one in classes)
+    mean, plain_mean = map(_mean_wrong, (comparison.chosen, comparison.plain))
+    right = tuple(one.label for one in classes if one.wrong < one.count)
+    no_better = "kept" if kept >= missed else "mean" if mean >= missed else ""
+    return OneLabel(
+        label=common.label,
+        error=missed / count,
+        no_better=no_better if missed else "",
+        only_right=right if len(right) == 1 else (),
+        plain_no_better=mean < missed <= plain_mean,
+        untested=tuple(one.label for one in classes if not one.count),
+    )
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The final networks that were stopped by the limit of epochs: how many, of how many, where."""
+
+    count: int
+    total: int
+    epochs: int
+
+
+def unfinished(comparison: Comparison) -> Unfinished | None:
+    """Count the final networks that were still learning at the last epoch; None if none were."""
+    final = {*comparison.chosen, *comparison.plain}
+    cut = [outcome for outcome in final if outcome.stopped_by == "limit"]
+    return Unfinished(len(cut), len(final), cut[0].epochs) if cut else None
+
+
+def error_interval(errors: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% interval of a mean error by Student's t, within [0, 1]; None for one value.
+
+    >>> error_interval([0.1, 0.1])
+    (0.1, 0.1)
+    """
+    if len(errors) < 2:
+        return None
+    found = paired_difference(list(errors), [0.0] * len(errors))
+    return max(found.low, 0.0), min(found.high, 1.0)
+
+
+def possible(difference: Difference) -> Difference:
+    """Return a difference of two errors with its interval cut to [-1, 1]."""
+    low, high = max(difference.low, -1.0), min(difference.high, 1.0)  # NaN stays NaN
+    return Difference(difference.mean, low, high)
+
+
+def _mean_wrong(outcomes: Iterable[Outcome]) -> float:
+    return statistics.fmean(len(outcome.wrong or ()) for outcome in outcomes)
