@@ -243,7 +243,7 @@ def _status(experiment: Experiment, study: Study, pace: float | None) -> Status:
 
 def device_seconds(study: Study) -> float:
     """Return how long a study had a device to itself, or its share where several ran at once."""
-    return sum(one["seconds"] * one.get("share", 1.0) for one in study.sessions)
+    return float(sum(one["seconds"] * one.get("share", 1.0) for one in study.sessions))
 
 
 def _epochs(trials: Sequence[Trial], done: Sequence[Outcome]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_smoke_is_small() -> None:
         full, small = experiment.protocol(), experiment.smoke()
         assert isinstance(small.recipe, MLPRecipe)
         assert isinstance(full.recipe, MLPRecipe)
-        same = {"hidden_layer_sizes": (), "max_epochs": 1, "patience": 1}
+        same: dict[str, Any] = {"hidden_layer_sizes": (), "max_epochs": 1, "patience": 1}
         assert replace(small.recipe, **same) == replace(full.recipe, **same)
         assert max(small.recipe.hidden_layer_sizes) <= 44
         assert len(small.wanted({})) == 8
