@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import importlib.util
 import os
 import subprocess
@@ -17,8 +18,7 @@ NEEDS = {
     "triton": [
         "src/pseudograd/fleet/fused.py",
         "src/pseudograd/fleet/kernels.py",
-        "src/pseudograd/loss/kernels.py",
-        "src/pseudograd/loss/operators.py",
+        *sorted(glob.glob("src/pseudograd/loss/triton/*.py", root_dir=os.path.dirname(__file__))),
     ],
 }
 

@@ -36,10 +36,10 @@ if any(word.split("=")[-1] == "cpu" for word in sys.argv):  # workers inherit it
 from benchmarks.environment import RESULTS, environment, write
 from pseudograd.loss import (
     TunableCrossEntropyLoss,
-    operators,
     tunable_cross_entropy,
     tunable_linear_cross_entropy,
 )
+from pseudograd.loss.triton import launch, operators
 from pseudograd.rules import soft_tunable, tunable
 from pseudograd.rules.paper import cross_entropy, top_and_margin
 
@@ -167,7 +167,7 @@ class Bench:
 
     def of_shape(self, kernel: str, classes: int) -> Iterator[Check]:
         longest = classes if kernel == "tile" else 0
-        with mock.patch.object(operators, "LONGEST_TILE", longest):
+        with mock.patch.object(launch, "LONGEST_TILE", longest):
             yield from self.of_rule(kernel, classes)
             yield from self.of_equal_logits(kernel, classes)
             yield from self.of_reduction(kernel, classes)
@@ -505,7 +505,7 @@ class Bench:
         """Logits that are extreme or no numbers, wrong labels, wrong k, and what is ignored."""
         each_row = ("each row",)
         for classes, ks in ((20, (*each_row, "1", "0.5")), (1, each_row)):
-            with mock.patch.object(operators, "LONGEST_TILE", classes if kernel == "tile" else 0):
+            with mock.patch.object(launch, "LONGEST_TILE", classes if kernel == "tile" else 0):
                 for dtype, k, smoothing in product(operators_dtypes(), ks, (0.0, 0.1)):
                     rows, differ = self.corners(classes, dtype, k, smoothing)
                     text = "smoothed corners that differ" if smoothing else "corners that differ"
@@ -547,12 +547,12 @@ class Bench:
         label[-1], true[-1], true_value[-1] = IGNORED, 0, 0
 
         value, f, later = torch.empty_like(true_value), torch.empty_like(z), torch.empty_like(z)
-        case = operators.rows_of_loss(z, label, k, None, IGNORED, smoothing)
+        case = launch.rows_of_loss(z, label, k, None, IGNORED, smoothing)
         keeps = not smoothing or operators.keeps_numbers(case)
         found = operators.room_for_numbers(z) if keeps else None
-        operators.launch(case, None, f)
-        operators.launch(case, value, None, found=found)
-        operators.launch(case, None, later, grad=torch.ones_like(value), given=found)
+        launch.launch(case, None, f)
+        launch.launch(case, value, None, found=found)
+        launch.launch(case, None, later, grad=torch.ones_like(value), given=found)
         # In float32, where the difference of two logits can be infinite.
         value_is_right = torch.isclose(value.float(), true_value.float(), 1e-5, 1e-6, True)
         allowed = self.rounding(dtype, true) + 1e-5 * true.abs() + NEGLIGIBLE
@@ -574,7 +574,7 @@ class Bench:
     def of_rank(self, rank: int) -> Iterator[Check]:
         """What this one of them has of the loss and of its gradient, of long parts and of short."""
         rows, classes, width = (10, 43, 8) if self.small else (1000, 32001, 512)
-        with mock.patch.object(operators, "LONGEST_TILE", 0 if self.small else 8192):
+        with mock.patch.object(launch, "LONGEST_TILE", 0 if self.small else 8192):
             yield from self.of_part(rank, "row", rows, classes, width)
         yield from self.of_part(rank, "tile", rows, 43, width)
         hidden, _, label = self.last_layer(rows, width, classes)

@@ -30,7 +30,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import reference
 import test_transforms as transforms
 from pseudograd import tunable_cross_entropy
-from pseudograd.loss import functional, kernels, operators, tunable_linear_cross_entropy
+from pseudograd.loss import functional, tunable_linear_cross_entropy
+from pseudograd.loss.triton import eq5, launch, layout, operators
 from pseudograd.rules import tunable
 from pseudograd.rules.paper import GREATEST_K, LEAST_K
 from test_paper_rule import (
@@ -54,14 +55,14 @@ pytestmark = [
 @pytest.fixture(params=["one tile", "tiles", "row"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both kernels at any number of classes, with several blocks and with few programs."""
-    monkeypatch.setattr(operators, "FEW", 16384 if request.param == "one tile" else 0)
-    monkeypatch.setattr(operators, "SKIPPING", 2)
+    monkeypatch.setattr(launch, "FEW", 16384 if request.param == "one tile" else 0)
+    monkeypatch.setattr(launch, "SKIPPING", 2)
     if request.param == "row":
-        monkeypatch.setattr(operators, "LONGEST_TILE", 0)
-        monkeypatch.setattr(operators, "ROW_BLOCK", 64)
-    if request.param == "tiles" and operators.INTERPRETED:  # as for other releases of Triton
-        pieces = kernels._PIECES.value
-        monkeypatch.setattr(kernels, "_PIECES", type(kernels._PIECES)(1 - pieces))
+        monkeypatch.setattr(launch, "LONGEST_TILE", 0)
+        monkeypatch.setattr(launch, "ROW_BLOCK", 64)
+    if request.param == "tiles" and eq5.INTERPRETED:  # as for other releases of Triton
+        pieces = layout._PIECES.value
+        monkeypatch.setattr(layout, "_PIECES", type(layout._PIECES)(1 - pieces))
     chosen: str = request.param
     return chosen
 
@@ -432,12 +433,11 @@ def test_no_gradient_is_computed_in_vain(monkeypatch: pytest.MonkeyPatch) -> Non
     logits, target, _ = case(False, "none")
     computed: list[bool] = []
 
-    def launch(rows: Any, values: Any, out: Any, **settings: Any) -> None:
+    def recorded(rows: Any, values: Any, out: Any, **settings: Any) -> None:
         computed.append(out is not None)
-        true_launch(rows, values, out, **settings)
+        launch.launch(rows, values, out, **settings)
 
-    true_launch = operators.launch
-    monkeypatch.setattr(operators, "launch", launch)
+    monkeypatch.setattr(operators, "launch", recorded)
     for upstream in (1.0, 3.0, 3.0, 1.0, 1.0):
         value_and_gradient(logits, target, 0.5, upstream=upstream)
     assert computed == [True, True, True, True, False, True, False, True, True, True]
@@ -670,7 +670,7 @@ def test_without_a_working_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any) -> None:
         raise RuntimeError("no C compiler found")
 
-    monkeypatch.setattr(operators, "rescale", broken)
+    monkeypatch.setattr(launch, "rescale", broken)
     monkeypatch.setattr(torch, "ones", lambda size, device: torch.full((size,), 1.0))
     monkeypatch.setattr(functional, "_is_for_kernels", lambda input: True)
     functional._kernels_run.cache_clear()
@@ -920,7 +920,7 @@ def test_transforms_compiled(route: str, k: str) -> None:
 @pytest.mark.parametrize("route", [*transforms.DIRECT, *transforms.COMPILED])
 def test_transforms_of_long_rows(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which keep numbers for the backward pass."""
-    monkeypatch.setattr(operators, "LONGEST_TILE", 0)
+    monkeypatch.setattr(launch, "LONGEST_TILE", 0)
     logits, target = transforms.examples()
     k = transforms.K["k per example"]
     given = (by_kernel_summed, (target, k), logits)
@@ -1133,7 +1133,7 @@ class TestChoice:
             by_kernel(logits, logits.double().softmax(-1))
 
     def test_where_there_is_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(operators, "INTERPRETED", False)
+        monkeypatch.setattr(eq5, "INTERPRETED", False)
         with pytest.raises(ValueError, match="needs logits on a CUDA device, not on cpu"):
             by_kernel(torch.zeros(2, 3), torch.tensor([0, 1]))
 

@@ -108,7 +108,7 @@ def tunable_cross_entropy(
         )  # fmt: skip
         reduced = _reduced(value, example_weight.sum(), reduction)
     elif way == "triton" and is_eager():
-        from pseudograd.loss.operators import fused_cross_entropy
+        from pseudograd.loss.triton.operators import fused_cross_entropy
 
         if isinstance(k, Tensor) and holds_numbers(k):
             check_k(k)
@@ -272,7 +272,7 @@ def chosen_way(input: Tensor, target: Tensor, implementation: str) -> str:
 
 
 def _gpu_rows() -> Callable[..., Tensor]:
-    from pseudograd.loss.operators import gpu_rows
+    from pseudograd.loss.triton.operators import gpu_rows
 
     return gpu_rows
 
@@ -288,7 +288,7 @@ def _is_for_kernels(input: Tensor) -> bool:
 @functools.cache
 def _kernels_run() -> bool:
     """Whether Triton works here: it needs a C compiler, and a GPU that is not too old."""
-    from pseudograd.loss.operators import rescale
+    from pseudograd.loss.triton.launch import rescale
 
     one = torch.ones(1, device="cuda")
     try:
