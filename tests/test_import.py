@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "environment": {"__version__"},
     "loss": {"rules"},
     "data": {"files"},
-    "fleet": {"rules", "data", "files"},
+    "fleet": {"rules", "loss", "data", "files"},
     "search": {"rules", "data", "fleet", "files", "environment"},
     "estimator": {"rules", "data", "fleet", "search"},
     "reproduce": {"data", "fleet", "search", "files", "environment"},
