@@ -40,6 +40,7 @@ from pseudograd.loss import (
     tunable_linear_cross_entropy,
 )
 from pseudograd.loss.triton import launch, operators
+from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules import soft_tunable, tunable
 from pseudograd.rules.paper import cross_entropy, top_and_margin
 
@@ -129,9 +130,11 @@ def gradient(
     z: Tensor, target: Tensor, k: Any, upstream: float = 1.0, at_once: bool = True, **settings: Any
 ) -> Tensor:
     """Computed in the forward pass, where a reduction allows that, or left to the backward pass."""
-    operators.scaled_before().fill_(not at_once)
+    scaled = ScaledBefore()
+    scaled.flag().fill_(not at_once)
     leaf = z.detach().requires_grad_()
-    loss = tunable_cross_entropy(leaf, target, k, implementation="triton", **settings)
+    settings = {"implementation": "triton", "_scaled": scaled, **settings}
+    loss = tunable_cross_entropy(leaf, target, k, **settings)
     return torch.autograd.grad(loss, leaf, torch.full_like(loss, upstream))[0]
 
 
@@ -430,16 +433,15 @@ class Bench:
         if kernel == "tile":  # of others the gradient is left to the backward pass in any case
             kinds["smoothed labels"] = 0.1
         for text, smoothing in kinds.items():
-            operators.scaled_before().zero_()
+            criterion = TunableCrossEntropyLoss(
+                0.5, label_smoothing=smoothing, implementation="triton"
+            )
             wrong = 0
             for upstream in (1.0, 3.0, 3.0, 1.0, 1.0):
                 leaf = z.detach().requires_grad_()
-                loss = tunable_cross_entropy(
-                    leaf, label, 0.5, label_smoothing=smoothing, implementation="triton"
-                )
-                (upstream * loss).backward()
+                (upstream * criterion(leaf, label)).backward()
                 torch.cuda.synchronize()
-                wrong += operators.scaled_before().item() != (upstream != 1)
+                wrong += criterion._scaled.flag().item() != (upstream != 1)
             yield Check(f"{text}, scaled and not known to be", kernel, "float32", rows, classes,
                         "0.5", float(wrong), 0.0)  # fmt: skip
 

@@ -128,6 +128,8 @@ def main() -> None:
     pieces: dict[str, Any] = {"outer": 8, "inner": 2}
     compile_kernel(tile, "*fp16", vector=2, mean=False, given=None, **pieces, **several)
     compile_kernel(tile, "*fp16", vector=2, mean=False, **pieces, **several | later)
+    functional: dict[str, Any] = {"scaled": None, "given": None}  # without a module's memory
+    compile_kernel(tile, "*fp16", vector=2, mean=False, **pieces, **several | later | functional)
     alone = several | pieces | at_once | {"tile_rows": 1024, "reduced": True}
     compile_kernel(tile, "*bf16", vector=2, mean=True, parts=None, **alone)
     row: dict[str, Any] = {"special": "any", "skip": True}
@@ -139,6 +141,9 @@ def main() -> None:
         compile_kernel(soft_row, "*fp32", found=None, values=None, **long)
     compile_kernel(row_kernel, "*fp32", vector=1, lanes=8192, given=None, **row)
     compile_kernel(row_kernel, "*fp32", vector=4, lanes=2048, statistics=None, **row | later)
+    compile_kernel(
+        row_kernel, "*fp32", vector=4, lanes=2048, statistics=None, **row | later | functional
+    )
     split = row | later | training | {"statistics": None}
     compile_kernel(row_kernel, "*bf16", vector=8, lanes=1024, **split)
     compile_kernel(reduction.count_labels, options={"num_warps": 16}, block=8192)

@@ -38,6 +38,8 @@ from pseudograd.rules.paper import GREATEST_K, LEAST_K, Sensitivity, wide, worki
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from pseudograd.loss.triton.scaled import ScaledBefore
+
 _class_index_rows = rows_of(ClassIndex())
 _class_probability_rows = rows_of(ClassProbabilities())
 
@@ -53,6 +55,7 @@ def tunable_cross_entropy(
     *,
     implementation: str = "auto",
     process_group: ProcessGroup | None = None,
+    _scaled: ScaledBefore | None = None,
 ) -> Tensor:
     """Give the cross-entropy, with the paper's pseudo-gradient (Eq. 5) as its backward pass.
 
@@ -113,8 +116,9 @@ def tunable_cross_entropy(
         if isinstance(k, Tensor) and holds_numbers(k):
             check_k(k)
         reduced = fused_cross_entropy(
-            z, _target_of_rows(target), k, weight, ignore_index, reduction, label_smoothing, dtype
-        )
+            z, _target_of_rows(target), k, weight, ignore_index, reduction, label_smoothing, dtype,
+            _scaled,
+        )  # fmt: skip
     elif way == "numba":
         fused = _compiled_by_numba()
         assert fused is not None

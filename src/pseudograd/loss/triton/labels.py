@@ -71,7 +71,7 @@ def tile(
     ``found`` (rows, 3) receives what a later backward pass needs of each row, so that it need not
     sum again: the top, the share and the scale. That pass reads them from ``given``.
     """
-    if scaled is not None:  # noqa: SIM102 (the compiler would evaluate both conditions)
+    if skip or scaled is not None:  # noqa: SIM102 (the compiler would evaluate both conditions)
         if is_done(grad, scaled, skip):
             return
     first = tl.program_id(0).to(tl.int64) * tile_rows
@@ -170,7 +170,7 @@ def row(
     devices, ``statistics`` (4, rows) receives the numbers of this device's part of the row, and
     ``given`` has what follows from those of all parts.
     """
-    if scaled is not None:  # noqa: SIM102 (the compiler would evaluate both conditions)
+    if skip or scaled is not None:  # noqa: SIM102 (the compiler would evaluate both conditions)
         if is_done(grad, scaled, skip):
             return
     i = tl.program_id(0).to(tl.int64)

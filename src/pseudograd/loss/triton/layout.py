@@ -123,12 +123,13 @@ def sum_of_parts(parts):
 def is_done(grad, scaled, skip: tl.constexpr):
     """Return whether nothing is left to do: with ``skip``, if the upstream gradient is 1.
 
-    ``scaled`` receives whether it is not 1, for the next forward pass (see `scaled.ScaledBefore`).
-    That is host memory, slow to write, so it is written only on a change.
+    ``scaled``, if given, receives whether it is not 1, for the next forward pass (see
+    `scaled.ScaledBefore`). That is host memory, slow to write, so it is written only on a change.
     """
     is_1 = tl.load(grad).to(tl.float32) == 1.0
-    unexpected = is_1 != skip
-    tl.store(scaled, 1 if skip else 0, mask=unexpected & (tl.program_id(0) == 0))
+    if scaled is not None:
+        unexpected = is_1 != skip
+        tl.store(scaled, 1 if skip else 0, mask=unexpected & (tl.program_id(0) == 0))
     return is_1 & skip
 
 

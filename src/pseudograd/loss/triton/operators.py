@@ -13,13 +13,11 @@ Two routes lead to the kernels:
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pseudograd.loss.autograd import (
     final,
@@ -41,6 +39,7 @@ from pseudograd.loss.triton.launch import (
     rows_of_loss,
     sum_values,
 )
+from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.paper import Sensitivity
 
 
@@ -53,14 +52,16 @@ def fused_cross_entropy(
     reduction: str,
     label_smoothing: float,
     dtype: torch.dtype,
+    scaled: ScaledBefore | None = None,
 ) -> Tensor:
     """Return the loss of rows ``z`` (R, C): reduced in ``dtype``, or for each row in float64.
 
-    Targets are labels (R) or probabilities (R, C).
+    Targets are labels (R) or probabilities (R, C). With ``scaled``, a loss that was scaled before
+    leaves its gradient to the backward pass.
     """
     z = z if z.stride(1) == 1 else z.contiguous()  # here, so that autograd tracks the copy
     rows = rows_of_loss(z.detach(), target, k, weight, ignore_index, label_smoothing)
-    value: Tensor = _Fused.apply(z, rows, reduction, dtype, torch.is_grad_enabled())
+    value: Tensor = _Fused.apply(z, rows, reduction, dtype, torch.is_grad_enabled(), scaled)
     return value
 
 
@@ -70,20 +71,6 @@ def always_left(rows: Rows) -> bool:
     Long rows of soft targets do not stay on the chip: they take as many passes in either.
     """
     return rows.soft and rows.long
-
-
-@functools.cache
-def scaled_before() -> Tensor:
-    """Tell whether the last loss was multiplied, so that the gradient from above was not 1.
-
-    Then it most likely will not be 1 again, and a gradient that the forward pass computed would be
-    of no use. A kernel finds it out, too late for this step but in time for another: this number
-    is in memory of the processor that the GPU can write to, so that no one waits. There is one for
-    all losses of a process. It has a say in when gradients are computed, and none in what they are.
-    """
-    with _disable_current_modes():  # or a fake tensor might stay for good
-        pinned = torch.cuda.is_available()
-        return torch.zeros((), dtype=torch.int32, device="cpu", pin_memory=pinned)
 
 
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
@@ -103,7 +90,13 @@ def is_watched() -> bool:
 class _Fused(Function):
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, rows: Rows, reduction: str, dtype: torch.dtype, training: bool
+        ctx: Any,
+        z: Tensor,
+        rows: Rows,
+        reduction: str,
+        dtype: torch.dtype,
+        training: bool,
+        scaled: ScaledBefore | None,
     ) -> Tensor:
         empty = rows.z.new_empty
         parts = gradient = found = None
@@ -113,7 +106,8 @@ class _Fused(Function):
         # reduction, else if the loss is scaled. Short rows are sooner summed again.
         later = reduction == "none" or rows.long
         at_once = training and not always_left(rows)
-        at_once = at_once and (is_watched() or not scaled_before().item())
+        if at_once and scaled is not None and not is_watched():
+            at_once = not scaled.flag().item()
         if training and later and keeps_numbers(rows):
             found = room_for_numbers(z)
         # One guard for all launches: it costs more than a launch should.
@@ -135,6 +129,7 @@ class _Fused(Function):
         ctx.save_for_backward(z, rows.target, rows.ks, rows.weight, parts, gradient, found)
         ctx.settings = rows.k, rows.ignore_index, rows.smoothing
         ctx.mean = mean and parts is None
+        ctx.scaled = scaled
         return value
 
     @staticmethod
@@ -148,15 +143,15 @@ class _Fused(Function):
         reuse = once and gradient is not None
         out = gradient if reuse else z.new_empty(z.shape)
         grad = None if several else grads[0]
-        scaled = None if always_left(rows) or grads[0].dim() or not once else scaled_before()
+        tells = ctx.scaled is not None and once and not grads[0].dim() and not always_left(rows)
         with torch.cuda.device_of(z):
             launch(
-                rows, None, out, mean=ctx.mean, parts=parts, grad=grad, scaled=scaled, skip=reuse,
-                given=found,
+                rows, None, out, mean=ctx.mean, parts=parts, grad=grad,
+                scaled=ctx.scaled.flag() if tells else None, skip=reuse, given=found,
             )  # fmt: skip
         if several:
             out = times_each(out, grads[0])
-        return final(out, z), None, None, None, None
+        return final(out, z), *[None] * 5
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:

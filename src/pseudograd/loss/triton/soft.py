@@ -160,7 +160,7 @@ def soft_tile(
     vector: tl.constexpr, tile_rows: tl.constexpr, outer: tl.constexpr, inner: tl.constexpr,
 ):  # fmt: skip
     """Compute the values and pseudo-gradients of short rows; arguments are as in `labels.tile`."""
-    if scaled is not None:  # noqa: SIM102 (the compiler would evaluate both conditions)
+    if skip or scaled is not None:  # noqa: SIM102 (the compiler would evaluate both conditions)
         if is_done(grad, scaled, skip):
             return
     first = tl.program_id(0).to(tl.int64) * tile_rows
