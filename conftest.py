@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 NEEDS = {
-    "numba": ["src/pseudograd/loss/cpu.py"],
+    "numba": [f"src/pseudograd/loss/{name}.py" for name in ("cpu", "cpu_soft", "numba_tools")],
     "ray": ["src/pseudograd/search/cluster.py"],
     "triton": [
         "src/pseudograd/fleet/fused.py",
