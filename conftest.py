@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import importlib.util
 import os
 import subprocess
@@ -12,13 +13,12 @@ from typing import Any
 import pytest
 
 NEEDS = {
-    "numba": ["src/pseudograd/loss/cpu.py"],
+    "numba": [f"src/pseudograd/loss/{name}.py" for name in ("cpu", "cpu_soft", "numba_tools")],
     "ray": ["src/pseudograd/search/cluster.py"],
     "triton": [
         "src/pseudograd/fleet/fused.py",
         "src/pseudograd/fleet/kernels.py",
-        "src/pseudograd/loss/kernels.py",
-        "src/pseudograd/loss/operators.py",
+        *sorted(glob.glob("src/pseudograd/loss/triton/*.py", root_dir=os.path.dirname(__file__))),
     ],
 }
 

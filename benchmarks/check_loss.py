@@ -36,10 +36,11 @@ if any(word.split("=")[-1] == "cpu" for word in sys.argv):  # workers inherit it
 from benchmarks.environment import RESULTS, environment, write
 from pseudograd.loss import (
     TunableCrossEntropyLoss,
-    operators,
     tunable_cross_entropy,
     tunable_linear_cross_entropy,
 )
+from pseudograd.loss.triton import launch, operators
+from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules import soft_tunable, tunable
 from pseudograd.rules.paper import cross_entropy, top_and_margin
 
@@ -129,9 +130,11 @@ def gradient(
     z: Tensor, target: Tensor, k: Any, upstream: float = 1.0, at_once: bool = True, **settings: Any
 ) -> Tensor:
     """Computed in the forward pass, where a reduction allows that, or left to the backward pass."""
-    operators.scaled_before().fill_(not at_once)
+    scaled = ScaledBefore()
+    scaled.flag().fill_(not at_once)
     leaf = z.detach().requires_grad_()
-    loss = tunable_cross_entropy(leaf, target, k, implementation="triton", **settings)
+    settings = {"implementation": "triton", "_scaled": scaled, **settings}
+    loss = tunable_cross_entropy(leaf, target, k, **settings)
     return torch.autograd.grad(loss, leaf, torch.full_like(loss, upstream))[0]
 
 
@@ -167,7 +170,7 @@ class Bench:
 
     def of_shape(self, kernel: str, classes: int) -> Iterator[Check]:
         longest = classes if kernel == "tile" else 0
-        with mock.patch.object(operators, "LONGEST_TILE", longest):
+        with mock.patch.object(launch, "LONGEST_TILE", longest):
             yield from self.of_rule(kernel, classes)
             yield from self.of_equal_logits(kernel, classes)
             yield from self.of_reduction(kernel, classes)
@@ -430,16 +433,15 @@ class Bench:
         if kernel == "tile":  # of others the gradient is left to the backward pass in any case
             kinds["smoothed labels"] = 0.1
         for text, smoothing in kinds.items():
-            operators.scaled_before().zero_()
+            criterion = TunableCrossEntropyLoss(
+                0.5, label_smoothing=smoothing, implementation="triton"
+            )
             wrong = 0
             for upstream in (1.0, 3.0, 3.0, 1.0, 1.0):
                 leaf = z.detach().requires_grad_()
-                loss = tunable_cross_entropy(
-                    leaf, label, 0.5, label_smoothing=smoothing, implementation="triton"
-                )
-                (upstream * loss).backward()
+                (upstream * criterion(leaf, label)).backward()
                 torch.cuda.synchronize()
-                wrong += operators.scaled_before().item() != (upstream != 1)
+                wrong += criterion._scaled.flag().item() != (upstream != 1)
             yield Check(f"{text}, scaled and not known to be", kernel, "float32", rows, classes,
                         "0.5", float(wrong), 0.0)  # fmt: skip
 
@@ -505,7 +507,7 @@ class Bench:
         """Logits that are extreme or no numbers, wrong labels, wrong k, and what is ignored."""
         each_row = ("each row",)
         for classes, ks in ((20, (*each_row, "1", "0.5")), (1, each_row)):
-            with mock.patch.object(operators, "LONGEST_TILE", classes if kernel == "tile" else 0):
+            with mock.patch.object(launch, "LONGEST_TILE", classes if kernel == "tile" else 0):
                 for dtype, k, smoothing in product(operators_dtypes(), ks, (0.0, 0.1)):
                     rows, differ = self.corners(classes, dtype, k, smoothing)
                     text = "smoothed corners that differ" if smoothing else "corners that differ"
@@ -547,12 +549,12 @@ class Bench:
         label[-1], true[-1], true_value[-1] = IGNORED, 0, 0
 
         value, f, later = torch.empty_like(true_value), torch.empty_like(z), torch.empty_like(z)
-        case = operators.rows_of_loss(z, label, k, None, IGNORED, smoothing)
+        case = launch.rows_of_loss(z, label, k, None, IGNORED, smoothing)
         keeps = not smoothing or operators.keeps_numbers(case)
         found = operators.room_for_numbers(z) if keeps else None
-        operators.launch(case, None, f)
-        operators.launch(case, value, None, found=found)
-        operators.launch(case, None, later, grad=torch.ones_like(value), given=found)
+        launch.launch(case, None, f)
+        launch.launch(case, value, None, found=found)
+        launch.launch(case, None, later, grad=torch.ones_like(value), given=found)
         # In float32, where the difference of two logits can be infinite.
         value_is_right = torch.isclose(value.float(), true_value.float(), 1e-5, 1e-6, True)
         allowed = self.rounding(dtype, true) + 1e-5 * true.abs() + NEGLIGIBLE
@@ -574,7 +576,7 @@ class Bench:
     def of_rank(self, rank: int) -> Iterator[Check]:
         """What this one of them has of the loss and of its gradient, of long parts and of short."""
         rows, classes, width = (10, 43, 8) if self.small else (1000, 32001, 512)
-        with mock.patch.object(operators, "LONGEST_TILE", 0 if self.small else 8192):
+        with mock.patch.object(launch, "LONGEST_TILE", 0 if self.small else 8192):
             yield from self.of_part(rank, "row", rows, classes, width)
         yield from self.of_part(rank, "tile", rows, 43, width)
         hidden, _, label = self.last_layer(rows, width, classes)

@@ -3,7 +3,7 @@
     python -m benchmarks.sweep_loss --only 32000
 
 Times the kernel that computes values and gradients (without its launch from Python), for settings
-around those in `pseudograd.loss.operators`, best first. With what it shows, change them there.
+around those in `pseudograd.loss.triton.launch`, best first. With what it shows, change them there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from unittest import mock
 
 import torch
 
-from pseudograd.loss import operators, tunable_cross_entropy
-from pseudograd.loss.operators import Rows
+from pseudograd.loss import tunable_cross_entropy
+from pseudograd.loss.triton import launch
+from pseudograd.loss.triton.launch import Rows
 
 ROWS = (
     (torch.bfloat16, 8192, 131072),
@@ -78,10 +79,10 @@ def measure(
         name = setting.pop("name")
         with ExitStack() as stack:
             for key, value in setting.items():
-                stack.enter_context(mock.patch.object(operators, key, value))
-            values = rows.z.new_empty(operators.programs(rows), dtype=torch.float64)
-            parts = operators.count_labels(rows)
-            run = partial(operators.launch, rows, values, out, reduced=True, parts=parts)
+                stack.enter_context(mock.patch.object(launch, key, value))
+            values = rows.z.new_empty(launch.programs(rows), dtype=torch.float64)
+            parts = launch.count_labels(rows)
+            run = partial(launch.launch, rows, values, out, reduced=True, parts=parts)
             try:
                 yield milliseconds(run, cache), name
             except Exception as error:
@@ -93,14 +94,14 @@ def overheads(cache: torch.Tensor) -> None:
     for dtype, count, classes in (ROWS[0], TILES[0], TILES[-2]):
         z = torch.randn(count, classes, device="cuda").to(dtype)
         target = torch.randint(classes, (count,), device="cuda")
-        rows = operators.rows_of_loss(z, target, 0.5)
+        rows = launch.rows_of_loss(z, target, 0.5)
         out, one = torch.empty_like(z), torch.ones((), device="cuda")
-        values = z.new_empty(operators.programs(rows), dtype=torch.float64)
-        parts = operators.count_labels(rows)
-        again = partial(operators.launch, rows, None, out, parts=parts, grad=one, skip=True)
+        values = z.new_empty(launch.programs(rows), dtype=torch.float64)
+        parts = launch.count_labels(rows)
+        again = partial(launch.launch, rows, None, out, parts=parts, grad=one, skip=True)
         nothing = milliseconds(again, cache)
-        sums = milliseconds(partial(operators.sum_values, values, parts, z.new_empty(())), cache)
-        counting = milliseconds(partial(operators.count_labels, rows), cache)
+        sums = milliseconds(partial(launch.sum_values, values, parts, z.new_empty(())), cache)
+        counting = milliseconds(partial(launch.count_labels, rows), cache)
         print(f"{count}x{classes}: nothing to do {nothing * 1e3:.1f}, sum {sums * 1e3:.1f}, count "
               f"{counting * 1e3:.1f} microseconds")  # fmt: skip
     small = torch.randn(64, 10, device="cuda", requires_grad=True)
@@ -127,8 +128,8 @@ def main() -> None:
             continue
         z = torch.randn(count, classes, device="cuda").to(dtype)
         target = torch.randint(classes, (count,), device="cuda")
-        rows = operators.rows_of_loss(z, target, k)
-        tiled = classes <= operators.LONGEST_TILE
+        rows = launch.rows_of_loss(z, target, k)
+        tiled = classes <= launch.LONGEST_TILE
         settings = tile_settings(classes) if tiled else row_settings()
         out = torch.empty_like(z)
         copied = milliseconds(partial(out.copy_, z), cache)

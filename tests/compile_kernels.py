@@ -67,13 +67,16 @@ def looked_into(compiled: Any, option: str) -> str:
 
 
 def main() -> None:
-    from pseudograd.loss import kernels
-    from pseudograd.loss.operators import (
+    from pseudograd.loss.triton import reduction
+    from pseudograd.loss.triton.labels import row as row_kernel
+    from pseudograd.loss.triton.labels import tile
+    from pseudograd.loss.triton.launch import (
         ROW_REGISTERS,
         SOFT_ROW_REGISTERS,
         SOFT_TILE_REGISTERS,
         TILE_REGISTERS,
     )
+    from pseudograd.loss.triton.soft import soft_row, soft_tile
 
     on_chip = {"num_warps": 1, "maxnreg": TILE_REGISTERS}
     in_turns = {"num_warps": 16, "maxnreg": ROW_REGISTERS}
@@ -85,36 +88,36 @@ def main() -> None:
         given = training if special == "any" else training | {"ks": None}
         shape = {"vector": 8, "tile_rows": 1, "outer": 4, "inner": 256}
         code = compile_kernel(
-            kernels.tile, "*bf16", on_chip, special=special, **shape, **once, **given
+            tile, "*bf16", on_chip, special=special, **shape, **once, **given
         ).asm["ptx"]
         assert "ld.global.v4" in code, "logits are loaded 16 bytes at a time"
         assert "st.global.v4" in code
         shape = {"vector": 4, "tile_rows": 8, "outer": 8, "inner": 16}
         rows_of_100 = compile_kernel(
-            kernels.tile, "*bf16", on_chip, special=special, **shape, **once, **given
+            tile, "*bf16", on_chip, special=special, **shape, **once, **given
         )
         count = instructions(rows_of_100)
         assert 500 < count < 1600, f"{count}: few threads share a row, which computes its numbers"
         code = compile_kernel(
-            kernels.row, "*bf16", in_turns, special=special, vector=8, lanes=1024, **whole, **given
+            row_kernel, "*bf16", in_turns, special=special, vector=8, lanes=1024, **whole, **given
         ).asm["ptx"]
         assert code.count("v4.b32") >= 6, "in both passes"
         targets: dict[str, Any] = {"probabilities": True, "smoothing": None, "special": special}
         soft = given | targets
         shape = {"vector": 4, "tile_rows": 8, "outer": 4, "inner": 32, "reduced": True}
         options = {"num_warps": 2, "enable_fp_fusion": False}
-        rows_of_100 = compile_kernel(kernels.soft_tile, "*bf16", options, **shape, **soft)
+        rows_of_100 = compile_kernel(soft_tile, "*bf16", options, **shape, **soft)
         count = instructions(rows_of_100)
         assert 300 < count < 1300, f"{count}: as above, and sides are no bits of their own"
         if special != "any":  # which is faster with some spilled, as more programs are at work
             whole_row: dict[str, Any] = {"tile_rows": 1, "outer": 1, "reduced": True, **soft}
             options = options | {"num_warps": 1, "maxnreg": TILE_REGISTERS}
-            compile_kernel(kernels.soft_tile, "*bf16", options, vector=8, inner=1024, **whole_row)
+            compile_kernel(soft_tile, "*bf16", options, vector=8, inner=1024, **whole_row)
             options = options | {"num_warps": 4, "maxnreg": SOFT_TILE_REGISTERS}
-            compile_kernel(kernels.soft_tile, "*bf16", options, vector=8, inner=4096, **whole_row)
+            compile_kernel(soft_tile, "*bf16", options, vector=8, inner=4096, **whole_row)
             options = {"num_warps": 16, "maxnreg": SOFT_ROW_REGISTERS}
             backward = targets | {"found": None, "values": None, "ks": None}
-            compile_kernel(kernels.soft_row, "*bf16", options, vector=8, lanes=1024, **backward)
+            compile_kernel(soft_row, "*bf16", options, vector=8, lanes=1024, **backward)
     several: dict[str, Any] = {
         "special": "any",
         "reduced": False,
@@ -123,24 +126,29 @@ def main() -> None:
     }
     later: dict[str, Any] = {"weight": None, "parts": None, "values": None, "found": None}
     pieces: dict[str, Any] = {"outer": 8, "inner": 2}
-    compile_kernel(kernels.tile, "*fp16", vector=2, mean=False, given=None, **pieces, **several)
-    compile_kernel(kernels.tile, "*fp16", vector=2, mean=False, **pieces, **several | later)
+    compile_kernel(tile, "*fp16", vector=2, mean=False, given=None, **pieces, **several)
+    compile_kernel(tile, "*fp16", vector=2, mean=False, **pieces, **several | later)
+    functional: dict[str, Any] = {"scaled": None, "given": None}  # without a module's memory
+    compile_kernel(tile, "*fp16", vector=2, mean=False, **pieces, **several | later | functional)
     alone = several | pieces | at_once | {"tile_rows": 1024, "reduced": True}
-    compile_kernel(kernels.tile, "*bf16", vector=2, mean=True, parts=None, **alone)
+    compile_kernel(tile, "*bf16", vector=2, mean=True, parts=None, **alone)
     row: dict[str, Any] = {"special": "any", "skip": True}
     for probabilities in (False, True):
         soft = {"probabilities": probabilities}
-        compile_kernel(kernels.soft_tile, "*fp32", vector=1, **pieces, **several, **soft)
+        compile_kernel(soft_tile, "*fp32", vector=1, **pieces, **several, **soft)
         long: dict[str, Any] = {"special": "any", "lanes": 128, "vector": 8, **soft}
-        compile_kernel(kernels.soft_row, "*fp32", given=None, **long)
-        compile_kernel(kernels.soft_row, "*fp32", found=None, values=None, **long)
-    compile_kernel(kernels.row, "*fp32", vector=1, lanes=8192, given=None, **row)
-    compile_kernel(kernels.row, "*fp32", vector=4, lanes=2048, statistics=None, **row | later)
+        compile_kernel(soft_row, "*fp32", given=None, **long)
+        compile_kernel(soft_row, "*fp32", found=None, values=None, **long)
+    compile_kernel(row_kernel, "*fp32", vector=1, lanes=8192, given=None, **row)
+    compile_kernel(row_kernel, "*fp32", vector=4, lanes=2048, statistics=None, **row | later)
+    compile_kernel(
+        row_kernel, "*fp32", vector=4, lanes=2048, statistics=None, **row | later | functional
+    )
     split = row | later | training | {"statistics": None}
-    compile_kernel(kernels.row, "*bf16", vector=8, lanes=1024, **split)
-    compile_kernel(kernels.count_labels, options={"num_warps": 16}, block=8192)
-    compile_kernel(kernels.sum_values, "*fp32", block=1024)
-    compile_kernel(kernels.rescale, block=1024)
+    compile_kernel(row_kernel, "*bf16", vector=8, lanes=1024, **split)
+    compile_kernel(reduction.count_labels, options={"num_warps": 16}, block=8192)
+    compile_kernel(reduction.sum_values, "*fp32", block=1024)
+    compile_kernel(reduction.rescale, block=1024)
 
 
 if __name__ == "__main__":

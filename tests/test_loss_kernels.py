@@ -6,10 +6,12 @@ On a GPU if there is one; else in Triton's interpreter, on the CPU, and so with 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import math
 import os
+import pickle
 import subprocess
 import sys
 from functools import partial
@@ -29,8 +31,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import reference
 import test_transforms as transforms
-from pseudograd import tunable_cross_entropy
-from pseudograd.loss import functional, kernels, operators, tunable_linear_cross_entropy
+from pseudograd import TunableCrossEntropyLoss, tunable_cross_entropy
+from pseudograd.loss import functional, tunable_linear_cross_entropy
+from pseudograd.loss.triton import eq5, launch, layout, operators
+from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules import tunable
 from pseudograd.rules.paper import GREATEST_K, LEAST_K
 from test_paper_rule import (
@@ -54,21 +58,16 @@ pytestmark = [
 @pytest.fixture(params=["one tile", "tiles", "row"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both kernels at any number of classes, with several blocks and with few programs."""
-    monkeypatch.setattr(operators, "FEW", 16384 if request.param == "one tile" else 0)
-    monkeypatch.setattr(operators, "SKIPPING", 2)
+    monkeypatch.setattr(launch, "FEW", 16384 if request.param == "one tile" else 0)
+    monkeypatch.setattr(launch, "SKIPPING", 2)
     if request.param == "row":
-        monkeypatch.setattr(operators, "LONGEST_TILE", 0)
-        monkeypatch.setattr(operators, "ROW_BLOCK", 64)
-    if request.param == "tiles" and operators.INTERPRETED:  # as for other releases of Triton
-        pieces = kernels._PIECES.value
-        monkeypatch.setattr(kernels, "_PIECES", type(kernels._PIECES)(1 - pieces))
+        monkeypatch.setattr(launch, "LONGEST_TILE", 0)
+        monkeypatch.setattr(launch, "ROW_BLOCK", 64)
+    if request.param == "tiles" and eq5.INTERPRETED:  # as for other releases of Triton
+        pieces = layout._PIECES.value
+        monkeypatch.setattr(layout, "_PIECES", type(layout._PIECES)(1 - pieces))
     chosen: str = request.param
     return chosen
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_scaled_before() -> None:
-    operators.scaled_before().zero_()
 
 
 both_kernels = pytest.mark.usefixtures("kernel")
@@ -396,10 +395,11 @@ def test_no_mean_of_smoothed_labels_without_weight(implementation: str) -> None:
 
 def test_a_fake_tensor_does_not_stay() -> None:
     logits, target, _ = case(False, "none")
-    operators.scaled_before.cache_clear()
+    scaled = ScaledBefore()
     with FakeTensorMode(), contextlib.suppress(Exception):  # there is nothing to compute
-        by_kernel(torch.zeros(2, 3, requires_grad=True), torch.zeros(2, dtype=torch.long), 0.5)
-    _, f = value_and_gradient(logits, target, 0.5, reduction="sum")
+        zeros = torch.zeros(2, 3, requires_grad=True)
+        by_kernel(zeros, torch.zeros(2, dtype=torch.long), 0.5, _scaled=scaled)
+    _, f = value_and_gradient(logits, target, 0.5, reduction="sum", _scaled=scaled)
     torch.testing.assert_close(f.double(), expected_of(logits, target), rtol=FLOAT32, atol=1e-7)
 
 
@@ -412,45 +412,91 @@ SOFT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", SOFT)
 def test_when_a_gradient_is_computed_makes_no_difference(kernel: str, kind: str) -> None:
-    """In the forward pass, or, since a loss before it was scaled, in the backward pass."""
+    """In the forward pass, or, since the loss was scaled before, in the backward pass."""
     logits, target, weight = case(True, "some")
     settings = {"weight": weight, "target": target, **SOFT[kind]}
     for k, upstream in itertools.product((0.5, 1.0, 2.0, 3.0), (1.0, 1.75)):
         results = []
-        for scaled in (False, True):
-            operators.scaled_before().fill_(scaled)
-            results.append(value_and_gradient(logits, k=k, upstream=upstream, **settings))
+        results.append(value_and_gradient(logits, k=k, upstream=upstream, **settings))
+        for before in (False, True):
+            scaled = ScaledBefore()
+            scaled.flag().fill_(before)
+            results.append(
+                value_and_gradient(logits, k=k, upstream=upstream, _scaled=scaled, **settings)
+            )
             always_left = kernel == "row" and kind != "labels"
-            told = scaled if always_left else upstream != 1
-            assert bool(operators.scaled_before()) == told, "it is told for the next"
-        for at_once, later in zip(*results, strict=True):
-            torch.testing.assert_close(later, at_once, rtol=0, atol=0, equal_nan=True)
+            told = before if always_left else upstream != 1
+            assert bool(scaled.flag()) == told, "for the next step"
+        for at_once, *others in zip(*results, strict=True):
+            for other in others:
+                torch.testing.assert_close(other, at_once, rtol=0, atol=0, equal_nan=True)
 
 
-def test_no_gradient_is_computed_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a loss that is scaled, it is left to the backward pass from the second step on."""
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each launch computes gradients."""
+    launches: list[bool] = []
+
+    def recorded(rows: Any, values: Any, out: Any, **settings: Any) -> None:
+        launches.append(out is not None)
+        launch.launch(rows, values, out, **settings)
+
+    monkeypatch.setattr(operators, "launch", recorded)
+    return launches
+
+
+def step(loss: Any, upstream: float = 1.0, **settings: Any) -> None:
     logits, target, _ = case(False, "none")
-    computed: list[bool] = []
+    leaf = leaf_of(logits)
+    (upstream * loss(leaf, target.to(DEVICE))).backward(**settings)
 
-    def launch(rows: Any, values: Any, out: Any, **settings: Any) -> None:
-        computed.append(out is not None)
-        true_launch(rows, values, out, **settings)
 
-    true_launch = operators.launch
-    monkeypatch.setattr(operators, "launch", launch)
+def test_no_gradient_is_computed_in_vain(computed: list[bool]) -> None:
+    """A module whose loss is scaled leaves it to the backward pass from the second step on."""
+    loss = TunableCrossEntropyLoss(0.5, implementation="triton")
     for upstream in (1.0, 3.0, 3.0, 1.0, 1.0):
-        value_and_gradient(logits, target, 0.5, upstream=upstream)
+        step(loss, upstream)
     assert computed == [True, True, True, True, False, True, False, True, True, True]
     with mock.patch("torch.are_deterministic_algorithms_enabled", return_value=True):
-        operators.scaled_before().fill_(1)
+        loss._scaled.flag().fill_(1)
         del computed[:]
-        value_and_gradient(logits, target, 0.5, upstream=3.0)
+        step(loss, 3.0)
         assert computed == [True, True], "as it always was"
-    operators.scaled_before().zero_()
+    loss._scaled.flag().zero_()
     # A graph that is kept says nothing of the next step.
-    leaf = leaf_of(logits)
-    (3 * by_kernel(leaf, target.to(DEVICE), 0.5)).backward(retain_graph=True)
-    assert not operators.scaled_before()
+    step(loss, 3.0, retain_graph=True)
+    assert not loss._scaled.flag()
+
+
+def test_a_scaled_loss_changes_no_other(computed: list[bool]) -> None:
+    scaled, other = (TunableCrossEntropyLoss(0.5, implementation="triton") for _ in range(2))
+    for _ in range(2):
+        step(scaled, 3.0)
+    del computed[:]
+    step(other)
+    step(by_kernel, 3.0)
+    step(by_kernel, 3.0)
+    step(copy.deepcopy(scaled))
+    step(pickle.loads(pickle.dumps(scaled)))
+    assert computed == [True] * 10
+    step(scaled)
+    assert computed[10:] == [False, True]
+    assert not scaled.state_dict()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("upstream", [1.0, 2.0])
+def test_a_gradient_is_computed_again_only_if_scaled(
+    kernel: str, upstream: float, smoothing: float, scaled: bool
+) -> None:
+    logits, target, _ = case(False, "none")
+    rows = launch.rows_of_loss(logits.to(DEVICE), target.to(DEVICE), 0.5, smoothing=smoothing)
+    out, grad = torch.full_like(rows.z, 7.0), torch.tensor(upstream, device=DEVICE)
+    flag = ScaledBefore().flag() if scaled else None
+    launch.launch(rows, None, out, grad=grad, scaled=flag, skip=True)
+    left = upstream == 1 and not operators.always_left(rows)
+    assert bool((out == 7).all()) == left
 
 
 def test_checkpoints() -> None:
@@ -670,7 +716,7 @@ def test_without_a_working_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any) -> None:
         raise RuntimeError("no C compiler found")
 
-    monkeypatch.setattr(operators, "rescale", broken)
+    monkeypatch.setattr(launch, "rescale", broken)
     monkeypatch.setattr(torch, "ones", lambda size, device: torch.full((size,), 1.0))
     monkeypatch.setattr(functional, "_is_for_kernels", lambda input: True)
     functional._kernels_run.cache_clear()
@@ -810,8 +856,8 @@ def test_inputs_are_never_written_to(smoothing: float) -> None:
     leaf = inputs[0].detach().requires_grad_()  # the same memory
     value = by_kernel(leaf, inputs[1], inputs[2], inputs[3], label_smoothing=smoothing)
     value.backward(torch.tensor(0.5, device=DEVICE))
-    for tensor, copy in zip(inputs, before, strict=True):
-        torch.testing.assert_close(tensor, copy, rtol=0, atol=0, equal_nan=True)
+    for tensor, original in zip(inputs, before, strict=True):
+        torch.testing.assert_close(tensor, original, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -920,7 +966,7 @@ def test_transforms_compiled(route: str, k: str) -> None:
 @pytest.mark.parametrize("route", [*transforms.DIRECT, *transforms.COMPILED])
 def test_transforms_of_long_rows(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which keep numbers for the backward pass."""
-    monkeypatch.setattr(operators, "LONGEST_TILE", 0)
+    monkeypatch.setattr(launch, "LONGEST_TILE", 0)
     logits, target = transforms.examples()
     k = transforms.K["k per example"]
     given = (by_kernel_summed, (target, k), logits)
@@ -1133,7 +1179,7 @@ class TestChoice:
             by_kernel(logits, logits.double().softmax(-1))
 
     def test_where_there_is_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(operators, "INTERPRETED", False)
+        monkeypatch.setattr(eq5, "INTERPRETED", False)
         with pytest.raises(ValueError, match="needs logits on a CUDA device, not on cpu"):
             by_kernel(torch.zeros(2, 3), torch.tensor([0, 1]))
 

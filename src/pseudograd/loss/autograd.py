@@ -302,7 +302,7 @@ def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tenso
 
 def _of_name(name: str) -> RowLoss:
     if name.startswith("kernels"):
-        from pseudograd.loss.operators import OnGpu
+        from pseudograd.loss.triton.operators import OnGpu
 
         return OnGpu(float(name.rpartition(" ")[2]))
     return ClassIndex() if name == "class indices" else ClassProbabilities()

@@ -235,7 +235,7 @@ def check_for_triton(input: Tensor, target: Tensor) -> None:
     if (dtype := dtype_without_kernel(input, target)) is not None:
         raise ValueError(f"implementation 'triton' has no kernel for {dtype}; use 'auto'")
     try:
-        from pseudograd.loss.operators import INTERPRETED
+        from pseudograd.loss.triton.eq5 import INTERPRETED
     except ImportError as error:
         raise ImportError("implementation 'triton' needs the package triton") from error
     if not (input.is_cuda or INTERPRETED):

@@ -38,6 +38,8 @@ from pseudograd.rules.paper import GREATEST_K, LEAST_K, Sensitivity, wide, worki
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from pseudograd.loss.triton.scaled import ScaledBefore
+
 _class_index_rows = rows_of(ClassIndex())
 _class_probability_rows = rows_of(ClassProbabilities())
 
@@ -53,6 +55,7 @@ def tunable_cross_entropy(
     *,
     implementation: str = "auto",
     process_group: ProcessGroup | None = None,
+    _scaled: ScaledBefore | None = None,
 ) -> Tensor:
     """Give the cross-entropy, with the paper's pseudo-gradient (Eq. 5) as its backward pass.
 
@@ -108,13 +111,14 @@ def tunable_cross_entropy(
         )  # fmt: skip
         reduced = _reduced(value, example_weight.sum(), reduction)
     elif way == "triton" and is_eager():
-        from pseudograd.loss.operators import fused_cross_entropy
+        from pseudograd.loss.triton.operators import fused_cross_entropy
 
         if isinstance(k, Tensor) and holds_numbers(k):
             check_k(k)
         reduced = fused_cross_entropy(
-            z, _target_of_rows(target), k, weight, ignore_index, reduction, label_smoothing, dtype
-        )
+            z, _target_of_rows(target), k, weight, ignore_index, reduction, label_smoothing, dtype,
+            _scaled,
+        )  # fmt: skip
     elif way == "numba":
         fused = _compiled_by_numba()
         assert fused is not None
@@ -272,7 +276,7 @@ def chosen_way(input: Tensor, target: Tensor, implementation: str) -> str:
 
 
 def _gpu_rows() -> Callable[..., Tensor]:
-    from pseudograd.loss.operators import gpu_rows
+    from pseudograd.loss.triton.operators import gpu_rows
 
     return gpu_rows
 
@@ -288,7 +292,7 @@ def _is_for_kernels(input: Tensor) -> bool:
 @functools.cache
 def _kernels_run() -> bool:
     """Whether Triton works here: it needs a C compiler, and a GPU that is not too old."""
-    from pseudograd.loss.operators import rescale
+    from pseudograd.loss.triton.launch import rescale
 
     one = torch.ones(1, device="cuda")
     try:

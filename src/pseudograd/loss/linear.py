@@ -347,7 +347,7 @@ def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
     if keep:
         return product * by
     if triton and type(product) is Tensor:
-        from pseudograd.loss.operators import rescale
+        from pseudograd.loss.triton.launch import rescale
 
         rescale(product, by)
         return product
@@ -464,7 +464,7 @@ def _by_kernel(
     logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
     smoothing: float, factor: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    from pseudograd.loss.operators import launch, rows_of_loss
+    from pseudograd.loss.triton.launch import launch, rows_of_loss
 
     values = logits.new_empty(len(logits), dtype=torch.float64)
     rows = rows_of_loss(logits, target, k, class_weight, ignore_index, smoothing)

@@ -25,6 +25,7 @@ from pseudograd.loss.functional import (
     loss_dtype,
     tunable_cross_entropy,
 )
+from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.framework import takes_two
 from pseudograd.rules.paper import Sensitivity
 
@@ -115,6 +116,7 @@ class TunableCrossEntropyLoss(TunableLoss):
         super().__init__(k, ignore_index, reduction, label_smoothing, implementation, process_group)
         check_factors("weight", weight)
         self.register_buffer("weight", weight)
+        self._scaled = ScaledBefore()
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Give the loss of logits for class indices or class probabilities."""
@@ -128,6 +130,7 @@ class TunableCrossEntropyLoss(TunableLoss):
             label_smoothing=self.label_smoothing,
             implementation=self.implementation,
             process_group=self.process_group,
+            _scaled=self._scaled,
         )
 
 

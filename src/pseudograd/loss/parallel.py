@@ -123,7 +123,7 @@ def whole_rows(z: Tensor, column: Tensor, k: Sensitivity, group: str, triton: bo
 
 
 def _part_by_kernel(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
-    from pseudograd.loss.operators import statistics_of_part
+    from pseudograd.loss.triton.operators import statistics_of_part
 
     statistics: Tensor = statistics_of_part(z, column, *number_or_tensor(k))
     return statistics
@@ -159,16 +159,15 @@ def push(
     scale = torch.where(factor == 0, 0, factor * paper.strength(whole.margin, k))
     share = scale / whole.power_total
     if triton:
-        from pseudograd.loss import operators
+        from pseudograd.loss.triton.launch import launch, rows_of_loss
+        from pseudograd.loss.triton.operators import gradient_of_rows
 
         given = torch.cat((whole.top, share, scale), -1).float()
         if out is None:
-            f: Tensor = operators.gradient_of_rows(
-                z, column, *number_or_tensor(k), None, given, 0.0
-            )
+            f: Tensor = gradient_of_rows(z, column, *number_or_tensor(k), None, given, 0.0)
             return f
         with torch.cuda.device_of(z):
-            operators.launch(operators.rows_of_loss(z, column, k), None, out, given=given)
+            launch(rows_of_loss(z, column, k), None, out, given=given)
         return out
     logits = paper.in_working_precision(z)
     f = (k * (logits - whole.top.to(logits.dtype))).exp() * share.to(logits.dtype)

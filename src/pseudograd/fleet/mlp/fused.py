@@ -16,7 +16,7 @@ from pseudograd.fleet.mlp import kernels
 from pseudograd.fleet.mlp.kernels import PANEL
 from pseudograd.fleet.mlp.stack import Examples, Settings, Stack, launching
 
-# The tiles, and the warps that work on one, as they measured best on an H200.
+# Tiles and warps that measured best on an H200.
 _GATHER = {"block": 128, "num_warps": 8}
 _LAYER = {"block_out": 128, "block_in": 64, "num_warps": 8, "num_stages": 3}
 _BEFORE = {"block_in": 128, "block_out": 64, "num_warps": 4, "num_stages": 3}
@@ -31,8 +31,8 @@ class FusedStack(Stack):
     Args:
         examples: The data set.
         layer_sizes: Inputs, hidden layers, classes.
-        activation: Of the hidden layers.
-        models: How many networks.
+        activation: The hidden layers' activation.
+        models: The number of networks.
 
     """
 
@@ -42,11 +42,11 @@ class FusedStack(Stack):
         super().__init__(examples, layer_sizes, activation, "sgd", models)
         self.shapes = list(itertools.pairwise(self.layer_sizes))
         self.activations = [activation] * (len(self.shapes) - 1) + ["none"]
-        self.loaded = False  # whether the kernels of an evaluation are
+        self.loaded = False  # whether an evaluation's kernels are loaded
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Allocate what a step writes besides the networks. A graph keeps to these addresses."""
+        """Allocate the buffers of a step. A graph holds their addresses."""
         models, device = len(self.weights[0]), self.examples.labels.device
         self.shadows = [weight.half() for weight in self.weights]
         self.panels = self._panels(models)
@@ -60,18 +60,18 @@ class FusedStack(Stack):
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def _panels(self, count: int) -> list[Tensor]:
-        """Room for inputs and hidden layers in float16, and for logits in float32."""
+        """Allocate inputs and hidden layers in float16, and logits in float32."""
         *widths, classes = self.layer_sizes
         device = self.examples.labels.device
         panels = [torch.empty(count, w, PANEL, dtype=torch.half, device=device) for w in widths]
         return [*panels, torch.empty(count, classes, PANEL, device=device)]
 
     def _laid_out(self, matrices: Tensor) -> Tensor:
-        """As they are: the kernels round the same anywhere."""
+        """Return them unchanged: the kernels' rounding does not depend on addresses."""
         return matrices
 
     def start(self, models: Tensor, seeds: Tensor) -> None:
-        """Put fresh networks in the given places."""
+        """Put fresh networks in the given slots."""
         super().start(models, seeds)
         for shadow, weight in zip(self.shadows, self.weights, strict=True):
             shadow[models] = weight[models].half()
@@ -84,7 +84,7 @@ class FusedStack(Stack):
         self._lay_out()
 
     def train(self, order: Tensor, batch_size: int, settings: Settings) -> None:
-        """Train for one epoch: the first kernel by kernel, all others as one graph."""
+        """Train for one epoch: the first time kernel by kernel, then as one graph."""
         if self.order is None or self.settings is None:
             self.order, self.settings = order.int(), settings.clone()
             with launching:
@@ -98,14 +98,14 @@ class FusedStack(Stack):
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
             stream = _capture_stream(self.order.device)
-            # Other threads may allocate meanwhile.
+            # Other threads may allocate during the capture.
             capture = torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local")
             with launching, capture:
                 self._epoch(self.order, batch_size, self.settings)
         self.graph.replay()
 
     def _epoch(self, order: Tensor, batch_size: int, settings: Settings) -> None:
-        """Step by step. The shadow of the first layer is right before and after, not in between."""
+        """Train step by step; the first layer's shadow is valid before and after, not between."""
         first, *others = batches = order.split(batch_size, 1)
         self._gather(first, self.panels[0])
         self._run_layers(range(1), self.shadows, self.biases, self.panels)
@@ -115,13 +115,15 @@ class FusedStack(Stack):
             self._update_layers(following, settings)
 
     def _find_errors(self, index: Tensor, settings: Settings) -> None:
-        """The errors of all layers, and their unit, from the logits of the batch ``index``."""
+        """Compute all layers' errors, and their unit, from the logits of the batch ``index``."""
         models, size = index.shape
         kernels.pseudo_gradient[(models,)](
             self.panels[-1], index, index.stride(0), self.examples.labels, settings.k,
             self.deltas[-1], self.unit, size, self.layer_sizes[-1],
             block=triton.next_power_of_2(self.layer_sizes[-1]),
         )  # fmt: skip
+        # A rule that weights each example by a function of its cross-entropy scales the last
+        # layer's deltas here (one factor for each column of a panel), before they go backward.
         for at in range(len(self.shapes) - 1, 0, -1):
             width, outputs = self.shapes[at]
             tiles = _within(_BEFORE, block_in=width, block_out=outputs)
@@ -142,10 +144,10 @@ class FusedStack(Stack):
             )
 
     def _update_layers(self, following: Tensor | None, settings: Settings) -> None:
-        """All layers' step, and the ``following`` batch through the first unless there is none."""
+        """Update all layers, and run the ``following`` batch, if any, through the first."""
         models = len(self.unit)
         own = self.unit, settings.learning_rate, settings.momentum
-        # The first layer last: its new outputs take the place of those the second learns from.
+        # The first layer comes last: its new outputs overwrite those the second learns from.
         for at in reversed(range(len(self.shapes))):
             width, outputs = self.shapes[at]
             velocity, bias_velocity = self.moments[0][2 * at : 2 * at + 2]
@@ -159,7 +161,7 @@ class FusedStack(Stack):
                     self.panels[0], self.following, self.deltas[0], *own, self.weights[0], velocity,
                     self.biases[0], self.panels[1], width, outputs, self.activations[0], **tiles,
                 )  # fmt: skip
-                # Names alone change places: a graph has the addresses of its every step.
+                # Only the names are swapped: a graph has the addresses of its every step.
                 self.panels[0], self.following = self.following, self.panels[0]
                 continue
             tiles = _within(_UPDATE, block_in=width, block_out=outputs)
@@ -174,7 +176,7 @@ class FusedStack(Stack):
             )  # fmt: skip
 
     def _gather(self, index: Tensor, out: Tensor) -> None:
-        """The examples ``index`` (models, size), in panels."""
+        """Gather the examples ``index`` (models, size) into panels."""
         models, size = index.shape
         tiles, features = triton.cdiv(size, PANEL), self.layer_sizes[0]
         kernels.gather[(triton.cdiv(features, _GATHER["block"]), models * tiles)](
@@ -189,7 +191,7 @@ class FusedStack(Stack):
         biases: Sequence[Tensor],
         panels: Sequence[Tensor],
     ) -> None:
-        """Some layers forward, each from its panels to the next."""
+        """Run some layers forward, each from its panels to the next."""
         count, models = len(panels[0]), len(weights[0])
         for at in layers:
             width, outputs = self.shapes[at]
@@ -200,18 +202,18 @@ class FusedStack(Stack):
             )  # fmt: skip
 
     def evaluated(self, models: Tensor | None) -> list[Tensor]:
-        """Give the parameters to evaluate, weights in float16."""
+        """Return the parameters to evaluate, weights in float16."""
         if models is None:
             return [p for layer in zip(self.shadows, self.biases, strict=True) for p in layer]
         parameters = super().evaluated(models)
         return [p if at % 2 else p.half() for at, p in enumerate(parameters)]
 
     def logits_of(self, index: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """Give the logits for the examples ``index`` (models, size) by the given parameters."""
+        """Return the logits of the examples ``index`` (models, size) by the given parameters."""
         models, size = index.shape
         tiles = triton.cdiv(size, PANEL)
         panels = self._panels(models * tiles)
-        # What is loaded may be launched while another thread loads, or captures on its stream.
+        # Loaded kernels may be launched while another thread loads or captures.
         with contextlib.nullcontext() if self.loaded else launching:
             self._gather(index.contiguous(), panels[0])
             self._run_layers(range(len(self.shapes)), parameters[::2], parameters[1::2], panels)
@@ -221,12 +223,12 @@ class FusedStack(Stack):
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The device's stream to capture on. PyTorch has few: a new one may soon be another's."""
+    """Return the device's one stream to capture on; PyTorch reuses those of its small pool."""
     return torch.cuda.Stream(device)
 
 
 def _within(tiles: dict[str, int], **sizes: int) -> dict[str, Any]:
-    """The tiles, no larger than need be."""
+    """Return the tiles, no larger than the sizes need."""
     fitting = {
         name: min(tiles[name], max(16, triton.next_power_of_2(size)))
         for name, size in sizes.items()

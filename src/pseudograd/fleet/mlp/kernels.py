@@ -1,16 +1,16 @@
-"""The steps of training a stack of networks, as Triton kernels.
+"""The training steps of a stack of networks, as Triton kernels.
 
-At batches of 128 training is bound by memory: a step must read and write every weight and its
-momentum once. So `update` takes the product that is the weight gradient straight into the momentum
-step, and no gradient is ever written. The first layer's next inputs are known besides, and mostly
-it is the largest: `update_and_next` takes them through its new weights while those are at hand.
+With batches of up to 128, training is memory-bound: a step must read and write every weight and its
+momentum once. So `update` feeds the product that is the weight gradient straight into the momentum
+step, and no gradient is ever written. The first layer is usually the largest, and its next inputs
+are known: `update_and_next` multiplies them by the new weights while those are in registers.
 
 Activations and errors lie in *panels*: 128 examples of one model, as (width, 128). With examples
-side by side, every product below finds its factors in an order that the tensor cores take, and rows
-of 256 bytes to read. A batch of fewer examples fills the panel with columns whose errors are zero.
+side by side, every product finds its factors in the order that tensor cores take, and reads rows
+of 256 bytes. A smaller batch fills its panel with columns whose errors are zero.
 
-Numbers that change from call to call are not specialized on, so that each kernel is compiled once
-for an architecture.
+Arguments that change from call to call are not specialized on, so each kernel is compiled once for
+an architecture.
 
 Products are of float16 numbers, summed in float32. Float16 has TF32's mantissa (11 bits), and its
 smaller range is enough because `pseudo_gradient` scales each panel's errors to it.
@@ -22,11 +22,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pseudograd.loss.triton.eq5 import margin_of, power_of, strength_of
+
 PANEL = 128
 _PANEL = tl.constexpr(PANEL)
 
-# The largest error of a panel is scaled to about 2^4: float16 reaches 2^12 times further up, for
-# layers that amplify errors, and 2^28 times down.
+# The largest error of a panel is scaled to about 2^4. That leaves float16 a factor of 2^12 above,
+# for layers that amplify errors, and 2^28 below.
 _EXPONENT = tl.constexpr(4.0)
 
 
@@ -43,7 +45,7 @@ def _activate(x, activation: tl.constexpr):
 
 @triton.jit
 def _slope(h, activation: tl.constexpr):
-    """The activation's derivative, from its value."""
+    """Return the activation's derivative, from its value."""
     if activation == "relu":
         slope = tl.where(h > 0, 1.0, 0.0)
     elif activation == "sigmoid":
@@ -55,7 +57,7 @@ def _slope(h, activation: tl.constexpr):
 
 @triton.jit
 def _rows(panels, panel, rows, width: tl.constexpr):
-    """Some rows (of features or units) of a panel."""
+    """Load some rows (features or units) of a panel."""
     at = (panel * width + rows)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
     return tl.load(panels + at, mask=(rows < width)[:, None], other=0.0)
 
@@ -64,7 +66,7 @@ def _rows(panels, panel, rows, width: tl.constexpr):
 def _finish_layer(
     total, bias, out, model, panel, units, outputs: tl.constexpr, activation: tl.constexpr
 ):
-    """Store activation(total + bias), for some units of a panel."""
+    """Store activation(total + bias) for some units of a panel."""
     inside = units < outputs
     total += tl.load(bias + model * outputs + units, mask=inside, other=0.0)[:, None]
     at = (panel * outputs + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
@@ -74,7 +76,7 @@ def _finish_layer(
 
 @triton.jit
 def _step(parameter, velocity, gradient, unit, rate, momentum):
-    """Classical momentum: the new parameter and its new velocity."""
+    """Return the new parameter and velocity by classical momentum."""
     velocity = momentum * velocity + unit * gradient
     return parameter - rate * velocity, velocity
 
@@ -84,7 +86,7 @@ def gather(
     features, index, index_stride, out, size, factor, offset,
     tiles, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Lay the examples ``index`` (models, size) out in panels, ``tiles`` for each model, scaled."""
+    """Gather the examples ``index`` (models, size), scaled, into ``tiles`` panels a model."""
     panel = tl.program_id(1).to(tl.int64)
     model, tile = panel // tiles, panel % tiles
     rows = tl.program_id(0) * block + tl.arange(0, block)
@@ -105,7 +107,7 @@ def layer(
     width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
     block_out: tl.constexpr, block_in: tl.constexpr,
 ):  # fmt: skip
-    """out = activation(weightᵀ x + bias)."""
+    """Compute out = activation(weightᵀ x + bias)."""
     panel = tl.program_id(1).to(tl.int64)
     model = panel // tiles
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
@@ -125,9 +127,9 @@ def pseudo_gradient(
     logits, index, index_stride, labels, k, delta, unit,
     size, classes: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Eq. 5 in log space at the logits, in units that suit float16.
+    """Compute Eq. 5 at the logits, in units that suit float16.
 
-    ``delta`` times ``unit`` is what takes the place of the gradient of the batch's mean.
+    ``delta`` times ``unit`` is the pseudo-gradient of the batch's mean.
     """
     model = tl.program_id(0).to(tl.int64)
     classes_at, column = tl.arange(0, block), tl.arange(0, _PANEL)
@@ -142,13 +144,12 @@ def pseudo_gradient(
     others = tl.where(on_label, float("-inf"), z)
     top = tl.max(others, 0)
     others -= top[None, :]
-    margin = z_y - top - tl.log(tl.sum(tl.exp(others), 0))
-    log_miss = -tl.maximum(margin, 0.0) - tl.log(1 + tl.exp(-tl.abs(margin)))  # log(1 - p_y)
-    strength = tl.where(filled, tl.exp(k * log_miss), 0.0)
-    power = tl.exp(k * others)
+    margin = margin_of(z_y, top, tl.sum(power_of(others, k, "1"), 0))
+    strength = tl.where(filled, strength_of(margin, k), 0.0)
+    power = power_of(others, k, "any")
     f = strength[None, :] * tl.where(on_label, -1.0, power / tl.sum(power, 0)[None, :])
     largest = tl.max(strength, 0)
-    # With a floor, below which errors are as good as zero: beyond it exp2 would overflow.
+    # Errors below the floor are as good as zero; without it exp2 would overflow.
     exponent = tl.maximum(tl.floor(tl.log2(largest)), -100.0) - _EXPONENT
     tl.store(delta + at, (f * tl.exp2(-exponent)).to(tl.float16), mask=inside)
     tl.store(unit + model, tl.exp2(exponent) / size)
@@ -160,7 +161,7 @@ def errors_before(
     width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
     block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
-    """out = (weight delta) · slope(h): the errors one layer further down."""
+    """Compute out = (weight delta) · slope(h), the errors of the layer below."""
     model = tl.program_id(1).to(tl.int64)
     units = tl.program_id(0) * block_in + tl.arange(0, block_in)
     inside = units < width
@@ -181,10 +182,10 @@ def squared_norm(
     x, delta, unit, norms, models,
     width: tl.constexpr, outputs: tl.constexpr, part: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """A part of ‖x deltaᵀ‖² + ‖Σ delta‖²: the squared norm of a layer's gradient, from its factors.
+    """Compute a part of ‖x deltaᵀ‖² + ‖Σ delta‖², the squared norm of a layer's gradient.
 
-    With G the matrices of the inner products between the examples of a panel, that is the sum of
-    (G_x + 1) · G_delta over their entries; a program takes ``part`` of the rows that G_x sums over.
+    With G_x and G_delta the Gram matrices of a panel's examples, it is the sum of the entries of
+    (G_x + 1) · G_delta; a program takes ``part`` of the rows that G_x sums over.
     """
     model = tl.program_id(0).to(tl.int64)
     begin = tl.program_id(1) * part
@@ -204,12 +205,12 @@ def squared_norm(
 
 @triton.jit(do_not_specialize=["models", "parts"])
 def clip_unit(unit, norms, clip, models, parts):
-    """Shrink the unit of errors, and so the gradient, to the norm that is allowed."""
+    """Scale the unit of errors, and so the gradient, down to the allowed norm."""
     model = tl.program_id(0)
     squares = 0.0
     for part in range(parts):
         squares += tl.load(norms + part * models + model)
-    # As torch.nn.utils.clip_grad_norm_ has it.
+    # As in torch.nn.utils.clip_grad_norm_.
     factor = tl.minimum(tl.load(clip + model) / (tl.sqrt(squares) + 1e-6), 1.0)
     tl.store(unit + model, tl.load(unit + model) * factor)
 
@@ -219,17 +220,17 @@ def update(
     x, delta, unit, rate, momentum, weight, velocity, shadow,
     width: tl.constexpr, outputs: tl.constexpr, block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
-    """velocity = momentum · velocity + x deltaᵀ;  weight -= rate · velocity.
+    """Compute velocity = momentum · velocity + x deltaᵀ and weight -= rate · velocity.
 
-    ``shadow`` is the weight in float16, for the products to come.
+    ``shadow`` is the weight in float16, for the next products.
     """
     model = tl.program_id(2).to(tl.int64)
-    # Neighbouring programs work on neighbouring columns, so that together they read whole rows.
+    # Neighbouring programs take neighbouring columns, so together they read whole rows.
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     inner = tl.program_id(1) * block_in + tl.arange(0, block_in)
     errors = _rows(delta, model, units, outputs)
     gradient = tl.dot(_rows(x, model, inner, width), tl.trans(errors))
-    # Only now the weights: before, they would hold registers that more programs can use.
+    # Weights are loaded only now: earlier, they would hold registers and lower the occupancy.
     mask = (inner < width)[:, None] & (units < outputs)[None, :]
     at = model * width * outputs + inner[:, None] * outputs + units[None, :]
     mu = tl.load(momentum + model)
@@ -249,10 +250,10 @@ def update_and_next(
     width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
     block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
-    """`update`, then `layer` for the next batch: out = activation(weightᵀ following + bias).
+    """Run `update`, then `layer` for the next batch: out = activation(weightᵀ following + bias).
 
-    A program has all the weights of some units, a tile at a time, so there is no need of a shadow.
-    The bias must be the new one already.
+    A program has all the weights of some units, a tile at a time, so it needs no shadow. The bias
+    must have been updated before.
     """
     model = tl.program_id(1).to(tl.int64)
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
@@ -264,7 +265,7 @@ def update_and_next(
     weight += model * width * outputs
     velocity += model * width * outputs
     total = tl.zeros((block_out, _PANEL), tl.float32)
-    # Stages named here fetch all that is loaded ahead of time; a launch's, only products' factors.
+    # These stages prefetch every load; a launch's ``num_stages``, only the products' factors.
     for start in tl.range(0, width, block_in, num_stages=3):
         inner = start + tl.arange(0, block_in)
         present = (inner < width)[:, None]
@@ -283,7 +284,7 @@ def update_and_next(
 def update_bias(
     delta, unit, rate, momentum, bias, velocity, outputs: tl.constexpr, block: tl.constexpr
 ):
-    """The same for the biases. A kernel of its own: within `update` it cost that a quarter more."""
+    """Run the momentum step for the biases. Inside `update` it would cost that a quarter more."""
     model = tl.program_id(1).to(tl.int64)
     units = tl.program_id(0) * block + tl.arange(0, block)
     at, inside = model * outputs + units, units < outputs

@@ -1,0 +1,282 @@
+"""The kernels as PyTorch sees them: an autograd function, and operators for graphs.
+
+Two routes lead to the kernels:
+
+- `fused_cross_entropy` is the whole loss, reduction included, for eager calls. While training it
+  computes the gradient together with the value, when the logits are on the chip or in the cache
+  anyway. If the upstream gradient is 1, as it usually is, the backward pass then has nothing to do;
+  a kernel checks that on the device, since checking it here would block. Otherwise that kernel
+  computes the gradient anew from the logits, so that it is rounded only once.
+- `value_of_rows` and `gradient_of_rows` are operators that `torch.compile`, `torch.export` and
+  `torch.func` can hold in a graph; `gpu_rows` is the row function made of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pseudograd.loss.autograd import (
+    final,
+    graph_is_kept,
+    is_batch,
+    keep_whole,
+    number_or_tensor,
+    refuse_forward_mode,
+    row_values,
+    times_each,
+    without_symbol,
+)
+from pseudograd.loss.triton.launch import (
+    Rows,
+    are_few,
+    count_labels,
+    launch,
+    programs,
+    rows_of_loss,
+    sum_values,
+)
+from pseudograd.loss.triton.scaled import ScaledBefore
+from pseudograd.rules.paper import Sensitivity
+
+
+def fused_cross_entropy(
+    z: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    dtype: torch.dtype,
+    scaled: ScaledBefore | None = None,
+) -> Tensor:
+    """Return the loss of rows ``z`` (R, C): reduced in ``dtype``, or for each row in float64.
+
+    Targets are labels (R) or probabilities (R, C). With ``scaled``, a loss that was scaled before
+    leaves its gradient to the backward pass.
+    """
+    z = z if z.stride(1) == 1 else z.contiguous()  # here, so that autograd tracks the copy
+    rows = rows_of_loss(z.detach(), target, k, weight, ignore_index, label_smoothing)
+    value: Tensor = _Fused.apply(z, rows, reduction, dtype, torch.is_grad_enabled(), scaled)
+    return value
+
+
+def always_left(rows: Rows) -> bool:
+    """Return whether the gradient is always left to the backward pass.
+
+    Long rows of soft targets do not stay on the chip: they take as many passes in either.
+    """
+    return rows.soft and rows.long
+
+
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def is_watched() -> bool:
+    """Return whether saved-tensor hooks may be active; always True before PyTorch 2.8.
+
+    Checkpointing runs a forward pass twice, and wants the same tensors saved both times. True also
+    in deterministic mode, which should not rely on the compiler rounding alike in both passes.
+    """
+    if torch.are_deterministic_algorithms_enabled():
+        return True
+    return _top_hooks is None or _top_hooks(False) is not None
+
+
+class _Fused(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        rows: Rows,
+        reduction: str,
+        dtype: torch.dtype,
+        training: bool,
+        scaled: ScaledBefore | None,
+    ) -> Tensor:
+        empty = rows.z.new_empty
+        parts = gradient = found = None
+        mean = reduction == "mean"
+        training = training and z.requires_grad
+        # The numbers of a row serve a backward pass that computes the gradient: always without a
+        # reduction, else if the loss is scaled. Short rows are sooner summed again.
+        later = reduction == "none" or rows.long
+        at_once = training and not always_left(rows)
+        if at_once and scaled is not None and not is_watched():
+            at_once = not scaled.flag().item()
+        if training and later and keeps_numbers(rows):
+            found = room_for_numbers(z)
+        # One guard for all launches: it costs more than a launch should.
+        with torch.cuda.device_of(z):
+            if reduction == "none":
+                value = empty(len(z), dtype=torch.float64)
+                launch(rows, value, None, found=found)
+            else:
+                value = empty((), dtype=dtype)
+                gradient = empty(z.shape) if at_once else None
+                if are_few(rows) and len(z):
+                    launch(rows, value, gradient, reduced=True, mean=mean)
+                else:
+                    parts = count_labels(rows) if mean else None
+                    values = empty(programs(rows), dtype=torch.float64)
+                    launch(rows, values, gradient, reduced=True, parts=parts, found=found)
+                    sum_values(values, parts, value)
+        # Saving the logits themselves lets autograd notice if they are modified.
+        ctx.save_for_backward(z, rows.target, rows.ks, rows.weight, parts, gradient, found)
+        ctx.settings = rows.k, rows.ignore_index, rows.smoothing
+        ctx.mean = mean and parts is None
+        ctx.scaled = scaled
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        z, target, ks, weight, parts, gradient, found = ctx.saved_tensors
+        k, ignore_index, smoothing = ctx.settings
+        rows = Rows(z.detach(), target, k, ks, weight, ignore_index, smoothing)
+        several = is_batch(grads[0])  # kernels cannot read a batch
+        # A gradient that is handed over must not be needed again.
+        once = not graph_is_kept() and not several
+        reuse = once and gradient is not None
+        out = gradient if reuse else z.new_empty(z.shape)
+        grad = None if several else grads[0]
+        tells = ctx.scaled is not None and once and not grads[0].dim() and not always_left(rows)
+        with torch.cuda.device_of(z):
+            launch(
+                rows, None, out, mean=ctx.mean, parts=parts, grad=grad,
+                scaled=ctx.scaled.flag() if tells else None, skip=reuse, given=found,
+            )  # fmt: skip
+        if several:
+            out = times_each(out, grads[0])
+        return final(out, z), *[None] * 5
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_forward_mode()
+
+
+def keeps_numbers(rows: Rows) -> bool:
+    """Return whether rows keep numbers for the backward pass.
+
+    Short rows of soft targets or of float32 are sooner summed again.
+    """
+    return rows.long or not (rows.soft or rows.z.element_size() == 4)
+
+
+def room_for_numbers(z: Tensor) -> Tensor:
+    """Return room for these numbers. Graphs always have it, as they may serve any length."""
+    return z.new_empty((z.shape[0], 3), dtype=torch.float32)
+
+
+# --- operators for graphs: the row function around them brings their derivative -------------------
+
+
+@torch.library.custom_op(
+    "pseudograd::value_of_rows",
+    mutates_args=(),
+    schema="(Tensor z, Tensor target, float k, Tensor? ks, float smoothing) -> (Tensor, Tensor)",
+)
+def value_of_rows(
+    z: Tensor, target: Tensor, k: float, ks: Tensor | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Return each row's cross-entropy in float64, and the numbers for `gradient_of_rows`."""
+    rows = rows_of_loss(z, target, k if ks is None else ks, smoothing=smoothing)
+    values, found = z.new_empty(len(z), dtype=torch.float64), room_for_numbers(z)
+    with torch.cuda.device_of(z):
+        launch(rows, values, None, found=found if keeps_numbers(rows) else None)
+    return values, found
+
+
+@value_of_rows.register_fake
+def _(
+    z: Tensor, target: Tensor, k: float, ks: Tensor | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    return z.new_empty(z.shape[0], dtype=torch.float64), room_for_numbers(z)
+
+
+@torch.library.custom_op(
+    "pseudograd::gradient_of_rows",
+    mutates_args=(),
+    schema="""(
+        Tensor z, Tensor target, float k, Tensor? ks, Tensor? grad, Tensor given, float smoothing
+    ) -> Tensor""",
+)
+def gradient_of_rows(
+    z: Tensor,
+    target: Tensor,
+    k: float,
+    ks: Tensor | None,
+    grad: Tensor | None,
+    given: Tensor,
+    smoothing: float,
+) -> Tensor:
+    """Return Eq. 5 of each row, or the rule for soft targets, times its ``grad``.
+
+    Without ``grad``, for classes split over devices, return this device's part as ``given`` says;
+    labels are then columns of this device.
+    """
+    rows = rows_of_loss(z, target, k if ks is None else ks, smoothing=smoothing)
+    out = z.new_empty(z.shape)
+    kept = given if grad is None or keeps_numbers(rows) else None
+    with torch.cuda.device_of(z):
+        launch(rows, None, out, grad=grad, given=kept)
+    return out
+
+
+@gradient_of_rows.register_fake
+def _(z: Tensor, *arguments: Any) -> Tensor:
+    return z.new_empty(z.shape)
+
+
+@torch.library.custom_op(
+    "pseudograd::statistics_of_part",
+    mutates_args=(),
+    schema="(Tensor z, Tensor column, float k, Tensor? ks) -> Tensor",
+)
+def statistics_of_part(z: Tensor, column: Tensor, k: float, ks: Tensor | None) -> Tensor:
+    """Return the top, both sums and the label's logit of a part of each row: (4, R) in float64."""
+    statistics = z.new_empty((4, len(z)), dtype=torch.float64)
+    with torch.cuda.device_of(z):
+        launch(rows_of_loss(z, column, k if ks is None else ks), None, None, statistics=statistics)
+    return statistics
+
+
+@statistics_of_part.register_fake
+def _(z: Tensor, column: Tensor, k: float, ks: Tensor | None) -> Tensor:
+    return z.new_empty((4, z.shape[0]), dtype=torch.float64)
+
+
+class OnGpu:
+    """Both rules by the kernels, as a `pseudograd.loss.autograd.RowLoss`."""
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self.smoothing = smoothing
+        self.exported_as: str | None = f"kernels, smoothing {smoothing}"
+
+    def __repr__(self) -> str:
+        return f"OnGpu({self.smoothing})"  # `torch.jit.trace` compares graphs by it
+
+    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
+        """Return the cross-entropy of each row, and the numbers to keep."""
+        values, found = value_of_rows(z, target, *number_or_tensor(k), self.smoothing)
+        return values, found
+
+    def backward(
+        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        """Return Eq. 5, or the rule for soft targets."""
+        f: Tensor = gradient_of_rows(
+            z, target, *number_or_tensor(k), grad.squeeze(-1), *kept, self.smoothing
+        )
+        return f
+
+
+def gpu_rows(z: Tensor, target: Tensor, k: Sensitivity, smoothing: float = 0.0) -> Tensor:
+    """Return the value of each row, with the kernels' backward pass."""
+    return row_values(OnGpu(smoothing), z, target, without_symbol(k, z))
+
+
+keep_whole(gpu_rows)

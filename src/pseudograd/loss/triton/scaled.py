@@ -1,0 +1,35 @@
+"""What a loss module remembers from one step to the next: whether its loss was scaled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class ScaledBefore:
+    """Whether a module's last loss was scaled: its upstream gradient was not 1.
+
+    It probably will be scaled again, by a GradScaler or a division for gradient accumulation, and
+    then a gradient computed in the forward pass is of no use. The backward kernel finds out, too
+    late for its own step, and writes to a number in pinned host memory, so that nobody waits for
+    the GPU. This changes which pass computes a gradient, and never what it is.
+
+    Copies and pickles of it start anew.
+    """
+
+    def __init__(self) -> None:
+        self._flag: Tensor | None = None
+
+    def flag(self) -> Tensor:
+        """Return the number that kernels write to, 0 at first."""
+        if self._flag is None:
+            with _disable_current_modes():  # a fake tensor would stay for good
+                pinned = torch.cuda.is_available()
+                self._flag = torch.zeros((), dtype=torch.int32, device="cpu", pin_memory=pinned)
+        return self._flag
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ScaledBefore, ()
