@@ -16,8 +16,8 @@ NEEDS = {
     "numba": [f"src/pseudograd/loss/{name}.py" for name in ("cpu", "cpu_soft", "numba_tools")],
     "ray": ["src/pseudograd/search/cluster.py"],
     "triton": [
-        "src/pseudograd/fleet/fused.py",
-        "src/pseudograd/fleet/kernels.py",
+        "src/pseudograd/fleet/mlp/fused.py",
+        "src/pseudograd/fleet/mlp/kernels.py",
         *sorted(glob.glob("src/pseudograd/loss/triton/*.py", root_dir=os.path.dirname(__file__))),
     ],
 }

@@ -1,0 +1,96 @@
+"""Count lines of code per room, without blank lines, comments and docstrings.
+
+python tools/sizes.py            # the working tree
+python tools/sizes.py HEAD~20    # a commit, beside the working tree
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import sys
+import tarfile
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TOPS = ("src", "paper", "beyond", "benchmarks", "tools", "tests")
+_LAYOUT = (
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENCODING, tokenize.ENDMARKER,
+)  # fmt: skip
+
+
+def code_lines(source: str) -> int:
+    """Return how many lines hold code."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _LAYOUT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                lines.difference_update(range(first.lineno, (first.end_lineno or 0) + 1))
+    return len(lines)
+
+
+def room_of(path: str) -> str:
+    """Return the room of a file: the subpackage or module of the wheel, or the top folder."""
+    parts = Path(path).parts
+    if parts[0] == "src":
+        return "/".join(parts[1:3]).removesuffix(".py")
+    return parts[0]
+
+
+def files_now() -> Iterator[tuple[str, str]]:
+    """Yield the Python files of the working tree."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in listed.stdout.split():
+        if (ROOT / name).exists():
+            yield name, (ROOT / name).read_text("utf-8")
+
+
+def files_at(commit: str) -> Iterator[tuple[str, str]]:
+    """Yield the Python files of a commit."""
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True)
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+        for member in tar:
+            if member.name.endswith(".py") and (file := tar.extractfile(member)):
+                yield member.name, file.read().decode()
+
+
+def sizes(files: Iterator[tuple[str, str]]) -> tuple[Counter[str], Counter[str]]:
+    """Return all lines and lines of code, by room."""
+    whole: Counter[str] = Counter()
+    code: Counter[str] = Counter()
+    for name, source in files:
+        if name.split("/")[0] in TOPS:
+            for room in {room_of(name), "the wheel"} if name.startswith("src") else {room_of(name)}:
+                whole[room] += source.count("\n")
+                code[room] += code_lines(source)
+    return whole, code
+
+
+def main() -> None:
+    """Print the table."""
+    columns = [*map(files_at, sys.argv[1:]), files_now()]
+    names = [*sys.argv[1:], "now"]
+    counted = [sizes(files) for files in columns]
+    rooms = sorted({room for _, code in counted for room in code}, key=lambda r: ("/" not in r, r))
+    print(f"{'lines of code (all lines)':<28}" + "".join(f"{name:>20}" for name in names))
+    for room in rooms:
+        cells = [
+            f"{code[room]:,} ({whole[room]:,})" if code[room] else "" for whole, code in counted
+        ]
+        print(f"{room:<28}" + "".join(f"{cell:>20}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()
