@@ -623,10 +623,10 @@ def test_of_an_exported_loss_a_second_derivative_is_refused() -> None:
 @pytest.mark.parametrize("strict", [True, False])
 def test_an_own_rule_is_exported_without_a_derivative(strict: bool) -> None:
     logits, target = examples()
-    criterion = RuleCrossEntropyLoss(focal)
+    criterion = RuleCrossEntropyLoss(from_bias(lambda bias, y: bias.clamp(-0.3, 0.3)))
     module = torch.export.export(criterion, (logits, target), strict=strict).module()
     torch.testing.assert_close(module(logits, target), criterion(logits, target))
-    with pytest.raises(RuntimeError, match="its backward pass is Python that an exported graph"):
+    with pytest.raises(RuntimeError, match="is Python that an exported graph"):
         differentiate(module, logits, target)
 
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch import distributed as dist
 
 from pseudograd.loss.autograd import (
-    ClassProbabilities,
     keep_whole,
     number_or_tensor,
     row_values,
 )
+from pseudograd.loss.rows import ClassProbabilities
 from pseudograd.rules import paper
 from pseudograd.rules.paper import Sensitivity
 
