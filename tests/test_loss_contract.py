@@ -977,6 +977,43 @@ class TestModules:
         assert list(module.state_dict()) == list(nn.CrossEntropyLoss(torch.ones(3)).state_dict())
         assert copy.deepcopy(module).double().weight.dtype == torch.float64
 
+    @pytest.mark.parametrize("kind", [TunableCrossEntropyLoss, TunableLinearCrossEntropyLoss])
+    def test_k_survives_a_checkpoint_if_asked_to(self, kind: Any) -> None:
+        """A schedule of k goes on where it was."""
+        saved: Any = nn.Sequential(nn.Linear(2, 3), kind(k=1.0, persistent=True))
+        for k in (3, 0.1, torch.tensor([0.5, 2.0])):
+            saved[1].k = k
+            state = pickle.loads(pickle.dumps(saved.state_dict()))
+            assert list(state) == ["0.weight", "0.bias", "1.k"]
+            loaded: Any = nn.Sequential(nn.Linear(2, 3), kind(k=1.0, persistent=True))
+            loaded.load_state_dict(state)
+            assert torch.equal(torch.as_tensor(loaded[1].k), torch.as_tensor(k).double())
+            assert isinstance(loaded[1].k, Tensor) == isinstance(k, Tensor)
+        assert "persistent=True" in repr(saved[1])
+
+    def test_checkpoints_that_do_not_fit_are_refused(self) -> None:
+        plain, persistent = (TunableCrossEntropyLoss(0.5, persistent=p) for p in (False, True))
+        assert not plain.state_dict()
+        plain.load_state_dict({})
+        with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"k\""):
+            plain.load_state_dict({"k": torch.tensor(2.0)})
+        with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"k\""):
+            persistent.load_state_dict({})
+        for criterion, state in ((plain, {"k": torch.tensor(2.0)}), (persistent, {})):
+            criterion.load_state_dict(state, strict=False)
+            assert criterion.k == 0.5
+        with pytest.raises(ValueError, match="k must be a finite number above 0"):
+            persistent.load_state_dict({"k": torch.tensor(-1.0)})
+
+    def test_setting_k_checks_it(self) -> None:
+        criterion = TunableCrossEntropyLoss(k=0.5)
+        for wrong in (0, -1.0, math.nan, torch.tensor([1.0, 0.0])):
+            with pytest.raises(ValueError, match=r"^k must be"):
+                criterion.k = wrong
+        with pytest.raises(TypeError, match=r"^k must be a number or a tensor, not str"):
+            criterion.k = "1"  # type: ignore[assignment]
+        assert criterion.k == 0.5
+
     def test_representation_shows_the_setting(self) -> None:
         assert "k=0.5" in repr(TunableCrossEntropyLoss(k=0.5))
         assert "cross_entropy" in repr(RuleCrossEntropyLoss(cross_entropy))

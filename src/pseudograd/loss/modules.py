@@ -97,7 +97,7 @@ class TunableLoss(nn.Module):
         if torch.compiler.is_compiling() and not is_exporting():
             k = self._k_tensor
             if k is not None and (self._k_has_changed or not input.is_cuda):
-                return k
+                return k.squeeze(0)
         return self._k
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -119,19 +119,14 @@ class TunableLoss(nn.Module):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         key = f"{prefix}k"
-        if self.persistent and key in state_dict:
-            unexpected_keys[:] = [name for name in unexpected_keys if name != key]
-            k = state_dict[key]
-            self.k = k if k.dim() else k.item()
-        elif self.persistent:
+        if not self.persistent:
+            return  # a k in the checkpoint is unexpected
+        if key not in state_dict:
             missing_keys.append(key)
-            if strict:
-                error_msgs.append(f"{key} was not saved (persistent=False); load with strict=False")
-        elif key in unexpected_keys:
-            error_msgs.append(
-                f"{key} was saved with persistent=True; make this loss with persistent=True, too, "
-                "or load with strict=False"
-            )
+            return
+        unexpected_keys[:] = [name for name in unexpected_keys if name != key]
+        k = state_dict[key]
+        self.k = k if k.dim() else k.item()
 
     # Shown only if they differ.
     _defaults: ClassVar[dict[str, Any]] = {
@@ -153,7 +148,8 @@ class TunableLoss(nn.Module):
 
 def _scalar(k: float, device: torch.device) -> Tensor:
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    return torch.tensor(float(k), dtype=dtype, device=device)
+    # Not of dimension 0, because the compiler would look into that and compile twice.
+    return torch.tensor([float(k)], dtype=dtype, device=device)
 
 
 class TunableCrossEntropyLoss(TunableLoss):
