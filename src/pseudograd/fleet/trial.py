@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pseudograd.rules.paper import GREATEST_K, LEAST_K
+from pseudograd.rules.checks import check_k
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,7 +144,7 @@ class Trial:
         )
         for name in ("k", "learning_rate", "momentum"):
             require(_are_numbers(getattr(self, name)), name, "a number")
-        require(LEAST_K <= self.k <= GREATEST_K, "k", "a number above 0 (2^-100 to 2^100)")
+        check_k(self.k)
         require(0 < self.learning_rate < math.inf, "learning_rate", "a finite number above 0")
         require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
         require(self.optimizer in OPTIMIZERS, "optimizer", f"one of {OPTIMIZERS}")
