@@ -125,6 +125,14 @@ def is_jit_traced() -> bool:
     return torch._C._is_tracing()
 
 
+def is_eager() -> bool:
+    """Return whether tensors hold numbers: nothing is traced, and torch.func is not active."""
+    if torch.compiler.is_compiling():  # as above
+        return False
+    traced = torch._C._get_dispatch_mode(_PROXY) is not None or torch._C._is_tracing()
+    return not (traced or torch._C._are_functorch_transforms_active())
+
+
 class _Forward(Function):
     @staticmethod
     def forward(z: Tensor, target: Tensor, k: Sensitivity, loss: RowLoss) -> tuple[Tensor, ...]:

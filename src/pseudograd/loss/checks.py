@@ -24,8 +24,8 @@ def check_arguments(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
-) -> None:
-    """Refuse what `torch.nn.functional.cross_entropy` would refuse."""
+) -> torch.Size:
+    """Return the shape of the examples; refuse what `torch.nn.functional.cross_entropy` would."""
     if not isinstance(input, Tensor):
         raise TypeError(f"input must be a tensor of logits, not {type(input).__name__}")
     if not isinstance(target, Tensor):
@@ -38,7 +38,8 @@ def check_arguments(
     shape = input.shape
     if not shape:
         raise ValueError("input must have a class dimension: shape (C), (N, C) or (N, C, d1, ...)")
-    classes = shape[0] if len(shape) == 1 else shape[1]
+    classes = shape[min(len(shape) - 1, 1)]
+    examples = shape[:1] + shape[2:] if len(shape) > 1 else shape[1:]
     if classes == 0:
         raise ValueError(f"input has no classes: its shape is {tuple(shape)}")
     if target.is_floating_point():
@@ -55,9 +56,9 @@ def check_arguments(
             )
     elif target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"target must hold class indices or probabilities, not {target.dtype}")
-    elif target.shape != example_shape(input):
+    elif target.shape != examples:
         raise ValueError(
-            f"target must hold class indices of shape {tuple(example_shape(input))} for an input "
+            f"target must hold class indices of shape {tuple(examples)} for an input "
             f"of shape {tuple(shape)}, not {tuple(target.shape)}"
         )
     if target.device != input.device:
@@ -67,6 +68,7 @@ def check_arguments(
         check_class_factors("weight", weight, classes)
         if weight.device != input.device:
             raise ValueError(f"weight is on {weight.device} but input is on {input.device}")
+    return examples
 
 
 def check_settings(ignore_index: int, reduction: str, label_smoothing: float) -> None:
@@ -266,8 +268,3 @@ def autocast_is_on(tensor: Tensor) -> bool:
     if tensor.is_meta or tensor.dtype == torch.float64:
         return False
     return torch.is_autocast_enabled(tensor.device.type)
-
-
-def example_shape(input: Tensor) -> torch.Size:
-    """Return the shape of ``input`` without its class dimension."""
-    return input.shape[:1] + input.shape[2:] if input.dim() > 1 else torch.Size()

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from pseudograd.loss.autograd import (
     RowFunction,
+    is_eager,
     is_exporting,
-    is_jit_traced,
-    is_traced,
     prepare_tracing,
     rows_of,
     zero_with_gradient,
@@ -30,7 +29,6 @@ from pseudograd.loss.checks import (
     check_k,
     checked_k,
     dtype_without_kernel,
-    example_shape,
     name_of_group,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
@@ -92,8 +90,8 @@ def tunable_cross_entropy(
 
     """
     prepare_tracing()
-    check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
-    k = checked_k(k, example_shape(input))
+    shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
+    k = checked_k(k, shape)
     route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
     # The Triton kernels read half types as they are.
     z = as_rows(input if route == "triton" or input.dtype == dtype else input.to(dtype))
@@ -113,7 +111,7 @@ def tunable_cross_entropy(
         loss = class_index_loss(z, labels, *settings, route == "triton")
     if soft and _may_need_gradient(target):
         loss = loss + _target_term(z, as_rows(target), weight, reduction, label_smoothing)
-    return (loss.reshape(example_shape(input)) if reduction == "none" else loss).to(dtype)
+    return (loss.reshape(shape) if reduction == "none" else loss).to(dtype)
 
 
 # --- the routes: numba, fused Triton kernels, or rows that any transform can handle ---------------
@@ -276,12 +274,6 @@ def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
 
 
 # --- which route ----------------------------------------------------------------------------------
-
-
-def is_eager() -> bool:
-    """Return whether tensors hold numbers: nothing is traced, and torch.func is not active."""
-    graph = is_traced() or is_jit_traced()
-    return not (graph or torch._C._are_functorch_transforms_active())
 
 
 def holds_numbers(tensor: Tensor) -> bool:
