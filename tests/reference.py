@@ -6,7 +6,7 @@ Slow and plain on purpose. Exponents of mpmath numbers are unbounded, so nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mpmath as mp
 import torch
@@ -33,6 +33,13 @@ def rule(logits: Numbers, y: int, k: float) -> list[float]:
         power = [p**exponent for p in bias]
         normalizer = mp.fsum(p for j, p in enumerate(power) if j != y)
         return [float(-size if j == y else size / normalizer * p) for j, p in enumerate(power)]
+
+
+def reweighted(logits: Numbers, y: int, factor: Callable[[mp.mpf], mp.mpf]) -> list[float]:
+    """The bias ε times a factor of -log p_y."""
+    with mp.workdps(DIGITS):
+        by = factor(_surprise(logits, y))
+        return [float(by * mp.mpf(e)) for e in rule(logits, y, 1.0)]
 
 
 def soft_rule(logits: Numbers, target: Numbers, k: float) -> list[float]:

@@ -133,12 +133,6 @@ BAD: dict[str, Bad] = {
         "target",
         "shape of input, (3, 4), not (3, 3)",
     ),
-    "probabilities to be learned": Bad(
-        call(target=PROBABILITIES.clone().requires_grad_()),
-        ValueError,
-        "target",
-        "target.detach()",
-    ),
     "labels elsewhere": Bad(
         call(target=LABELS.to("meta")), ValueError, "target", "on meta but input is on cpu"
     ),

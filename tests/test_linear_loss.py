@@ -104,7 +104,7 @@ def test_on_a_cpu_loops_do_it(
     dtype: torch.dtype, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    monkeypatch.setitem(linear._WAYS, "torch", None)
+    monkeypatch.setitem(linear._ROUTES, "torch", None)
     (hidden, weight, bias), target = layer_and_data(dtype)
     tunable_linear_cross_entropy(
         hidden, weight, target, 0.5, bias, label_smoothing=smoothing

@@ -23,7 +23,6 @@ import reference
 from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
 from pseudograd.loss import (
     TunableLinearCrossEntropyLoss,
-    linear,
     modules,
     tunable_linear_cross_entropy,
 )
@@ -695,9 +694,8 @@ def test_modules_pass_all_settings_on(monkeypatch: pytest.MonkeyPatch) -> None:
         "implementation='torch')"
     )
     called: list[dict[str, Any]] = []
-    for module in (modules, linear):
-        name = "tunable_cross_entropy" if module is modules else "tunable_linear_cross_entropy"
-        monkeypatch.setattr(module, name, lambda *_, **given: called.append(given))
+    for name in ("tunable_cross_entropy", "tunable_linear_cross_entropy"):
+        monkeypatch.setattr(modules, name, lambda *_, **given: called.append(given))
     settings: dict[str, Any] = {"implementation": "torch", "process_group": "some ranks"}
     TunableCrossEntropyLoss(0.5, **settings)(*[torch.zeros(1)] * 2)
     of_linear = TunableLinearCrossEntropyLoss(0.5, chunk_rows=7, **settings)
@@ -978,6 +976,43 @@ class TestModules:
                 assert torch.equal(a, b)
         assert list(module.state_dict()) == list(nn.CrossEntropyLoss(torch.ones(3)).state_dict())
         assert copy.deepcopy(module).double().weight.dtype == torch.float64
+
+    @pytest.mark.parametrize("kind", [TunableCrossEntropyLoss, TunableLinearCrossEntropyLoss])
+    def test_k_survives_a_checkpoint_if_asked_to(self, kind: Any) -> None:
+        """A schedule of k goes on where it was."""
+        saved: Any = nn.Sequential(nn.Linear(2, 3), kind(k=1.0, persistent=True))
+        for k in (3, 0.1, torch.tensor([0.5, 2.0])):
+            saved[1].k = k
+            state = pickle.loads(pickle.dumps(saved.state_dict()))
+            assert list(state) == ["0.weight", "0.bias", "1.k"]
+            loaded: Any = nn.Sequential(nn.Linear(2, 3), kind(k=1.0, persistent=True))
+            loaded.load_state_dict(state)
+            assert torch.equal(torch.as_tensor(loaded[1].k), torch.as_tensor(k).double())
+            assert isinstance(loaded[1].k, Tensor) == isinstance(k, Tensor)
+        assert "persistent=True" in repr(saved[1])
+
+    def test_checkpoints_that_do_not_fit_are_refused(self) -> None:
+        plain, persistent = (TunableCrossEntropyLoss(0.5, persistent=p) for p in (False, True))
+        assert not plain.state_dict()
+        plain.load_state_dict({})
+        with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"k\""):
+            plain.load_state_dict({"k": torch.tensor(2.0)})
+        with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"k\""):
+            persistent.load_state_dict({})
+        for criterion, state in ((plain, {"k": torch.tensor(2.0)}), (persistent, {})):
+            criterion.load_state_dict(state, strict=False)
+            assert criterion.k == 0.5
+        with pytest.raises(ValueError, match="k must be a finite number above 0"):
+            persistent.load_state_dict({"k": torch.tensor(-1.0)})
+
+    def test_setting_k_checks_it(self) -> None:
+        criterion = TunableCrossEntropyLoss(k=0.5)
+        for wrong in (0, -1.0, math.nan, torch.tensor([1.0, 0.0])):
+            with pytest.raises(ValueError, match=r"^k must be"):
+                criterion.k = wrong
+        with pytest.raises(TypeError, match=r"^k must be a number or a tensor, not str"):
+            criterion.k = "1"  # type: ignore[assignment]
+        assert criterion.k == 0.5
 
     def test_representation_shows_the_setting(self) -> None:
         assert "k=0.5" in repr(TunableCrossEntropyLoss(k=0.5))

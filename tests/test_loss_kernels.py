@@ -722,7 +722,7 @@ def test_without_a_working_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     functional._kernels_run.cache_clear()
     logits, target, _ = case(False, "none")
     with pytest.warns(UserWarning, match="slower .no C compiler found"):
-        way = functional.chosen_way(logits, target, "auto")
+        way = functional.chosen_route(logits, target, "auto")
     functional._kernels_run.cache_clear()
     assert way != "triton"
 

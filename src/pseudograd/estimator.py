@@ -25,7 +25,7 @@ from pseudograd.data import Dataset
 from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import Fleet, MLPRecipe, Network
 from pseudograd.fleet.recipe import ACTIVATIONS, OPTIMIZERS
-from pseudograd.rules.paper import GREATEST_K, LEAST_K
+from pseudograd.rules.checks import check_k
 from pseudograd.search import Cell, Protocol, Study, batch_size_for, clip_for, ks_for
 from pseudograd.search.display import Display
 
@@ -381,7 +381,14 @@ def _positives(values: Any, kind: type = Real) -> bool:
 
 
 def _are_sensitivities(values: Any) -> bool:
-    return _positives(values) and all(LEAST_K <= value <= GREATEST_K for value in values)
+    if not _positives(values):
+        return False
+    try:
+        for value in values:
+            check_k(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _is_auto(value: Any) -> bool:

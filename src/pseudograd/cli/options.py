@@ -101,10 +101,14 @@ def positive(text: str) -> float:
 
 def sensitivity(text: str) -> float:
     """The type of an option that takes k."""
-    from pseudograd.rules.paper import GREATEST_K, LEAST_K
+    from pseudograd.rules.checks import check_k
 
-    if not LEAST_K <= (value := positive(text)) <= GREATEST_K:
-        raise argparse.ArgumentTypeError(f"{text!r} must be from 2^-100 to 2^100, like 0.25 or 1/4")
+    value = positive(text)
+    try:
+        check_k(value)
+    except ValueError as problem:
+        advice = f"{text!r} must be from 2^-100 to 2^100, like 0.25 or 1/4"
+        raise argparse.ArgumentTypeError(advice) from problem
     return value
 
 

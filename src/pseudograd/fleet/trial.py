@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pseudograd.fleet.recipe import Recipe, are_numbers, is_whole, make_plain
-from pseudograd.rules.paper import GREATEST_K, LEAST_K
+from pseudograd.rules.checks import check_k
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +94,7 @@ class Trial:
         require(isinstance(self.recipe, Recipe), "recipe", "a Recipe")
         for name in ("k", "learning_rate"):
             require(are_numbers(getattr(self, name)), name, "a number")
-        require(LEAST_K <= self.k <= GREATEST_K, "k", "a number above 0 (2^-100 to 2^100)")
+        check_k(self.k)
         require(0 < self.learning_rate < math.inf, "learning_rate", "a finite number above 0")
         require(is_whole(self.seed, -(2**63), 2**63), "seed", "a whole number of 64 bits")
 

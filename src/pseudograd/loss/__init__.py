@@ -1,8 +1,12 @@
-"""A rule with PyTorch's face: functions and modules that take the place of cross-entropy."""
+"""A rule with PyTorch's face: functions and modules that replace cross-entropy."""
 
 from pseudograd.loss.functional import tunable_cross_entropy
-from pseudograd.loss.linear import TunableLinearCrossEntropyLoss, tunable_linear_cross_entropy
-from pseudograd.loss.modules import RuleCrossEntropyLoss, TunableCrossEntropyLoss
+from pseudograd.loss.linear import tunable_linear_cross_entropy
+from pseudograd.loss.modules import (
+    RuleCrossEntropyLoss,
+    TunableCrossEntropyLoss,
+    TunableLinearCrossEntropyLoss,
+)
 
 __all__ = [
     "RuleCrossEntropyLoss",

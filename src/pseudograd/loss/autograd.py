@@ -1,15 +1,14 @@
-"""Rows of logits in, their cross-entropy out; backward, a rule in place of the derivative.
+"""Rows of logits in, cross-entropy out; the backward pass is a rule instead of the derivative.
 
-PyTorch learns of the substitution through `torch.autograd.Function`. Three facts shape this file:
+A `torch.autograd.Function` makes the substitution. Three facts shape this file:
 
-- `torch.compile` of a `vmap` looks through such a function and differentiates its forward pass,
-  which would silently be plain cross-entropy. `allow_in_graph` keeps the function whole; see
-  `prepare_tracing` for when.
-- A pseudo-gradient is no function's gradient (Lemma 1), so a second derivative has no meaning. The
-  backward pass is therefore a function of its own, whose derivative raises.
-- `torch.export` keeps what such a function computes, and forgets its backward pass: differentiated,
-  the graph would silently be plain cross-entropy. Operators it keeps whole, with their derivative,
-  so there the two passes are operators.
+- `torch.compile` of a `vmap` traces through such a function and differentiates its forward pass,
+  which silently gives plain cross-entropy. `allow_in_graph` prevents that; `prepare_tracing`
+  registers our functions there.
+- A pseudo-gradient is not the gradient of any function (Lemma 1), so a second derivative has no
+  meaning. The backward pass is a function of its own whose derivative raises.
+- `torch.export` keeps the forward pass of such a function and drops its backward pass, which again
+  gives plain cross-entropy. It keeps custom operators with their derivative, so we export those.
 """
 
 from __future__ import annotations
@@ -25,108 +24,39 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pseudograd.rules import paper
-from pseudograd.rules.framework import Rule, checked
 from pseudograd.rules.paper import Sensitivity
 
 RowFunction = Callable[[Tensor, Tensor, Sensitivity], Tensor]
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
-# Functions that `torch.compile` must not look into.
+# Functions that `torch.compile` must not trace into.
 whole_functions: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 class RowLoss(Protocol):
-    """The two passes over rows ``z`` (R, C) of any dtype; k is a number, or a column (R, 1).
+    """Both passes over rows ``z`` (R, C) of any dtype; k is a number or a column (R, 1).
 
     Attributes:
-        exported_as: Its name among operators; None for one that cannot leave Python.
+        exported_as: The name by which an exported graph finds it; None if it cannot be exported.
 
     """
 
     exported_as: str | None
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Give the value of each row, then what the backward pass should keep."""
+        """Return the value of each row, then the tensors to keep for the backward pass."""
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
-        """Give the pseudo-gradient of each row times its ``grad``, a column, in the dtype of ``z``.
+        """Return each row's pseudo-gradient times ``grad``, a column, in the dtype of ``z``.
 
-        It is 0 where ``grad`` is, whatever the row holds.
+        It is 0 where ``grad`` is 0, whatever the row holds.
         """
 
 
-def _of_ignored_rows_zero(f: Tensor, grad: Tensor, z: Tensor) -> Tensor:
-    """Ignored rows may hold anything; NaN times 0 would be NaN."""
-    return torch.where(grad == 0, 0, f).to(z.dtype)
-
-
-class ClassIndex:
-    """Eq. 5 for labels. Keeps two numbers a row; cross-entropy keeps all log-probabilities."""
-
-    exported_as: str | None = "class indices"
-
-    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Give -log p_y, and keep the top and the margin."""
-        top, margin = paper.top_and_margin(paper.in_working_precision(z), target)
-        return paper.cross_entropy(margin).squeeze(-1), top, margin
-
-    def backward(
-        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
-    ) -> Tensor:
-        """Give Eq. 5."""
-        top, margin = kept
-        logits = paper.in_working_precision(z)
-        f = paper.push(logits, target, k, top, paper.strength(margin, k) * grad)
-        return _of_ignored_rows_zero(f, grad, z)
-
-
-class ClassProbabilities:
-    """The rule for soft targets."""
-
-    def __init__(self, classes: paper.Classes = paper.ALL_CLASSES) -> None:
-        self.classes = classes
-        whole = classes is paper.ALL_CLASSES
-        self.exported_as: str | None = "class probabilities" if whole else None
-
-    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Give -Σ q log p, where 0 · log 0 is 0."""
-        log_p = self.classes.log_softmax(paper.wide(paper.in_working_precision(z)))
-        terms = torch.where(target == 0, 0, target * log_p)
-        return (-self.classes.total(terms).squeeze(-1),)
-
-    def backward(
-        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
-    ) -> Tensor:
-        """Give the soft rule."""
-        f = paper.soft_push(paper.in_working_precision(z), target, k, self.classes) * grad
-        return _of_ignored_rows_zero(f, grad, z)
-
-
-class ByRule:
-    """Any rule for labels (Eq. 3); its sensitivity, if it has one, is its own."""
-
-    exported_as: str | None = None
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-
-    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Give -log p_y."""
-        _, margin = paper.top_and_margin(paper.in_working_precision(z), target)
-        return (paper.cross_entropy(margin).squeeze(-1),)
-
-    def backward(
-        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
-    ) -> Tensor:
-        """Give the rule."""
-        f = checked(self.rule, paper.in_working_precision(z), target)
-        return _of_ignored_rows_zero(f * grad, grad, z)
-
-
 def rows_of(loss: RowLoss) -> RowFunction:
-    """Make the function (z, target, k) → value of each row, with the backward pass of ``loss``."""
+    """Return the function (z, target, k) → value of each row with the backward pass of ``loss``."""
 
     def rows(z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
         return row_values(loss, z, target, k)
@@ -136,9 +66,9 @@ def rows_of(loss: RowLoss) -> RowFunction:
 
 
 def row_values(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
-    """Give the value of each row, with the backward pass of ``loss``.
+    """Return the value of each row, with the backward pass of ``loss``.
 
-    Who calls it has to be given to `keep_whole`, or else `torch.compile` looks into it.
+    Register callers with `keep_whole`, or `torch.compile` traces into them.
     """
     if is_exporting():
         return _exported(loss, z, target, k)
@@ -147,15 +77,15 @@ def row_values(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tens
 
 
 def number_or_tensor(k: Sensitivity) -> tuple[float, Tensor | None]:
-    """A sensitivity as operators take it: a number, or a tensor beside one that does not count."""
+    """Return k as operators take it: a number and None, or a placeholder and a tensor."""
     return (1.0, k.reshape(-1)) if isinstance(k, Tensor) else (k, None)
 
 
 def without_symbol(k: Sensitivity, rows: Tensor) -> Sensitivity:
-    """A number that changes from call to call of a graph, as a column; others as they are.
+    """Return a symbolic k, one that may differ at each call of a graph, as a column.
 
-    Operators take numbers, but would need a graph for each. It comes from a product, since there
-    are few operations of which the compiler knows how to keep a symbol.
+    Operators that take a number would need a graph for each value. Multiplication is one of the
+    few operations through which the compiler keeps a symbol.
     """
     symbol: Any = k
     if isinstance(symbol, torch.SymFloat):
@@ -165,34 +95,42 @@ def without_symbol(k: Sensitivity, rows: Tensor) -> Sensitivity:
 
 
 def keep_whole(function: Callable[..., Any]) -> None:
-    """Have `torch.compile` not look into a function, now or when it is first at work."""
+    """Keep `torch.compile` from tracing into a function."""
     whole_functions.add(function)
     if "pseudograd.loss.tracing" in sys.modules:
         torch.compiler.allow_in_graph(function)
 
 
 def prepare_tracing() -> None:
-    """Have `torch.compile` keep such functions whole; where it is not at work, do nothing.
+    """Under `torch.compile`, register the functions it must not trace into.
 
-    To register them beforehand would take the second that its own import takes. But it runs import
-    statements as it traces them, so the module of this one is run when it first gets here.
+    Registering them earlier would import the compiler, which takes a second. It executes import
+    statements while tracing, so importing this module registers them just in time.
     """
     if torch.compiler.is_compiling():
         import pseudograd.loss.tracing  # noqa: F401
 
 
 def is_traced() -> bool:
-    """Whether a graph is being made of what runs now, by `torch.compile`, export or `make_fx`."""
-    if torch.compiler.is_compiling():  # which could not look into what follows
+    """Return whether `torch.compile`, `torch.export` or `make_fx` is tracing this call."""
+    if torch.compiler.is_compiling():  # the compiler cannot trace the next line
         return True
     return torch._C._get_dispatch_mode(_PROXY) is not None
 
 
 def is_jit_traced() -> bool:
-    """Whether `torch.jit.trace` is at work."""
+    """Return whether `torch.jit.trace` is tracing this call."""
     if torch.compiler.is_compiling():  # as above
         return False
     return torch._C._is_tracing()
+
+
+def is_eager() -> bool:
+    """Return whether tensors hold numbers: nothing is traced, and torch.func is not active."""
+    if torch.compiler.is_compiling():  # as above
+        return False
+    traced = torch._C._get_dispatch_mode(_PROXY) is not None or torch._C._is_tracing()
+    return not (traced or torch._C._are_functorch_transforms_active())
 
 
 class _Forward(Function):
@@ -229,29 +167,29 @@ class _Forward(Function):
 
 
 class Underivable(Function):
-    """A function whose derivative is refused, of both kinds."""
+    """A function whose derivatives raise, in reverse and forward mode."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing but what it takes to refuse later."""
-        numbers = [isinstance(value, Tensor) and value.is_floating_point() for value in inputs]
-        ctx.are_numbers = numbers
+        """Save tensors only while tracing, for the operator that will raise."""
+        floats = [isinstance(value, Tensor) and value.is_floating_point() for value in inputs]
+        ctx.are_floats = floats
         if is_traced():
-            ctx.save_for_backward(*itertools.compress(inputs, numbers))
+            ctx.save_for_backward(*itertools.compress(inputs, floats))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Refuse; of a graph that is compiled, when it is run, since often it never is."""
+        """Raise; in a compiled graph only when it is run, because it often never is."""
         if not is_traced() or torch._C._are_functorch_transforms_active():
             refuse_second_derivative()
         tensors = iter(ctx.saved_tensors)
         return tuple(
-            _refused(next(tensors), grads[0]) if numbers else None for numbers in ctx.are_numbers
+            _refused(next(tensors), grads[0]) if is_float else None for is_float in ctx.are_floats
         )
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        """Refuse."""
+        """Raise."""
         refuse_forward_mode()
 
 
@@ -259,9 +197,9 @@ class Underivable(Function):
     "pseudograd::refused", mutates_args=(), schema="(Tensor like, Tensor grad) -> Tensor"
 )
 def _refused(like: Tensor, grad: Tensor) -> Tensor:
-    """Stand in a graph for a derivative that there is not.
+    """Raise when a compiled graph asks for a derivative that does not exist.
 
-    With the gradient from above it is of the graph's backward pass, and not run before.
+    It takes the upstream gradient so that it belongs to the backward graph.
     """
     refuse_second_derivative()
 
@@ -283,13 +221,69 @@ class _Backward(Underivable):
         return _unfold(info, _Backward.apply(*_fold(info, in_dims, inputs))), 0
 
 
-# --- for graphs that leave Python -----------------------------------------------------------------
+# --- zero with a gradient -------------------------------------------------------------------------
+
+
+def zero_with_gradient(x: Tensor, gradient: Tensor, source: Tensor) -> Tensor:
+    """Return a zero for each row of ``x`` (R, n) whose derivative at ``x`` is ``gradient`` (R, n).
+
+    Added to a value, it leaves the value as it is (also infinity) and adds a gradient. ``gradient``
+    was computed from ``source``; differentiating once more raises.
+    """
+    if is_exporting():
+        zero: Tensor = _exported_zero(x, gradient.detach(), source)
+    else:
+        zero = _Zero.apply(x, gradient.detach(), source)
+    return zero
+
+
+keep_whole(zero_with_gradient)
+
+
+def _zeros(x: Tensor, gradient: Tensor, source: Tensor) -> Tensor:
+    return torch.zeros_like(x[..., 0])
+
+
+def _keep_gradient(ctx: Any, inputs: Any, output: Any) -> None:
+    x, gradient, source = inputs
+    ctx.dtype = x.dtype
+    ctx.save_for_backward(gradient, source)
+
+
+def _times_gradient(ctx: Any, grad: Tensor) -> Any:
+    gradient, source = ctx.saved_tensors
+    grad = grad.unsqueeze(-1)
+    return final(zero_if_ignored(grad * gradient, grad, ctx.dtype), source), None, None
+
+
+class _Zero(Function):
+    generate_vmap_rule = True
+    forward = staticmethod(_zeros)
+    setup_context = staticmethod(_keep_gradient)
+    backward = staticmethod(_times_gradient)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_forward_mode()
+
+
+_exported_zero = torch.library.custom_op(
+    "pseudograd::zero_with_gradient",
+    _zeros,
+    mutates_args=(),
+    schema="(Tensor x, Tensor gradient, Tensor source) -> Tensor",
+)
+_exported_zero.register_fake(_zeros)
+_exported_zero.register_autograd(_times_gradient, setup_context=_keep_gradient)
+
+
+# --- export ---------------------------------------------------------------------------------------
 
 
 def is_exporting() -> bool:
-    """Whether `torch.export` is at work; before PyTorch 2.7 that cannot be told."""
-    told = getattr(torch.compiler, "is_exporting", None)
-    return told is not None and bool(told())
+    """Return whether `torch.export` is tracing this call; always False before PyTorch 2.7."""
+    exporting = getattr(torch.compiler, "is_exporting", None)
+    return exporting is not None and bool(exporting())
 
 
 def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
@@ -305,6 +299,8 @@ def _of_name(name: str) -> RowLoss:
         from pseudograd.loss.triton.operators import OnGpu
 
         return OnGpu(float(name.rpartition(" ")[2]))
+    from pseudograd.loss.rows import ClassIndex, ClassProbabilities
+
     return ClassIndex() if name == "class indices" else ClassProbabilities()
 
 
@@ -362,7 +358,7 @@ _exported_gradients.register_autograd(_refuse_derivative)
     "pseudograd::without_derivative", mutates_args=(), schema="(Tensor value) -> Tensor"
 )
 def _without_derivative(value: Tensor) -> Tensor:
-    """Give a value whose derivative could not be exported."""
+    """Return a value whose derivative cannot be exported."""
     return value.clone()
 
 
@@ -373,8 +369,8 @@ def _(value: Tensor) -> Tensor:
 
 def _refuse_exported(ctx: Any, grad: Tensor) -> NoReturn:
     raise RuntimeError(
-        "pseudograd: this loss was exported, and its backward pass is Python that an exported "
-        "graph cannot hold; export the model alone, and compute the loss of its logits in Python"
+        "pseudograd: the backward pass of this exported loss is Python that an exported graph "
+        "cannot hold; export the model alone, and compute the loss of its logits in Python"
     )
 
 
@@ -385,25 +381,30 @@ _without_derivative.register_autograd(_refuse_exported)
 
 
 def is_batch(tensor: Tensor) -> bool:
-    """Whether a tensor is several, as gradients from above are with ``is_grads_batched``."""
+    """Return whether a tensor is a vmapped batch, as with ``is_grads_batched``."""
     return not torch._C._has_storage(tensor)
 
 
 def graph_is_kept() -> bool:
-    """Whether the backward pass under way may be asked for again, or for its own derivative."""
+    """Return whether the current backward pass may be repeated or differentiated."""
     kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
     return kept or torch.is_grad_enabled()
 
 
+def zero_if_ignored(f: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``f``, and 0 where ``grad`` is 0: ignored rows may hold NaN, and NaN · 0 is NaN."""
+    return torch.where(grad == 0, 0, f).to(dtype)
+
+
 def times_each(f: Tensor, grad: Tensor) -> Tensor:
-    """Rows ``f`` times the gradient from above, one number or one for each row; 0 stays 0."""
+    """Return rows ``f`` times the upstream gradient, a number or one per row; 0 stays 0."""
     grad = grad.unsqueeze(-1) if grad.dim() else grad
     return torch.where(f == 0, 0, f * grad).to(f.dtype)
 
 
 def final(result: Tensor, *sources: Tensor | None) -> Tensor:
-    """``result``, computed from ``sources`` in a way that may not be differentiated."""
-    # Grad mode is on in a backward pass only where someone wants to differentiate once more.
+    """Return ``result``, whose derivative with respect to ``sources`` raises."""
+    # Grad mode is on in a backward pass only if it may be differentiated.
     return _Final.apply(result, *sources) if torch.is_grad_enabled() else result
 
 
@@ -416,25 +417,25 @@ class _Final(Underivable):
 
 
 def refuse_second_derivative() -> NoReturn:
-    """Raise, and say why."""
+    """Raise, because a pseudo-gradient has no derivative."""
     _refuse("a second derivative")
 
 
 def refuse_forward_mode() -> NoReturn:
-    """Raise, and say why."""
+    """Raise, because a pseudo-gradient exists in reverse mode only."""
     _refuse("a forward-mode derivative (jvp, jacfwd, hessian)")
 
 
 def _refuse(what: str) -> NoReturn:
     raise RuntimeError(
-        f"pseudograd: {what} of a tunable loss was asked for, and there is none: its backward pass "
-        "is a pseudo-gradient, which is no function's gradient (Lemma 1 of the paper). Use "
-        "torch.nn.functional.cross_entropy where you need one."
+        f"pseudograd: {what} of a tunable loss does not exist: its backward pass is a "
+        "pseudo-gradient, which is not the gradient of any function (Lemma 1 of the paper); use "
+        "torch.nn.functional.cross_entropy where you need one"
     )
 
 
 def _fold(info: Any, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list[Any]:
-    """A batch of problems is one problem with more rows."""
+    """Fold the batch dimension into the rows: a batch of problems is one with more rows."""
 
     def fold(value: Any, dim: int | None) -> Any:
         if not isinstance(value, Tensor) or (value.dim() == 0 and dim is None):

@@ -1,20 +1,20 @@
-"""What can be wrong with a loss's arguments, each with a sentence that names it and the fix."""
+"""Checks of a loss's arguments, each with a sentence that names the argument and the fix."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from pseudograd.rules.paper import Sensitivity, check_sensitivity
+from pseudograd.rules.checks import check_k as check_k
+from pseudograd.rules.paper import Sensitivity
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("mean", "sum", "none")
 IMPLEMENTATIONS = ("auto", "triton", "torch")
-SINGLE_AND_HALF = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_arguments(
@@ -24,75 +24,55 @@ def check_arguments(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
-) -> None:
-    """Refuse what `torch.nn.functional.cross_entropy` would refuse, by name."""
+) -> torch.Size:
+    """Return the shape of the examples; refuse what `torch.nn.functional.cross_entropy` would."""
     if not isinstance(input, Tensor):
         raise TypeError(f"input must be a tensor of logits, not {type(input).__name__}")
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor of labels, not {type(target).__name__}")
     check_settings(ignore_index, reduction, label_smoothing)
-    for name, tensor in (("input", input), ("target", target), ("weight", weight)):
-        check_dense(name, tensor)
+    check_dense("input", input)
+    check_dense("target", target)
     if not input.is_floating_point():
         raise TypeError(f"input must hold floating-point logits, not {input.dtype}; use .float()")
     shape = input.shape
     if not shape:
         raise ValueError("input must have a class dimension: shape (C), (N, C) or (N, C, d1, ...)")
-    classes = shape[0] if len(shape) == 1 else shape[1]
+    classes = shape[min(len(shape) - 1, 1)]
+    examples = shape[:1] + shape[2:] if len(shape) > 1 else shape[1:]
     if classes == 0:
         raise ValueError(f"input has no classes: its shape is {tuple(shape)}")
-    if target.is_complex() or target.dtype == torch.bool:
-        raise TypeError(f"target must hold class indices or probabilities, not {target.dtype}")
     if target.is_floating_point():
-        if target.shape != input.shape:
+        if target.shape != shape:
             raise ValueError(
                 "target holds floating-point numbers, so it must be class probabilities of the "
-                f"shape of input, {tuple(input.shape)}, not {tuple(target.shape)}; for class "
-                "indices use .long()"
+                f"shape of input, {tuple(shape)}, not {tuple(target.shape)}; for class indices "
+                "use .long()"
             )
-        if target.requires_grad:
-            raise ValueError("target must not require a gradient; use target.detach()")
         if ignore_index >= 0:
             raise ValueError(
                 f"ignore_index must be negative, not {ignore_index}, where target holds class "
                 "probabilities: there is no index to ignore"
             )
-    elif target.shape != example_shape(input):
+    elif target.is_complex() or target.dtype == torch.bool:
+        raise TypeError(f"target must hold class indices or probabilities, not {target.dtype}")
+    elif target.shape != examples:
         raise ValueError(
-            f"target must hold class indices of shape {tuple(example_shape(input))} for an input "
-            f"of shape {tuple(input.shape)}, not {tuple(target.shape)}"
+            f"target must hold class indices of shape {tuple(examples)} for an input "
+            f"of shape {tuple(shape)}, not {tuple(target.shape)}"
         )
     if target.device != input.device:
         raise ValueError(f"target is on {target.device} but input is on {input.device}")
-    check_factors("weight", weight)
     if weight is not None:
-        if weight.shape != (classes,):
-            raise ValueError(
-                f"weight must have one factor for each of the {classes} classes, shape "
-                f"({classes},), not {tuple(weight.shape)}"
-            )
-        if weight.requires_grad:
-            raise ValueError("weight must not require a gradient; use weight.detach()")
+        check_factors("weight", weight)
+        check_class_factors("weight", weight, classes)
         if weight.device != input.device:
             raise ValueError(f"weight is on {weight.device} but input is on {input.device}")
-
-
-def check_dense(name: str, tensor: Tensor | None) -> None:
-    """Refuse sparse tensors and the like."""
-    if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
-        raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}; use .to_dense()")
-
-
-def check_factors(name: str, factors: Tensor | None) -> None:
-    """Refuse class weights that are no tensor, or one of whole numbers."""
-    if factors is None:
-        return
-    if not isinstance(factors, Tensor) or not factors.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor with one factor for each class")
+    return examples
 
 
 def check_settings(ignore_index: int, reduction: str, label_smoothing: float) -> None:
-    """Refuse wrong values of what is not a tensor."""
+    """Refuse wrong values of the arguments that are not tensors."""
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if reduction not in REDUCTIONS:
@@ -101,6 +81,32 @@ def check_settings(ignore_index: int, reduction: str, label_smoothing: float) ->
         raise TypeError(f"label_smoothing must be a number in [0, 1], not {label_smoothing!r}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
+
+
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Refuse sparse tensors and the like."""
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}; use .to_dense()")
+
+
+def check_factors(name: str, factors: Tensor | None) -> None:
+    """Refuse class weights that are not a dense tensor of floating-point numbers."""
+    if factors is None:
+        return
+    if not isinstance(factors, Tensor) or not factors.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor with one factor for each class")
+    check_dense(name, factors)
+
+
+def check_class_factors(name: str, factors: Tensor, classes: int) -> None:
+    """Refuse a tensor that has not one constant for each class."""
+    if factors.shape != (classes,):
+        raise ValueError(
+            f"{name} must have one value for each of the {classes} classes, shape ({classes},), "
+            f"not {tuple(factors.shape)}"
+        )
+    if name != "bias" and factors.requires_grad:
+        raise ValueError(f"{name} must not require a gradient; use {name}.detach()")
 
 
 def check_linear(
@@ -126,13 +132,11 @@ def check_linear(
             )
         if tensor.device != hidden.device:
             raise ValueError(f"{name} is on {tensor.device} but hidden is on {hidden.device}")
-    if not autocast_is_on(hidden):
-        for name in ("weight", "bias"):
-            tensor = tensors[name]
-            if tensor is not None and tensor.dtype != hidden.dtype:
-                raise TypeError(
-                    f"{name} is {tensor.dtype} but hidden is {hidden.dtype}; convert one of them"
-                )
+        same_dtype = name == "class_weight" or tensor.dtype == hidden.dtype
+        if not (same_dtype or autocast_is_on(hidden)):
+            raise TypeError(
+                f"{name} is {tensor.dtype} but hidden is {hidden.dtype}; convert one of them"
+            )
     if weight.dim() != 2 or weight.shape[0] == 0:
         raise ValueError(f"weight must have the shape (classes, H), not {tuple(weight.shape)}")
     if hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:
@@ -141,14 +145,8 @@ def check_linear(
             f"{tuple(weight.shape)}, not {tuple(hidden.shape)}"
         )
     for name in ("bias", "class_weight"):
-        tensor = tensors[name]
-        if tensor is not None and tensor.shape != weight.shape[:1]:
-            raise ValueError(
-                f"{name} must have one value for each of the {len(weight)} classes, shape "
-                f"({len(weight)},), not {tuple(tensor.shape)}"
-            )
-    if class_weight is not None and class_weight.requires_grad:
-        raise ValueError("class_weight must not require a gradient; use class_weight.detach()")
+        if (tensor := tensors[name]) is not None:
+            check_class_factors(name, tensor, len(weight))
     is_number = isinstance(target, Tensor) and target.dtype != torch.bool
     if not is_number or target.is_floating_point() or target.is_complex():
         raise TypeError("target must be a tensor of class indices")
@@ -163,26 +161,27 @@ def check_linear(
 
 
 def check_chunk_rows(chunk_rows: int | None) -> None:
-    """Refuse what is no number of rows."""
+    """Refuse anything but a number of rows, or None."""
     if chunk_rows is None:
         return
     if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
         raise ValueError(f"chunk_rows must be a whole number of 1 or more, not {chunk_rows!r}")
 
 
-def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True) -> None:
-    """Refuse a sensitivity that is not a positive number, or not one for each example.
+def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = False) -> Sensitivity:
+    """Return k as a Python float or a tensor; refuse all else.
 
     Args:
         k: The sensitivity.
-        shape: The shape of the examples; None where it is not known yet.
-        values: Whether a tensor's values can be looked at: not while they are traced, and not
-            without waiting for another device.
+        shape: The shape of the examples; None if it is not known yet.
+        values: Whether to look at a tensor's values.
 
     """
     if not isinstance(k, Tensor):
-        check_sensitivity(k, values)
-        return
+        check_k(k)
+        # NumPy's numbers become Python's; the compiler's symbols stay.
+        number: Any = k
+        return k if isinstance(number, (torch.SymFloat, torch.SymInt)) else float(k)
     check_dense("k", k)
     if not k.is_floating_point():
         raise TypeError(f"k must hold floating-point numbers, not {k.dtype}; use .float()")
@@ -190,7 +189,7 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
         raise ValueError("k cannot be learned by gradient: it has none; use k.detach()")
     if shape is not None and k.dim() > 0 and k.shape != shape:
         advice = "class weights are given by name, weight=..."
-        if k.shape == shape[:1]:  # as of images, where each pixel is an example
+        if k.shape == shape[:1]:  # one for each image, where each pixel is an example
             inner = ", None" * (len(shape) - 1)
             advice = (
                 f"use k[:{inner}].expand{tuple(shape)} to spread one for each of a batch; {advice}"
@@ -199,19 +198,8 @@ def check_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = True
             f"k must be a number or have one value for each example, shape {tuple(shape)}, "
             f"not {tuple(k.shape)}; {advice}"
         )
-    check_sensitivity(k, values)
-
-
-def as_sensitivity(k: Sensitivity) -> Sensitivity:
-    """Give k as a tensor, or as a number that PyTorch knows: NumPy has others."""
-    return k if isinstance(k, (Tensor, torch.SymFloat, torch.SymInt)) else float(k)
-
-
-def autocast_is_on(tensor: Tensor) -> bool:
-    """Whether autocast converts a tensor: float64 never, and of "meta" it may not be asked."""
-    if tensor.is_meta or tensor.dtype == torch.float64:
-        return False
-    return torch.is_autocast_enabled(tensor.device.type)
+    check_k(k, values)
+    return k
 
 
 def check_implementation(implementation: str) -> None:
@@ -223,15 +211,19 @@ def check_implementation(implementation: str) -> None:
 
 
 def dtype_without_kernel(input: Tensor, target: Tensor) -> torch.dtype | None:
-    """A dtype, of logits or of probabilities, that the kernels do not read."""
+    """Return the dtype, of logits or of probabilities, that has no kernel; None if all have."""
     for tensor in (input, target):
-        if tensor.is_floating_point() and tensor.dtype not in SINGLE_AND_HALF:
+        if tensor.is_floating_point() and tensor.dtype not in (
+            torch.float32,
+            torch.bfloat16,
+            torch.float16,
+        ):
             return tensor.dtype
     return None
 
 
 def check_for_triton(input: Tensor, target: Tensor) -> None:
-    """Refuse what the kernels do not do."""
+    """Refuse what the Triton kernels do not do."""
     if (dtype := dtype_without_kernel(input, target)) is not None:
         raise ValueError(f"implementation 'triton' has no kernel for {dtype}; use 'auto'")
     try:
@@ -245,15 +237,9 @@ def check_for_triton(input: Tensor, target: Tensor) -> None:
         )
 
 
-def check_for_split(target: Tensor) -> None:
-    """Refuse what there is not for classes that are split over a process group."""
-    if target.is_floating_point():
-        raise ValueError("target must hold class indices where a process_group shares the classes")
-
-
 def name_of_group(process_group: ProcessGroup) -> str:
-    """Give the name of the ranks that share the classes; refuse what is no process group."""
-    # A PyTorch that was built without them has no such class.
+    """Return the name of the ranks that share the classes; refuse anything but a process group."""
+    # PyTorch may be built without this class.
     if not isinstance(process_group, getattr(torch.distributed, "ProcessGroup", ())):
         raise TypeError(
             "process_group must be a torch.distributed.ProcessGroup; of a DeviceMesh, "
@@ -263,7 +249,7 @@ def name_of_group(process_group: ProcessGroup) -> str:
 
 
 def check_class_indices(target: Tensor, classes: int, ignore_index: int) -> None:
-    """Refuse labels outside [0, classes) that are not ``ignore_index``."""
+    """Refuse labels outside [0, classes) other than ``ignore_index``."""
     wrong = (target != ignore_index) & ((target < 0) | (target >= classes))
     if bool(wrong.any()):
         refuse_class_index(int(target[wrong][0]), classes, ignore_index)
@@ -277,6 +263,8 @@ def refuse_class_index(index: int, classes: int, ignore_index: int) -> NoReturn:
     )
 
 
-def example_shape(input: Tensor) -> torch.Size:
-    """The shape of ``input`` without its class dimension."""
-    return input.shape[:1] + input.shape[2:] if input.dim() > 1 else torch.Size()
+def autocast_is_on(tensor: Tensor) -> bool:
+    """Return whether autocast converts a tensor: never float64, and "meta" cannot be asked."""
+    if tensor.is_meta or tensor.dtype == torch.float64:
+        return False
+    return torch.is_autocast_enabled(tensor.device.type)

@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pseudograd.loss.autograd import (
-    ClassIndex,
-    ClassProbabilities,
     RowFunction,
-    is_jit_traced,
-    is_traced,
+    is_eager,
+    is_exporting,
     prepare_tracing,
     rows_of,
+    zero_with_gradient,
 )
 from pseudograd.loss.checks import (
-    as_sensitivity,
     autocast_is_on,
     check_arguments,
     check_class_indices,
-    check_for_split,
     check_for_triton,
     check_implementation,
     check_k,
+    checked_k,
     dtype_without_kernel,
-    example_shape,
     name_of_group,
 )
-from pseudograd.rules.paper import GREATEST_K, LEAST_K, Sensitivity, wide, working_dtype
+from pseudograd.loss.rows import ClassIndex, ClassProbabilities
+from pseudograd.rules.checks import GREATEST_K, LEAST_K
+from pseudograd.rules.paper import Sensitivity, in_working_precision, wide, working_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -57,32 +57,32 @@ def tunable_cross_entropy(
     process_group: ProcessGroup | None = None,
     _scaled: ScaledBefore | None = None,
 ) -> Tensor:
-    """Give the cross-entropy, with the paper's pseudo-gradient (Eq. 5) as its backward pass.
+    """Return the cross-entropy, with the paper's pseudo-gradient (Eq. 5) as its backward pass.
 
-    The value is that of `torch.nn.functional.cross_entropy` for every k, so that curves stay
-    comparable: k changes what is learned, not what is shown. At k = 1 the backward pass is
-    cross-entropy's too.
+    The value equals `torch.nn.functional.cross_entropy` for every k, so curves stay comparable: k
+    changes what is learned, not what is shown. At k = 1 the gradient is cross-entropy's as well.
 
     Args:
         input: Logits of shape (C), (N, C) or (N, C, d1, ..., dK).
         target: Class indices of shape (), (N) or (N, d1, ..., dK), or class probabilities of the
-            shape of ``input``.
+            shape of ``input``. Probabilities that require a gradient get cross-entropy's, -log p.
         k: The sensitivity to large errors, above 0. Below 1, hard and mislabelled examples count
-            less; above 1, more. A number, or a tensor with one value for each example (the shape
-            that class indices have).
+            less; above 1, more. A number, or a tensor with one value per example (the shape that
+            class indices have).
         weight: A factor for each class, shape (C).
-        ignore_index: Examples with this class index count for nothing.
+        ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
-        implementation: "auto" takes what is fastest: on CUDA devices Triton kernels, on CPUs loops
-            compiled by numba if it is installed. "triton" insists on the kernels; "torch" takes
-            PyTorch's operations.
+        implementation: "auto" picks the fastest: Triton kernels on CUDA devices, loops compiled by
+            numba on CPUs if it is installed. "triton" requires the kernels; "torch" uses PyTorch
+            operations.
         process_group: The ranks that share the classes, in tensor-parallel training: ``input`` and
-            ``weight`` are then this rank's part of them, in the order of the ranks, and ``target``
-            counts the classes of all. Every rank gets the whole loss, and the gradient of its part.
+            ``weight`` are then this rank's part of the classes, in rank order, and ``target``
+            indexes the classes of all ranks. Every rank gets the whole loss, and the gradient of
+            its part.
 
     Returns:
-        The loss: one number, or one for each example where ``reduction`` is "none".
+        The loss: one number, or one per example if ``reduction`` is "none".
 
     Example:
         >>> logits = torch.tensor([[2.0, 1.0, 0.0]], requires_grad=True)
@@ -93,91 +93,121 @@ def tunable_cross_entropy(
 
     """
     prepare_tracing()
-    check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
-    check_k(k, example_shape(input), values=False)
-    k = as_sensitivity(k)
-    way = chosen_way(input, target, implementation)
-    way = "torch" if way == "numba" and process_group is not None else way
-    dtype = loss_dtype(input, target)
-    # The kernels read half types as they are.
-    z = _rows(input if way == "triton" or input.dtype == dtype else input.to(dtype))
+    shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
+    k = checked_k(k, shape)
+    route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
+    # The Triton kernels read half types as they are.
+    z = as_rows(input if route == "triton" or input.dtype == dtype else input.to(dtype))
+    soft = target.is_floating_point()
+    labels = as_rows(target.detach()) if soft else target.flatten()
+    settings = (k, weight, ignore_index, reduction, label_smoothing)
     if process_group is not None:
-        check_for_split(target)
-        from pseudograd.loss.parallel import split_values
-
-        value, example_weight = split_values(
-            z, target.flatten().long(), as_column(k, z), weight, ignore_index, label_smoothing,
-            name_of_group(process_group), way == "triton",
-        )  # fmt: skip
-        reduced = _reduced(value, example_weight.sum(), reduction)
-    elif way == "triton" and is_eager():
-        from pseudograd.loss.triton.operators import fused_cross_entropy
-
-        if isinstance(k, Tensor) and holds_numbers(k):
-            check_k(k)
-        reduced = fused_cross_entropy(
-            z, _target_of_rows(target), k, weight, ignore_index, reduction, label_smoothing, dtype,
-            _scaled,
-        )  # fmt: skip
-    elif way == "numba":
-        fused = _compiled_by_numba()
-        assert fused is not None
-        reduced = fused(
-            z, _target_of_rows(target), k, weight, ignore_index, reduction, label_smoothing
-        )
-    elif target.is_floating_point():
-        q = _rows(target) if way == "triton" else _rows(target).to(working_dtype(z))
-        q = weighted(smoothed(q, label_smoothing), weight)
-        soft_rows = _gpu_rows() if way == "triton" else _class_probability_rows
-        reduced = _reduced(soft_rows(z, q, as_column(k, z)), float(len(z)), reduction)
+        group = name_of_group(process_group)
+        loss = _split_loss(z, labels, *settings, group, route == "triton")
+    elif route == "numba" and (numba_loss := _compiled_by_numba()):
+        loss = numba_loss(z, labels, *settings)
+    elif route == "triton" and is_eager():
+        loss = _triton_loss(z, labels, *settings, dtype, _scaled)
+    elif soft:
+        loss = _soft_loss(z, labels, *settings, route == "triton")
     else:
-        rows, soft_rows, smoothing = _class_index_rows, _class_probability_rows, label_smoothing
-        if way == "triton":
-            rows = soft_rows = _gpu_rows()
-            if weight is None:  # if weighted, smoothed labels are probabilities to the operators
-                rows, smoothing = functools.partial(rows, smoothing=smoothing), 0.0
-        reduced = class_index_loss(
-            z, target.flatten(), as_column(k, z), rows, weight, ignore_index, reduction, smoothing,
-            soft_rows,
-        )  # fmt: skip
-    if reduction == "none":
-        reduced = reduced.reshape(example_shape(input))
-    return reduced if reduced.dtype == dtype else reduced.to(dtype)
+        loss = class_index_loss(z, labels, *settings, route == "triton")
+    if soft and _may_need_gradient(target):
+        loss = loss + _target_term(z, as_rows(target), weight, reduction, label_smoothing)
+    return (loss.reshape(shape) if reduction == "none" else loss).to(dtype)
+
+
+# --- the routes: numba, fused Triton kernels, or rows that any transform can handle ---------------
+
+
+def _triton_loss(z: Tensor, target: Tensor, k: Sensitivity, *settings: Any) -> Tensor:
+    from pseudograd.loss.triton.operators import fused_cross_entropy
+
+    check_values(k)
+    return fused_cross_entropy(z, target, k, *settings)
+
+
+def _soft_loss(
+    z: Tensor, q: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int, reduction: str,
+    label_smoothing: float, triton: bool,
+) -> Tensor:  # fmt: skip
+    """Return the loss of rows ``z`` (R, C) for class probabilities (R, C), reduced."""
+    rows: RowFunction = _gpu_rows() if triton else _class_probability_rows
+    q = weighted(smoothed(q if triton else q.to(working_dtype(z)), label_smoothing), weight)
+    return _reduced(rows(z, q, as_column(k, z)), float(len(z)), reduction)
 
 
 def class_index_loss(
-    z: Tensor,
-    target: Tensor,
-    k: Sensitivity,
-    rows: RowFunction,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float = 0.0,
-    soft_rows: RowFunction = _class_probability_rows,
-) -> Tensor:
-    """Give the loss of rows ``z`` (R, C) for labels (R) by the row function ``rows``, reduced.
-
-    Smoothed labels are probabilities, and go by ``soft_rows``.
-    """
-    target = target.long()  # among bytes, -100 would be class 156
+    z: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int,
+    reduction: str, label_smoothing: float = 0.0, triton: bool = False,
+    rows: RowFunction | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the loss of rows ``z`` (R, C) for labels (R), reduced; by ``rows`` if it is given."""
+    target = target.long()  # as bytes, -100 would be class 156
     if holds_numbers(target):
         check_class_indices(target, z.shape[1], ignore_index)
     counted, y, known = known_labels(target, z.shape[1], ignore_index)
     label_weight = known if weight is None else known * weight[y]
     example_weight = torch.where(counted, label_weight, 0).to(working_dtype(z))
-    if label_smoothing:
-        q = smoothed_labels(z, y, label_smoothing, weight)
-        value = soft_rows(z, q, k) * known
+    k = as_column(k, z)
+    if label_smoothing and (weight is not None or not triton):
+        soft_rows: RowFunction = _gpu_rows() if triton else _class_probability_rows
+        value = soft_rows(z, smoothed_labels(z, y, label_smoothing, weight), k) * known
+    elif triton and rows is None:  # the kernels smooth labels themselves
+        value = _gpu_rows()(z, y, k, smoothing=label_smoothing) * label_weight
     else:
-        value = rows(z, y, k) * label_weight
+        value = (rows or _class_index_rows)(z, y, k) * label_weight
     return _reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
 
 
-def known_labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tell which labels count; give labels that can be looked up, and 1, or NaN for wrong ones.
+def cross_entropy_rows(z: Tensor, y: Tensor, route: str) -> Tensor:
+    """Return -log p_y of each row, whose gradient is the bias ε; labels must be valid."""
+    if route == "triton":
+        settings = (None, -100, "none", 0.0, torch.float64)
+        return _triton_loss(z, y, 1.0, *settings) if is_eager() else _gpu_rows()(z, y, 1.0)
+    if route == "numba" and (numba_loss := _compiled_by_numba()):
+        return numba_loss(z, y, 1.0, None, -100, "none", 0.0)
+    return _class_index_rows(z, y, 1.0)
 
-    Where wrong labels cannot be refused without waiting for a device, NaN is there to be seen.
+
+def _split_loss(
+    z: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int,
+    reduction: str, label_smoothing: float, group: str, triton: bool,
+) -> Tensor:  # fmt: skip
+    """Return the loss of classes that a process group shares, reduced."""
+    from pseudograd.loss.parallel import split_values
+
+    if target.is_floating_point():
+        raise ValueError("target must hold class indices where a process_group shares the classes")
+    value, example_weight = split_values(
+        z, target.long(), as_column(k, z), weight, ignore_index, label_smoothing, group, triton
+    )
+    return _reduced(value, example_weight.sum(), reduction)
+
+
+def _may_need_gradient(target: Tensor) -> bool:
+    # Within `torch.func`, and functions that the compiler may put into it, no tensor tells.
+    unknown = not (is_eager() or is_exporting())
+    return torch.is_grad_enabled() and (target.requires_grad or unknown)
+
+
+def _target_term(
+    z: Tensor, q: Tensor, weight: Tensor | None, reduction: str, label_smoothing: float
+) -> Tensor:
+    """Return a reduced 0 whose gradient at the probabilities is cross-entropy's, -log p."""
+    log_p = F.log_softmax(in_working_precision(z.detach()), -1)
+    factor = torch.full_like(log_p[:1], label_smoothing - 1) * (1 if weight is None else weight)
+    gradient = torch.where(factor == 0, 0, factor * log_p)  # log p may be infinite
+    return _reduced(zero_with_gradient(q, gradient, z), float(len(z)), reduction)
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+def known_labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which labels count, labels safe to index with, and 1, or NaN for wrong labels.
+
+    NaN shows wrong labels where raising an error would have to wait for the device.
     """
     counted = target != ignore_index
     y = torch.where(counted, target, 0)
@@ -185,37 +215,7 @@ def known_labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tenso
     return counted, torch.where(known, y, 0), torch.where(known, 1.0, torch.nan)
 
 
-def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
-    """The dtype of the loss; under autocast float32 for half types, as for `cross_entropy`."""
-    dtype = input.dtype
-    if autocast_is_on(input):
-        dtype = working_dtype(input)
-    return torch.promote_types(dtype, target.dtype) if target.is_floating_point() else dtype
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """Classes last, all examples in one dimension."""
-    if tensor.dim() == 2:
-        return tensor
-    return tensor.movedim(1, -1).flatten(0, -2) if tensor.dim() > 2 else tensor.unsqueeze(0)
-
-
-def _target_of_rows(target: Tensor) -> Tensor:
-    return _rows(target) if target.is_floating_point() else target.flatten()
-
-
-def as_column(k: Sensitivity, z: Tensor) -> Sensitivity:
-    """A number as it is, a tensor as a column beside the rows."""
-    if not isinstance(k, Tensor):
-        return k
-    if holds_numbers(k):
-        check_k(k)
-    k = k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
-    # Elsewhere what is wrong cannot be told without waiting, and is NaN to be seen.
-    return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
-
-
-# Both in float64: the rule is of the difference p - q, in which a rounded q would be seen.
+# Both in float64: the rule takes the difference p - q, in which the rounding of q would show.
 def smoothed(q: Tensor, label_smoothing: float) -> Tensor:
     """Spread a share of the target evenly over all classes."""
     return wide(q) * (1 - label_smoothing) + label_smoothing / q.shape[-1] if label_smoothing else q
@@ -227,9 +227,41 @@ def weighted(q: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def smoothed_labels(z: Tensor, y: Tensor, label_smoothing: float, weight: Tensor | None) -> Tensor:
-    """Give labels as targets for the rows ``z``, smoothed and weighted."""
+    """Return labels as targets for the rows ``z``, smoothed and weighted."""
     one_hot = torch.zeros_like(z, dtype=working_dtype(z)).scatter(-1, y.unsqueeze(-1), 1)
     return weighted(smoothed(one_hot, label_smoothing), weight)
+
+
+# --- shapes, dtypes and reductions ----------------------------------------------------------------
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """Return a tensor as (examples, C)."""
+    if tensor.dim() == 2:
+        return tensor
+    return tensor.movedim(1, -1).flatten(0, -2) if tensor.dim() > 2 else tensor.unsqueeze(0)
+
+
+def check_values(k: Sensitivity) -> None:
+    """Refuse a tensor k that is out of bounds, if its values can be read without waiting."""
+    if isinstance(k, Tensor) and holds_numbers(k):
+        check_k(k)
+
+
+def as_column(k: Sensitivity, z: Tensor) -> Sensitivity:
+    """Return a number unchanged, a tensor as a column beside the rows ``z``."""
+    if not isinstance(k, Tensor):
+        return k
+    check_values(k)
+    k = k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
+    # NaN shows a wrong k where raising an error would have to wait for the device.
+    return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
+
+
+def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
+    """Return the dtype of the loss: that of `cross_entropy`, under autocast too."""
+    dtype = working_dtype(input) if autocast_is_on(input) else input.dtype
+    return torch.promote_types(dtype, target.dtype) if target.is_floating_point() else dtype
 
 
 def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
@@ -239,27 +271,24 @@ def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
         return value.sum()
     if not isinstance(total, Tensor):
         return value.sum() / total
-    # Where all weights are 0 there is no mean, and nothing that pulls: its gradient is 0.
+    # If all weights are 0, the mean is NaN and its gradient 0.
     mean = value.sum() / torch.where(total == 0, 1, total)
     return torch.where(total == 0, torch.nan, mean)
 
 
-def is_eager() -> bool:
-    """Whether tensors hold numbers now: no graph is made, and torch.func is not at work."""
-    graph = is_traced() or is_jit_traced()
-    return not (graph or torch._C._are_functorch_transforms_active())
+# --- which route ----------------------------------------------------------------------------------
 
 
 def holds_numbers(tensor: Tensor) -> bool:
-    """Whether values can be looked at without waiting for a device."""
+    """Return whether a tensor's values can be read without waiting for a device."""
     kind: Any = type(tensor)
-    # Fake and distributed tensors, which may have none, bring a dispatch of their own.
+    # Fake and distributed tensors bring a dispatch of their own.
     plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
     return tensor.is_cpu and is_eager() and plain
 
 
-def chosen_way(input: Tensor, target: Tensor, implementation: str) -> str:
-    """What computes the loss: "triton", "numba" or "torch"."""
+def chosen_route(input: Tensor, target: Tensor, implementation: str) -> str:
+    """Return what computes the loss: "triton", "numba" or "torch"."""
     check_implementation(implementation)
     if implementation == "triton":
         check_for_triton(input, target)
@@ -268,11 +297,11 @@ def chosen_way(input: Tensor, target: Tensor, implementation: str) -> str:
     if dtype_without_kernel(input, target) is not None:
         return "torch"
     eager = is_eager()
-    plain = type(input) in (Tensor, torch.nn.Parameter)  # not a fake or a distributed tensor
+    plain = type(input) in (Tensor, torch.nn.Parameter)  # neither fake nor distributed
     if _is_for_kernels(input) and (not eager or (plain and _kernels_run())):
         return "triton"
-    numba = input.is_cpu and plain and eager
-    return "numba" if numba and _compiled_by_numba() is not None else "torch"
+    numba = input.is_cpu and plain and eager and _compiled_by_numba() is not None
+    return "numba" if numba else "torch"
 
 
 def _gpu_rows() -> Callable[..., Tensor]:
@@ -281,7 +310,7 @@ def _gpu_rows() -> Callable[..., Tensor]:
     return gpu_rows
 
 
-# Known beforehand, since torch.compile could not trace how it is found out.
+# Looked up once, because torch.compile cannot trace the search.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -291,7 +320,7 @@ def _is_for_kernels(input: Tensor) -> bool:
 
 @functools.cache
 def _kernels_run() -> bool:
-    """Whether Triton works here: it needs a C compiler, and a GPU that is not too old."""
+    """Return whether Triton works here: it needs a C compiler and a recent GPU."""
     from pseudograd.loss.triton.launch import rescale
 
     one = torch.ones(1, device="cuda")
@@ -312,6 +341,6 @@ def _compiled_by_numba() -> Callable[..., Tensor] | None:
         import numba
 
         from pseudograd.loss.cpu import fused_cross_entropy
-    except (ImportError, RuntimeError):  # not installed, or nowhere to keep what it compiles
+    except (ImportError, RuntimeError):  # not installed, or no place for its cache
         return None
     return None if getattr(numba.config, "DISABLE_JIT", False) else fused_cross_entropy

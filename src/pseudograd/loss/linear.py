@@ -1,15 +1,15 @@
-"""A linear layer and the tunable loss in one, without holding all of the logits if they are many.
+"""A linear layer and the tunable loss in one, without holding all logits at once.
 
-With a vocabulary of 131,072 the logits of 8,192 tokens take 2 GB in bfloat16, and their gradient as
-much again. Here they are computed for some tokens at a time, in one buffer, and turned into their
-pseudo-gradient; of that, only the products with the layer's weight and with its input are kept. The
-backward pass can do no more than multiply these by a number, so the forward pass computes them.
-Without a reduction there is a number for each token, and the backward pass computes it all.
+With a vocabulary of 131,072 the logits of 8,192 tokens take 2 GB in bfloat16, and their gradient
+another 2 GB. Here one buffer holds the logits of some tokens at a time. They are overwritten by
+their pseudo-gradient, of which only the products with the layer's weight and input are kept. For a
+mean or a sum, the backward pass only multiplies these products by a number, so the forward pass
+computes them. Without a reduction, the backward pass computes everything.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,13 +17,12 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from pseudograd.loss.autograd import (
-    ClassIndex,
-    ClassProbabilities,
     RowLoss,
     Underivable,
     final,
     graph_is_kept,
     is_batch,
+    is_eager,
     is_exporting,
     is_jit_traced,
     keep_whole,
@@ -33,34 +32,30 @@ from pseudograd.loss.autograd import (
     without_symbol,
 )
 from pseudograd.loss.checks import (
-    as_sensitivity,
     autocast_is_on,
-    check_chunk_rows,
     check_class_indices,
-    check_factors,
-    check_k,
     check_linear,
     check_settings,
+    checked_k,
     name_of_group,
 )
 from pseudograd.loss.functional import (
     as_column,
-    chosen_way,
+    chosen_route,
     holds_numbers,
-    is_eager,
     known_labels,
     smoothed_labels,
     tunable_cross_entropy,
 )
-from pseudograd.loss.modules import TunableLoss
+from pseudograd.loss.rows import ClassIndex, ClassProbabilities
 from pseudograd.rules.paper import Sensitivity, working_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Each chunk is added to the weight's gradient in the weight's dtype, so there should not be many.
+# Each chunk is added to the weight's gradient in the weight's dtype, so we want few of them.
 FEWEST_CHUNKS, MOST_CHUNKS = 2, 4
-SMALL_BYTES = 512 << 20  # logits of so few bytes are one chunk
+SMALL_BYTES = 512 << 20  # up to this many bytes of logits form one chunk
 
 Products = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -80,27 +75,27 @@ def tunable_linear_cross_entropy(
     process_group: ProcessGroup | None = None,
     chunk_rows: int | None = None,
 ) -> Tensor:
-    """Give `tunable_cross_entropy` of the logits ``hidden @ weight.T + bias``, a part at a time.
+    """Return `tunable_cross_entropy` of the logits ``hidden @ weight.T + bias``, in chunks.
 
     Args:
-        hidden: What the last layer is given, shape (..., H), as of a language model's tokens.
+        hidden: The last layer's input, shape (..., H), such as a language model's tokens.
         weight: The last layer's weight, shape (C, H).
         target: Class indices of shape (...).
-        k: The sensitivity to large errors, above 0: a number, or one value for each example.
+        k: The sensitivity to large errors, above 0: a number, or one per example.
         bias: The last layer's bias, shape (C).
         class_weight: A factor for each class, shape (C).
-        ignore_index: Examples with this class index count for nothing.
+        ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
         implementation: "auto", "triton" or "torch", as in `tunable_cross_entropy`.
         process_group: The ranks that share the classes: ``weight``, ``bias`` and ``class_weight``
             are this rank's part of them. Every rank gets the whole loss, the gradients of its part,
             and the whole gradient of ``hidden``.
-        chunk_rows: How many examples to hold the logits of. Unless given, it is half to a quarter
-            of them, or all where their logits take 512 MiB at most.
+        chunk_rows: How many examples to hold the logits of. By default half to a quarter of them,
+            or all if their logits take at most 512 MiB.
 
     Returns:
-        The loss: one number, or one for each example where ``reduction`` is "none".
+        The loss: one number, or one per example if ``reduction`` is "none".
 
     Example:
         >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
@@ -115,15 +110,14 @@ def tunable_linear_cross_entropy(
     prepare_tracing()
     check_linear(hidden, weight, target, bias, class_weight, chunk_rows)
     check_settings(ignore_index, reduction, label_smoothing)
-    check_k(k, target.shape, values=False)
-    k = as_sensitivity(k)
-    target = target.long()  # among bytes, 300 classes would be 44
+    k = checked_k(k, target.shape)
+    target = target.long()  # as bytes, 300 classes would be 44
     group = ""
     if process_group is not None:
         group = name_of_group(process_group)
     elif holds_numbers(target):
         check_class_indices(target, len(weight), ignore_index)
-    # The one would lose the backward pass, see `loss.autograd`; the other takes no lists.
+    # Export would lose the backward pass (see `loss.autograd`), and jit.trace takes no lists.
     if is_exporting() or is_jit_traced():
         value = tunable_cross_entropy(
             functional.linear(hidden, weight, bias).reshape(-1, len(weight)), target.flatten(),
@@ -139,94 +133,29 @@ def tunable_linear_cross_entropy(
         hidden, weight = hidden.to(inner), weight.to(inner)
         bias = None if bias is None else bias.to(inner)
     rows = hidden.reshape(-1, hidden.shape[-1])
-    way = chosen_way(rows, target, implementation)
+    route = chosen_route(rows, target, implementation)
     tensors = (rows, weight, bias)
     training = torch.is_grad_enabled()
     wanted = [training and t is not None and t.requires_grad for t in tensors]
     row_bytes = len(weight) * rows.element_size()
     value = _linear(
         *tensors, target.flatten(), as_column(k, rows), class_weight, ignore_index,
-        reduction, label_smoothing, way, group,
+        reduction, label_smoothing, route, group,
         chunk_rows or _chunk_rows(len(rows), rows.shape[1], row_bytes), wanted,
     )  # fmt: skip
     return (value.reshape(target.shape) if reduction == "none" else value).to(dtype)
 
 
 def _chunk_rows(rows: int, width: int, row_bytes: int) -> int:
-    """How many rows to hold the logits of, in steps that suit matrix products.
+    """Return how many rows to hold the logits of, in multiples that suit matrix products.
 
     The logits of as many rows as the layer is wide take as much memory as its weight, whose
-    gradient has to be held in any case.
+    gradient is held in any case.
     """
     chunks = min(max(rows // max(width, 1), FEWEST_CHUNKS), MOST_CHUNKS)
     chunks = min(chunks, -(-rows * row_bytes // SMALL_BYTES))
     chunk = -(-rows // max(chunks, 1))
     return max(-(-chunk // 128), 1) * 128
-
-
-class TunableLinearCrossEntropyLoss(TunableLoss):
-    """`tunable_linear_cross_entropy` as a module. The layer stays where it is, in the model.
-
-    Args:
-        k: The sensitivity to large errors, above 0; it may be changed during training.
-        class_weight: A factor for each class.
-        ignore_index: Examples with this class index count for nothing.
-        reduction: "mean", "sum" or "none".
-        label_smoothing: The share of each target that is spread evenly over all classes.
-        implementation: "auto", "triton" or "torch".
-        process_group: The ranks that share the classes.
-        chunk_rows: How many rows to hold the logits of. See `tunable_linear_cross_entropy`, as for
-            all the others.
-
-    Example:
-        >>> layer = torch.nn.Linear(8, 5)
-        >>> criterion = TunableLinearCrossEntropyLoss(k=0.5)
-        >>> hidden, target = torch.ones(2, 8), torch.tensor([0, 3])
-        >>> criterion(hidden, layer.weight, target, layer.bias).backward()
-        >>> layer.weight.grad.shape
-        torch.Size([5, 8])
-
-    """
-
-    class_weight: Tensor | None
-    _usual: ClassVar[dict[str, Any]] = {**TunableLoss._usual, "chunk_rows": None}
-
-    def __init__(
-        self,
-        k: Sensitivity = 1.0,
-        class_weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        *,
-        implementation: str = "auto",
-        process_group: ProcessGroup | None = None,
-        chunk_rows: int | None = None,
-    ) -> None:
-        super().__init__(k, ignore_index, reduction, label_smoothing, implementation, process_group)
-        check_chunk_rows(chunk_rows)
-        check_factors("class_weight", class_weight)
-        self.register_buffer("class_weight", class_weight)
-        self.chunk_rows = chunk_rows
-
-    def forward(
-        self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
-        """Give the loss of a layer with this weight and bias for class indices."""
-        return tunable_linear_cross_entropy(
-            hidden,
-            weight,
-            target,
-            self.k,
-            bias,
-            class_weight=self.class_weight,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            label_smoothing=self.label_smoothing,
-            implementation=self.implementation,
-            process_group=self.process_group,
-            chunk_rows=self.chunk_rows,
-        )
 
 
 def _linear(
@@ -245,7 +174,7 @@ class _Linear(Function):
     def forward(
         hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
         ks: Tensor | None, class_weight: Tensor | None, ignore_index: int, reduction: str,
-        smoothing: float, way: str, group: str, chunk_rows: int, wanted: list[bool],
+        smoothing: float, route: str, group: str, chunk_rows: int, wanted: list[bool],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         mean = reduction == "mean"
         ahead = reduction != "none" and any(wanted)
@@ -253,12 +182,12 @@ class _Linear(Function):
         later = _is_divided_later(hidden, mean)
         values, divisors, *products = linear_products(
             hidden, weight, bias, target, k, ks, class_weight, factor, ignore_index, smoothing,
-            mean and not later, later, way, group, chunk_rows, wanted,
+            mean and not later, later, route, group, chunk_rows, wanted,
         )  # fmt: skip
         if reduction == "none":
             return values, divisors, *products
         total = values.sum()
-        if mean:  # of no weight there is none, though smoothed labels have a value
+        if mean:  # NaN if all weights are 0, although smoothed labels have a value
             total = torch.where(divisors[0] == 0, torch.nan, total / divisors[0])
         return total, divisors, *products
 
@@ -277,18 +206,18 @@ class _Linear(Function):
         if grad is None:
             return None, None, None, *nothing
         hidden, weight, bias, target, ks, class_weight, divisors, *products = ctx.saved_tensors
-        k, ignore_index, reduction, smoothing, way, group, chunk_rows, wanted = ctx.settings
+        k, ignore_index, reduction, smoothing, route, group, chunk_rows, wanted = ctx.settings
         if reduction == "none":
             _, _, *products = _Late.apply(
                 hidden, weight, bias, target, k, ks, class_weight, grad, ignore_index, smoothing,
-                False, False, way, group, chunk_rows, wanted,
+                False, False, route, group, chunk_rows, wanted,
             )  # fmt: skip
         else:
             by = grad
             if _is_divided_later(hidden, reduction == "mean"):
                 by = torch.where(divisors[1] == 0, 0, grad / divisors[1]).to(grad.dtype)
             keep = graph_is_kept() or is_batch(grad) or not is_eager()
-            products = [_scaled(product, by, way == "triton", keep) for product in products]
+            products = [_scaled(product, by, route == "triton", keep) for product in products]
         results = (
             final(product, hidden, weight, bias) if wants else None
             for product, wants in zip(products, wanted, strict=True)
@@ -305,7 +234,7 @@ class _Linear(Function):
 
 
 class _Late(Underivable):
-    """The products as a function of their own, which has no derivative."""
+    """The products as a function whose derivative raises."""
 
     @staticmethod
     def forward(*arguments: Any) -> Products:
@@ -318,7 +247,7 @@ class _Late(Underivable):
 
 
 def _one_by_one(function: type[Function], info: Any, in_dims: Any, inputs: Any) -> Any:
-    """A batch of problems, each of which has a mean, and gradients, of its own."""
+    """Map over a batch: each problem has a mean and gradients of its own."""
 
     def problem(i: int) -> list[Any]:
         return [
@@ -326,7 +255,7 @@ def _one_by_one(function: type[Function], info: Any, in_dims: Any, inputs: Any) 
             for value, dim in zip(inputs, in_dims, strict=True)
         ]
 
-    # Within vmap no tensor tells whether it will be differentiated by.
+    # Within vmap, requires_grad says nothing, so compute all gradients.
     inputs = (*inputs[:-1], [tensor is not None for tensor in inputs[:3]])
     outputs = [function.apply(*problem(i)) for i in range(info.batch_size)]
     stacked = tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))
@@ -334,16 +263,16 @@ def _one_by_one(function: type[Function], info: Any, in_dims: Any, inputs: Any) 
 
 
 def _is_divided_later(hidden: Tensor, mean: bool) -> bool:
-    """Whether products are divided at the end, since a row's share of a mean may be 0 in float16.
+    """Return whether to divide the products, not the pseudo-gradients: for means in float16.
 
-    A sum may be too large for it. So the buffer has whole pseudo-gradients, and their products are
-    divided by about the root of the number of rows, and by the rest in the backward pass.
+    A row's share of a mean may underflow float16, and a sum may overflow it. So the products are
+    divided by about the square root of the number of rows, and by the rest in the backward pass.
     """
     return mean and hidden.dtype == torch.half
 
 
 def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
-    """Multiply, in place if no one needs the product any more."""
+    """Multiply, in place unless the product is needed again."""
     if keep:
         return product * by
     if triton and type(product) is Tensor:
@@ -357,7 +286,7 @@ def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
 _SCHEMA = """(
     Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float k, Tensor? ks,
     Tensor? class_weight, Tensor? factor, int ignore_index, float smoothing, bool mean, bool later,
-    str way, str group, SymInt chunk_rows, bool[] wanted
+    str route, str group, SymInt chunk_rows, bool[] wanted
 ) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"""
 
 
@@ -365,14 +294,14 @@ _SCHEMA = """(
 def linear_products(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
     ks: Tensor | None, class_weight: Tensor | None, factor: Tensor | None, ignore_index: int,
-    smoothing: float, mean: bool, later: bool, way: str, group: str, chunk_rows: int,
+    smoothing: float, mean: bool, later: bool, route: str, group: str, chunk_rows: int,
     wanted: list[bool],
 ) -> Products:  # fmt: skip
-    """Give the values of rows, the sum of their weights, and their gradients' products.
+    """Return the values of rows, two divisors, and the gradients of hidden, weight and bias.
 
-    Those are the gradients of ``hidden``, ``weight`` and ``bias``, each if it is wanted, for
-    pseudo-gradients times ``factor`` (one, or one for each row), of the mean or of the sum. Beside
-    the sum of the weights stands what the products are still to be divided by, if it is ``later``.
+    Each gradient is computed if it is wanted, from the pseudo-gradients times ``factor`` (one
+    number, or one per row), of the mean or the sum. The divisors are the sum of the weights, and
+    what is left to divide the gradients by if the mean is divided ``later``.
     """
     unit = 2.0 ** -(len(hidden).bit_length() // 2) if later else 1.0
     counted = target != ignore_index
@@ -390,7 +319,7 @@ def linear_products(
     if factor is not None and mean:
         factor = torch.where(divisor == 0, 0, factor / divisor)
     values = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
-    of_hidden, of_weight, of_bias = _rooms(hidden, weight, bias, factor, wanted)
+    of_hidden, of_weight, of_bias = _buffers(hidden, weight, bias, factor, wanted)
     buffer = hidden.new_empty((min(chunk_rows, len(hidden)), len(weight)))
     if not len(hidden):
         of_weight.zero_()
@@ -413,10 +342,10 @@ def linear_products(
         elif group:
             values[part] = _split(
                 logits, column[part], k_part, example_weight[part], factor_part, group,
-                way == "triton",
+                route == "triton",
             )  # fmt: skip
         else:
-            values[part] = _WAYS[way](
+            values[part] = _ROUTES[route](
                 logits, target[part], k_part, class_weight, ignore_index, smoothing, factor_part
             )
         if factor is None:
@@ -437,30 +366,30 @@ def linear_products(
 def _(hidden: Tensor, *arguments: Any) -> Products:
     weight, bias, wanted, factor = arguments[0], arguments[1], arguments[-1], arguments[6]
     values = hidden.new_empty(hidden.shape[0], dtype=torch.float64)  # len would fix the size
-    of_hidden, of_weight, of_bias = _rooms(hidden, weight, bias, factor, wanted)
+    of_hidden, of_weight, of_bias = _buffers(hidden, weight, bias, factor, wanted)
     return values, values.new_empty(2), of_hidden, of_weight, of_bias.to(hidden.dtype)
 
 
-def _rooms(
+def _buffers(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, factor: Tensor | None, wanted: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the products, empty for those that are not wanted."""
+    """Return buffers for the products, empty for those that are not wanted."""
 
-    def room(like: Tensor | None, wants: bool) -> Tensor:
+    def buffer(like: Tensor | None, wants: bool) -> Tensor:
         return hidden.new_empty(like.shape if wants and like is not None else 0)
 
     here = [wants and factor is not None for wants in wanted]
-    of_bias = room(bias, here[2])
-    # As many terms as rows, and little to hold: in float32.
+    of_bias = buffer(bias, here[2])
+    # A sum over all rows, and small: in float32.
     of_bias = torch.zeros_like(of_bias, dtype=working_dtype(hidden))
-    return room(hidden, here[0]), room(weight, here[1]), of_bias
+    return buffer(hidden, here[0]), buffer(weight, here[1]), of_bias
 
 
-# Each gives the values of a chunk's rows and, if there is a factor, writes the pseudo-gradients
-# over the logits.
+# Each returns the values of a chunk's rows and, if there is a factor, overwrites the logits with
+# the pseudo-gradients.
 
 
-def _by_kernel(
+def _by_triton(
     logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
     smoothing: float, factor: Tensor | None,
 ) -> Tensor:  # fmt: skip
@@ -473,7 +402,7 @@ def _by_kernel(
     return values
 
 
-def _by_loops(
+def _by_numba(
     logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
     smoothing: float, factor: Tensor | None,
 ) -> Tensor:  # fmt: skip
@@ -482,7 +411,7 @@ def _by_loops(
     return values_and_gradients(logits, target, k, class_weight, ignore_index, smoothing, factor)
 
 
-def _plain(
+def _by_torch(
     logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
     smoothing: float, factor: Tensor | None,
 ) -> Tensor:  # fmt: skip
@@ -497,7 +426,7 @@ def _plain(
     return _by_rows(loss, logits, y, k, row_weight, factor)
 
 
-_WAYS = {"triton": _by_kernel, "numba": _by_loops, "torch": _plain}
+_ROUTES = {"triton": _by_triton, "numba": _by_numba, "torch": _by_torch}
 
 
 def _by_rows(

@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
-from pseudograd.loss.autograd import ByRule, prepare_tracing, rows_of
+from pseudograd.loss.autograd import (
+    is_exporting,
+    keep_whole,
+    prepare_tracing,
+    rows_of,
+    zero_with_gradient,
+)
 from pseudograd.loss.checks import (
-    as_sensitivity,
     check_arguments,
+    check_chunk_rows,
     check_factors,
     check_implementation,
-    check_k,
     check_settings,
-    example_shape,
+    checked_k,
 )
 from pseudograd.loss.functional import (
-    _rows,
+    as_rows,
+    chosen_route,
     class_index_loss,
+    cross_entropy_rows,
     loss_dtype,
     tunable_cross_entropy,
 )
+from pseudograd.loss.linear import tunable_linear_cross_entropy
+from pseudograd.loss.rows import ByRule
 from pseudograd.loss.triton.scaled import ScaledBefore
-from pseudograd.rules.framework import takes_two
-from pseudograd.rules.paper import Sensitivity
+from pseudograd.rules.framework import Rule, takes_two
+from pseudograd.rules.paper import Sensitivity, wide
+from pseudograd.rules.reweighted import factor_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Names for rules, the same for all losses of a rule.
+# A name for each rule, shared by all losses of that rule.
 _NUMBERS = itertools.count()
-_NAMES: WeakKeyDictionary[Callable[..., Tensor], str] = WeakKeyDictionary()
+_NAMES: WeakKeyDictionary[Rule, str] = WeakKeyDictionary()
 
 
 class TunableLoss(nn.Module):
-    """What losses with a k have in common."""
+    """What losses with a k have in common.
+
+    Eager calls use k as a Python number. Compiled graphs read it from a tensor, so that they serve
+    every value; on CUDA devices only from the first change on, because a constant ½, 1 or 2 has
+    faster kernels.
+    """
 
     def __init__(
         self,
@@ -48,47 +65,112 @@ class TunableLoss(nn.Module):
         label_smoothing: float,
         implementation: str,
         process_group: ProcessGroup | None,
+        persistent: bool,
     ) -> None:
         super().__init__()
-        check_k(k)
         check_settings(ignore_index, reduction, label_smoothing)
         check_implementation(implementation)
-        self.k = as_sensitivity(k)
+        self._k_tensor: Tensor | None = None
+        self.k = k
+        self._k_has_changed = False
         self.ignore_index = ignore_index
         self.reduction = reduction
         self.label_smoothing = label_smoothing
         self.implementation = implementation
         self.process_group = process_group
+        self.persistent = persistent
 
-    # Shown only where it is another.
-    _usual: ClassVar[dict[str, Any]] = {
+    @property
+    def k(self) -> Sensitivity:
+        """The sensitivity to large errors; it may be changed between steps."""
+        return self._k
+
+    @k.setter
+    def k(self, k: Sensitivity) -> None:
+        self._k = checked_k(k, values=True)
+        device = torch.device("cpu") if self._k_tensor is None else self._k_tensor.device
+        self._k_has_changed = True
+        self._k_tensor = None if isinstance(k, Tensor) else _scalar(k, device)
+
+    def k_for(self, input: Tensor) -> Sensitivity:
+        """Return k as a number, or while compiling as a tensor, if the graph should serve all k."""
+        # The compiler recompiles when a number it has seen changes, so it must not see `_k`.
+        if torch.compiler.is_compiling() and not is_exporting():
+            k = self._k_tensor
+            if k is not None and (self._k_has_changed or not input.is_cuda):
+                return k.squeeze(0)
+        return self._k
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move k to another device with the module, but keep its precision."""
+        if self._k_tensor is not None and not isinstance(self._k, Tensor):
+            self._k_tensor = _scalar(self._k, fn(torch.empty(0)).device)
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.persistent:
+            destination[f"{prefix}k"] = torch.as_tensor(self._k, dtype=torch.float64)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        key = f"{prefix}k"
+        if not self.persistent:
+            return  # a k in the checkpoint is unexpected
+        if key not in state_dict:
+            missing_keys.append(key)
+            return
+        unexpected_keys[:] = [name for name in unexpected_keys if name != key]
+        k = state_dict[key]
+        self.k = k if k.dim() else k.item()
+
+    # Shown only if they differ.
+    _defaults: ClassVar[dict[str, Any]] = {
         "ignore_index": -100,
         "label_smoothing": 0.0,
         "implementation": "auto",
+        "persistent": False,
     }
 
     def extra_repr(self) -> str:
-        """Show what was set."""
+        """Return the settings."""
         others = [
             f", {name}={getattr(self, name)!r}"
-            for name, value in self._usual.items()
+            for name, value in self._defaults.items()
             if getattr(self, name) != value
         ]
         return f"k={self.k}, reduction={self.reduction!r}{''.join(others)}"
 
 
+def _scalar(k: float, device: torch.device) -> Tensor:
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    # Not of dimension 0, because the compiler would look into that and compile twice.
+    return torch.tensor([float(k)], dtype=dtype, device=device)
+
+
 class TunableCrossEntropyLoss(TunableLoss):
     """`torch.nn.CrossEntropyLoss` with one more argument, k.
 
+    You may set ``criterion.k`` between steps. A compiled loss does not recompile for it, except
+    once on CUDA devices at the first change: until then k is a constant there, for which ½, 1 and
+    2 have faster kernels.
+
     Args:
-        k: The sensitivity to large errors, above 0; it may be changed during training. See
-            `tunable_cross_entropy`, as for all the others.
+        k: The sensitivity to large errors, above 0. This and the others are explained at
+            `tunable_cross_entropy`.
         weight: A factor for each class.
-        ignore_index: Examples with this class index count for nothing.
+        ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes.
         implementation: "auto", "triton" or "torch".
         process_group: The ranks that share the classes.
+        persistent: Whether k is in the ``state_dict``, so that a schedule of k survives a
+            checkpoint.
 
     Example:
         >>> import torch
@@ -112,18 +194,21 @@ class TunableCrossEntropyLoss(TunableLoss):
         *,
         implementation: str = "auto",
         process_group: ProcessGroup | None = None,
+        persistent: bool = False,
     ) -> None:
-        super().__init__(k, ignore_index, reduction, label_smoothing, implementation, process_group)
+        super().__init__(
+            k, ignore_index, reduction, label_smoothing, implementation, process_group, persistent
+        )
         check_factors("weight", weight)
         self.register_buffer("weight", weight)
         self._scaled = ScaledBefore()
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Give the loss of logits for class indices or class probabilities."""
+        """Return the loss of logits for class indices or class probabilities."""
         return tunable_cross_entropy(
             input,
             target,
-            self.k,
+            self.k_for(input),
             weight=self.weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
@@ -134,17 +219,90 @@ class TunableCrossEntropyLoss(TunableLoss):
         )
 
 
+class TunableLinearCrossEntropyLoss(TunableLoss):
+    """`tunable_linear_cross_entropy` as a module; the layer stays in the model.
+
+    Args:
+        k: The sensitivity to large errors, above 0; you may change it between steps, as for
+            `TunableCrossEntropyLoss`.
+        class_weight: A factor for each class.
+        ignore_index: Examples with this class index contribute nothing.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: The share of each target that is spread evenly over all classes.
+        implementation: "auto", "triton" or "torch".
+        process_group: The ranks that share the classes.
+        chunk_rows: How many examples to hold the logits of.
+        persistent: Whether k is in the ``state_dict``.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(8, 5)
+        >>> criterion = TunableLinearCrossEntropyLoss(k=0.5)
+        >>> hidden, target = torch.ones(2, 8), torch.tensor([0, 3])
+        >>> criterion(hidden, layer.weight, target, layer.bias).backward()
+        >>> layer.weight.grad.shape
+        torch.Size([5, 8])
+
+    """
+
+    class_weight: Tensor | None
+    _defaults: ClassVar[dict[str, Any]] = {**TunableLoss._defaults, "chunk_rows": None}
+
+    def __init__(
+        self,
+        k: Sensitivity = 1.0,
+        class_weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        implementation: str = "auto",
+        process_group: ProcessGroup | None = None,
+        chunk_rows: int | None = None,
+        persistent: bool = False,
+    ) -> None:
+        super().__init__(
+            k, ignore_index, reduction, label_smoothing, implementation, process_group, persistent
+        )
+        check_chunk_rows(chunk_rows)
+        check_factors("class_weight", class_weight)
+        self.register_buffer("class_weight", class_weight)
+        self.chunk_rows = chunk_rows
+
+    def forward(
+        self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of a layer with this weight and bias for class indices."""
+        return tunable_linear_cross_entropy(
+            hidden,
+            weight,
+            target,
+            self.k_for(hidden),
+            bias,
+            class_weight=self.class_weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+            implementation=self.implementation,
+            process_group=self.process_group,
+            chunk_rows=self.chunk_rows,
+        )
+
+
 class RuleCrossEntropyLoss(nn.Module):
     """Cross-entropy with any rule f as its backward pass (Eq. 3): a place for new ideas.
 
     Args:
-        rule: A function of logits (R, C) and labels (R) that gives the pseudo-gradient (R, C): one
-            from `pseudograd.rules`, or your own. It must not write into the logits. It may be
-            replaced during training; `torch.compile` traces it once, with the numbers that it then
-            reads from elsewhere.
+        rule: Maps logits (R, C) and labels (R) to the pseudo-gradient (R, C): one from
+            `pseudograd.rules`, or your own. It must not write into the logits. A
+            `pseudograd.rules.Reweighted` rule, or a `functools.partial` of one, runs as fast as
+            cross-entropy and can be exported. You may replace the rule during training;
+            `torch.compile` traces it once, with the numbers it then reads from elsewhere.
         weight: A factor for each class.
-        ignore_index: Examples with this class index count for nothing.
+        ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
+        implementation: "auto", "triton" or "torch"; rules other than `Reweighted` ones always use
+            PyTorch operations.
 
     Example:
         >>> import torch
@@ -161,18 +319,22 @@ class RuleCrossEntropyLoss(nn.Module):
 
     def __init__(
         self,
-        rule: Callable[[Tensor, Tensor], Tensor],
+        rule: Rule,
         weight: Tensor | None = None,
         ignore_index: int = -100,
         reduction: str = "mean",
+        *,
+        implementation: str = "auto",
     ) -> None:
         super().__init__()
         check_settings(ignore_index, reduction, label_smoothing=0.0)
+        check_implementation(implementation)
         check_factors("weight", weight)
         self.rule = rule
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
+        self.implementation = implementation
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "rule":
@@ -181,45 +343,65 @@ class RuleCrossEntropyLoss(nn.Module):
                     f"rule must be a function of logits and labels, not {value!r}; one of the bias "
                     "is made a rule by `pseudograd.rules.from_bias`"
                 )
-            # `torch.compile` knows functions by their code, which all rules share. A text it looks
-            # at, so that each rule has a graph of its own.
+            # `torch.compile` identifies functions by their code, which is the same for all rules.
+            # The name as a dictionary key gives each rule a graph of its own.
             self._name = _name_of(value)
-            self._value_of_rows = {self._name: rows_of(ByRule(value))}
-            self._modules.pop(name, None)  # a function may take the place of a module
+            self._reweights = factor_of(value) is not None
+            self._rows = {self._name: _rows_of_rule(value)}
+            self._modules.pop(name, None)  # a function may replace a module
         super().__setattr__(name, value)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Give the loss of logits for class indices."""
+        """Return the loss of logits for class indices."""
         prepare_tracing()
         check_arguments(
             input, target, self.weight, self.ignore_index, self.reduction, label_smoothing=0.0
         )
         if target.is_floating_point():
             raise TypeError("target must hold class indices: rules are functions of a label")
-        input = input.to(loss_dtype(input, target))
-        value = class_index_loss(
-            _rows(input), target.reshape(-1), 1.0, self._value_of_rows[self._name], self.weight,
-            self.ignore_index, self.reduction,
-        )  # fmt: skip
-        if self.reduction == "none":
-            value = value.reshape(example_shape(input))
-        return value.to(input.dtype)
+        rows, route, dtype = self._rows[self._name], "torch", loss_dtype(input, target)
+        if self._reweights:
+            route = chosen_route(input, target, self.implementation)
+            rows = functools.partial(rows, route=route)
+        z = as_rows(input if route == "triton" else input.to(dtype))
+        loss = class_index_loss(
+            z, target.flatten(), 1.0, self.weight, self.ignore_index, self.reduction, rows=rows
+        )
+        return (loss.reshape(target.shape) if self.reduction == "none" else loss).to(dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_value_of_rows"}
+        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.rule = self.rule
 
     def extra_repr(self) -> str:
-        """Show what was set."""
+        """Return the settings."""
         return f"rule={self.rule!r}, reduction={self.reduction!r}"
 
 
-def _name_of(rule: Callable[..., Tensor]) -> str:
+def _rows_of_rule(rule: Rule) -> Callable[..., Tensor]:
+    """Return the row function of a rule; a `Reweighted` one takes the route as well."""
+    factor = factor_of(rule)
+    if factor is None:
+        return rows_of(ByRule(rule))
+
+    def rows(z: Tensor, y: Tensor, k: Sensitivity, route: str) -> Tensor:
+        value = cross_entropy_rows(z, y, route)
+        surprise = value.detach()
+        slope = factor(wide(surprise)).to(value.dtype)
+        # The value of cross-entropy, and its gradient times the slope.
+        zero = zero_with_gradient(value.unsqueeze(-1), slope.unsqueeze(-1), surprise)
+        return surprise + zero
+
+    keep_whole(rows)
+    return rows
+
+
+def _name_of(rule: Rule) -> str:
     name = f"rule {next(_NUMBERS)}"
     try:
         return _NAMES.setdefault(rule, name)
-    except TypeError:  # it cannot be a key
+    except TypeError:  # it cannot be hashed
         return name

@@ -1,12 +1,12 @@
 """The tunable loss of logits whose classes are split over the ranks of a process group.
 
-Each rank has some columns of the logits, in the order of the ranks. The top and the sums of a row
-are those of its parts, rescaled to a common top and added: one reduction for the largest logit, and
-one for the sums and the label's logit, which one rank has and the others count as 0. Before them
-come two small ones: how many classes each rank has, and the labels' class weights if there are any.
-Smoothed labels are the rule for soft targets, with a reduction for each of its sums.
+Each rank has some columns of the logits, in rank order. Two all-reduces join the parts of a row:
+one finds the largest logit, the other adds the sums, rescaled to it, and the label's logit (0 on
+all ranks but one). Two small ones come before: the number of classes of each rank, and the labels'
+class weights if there are any. Smoothed labels use the rule for soft targets, with an all-reduce
+for each of its sums.
 
-Groups go by their names, and reductions are operators: `torch.compile` can hold both in a graph.
+Groups are passed by name and all-reduces are operators, so that `torch.compile` can trace both.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch import Tensor
 from torch import distributed as dist
 
 from pseudograd.loss.autograd import (
-    ClassProbabilities,
     keep_whole,
     number_or_tensor,
     row_values,
 )
+from pseudograd.loss.rows import ClassProbabilities
 from pseudograd.rules import paper
 from pseudograd.rules.paper import Sensitivity
 
-# Columns of labels that another rank has, and of those that none has, which are wrong.
+# Columns of labels that another rank has, and of wrong labels, which no rank has.
 ELSEWHERE, NOWHERE = -1, -2
 
 
 class Whole(NamedTuple):
-    """The numbers of whole rows, as columns in float64."""
+    """Statistics of whole rows, as columns in float64."""
 
     top: Tensor
     power_total: Tensor
@@ -39,7 +39,7 @@ class Whole(NamedTuple):
 
 
 def ranks_of(group: str) -> dist.ProcessGroup:
-    """Give the process group of that name."""
+    """Return the process group of that name."""
     resolve = getattr(dist.distributed_c10d, "_resolve_process_group")  # noqa: B009
     ranks: dist.ProcessGroup = resolve(group)
     return ranks
@@ -63,13 +63,13 @@ def _(x: Tensor, group: str, largest: bool) -> Tensor:
 
 
 def total_over_ranks(x: Tensor, group: str) -> Tensor:
-    """Give the sum of a tensor over the ranks."""
+    """Return the sum of a tensor over the ranks."""
     total: Tensor = _over_ranks(x, group, False)
     return total
 
 
 def largest_over_ranks(x: Tensor, group: str) -> Tensor:
-    """Give the largest of a tensor's values over the ranks."""
+    """Return the elementwise maximum of a tensor over the ranks."""
     largest: Tensor = _over_ranks(x, group, True)
     return largest
 
@@ -93,28 +93,28 @@ def _(like: Tensor, classes: int, group: str) -> Tensor:
 
 
 def own_labels(target: Tensor, classes: int, group: str) -> Tensor:
-    """Give the labels as columns of this rank, or `ELSEWHERE`, or `NOWHERE`."""
+    """Return the labels as columns of this rank, or `ELSEWHERE`, or `NOWHERE`."""
     like = torch.empty(0, dtype=torch.long, device=target.device)
-    first, total = _own_classes(like, classes, group)  # which of all classes are this rank's
+    first, total = _own_classes(like, classes, group)
     column = target - first
     others = torch.where((target >= 0) & (target < total), ELSEWHERE, NOWHERE)
     return torch.where((column >= 0) & (column < classes), column, others)
 
 
 def label_weights(weight: Tensor, column: Tensor, group: str) -> Tensor:
-    """Give the labels' class weights, of which each rank has those of its own classes."""
+    """Return the labels' class weights; each rank has those of its own classes."""
     own = torch.where(column >= 0, weight[column.clamp(min=0)], 0)
     return total_over_ranks(torch.where(column == NOWHERE, torch.nan, own), group)
 
 
 def whole_rows(z: Tensor, column: Tensor, k: Sensitivity, group: str, triton: bool) -> Whole:
-    """Join the parts of rows ``z`` (R, C of this rank), whose labels are ``column`` (R)."""
+    """Return the statistics of whole rows from parts ``z`` (R, C of this rank) on all ranks."""
     part = _part_by_kernel if triton else _part
     top, total, power_total, z_y = part(z, column, k).unsqueeze(-1)
     highest = largest_over_ranks(top, group)
     lower = top - highest
     column = column.unsqueeze(-1)
-    # A label that no rank has is NaN to be seen.
+    # NaN shows a label that no rank has.
     z_y = torch.where(column == NOWHERE, torch.nan, torch.where(column == ELSEWHERE, 0, z_y))
     sums = torch.stack((total * lower.exp(), power_total * (k * lower).exp(), z_y))
     total, power_total, z_y = total_over_ranks(sums, group)
@@ -130,7 +130,7 @@ def _part_by_kernel(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
 
 
 def _part(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
-    """The top, both sums and the label's logit of a part of each row: (4, R)."""
+    """Return the top, both sums and the label's logit of this part of each row: (4, R)."""
     logits = paper.in_working_precision(z)
     y = column.clamp(min=0).unsqueeze(-1)
     lowest = torch.finfo(logits.dtype).min
@@ -154,8 +154,8 @@ def push(
     triton: bool,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Give this rank's columns of Eq. 5, times ``factor``; in ``out`` if it is given."""
-    # Ignored rows may hold anything; NaN times 0 would be NaN.
+    """Return this rank's columns of Eq. 5 times ``factor``, in ``out`` if it is given."""
+    # Ignored rows may hold NaN, and NaN · 0 is NaN.
     scale = torch.where(factor == 0, 0, factor * paper.strength(whole.margin, k))
     share = scale / whole.power_total
     if triton:
@@ -178,7 +178,7 @@ def push(
 
 
 class SplitClassIndex:
-    """Eq. 5 for labels, given as columns of this rank, of classes that are split."""
+    """Eq. 5 for split classes; labels are columns of this rank."""
 
     exported_as: str | None = None
 
@@ -186,14 +186,14 @@ class SplitClassIndex:
         self.group, self.triton = group, triton
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Give -log p_y, and keep the numbers of whole rows."""
+        """Return -log p_y and the statistics of whole rows."""
         whole = whole_rows(z, target, k, self.group, self.triton)
         return paper.cross_entropy(whole.margin).squeeze(-1), *whole
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
-        """Give this rank's part of Eq. 5."""
+        """Return this rank's columns of Eq. 5."""
         return push(z, target, k, Whole(*kept), grad, self.triton)
 
 
@@ -204,7 +204,7 @@ def smoothed_target(
     label_smoothing: float,
     group: str,
 ) -> Tensor:
-    """Give this rank's columns of smoothed labels, of which ``column`` (R) says where they are."""
+    """Return this rank's columns of the smoothed labels ``column`` (R)."""
     count = torch.full((1,), float(classes), dtype=torch.float64, device=column.device)
     own = (column == torch.arange(classes, device=column.device).unsqueeze(-1)).mT
     q = own.double() * (1 - label_smoothing) + label_smoothing / total_over_ranks(count, group)
@@ -213,21 +213,21 @@ def smoothed_target(
 
 
 class SplitClasses(paper.Classes):
-    """The classes of all ranks, of which this one has some columns."""
+    """Reductions over the classes of all ranks, of which this one has some columns."""
 
     def __init__(self, group: str) -> None:
         self.group = group
 
     def largest(self, x: Tensor) -> Tensor:
-        """Give the largest of each row."""
+        """Return the largest value of each row."""
         return largest_over_ranks(super().largest(x), self.group)
 
     def total(self, x: Tensor) -> Tensor:
-        """Give the sum of each row."""
+        """Return the sum of each row."""
         return total_over_ranks(super().total(x), self.group)
 
     def log_softmax(self, x: Tensor) -> Tensor:
-        """Give this rank's columns of x - log Σ exp(x)."""
+        """Return this rank's columns of x - log Σ exp(x)."""
         gap = x - self.largest(x)
         return gap - self.total(gap.exp()).log()
 
@@ -254,18 +254,10 @@ def split_values(
     group: str,
     triton: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Give the weighted loss of each row for labels (R), and the weights to divide a mean by.
+    """Return the weighted loss of each row, and the weights to divide a mean by.
 
-    Args:
-        z: This rank's columns of the logits, (R, C of this rank).
-        target: The labels, the same on all ranks, among the classes of all ranks.
-        k: A number, or a column.
-        weight: The factors of this rank's classes.
-        ignore_index: Rows with this label count for nothing.
-        label_smoothing: The share of each label that is spread over the classes of all ranks.
-        group: The name of the ranks' process group.
-        triton: Whether kernels compute the rows.
-
+    ``z`` (R, C of this rank) and ``weight`` are this rank's classes. The labels ``target`` (R) are
+    the same on all ranks, and index the classes of all.
     """
     counted = target != ignore_index
     column = own_labels(torch.where(counted, target, 0), z.shape[1], group)

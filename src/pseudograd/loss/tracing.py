@@ -1,4 +1,4 @@
-"""Has `torch.compile` keep some functions whole. Imported by `prepare_tracing` alone."""
+"""Registers the functions `torch.compile` must not trace into; imported by `prepare_tracing`."""
 
 import torch
 

@@ -1,18 +1,17 @@
 """Logits and labels in, pseudo-gradient out: the mathematics, and nothing else."""
 
-from pseudograd.rules.framework import (
-    Rule,
-    bias,
-    cross_entropy,
+from pseudograd.rules.framework import Rule, bias, cross_entropy, from_bias
+from pseudograd.rules.paper import soft_tunable, tunable
+from pseudograd.rules.reweighted import (
+    Reweighted,
     focal,
-    from_bias,
     generalized_cross_entropy,
     log_of_power,
     power_of_log,
 )
-from pseudograd.rules.paper import soft_tunable, tunable
 
 __all__ = [
+    "Reweighted",
     "Rule",
     "bias",
     "cross_entropy",

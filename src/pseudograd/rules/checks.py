@@ -1,4 +1,4 @@
-"""What can be wrong with the numbers of a rule, with a sentence that names them."""
+"""Checks of the numbers that rules and losses take."""
 
 from __future__ import annotations
 
@@ -8,18 +8,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NUMBERS: tuple[type, ...] = (numbers.Real, torch.SymFloat, torch.SymInt)
+# Outside these bounds k makes no difference any more, and products with it leave float32's range.
+LEAST_K, GREATEST_K = 2.0**-100, 2.0**100
+
+_NUMBERS: tuple[type, ...] = (float, int, numbers.Real, torch.SymFloat, torch.SymInt)
 
 
 def check_number(
     name: str, value: float | Tensor, least: float, greatest: float, wanted: str
 ) -> None:
-    """Refuse what is no number from ``least`` to ``greatest``; tensors are passed over."""
+    """Refuse anything but a number from ``least`` to ``greatest``; tensors pass unchecked."""
     if isinstance(value, Tensor):
         return
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise TypeError(f"{name} must be a number or a tensor, not {type(value).__name__}")
-    # NumPy would make its half type, too, of what a number is compared with.
+    # NumPy would convert the bounds to its own type, in which they may overflow.
     number = float(value) if isinstance(value, np.generic) else value
     if not least <= number <= greatest:
         raise ValueError(f"{name} must be {wanted}, not {value}")
+
+
+def check_k(k: float | Tensor, values: bool = True) -> None:
+    """Refuse a k outside its bounds.
+
+    Args:
+        k: The sensitivity: a number, or a tensor of them.
+        values: Whether to look at a tensor's values. That waits for the device they are on, and
+            is impossible while they are traced.
+
+    """
+    if not isinstance(k, Tensor):
+        check_number("k", k, LEAST_K, GREATEST_K, "a finite number above 0 (2^-100 to 2^100)")
+    elif values and k.numel():
+        least, greatest = k.aminmax()  # both are NaN if any k is
+        if not LEAST_K <= least.item() <= greatest.item() <= GREATEST_K:
+            raise ValueError("k must be finite and above 0 (2^-100 to 2^100) for every example")

@@ -1,7 +1,7 @@
-"""What the paper asks of a rule (Section 4) and proves of its own (Lemma 1), to be measured.
+"""Measure what the paper asks of a rule (Section 4) and proves of its own (Lemma 1).
 
-Each function tries a rule on examples, random ones unless given, and returns a `Finding`: whether
-the property held, the largest violation, and the example and classes where that was.
+Each check tries a rule on examples, random ones by default, and returns a `Finding`: whether the
+property held, the largest violation, and the example and classes where it occurred.
 """
 
 from __future__ import annotations
@@ -17,21 +17,15 @@ from pseudograd.rules.framework import Rule, bias, checked
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of a check.
+    """The result of a check.
 
     Attributes:
         name: The property.
         holds: Whether it held everywhere, up to the tolerance.
-        violation: The largest violation, as the text of each check defines it; 0 or more.
-        logits: The example where that was, shape (C).
+        violation: The largest violation, as each check defines it; 0 or more.
+        logits: The example where it occurred, shape (C).
         label: Its label.
         classes: The class or pair of classes concerned.
-
-    Example:
-        >>> from pseudograd.rules import tunable
-        >>> finding = zero_sum(tunable)
-        >>> finding.holds, finding.name
-        (True, 'zero sum')
 
     """
 
@@ -44,7 +38,7 @@ class Finding:
 
 
 def sign(rule: Rule, examples: tuple[Tensor, Tensor] | None = None) -> Finding:
-    """Check that f is never negative off the label, nor positive on it; violation: by how much.
+    """Check that f ≥ 0 off the label and f ≤ 0 on it; the violation is by how much it is not.
 
     Args:
         rule: The rule.
@@ -67,12 +61,12 @@ def sign(rule: Rule, examples: tuple[Tensor, Tensor] | None = None) -> Finding:
 def zero_sum(
     rule: Rule, examples: tuple[Tensor, Tensor] | None = None, tolerance: float = 1e-12
 ) -> Finding:
-    """Check Eq. 4, that f_y = -Σ f_j; violation: the sum, relative to the largest entry.
+    """Check Eq. 4, f_y = -Σ f_j; the violation is the sum, relative to the largest entry.
 
     Args:
         rule: The rule.
         examples: Logits (R, C) and labels (R) to try it on.
-        tolerance: The violation that rounding is allowed.
+        tolerance: The violation to put down to rounding.
 
     Example:
         >>> from pseudograd.rules import from_bias, tunable
@@ -93,23 +87,22 @@ def zero_sum(
 def monotone(
     rule: Rule, examples: tuple[Tensor, Tensor] | None = None, tolerance: float = 1e-12
 ) -> Finding:
-    """Check that a larger bias never gets a smaller push; violation: by how much it is smaller.
+    """Check that a larger bias never gets a smaller push; the violation is the difference.
 
-    Two ways: among the classes of one example, f must be in the order of ε; and as the logit of the
-    label alone is raised step by step, so that |ε_y| falls, |f_y| may not grow. The violation is
-    relative to the largest push of all.
+    Within an example, f must be in the order of ε. And if only the label's logit is raised, so that
+    |ε_y| falls, |f_y| must not grow. The violation is relative to the largest push of all.
 
     Args:
         rule: The rule.
         examples: Logits (R, C) and labels (R) to try it on.
-        tolerance: The violation that rounding is allowed.
+        tolerance: The violation to put down to rounding.
 
     Example:
         >>> from functools import partial
         >>> from pseudograd.rules import generalized_cross_entropy, tunable
         >>> monotone(partial(tunable, k=0.25)).holds
         True
-        >>> monotone(generalized_cross_entropy).holds  # it gives up on what it has most wrong
+        >>> monotone(generalized_cross_entropy).holds  # it gives up on the largest errors
         False
 
     """
@@ -135,15 +128,15 @@ def monotone(
 def integrable(
     rule: Rule, examples: tuple[Tensor, Tensor] | None = None, tolerance: float = 1e-10
 ) -> Finding:
-    """Measure how far f is from being a gradient; violation: |∂f_i/∂z_j - ∂f_j/∂z_i| (Lemma 1).
+    """Check that f is a gradient; the violation is |∂f_i/∂z_j - ∂f_j/∂z_i| (Lemma 1).
 
-    A function of the logits is the gradient of some loss just where its Jacobian is symmetric. The
-    violation is relative to the largest derivative of all.
+    A function of the logits is the gradient of some loss if and only if its Jacobian is symmetric.
+    The violation is relative to the largest derivative of all.
 
     Args:
         rule: The rule; it must consist of differentiable operations.
         examples: Logits (R, C) and labels (R) to try it on.
-        tolerance: The violation that rounding is allowed.
+        tolerance: The violation to put down to rounding.
 
     Example:
         >>> from functools import partial
@@ -172,7 +165,7 @@ def integrable(
 def random_examples(
     count: int = 200, classes: int = 5, spread: float = 3.0, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Draw logits from a normal distribution, in float64, and labels evenly.
+    """Return normally distributed logits, in float64, and uniformly distributed labels.
 
     Args:
         count: How many examples.
@@ -180,29 +173,24 @@ def random_examples(
         spread: The standard deviation of the logits.
         seed: The same seed gives the same examples.
 
-    Example:
-        >>> z, y = random_examples(count=3, classes=4)
-        >>> z.shape, y.shape
-        (torch.Size([3, 4]), torch.Size([3]))
-
     """
-    device = torch.device("cpu")  # whatever the default is
+    device = torch.device("cpu")  # whatever the default device is
     generator = torch.Generator(device).manual_seed(seed)
     z = torch.randn(count, classes, generator=generator, dtype=torch.float64, device=device)
     return z * spread, torch.randint(classes, (count,), generator=generator, device=device)
 
 
 def _in_float64(examples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """A rule is judged by what it is, not by how it rounds."""
+    """Judge a rule by its mathematics, not by its rounding."""
     z, y = examples
     return z.double(), y
 
 
 def _largest(values: Tensor) -> Tensor:
-    """The largest size of all finite values: that of the rule, on all examples.
+    """Return the largest finite magnitude over all examples.
 
-    Not on each: how a plainly written rule rounds, as softmax(z) - onehot(y) does, shows most
-    where it has almost nothing to say.
+    Not per example: a plainly written rule like softmax(z) - onehot(y) has its largest relative
+    rounding errors where it is almost 0.
     """
     finite = values.abs().nan_to_num(0.0, posinf=0.0)
     return finite.amax().clamp(min=torch.finfo(values.dtype).tiny)
@@ -212,7 +200,7 @@ def _worst(
     name: str, violation: Tensor, z: Tensor, y: Tensor, tolerance: float,
     classes: Tensor | None = None,
 ) -> Finding:  # fmt: skip
-    """The finding for violations (R, entries); NaN counts as the largest."""
+    """Return the finding for violations (R, entries); NaN counts as the largest."""
     at = int(violation.nan_to_num(torch.inf).argmax())
     row, entry = divmod(at, violation.shape[-1])
     worst = float(violation[row, entry])

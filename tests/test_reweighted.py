@@ -1,0 +1,225 @@
+"""Rules of the form factor(-log p_y) · ε: right on every route of the loss, and easy to add."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import mpmath as mp
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+import reference
+from pseudograd import RuleCrossEntropyLoss
+from pseudograd.loss import functional
+from pseudograd.rules import (
+    Reweighted,
+    Rule,
+    focal,
+    generalized_cross_entropy,
+    log_of_power,
+    power_of_log,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Route = Callable[[RuleCrossEntropyLoss, Tensor, Tensor], Tensor]
+
+
+@Reweighted
+def poly1(cross_entropy: Tensor, a: float | Tensor = 1.0) -> Tensor:
+    """A rule as a user would write it: PolyLoss (Leng et al., 2022), -log p_y + a (1 - p_y)."""
+    return 1 + a * torch.exp(-cross_entropy)
+
+
+def scaled(cross_entropy: Tensor) -> Tensor:
+    return 3 * torch.ones_like(cross_entropy)
+
+
+def focal_factor(c: mp.mpf, gamma: float) -> mp.mpf:
+    rest, p = -mp.expm1(-c), mp.exp(-c)
+    return rest**gamma + gamma * p * rest ** (gamma - 1) * c
+
+
+RULES: dict[str, tuple[Rule, Callable[[mp.mpf], mp.mpf]]] = {
+    "focal": (focal, lambda c: focal_factor(c, 2)),
+    "focal 0.5": (partial(focal, gamma=0.5), lambda c: focal_factor(c, 0.5)),
+    "generalized": (generalized_cross_entropy, lambda c: mp.exp(-mp.mpf(0.7) * c)),
+    "power of log 0.25": (partial(power_of_log, k=0.25), lambda c: 0.25 * c ** mp.mpf(-0.75)),
+    "power of log 3": (partial(power_of_log, k=3), lambda c: 3 * c**2),
+    "log of power": (partial(log_of_power, k=2.5), lambda c: mp.mpf(2.5)),
+    "a user's": (partial(poly1, a=2.0), lambda c: 1 + 2 * mp.exp(-c)),
+}
+
+
+def examples() -> tuple[Tensor, Tensor]:
+    """Labels of every probability, from about 1 - e^-60 to e^-60."""
+    generator = torch.Generator().manual_seed(0)
+    gaps = torch.tensor([0.01, 1.0, 10.0, 30.0]).repeat(3).unsqueeze(1)
+    logits = gaps * torch.randn(12, 5, generator=generator)
+    return logits, torch.randint(5, (12,), generator=generator)
+
+
+def differentiate(loss: Callable[..., Tensor], logits: Tensor, target: Tensor) -> Tensor:
+    leaf = logits.detach().clone().requires_grad_()
+    (result,) = torch.autograd.grad(loss(leaf, target).sum(), leaf)
+    return result
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def exported(criterion: RuleCrossEntropyLoss, logits: Tensor, target: Tensor) -> Tensor:
+    module = torch.export.export(criterion, (logits, target)).module()
+    return differentiate(module, logits, target)
+
+
+ROUTES: dict[str, Route] = {
+    "eager": differentiate,
+    "vmap": lambda criterion, z, y: differentiate(vmap(criterion), z, y),
+    "vmap(grad)": lambda criterion, z, y: vmap(grad(criterion))(z, y),
+    "compile": lambda criterion, z, y: differentiate(compiled(criterion), z, y),
+    "compile(vmap(grad))": lambda criterion, z, y: compiled(vmap(grad(criterion)))(z, y),
+    "export": exported,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("implementation", ["auto", "torch", "triton"])
+def test_every_rule_on_every_route(rule: str, route: str, implementation: str) -> None:
+    if implementation != "torch":
+        pytest.importorskip({"auto": "numba", "triton": "triton"}[implementation])
+    logits, target = examples()
+    function, factor = RULES[rule]
+    criterion = RuleCrossEntropyLoss(function, reduction="sum", implementation=implementation)
+    true = torch.tensor(
+        [
+            reference.reweighted(row, y, factor)
+            for row, y in zip(logits.tolist(), target.tolist(), strict=True)
+        ],
+        dtype=torch.float64,
+    )
+    gradient = ROUTES[route](criterion, logits, target)
+    torch.testing.assert_close(gradient.double(), true, rtol=1e-5, atol=1e-25)
+    value = criterion(logits, target)
+    torch.testing.assert_close(value, torch.nn.functional.cross_entropy(logits, target) * 12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("implementation", ["auto", "torch", "triton"])
+def test_weights_ignored_labels_and_shapes(
+    reduction: str, dtype: torch.dtype, implementation: str
+) -> None:
+    """As for a rule that is not known to be of this kind."""
+    if implementation == "triton":
+        pytest.importorskip("triton")
+        if dtype == torch.float64:
+            pytest.skip("there is no kernel")
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(2, 4, 3, generator=generator)).to(dtype)
+    logits[1, :, 1] = math.nan
+    target = torch.tensor([[0, 3, -100], [2, -100, 1]])
+    settings: dict[str, Any] = {
+        "weight": torch.linspace(0.5, 2, 4, dtype=dtype),
+        "reduction": reduction,
+    }
+    fast = RuleCrossEntropyLoss(focal, implementation=implementation, **settings)
+    plain = RuleCrossEntropyLoss(lambda z, y: focal(z, y), **settings)
+    eps = torch.finfo(dtype).eps
+    values = fast(logits, target), plain(logits, target)
+    assert values[0].dtype == dtype
+    torch.testing.assert_close(*values, rtol=4 * eps, atol=4 * eps)
+    gradients = [differentiate(criterion, logits, target) for criterion in (fast, plain)]
+    assert gradients[0].dtype == dtype
+    torch.testing.assert_close(*gradients, rtol=4 * eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("implementation", ["auto", "torch", "triton"])
+def test_never_nan(rule: str, implementation: str) -> None:
+    """For logits of any size, masked classes and scaled losses."""
+    if implementation == "triton":
+        pytest.importorskip("triton")
+    inf = math.inf
+    rows = ([1e4, 0, 0], [-1e4, 0, 0], [90, 0, 0], [3e38, -3e38, 0], [1, -inf, -inf], [1, -inf, 0])
+    logits = torch.tensor([[float(z) for z in row] for row in rows])
+    target = torch.zeros(len(rows), dtype=torch.long)
+    criterion = RuleCrossEntropyLoss(RULES[rule][0], reduction="sum", implementation=implementation)
+    gradient = differentiate(lambda z, y: 2.0**24 * criterion(z, y), logits, target)
+    assert gradient.isfinite().all()
+
+
+def test_a_parameter_for_each_model() -> None:
+    """The fleet's way: a column of parameters beside the cross-entropies of each model."""
+    surprise = torch.rand(3, 5, dtype=torch.float64)
+    for rule in (focal, generalized_cross_entropy, power_of_log, log_of_power, poly1):
+        each = torch.tensor([[0.25], [0.5], [1.0]], dtype=torch.float64)
+        together = rule.factor(surprise, each)
+        for row, value, expected in zip(surprise, each, together, strict=True):
+            torch.testing.assert_close(rule.factor(row, value.item()), expected)
+
+
+def test_a_parameter_for_each_example() -> None:
+    logits, target = examples()
+    gammas = torch.linspace(0, 3, len(logits))
+    together = focal(logits, target, gammas)
+    for i, gamma in enumerate(gammas.tolist()):
+        torch.testing.assert_close(focal(logits[i], target[i], gamma), together[i])
+
+
+@pytest.mark.parametrize("rule", [focal, poly1, partial(poly1, a=0.5), Reweighted(scaled)])
+def test_rules_can_be_pickled(rule: Rule) -> None:
+    logits, target = examples()
+    criterion = RuleCrossEntropyLoss(rule)
+    for other in (pickle.loads(pickle.dumps(criterion)), copy.deepcopy(criterion)):
+        assert torch.equal(other.rule(logits, target), rule(logits, target))
+        expected = differentiate(criterion, logits, target)
+        assert torch.equal(differentiate(other, logits, target), expected)
+
+
+def test_names_and_errors() -> None:
+    assert repr(poly1) == "Reweighted(poly1)"
+    assert Reweighted(scaled) == Reweighted(scaled) != poly1
+    with pytest.raises(TypeError, match="factor must be a function of the cross-entropies, not 2"):
+        Reweighted(2)  # type: ignore[arg-type]
+    logits, target = examples()
+    with pytest.raises(ValueError, match=r"gamma must be a finite number, 0 or more, not -1"):
+        RuleCrossEntropyLoss(partial(focal, gamma=-1.0))(logits, target)
+
+
+def test_the_fast_routes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    pytest.importorskip("triton")
+    called: list[str] = []
+    numba_loss = functional._compiled_by_numba()
+    assert numba_loss is not None
+
+    def recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(functional, "_compiled_by_numba", lambda: recorded("numba", numba_loss))
+    operators = importlib.import_module(functional._gpu_rows().__module__)
+    monkeypatch.setattr(operators, "launch", recorded("triton", operators.launch))
+    logits, target = examples()
+    criterion = RuleCrossEntropyLoss(focal)
+    differentiate(criterion, logits, target)
+    assert called == ["numba"]
+    criterion.implementation = "triton"
+    for route in ("eager", "compile", "export"):
+        called.clear()
+        ROUTES[route](criterion, logits, target)
+        assert "triton" in called
