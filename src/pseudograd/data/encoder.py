@@ -1,15 +1,16 @@
 """Columns as numbers in [-1, 1], learned from the training part alone and kept as plain values.
 
-Indicators are 0 where they do not apply, and not -1: the many that a column of texts has would all
-push at once.
+What is learned is two small dataclasses, `Numbers` and `Categories`, which are saved as JSON. The
+scikit-learn transformer is always made from them, so a saved encoder and a new one cannot differ.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -27,36 +28,29 @@ from pseudograd.data.columns import (
     listed,
     look_alikes,
     named,
-    no_numbers,
+    not_numbers,
     target_column,
 )
+from pseudograd.extras import needed_for
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
+    from sklearn.compose import ColumnTransformer
 
 
-_MOST_CATEGORIES = 1000  # a column of its own for each: names or dates would fill the memory
+_MOST_CATEGORIES = 1000  # each is a feature: names or dates would fill the memory
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """How a column of numbers is encoded: scaled to [-1, 1], what is missing as the median.
-
-    Numbers beyond those of the training part become -1 or 1, for no feature may leave its range.
+    """What is learned from a column of numbers.
 
     Attributes:
         name: The column.
-        low: Its least number in the training part ...
-        high: ... and its greatest; if they are equal, all becomes 0.
-        median: What stands for a missing number.
+        low: Its least number in the training part, which becomes -1, as does anything below.
+        high: Its greatest, which becomes 1, as does anything above. If low = high, all becomes 0.
+        median: Stands in for a missing number.
         missing: Whether a second feature tells which numbers are missing.
-
-    Example:
-        >>> import pandas as pd
-        >>> Numbers("age", 20.0, 60.0, 30.0, missing=True).transform(pd.Series([40, None, 70]))
-        array([[ 0. ,  0. ],
-               [-0.5,  1. ],
-               [ 1. ,  0. ]], dtype=float32)
 
     """
 
@@ -72,23 +66,8 @@ class Numbers:
     def fit(cls, name: str, column: Series) -> Numbers:
         """Learn from a column of the training part."""
         values = as_numbers(name, column)
-        present = values[~np.isnan(values)]
-        return cls(
-            name,
-            float(present.min()),
-            float(present.max()),
-            float(np.median(present)),
-            len(present) < len(values),
-        )
-
-    def transform(self, column: Series) -> NDArray[np.float32]:
-        """Encode a column."""
-        values = as_numbers(self.name, column)
-        missing = np.isnan(values)
-        values = np.where(missing, self.median, values) - self.low
-        span = self.high - self.low
-        scaled = np.clip(2 * (values / span) - 1, -1, 1) if span else np.zeros_like(values)
-        return np.stack([scaled, missing] if self.missing else [scaled], 1).astype(np.float32)
+        low, median, high = np.nanmin(values), np.nanmedian(values), np.nanmax(values)
+        return cls(name, float(low), float(high), float(median), bool(np.isnan(values).any()))
 
     @property
     def width(self) -> int:
@@ -96,7 +75,7 @@ class Numbers:
         return 1 + self.missing
 
     def show(self, features: NDArray[np.float32]) -> str:
-        """Give an entry of the column as text, from its features."""
+        """Return an entry of the column as text, from its features."""
         if self.missing and features[1]:
             return "missing"
         return f"{self.low + (float(features[0]) + 1) / 2 * (self.high - self.low):g}"
@@ -104,18 +83,13 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Categories:
-    """How a column of texts or truth values is encoded: a feature for each category.
+    """What is learned from a column of texts or truth values.
 
     Attributes:
         name: The column.
-        categories: Those of the training part, sorted; all others become zeros.
+        categories: The texts of the training part, sorted: a feature each, 1 where it applies and
+            otherwise 0 (not -1, or the many features of one column would all push at once).
         missing: Whether a last feature tells which entries are missing.
-
-    Example:
-        >>> import pandas as pd
-        >>> Categories("hue", ("blue", "red"), missing=False).transform(pd.Series(["red", "pink"]))
-        array([[0., 1.],
-               [0., 0.]], dtype=float32)
 
     """
 
@@ -125,7 +99,7 @@ class Categories:
 
     @property
     def kind(self) -> str | None:
-        """What the column must hold: None if it had no entry, so that anything will do."""
+        """What the column must hold: None, for anything, if it had no entry."""
         return "text" if self.categories else None
 
     @classmethod
@@ -139,32 +113,20 @@ class Categories:
             )
         return cls(name, categories, bool(column.isna().any()))
 
-    def transform(self, column: Series) -> NDArray[np.float32]:
-        """Encode a column."""
-        import pandas as pd
-
-        features = np.zeros((len(column), len(self.categories) + self.missing), np.float32)
-        codes = pd.Index(self.categories, dtype=object).get_indexer(as_texts(column))
-        known = np.flatnonzero(codes >= 0)
-        features[known, codes[known]] = 1
-        if self.missing:
-            features[:, -1] = column.isna()
-        return features
-
     @property
     def width(self) -> int:
         """The number of features."""
         return len(self.categories) + self.missing
 
     def show(self, features: NDArray[np.float32]) -> str:
-        """Give an entry of the column as text, from its features."""
+        """Return an entry of the column as text, from its features."""
         names = [*self.categories, "missing"]
         return next((name for name, set_ in zip(names, features, strict=False) if set_), "other")
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """From the rows of a table to features and class indices, as the training part had them.
+    """Encodes rows of a table as features and class indices, as learned from the training part.
 
     Attributes:
         target: The column of labels.
@@ -204,7 +166,7 @@ class Encoder:
             frame: Its rows.
             target: The column of labels; all others hold features.
             pixels: The shape of a picture, if the other columns are pixels from 0 to 255 and are
-                named as `read_frame` does.
+                named as `read_frame` names them.
 
         """
         frame = named(frame)
@@ -222,66 +184,91 @@ class Encoder:
         return cls(target, labels, tuple(columns))
 
     def transform(self, frame: DataFrame) -> NDArray[Any]:
-        """Give the features of rows, one row each: float32, or uint8 if they are pixels.
+        """Return the features of rows, one row each: float32, or uint8 if they are pixels.
 
         Args:
-            frame: Rows with the columns of the training part in any order; the target may be
-                there or not.
+            frame: Rows with the columns of the training part in any order, with or without the
+                target.
 
         """
+        import pandas as pd
+
         frame = named(frame)
+        self._check_columns(frame)
+        if self.pixels is not None:
+            return _pixels(frame[list(self.kinds())], self.value_range)
+        columns = {name: as_numbers(name, frame[name]) for name in _names(self._numbers)}
+        columns |= {name: as_texts(frame[name]).to_numpy() for name in _names(self._texts)}
+        return np.take(self._transformer.transform(pd.DataFrame(columns)), self._order, axis=1)
+
+    def _check_columns(self, frame: DataFrame) -> None:
+        """Refuse columns that are not those of the training part."""
         kinds = self.kinds()
-        known = {*kinds, self.target}
         found = {name: kind_of(name, frame[name]) for name in kinds if name in frame.columns}
         wrong = [name for name, kind in found.items() if kind and kind != (kinds[name] or kind)]
         texts = [name for name in wrong if found[name] == "text"]
         complaints = {
             "missing": [name for name in kinds if name not in found],
-            "unknown": [name for name in frame.columns if name not in known],
+            "unknown": [name for name in frame if name not in kinds and name != self.target],
             "text where numbers belong": texts,
             "numbers where text belongs": [name for name in wrong if found[name] == "numbers"],
         }
-        if any(complaints.values()):
-            said = "; ".join(
-                f"{what}: {listed(names)}" for what, names in complaints.items() if names
-            )
-            if texts and len(entries := no_numbers(frame[texts[0]].reset_index(drop=True))):
-                said += f"; {texts[0]!r} has {first_of(entries)}"
-            raise ValueError(
-                f"the columns do not match those of the training part ({said}): "
-                "give the same columns with the same kind of content"
-            )
-        if self.pixels is not None:
-            return _pixels(frame[list(kinds)], self.value_range)
-        return np.concatenate([column.transform(frame[column.name]) for column in self.columns], 1)
+        if not any(complaints.values()):
+            return
+        said = "; ".join(f"{what}: {listed(names)}" for what, names in complaints.items() if names)
+        if texts and len(entries := not_numbers(frame[texts[0]].reset_index(drop=True))):
+            said += f"; {texts[0]!r} has {first_of(entries)}"
+        raise ValueError(
+            f"the columns do not match those of the training part ({said}): "
+            "give the same columns with the same kind of content"
+        )
+
+    @property
+    def _numbers(self) -> list[Numbers]:
+        return [column for column in self.columns if isinstance(column, Numbers)]
+
+    @property
+    def _texts(self) -> list[Categories]:
+        return [column for column in self.columns if isinstance(column, Categories)]
+
+    @cached_property
+    def _transformer(self) -> ColumnTransformer:
+        return _column_transformer(self._numbers, self._texts)
+
+    @cached_property
+    def _order(self) -> NDArray[np.intp]:
+        """Where the transformer puts each feature, in the order of the table's columns."""
+        place = {column.name: at for at, column in enumerate(self.columns)}
+        numbers = [place[column.name] for column in self._numbers]
+        gaps = [place[column.name] for column in self._numbers if column.missing]
+        texts = [place[column.name] for column in self._texts for _ in range(column.width)]
+        return np.argsort(numbers + gaps + texts, kind="stable")
 
     def unseen(self, frame: DataFrame) -> dict[str, Series]:
-        """Give the entries that are none of their column's categories, by column, if there are any.
+        """Return the entries that are none of their column's categories, by column, if any.
 
         Args:
             frame: Rows that `transform` takes.
 
         """
         found, frame = {}, named(frame)
-        for column in self.columns:
-            if isinstance(column, Categories):
-                texts = as_texts(frame[column.name]).dropna()
-                found[column.name] = texts[~texts.isin(column.categories)]
+        for column in self._texts:
+            texts = as_texts(frame[column.name]).dropna()
+            found[column.name] = texts[~texts.isin(column.categories)]
         return {name: entries for name, entries in found.items() if len(entries)}
 
     def beyond(self, frame: DataFrame) -> dict[str, Series]:
-        """Give the numbers beyond the range of the training part, by column, if there are any.
+        """Return the numbers outside the range of the training part, by column, if any.
 
         Args:
             frame: Rows that `transform` takes.
 
         """
         found, frame = {}, named(frame)
-        for column in self.columns:
-            if isinstance(column, Numbers):
-                entries = frame[column.name]
-                values = as_numbers(column.name, entries)
-                found[column.name] = entries[(values < column.low) | (values > column.high)]
+        for column in self._numbers:
+            entries = frame[column.name]
+            values = as_numbers(column.name, entries)
+            found[column.name] = entries[(values < column.low) | (values > column.high)]
         return {name: entries for name, entries in found.items() if len(entries)}
 
     @property
@@ -289,49 +276,39 @@ class Encoder:
         """What the columns were taken for, in words; None if the features are pixels."""
         if self.pixels is not None:
             return None
-        categories = [column for column in self.columns if isinstance(column, Categories)]
-        numbers = [column.name for column in self.columns if isinstance(column, Numbers)]
-        kinds = [f"for numbers: {listed(numbers)}"] if numbers else []
-        if categories:
-            width = sum(column.width for column in categories)
-            names = listed(column.name for column in categories)
+        kinds = [f"for numbers: {listed(_names(self._numbers))}"] if self._numbers else []
+        if self._texts:
+            width = sum(column.width for column in self._texts)
+            names = listed(_names(self._texts))
             kinds.append(f"for categories: {names} ({width} indicator columns)")
         return f"columns taken {'; '.join(kinds)}"
 
     def look_alikes(self) -> dict[str, list[list[str]]]:
-        """Give labels and categories that only blanks at their ends or case tell apart, by column.
-
-        Columns without any are left out.
-        """
+        """Return labels and categories that differ only in case or outer blanks, by column."""
         found = {self.target: look_alikes(self.labels)}
-        found |= {name: look_alikes(texts) for name, texts in self.categories().items()}
+        found |= {column.name: look_alikes(column.categories) for column in self._texts}
         return {name: alike for name, alike in found.items() if alike}
 
-    def text_columns(self) -> list[str]:
-        """The columns of texts, which stay so where they look like numbers; no truth values."""
-        return [
-            column.name
-            for column in self.columns
-            if isinstance(column, Categories)
-            and not {"True", "False"}.issuperset(column.categories)
-        ]
-
-    def categories(self) -> dict[str, tuple[str, ...]]:
-        """The texts that each column of texts had."""
-        columns = (column for column in self.columns if isinstance(column, Categories))
-        return {column.name: column.categories for column in columns}
+    def known_texts(self) -> dict[str, Collection[object]]:
+        """Return what stays text even where it looks like numbers, by column; no truth values."""
+        known: dict[str, Collection[object]] = {
+            column.name: column.categories
+            for column in self._texts
+            if not {"True", "False"}.issuperset(column.categories)
+        }
+        return known | ({self.target: self.labels} if isinstance(self.labels[0], str) else {})
 
     def kinds(self) -> dict[str, str | None]:
-        """Say what each column must hold, as `kind_of` says it."""
+        """Return what each column must hold, in the words of `kind_of`."""
         if self.pixels is not None:
             return dict.fromkeys(feature_names(math.prod(self.pixels)), "numbers")
         return {column.name: column.kind for column in self.columns}
 
     def decode(self, features: NDArray[Any]) -> dict[str, str]:
-        """Give one row of features as the table would show it, by column.
+        """Return one row of features as the table would show it, by column.
 
         Args:
-            features: A row of what `transform` gives.
+            features: A row of what `transform` returns.
 
         """
         row, rest = {}, features
@@ -341,7 +318,7 @@ class Encoder:
         return row
 
     def encode_labels(self, labels: Series | Sequence[Label]) -> NDArray[np.int64]:
-        """Give the class index of each label, its place in ``labels``."""
+        """Return the class index of each label."""
         import pandas as pd
 
         plain = labels_in(self.target, pd.Series(labels))
@@ -354,12 +331,12 @@ class Encoder:
         return np.array([codes[label] for label in plain], np.int64)
 
     def to_json(self) -> str:
-        """Give all of it as JSON."""
+        """Return the encoder as JSON."""
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Encoder:
-        """Make it again from what `to_json` gave."""
+        """Return the encoder that `to_json` wrote."""
         try:
             fields = json.loads(text)
             columns = [
@@ -376,8 +353,8 @@ class Encoder:
             raise ValueError(f"this is not the JSON of an encoder ({problem!r})") from problem
         if pixels is None and (low, high) != cls.value_range:
             raise ValueError(
-                f"numbers were scaled to [{low:g}, {high:g}], where now it is [-1, 1]: run tune "
-                "again"
+                f"this encoder scales numbers to [{low:g}, {high:g}], not to [-1, 1] as now: run "
+                "tune again"
             )
         return encoder
 
@@ -387,8 +364,60 @@ def _fit_column(name: str, column: Series) -> Numbers | Categories:
     return Numbers.fit(name, column) if numbers else Categories.fit(name, column)
 
 
+def _column_transformer(
+    numbers: Sequence[Numbers], texts: Sequence[Categories]
+) -> ColumnTransformer:
+    """Return a fitted transformer to the numbers, then their gaps, then the categories."""
+    with needed_for("encoding tables"):
+        import pandas as pd
+        from sklearn.compose import ColumnTransformer
+        from sklearn.impute import MissingIndicator, SimpleImputer
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
+
+    ends = {end: np.array([getattr(column, end) for column in numbers]) for end in ("low", "high")}
+    impute_and_scale = make_pipeline(
+        SimpleImputer(strategy="median"), FunctionTransformer(_scaled, kw_args=ends)
+    )
+    one_hot = OneHotEncoder(
+        categories=[[*column.categories, *[np.nan] * column.missing] for column in texts],
+        handle_unknown="ignore",
+        sparse_output=False,
+        dtype=np.float32,
+    )
+    gaps = [column for column in numbers if column.missing]
+    transformer = ColumnTransformer(
+        [
+            ("numbers", impute_and_scale, _names(numbers)),
+            ("gaps", MissingIndicator(features="all"), _names(gaps)),
+            ("categories", one_hot, _names(texts)),
+        ]
+    )
+    # All is given but the medians, which are learned from one row of them.
+    row = {column.name: np.array([column.median]) for column in numbers}
+    row |= {column.name: np.array([np.nan], object) for column in texts}
+    return transformer.fit(pd.DataFrame(row))
+
+
+def _names(columns: Sequence[Numbers | Categories]) -> list[str]:
+    return [column.name for column in columns]
+
+
+def _scaled(
+    values: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
+) -> NDArray[np.float32]:
+    """Map [low, high] to [-1, 1], and what lies outside to the nearest end.
+
+    Unlike MinMaxScaler's, the ends and the middle are exact, and a constant column becomes 0.
+    """
+    span = high - low
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = np.clip(2 * ((values - low) / span) - 1, -1, 1)
+    return np.where(span > 0, scaled, 0).astype(np.float32)
+
+
 def _pixels(frame: DataFrame, value_range: tuple[float, float]) -> NDArray[np.uint8]:
-    """Pixels of whatever type as uint8."""
+    """Return pixels of any type as uint8."""
     low, high = value_range
     values: NDArray[Any] = frame.to_numpy()
     with np.errstate(invalid="ignore"):

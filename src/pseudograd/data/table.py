@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from pseudograd.data.benchmarks import load
 from pseudograd.data.columns import (
+    Column,
     Label,
-    check_no_row_number,
-    check_text,
+    check_column,
     labels_in,
     listed,
     nearest,
@@ -28,7 +28,7 @@ from pseudograd.data.columns import (
 )
 from pseudograd.data.dataset import FOLDS, Dataset, digits
 from pseudograd.data.encoder import Encoder
-from pseudograd.data.reading import SUFFIXES, OptionError, read_table
+from pseudograd.data.reading import READERS, OptionError, read_table
 from pseudograd.data.registry import BENCHMARKS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def open_data(name: str | Path, **options: Any) -> tuple[Dataset, Encoder]:
     if not path.suffix and not path.exists():
         raise ValueError(
             f"data {path.name!r} is not known: give {nearest(path.name, _KNOWN)}, "
-            f"or a file that ends in {', '.join(SUFFIXES)}"
+            f"or a file that ends in {', '.join(READERS)}"
         )
     return load_table(path, **options)
 
@@ -125,8 +125,7 @@ def load_table(
             raise OptionError(option, f"must be a list of names, such as [{named!r}]")
         if target in named:
             raise OptionError(option, f"names {target!r}, which is the target: name another column")
-    file = read_table(path, target, drop=drop, categories=categories)
-    train, test = file.frame, file.test
+    train, test, pixels = read_table(path, target, drop=drop, categories=categories)
     if target is None:
         raise OptionError(
             "target", f"must name the column of labels: one of {listed(train.columns)}"
@@ -137,10 +136,9 @@ def load_table(
             raise OptionError(
                 option, f"must be left out: {path} has a test part of its own, X_test"
             )
-    if file.pixels is None:
+    if pixels is None:
         for name in train.columns.drop(target):
-            check_text(name, train[name], chosen=name in categories)
-            check_no_row_number(name, train[name])
+            check_column(Column.of(name, train[name], categories=categories))
     if test_path is None and test is None:
         drawn = _draw(labels, test_fraction or 0.2, stratify, seed)
         if not drawn.any():
@@ -152,7 +150,7 @@ def load_table(
             f"{path} leaves {len(train)} examples to train on, but cross-validation needs "
             f"at least {FOLDS}: {fix}"
         )
-    encoder = Encoder.fit(train, target, pixels=file.pixels)
+    encoder = Encoder.fit(train, target, pixels=pixels)
     if test is None:
         assert test_path is not None
         test = read_frame(test_path, encoder)
@@ -190,7 +188,7 @@ def read_frame(path: str | Path, encoder: Encoder) -> DataFrame:
                [0., 0.]], dtype=float32)
 
     """
-    return read_table(Path(path), encoder.target, encoder).frame
+    return read_table(Path(path), encoder.target, encoder)[0]
 
 
 def _draw(labels: Sequence[Label], fraction: float, stratify: bool, seed: int) -> NDArray[np.bool_]:
