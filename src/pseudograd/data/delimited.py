@@ -6,30 +6,21 @@ The csv module reads them, since pandas takes a line that is too short for one w
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-# What counts as missing: the list that pandas documents for `read_csv`.
-MISSING = {
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
-    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
-}  # fmt: skip
-_TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
-_BLOCK = 10_000  # rows that are Python objects at a time
-_JOINT = "\0"  # between the entries of a packed column
-_LEADING_ZERO = re.compile(r" *[+-]?0\d")
-_SWAP_MARKS = str.maketrans(",.", ".,")
+_BLOCK = 1000  # rows that are Python objects at a time
+_JOINT, _UNUSED = "\x1e", "\x1f"  # between the entries of a packed column, and never in them
+_LEADING_ZERO = re.compile(rf"(?:^|{_JOINT}) *[+-]?0\d")
 
 
 class BadLine(ValueError):
@@ -46,13 +37,11 @@ class Texts:
 
     Attributes:
         columns: Their names, as they stand in the file.
-        rows: How many rows there are.
         marks: The decimal marks that numbers may have, the likelier first.
 
     """
 
     columns: list[str]
-    rows: int
     marks: str
     _packed: list[str]
 
@@ -70,40 +59,57 @@ class Texts:
         """
         import pandas as pd
 
+        names = pd.Index([self.columns[at] for at in places], dtype=object)
+        if not any(self._packed):
+            return pd.DataFrame(columns=names)
         mark = self._mark([at for at in places if self.columns[at] not in known])
         columns = {}
         for at in places:
-            name, (texts, rows) = self.columns[at], self._distinct(at)
-            values = texts
+            packed, name = self._packed[at], self.columns[at]
             if name in known:
-                values = _without_points(texts, known[name])
-            elif (numbers := _numbers(texts, mark)) is None:
-                values = _truth(texts)
-            elif not codes or not _are_codes(texts, numbers):
-                values = numbers
-            columns[at] = values.to_numpy()[rows]
-        frame = pd.DataFrame(columns, index=range(self.rows))
-        frame.columns = pd.Index([self.columns[at] for at in places], dtype=object)
-        return frame
-
-    def _distinct(self, at: int) -> tuple[Series, NDArray[np.intp]]:
-        """Return a column's different texts, NaN if missing, and which of them each row has."""
-        import pandas as pd
-
-        texts = self._packed[at].split(_JOINT) if self.rows else []
-        rows, found = pd.factorize(np.array(texts, object))
-        found[[text in MISSING for text in found]] = np.nan
-        return pd.Series(found, dtype=object), rows
+                columns[at] = _without_points(_typed(packed, dtype=str), known[name])
+                continue
+            column = _typed(packed, decimal=mark)
+            whole = column.dtype.kind in "iuf" and not (column.dropna() % 1).any()
+            if codes and whole and _LEADING_ZERO.search(packed):
+                column = _typed(packed, dtype=str)
+            columns[at] = column
+        return pd.DataFrame(columns).set_axis(names, axis=1)
 
     def _mark(self, places: Sequence[int]) -> str:
         """Return the decimal mark that makes more of the columns numbers."""
         if len(self.marks) == 1:
             return self.marks
-        counts = Counter[str]()
-        for at in places:
-            texts, _ = self._distinct(at)
-            counts.update(mark for mark in self.marks if _numbers(texts, mark) is not None)
+        counts = Counter(
+            mark
+            for at in places
+            for mark in self.marks
+            if _typed(self._packed[at], decimal=mark).dtype.kind in "iuf"
+        )
         return max(self.marks, key=counts.__getitem__)
+
+
+def _typed(packed: str, **options: Any) -> Series:
+    """Have pandas decide on the type of a column, and on what counts as missing."""
+    import pandas as pd
+
+    frame = pd.read_csv(
+        io.StringIO(packed),
+        names=[0],
+        sep=_UNUSED,
+        lineterminator=_JOINT,
+        quoting=csv.QUOTE_NONE,
+        skip_blank_lines=False,
+        low_memory=False,
+        **options,
+    )
+    return frame[0]
+
+
+def _without_points(texts: Series, known: Collection[object]) -> Series:
+    """Write 1.0 as 1, as pandas does where no entry is missing, unless 1.0 is known."""
+    bare = texts.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
+    return bare.where(~texts.isin(known), texts)
 
 
 def read_delimited(path: Path) -> Texts:
@@ -114,16 +120,16 @@ def read_delimited(path: Path) -> Texts:
             separator, skipped, lines = _separator(file)
             rows = _rows(lines, separator, skipped)
             header = next(rows, [])
-            blocks, count = [], 0
+            blocks, count = [[""] * len(header)], 0
             while block := list(itertools.islice(rows, _BLOCK)):
-                blocks.append([_JOINT.join(column) for column in zip(*block, strict=True)])
+                blocks.append([_JOINT.join([*column, ""]) for column in zip(*block, strict=True)])
                 count += len(block)
     finally:
         csv.field_size_limit(limit)
-    packed = [_JOINT.join(parts) for parts in zip(*blocks, strict=True)]
-    if any(column.count(_JOINT) != count - 1 for column in packed):
-        raise ValueError("it has characters of code 0")
-    return Texts(header, count, ",." if separator == ";" else ".", packed)
+    packed = ["".join(parts) for parts in zip(*blocks, strict=True)]
+    if any(column.count(_JOINT) != count or _UNUSED in column for column in packed):
+        raise ValueError("it has control characters in its texts")
+    return Texts(header, ",." if separator == ";" else ".", packed)
 
 
 def _separator(file: TextIO) -> tuple[str, int, Iterator[str]]:
@@ -159,31 +165,3 @@ def _rows(lines: Iterator[str], separator: str, skipped: int) -> Iterator[list[s
                 f"correct that line, and {more if len(row) > width else fewer}",
             )
         yield row
-
-
-def _numbers(texts: Series, mark: str) -> Series | None:
-    """Return the texts as numbers, or None if one is no number."""
-    import pandas as pd
-
-    if mark == ",":  # a point is then no decimal mark
-        texts = texts.str.translate(_SWAP_MARKS)
-    try:
-        return pd.to_numeric(texts)
-    except ValueError:
-        return None
-
-
-def _are_codes(texts: Series, numbers: Series) -> bool:
-    whole = not (numbers.dropna() % 1).any()
-    return whole and any(map(_LEADING_ZERO.match, texts.dropna().unique()))
-
-
-def _truth(texts: Series) -> Series:
-    """Return truth values if all entries are, and else the texts."""
-    return texts.map(_TRUTH) if set(texts.dropna().unique()) <= _TRUTH.keys() else texts
-
-
-def _without_points(texts: Series, known: Collection[object]) -> Series:
-    """Write 1.0 as 1, as pandas does where no entry is missing, unless 1.0 is known."""
-    bare = texts.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
-    return bare.where(~texts.isin(known), texts)
