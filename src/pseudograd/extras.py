@@ -10,7 +10,6 @@ OPTIONAL = {
     "jinja2": ("jinja2", "tune"),
     "pandas": ("pandas", "tune"),
     "pooch": ("pooch", "tune"),
-    "requests": ("requests", "tune"),
     "rich": ("rich", "tune"),
     "safetensors": ("safetensors", "tune"),
     "scipy": ("scipy", "tune"),

@@ -21,6 +21,7 @@ from pseudograd.cli.options import Parser
 from pseudograd.cli.reproduce import reproduce
 from pseudograd.cli.toy import curve, toy
 from pseudograd.cli.tune import predict, report, runs, tune
+from pseudograd.extras import needed_for
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     options.arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        with _plain_warnings():
+        with _plain_warnings(), needed_for(f"pseudograd {options.command}"):
             options.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:

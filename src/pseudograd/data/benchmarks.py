@@ -28,6 +28,7 @@ from pseudograd.data.dataset import Dataset
 from pseudograd.data.download import download
 from pseudograd.data.formats import Bytes
 from pseudograd.data.registry import BENCHMARKS, Benchmark, File
+from pseudograd.extras import needed_for
 
 # The arrays, and their hash, which is written last and so says that they are complete.
 _PICTURES, _LABELS, _HASH = "pictures.npy", "labels.npy", "arrays.sha256"
@@ -115,13 +116,8 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
     """
     if chosen := data_dir or os.environ.get("PSEUDOGRAD_DATA"):
         return Path(chosen)
-    try:
+    with needed_for("the default folder for data (name one by data_dir or PSEUDOGRAD_DATA)"):
         import pooch
-    except ImportError as problem:
-        raise ImportError(
-            "the default folder for data is found by pooch: install it, or name a folder by "
-            "data_dir or PSEUDOGRAD_DATA"
-        ) from problem
     return Path(pooch.os_cache("pseudograd"))
 
 

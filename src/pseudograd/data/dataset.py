@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pseudograd.extras import needed_for
+
 FOLDS = 5  # so many parts cross-validation cuts the training set into
 
 
@@ -121,7 +123,8 @@ def digits(test_size: int = 360) -> Dataset:
         (torch.Size([1797, 64]), 10, 1437)
 
     """
-    from sklearn.datasets import load_digits
+    with needed_for("data 'digits'"):
+        from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

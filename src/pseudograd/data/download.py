@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from pseudograd.extras import needed_for
 from pseudograd.files import UNFINISHED, locked
 
 _CHUNK = 1 << 16  # what is lost at most when a connection breaks
@@ -34,7 +35,8 @@ def download(
         >>> download(["http://localhost/empty.txt"], path, sha256, restart="")  # it is there
 
     """
-    import pooch
+    with needed_for("downloading"):
+        import pooch
 
     part = path.with_name(path.name + UNFINISHED)
 

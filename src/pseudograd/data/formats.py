@@ -13,6 +13,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from pseudograd.extras import needed_for
+
 Bytes = NDArray[np.uint8]
 
 _UNSIGNED_BYTE = 8  # the code of this type in an IDX file
@@ -87,7 +89,8 @@ def read_svhn(file: BinaryIO) -> list[Bytes]:
         ((2, 32, 32, 3), array([0, 3], dtype=uint8))
 
     """
-    from scipy.io import loadmat
+    with needed_for("reading .mat files"):
+        from scipy.io import loadmat
 
     try:
         held = loadmat(file, variable_names=("X", "y"))

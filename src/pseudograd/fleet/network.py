@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.data import Dataset
+from pseudograd.extras import needed_for
 from pseudograd.files import write_whole
 from pseudograd.fleet.stack import ACTIVATE
 from pseudograd.fleet.trial import Outcome
@@ -89,7 +90,8 @@ class Network:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a safetensors file, all at once or not at all."""
-        from safetensors.torch import save
+        with needed_for("saving a network"):
+            from safetensors.torch import save
 
         tensors = {}
         for at, (weight, bias) in enumerate(self.parameters):
@@ -101,7 +103,8 @@ class Network:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Network:
         """Read what `save` wrote."""
-        from safetensors import SafetensorError, safe_open
+        with needed_for("loading a network"):
+            from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(path, "pt") as file:
