@@ -400,7 +400,7 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: text("x,y\n1,2\n1,2,3,4\n"),
             {},
-            "a.csv cannot be read as a .csv file (line 3 has 4 fields, the header 2): correct that "
+            "a.csv cannot be read as a table (line 3 has 4 fields, the header 2): correct that "
             "line, and put texts that contain the separator into double quotes",
         ),
         (lambda: text("sep=;\nx;y\n1;2\n1;2;3;4\n"), {}, "line 4 has 4 fields, the header 2"),
@@ -408,7 +408,7 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: text("x,z,y\n1,2,3\n1,3\n"),
             {},
-            "a.csv cannot be read as a .csv file (line 3 has 2 fields, the header 3): correct that "
+            "a.csv cannot be read as a table (line 3 has 2 fields, the header 3): correct that "
             "line, and keep the separators of empty cells",
         ),
         (lambda: text("sep=;\nx;y\n1;2\n1\n"), {}, "line 4 has 1 field, the header 2"),

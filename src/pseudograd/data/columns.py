@@ -29,6 +29,10 @@ _FORMATTED = re.compile(
 )
 
 
+class Refusal(ValueError):
+    """A file that can be read but not used; the message is complete."""
+
+
 @dataclass(frozen=True, eq=False)
 class Column:
     """A column of a table, what it is taken for, and why.

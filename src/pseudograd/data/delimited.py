@@ -15,20 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from pseudograd.data.columns import Refusal
+
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 _BLOCK = 1000  # rows that are Python objects at a time
 _JOINT, _UNUSED = "\x1e", "\x1f"  # between the entries of a packed column, and never in them
 _LEADING_ZERO = re.compile(rf"(?:^|{_JOINT}) *[+-]?0\d")
-
-
-class BadLine(ValueError):
-    """A line that does not fit the others: what is wrong, and what to do about it."""
-
-    def __init__(self, reason: str, fix: str) -> None:
-        super().__init__(reason)
-        self.fix = fix
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +112,7 @@ def read_delimited(path: Path) -> Texts:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             separator, skipped, lines = _separator(file)
-            rows = _rows(lines, separator, skipped)
+            rows = _rows(path, lines, separator, skipped)
             header = next(rows, [])
             blocks, count = [[""] * len(header)], 0
             while block := list(itertools.islice(rows, _BLOCK)):
@@ -145,7 +139,7 @@ def _separator(file: TextIO) -> tuple[str, int, Iterator[str]]:
     return max(",;\t", key=unquoted.count), skipped, itertools.chain([first], file)
 
 
-def _rows(lines: Iterator[str], separator: str, skipped: int) -> Iterator[list[str]]:
+def _rows(path: Path, lines: Iterator[str], separator: str, skipped: int) -> Iterator[list[str]]:
     """Yield the rows, all as long as the first, and pass over blank lines."""
     # The end is marked, since a quote that is never closed would swallow it.
     rows = csv.reader(itertools.chain(lines, [_JOINT]), delimiter=separator)
@@ -154,14 +148,15 @@ def _rows(lines: Iterator[str], separator: str, skipped: int) -> Iterator[list[s
         line, last = last + 1, skipped + rows.line_num
         if row == [_JOINT] or not row or (len(row) == 1 and row[0] and not row[0].strip(" \t")):
             continue
+        found = f"{path} cannot be read as a table (line {line} has"
         if row[-1].endswith(_JOINT):
-            raise BadLine(f"line {line} has a quote that is never closed", "close it")
+            raise Refusal(f"{found} a quote that is never closed): close it")
         width = width or len(row)
         if len(row) != width:
             more = "put texts that contain the separator into double quotes"
             fewer = "keep the separators of empty cells"
-            raise BadLine(
-                f"line {line} has {len(row)} field{'s' * (len(row) > 1)}, the header {width}",
-                f"correct that line, and {more if len(row) > width else fewer}",
+            raise Refusal(
+                f"{found} {len(row)} field{'s' * (len(row) > 1)}, the header {width}): correct "
+                f"that line, and {more if len(row) > width else fewer}"
             )
         yield row

@@ -178,7 +178,13 @@ class Encoder:
             )
         if pixels is not None:
             return cls(target, labels, (), pixels, (0.0, 255.0))
-        columns = [_fit_column(name, frame[name]) for name in frame.columns if name != target]
+        columns = [
+            (Numbers if kind_of(name, frame[name]) == "numbers" else Categories).fit(
+                name, frame[name]
+            )
+            for name in frame.columns
+            if name != target
+        ]
         if not columns:
             raise ValueError(f"there is no column besides the target {target!r}: add features")
         return cls(target, labels, tuple(columns))
@@ -357,11 +363,6 @@ class Encoder:
                 "tune again"
             )
         return encoder
-
-
-def _fit_column(name: str, column: Series) -> Numbers | Categories:
-    numbers = kind_of(name, column) == "numbers"
-    return Numbers.fit(name, column) if numbers else Categories.fit(name, column)
 
 
 def _column_transformer(

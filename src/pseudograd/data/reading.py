@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudograd.data.columns import feature_names, how_to_drop, kind_of, listed, named, nearest
-from pseudograd.data.delimited import BadLine, Texts, read_delimited
+from pseudograd.data.columns import (
+    Refusal,
+    feature_names,
+    how_to_drop,
+    kind_of,
+    listed,
+    named,
+    nearest,
+)
+from pseudograd.data.delimited import Texts, read_delimited
 from pseudograd.data.encoder import Encoder
 from pseudograd.extras import needed_for
 
@@ -36,10 +44,6 @@ class OptionError(ValueError):
     def __init__(self, option: str, complaint: str) -> None:
         super().__init__(f"{option!r} {complaint}")
         self.option, self.complaint = option, complaint
-
-
-class Refusal(ValueError):
-    """A file that can be read but not used; the message is complete."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,10 +198,6 @@ def _read(path: Path, target: str, *, new: bool) -> Table:
         return READERS[suffix](path, target, new)
     except Refusal:
         raise
-    except BadLine as problem:
-        raise ValueError(
-            f"{path} cannot be read as a {suffix} file ({problem}): {problem.fix}"
-        ) from problem
     except UnicodeDecodeError as problem:
         raise ValueError(
             f"{path} cannot be read as a {suffix} file (it is not UTF-8): save it again as UTF-8"
