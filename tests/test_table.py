@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from pseudograd.data import Dataset, Encoder, digits, load_table, open_data, read_frame
-from pseudograd.data.encoder import Categories, Numbers
+from pseudograd.data.features import Categories, Numbers
 from pseudograd.fleet import Trial
 from pseudograd.search import Protocol, Run
 

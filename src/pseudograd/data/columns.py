@@ -76,13 +76,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Complaint:
-    """What is wrong with a column and what to do about it, in one sentence.
-
-    Attributes:
-        sentence: The sentence.
-        refused: Whether the table is refused, or only a warning given.
-
-    """
+    """What is wrong with a column and what to do, in a sentence; a warning if not refused."""
 
     sentence: str
     refused: bool = True

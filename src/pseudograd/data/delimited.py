@@ -42,14 +42,10 @@ class Texts:
     def typed(
         self, places: Sequence[int], known: Mapping[str, Collection[object]], *, codes: bool
     ) -> DataFrame:
-        """Return some of the columns, as numbers, truth values or texts.
+        """Return the columns at these places, as numbers, truth values or texts.
 
-        Args:
-            places: Which columns.
-            known: Columns that stay texts even if they look like numbers, with the texts they are
-                known to have.
-            codes: Whether whole numbers stay texts too if one begins with a zero, like 007.
-
+        The ``known`` ones, with texts they are known to have, stay texts even if they look like
+        numbers. With ``codes`` so do whole numbers if one begins with a zero, like 007.
         """
         import pandas as pd
 

@@ -33,13 +33,7 @@ if TYPE_CHECKING:
 
 
 class OptionError(ValueError):
-    """An option that does not fit the data.
-
-    Attributes:
-        option: The option, as the argument is named in Python.
-        complaint: What is wrong with it: the rest of the sentence.
-
-    """
+    """An option that does not fit the data: its name in Python, and the rest of the sentence."""
 
     def __init__(self, option: str, complaint: str) -> None:
         super().__init__(f"{option!r} {complaint}")
@@ -144,19 +138,9 @@ def read_table(
     drop: Sequence[str] = (),
     categories: Sequence[str] = (),
 ) -> tuple[DataFrame, DataFrame | None, tuple[int, ...] | None]:
-    """Read the wanted columns of a file.
+    """Return the wanted columns of a file, its test part and the shape of its pictures, if any.
 
-    Args:
-        path: The file; its suffix chooses the reader.
-        target: The column of labels, if known.
-        encoder: That of a model, if the rows are new: they need no labels, and columns that the
-            model does not use are left out.
-        drop: Columns to leave out.
-        categories: Columns whose numbers become texts.
-
-    Returns:
-        The rows, the test part if the file has one, and the shape of a picture if it has pictures.
-
+    With an encoder the rows are new: they need no labels, and other columns are left out.
     """
     table = _read(path, target or "", new=encoder is not None)
     names = list(map(str, table.frame.columns))

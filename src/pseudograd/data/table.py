@@ -175,7 +175,7 @@ def read_frame(path: str | Path, encoder: Encoder) -> DataFrame:
 
     Example:
         >>> import tempfile
-        >>> from pseudograd.data.encoder import Categories
+        >>> from pseudograd.data.features import Categories
         >>> path = Path(tempfile.mkdtemp(), "new.csv")
         >>> _ = path.write_text("room\\n12\\n7\\n")
         >>> encoder = Encoder("free", (False, True), (Categories("room", ("12", "12a"), False),))
