@@ -116,11 +116,7 @@ def load_table(
         raise OptionError("test_fraction", f"must be left out: {test_path} is the test part")
     if target is None and path.suffix.lower() == ".npz":
         target = "y"
-    for option, named in {"drop": drop, "categories": categories}.items():
-        if isinstance(named, str):
-            raise OptionError(option, f"must be a list of names, such as [{named!r}]")
-        if target in named:
-            raise OptionError(option, f"names {target!r}, which is the target: name another column")
+    _check_names(target, drop=drop, categories=categories)
     train, test, pixels = read_table(path, target, drop=drop, categories=categories)
     if target is None:
         raise OptionError(
@@ -150,18 +146,29 @@ def load_table(
     if test is None:
         assert test_path is not None
         test = read_frame(test_path, encoder)
-    test_labels = target_column(test, target, test_path or path)
-    features = [encoder.transform(train), encoder.transform(test)]
-    codes = [encoder.encode_labels(train[target]), encoder.encode_labels(test_labels)]
-    data = Dataset(
-        name=path.name,
+    target_column(test, target, test_path or path)
+    return _dataset(path.name, train, test, encoder), encoder
+
+
+def _check_names(target: str | None, **options: Sequence[str]) -> None:
+    for option, names in options.items():
+        if isinstance(names, str):
+            raise OptionError(option, f"must be a list of names, such as [{names!r}]")
+        if target in names:
+            raise OptionError(option, f"names {target!r}, which is the target: name another column")
+
+
+def _dataset(name: str, train: DataFrame, test: DataFrame, encoder: Encoder) -> Dataset:
+    features = [encoder.transform(part) for part in (train, test)]
+    labels = [encoder.encode_labels(part[encoder.target]) for part in (train, test)]
+    return Dataset(
+        name=name,
         features=torch.from_numpy(np.concatenate(features)).contiguous(),
-        labels=torch.from_numpy(np.concatenate(codes)),
+        labels=torch.from_numpy(np.concatenate(labels)),
         train_size=len(train),
         value_range=encoder.value_range,
         rows=torch.from_numpy(np.concatenate([train.index, test.index])) + 1,
     )
-    return data, encoder
 
 
 def read_frame(path: str | Path, encoder: Encoder) -> DataFrame:
