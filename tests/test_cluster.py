@@ -309,7 +309,7 @@ def test_workers_find_modules_where_we_do(
 
 def test_missing_ray_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[ray\]'"):
+    with pytest.raises(ImportError, match=r"a cluster needs ray: pip install 'pseudograd\[ray\]'"):
         RayRunner(digits())
 
 

@@ -345,7 +345,7 @@ def other_variables() -> bytes:
             "cifar100",
             "cifar-100-binary.tar.gz",
             lambda _: tar({**small("cifar100").members, "cifar-100-binary/test.bin": b"abc"}),
-            "3 bytes are no multiple of the 3074",
+            "3 bytes are not a multiple of an example's 3074",
         ),
     ],
 )

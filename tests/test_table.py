@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pseudograd.data import Dataset, Encoder, digits, load_table, open_data, read_frame
-from pseudograd.data.encoder import Categories, Numbers
+from pseudograd.data.features import Categories, Numbers
 from pseudograd.fleet import MLPRecipe
 from pseudograd.search import Protocol, study_of
 from trials import replace
@@ -125,7 +125,7 @@ def test_json_gives_the_same_encoder(labels: list[Any]) -> None:
 def test_numbers_that_were_scaled_otherwise_are_refused() -> None:
     """Or else a network would be given numbers that it does not know."""
     text = Encoder.fit(mixed(), "kind").to_json().replace("[-1.0, 1.0]", "[0.0, 1.0]")
-    with pytest.raises(ValueError, match=r"\[0, 1\], where now it is \[-1, 1\]: run tune again"):
+    with pytest.raises(ValueError, match=r"\[0, 1\], not to \[-1, 1\] as now: run tune again"):
         Encoder.from_json(text)
 
 
@@ -181,7 +181,7 @@ def test_columns_of_other_types() -> None:
 def test_parquet_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ImportError, match=r"pip install '.\[parquet\]' in a checkout"):
+    with pytest.raises(ImportError, match=r"needs pyarrow: pip install 'pseudograd\[parquet\]'"):
         load_table("a.parquet", "y")
 
 
@@ -396,25 +396,32 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: text("\n\n"), {}, "a.csv is empty"),
         (lambda: text("x,y\n"), {}, "a.csv is empty"),
         (lambda: text(b"\x89PNG\r\n\x1a\n\xff\x00"), {}, "a.csv cannot be read as a .csv file"),
-        (lambda: text("größe,y\n1,2\n".encode("latin-1")), {}, "save it anew as UTF-8"),
+        (lambda: text("größe,y\n1,2\n".encode("latin-1")), {}, "save it again as UTF-8"),
         (
             lambda: text("x,y\n1,2\n1,2,3,4\n"),
             {},
-            "a.csv cannot be read as a .csv file (line 3 has 4 fields, the header 2): correct that "
-            "line, and put texts that have the separator in them into double quotes",
+            "a.csv cannot be read as a table (line 3 has 4 fields, the header 2): correct that "
+            "line, and put texts that contain the separator into double quotes",
         ),
         (lambda: text("sep=;\nx;y\n1;2\n1;2;3;4\n"), {}, "line 4 has 4 fields, the header 2"),
         (lambda: text("x,y\n1,2,3\n4,5,6\n"), {}, "line 2 has 3 fields, the header 2"),
         (
             lambda: text("x,z,y\n1,2,3\n1,3\n"),
             {},
-            "a.csv cannot be read as a .csv file (line 3 has 2 fields, the header 3): correct that "
+            "a.csv cannot be read as a table (line 3 has 2 fields, the header 3): correct that "
             "line, and keep the separators of empty cells",
         ),
         (lambda: text("sep=;\nx;y\n1;2\n1\n"), {}, "line 4 has 1 field, the header 2"),
         (lambda: text("x,z,y\n1,,\n1,\n"), {"drop": ["z"]}, "line 3 has 2 fields, the header 3"),
         (lambda: text('\n"x\nz",y\n\n"1\n",2\r\n1'), {}, "line 7 has 1 field, the header 2"),
         (lambda: text('x,y\n1,2\n""\n'), {}, "line 3 has 1 field, the header 2"),
+        (
+            lambda: text('x,y\n1,2\n3,"b\n5,6\n'),
+            {},
+            "(line 3 has a quote that is never closed): close it",
+        ),
+        (lambda: text("x,y\na\x1eb,2\n"), {}, "(it has control characters in its texts)"),
+        (lambda: text("x,y\na\x1fb,2\n"), {}, "(it has control characters in its texts)"),
         (
             lambda: text(",y\n1,2\n"),
             {},
@@ -428,7 +435,7 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: text("x,y\n1,2\n", "a.npz"),
             {},
-            "a.npz is no .npz file, whatever its name says: make one by numpy.savez, or name it as",
+            "a.npz is not an .npz file, whatever its name says: make one with numpy.savez, or",
         ),
         (lambda: text("", "a.npz"), {}, "a.npz cannot be read as a .npz file"),
         (lambda: text("PK\x03\x04...", "a.npz"), {}, "a.npz cannot be read as a .npz file"),

@@ -36,7 +36,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # The estimator needs scikit-learn, which is slow to import: only those who ask for it wait.
     if name == "TunableMLPClassifier":
-        from pseudograd.estimator import TunableMLPClassifier
+        from pseudograd.extras import needed_for
 
+        with needed_for("TunableMLPClassifier"):
+            from pseudograd.estimator import TunableMLPClassifier
         return TunableMLPClassifier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,7 @@ from pseudograd import __version__
 from pseudograd.cli.data import data
 from pseudograd.cli.options import Parser
 from pseudograd.cli.tune import predict, report, runs, tune
+from pseudograd.extras import needed_for
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
@@ -61,7 +62,7 @@ def run_command(
         parsers.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     options.arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        with _plain_warnings():
+        with _plain_warnings(), needed_for(f"pseudograd {options.command}"):
             options.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt as stop:

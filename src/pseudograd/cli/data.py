@@ -15,7 +15,7 @@ def data(commands: Commands) -> None:
     """``pseudograd data fetch`` and ``pseudograd data list``."""
     from pseudograd.data.registry import BENCHMARKS
 
-    about = "download benchmark sets, and list those that are there"
+    about = "download benchmark sets, and list those you have"
     parser = commands.add_parser("data", help=about, description=about.capitalize() + ".")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
@@ -24,7 +24,7 @@ def data(commands: Commands) -> None:
     names = ", ".join(BENCHMARKS)
     fetching.add_argument("names", nargs="+", choices=BENCHMARKS, metavar="NAME", help=names)
 
-    about = "list the sets with the hash of their content"
+    about = "list the sets you have, with the hash of their content"
     listing = actions.add_parser("list", help=about, description=about.capitalize() + ".")
 
     for action in (fetching, listing):
@@ -32,8 +32,8 @@ def data(commands: Commands) -> None:
             "--data-dir",
             type=Path,
             metavar="DIR",
-            help="the folder for all sets, which may hold official files already "
-            "(PSEUDOGRAD_DATA, or else a cache of this system)",
+            help="folder of all sets, which may already hold official files (PSEUDOGRAD_DATA, or "
+            "else a cache of this system)",
         )
 
     def run_fetch(options: argparse.Namespace) -> None:
@@ -63,7 +63,7 @@ def _row(data: Dataset) -> str:
     from pseudograd.data import variant
 
     sha256 = data.sha256
-    # What is not listed was loaded only because its files have the official checksums.
+    # An unlisted content is loaded only from files with the official checksums.
     called = variant(data.name, sha256) or "official"
     examples = f"{data.train_size} + {data.test_size}"
     size = f"{data.features.shape[1]:10}{data.features.nbytes / 1e6:6.0f}"

@@ -1,8 +1,7 @@
-"""The benchmark sets as data sets: from plain arrays, from the official files, or downloaded.
+"""The benchmark sets, from official files or a download, kept as plain arrays.
 
-All is looked for in one folder: in ``FOLDER/NAME``, where downloads and arrays go, and in the
-``FOLDER`` itself, where there may be official files. Whichever way the arrays came, their hash is
-checked each time they are loaded.
+Each set is looked for in ``FOLDER/NAME``, where downloads and arrays go, and in ``FOLDER``, which
+may hold official files. However the arrays came, each load checks their hash.
 """
 
 from __future__ import annotations
@@ -28,15 +27,16 @@ from pseudograd.data.dataset import Dataset
 from pseudograd.data.download import download
 from pseudograd.data.formats import Bytes
 from pseudograd.data.registry import BENCHMARKS, Benchmark, File
+from pseudograd.extras import needed_for
 
-# The arrays, and their hash, which is written last and so says that they are complete.
+# The arrays, and their hash, which is written last: if it is there, they are complete.
 _PICTURES, _LABELS, _HASH = "pictures.npy", "labels.npy", "arrays.sha256"
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """Load a benchmark set that is on this machine: nothing is downloaded.
+    """Load a benchmark set that is on this machine, without downloading anything.
 
-    Official files are read, checked, and kept as plain arrays beside them, which are quick to load.
+    Official files are read and checked once, then kept as plain arrays, which load quickly.
 
     Args:
         name: "mnist", "fashion-mnist", "svhn", "cifar10" or "cifar100".
@@ -57,12 +57,12 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
 
 
 def fetch(name: str, data_dir: str | Path | None = None, *, progress: bool = False) -> Dataset:
-    """Load a benchmark set, and download first what is missing.
+    """Load a benchmark set, downloading what is missing.
 
     Args:
         name: As in `load`.
         data_dir: The folder, as `data_folder` takes it.
-        progress: Whether to show a progress bar, if there is a terminal.
+        progress: Whether to show a progress bar on a terminal.
 
     Example:
         >>> fetch("iris")
@@ -82,15 +82,15 @@ def fetch(name: str, data_dir: str | Path | None = None, *, progress: bool = Fal
 
 
 def variant(name: str, sha256: str) -> str | None:
-    """Tell which of the known contents of a benchmark set a hash stands for.
+    """Return the name of a known content of a benchmark set.
 
     Args:
         name: As in `load`.
-        sha256: Of a data set, as `Dataset.sha256` gives it.
+        sha256: The hash of the content, `Dataset.sha256`.
 
     Returns:
-        "official", or what else the content is called; None if the hash is not listed. `load` takes
-        an unlisted content only from files that have the official checksums.
+        "official" or another name; None if the hash is not listed. `load` accepts an unlisted
+        content only from files that have the official checksums.
 
     Example:
         >>> hash_of_a_run = "2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934"
@@ -102,11 +102,11 @@ def variant(name: str, sha256: str) -> str | None:
 
 
 def data_folder(data_dir: str | Path | None = None) -> Path:
-    """Give the folder of the benchmark sets.
+    """Return the folder of the benchmark sets.
 
     Args:
-        data_dir: Its path. Unless given, the environment variable PSEUDOGRAD_DATA names it, and
-            without that it is the folder where this system keeps what can be downloaded again.
+        data_dir: Its path. If None, the environment variable PSEUDOGRAD_DATA names it, and without
+            that it is in the system's folder for caches.
 
     Example:
         >>> data_folder("data").name
@@ -115,13 +115,8 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
     """
     if chosen := data_dir or os.environ.get("PSEUDOGRAD_DATA"):
         return Path(chosen)
-    try:
+    with needed_for("the default folder for data (name one by data_dir or PSEUDOGRAD_DATA)"):
         import pooch
-    except ImportError as problem:
-        raise ImportError(
-            "the default folder for data is found by pooch: install it, or name a folder by "
-            "data_dir or PSEUDOGRAD_DATA"
-        ) from problem
     return Path(pooch.os_cache("pseudograd"))
 
 
@@ -145,11 +140,11 @@ def _dataset(name: str, benchmark: Benchmark, pictures: Bytes, labels: Bytes) ->
 
 
 def _from_arrays(name: str, benchmark: Benchmark, folder: Path) -> Dataset | None:
-    """The data set from arrays that were kept, mapped into memory; None if there are none."""
+    """Return the data set from kept arrays, memory-mapped; None if there are none."""
     if not (folder / _HASH).exists():
         return None
     try:
-        # Mapped so that changes stay in memory: PyTorch has no tensors that cannot be written to.
+        # Mode "c" keeps writes in memory: PyTorch has no read-only tensors.
         pictures = np.load(folder / _PICTURES, mmap_mode="c", allow_pickle=False)
         labels = np.load(folder / _LABELS, allow_pickle=False)
         data = _dataset(name, benchmark, pictures, labels)
@@ -166,7 +161,7 @@ def _from_arrays(name: str, benchmark: Benchmark, folder: Path) -> Dataset | Non
 
 
 def _keep(data: Dataset, benchmark: Benchmark, folder: Path) -> None:
-    """Write the arrays, each to a file of its own that appears when it is complete."""
+    """Keep the arrays; each file appears when it is complete."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:
@@ -178,27 +173,22 @@ def _keep(data: Dataset, benchmark: Benchmark, folder: Path) -> None:
                 os.replace(here / file, folder / file)
     except OSError as problem:
         warnings.warn(
-            f"the arrays of {data.name} could not be kept in {folder} ({problem.strerror}), so the "
+            f"the arrays of {data.name} could not be kept in {folder} ({problem.strerror}): the "
             "official files will be read again next time",
             stacklevel=3,
         )
 
 
 def _from_files(name: str, benchmark: Benchmark, folder: Path) -> Dataset:
-    """The data set from the official files, if they are what they should be."""
+    """Return the data set from the official files, after checking them."""
     places = _places(name, benchmark, folder)
-    paths: dict[File, Path] = {}
-    missing = []
-    for file in benchmark.files:
-        if path := _find(file, places):
-            paths[file] = path
-        else:
-            missing.append(file.name)
-    if missing:
+    found = {file: _find(file, places) for file in benchmark.files}
+    paths = {file: path for file, path in found.items() if path}
+    if missing := [file.name for file in found if file not in paths]:
         raise FileNotFoundError(
             f"{name} needs {', '.join(missing)}, packed or unpacked, in "
             f"{' or '.join(map(str, places))}: run `{_command(name, folder)}`, or name the folder "
-            "that holds the official files by data_dir (--data-dir) or PSEUDOGRAD_DATA"
+            "of the official files by data_dir (--data-dir) or PSEUDOGRAD_DATA"
         )
     arrays = []
     for file, path in paths.items():
@@ -224,7 +214,7 @@ def _from_files(name: str, benchmark: Benchmark, folder: Path) -> Dataset:
 
 
 def _check(data: Dataset, benchmark: Benchmark, paths: dict[File, Path], folder: Path) -> None:
-    """Refuse what is not known."""
+    """Refuse a content that is not known."""
     sha256, known = data.sha256, benchmark.contents
     if sha256 in known:
         return
@@ -250,7 +240,7 @@ def _places(name: str, benchmark: Benchmark, folder: Path) -> list[Path]:
 
 
 def _find(file: File, places: list[Path]) -> Path | None:
-    """The path of an official file, or of the folder with its members; None if there is neither."""
+    """Return the path of an official file, or the folder with its members, or None."""
     for place in places:
         if (place / file.name).is_file():
             return place / file.name
@@ -260,14 +250,14 @@ def _find(file: File, places: list[Path]) -> Path | None:
 
 
 def _streams(file: File, path: Path) -> Iterator[BinaryIO]:
-    """The members of an official file, open."""
+    """Yield the members of an official file, open."""
     if path.is_dir():
         for member in file.members:
             with (path / member).open("rb") as stream:
                 yield stream
     elif path.name.endswith(".tar.gz"):
         held = {}
-        with tarfile.open(path, "r|gz") as archive:  # in one pass, whatever their order is
+        with tarfile.open(path, "r|gz") as archive:  # one pass, in any order
             for entry in archive:
                 member = posixpath.normpath(entry.name)
                 if member in file.members and (content := archive.extractfile(entry)):

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FOLDS = 5  # so many parts cross-validation cuts the training set into
+from pseudograd.extras import needed_for
+
+FOLDS = 5  # of cross-validation
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,18 +19,16 @@ class Dataset:
     """Examples of a classification problem, the training ones first.
 
     Attributes:
-        name: What trials call it.
-        features: One row an example, uint8 (pixels) or floating point.
+        name: Its name in trials.
+        features: One row per example, uint8 (pixels) or floating point.
         labels: Class indices, int64.
-        train_size: How many of the first examples may be trained on; the rest is the test set.
-        value_range: The features' least and greatest possible value; this range is mapped to a
-            trial's ``feature_range``.
-        weights: How much each example counts, a number above 0; None if all count the same. Only
-            their ratios matter.
-        rows: The row of its file that each example comes from, counted from 1; None if there is no
-            file.
-        pieces_of: A number for each example, which those that are pieces of one (and of one class)
-            have in common: a stratified cut deals them to different parts. None if all are whole.
+        train_size: The number of training examples; the rest is the test set.
+        value_range: The features' least and greatest possible value, which a trial maps to its
+            ``feature_range``.
+        weights: Positive sample weights, of which only the ratios matter; None if all are equal.
+        rows: The row of the file that each example comes from, counted from 1; None without a file.
+        pieces_of: A number for each example, shared by the pieces of one example (all of one
+            class), which a stratified cut deals to different parts. None if all are whole.
 
     Example:
         >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,
@@ -81,7 +81,7 @@ class Dataset:
         return len(self.labels) - self.train_size
 
     def scaling(self, feature_range: tuple[float, float]) -> tuple[float, float]:
-        """Give the factor and the offset that map the features linearly to a range."""
+        """Return the factor and the offset that map the features linearly to a range."""
         low, high = feature_range
         least, greatest = self.value_range
         factor = (high - low) / (greatest - least)
@@ -89,7 +89,7 @@ class Dataset:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """A hash of the features and labels, and weights and pieces if any, in the order given."""
+        """The SHA-256 of the features and labels, and of weights and pieces if any, in order."""
         digest = hashlib.sha256()
         for tensor in (self.features, self.labels, self.weights, self.pieces_of):
             if tensor is not None:
@@ -105,15 +105,15 @@ def _check_weights(weights: Tensor, examples: int) -> None:
         )
     if not (weights > 0).all() or not weights.double().sum().isfinite():
         raise ValueError(
-            "weights must be finite numbers above 0; leave out an example that should not count"
+            "weights must be finite and above 0: leave out examples that should not count"
         )
 
 
 def digits(test_size: int = 360) -> Dataset:
-    """Load scikit-learn's 1,797 handwritten digits of 8×8 pixels: no download needed.
+    """Load scikit-learn's 1,797 handwritten digits of 8×8 pixels, which need no download.
 
     Args:
-        test_size: How many of the examples are held out, drawn once and for all.
+        test_size: How many examples are held out; the order is fixed.
 
     Example:
         >>> data = digits()
@@ -121,7 +121,8 @@ def digits(test_size: int = 360) -> Dataset:
         (torch.Size([1797, 64]), 10, 1437)
 
     """
-    from sklearn.datasets import load_digits
+    with needed_for("data 'digits'"):
+        from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Downloads that go on where they stopped, from whichever source has the right file."""
+"""Downloads that resume where they stopped, from the first source that has the right file."""
 
 from __future__ import annotations
 
@@ -6,35 +6,30 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from pseudograd.extras import needed_for
 from pseudograd.files import UNFINISHED, locked
 
-_CHUNK = 1 << 16  # what is lost at most when a connection breaks
+_CHUNK = 1 << 16  # at most this is lost when a connection breaks
 _TIMEOUT = (10, 60)  # seconds to connect, and to wait for the next bytes
 
 
 def download(
     urls: Sequence[str], path: Path, sha256: str, *, restart: str, progress: bool = False
 ) -> None:
-    """Download a file, and put it in its place once its checksum is right.
+    """Download a file, and move it into place once its checksum is right.
 
-    What has come is kept in a file of the same name with ``.part`` at its end until all is there.
+    Until then it has ``.part`` at the end of its name.
 
     Args:
-        urls: Where it may be had, in the order they are tried.
+        urls: Its sources, in the order they are tried.
         path: Where it goes.
         sha256: Its checksum.
-        restart: The command that goes on with an interrupted download, for the complaint.
-        progress: Whether to show a progress bar, if there is a terminal.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp(), "empty.txt")
-        >>> path.touch()
-        >>> sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-        >>> download(["http://localhost/empty.txt"], path, sha256, restart="")  # it is there
+        restart: The command that resumes the download, for the message.
+        progress: Whether to show a progress bar on a terminal.
 
     """
-    import pooch
+    with needed_for("downloading"):
+        import pooch
 
     part = path.with_name(path.name + UNFINISHED)
 
@@ -48,7 +43,7 @@ def download(
         try:
             pooch.retrieve(url, sha256, path.name, path.parent, downloader=downloader)
             return
-        except ValueError:  # pooch has removed it
+        except ValueError:  # the wrong checksum: pooch has removed the file
             reasons.append(f"{url} gave a file whose SHA-256 is not {sha256}, so it was removed")
         except ConnectionError as problem:
             reasons.append(f"{url}: {problem}")
@@ -59,7 +54,7 @@ def download(
 
 
 def _complete(url: str, part: Path, progress: bool) -> None:
-    """Go on with a partial file until it is complete, as long as each connection adds to it."""
+    """Resume a partial file until it is complete, as long as each connection adds to it."""
     most = 0
     while True:
         try:
@@ -74,25 +69,25 @@ def _complete(url: str, part: Path, progress: bool) -> None:
 
 
 def _append(url: str, part: Path, progress: bool) -> None:
-    """Add the bytes that are missing, by one request."""
+    """Append the missing bytes, by one request."""
     import requests
     import urllib3
     from tqdm import tqdm
 
     start = part.stat().st_size if part.exists() else 0
-    # The file as it is stored: no compression on the way, and none undone that is its own.
+    # The file as it is stored, neither compressed on the way nor decompressed.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
         with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
             if start and response.status_code == requests.codes.requested_range_not_satisfiable:
-                return  # there is no more: the checksum says whether it is all
+                return  # there is no more; the checksum tells whether it is complete
             response.raise_for_status()
             if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                start = 0  # all of it is sent
+                start = 0  # the server sends all of it
             length = response.headers.get("Content-Length")
             with (
                 part.open("ab" if start else "wb") as file,
-                # On a terminal only: tqdm looks for one if ``disable`` is None.
+                # With ``disable=None`` tqdm shows itself only on a terminal.
                 tqdm(
                     desc=part.stem,
                     total=start + int(length) if length else None,
@@ -108,6 +103,6 @@ def _append(url: str, part: Path, progress: bool) -> None:
                     bar.update(len(chunk))
     except (requests.RequestException, urllib3.exceptions.HTTPError) as problem:
         cause: BaseException = problem
-        while cause.__context__:  # the first of them says it in a few words
+        while cause.__context__:  # the first one is the shortest
             cause = cause.__context__
         raise ConnectionError(str(cause)) from problem

@@ -1,16 +1,17 @@
-"""Columns as numbers in [-1, 1], learned from the training part alone and kept as plain values.
+"""From rows of a table to features, as learned from the training part alone.
 
-Indicators are 0 where they do not apply, and not -1: the many that a column of texts has would all
-push at once.
+What is learned is kept as plain values and saved as JSON. The scikit-learn transformer is always
+made from these values, so a saved encoder and a new one cannot differ.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,150 +22,24 @@ from pseudograd.data.columns import (
     as_texts,
     feature_names,
     first_of,
-    how_to_drop,
     kind_of,
     labels_in,
     listed,
     look_alikes,
     named,
-    no_numbers,
+    not_numbers,
     target_column,
 )
+from pseudograd.data.features import Categories, Numbers, column_transformer, names_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
-
-
-_MOST_CATEGORIES = 1000  # a column of its own for each: names or dates would fill the memory
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """How a column of numbers is encoded: scaled to [-1, 1], what is missing as the median.
-
-    Numbers beyond those of the training part become -1 or 1, for no feature may leave its range.
-
-    Attributes:
-        name: The column.
-        low: Its least number in the training part ...
-        high: ... and its greatest; if they are equal, all becomes 0.
-        median: What stands for a missing number.
-        missing: Whether a second feature tells which numbers are missing.
-
-    Example:
-        >>> import pandas as pd
-        >>> Numbers("age", 20.0, 60.0, 30.0, missing=True).transform(pd.Series([40, None, 70]))
-        array([[ 0. ,  0. ],
-               [-0.5,  1. ],
-               [ 1. ,  0. ]], dtype=float32)
-
-    """
-
-    name: str
-    low: float
-    high: float
-    median: float
-    missing: bool
-
-    kind: ClassVar[str] = "numbers"
-
-    @classmethod
-    def fit(cls, name: str, column: Series) -> Numbers:
-        """Learn from a column of the training part."""
-        values = as_numbers(name, column)
-        present = values[~np.isnan(values)]
-        return cls(
-            name,
-            float(present.min()),
-            float(present.max()),
-            float(np.median(present)),
-            len(present) < len(values),
-        )
-
-    def transform(self, column: Series) -> NDArray[np.float32]:
-        """Encode a column."""
-        values = as_numbers(self.name, column)
-        missing = np.isnan(values)
-        values = np.where(missing, self.median, values) - self.low
-        span = self.high - self.low
-        scaled = np.clip(2 * (values / span) - 1, -1, 1) if span else np.zeros_like(values)
-        return np.stack([scaled, missing] if self.missing else [scaled], 1).astype(np.float32)
-
-    @property
-    def width(self) -> int:
-        """The number of features."""
-        return 1 + self.missing
-
-    def show(self, features: NDArray[np.float32]) -> str:
-        """Give an entry of the column as text, from its features."""
-        if self.missing and features[1]:
-            return "missing"
-        return f"{self.low + (float(features[0]) + 1) / 2 * (self.high - self.low):g}"
-
-
-@dataclass(frozen=True)
-class Categories:
-    """How a column of texts or truth values is encoded: a feature for each category.
-
-    Attributes:
-        name: The column.
-        categories: Those of the training part, sorted; all others become zeros.
-        missing: Whether a last feature tells which entries are missing.
-
-    Example:
-        >>> import pandas as pd
-        >>> Categories("hue", ("blue", "red"), missing=False).transform(pd.Series(["red", "pink"]))
-        array([[0., 1.],
-               [0., 0.]], dtype=float32)
-
-    """
-
-    name: str
-    categories: tuple[str, ...]
-    missing: bool
-
-    @property
-    def kind(self) -> str | None:
-        """What the column must hold: None if it had no entry, so that anything will do."""
-        return "text" if self.categories else None
-
-    @classmethod
-    def fit(cls, name: str, column: Series) -> Categories:
-        """Learn from a column of the training part."""
-        categories = tuple(sorted(as_texts(column).dropna().unique()))
-        if len(categories) > _MOST_CATEGORIES:
-            raise ValueError(
-                f"column {name!r} has {len(categories)} different texts, more than "
-                f"{_MOST_CATEGORIES}: {how_to_drop(name)}, or correct it if it should hold numbers"
-            )
-        return cls(name, categories, bool(column.isna().any()))
-
-    def transform(self, column: Series) -> NDArray[np.float32]:
-        """Encode a column."""
-        import pandas as pd
-
-        features = np.zeros((len(column), len(self.categories) + self.missing), np.float32)
-        codes = pd.Index(self.categories, dtype=object).get_indexer(as_texts(column))
-        known = np.flatnonzero(codes >= 0)
-        features[known, codes[known]] = 1
-        if self.missing:
-            features[:, -1] = column.isna()
-        return features
-
-    @property
-    def width(self) -> int:
-        """The number of features."""
-        return len(self.categories) + self.missing
-
-    def show(self, features: NDArray[np.float32]) -> str:
-        """Give an entry of the column as text, from its features."""
-        names = [*self.categories, "missing"]
-        return next((name for name, set_ in zip(names, features, strict=False) if set_), "other")
+    from sklearn.compose import ColumnTransformer
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """From the rows of a table to features and class indices, as the training part had them.
+    """Encodes rows of a table as features and class indices, as learned from the training part.
 
     Attributes:
         target: The column of labels.
@@ -204,7 +79,7 @@ class Encoder:
             frame: Its rows.
             target: The column of labels; all others hold features.
             pixels: The shape of a picture, if the other columns are pixels from 0 to 255 and are
-                named as `read_frame` does.
+                named as `read_frame` names them.
 
         """
         frame = named(frame)
@@ -216,72 +91,103 @@ class Encoder:
             )
         if pixels is not None:
             return cls(target, labels, (), pixels, (0.0, 255.0))
-        columns = [_fit_column(name, frame[name]) for name in frame.columns if name != target]
+        columns = [
+            (Numbers if kind_of(name, frame[name]) == "numbers" else Categories).fit(
+                name, frame[name]
+            )
+            for name in frame.columns
+            if name != target
+        ]
         if not columns:
             raise ValueError(f"there is no column besides the target {target!r}: add features")
         return cls(target, labels, tuple(columns))
 
     def transform(self, frame: DataFrame) -> NDArray[Any]:
-        """Give the features of rows, one row each: float32, or uint8 if they are pixels.
+        """Return the features of rows, one row each: float32, or uint8 if they are pixels.
 
         Args:
-            frame: Rows with the columns of the training part in any order; the target may be
-                there or not.
+            frame: Rows with the columns of the training part in any order, with or without the
+                target.
 
         """
+        import pandas as pd
+
         frame = named(frame)
+        self._check_columns(frame)
+        if self.pixels is not None:
+            return _pixels(frame[list(self.kinds())], self.value_range)
+        columns = {name: as_numbers(name, frame[name]) for name in names_of(self._numbers)}
+        columns |= {name: as_texts(frame[name]).to_numpy() for name in names_of(self._texts)}
+        return np.take(self._transformer.transform(pd.DataFrame(columns)), self._order, axis=1)
+
+    def _check_columns(self, frame: DataFrame) -> None:
+        """Refuse columns that are not those of the training part."""
         kinds = self.kinds()
-        known = {*kinds, self.target}
         found = {name: kind_of(name, frame[name]) for name in kinds if name in frame.columns}
         wrong = [name for name, kind in found.items() if kind and kind != (kinds[name] or kind)]
         texts = [name for name in wrong if found[name] == "text"]
         complaints = {
             "missing": [name for name in kinds if name not in found],
-            "unknown": [name for name in frame.columns if name not in known],
+            "unknown": [name for name in frame if name not in kinds and name != self.target],
             "text where numbers belong": texts,
             "numbers where text belongs": [name for name in wrong if found[name] == "numbers"],
         }
-        if any(complaints.values()):
-            said = "; ".join(
-                f"{what}: {listed(names)}" for what, names in complaints.items() if names
-            )
-            if texts and len(entries := no_numbers(frame[texts[0]].reset_index(drop=True))):
-                said += f"; {texts[0]!r} has {first_of(entries)}"
-            raise ValueError(
-                f"the columns do not match those of the training part ({said}): "
-                "give the same columns with the same kind of content"
-            )
-        if self.pixels is not None:
-            return _pixels(frame[list(kinds)], self.value_range)
-        return np.concatenate([column.transform(frame[column.name]) for column in self.columns], 1)
+        if not any(complaints.values()):
+            return
+        said = "; ".join(f"{what}: {listed(names)}" for what, names in complaints.items() if names)
+        if texts and len(entries := not_numbers(frame[texts[0]].reset_index(drop=True))):
+            said += f"; {texts[0]!r} has {first_of(entries)}"
+        raise ValueError(
+            f"the columns do not match those of the training part ({said}): "
+            "give the same columns with the same kind of content"
+        )
+
+    @property
+    def _numbers(self) -> list[Numbers]:
+        return [column for column in self.columns if isinstance(column, Numbers)]
+
+    @property
+    def _texts(self) -> list[Categories]:
+        return [column for column in self.columns if isinstance(column, Categories)]
+
+    @cached_property
+    def _transformer(self) -> ColumnTransformer:
+        return column_transformer(self._numbers, self._texts)
+
+    @cached_property
+    def _order(self) -> NDArray[np.intp]:
+        """Where the transformer puts each feature, in the order of the table's columns."""
+        place = {column.name: at for at, column in enumerate(self.columns)}
+        numbers = [place[column.name] for column in self._numbers]
+        gaps = [place[column.name] for column in self._numbers if column.missing]
+        texts = [place[column.name] for column in self._texts for _ in range(column.width)]
+        return np.argsort(numbers + gaps + texts, kind="stable")
 
     def unseen(self, frame: DataFrame) -> dict[str, Series]:
-        """Give the entries that are none of their column's categories, by column, if there are any.
+        """Return the entries that are none of their column's categories, by column, if any.
 
         Args:
             frame: Rows that `transform` takes.
 
         """
         found, frame = {}, named(frame)
-        for column in self.columns:
-            if isinstance(column, Categories):
-                texts = as_texts(frame[column.name]).dropna()
-                found[column.name] = texts[~texts.isin(column.categories)]
+        for column in self._texts:
+            texts = as_texts(frame[column.name]).dropna()
+            found[column.name] = texts[~texts.isin(column.categories)]
         return {name: entries for name, entries in found.items() if len(entries)}
 
     def beyond(self, frame: DataFrame) -> dict[str, Series]:
-        """Give the numbers beyond the range of the training part, by column, if there are any.
+        """Return the numbers outside the range of the training part, by column, if any.
 
         Args:
             frame: Rows that `transform` takes.
 
         """
         found, frame = {}, named(frame)
-        for column in self.columns:
-            if isinstance(column, Numbers):
-                entries = frame[column.name]
-                values = as_numbers(column.name, entries)
-                found[column.name] = entries[(values < column.low) | (values > column.high)]
+        for column in self._numbers:
+            entries = frame[column.name]
+            values = as_numbers(column.name, entries)
+            found[column.name] = entries[(values < column.low) | (values > column.high)]
         return {name: entries for name, entries in found.items() if len(entries)}
 
     @property
@@ -289,49 +195,39 @@ class Encoder:
         """What the columns were taken for, in words; None if the features are pixels."""
         if self.pixels is not None:
             return None
-        categories = [column for column in self.columns if isinstance(column, Categories)]
-        numbers = [column.name for column in self.columns if isinstance(column, Numbers)]
-        kinds = [f"for numbers: {listed(numbers)}"] if numbers else []
-        if categories:
-            width = sum(column.width for column in categories)
-            names = listed(column.name for column in categories)
+        kinds = [f"for numbers: {listed(names_of(self._numbers))}"] if self._numbers else []
+        if self._texts:
+            width = sum(column.width for column in self._texts)
+            names = listed(names_of(self._texts))
             kinds.append(f"for categories: {names} ({width} indicator columns)")
         return f"columns taken {'; '.join(kinds)}"
 
     def look_alikes(self) -> dict[str, list[list[str]]]:
-        """Give labels and categories that only blanks at their ends or case tell apart, by column.
-
-        Columns without any are left out.
-        """
+        """Return labels and categories that differ only in case or outer blanks, by column."""
         found = {self.target: look_alikes(self.labels)}
-        found |= {name: look_alikes(texts) for name, texts in self.categories().items()}
+        found |= {column.name: look_alikes(column.categories) for column in self._texts}
         return {name: alike for name, alike in found.items() if alike}
 
-    def text_columns(self) -> list[str]:
-        """The columns of texts, which stay so where they look like numbers; no truth values."""
-        return [
-            column.name
-            for column in self.columns
-            if isinstance(column, Categories)
-            and not {"True", "False"}.issuperset(column.categories)
-        ]
-
-    def categories(self) -> dict[str, tuple[str, ...]]:
-        """The texts that each column of texts had."""
-        columns = (column for column in self.columns if isinstance(column, Categories))
-        return {column.name: column.categories for column in columns}
+    def known_texts(self) -> dict[str, Collection[object]]:
+        """Return what stays text even where it looks like numbers, by column; no truth values."""
+        known: dict[str, Collection[object]] = {
+            column.name: column.categories
+            for column in self._texts
+            if not {"True", "False"}.issuperset(column.categories)
+        }
+        return known | ({self.target: self.labels} if isinstance(self.labels[0], str) else {})
 
     def kinds(self) -> dict[str, str | None]:
-        """Say what each column must hold, as `kind_of` says it."""
+        """Return what each column must hold, in the words of `kind_of`."""
         if self.pixels is not None:
             return dict.fromkeys(feature_names(math.prod(self.pixels)), "numbers")
         return {column.name: column.kind for column in self.columns}
 
     def decode(self, features: NDArray[Any]) -> dict[str, str]:
-        """Give one row of features as the table would show it, by column.
+        """Return one row of features as the table would show it, by column.
 
         Args:
-            features: A row of what `transform` gives.
+            features: A row of what `transform` returns.
 
         """
         row, rest = {}, features
@@ -341,7 +237,7 @@ class Encoder:
         return row
 
     def encode_labels(self, labels: Series | Sequence[Label]) -> NDArray[np.int64]:
-        """Give the class index of each label, its place in ``labels``."""
+        """Return the class index of each label."""
         import pandas as pd
 
         plain = labels_in(self.target, pd.Series(labels))
@@ -354,12 +250,12 @@ class Encoder:
         return np.array([codes[label] for label in plain], np.int64)
 
     def to_json(self) -> str:
-        """Give all of it as JSON."""
+        """Return the encoder as JSON."""
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Encoder:
-        """Make it again from what `to_json` gave."""
+        """Return the encoder that `to_json` wrote."""
         try:
             fields = json.loads(text)
             columns = [
@@ -376,19 +272,14 @@ class Encoder:
             raise ValueError(f"this is not the JSON of an encoder ({problem!r})") from problem
         if pixels is None and (low, high) != cls.value_range:
             raise ValueError(
-                f"numbers were scaled to [{low:g}, {high:g}], where now it is [-1, 1]: run tune "
-                "again"
+                f"this encoder scales numbers to [{low:g}, {high:g}], not to [-1, 1] as now: run "
+                "tune again"
             )
         return encoder
 
 
-def _fit_column(name: str, column: Series) -> Numbers | Categories:
-    numbers = kind_of(name, column) == "numbers"
-    return Numbers.fit(name, column) if numbers else Categories.fit(name, column)
-
-
 def _pixels(frame: DataFrame, value_range: tuple[float, float]) -> NDArray[np.uint8]:
-    """Pixels of whatever type as uint8."""
+    """Return pixels of any type as uint8."""
     low, high = value_range
     values: NDArray[Any] = frame.to_numpy()
     with np.errstate(invalid="ignore"):

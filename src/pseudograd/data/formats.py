@@ -1,7 +1,7 @@
 """The official file formats of the benchmark sets. Nothing is ever unpickled.
 
-A reader takes an open file and gives the arrays in it, of type uint8: pictures (examples, height,
-width, and channels if there are any), labels from 0, or the one and then the other.
+A reader takes an open file and returns its uint8 arrays: pictures (examples, height, width, and
+channels if any), labels counted from 0, or both in this order.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from pseudograd.extras import needed_for
+
 Bytes = NDArray[np.uint8]
 
 _UNSIGNED_BYTE = 8  # the code of this type in an IDX file
 
 
 def read_idx(file: BinaryIO) -> list[Bytes]:
-    """Read the one array of an IDX file, the format of MNIST.
+    """Read the array of an IDX file, the format of MNIST.
 
     Example:
         >>> import io
@@ -51,47 +53,29 @@ def read_cifar10(file: BinaryIO) -> list[Bytes]:
 
 
 def read_cifar100(file: BinaryIO) -> list[Bytes]:
-    """Read the pictures and labels of a file of CIFAR-100's binary version: the 100 fine classes.
-
-    Example:
-        >>> import io
-        >>> pictures, labels = read_cifar100(io.BytesIO(bytes([7, 55]) + bytes(range(256)) * 12))
-        >>> pictures.shape, labels
-        ((1, 32, 32, 3), array([55], dtype=uint8))
-
-    """
+    """Read the pictures and the fine labels of a file of CIFAR-100's binary version."""
     return _read_cifar(file, labels=2)
 
 
 def _read_cifar(file: BinaryIO, labels: int) -> list[Bytes]:
-    """Each example is its labels, of which the last is the finest, and three planes of colour."""
+    """Read examples of one or two labels, the finer last, and three colour planes."""
     content = np.frombuffer(file.read(), np.uint8)
     size = labels + 3 * 32 * 32
     if len(content) % size:
-        raise ValueError(f"its {len(content)} bytes are no multiple of the {size} of an example")
+        raise ValueError(f"its {len(content)} bytes are not a multiple of an example's {size}")
     examples = content.reshape(-1, size)
     planes = examples[:, labels:].reshape(-1, 3, 32, 32)
     return [planes.transpose(0, 2, 3, 1), examples[:, labels - 1]]
 
 
 def read_svhn(file: BinaryIO) -> list[Bytes]:
-    """Read the pictures and labels of a .mat file of SVHN's cropped digits.
-
-    Example:
-        >>> import io
-        >>> from scipy.io import savemat
-        >>> file = io.BytesIO()
-        >>> savemat(file, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.uint8([[10], [3]])})
-        >>> pictures, labels = read_svhn(file)
-        >>> pictures.shape, labels
-        ((2, 32, 32, 3), array([0, 3], dtype=uint8))
-
-    """
-    from scipy.io import loadmat
+    """Read the pictures and labels of a .mat file of SVHN's cropped digits."""
+    with needed_for("reading .mat files"):
+        from scipy.io import loadmat
 
     try:
         held = loadmat(file, variable_names=("X", "y"))
-    except Exception as problem:  # whatever a damaged file makes SciPy stumble over
+    except Exception as problem:  # SciPy raises many kinds for a damaged file
         raise ValueError(f"SciPy says: {problem}") from problem
     pictures, labels = held.get("X"), held.get("y")
     if (
@@ -101,5 +85,5 @@ def read_svhn(file: BinaryIO) -> list[Bytes]:
         or labels.shape != (pictures.shape[3], 1)
     ):
         raise ValueError("it has no pictures X (height, width, channels, n) with labels y (n, 1)")
-    # The digit 0 has the label 10.
+    # SVHN labels the digit 0 with 10.
     return [pictures.transpose(3, 0, 1, 2), (labels[:, 0] % 10).astype(np.uint8)]

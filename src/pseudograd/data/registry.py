@@ -1,9 +1,8 @@
-"""The benchmark sets: where they are published, and how their content is told from any other.
+"""The benchmark sets: where they are published, and which contents are known.
 
-The SHA-256 of the files are those that TensorFlow Datasets publishes for them (in its repository,
-``tensorflow_datasets/url_checksums``). The SHA-256 of the contents are what `Dataset.sha256` gives,
-the hash that runs record: of the pictures, flattened in the order (height, width, channels) and
-those of the training part first, and of the labels as int64.
+The SHA-256 of a file is the one that TensorFlow Datasets publishes (``url_checksums`` in its
+repository). The SHA-256 of a content is `Dataset.sha256`, which runs record: of the pictures,
+flattened in the order (height, width, channels), the training part first, then of the int64 labels.
 """
 
 from __future__ import annotations
@@ -20,13 +19,9 @@ class File:
     """A file of an official distribution.
 
     Attributes:
-        name: As it is published.
+        name: Its published name.
         sha256: Its published checksum.
-        members: The files in it, in the order they are read; itself, if it is no archive.
-
-    Example:
-        >>> BENCHMARKS["cifar100"].files[0].members
-        ('cifar-100-binary/train.bin', 'cifar-100-binary/test.bin')
+        members: The files in it, in reading order; itself if it is not an archive.
 
     """
 
@@ -40,20 +35,15 @@ class Benchmark:
     """A published data set.
 
     Attributes:
-        shape: That of one picture.
-        train_size: How many examples are for training.
-        sources: Addresses of folders with the files, in the order they are tried.
-        files: What is to be downloaded. Their members hold pictures and labels in turn, those of
-            the test part last.
+        shape: The shape of one picture.
+        train_size: The number of training examples.
+        sources: URLs of folders with the files, in the order they are tried.
+        files: The files. Their members hold pictures and labels in turn, the test part last.
         read: Reads a member.
-        contents: The contents that are known: what each is called, by its hash. Without one called
-            "official", that is told by the checksums of the files.
-        own_folder: Whether the files count only in a folder of the set's own name, since another
+        contents: The names of known contents, by hash. If none is called "official", the checksums
+            of the files tell.
+        own_folder: Whether the files count only in a folder named after the set, because another
             set has files of the same names.
-
-    Example:
-        >>> BENCHMARKS["svhn"].shape, BENCHMARKS["svhn"].official_is_listed
-        ((32, 32, 3), False)
 
     """
 
@@ -67,29 +57,32 @@ class Benchmark:
 
     @property
     def official_is_listed(self) -> bool:
-        """Whether the hash of the official content is among those that are known."""
+        """Whether the hash of the official content is known."""
         return "official" in self.contents.values()
 
 
 def _idx(*checksums: str) -> tuple[File, ...]:
-    """The four files of MNIST, and of whatever has its format."""
-    names = (
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    )
+    """Return the four files of MNIST, or of a set in its format."""
+    parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     return tuple(
-        File(f"{name}.gz", checksum, (name,))
-        for name, checksum in zip(names, checksums, strict=True)
+        File(f"{part}-ubyte.gz", checksum, (f"{part}-ubyte",))
+        for part, checksum in zip(parts, checksums, strict=True)
     )
+
+
+def _mat(name: str, checksum: str) -> File:
+    return File(name, checksum, (name,))
+
+
+def _cifar(name: str, checksum: str, folder: str, *members: str) -> tuple[File, ...]:
+    return (File(name, checksum, tuple(f"{folder}/{member}.bin" for member in members)),)
 
 
 BENCHMARKS = {
     "mnist": Benchmark(
         shape=(28, 28),
         train_size=60_000,
-        # Two public copies: the authors' own page does not give out the files any more.
+        # Two public copies: the authors' page no longer serves the files.
         sources=(
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -125,38 +118,29 @@ BENCHMARKS = {
         train_size=73_257,
         sources=("http://ufldl.stanford.edu/housenumbers/",),
         files=(
-            File(
+            _mat(
                 "train_32x32.mat",
                 "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-                ("train_32x32.mat",),
             ),
-            File(
+            _mat(
                 "test_32x32.mat",
                 "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-                ("test_32x32.mat",),
             ),
         ),
         read=read_svhn,
-        # Cropped again from the official pictures of whole numbers, not by its authors.
+        # Cut again from the official pictures of whole house numbers, not by its authors.
         contents={"2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934": "re-cropped"},
     ),
     "cifar10": Benchmark(
         shape=(32, 32, 3),
         train_size=50_000,
         sources=("https://www.cs.toronto.edu/~kriz/",),
-        files=(
-            File(
-                "cifar-10-binary.tar.gz",
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                (
-                    "cifar-10-batches-bin/data_batch_1.bin",
-                    "cifar-10-batches-bin/data_batch_2.bin",
-                    "cifar-10-batches-bin/data_batch_3.bin",
-                    "cifar-10-batches-bin/data_batch_4.bin",
-                    "cifar-10-batches-bin/data_batch_5.bin",
-                    "cifar-10-batches-bin/test_batch.bin",
-                ),
-            ),
+        files=_cifar(
+            "cifar-10-binary.tar.gz",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            "cifar-10-batches-bin",
+            *(f"data_batch_{at}" for at in range(1, 6)),
+            "test_batch",
         ),
         read=read_cifar10,
         contents={"679a0a54bc26fa5425a8717c376404f30e2982dcca8ebd67a5e0ea32155044bf": "official"},
@@ -165,12 +149,12 @@ BENCHMARKS = {
         shape=(32, 32, 3),
         train_size=50_000,
         sources=("https://www.cs.toronto.edu/~kriz/",),
-        files=(
-            File(
-                "cifar-100-binary.tar.gz",
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-                ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
-            ),
+        files=_cifar(
+            "cifar-100-binary.tar.gz",
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            "cifar-100-binary",
+            "train",
+            "test",
         ),
         read=read_cifar100,
         contents={"41a78115fcfae7e3278f3c8fcac49c845163cfe3481588b1e45b615bcb767843": "official"},

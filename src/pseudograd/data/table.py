@@ -1,8 +1,4 @@
-"""A user's own table as a data set: read, split, and encoded as numbers in [-1, 1].
-
-All that the encoding knows is learned from the training part alone, and is kept as plain values, so
-that new rows can be encoded in the same way later.
-"""
+"""A user's own table as a data set: read, checked, split, and encoded as numbers in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -18,9 +14,9 @@ from numpy.typing import NDArray
 
 from pseudograd.data.benchmarks import load
 from pseudograd.data.columns import (
+    Column,
     Label,
-    check_no_row_number,
-    check_text,
+    check_column,
     labels_in,
     listed,
     nearest,
@@ -28,14 +24,14 @@ from pseudograd.data.columns import (
 )
 from pseudograd.data.dataset import FOLDS, Dataset, digits
 from pseudograd.data.encoder import Encoder
-from pseudograd.data.reading import SUFFIXES, OptionError, read_table
+from pseudograd.data.reading import READERS, OptionError, read_table
 from pseudograd.data.registry import BENCHMARKS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# Data sets that have a name, and the shape of their pictures. Add others here.
+# Data sets that have a name: what loads them, and the shape of their pictures.
 _KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
     "digits": (digits, (8, 8)),
     **{name: (partial(load, name), known.shape) for name, known in BENCHMARKS.items()},
@@ -47,8 +43,8 @@ def open_data(name: str | Path, **options: Any) -> tuple[Dataset, Encoder]:
 
     Args:
         name: "digits", the name of a benchmark set, or the path of a .csv, .parquet or .npz file.
-        options: Those of `load_table` for a table, those of `pseudograd.data.digits` for the
-            digits, ``data_dir`` for a benchmark set; None stands for an option's default.
+        options: Those of `load_table` for a table, of `digits` for the digits, ``data_dir`` for a
+            benchmark set. None stands for the default.
 
     Example:
         >>> data, encoder = open_data("digits")
@@ -68,7 +64,7 @@ def open_data(name: str | Path, **options: Any) -> tuple[Dataset, Encoder]:
     if not path.suffix and not path.exists():
         raise ValueError(
             f"data {path.name!r} is not known: give {nearest(path.name, _KNOWN)}, "
-            f"or a file that ends in {', '.join(SUFFIXES)}"
+            f"or a file that ends in {', '.join(READERS)}"
         )
     return load_table(path, **options)
 
@@ -87,20 +83,20 @@ def load_table(
     """Load a .csv, .parquet or .npz file as a data set.
 
     Args:
-        path: The file, read as `read_frame` does.
-        target: The column of labels; in an .npz file the array of labels, "y" unless given.
-        test_path: A second file with the test part; without it, the arrays X_test and y_test of an
-            .npz file are the test part, and else it is drawn at random.
-        test_fraction: How much of the table is drawn, 0.2 unless given.
-        drop: Columns to leave out; of an .npz file none.
-        categories: Columns whose numbers are codes, each of which becomes a category. Texts are
-            categories anyway, and in a .csv file so are whole numbers that begin with a zero.
-        stratify: Whether all classes have the same share of what is drawn, as nearly as they can.
-            In any case each class keeps an example to train on.
-        seed: Determines what is drawn.
+        path: The file, as `read_frame` takes it.
+        target: The column of labels; in an .npz file the array of labels, by default "y".
+        test_path: A second file, the test part. By default it is the arrays X_test and y_test of an
+            .npz file if there are any, and otherwise drawn at random.
+        test_fraction: How much of the table is drawn as the test part, by default 0.2.
+        drop: Columns to leave out; not for .npz files.
+        categories: Columns whose numbers are codes, so that each becomes a category. Texts always
+            do, and so do whole numbers of a .csv file if one begins with a zero.
+        stratify: Whether the test part has the same share of every class, as nearly as possible.
+            In any case each class keeps a training example.
+        seed: Determines the test part.
 
     Returns:
-        The data set, named as the file, and the encoder that made it.
+        The data set, named after the file, and the encoder that made it.
 
     Example:
         >>> import tempfile
@@ -120,13 +116,8 @@ def load_table(
         raise OptionError("test_fraction", f"must be left out: {test_path} is the test part")
     if target is None and path.suffix.lower() == ".npz":
         target = "y"
-    for option, named in {"drop": drop, "categories": categories}.items():
-        if isinstance(named, str):
-            raise OptionError(option, f"must be a list of names, such as [{named!r}]")
-        if target in named:
-            raise OptionError(option, f"names {target!r}, which is the target: name another column")
-    file = read_table(path, target, drop=drop, categories=categories)
-    train, test = file.frame, file.test
+    _check_names(target, drop=drop, categories=categories)
+    train, test, pixels = read_table(path, target, drop=drop, categories=categories)
     if target is None:
         raise OptionError(
             "target", f"must name the column of labels: one of {listed(train.columns)}"
@@ -137,10 +128,9 @@ def load_table(
             raise OptionError(
                 option, f"must be left out: {path} has a test part of its own, X_test"
             )
-    if file.pixels is None:
+    if pixels is None:
         for name in train.columns.drop(target):
-            check_text(name, train[name], chosen=name in categories)
-            check_no_row_number(name, train[name])
+            check_column(Column.of(name, train[name], categories=categories))
     if test_path is None and test is None:
         drawn = _draw(labels, test_fraction or 0.2, stratify, seed)
         if not drawn.any():
@@ -152,36 +142,47 @@ def load_table(
             f"{path} leaves {len(train)} examples to train on, but cross-validation needs "
             f"at least {FOLDS}: {fix}"
         )
-    encoder = Encoder.fit(train, target, pixels=file.pixels)
+    encoder = Encoder.fit(train, target, pixels=pixels)
     if test is None:
         assert test_path is not None
         test = read_frame(test_path, encoder)
-    test_labels = target_column(test, target, test_path or path)
-    features = [encoder.transform(train), encoder.transform(test)]
-    codes = [encoder.encode_labels(train[target]), encoder.encode_labels(test_labels)]
-    data = Dataset(
-        name=path.name,
+    target_column(test, target, test_path or path)
+    return _dataset(path.name, train, test, encoder), encoder
+
+
+def _check_names(target: str | None, **options: Sequence[str]) -> None:
+    for option, names in options.items():
+        if isinstance(names, str):
+            raise OptionError(option, f"must be a list of names, such as [{names!r}]")
+        if target in names:
+            raise OptionError(option, f"names {target!r}, which is the target: name another column")
+
+
+def _dataset(name: str, train: DataFrame, test: DataFrame, encoder: Encoder) -> Dataset:
+    features = [encoder.transform(part) for part in (train, test)]
+    labels = [encoder.encode_labels(part[encoder.target]) for part in (train, test)]
+    return Dataset(
+        name=name,
         features=torch.from_numpy(np.concatenate(features)).contiguous(),
-        labels=torch.from_numpy(np.concatenate(codes)),
+        labels=torch.from_numpy(np.concatenate(labels)),
         train_size=len(train),
         value_range=encoder.value_range,
         rows=torch.from_numpy(np.concatenate([train.index, test.index])) + 1,
     )
-    return data, encoder
 
 
 def read_frame(path: str | Path, encoder: Encoder) -> DataFrame:
     """Read new rows from a file, for `Encoder.transform`.
 
     Args:
-        path: A .csv file with a header, a .parquet file, or an .npz file with the features in the
-            array X, whose columns are then called X[0], X[1], ...
-        encoder: Tells which columns hold text, even if it looks like numbers in these rows, and
-            which are wanted: others of a .csv or .parquet file are left out.
+        path: A .csv file with a header, a .parquet file, or an .npz file with the features in an
+            array X, whose columns are called X[0], X[1], ...
+        encoder: Tells which columns to read, and which of them hold text even if it looks like
+            numbers in these rows.
 
     Example:
         >>> import tempfile
-        >>> from pseudograd.data.encoder import Categories
+        >>> from pseudograd.data.features import Categories
         >>> path = Path(tempfile.mkdtemp(), "new.csv")
         >>> _ = path.write_text("room\\n12\\n7\\n")
         >>> encoder = Encoder("free", (False, True), (Categories("room", ("12", "12a"), False),))
@@ -190,18 +191,18 @@ def read_frame(path: str | Path, encoder: Encoder) -> DataFrame:
                [0., 0.]], dtype=float32)
 
     """
-    return read_table(Path(path), encoder.target, encoder).frame
+    return read_table(Path(path), encoder.target, encoder)[0]
 
 
 def _draw(labels: Sequence[Label], fraction: float, stratify: bool, seed: int) -> NDArray[np.bool_]:
-    """Draw the test part: which rows are in it. Depends on the labels and nothing else."""
+    """Return which rows are the test part, drawn by the labels and the seed alone."""
     codes = np.unique(np.array(labels), return_inverse=True)[1]
     shuffled = torch.randperm(len(codes), generator=torch.Generator().manual_seed(seed)).numpy()
-    # The first of each class stays in the training part.
+    # The first example of each class stays in the training part.
     rest = np.delete(shuffled, np.unique(codes[shuffled], return_index=True)[1])
     count = min(len(rest), max(1, round(fraction * len(codes))))
     if stratify:
-        # Class by class, every so many examples one.
+        # Examples at equal steps through the classes.
         rest = rest[np.argsort(codes[rest], kind="stable")]
         rest = rest[((np.arange(count) + 0.5) * len(rest) / max(count, 1)).astype(int)]
     drawn = np.zeros(len(codes), bool)

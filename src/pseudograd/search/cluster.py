@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from pseudograd.data import Dataset
+from pseudograd.extras import needed_for
 from pseudograd.fleet import Fleet, Outcome, Stop, Trial, never
 
 # The most trials of one task: on a GPU twice as many as a fleet has slots, so that slots are
@@ -280,10 +281,8 @@ def connection(address: str | None = None) -> Iterator[Any]:
 
 def _imported_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import
-    try:
+    with needed_for("a cluster"):
         import ray
-    except ImportError as problem:
-        raise ImportError("a cluster needs Ray: pip install '.[ray]' in a checkout") from problem
     return ray
 
 

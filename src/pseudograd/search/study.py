@@ -126,7 +126,7 @@ class Study:
         written = _read_json(folder)
         path = folder / "run.json"
         try:
-            settings = {
+            settings: dict[str, Any] = {
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in written["protocol"].items()
             }

@@ -212,8 +212,7 @@ def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[
         FileNotFoundError: nowhere holds no run: there is no run.json
 
     """
-    folder = Study.open(folder).folder
-    assert folder is not None
+    folder = _folder(Study.open(folder))
     path = folder / "model.json"
     if not path.exists():
         raise ValueError(f"{folder} has no model yet: run its command again to finish the search")

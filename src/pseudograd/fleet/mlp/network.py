@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.data import Dataset
+from pseudograd.extras import needed_for
 from pseudograd.files import write_whole
 from pseudograd.fleet.mlp.crew import mlp_recipe
 from pseudograd.fleet.mlp.stack import ACTIVATE
@@ -90,7 +91,8 @@ class Network:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a safetensors file, all at once or not at all."""
-        from safetensors.torch import save
+        with needed_for("saving a network"):
+            from safetensors.torch import save
 
         tensors = {}
         for at, (weight, bias) in enumerate(self.parameters):
@@ -102,7 +104,8 @@ class Network:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Network:
         """Read what `save` wrote."""
-        from safetensors import SafetensorError, safe_open
+        with needed_for("loading a network"):
+            from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(path, "pt") as file:

@@ -1,0 +1,47 @@
+"""Optional packages: which extra installs which, and what to say when one is missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+# Import name → (name on PyPI, extra that installs it); tests compare this with pyproject.toml.
+OPTIONAL = {
+    "jinja2": ("jinja2", "tune"),
+    "pandas": ("pandas", "tune"),
+    "pooch": ("pooch", "tune"),
+    "rich": ("rich", "tune"),
+    "safetensors": ("safetensors", "tune"),
+    "scipy": ("scipy", "tune"),
+    "sklearn": ("scikit-learn", "tune"),
+    "tqdm": ("tqdm", "tune"),
+    "numba": ("numba", "cpu"),
+    "pyarrow": ("pyarrow", "parquet"),
+    "ray": ("ray", "ray"),
+}
+
+
+@contextlib.contextmanager
+def needed_for(purpose: str) -> Iterator[None]:
+    """Name the extra to install if an import inside the block fails.
+
+    Args:
+        purpose: What needs the import, the subject of the message.
+
+    Example:
+        >>> with needed_for("reading tables"):
+        ...     raise ModuleNotFoundError(name="pandas")  # what `import pandas` raises
+        Traceback (most recent call last):
+        ...
+        ImportError: reading tables needs pandas: pip install 'pseudograd[tune]'
+
+    """
+    try:
+        yield
+    except ModuleNotFoundError as problem:
+        package, extra = OPTIONAL.get((problem.name or "").partition(".")[0], ("", ""))
+        if not extra:
+            raise
+        raise ImportError(
+            f"{purpose} needs {package}: pip install 'pseudograd[{extra}]'"
+        ) from problem
