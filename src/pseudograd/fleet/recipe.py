@@ -205,7 +205,7 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
         True
 
     """
-    values = {
+    values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
     return _KINDS[values.pop("kind")](**values)
