@@ -47,7 +47,7 @@ bench: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet pip
-	$(BIN)/pip install --quiet --editable '.[cpu,parquet,ray]' --group dev
+	$(BIN)/pip install --quiet --editable '.[cpu,parquet,ray]' --group dev --group paper
 	touch $@
 
 # Other people's libraries, which the documents have examples for.

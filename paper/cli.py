@@ -207,8 +207,8 @@ class _Lines:
         self.networks: dict[str, _Network] = {}
 
     def begin(self, name: str, ledger: Ledger, wanted: int) -> None:
+        from paper.words import counted
         from pseudograd.cli.display import tell_set_aside
-        from pseudograd.report.summary import counted
 
         now = time.monotonic()
         self.networks[name] = _Network(name, now, now)
@@ -243,7 +243,7 @@ class _Network:
     told: bool = True
 
     def write(self, now: float) -> None:
-        from pseudograd.report.summary import counted, duration
+        from paper.words import counted, duration
 
         self.written, self.told = now, True
         print(
@@ -272,7 +272,7 @@ def _print_status(
     opened: Callable[[Ledger], None] = lambda _: None,
 ) -> None:
     from paper.run import status
-    from pseudograd.report.summary import counted, duration, fraction
+    from paper.words import counted, duration, fraction
 
     print(f"{'row':<28}{'done':>6}{'left':>7}{'time left':>14}   selected k (paper)")
     states = status(experiments, folder, smoke, opened)
@@ -310,7 +310,7 @@ def _report(
     smoke: bool,
     check: bool,
 ) -> None:
-    from paper.report import documents, is_committed
+    from paper.report import documents, is_committed, same
     from pseudograd.files import write_whole, writing
 
     if is_committed(folder) and selected_by:
@@ -330,7 +330,7 @@ def _report(
             with writing(path):
                 write_whole(path, text)
             print(path)
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+        elif not path.exists() or not same(path.read_text(encoding="utf-8"), text):
             raise ValueError(
                 f"{path} is not what the ledgers give: run the same command without --check"
             )

@@ -10,7 +10,7 @@ import numpy as np
 
 from paper.theory import error_pct, fixed_point
 from paper.toy import ToyRun, ToySummary, paper_row, summarize
-from pseudograd.report.summary import fraction
+from paper.words import fraction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

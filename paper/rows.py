@@ -116,6 +116,11 @@ class Experiment:
         return " ".join([f"{row.data} {row.hidden_layers}x{row.width}", *self._changes])
 
     @property
+    def data(self) -> str:
+        """The data set, and what is changed."""
+        return " ".join([self.row.data, *self._changes])
+
+    @property
     def _changes(self) -> list[str]:
         changes = [] if self.activation == "relu" else [self.activation]
         low, high = self.feature_range

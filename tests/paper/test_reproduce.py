@@ -945,7 +945,7 @@ def test_rows_that_are_not_printed_are_seen_once_begun(capsys: pytest.CaptureFix
     assert main(["report"]) == 0
     text = Path("RESULTS.md").read_text("utf-8")
     assert "0 of 67 rows are finished" in text
-    assert "1 of 3 that stand in its source as comments" in text
+    assert "1 of 3 that are comments in its source" in text
     assert "| svhn 1x200 m0.5 | 1/2 (1/4) | " in text
     assert "not confirmed" not in text.split("## What was run")[0]  # no claim is judged by it
 
