@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from paper.rows import Experiment, by_network
 from paper.run import ledger_of, sessions
-from paper.toy import Spread, ToyRun
+from paper.toy import Spread, ToyRun, read_csv
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome
 from pseudograd.search import Cell, Difference, Ledger, Protocol, Result, paired_difference, result
@@ -170,7 +169,8 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
         logs = [session["networks"].get(network) for session in manifest]
         efforts += _efforts(protocols, ledger, sum(log["seconds"] for log in logs if log))
     in_order = {experiment: found[experiment] for experiment in experiments}
-    toy = _read_toy(folder / "toy.csv")
+    path = folder / "toy.csv"
+    toy = read_csv(path) if path.exists() else []
     return Reproduction(in_order, tuple(efforts), manifest, toy, unread)
 
 
@@ -217,26 +217,6 @@ def _steps(outcome: Outcome) -> int:
     part = examples // 5
     trained_on = examples - part if trial.split.retrain else 3 * part
     return outcome.epochs * math.ceil(trained_on / trial.batch_size)
-
-
-def _read_toy(path: Path) -> list[ToyRun]:
-    if not path.exists():
-        return []
-    whole = {"run", "seed", "epochs"}
-    names = [field.name for field in fields(ToyRun)]
-    runs = []
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for line in csv.DictReader(file):
-                values: dict[str, Any] = {
-                    name: int(line[name]) if name in whole else float(line[name]) for name in names
-                }
-                runs.append(ToyRun(**values))
-    except (KeyError, TypeError, ValueError) as problem:
-        raise ValueError(
-            f"{path} is not what `python -m paper toy --csv` writes ({problem!r}): write it again"
-        ) from problem
-    return runs
 
 
 # --- what a reader would ask next ----------------------------------------------------------------

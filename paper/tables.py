@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from paper.findings import (
     may_be_the_rate,
     rates_tried,
 )
-from paper.rows import TABLES, UNPRINTED, Experiment, Row
+from paper.rows import TABLES, UNPRINTED, Experiment
 from paper.toy import Spread
 from pseudograd.fleet import Outcome
 from pseudograd.search import Comparison, Difference
@@ -28,34 +28,29 @@ _WIDE = 1.0  # a spread, in percentage points, that is looked into
 class Measure:
     """What a table shows: errors in percent, or cross-entropies.
 
-    ``form`` formats its numbers; ``times`` turns a difference of outcomes into what is shown.
+    Attributes:
+        name: Its name in the tables.
+        form: How its numbers are formatted.
+        times: Multiplies a difference of outcomes.
+        paper: The fields of a `Row` that hold it at k = 1 and at the selected k.
+        spread: Its mean and standard deviation over outcomes.
+
     """
 
     name: str
     form: str
     times: float
-    paper: Callable[[Row], tuple[float | None, float | None]]
-    spread: Callable[[Sequence[Outcome]], Spread]
-    difference: Callable[[Comparison], Difference]
+    paper: tuple[str, str]
+    spread: Callable[[Iterable[Outcome]], Spread]
+
+    def change(self, comparison: Comparison) -> Difference:
+        """Return the selected k minus k = 1."""
+        return comparison.error if self.name == "error" else comparison.cross_entropy
 
 
 MEASURES = (
-    Measure(
-        "error",
-        ".2f",
-        100,
-        lambda row: (row.error_k1_pct, row.error_selected_pct),
-        errors_pct,
-        lambda comparison: comparison.error,
-    ),
-    Measure(
-        "cross-entropy",
-        ".3f",
-        1,
-        lambda row: (row.ce_k1, row.ce_selected),
-        cross_entropies,
-        lambda comparison: comparison.cross_entropy,
-    ),
+    Measure("error", ".2f", 100, ("error_k1_pct", "error_selected_pct"), errors_pct),
+    Measure("cross-entropy", ".3f", 1, ("ce_k1", "ce_selected"), cross_entropies),
 )
 
 
@@ -88,12 +83,14 @@ def line(experiment: Experiment, found: Reproduction) -> dict[str, Any]:
     finding = found.found.get(experiment)
     measures = []
     for measure in MEASURES:
-        numbers: dict[str, Any] = {"paper": measure.paper(experiment.row)}
+        numbers: dict[str, Any] = {
+            "paper": [getattr(experiment.row, name) for name in measure.paper]
+        }
         if finding:
             comparison, (chosen, plain) = finding.result.comparison, finding.tested
             numbers |= {
                 "ours": [measure.spread(o) for o in (comparison.plain, comparison.chosen)],
-                "change": measure.difference(comparison) if finding.k != 1 else None,
+                "change": measure.change(comparison) if finding.k != 1 else None,
                 "three_fifths": [measure.spread(outcomes) for outcomes in (plain, chosen)],
             }
         measures.append(numbers)
