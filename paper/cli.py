@@ -63,23 +63,16 @@ def run(commands: Commands) -> None:
 
     def run(options: argparse.Namespace) -> None:
         from paper.run import TimeIsUp, reproduce
-        from pseudograd.data import open_data
 
         folder = _folder(options)
         wanted = _selected(options, [options.table])
-
-        @functools.cache
-        def data(name: str) -> Dataset:
-            found = open_data(name, data_dir=options.data_dir)[0]
-            return _part_of(found) if options.smoke else found
-
         with Place(options) as place:
             lines = _Lines()
             try:
                 reproduce(
                     wanted,
                     folder,
-                    data,
+                    _data(options),
                     place.runner,
                     command=shlex.join([*PROGRAM.split(), *options.arguments]),
                     devices=place.devices,
@@ -254,8 +247,19 @@ class _Network:
         )
 
 
+def _data(options: argparse.Namespace) -> Callable[[str], Dataset]:
+    """What opens a data set by its name, once; with --smoke, a small part of it."""
+    from pseudograd.data import open_data
+
+    @functools.cache
+    def data(name: str) -> Dataset:
+        found = open_data(name, data_dir=options.data_dir)[0]
+        return _part_of(found) if options.smoke else found
+
+    return data
+
+
 def _part_of(data: Dataset) -> Dataset:
-    """A small part of a data set, to see that everything works."""
     from dataclasses import replace
 
     import torch

@@ -55,7 +55,7 @@ def toy_picture(results: Iterable[ToyRun], path: Path) -> None:
 
 
 def curve_picture(ks: Sequence[float], path: Path) -> None:
-    """Draw how hard an example pulls, |f_y|, against how wrong it is, |ε_y| (the paper's Figure 2)."""
+    """Draw the paper's Figure 2: how hard an example pulls, |f_y|, against how wrong it is."""
     from matplotlib import colormaps
 
     figure = _figure(6.0, 4.2)

@@ -26,8 +26,10 @@ from paper.report import documents, same
 from paper.rows import Experiment, Row, experiments, rows, select
 from paper.run import ledger_of
 from paper.toy import ToyRun, write_csv
+from paper.verdicts import selected_counts
 from paper.words import fraction, interval, rates, signed
 from pseudograd.fleet import Trial
+from pseudograd.report.page import PAPER
 from pseudograd.search import Cell, Difference, Ledger, Protocol, Result
 
 ROOT = Path(__file__).parents[2]
@@ -409,16 +411,6 @@ def test_wide_spreads_are_looked_into(folder: Path, monkeypatch: pytest.MonkeyPa
     each = "43.0 (54), 47.0 (8), 43.0 (54), 43.0 (54), 43.0 (54)"
     assert f"- {name}: the errors at k = 1 are, with the epoch of each, {each}." in text
     assert text.count("with the epoch of each") == 1
-
-
-@pytest.mark.parametrize(
-    "word",
-    ["Activation", "Form of the momentum", "Mean or sum", "Initial rate", "What a repetition",
-     "MNIST’s scaling", "Which models", "Number of retrainings", "Precision", "SVHN",
-     "Limit of epochs", "Equal parts", "Gradient clipping", "Ties"],
-)  # fmt: skip
-def test_choices_are_named(text: str, word: str) -> None:
-    assert f"- **{word}" in text
 
 
 def test_rows_that_were_not_run_are_shown(folder: Path, tmp_path: Path) -> None:
@@ -826,6 +818,17 @@ def test_pictures_stand_on_their_own(files: dict[Path, str], text: str) -> None:
             assert picture.tag == "{http://www.w3.org/2000/svg}svg"
             assert "<dc:date>" not in content  # the same every time
             assert f"(paper/results/{path.name})" in text
+
+
+def test_pictures_are_drawn_the_same_every_time(folder: Path) -> None:
+    files = documents(SOME, folder)
+    assert files == documents(SOME, folder)
+
+
+def test_the_page_of_a_search_knows_what_the_paper_selected() -> None:
+    """It is in the wheel, where the paper's rows are not."""
+    counts = selected_counts(paper_points(rows()))
+    assert {depth: dict(sorted(of.items())) for depth, of in counts.items()} == PAPER
 
 
 # --- the command ---------------------------------------------------------------------------------
