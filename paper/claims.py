@@ -1,22 +1,23 @@
-"""The paper's claims, and what it takes to confirm them.
+"""The paper's claims, and the rules that confirm them. RESULTS.md.jinja says both in words.
 
 The rules were set before any row was run in full, but after sketches of four architectures. Added
 later: claim 3 needs a mean below 0, claims 2a and 2c a share above chance, which changed no
 verdict; and `can_be_confirmed`.
 
-All p-values but that of the toy example are two-sided. Rows share data sets, and those that differ
-in the momentum alone share folds and initial weights too, so they are not independent, and p-values
-are too small rather than too large. Where figures can be averaged over the rows of an architecture,
-they are.
+All p-values except the toy example's are two-sided. Rows share data sets, and rows that differ only
+in momentum also share folds and initial weights, so they are not independent and p-values are too
+small rather than too large. Where figures can be averaged over the rows of an architecture, they
+are.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from pseudograd.search.comparison import sign_test
 
 LEVEL = 0.05
 CONFIRMED, PARTLY, NOT, OPEN = "confirmed", "partly", "not confirmed", "open"
-_PERMUTATIONS = 9_999
+PERMUTATIONS = 9_999
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,9 @@ class Point:
     Attributes:
         row: The row.
         k: The selected k.
-        common_k: The k selected among those that are tried at every depth.
+        common_k: The k selected among those tried at every depth.
         error: The test error at the selected k minus that at k = 1, in percentage points.
         cross_entropy: The same for the test cross-entropy.
-
-    Example:
-        >>> from paper.rows import rows
-        >>> Point(rows("table1")[0], 0.125, 0.25, -0.02, 0.089).k
-        0.125
 
     """
 
@@ -57,23 +53,13 @@ class Point:
 
 
 def our_points(findings: Iterable[Finding], mnist: tuple[float, float]) -> list[Point]:
-    """Give our rows with ReLU, and of MNIST those of one scaling.
-
-    Args:
-        findings: Finished experiments.
-        mnist: What MNIST's pixels are scaled to.
-
-    Example:
-        >>> our_points([], mnist=(-1, 1))
-        []
-
-    """
+    """Return our rows with ReLU, those of MNIST in one scaling."""
     return [
         Point(
             finding.experiment.row,
             finding.k,
             Protocol.best(c for c in finding.result.best_of_each_k if c.k in DEEP_KS).k,
-            # Rounded, so that no difference is none, however it was computed.
+            # Rounded, so that a difference of rounding errors is 0.
             round(100 * finding.result.comparison.error.mean, 9),
             finding.result.comparison.cross_entropy.mean,
         )
@@ -84,18 +70,9 @@ def our_points(findings: Iterable[Finding], mnist: tuple[float, float]) -> list[
 
 
 def paper_points(rows: Iterable[Row]) -> list[Point]:
-    """Give the paper's rows; where it selected k = 1, it prints no figures and there is no change.
+    """Return the paper's rows; where it selected k = 1, it prints no figures and nothing changes.
 
-    What it would have selected among fewer k is not known, so ``common_k`` is what it selected.
-
-    Args:
-        rows: The rows.
-
-    Example:
-        >>> from paper.rows import rows
-        >>> [round(point.error, 2) for point in paper_points(rows("table3", "svhn*"))]
-        [0.0, 0.0]
-
+    What it would have selected among fewer k is unknown, so ``common_k`` is what it selected.
     """
 
     def change(selected: float | None, plain: float | None) -> float:
@@ -115,59 +92,38 @@ def paper_points(rows: Iterable[Row]) -> list[Point]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the figures say to a claim.
+    """What the figures say about a claim.
 
     Attributes:
         verdict: "confirmed", "partly" or "not confirmed"; "open" without any row.
         rows: How many rows went in.
-        figures: What was found, in words.
-        p: The p-value of the claim's test; None for one that is judged by an interval.
-        p_of_architectures: The same test's where each architecture counts once, if it was made.
-
-    Example:
-        >>> Judgement(CONFIRMED, 33, "below 1 in 32 rows, 1 in 0, above in 1", 8e-9).verdict
-        'confirmed'
+        p: The p-value of the claim's test; None for a claim judged by an interval.
+        numbers: What was found, by names that the template knows.
+        reason: Why the claim is open.
 
     """
 
     verdict: str
     rows: int
-    figures: str
     p: float | None = None
-    p_of_architectures: float | None = None
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper about its rows.
-
-    Attributes:
-        name: Short, such as "2a".
-        depths: Of which numbers of hidden layers.
-        statement: What is claimed.
-        test: Which test is used.
-        rule: What confirms it, and what does so partly.
-        apply: Applies the rule to one row or more.
+    """A claim about rows of some depths, and the rule that judges one row or more.
 
     Example:
         >>> from paper.rows import rows
-        >>> CLAIMS[0].statement
-        'One hidden layer: the selected k is below 1.'
-        >>> judge(CLAIMS[0], paper_points(rows())).verdict
+        >>> judge(CLAIMS[0], paper_points(rows())).verdict  # 2a: k < 1 with one hidden layer
         'confirmed'
 
     """
 
     name: str
     depths: tuple[int, ...]
-    statement: str
-    test: str
-    rule: str
     apply: Callable[[Sequence[Point]], Judgement]
-
-
-def _signed(value: float) -> str:
-    return f"{round(value, 2) + 0.0:+.2f}".replace("-", "−")
 
 
 def _verdict(confirmed: bool, partly: bool) -> str:
@@ -176,27 +132,9 @@ def _verdict(confirmed: bool, partly: bool) -> str:
 
 # --- 1: the toy example --------------------------------------------------------------------------
 
-TOY_STATEMENT = "Toy example: the test error falls as k does."
-TOY_TEST = "Page's trend test (one-sided) over runs, each of which has the same data for all k"
-TOY_RULE = (
-    f"Confirmed: the mean error falls at every step to a smaller k, and p < {LEVEL}. "
-    f"Partly: it is lower at the smallest k than at the largest, and p < {LEVEL}."
-)
-
 
 def judge_toy(runs: Sequence[ToyRun]) -> Judgement:
-    """Judge whether the toy example's error falls with k.
-
-    Args:
-        runs: All runs, each with the same set of k.
-
-    Example:
-        >>> runs = [ToyRun(k, run, 0, 0.95, 1, 1.0, 0.0, 0.0, 4 + k + run, 0.3)
-        ...         for k in (4.0, 1.0, 0.25) for run in range(5)]
-        >>> judge_toy(runs).verdict
-        'confirmed'
-
-    """
+    """Judge whether the toy example's error falls with k, by Page's trend test over runs."""
     from scipy.stats import page_trend_test
 
     summaries = sorted(summarize(runs), key=lambda summary: summary.k)
@@ -204,54 +142,51 @@ def judge_toy(runs: Sequence[ToyRun]) -> Judgement:
     for run in runs:
         errors.setdefault((run.alpha, run.seed, run.run), {})[run.k] = run.error_pct
     if len(summaries) < 3 or len(errors) < 2:
-        return Judgement(OPEN, 0, "not run yet, or not often enough for the test")
+        return Judgement(OPEN, 0, reason="not run yet, or not often enough for the test")
     whole = len(errors) * len(summaries)
     if not len(runs) == sum(map(len, errors.values())) == whole:
-        return Judgement(OPEN, 0, "not each run has each k once")
+        return Judgement(OPEN, 0, reason="not every run has each k once")
     table = np.array([[of_k[summary.k] for summary in summaries] for of_k in errors.values()])
     p = float(page_trend_test(table, method="asymptotic").pvalue)
-    means = [summary.error_pct.mean for summary in summaries]
-    falls = all(low < high for low, high in pairwise(means))
-    figures = ", ".join(
-        f"{mean:.2f}% at k = {summary.k:g}" for mean, summary in zip(means, summaries, strict=True)
-    )
-    trend = p < LEVEL and means[0] < means[-1]
-    return Judgement(_verdict(falls and trend, trend), len(table), figures, p)
+    means = {summary.k: summary.error_pct.mean for summary in summaries}
+    lowest, *_, highest = means.values()
+    falls = all(low < high for low, high in pairwise(means.values()))
+    trend = p < LEVEL and lowest < highest
+    return Judgement(_verdict(falls and trend, trend), len(table), p, {"errors": means})
 
 
 # --- 2: the selected k and depth -----------------------------------------------------------------
 
 
-def _sides(ks: Iterable[float]) -> tuple[int, int, int]:
-    """How many k are below 1, 1, and above 1."""
-    sides = [side(k) for k in ks]
-    return sides.count(-1), sides.count(0), sides.count(1)
+def sides(ks: Iterable[float]) -> tuple[int, int, int]:
+    """Count the k below 1, equal to 1, and above 1.
 
-
-def _told(sides: tuple[int, int, int]) -> str:
-    return "below 1 in {}, 1 in {}, above 1 in {}".format(*sides)
+    >>> sides([0.5, 0.25, 1.0])
+    (2, 1, 0)
+    """
+    found = [side(k) for k in ks]
+    return found.count(-1), found.count(0), found.count(1)
 
 
 def _on_one_side(wanted: int, ks: Sequence[float]) -> Callable[[Sequence[Point]], Judgement]:
-    sides = [side(k) for k in ks if k != 1]
-    chance = sides.count(wanted) / len(sides)
+    chance = sum(side(k) == wanted for k in ks) / sum(k != 1 for k in ks)
 
-    def test(sides: tuple[int, int, int]) -> tuple[int, int, float]:
-        on, off = sides[1 + wanted], sides[1 - wanted]
+    def test(counts: tuple[int, int, int]) -> tuple[int, int, float]:
+        on, off = counts[1 + wanted], counts[1 - wanted]
         return on, off, sign_test(on, off, chance)
 
     def judge(points: Sequence[Point]) -> Judgement:
-        sides = _sides(point.k for point in points)
-        on, off, p = test(sides)
+        of_rows = sides(point.k for point in points)
+        of_architectures = sides(_mean_k(group) for group in _by_architecture(points))
+        on, off, p = test(of_rows)
         # The test is two-sided: more than half can still be fewer than by chance.
         confirmed = on > len(points) / 2 and on > chance * (on + off) and p < LEVEL
-        means = _sides(_mean_k(group) for group in _by_architecture(points))
-        p_of_means = test(means)[2]
-        figures = (
-            f"{_told(sides)}; of architectures, by the geometric mean of k over the rows of each, "
-            f"{_told(means)} (p = {p_of_means:.2g})"
-        )
-        return Judgement(_verdict(confirmed, on > off), len(points), figures, p, p_of_means)
+        numbers = {
+            "sides": of_rows,
+            "architectures": of_architectures,
+            "p_of_architectures": test(of_architectures)[2],
+        }
+        return Judgement(_verdict(confirmed, on > off), len(points), p, numbers)
 
     return judge
 
@@ -267,12 +202,10 @@ def _near_one(points: Sequence[Point]) -> Judgement:
 
     near = sum(0.5 <= point.k <= 2 for point in points)
     median = 2.0 ** statistics.median(math.log2(point.k) for point in points)
-    centred = median == 1
     p = float(binomtest(near, len(points), 3 / 5).pvalue)
-    mostly = near > 3 / 5 * len(points) and p < LEVEL
-    sides = _told(_sides(point.k for point in points))
-    figures = f"{sides}; the median is {median:g}, and 1/2, 1 or 2 in {near}"
-    return Judgement(_verdict(centred and mostly, centred or mostly), len(points), figures, p)
+    centred, mostly = median == 1, near > 3 / 5 * len(points) and p < LEVEL
+    numbers = {"sides": sides(point.k for point in points), "median": median, "near": near}
+    return Judgement(_verdict(centred and mostly, centred or mostly), len(points), p, numbers)
 
 
 def _grows_with_depth(points: Sequence[Point]) -> Judgement:
@@ -287,29 +220,26 @@ def _grows_with_depth(points: Sequence[Point]) -> Judgement:
         return len({point.row.hidden_layers for point in points}) > 1
 
     if not vary(points):
-        return Judgement(OPEN, 0, "rows of one depth only")
+        return Judgement(OPEN, 0, reason="rows of one depth only")
     rho, p = correlation(points)
-    figures = f"Spearman's ρ = {_signed(rho)}"
+    within = {}
     for data in dict.fromkeys(point.row.data for point in points):
         own = [point for point in points if point.row.data == data]
         if vary(own) and len(own) < len(points):
-            figures += f", within {data} {_signed(correlation(own)[0])}"
-    return Judgement(_verdict(rho > 0 and p < LEVEL, rho > 0), len(points), figures, p)
+            within[data] = correlation(own)[0]
+    verdict = _verdict(rho > 0 and p < LEVEL, rho > 0)
+    return Judgement(verdict, len(points), p, {"rho": rho, "within": within})
 
 
 def rank_correlation(
     first: Sequence[float], second: Sequence[float], groups: Sequence[str]
 ) -> tuple[float, float]:
-    """Give Spearman's ρ and its p-value, by permutations within groups.
+    """Return Spearman's ρ and its p-value by permutations within groups.
 
-    Args:
-        first: Some values.
-        second: As many others, in the same order.
-        groups: Values are exchanged only with others of their group.
+    SciPy's permutation test has none that stay within groups.
 
     Example:
-        >>> rho, p = rank_correlation([1, 3, 5] * 9, [0.25, 1, 2] * 9, ["mnist"] * 27)
-        >>> rho, p
+        >>> rank_correlation([1, 3, 5] * 9, [0.25, 1, 2] * 9, ["mnist"] * 27)
         (1.0, 0.0001)
 
     """
@@ -319,14 +249,14 @@ def rank_correlation(
     size = math.sqrt((ranks[0] @ ranks[0]) * (ranks[1] @ ranks[1]))
     if not size:  # one of the two does not vary
         return 0.0, 1.0
-    permuted = np.tile(ranks[0], (_PERMUTATIONS, 1))
+    permuted = np.tile(ranks[0], (PERMUTATIONS, 1))
     generator = np.random.default_rng(0)
     for group in sorted(set(groups)):
         members = np.flatnonzero(np.array(groups) == group)
         permuted[:, members] = generator.permuted(permuted[:, members], axis=1)
-    # Ranks are multiples of 1/2, so these sums are exact, and equal ones are seen to be equal.
+    # Ranks are multiples of 1/2, so these sums are exact and ties are seen.
     found, others = ranks[0] @ ranks[1], permuted @ ranks[1]
-    p = (1 + np.count_nonzero(np.abs(others) >= abs(found))) / (1 + _PERMUTATIONS)
+    p = (1 + np.count_nonzero(np.abs(others) >= abs(found))) / (1 + PERMUTATIONS)
     return float(found / size), float(p)
 
 
@@ -340,45 +270,25 @@ def _lower_error(points: Sequence[Point]) -> Judgement:
     lower, higher = sum(error < 0 for error in errors), sum(error > 0 for error in errors)
     mean = statistics.fmean(means)
     p = float(wilcoxon(means, method="approx").pvalue) if any(means) else 1.0
-    figures = (
-        f"lower in {lower}, equal in {len(points) - lower - higher}, higher in {higher}; mean "
-        f"{_signed(mean)} percentage points, over single rows "
-        f"{_signed(statistics.fmean(errors))}"
-    )
+    numbers = {
+        "lower": lower,
+        "equal": len(points) - lower - higher,
+        "higher": higher,
+        "mean": mean,
+        "mean_of_rows": statistics.fmean(errors),
+    }
     # More rows can be lower although the mean, and what the test finds, is higher.
     verdict = _verdict(lower > higher and mean < 0 and p < LEVEL, lower > higher)
-    return Judgement(verdict, len(points), figures, p)
+    return Judgement(verdict, len(points), p, numbers)
 
 
 def pooled(points: Sequence[Point]) -> Difference:
-    """Give the mean over rows of the difference in test error, with its 95% interval.
-
-    Each row is one number, the mean of its pairs of networks; the interval is Student's over rows.
-
-    Args:
-        points: The rows.
-
-    Example:
-        >>> from paper.rows import rows
-        >>> round(pooled(paper_points(rows("table1"))).mean, 2)
-        -0.51
-
-    """
+    """Return the mean change of the test error over rows, with Student's 95% interval."""
     return paired_difference([point.error for point in points], [0.0] * len(points))
 
 
 def pooled_by_architecture(points: Sequence[Point]) -> Difference:
-    """Give the same with the rows of an architecture, which differ in the momentum, averaged first.
-
-    Args:
-        points: The rows.
-
-    Example:
-        >>> from paper.rows import rows
-        >>> round(pooled_by_architecture(paper_points(rows())).mean, 2)
-        -0.39
-
-    """
+    """Return the same over architectures: rows that differ only in momentum are averaged first."""
     means = _means_of_architectures(points)
     return paired_difference(means, [0.0] * len(means))
 
@@ -389,7 +299,6 @@ def _means_of_architectures(points: Sequence[Point]) -> list[float]:
 
 
 def _by_architecture(points: Iterable[Point]) -> list[list[Point]]:
-    """The rows of each, which differ in the momentum."""
     groups: dict[tuple[str, int, int], list[Point]] = {}
     for point in points:
         architecture = (point.row.data, point.row.hidden_layers, point.row.width)
@@ -397,20 +306,10 @@ def _by_architecture(points: Iterable[Point]) -> list[list[Point]]:
     return list(groups.values())
 
 
-def _with_interval(mean: Difference) -> str:
-    if math.isnan(mean.low):  # of a single one
-        return _signed(mean.mean)
-    return f"{_signed(mean.mean)} ({_signed(mean.low)} to {_signed(mean.high)})"
-
-
 def _pooled_lower(points: Sequence[Point]) -> Judgement:
-    rows, architectures = pooled(points), pooled_by_architecture(points)
-    figures = (
-        f"mean {_with_interval(architectures)}, in percentage points; over single rows "
-        f"{_with_interval(rows)}"
-    )
-    verdict = _verdict(architectures.high < 0, architectures.mean < 0)
-    return Judgement(verdict, len(points), figures)
+    mean = pooled_by_architecture(points)
+    numbers = {"mean": mean, "mean_of_rows": pooled(points)}
+    return Judgement(_verdict(mean.high < 0, mean.mean < 0), len(points), None, numbers)
 
 
 # --- 4 and 5: the cross-entropy ------------------------------------------------------------------
@@ -421,147 +320,57 @@ def _better_and_worse(points: Iterable[Point]) -> tuple[int, int]:
     return sum(change < 0 for change in changes), sum(change > 0 for change in changes)
 
 
-def _ones(points: Iterable[Point]) -> int:
-    return sum(point.k == 1 for point in points)
-
-
 def _worse_cross_entropy(points: Sequence[Point]) -> Judgement:
     better, worse = _better_and_worse(points)
     p = sign_test(worse, better)
-    figures = f"worse in {worse}, better in {better}, k = 1 in {_ones(points)}"
-    verdict = _verdict(worse > better and p < LEVEL, worse > better)
-    return Judgement(verdict, len(points), figures, p)
+    numbers = {"worse": worse, "better": better, "ones": sum(point.k == 1 for point in points)}
+    return Judgement(
+        _verdict(worse > better and p < LEVEL, worse > better), len(points), p, numbers
+    )
 
 
 def _better_cross_entropy(points: Sequence[Point]) -> Judgement:
     better, worse = _better_and_worse(points)
     above = _better_and_worse(point for point in points if point.k > 1)
-    p = sign_test(better, worse)
-    p_above = sign_test(*above)
-    figures = (
-        f"better in {better}, worse in {worse}, k = 1 in {_ones(points)}; where k > 1, better "
-        f"in {above[0]}, worse in {above[1]} (p = {p_above:.2g})"
-    )
+    p, p_above = sign_test(better, worse), sign_test(*above)
+    numbers = {
+        "better": better,
+        "worse": worse,
+        "ones": sum(point.k == 1 for point in points),
+        "above": above,
+        "p_above": p_above,
+    }
     confirmed = better > worse and p < LEVEL
     partly = above[0] > above[1] and p_above < LEVEL
-    return Judgement(_verdict(confirmed, partly), len(points), figures, p)
+    return Judgement(_verdict(confirmed, partly), len(points), p, numbers)
 
 
 # --- all of them ---------------------------------------------------------------------------------
 
-_ONE_SIDE = (
-    "Confirmed: so in more than half of all rows, and in more of those tested than by chance with "
-    f"p < {LEVEL}. Partly: so in more rows than the opposite."
-)
-_SIGN_TEST = "exact sign test, rows with k = 1 left out"
-_ARCHITECTURES = (
-    "architectures (a data set and its layers; the rows of each, which differ in the momentum, "
-    "averaged)"
-)
-
 CLAIMS = (
-    Claim(
-        "2a",
-        (1,),
-        "One hidden layer: the selected k is below 1.",
-        f"{_SIGN_TEST}, against the four of the six other k that are below 1",
-        _ONE_SIDE,
-        _on_one_side(-1, SHALLOW_KS),
-    ),
-    Claim(
-        "2b",
-        (3,),
-        "Three hidden layers: the selected k is near 1.",
-        "exact binomial test of the share of k = 1/2, 1 or 2 against three of the five k tried",
-        f"Confirmed: the median is k = 1, and 1/2, 1 or 2 in more than 3/5 of the rows with "
-        f"p < {LEVEL}. Partly: one of the two.",
-        _near_one,
-    ),
-    Claim(
-        "2c",
-        (5,),
-        "Five hidden layers: the selected k is above 1.",
-        f"{_SIGN_TEST}, against the two of the four other k that are above 1",
-        _ONE_SIDE,
-        _on_one_side(1, DEEP_KS),
-    ),
-    Claim(
-        "2d",
-        (1, 3, 5),
-        "The selected k grows with depth.",
-        f"Spearman's rank correlation, {_PERMUTATIONS:,} permutations of depths within data sets; "
-        "of k that are tried at every depth, 1/4 to 4, the best is taken (of the paper's rows only "
-        "the best of all is known)",
-        f"Confirmed: ρ > 0 and p < {LEVEL}. Partly: ρ > 0.",
-        _grows_with_depth,
-    ),
-    Claim(
-        "3",
-        (1, 3, 5),
-        "The selected k has a lower test error than k = 1.",
-        f"Wilcoxon's signed-rank test (normal approximation) over {_ARCHITECTURES}; where k = 1 "
-        "was selected the difference is 0, and the test leaves out architectures with 0",
-        f"Confirmed: lower in more rows than higher, p < {LEVEL} over architectures, and the mean "
-        "over them is below 0. Partly: lower in more rows than higher.",
-        _lower_error,
-    ),
-    Claim(
-        "4",
-        (1,),
-        "One hidden layer: the test cross-entropy is worse at the selected k.",
-        _SIGN_TEST,
-        f"Confirmed: worse in more rows than better, and p < {LEVEL}. Partly: worse in more rows.",
-        _worse_cross_entropy,
-    ),
-    Claim(
-        "5",
-        (3, 5),
-        "Three and five hidden layers: the test cross-entropy is better at the selected k.",
-        _SIGN_TEST,
-        f"Confirmed: better in more rows than worse, and p < {LEVEL}. Partly: this holds for the "
-        "rows with k > 1.",
-        _better_cross_entropy,
-    ),
-    Claim(
-        "6",
-        (1, 3, 5),
-        "Pooled over all rows, the test error is lower at the selected k.",
-        f"mean over {_ARCHITECTURES}, with Student's 95% interval; where k = 1 was selected the "
-        "difference is 0, and it counts",
-        "Confirmed: the interval lies below 0. Partly: the mean does.",
-        _pooled_lower,
-    ),
+    Claim("2a", (1,), _on_one_side(-1, SHALLOW_KS)),
+    Claim("2b", (3,), _near_one),
+    Claim("2c", (5,), _on_one_side(1, DEEP_KS)),
+    Claim("2d", (1, 3, 5), _grows_with_depth),
+    Claim("3", (1, 3, 5), _lower_error),
+    Claim("4", (1,), _worse_cross_entropy),
+    Claim("5", (3, 5), _better_cross_entropy),
+    Claim("6", (1, 3, 5), _pooled_lower),
 )
 
 
 def judge(claim: Claim, points: Sequence[Point]) -> Judgement:
-    """Judge a claim; it is open if there is no row for it.
-
-    Args:
-        claim: The claim.
-        points: All rows.
-
-    Example:
-        >>> judge(CLAIMS[0], []).verdict
-        'open'
-
-    """
+    """Judge a claim by the rows of its depths; it is open if there is none."""
     points = [point for point in points if point.row.hidden_layers in claim.depths]
-    return claim.apply(points) if points else Judgement(OPEN, 0, "no row is finished")
+    return claim.apply(points) if points else Judgement(OPEN, 0, reason="no row is finished")
 
 
 def can_be_confirmed(claim: Claim, points: Iterable[Point]) -> bool:
-    """Tell whether there are rows enough to confirm a claim, if only all were as the paper claims.
+    """Tell whether there are enough rows to confirm a claim, whatever came of them.
 
-    Args:
-        claim: The claim.
-        points: All rows; what came of them does not matter.
-
-    Example:
-        >>> from paper.rows import rows
-        >>> can_be_confirmed(CLAIMS[0], paper_points(rows("table1", "svhn*")))  # three of them
-        False
-
+    >>> from paper.rows import rows
+    >>> can_be_confirmed(CLAIMS[0], paper_points(rows("table1", "svhn*")))  # three of them
+    False
     """
     rows = [point.row for point in points if point.row.hidden_layers in claim.depths]
 

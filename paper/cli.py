@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -53,15 +54,10 @@ def run(commands: Commands) -> None:
 
     def run(options: argparse.Namespace) -> None:
         from paper.run import run as run_studies
-        from pseudograd.data import open_data
         from pseudograd.search.display import Display, tell_set_aside
 
         folder = _folder(options)
         wanted = _selected(options, [options.table])
-
-        def data(name: str) -> Dataset:
-            found = open_data(name, data_dir=options.data_dir)[0]
-            return _part_of(found) if options.smoke else found
 
         def watch(experiment: Experiment, study: Study) -> Callable[[Progress], None]:
             tell_set_aside(study.ledger)
@@ -72,7 +68,7 @@ def run(commands: Commands) -> None:
                 finished = run_studies(
                     wanted,
                     folder,
-                    data,
+                    _data(options),
                     place.runner,
                     command=shlex.join([*PROGRAM.split(), *options.arguments]),
                     devices=place.devices,
@@ -183,8 +179,19 @@ def _any_begun(experiments: Sequence[Experiment], folder: Path) -> bool:
     return any((folder_of(one, folder) / "ledger.jsonl").exists() for one in experiments)
 
 
+def _data(options: argparse.Namespace) -> Callable[[str], Dataset]:
+    """What opens a data set by its name, once; with --smoke, a small part of it."""
+    from pseudograd.data import open_data
+
+    @functools.cache
+    def data(name: str) -> Dataset:
+        found = open_data(name, data_dir=options.data_dir)[0]
+        return _part_of(found) if options.smoke else found
+
+    return data
+
+
 def _part_of(data: Dataset) -> Dataset:
-    """A small part of a data set, to see that everything works."""
     from dataclasses import replace
 
     import torch
@@ -231,7 +238,7 @@ def _report(
     smoke: bool,
     check: bool,
 ) -> None:
-    from paper.report import documents, is_committed
+    from paper.report import documents, is_committed, same
     from pseudograd.files import write_whole, writing
 
     if is_committed(folder) and selected_by:
@@ -250,7 +257,7 @@ def _report(
             with writing(path):
                 write_whole(path, text)
             print(path)
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+        elif not path.exists() or not same(path.read_text(encoding="utf-8"), text):
             raise ValueError(
                 f"{path} is not what the ledgers give: run the same command without --check"
             )

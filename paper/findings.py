@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from paper.protocol import PaperProtocol
 from paper.rows import Experiment, by_network
 from paper.run import device_seconds, study_of
-from paper.toy import Spread, ToyRun
+from paper.toy import Spread, ToyRun, read_csv
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome
 from pseudograd.search import Cell, Difference, Result, Study, paired_difference, result
@@ -26,24 +25,12 @@ class Finding:
     """A finished experiment.
 
     Attributes:
-        experiment: Which.
-        result: What the search has found, and the retrained networks.
-        tested: The networks of cross-validation of the selected k and of k = 1, trained on three
-            fifths of the examples and judged on the test set.
-        control: Of k = 1 at the selected k's rate, where it was run because the search had not
-            tried it: its validation errors, and the retrained networks.
-
-    Example:
-        >>> from pseudograd.fleet import MLPRecipe, Trial
-        >>> from paper.rows import experiments, rows
-        >>> from pseudograd.search import Cell, compare
-        >>> trial = Trial(MLPRecipe("mnist", (400,)), k=1, learning_rate=0.1)
-        >>> outcome = Outcome(trial, 0.1, 1, 0.02, 0.3, 1, "limit", (), wrong=())
-        >>> cell, same = Cell(1.0, 0.1, (0.02, 0.04)), compare([outcome] * 2, [outcome] * 2)
-        >>> search = Result((cell,), (cell,), cell, cell, (), (), same)
-        >>> finding = Finding(experiments(rows("table1"))[0], search, ((outcome,), (outcome,)))
-        >>> finding.k, finding.error_pct.mean, finding.error_k1_pct.sd
-        (1.0, 2.0, 0.0)
+        experiment: Which one.
+        result: What the search found, and the retrained networks.
+        tested: The cross-validation networks of the selected k and of k = 1, trained on three
+            fifths of the examples and evaluated on the test set.
+        control: k = 1 at the selected k's rate, where it was run because the search had not tried
+            it: its validation errors, and the retrained networks.
 
     """
 
@@ -79,34 +66,12 @@ class Finding:
 
 
 def errors_pct(outcomes: Iterable[Outcome]) -> Spread:
-    """Give mean and standard deviation of errors, in percent.
-
-    Args:
-        outcomes: Whose errors.
-
-    Example:
-        >>> from pseudograd.fleet import MLPRecipe, Trial
-        >>> trial = Trial(MLPRecipe("mnist", (400,)), k=1, learning_rate=0.1)
-        >>> errors_pct([Outcome(trial, 0.1, 1, e, 0.3, 1, "limit", ()) for e in (0.01, 0.03)]).mean
-        2.0
-
-    """
+    """Return the mean and standard deviation of errors, in percent."""
     return Spread.of([100 * outcome.error for outcome in outcomes])
 
 
 def cross_entropies(outcomes: Iterable[Outcome]) -> Spread:
-    """Give mean and standard deviation of cross-entropies.
-
-    Args:
-        outcomes: Whose cross-entropies.
-
-    Example:
-        >>> from pseudograd.fleet import MLPRecipe, Trial
-        >>> trial = Trial(MLPRecipe("mnist", (400,)), k=1, learning_rate=0.1)
-        >>> cross_entropies([Outcome(trial, 0.1, 1, 0.02, 0.5, 1, "limit", ())] * 2).sd
-        0.0
-
-    """
+    """Return the mean and standard deviation of cross-entropies."""
     values = [outcome.cross_entropy for outcome in outcomes]
     if not all(map(math.isfinite, values)):  # a network that diverged
         return Spread(math.inf, math.nan)
@@ -114,21 +79,10 @@ def cross_entropies(outcomes: Iterable[Outcome]) -> Spread:
 
 
 def beside_the_papers(finding: Finding) -> Iterator[tuple[str, Spread, Spread, float]]:
-    """Give our test errors and the paper's, in percent, where it prints them.
+    """Yield our test errors beside the paper's, in percent, where it prints them.
 
-    Args:
-        finding: A finished experiment.
-
-    Returns:
-        For k = 1 ("plain") and the selected k ("chosen"): which of them, the errors of the
-        retrained networks, those of the networks trained on three fifths, and the paper's.
-
-    Example:
-        >>> from paper.rows import rows
-        >>> unprinted = Finding(Experiment(rows("table3", "mnist*")[0]), None, ((), ()))
-        >>> list(beside_the_papers(unprinted))
-        []
-
+    For k = 1 ("plain") and the selected k ("chosen"): which of them, the errors of the retrained
+    networks, those of the networks trained on three fifths, and the paper's.
     """
     row, (chosen, plain) = finding.experiment.row, finding.tested
     if row.error_k1_pct is not None:
@@ -142,18 +96,12 @@ class Effort:
     """What an experiment took.
 
     Attributes:
-        experiment: Which.
+        experiment: Which one.
         trials: How many networks were trained.
-        epochs: In how many epochs, all together.
-        steps: In how many steps, all together.
-        seconds: How long it took; 0 if the manifest does not say. Rows that differ in the momentum
-            alone are trained together, and of their time each has its share by steps.
-
-    Example:
-        >>> from paper.rows import experiments, rows
-        >>> row = experiments(rows("table1"))[0]
-        >>> Effort(row, trials=1000, epochs=40_000, steps=11_280_000, seconds=36).trials_per_hour
-        100000.0
+        epochs: Their epochs, all together.
+        steps: Their steps, all together.
+        seconds: How long it took; 0 if the manifest does not say. Rows that differ only in momentum
+            are trained together, and share their time by steps.
 
     """
 
@@ -165,7 +113,7 @@ class Effort:
 
     @property
     def trials_per_hour(self) -> float:
-        """How many were trained in an hour; NaN if the time is not known."""
+        """Networks trained in an hour; NaN if the time is unknown."""
         return 3600 * self.trials / self.seconds if self.seconds else math.nan
 
 
@@ -175,14 +123,10 @@ class Reproduction:
 
     Attributes:
         found: What came of each experiment; None if it is not finished.
-        efforts: Of each experiment of which there are trials, in the order in which they are run.
+        efforts: Of each experiment that has trials, in the order in which they are run.
         sessions: When and where they were trained, those at the same time as one.
         toy: The runs of the toy example; none if there is no ``toy.csv``.
-        unread: Lines of ledgers that could not be read.
-
-    Example:
-        >>> Reproduction({}, (), [], [], 0).finished
-        []
+        unread: How many lines of ledgers could not be read.
 
     """
 
@@ -208,22 +152,18 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
 
     Args:
         experiments: The experiments.
-        folder: Of the studies and, as ``toy.csv``, the toy example's runs.
+        folder: Holds the studies and, as ``toy.csv``, the toy example's runs.
         smoke: Whether they were run in small.
-
-    Example:
-        >>> from paper.rows import experiments, rows
-        >>> [*read(experiments(rows("table1", "svhn 1x400*")), Path("nowhere")).found.values()]
-        [None]
 
     """
     studies = {one: study_of(one, folder, smoke=smoke) for one in experiments}
     in_turn = [one for group in by_network(experiments).values() for one in group]
+    toy = folder / "toy.csv"
     return Reproduction(
         found={one: _finding(one, study) for one, study in studies.items()},
         efforts=tuple(_effort(one, studies[one]) for one in in_turn if studies[one].ledger),
         sessions=_commands(studies.values()),
-        toy=_read_toy(folder / "toy.csv"),
+        toy=read_csv(toy) if toy.exists() else [],
         unread=sum(len(study.ledger.set_aside) for study in studies.values()),
     )
 
@@ -287,41 +227,17 @@ def _steps(experiment: Experiment, outcome: Outcome) -> int:
     return outcome.epochs * math.ceil(trained_on / experiment.recipe().batch_size)
 
 
-def _read_toy(path: Path) -> list[ToyRun]:
-    if not path.exists():
-        return []
-    whole = {"run", "seed", "epochs"}
-    names = [field.name for field in fields(ToyRun)]
-    runs = []
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for line in csv.DictReader(file):
-                values: dict[str, Any] = {
-                    name: int(line[name]) if name in whole else float(line[name]) for name in names
-                }
-                runs.append(ToyRun(**values))
-    except (KeyError, TypeError, ValueError) as problem:
-        raise ValueError(
-            f"{path} is not what `python -m paper toy --csv` writes ({problem!r}): write it again"
-        ) from problem
-    return runs
-
-
 # --- what a reader would ask next ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Stability:
-    """How far the selection hangs on which repetitions there were.
+    """How far the selection depends on which repetitions there were.
 
     Attributes:
         shares: How often each k was selected among resamples, the most frequent first.
         same_k: How often the selected k was.
         same_side: How often a k on the same side of 1 was (or 1 itself, if 1 was selected).
-
-    Example:
-        >>> Stability({0.5: 0.7, 0.25: 0.2, 1.0: 0.1}, same_k=0.7, same_side=0.9).same_side
-        0.9
 
     """
 
@@ -331,23 +247,10 @@ class Stability:
 
 
 def stability(finding: Finding, resamples: int = 10_000) -> Stability:
-    """Draw the repetitions anew, with replacement, and see which k is selected (bootstrap).
+    """Resample the repetitions with replacement, and count which k is selected (bootstrap).
 
     A resample has the same repetitions for all pairs of k and rate. Rates are those that were
     tried: a resample does not extend them.
-
-    Args:
-        finding: A finished experiment.
-        resamples: How often to draw.
-
-    Example:
-        >>> from paper.rows import experiments, rows
-        >>> from pseudograd.search import Cell
-        >>> half, one = Cell(0.5, 0.1, (0.02, 0.04)), Cell(1.0, 0.1, (0.03, 0.05))
-        >>> search = Result((half, one), (half, one), half, one, (), (), None)
-        >>> stability(Finding(experiments(rows("table1"))[0], search, ((), ()))).same_k
-        1.0
-
     """
     # In the order of the rule for ties, since argmin gives the first of equals.
     cells = sorted(
@@ -370,52 +273,29 @@ def stability(finding: Finding, resamples: int = 10_000) -> Stability:
 
 
 def agreeing(pairs: Iterable[tuple[float, float]]) -> tuple[int, int]:
-    """Count the pairs of k that are the same, and those that are on the same side of 1.
+    """Count the pairs of k that are equal, and those on the same side of 1.
 
-    Args:
-        pairs: Of k, as ours and the paper's of each row.
-
-    Example:
-        >>> agreeing([(0.5, 0.5), (0.25, 0.5), (1.0, 2.0)])
-        (1, 2)
-
+    >>> agreeing([(0.5, 0.5), (0.25, 0.5), (1.0, 2.0)])
+    (1, 2)
     """
     pairs = list(pairs)
     return sum(a == b for a, b in pairs), sum(side(a) == side(b) for a, b in pairs)
 
 
 def side(k: float) -> int:
-    """Say whether a k is below 1 (-1), 1 (0) or above (1).
-
-    Args:
-        k: The sensitivity.
-
-    Example:
-        >>> side(0.5), side(1.0), side(4.0)
-        (-1, 0, 1)
-
-    """
+    """Return -1 for a k below 1, 0 for 1 and 1 for a k above 1."""
     return (k > 1) - (k < 1)
 
 
 def error_against_k(findings: Iterable[Finding]) -> dict[float, Difference]:
-    """Average the validation error of each k, relative to that of k = 1, over experiments.
+    """Average each k's validation error, relative to that of k = 1, over experiments.
 
     Args:
         findings: Experiments that tried the same k.
 
     Returns:
-        By k, from the least: the mean of 100 (err_k / err_1 - 1), each k at its best rate, and its
-        95% interval over the experiments.
-
-    Example:
-        >>> from paper.rows import experiments, rows
-        >>> from pseudograd.search import Cell
-        >>> half, one = Cell(0.5, 0.1, (0.02, 0.02)), Cell(1.0, 0.1, (0.04, 0.04))
-        >>> search = Result((half, one), (half, one), half, one, (), (), None)
-        >>> finding = Finding(experiments(rows("table1"))[0], search, ((), ()))
-        >>> error_against_k([finding, finding])[0.5].mean
-        -50.0
+        By k, in ascending order: the mean of 100 (err_k / err_1 - 1), each k at its best rate, and
+        its 95% interval over the experiments.
 
     """
     relative: dict[float, list[float]] = {}
@@ -427,25 +307,10 @@ def error_against_k(findings: Iterable[Finding]) -> dict[float, Difference]:
 
 
 def untried_rates(finding: Finding) -> dict[float, tuple[float, ...]]:
-    """Give, for each k, the best rates of the k next to it that were not tried with it.
+    """Return, for each k, its neighbours' best rates that were not tried with it.
 
     The search goes on while the best rate is at an end of those tried. Where the error has more
-    than one valley along the rates, each k has the one where its search began or strayed to.
-
-    Args:
-        finding: A finished experiment.
-
-    Returns:
-        By k, for those that lack any.
-
-    Example:
-        >>> from paper.rows import experiments, rows
-        >>> from pseudograd.search import Cell
-        >>> cells = Cell(0.5, 0.1, (0.2,)), Cell(1.0, 0.1, (0.4,)), Cell(1.0, 0.2, (0.3,))
-        >>> search = Result(cells, (cells[0], cells[2]), cells[0], cells[2], (), (), None)
-        >>> untried_rates(Finding(experiments(rows("table1"))[0], search, ((), ())))
-        {0.5: (0.2,)}
-
+    than one valley along the rates, each k ends in the one where its search began.
     """
     best = sorted(finding.result.best_of_each_k, key=lambda cell: cell.k)
     tried = {(cell.k, cell.learning_rate) for cell in finding.result.cells}
@@ -462,44 +327,21 @@ def untried_rates(finding: Finding) -> dict[float, tuple[float, ...]]:
     return {k: rates for k, rates in found.items() if rates}
 
 
+def rates_tried(finding: Finding, k: float) -> list[float]:
+    """Return the rates that a k was tried at."""
+    return [cell.learning_rate for cell in finding.result.cells if cell.k == k]
+
+
 def apart_from_1(finding: Finding) -> bool:
-    """Tell whether the search did not try k = 1 at the selected k's rate.
-
-    Args:
-        finding: A finished experiment.
-
-    Example:
-        >>> from paper.rows import experiments, rows
-        >>> from pseudograd.search import Cell
-        >>> half, one = Cell(0.5, 0.1, (0.2,)), Cell(1.0, 0.2, (0.3,))
-        >>> search = Result((half, one), (half, one), half, one, (), (), None)
-        >>> apart_from_1(Finding(experiments(rows("table1"))[0], search, ((), ())))
-        True
-
-    """
-    chosen = finding.result.chosen.learning_rate
-    return all(c.learning_rate != chosen for c in finding.result.cells if c.k == 1)
+    """Tell whether the search did not try k = 1 at the selected k's rate."""
+    return finding.result.chosen.learning_rate not in rates_tried(finding, 1.0)
 
 
 def may_be_the_rate(finding: Finding) -> bool:
-    """Tell whether what the selected k and k = 1 differ in may be, in part, their rates' doing.
+    """Tell whether the learning rate may explain part of the difference from k = 1.
 
     It may where the search did not try k = 1 at the selected k's rate, unless the control has shown
     since that k = 1 does no better there than at its own rate.
-
-    Args:
-        finding: A finished experiment.
-
-    Example:
-        >>> from paper.rows import experiments, rows
-        >>> from pseudograd.search import Cell
-        >>> half, one = Cell(0.5, 0.1, (0.2,)), Cell(1.0, 0.2, (0.3,))
-        >>> search = Result((half, one), (half, one), half, one, (), (), None)
-        >>> finding = Finding(experiments(rows("table1"))[0], search, ((), ()))
-        >>> control = Cell(1.0, 0.1, (0.4,)), ()
-        >>> may_be_the_rate(finding), may_be_the_rate(replace(finding, control=control))
-        (True, False)
-
     """
     cleared = finding.control and finding.control[0].error >= finding.result.plain.error
     return apart_from_1(finding) and not cleared

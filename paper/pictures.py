@@ -1,4 +1,4 @@
-"""Pictures of the toy example and of the rule, drawn by matplotlib without a display."""
+"""Pictures of the toy example and of the rule, by matplotlib without a display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from paper.theory import error_pct, fixed_point
 from paper.toy import ToyRun, ToySummary, paper_row, summarize
-from pseudograd.report.summary import fraction
+from pseudograd.words import fraction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,11 +21,11 @@ _OURS, _PAPER, _LIMIT = "#0072B2", "#D55E00", "#595959"
 
 
 def toy_picture(results: Iterable[ToyRun], path: Path) -> None:
-    """Draw test error and threshold against k: measured, the paper's, and on an endless sample.
+    """Draw test error and threshold against k: ours, the paper's, and on an endless sample.
 
     Args:
         results: Runs of one alpha.
-        path: The file; its suffix (.png, .pdf, .svg) says in which format.
+        path: The file; its suffix (.png, .pdf, .svg) selects the format.
 
     """
     summaries = summarize(results)
@@ -55,13 +55,7 @@ def toy_picture(results: Iterable[ToyRun], path: Path) -> None:
 
 
 def curve_picture(ks: Sequence[float], path: Path) -> None:
-    """Draw how hard an example pulls, |f_y|, against how wrong it is, |ε_y| (the paper's Figure 2).
-
-    Args:
-        ks: The sensitivities to large errors, each above 0.
-        path: The file; its suffix (.png, .pdf, .svg) says in which format.
-
-    """
+    """Draw the paper's Figure 2: how hard an example pulls, |f_y|, against how wrong it is."""
     from matplotlib import colormaps
 
     figure = _figure(6.0, 4.2)
@@ -88,14 +82,14 @@ def curve_picture(ks: Sequence[float], path: Path) -> None:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches; it belongs to no window and no global state."""
+    """An empty figure, in inches, outside pyplot's global state."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _measured(axes: Axes, summaries: Sequence[ToySummary], name: str) -> None:
-    """Draw one quantity of the summaries against k, with the paper's and the population's."""
+    """Draw one quantity against k, with the paper's and the theory's."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     ks = [summary.k for summary in summaries]

@@ -23,11 +23,11 @@ _SETS = ("mnist", "cifar10", "svhn", "cifar100")
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: an experiment, and the paper's figures of it.
+    """One row of a table: an experiment, and the paper's figures for it.
 
     Attributes:
-        table: "table1", "table3", "table4", "supplement" or "unprinted"; that of a row of your own
-            has any other name.
+        table: "table1", "table3", "table4", "supplement" or "unprinted"; any other name for a row
+            of your own.
         data: The data set, one of those that `pseudograd.data.load` knows.
         hidden_layers: How many.
         width: Of each of them.
@@ -42,8 +42,6 @@ class Row:
         >>> row = rows("table1")[0]
         >>> row.name, row.selected_k, row.error_k1_pct
         ('mnist 1x400 m0.5', 0.5, 1.76)
-        >>> Row("mine", "fashion-mnist", hidden_layers=2, width=400, momentum=0.5).of_paper
-        False
 
     """
 
@@ -64,7 +62,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What the row is called: data set, layers and momentum."""
+        """The row's name: data set, layers and momentum."""
         return f"{self.data} {self.hidden_layers}x{self.width} m{self.momentum:g}"
 
     @property
@@ -74,7 +72,7 @@ class Row:
 
     @property
     def of_paper(self) -> bool:
-        """Whether it is the paper's, printed or as a comment in its source."""
+        """Whether it is the paper's, printed or a comment in its source."""
         return self.printed or self.table == UNPRINTED
 
 
@@ -112,9 +110,14 @@ class Experiment:
 
     @property
     def network(self) -> str:
-        """What all experiments share that are trained together: all but the momentum."""
+        """What experiments that are trained together share: all but the momentum."""
         row = self.row
         return " ".join([f"{row.data} {row.hidden_layers}x{row.width}", *self._changes])
+
+    @property
+    def data(self) -> str:
+        """The data set, and what is changed."""
+        return " ".join([self.row.data, *self._changes])
 
     @property
     def _changes(self) -> list[str]:
@@ -165,13 +168,7 @@ class Experiment:
 
 @cache
 def paper_rows() -> tuple[Row, ...]:
-    """Give all 94 rows, in the paper's order; 27 of them are not printed.
-
-    Example:
-        >>> len(paper_rows()), sum(row.table != UNPRINTED for row in paper_rows())
-        (94, 67)
-
-    """
+    """Return all 94 rows in the paper's order; 27 of them are not printed."""
     text = resources.files("paper").joinpath("rows.csv").read_text("utf-8")
 
     def figure(text: str) -> float | None:
@@ -195,11 +192,11 @@ def paper_rows() -> tuple[Row, ...]:
 
 
 def rows(table: str = "all", pattern: str = "*") -> list[Row]:
-    """Give some of the rows.
+    """Return some of the rows.
 
     Args:
         table: "table1", "table3", "table4", "supplement", "all" of these, or "unprinted".
-        pattern: What their names must match, with ``*`` for anything, such as "cifar10 1x400*".
+        pattern: Matches their names, with ``*`` for anything.
 
     Example:
         >>> [row.name for row in rows("table3", "svhn*")]
@@ -239,13 +236,10 @@ _TANH = ("mnist 1x400 m0.5", "cifar10 1x400 m0.5", "cifar10 3x400 m0.5", "cifar1
 
 
 def experiments(rows: Iterable[Row]) -> list[Experiment]:
-    """Give what is run for some rows: each as the paper says, and some otherwise too.
+    """Return what is run for some rows: each as the paper says, and some also changed.
 
-    MNIST is run in [0, 1] as well, which fits the paper's learning rates better; and four rows are
-    run with tanh, since the paper does not name its activation.
-
-    Args:
-        rows: The rows.
+    MNIST is also run in [0, 1], which fits the paper's learning rates better, and four rows with
+    tanh, since the paper does not name its activation.
 
     Example:
         >>> [experiment.name for experiment in experiments(rows("table1", "mnist 1x400*"))]
@@ -263,16 +257,12 @@ def experiments(rows: Iterable[Row]) -> list[Experiment]:
 
 
 def select(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
-    """Give those whose rows' names match a pattern; if there are none, whose own names do.
+    """Return the experiments whose rows' names match a pattern, or else whose own names do.
 
-    Args:
-        experiments: From which.
-        pattern: A name, or a pattern as for `rows`. Brackets stand for themselves.
+    Brackets in the pattern stand for themselves; a whole name selects that experiment alone.
 
     Example:
         >>> some = experiments(rows("table1"))
-        >>> [experiment.name for experiment in select(some, "mnist 1x400 m0.5 [0,1]")]
-        ['mnist 1x400 m0.5 [0,1]']
         >>> [experiment.name for experiment in select(some, "mnist 1x800*")]
         ['mnist 1x800 m0.5', 'mnist 1x800 m0.5 [0,1]']
         >>> [experiment.name for experiment in select(some, "* tanh")]
@@ -289,12 +279,9 @@ def select(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
 
 
 def by_network(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
-    """Group experiments that differ in nothing but the momentum: they are trained together.
+    """Group experiments that differ only in momentum: they are trained together.
 
-    The paper's rows come first, data set by data set, and then what is run beside them.
-
-    Args:
-        experiments: The experiments.
+    The paper's rows come first, data set by data set, and then the variants.
 
     Example:
         >>> groups = by_network(experiments(rows("all", "svhn 1x400*")))

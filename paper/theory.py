@@ -1,4 +1,4 @@
-"""The toy example on an endless sample: the supplement's analysis, made to run.
+"""The toy example on an endless sample: the supplement's analysis as code.
 
 The input x is uniform on [-1, 1]; its class is +1 on [0, α] and -1 elsewhere. Only the difference
 of the two logits matters, u = w x + b, with w = w₊ - w₋ and b = b₊ - b₋: the network says +1 where
@@ -51,7 +51,7 @@ class FixedPoint:
         weight: w = w₊ - w₋.
         bias: b = b₊ - b₋.
         threshold: -b / w.
-        error_pct: How many examples are on the wrong side of the threshold, in percent.
+        error_pct: The share of examples on the wrong side of the threshold, in percent.
         cross_entropy: The expected cross-entropy.
 
     """
@@ -66,22 +66,11 @@ class FixedPoint:
 
 
 def pseudo_gradient(w: float, b: float, k: float, alpha: float = 0.95) -> tuple[float, float]:
-    """Give the expected pseudo-gradient (g_w, g_b) at the parameters of class +1.
+    """Return the expected pseudo-gradient (g_w, g_b) of class +1's parameters; class -1's is -g.
 
-    Args:
-        w: The weight of u = w x + b.
-        b: The bias of u.
-        k: The sensitivity to large errors, above 0.
-        alpha: The end of class +1's interval, in (½, 1).
-
-    Returns:
-        g_w and g_b; those of class -1 are the negatives.
-
-    Example:
-        >>> g_w, g_b = pseudo_gradient(0.0, 0.0, k=1.0)
-        >>> round(g_w, 6), round(g_b, 6)  # -α² / 4, (1 - α) / 2
-        (-0.225625, 0.025)
-
+    >>> g_w, g_b = pseudo_gradient(0.0, 0.0, k=1.0)
+    >>> round(g_w, 6), round(g_b, 6)  # -α² / 4, (1 - α) / 2
+    (-0.225625, 0.025)
     """
     g_w, g_b, log_scale = _balance(w, b, k, alpha)
     return g_w * math.exp(log_scale), g_b * math.exp(log_scale)
@@ -89,25 +78,14 @@ def pseudo_gradient(w: float, b: float, k: float, alpha: float = 0.95) -> tuple[
 
 @cache
 def fixed_point(k: float, alpha: float = 0.95) -> FixedPoint:
-    """Find the one (w, b) at which the expected pseudo-gradient is zero.
+    """Return the one (w, b) at which the expected pseudo-gradient is zero.
 
     Convexity makes two nested bisections safe: g_b rises with b, and g_w, at the b that makes
     g_b = 0, rises with w.
 
-    Args:
-        k: The sensitivity to large errors, above 0.
-        alpha: The end of class +1's interval, in (½, 1).
-
-    Returns:
-        The point, its threshold, and its expected error and cross-entropy.
-
-    Example:
-        >>> point = fixed_point(k=1.0)
-        >>> round(point.weight, 3), round(point.threshold, 4), round(point.error_pct, 2)
-        (5.809, 0.0503, 5.02)
-        >>> round(fixed_point(k=0.25).error_pct, 2)
-        4.0
-
+    >>> point = fixed_point(k=1.0)
+    >>> round(point.weight, 3), round(point.threshold, 4), round(point.error_pct, 2)
+    (5.809, 0.0503, 5.02)
     """
 
     def bias(w: float) -> float:
@@ -136,21 +114,13 @@ def fixed_point(k: float, alpha: float = 0.95) -> FixedPoint:
 
 
 def bias_pull(w: float, k: float, alpha: float = 0.95) -> float:
-    """Give g_b at b = 0 by the proof's cancellation: only the hard examples of (α, 1] are left.
+    """Return g_b at b = 0 by the proof's cancellation: only the hard examples of (α, 1] are left.
 
-    Args:
-        w: The weight of u = w x.
-        k: The sensitivity to large errors, above 0; at 1 the result is the derivative of the
-            expected cross-entropy with respect to the bias.
-        alpha: The end of class +1's interval, in (½, 1).
+    It is ½ ∫_α^1 (σ(w x)^k + σ(-w x)^k) dx, above 0 for every w: b = 0 is never at rest. At k = 1
+    it is the derivative of the expected cross-entropy with respect to the bias.
 
-    Returns:
-        ½ ∫_α^1 (σ(w x)^k + σ(-w x)^k) dx, above 0 for every w: b = 0 is never at rest.
-
-    Example:
-        >>> [round(bias_pull(w, k=1.0), 12) for w in (0.0, 1.0, 50.0)]  # (1 - α) / 2
-        [0.025, 0.025, 0.025]
-
+    >>> [round(bias_pull(w, k=1.0), 12) for w in (0.0, 1.0, 50.0)]  # (1 - α) / 2
+    [0.025, 0.025, 0.025]
     """
     x, dx = _panels(np.array([alpha, 1.0]))
     integrand = np.exp(k * log_expit(w * x)) + np.exp(k * log_expit(-w * x))
@@ -158,39 +128,16 @@ def bias_pull(w: float, k: float, alpha: float = 0.95) -> float:
 
 
 def cross_entropy(w: float, b: float, alpha: float = 0.95) -> float:
-    """Give the expected cross-entropy, the supplement's CE(w, b).
-
-    Args:
-        w: The weight of u = w x + b.
-        b: The bias of u.
-        alpha: The end of class +1's interval, in (½, 1).
-
-    Returns:
-        -E[log σ(s u)], in nats.
-
-    Example:
-        >>> round(cross_entropy(0.0, 0.0), 6)  # a coin's: log 2
-        0.693147
-
-    """
+    """Return the expected cross-entropy -E[log σ(s u)], the supplement's CE(w, b), in nats."""
     x, dx = _panels(_edges(w, b, alpha))
     return -float(log_expit(_sign(x, alpha) * (w * x + b)) @ dx) / 2
 
 
 def error_pct(threshold: float, alpha: float = 0.95) -> float:
-    """Give the share of examples misjudged by "+1 beyond the threshold", in percent.
+    """Return the share of examples that "+1 beyond the threshold" gets wrong, in percent.
 
-    Args:
-        threshold: Any number.
-        alpha: The end of class +1's interval, in (½, 1).
-
-    Returns:
-        Between 0 and 100; least at threshold 0, where it is 50 (1 - α).
-
-    Example:
-        >>> [round(error_pct(t), 3) for t in (-1.0, 0.0, 0.05, 1.0)]
-        [52.5, 2.5, 5.0, 47.5]
-
+    >>> [round(error_pct(t), 3) for t in (-1.0, 0.0, 0.05, 1.0)]  # least at 0: 50 (1 - α)
+    [52.5, 2.5, 5.0, 47.5]
     """
     missed = min(max(threshold, 0.0), alpha)
     false_low = min(max(-threshold, 0.0), 1.0)
@@ -199,7 +146,7 @@ def error_pct(threshold: float, alpha: float = 0.95) -> float:
 
 
 def _balance(w: float, b: float, k: float, alpha: float) -> tuple[float, float, float]:
-    """g_w and g_b over the largest A, and that A's logarithm: no k is too large to see a sign."""
+    """g_w and g_b divided by the largest A, and log A: signs survive for any k."""
     x, dx = _panels(_edges(w, b, alpha))
     s = _sign(x, alpha)
     log_strength = k * log_expit(-s * (w * x + b))
@@ -209,7 +156,7 @@ def _balance(w: float, b: float, k: float, alpha: float) -> tuple[float, float, 
 
 
 def _edges(w: float, b: float, alpha: float) -> NDArray[np.float64]:
-    """Ends of panels: where the class changes, and octaves of distance from the threshold."""
+    """Edges of the panels: where the class changes, and octaves of distance from the threshold."""
     centre = min(max(-b / w, -1.0), 1.0) if w else 0.0
     # From a quarter of the transition's width up to the whole line.
     octaves = 2.0 ** np.arange(-2, 2 + max(0, math.frexp(w)[1])) / max(abs(w), 1.0)
@@ -218,24 +165,14 @@ def _edges(w: float, b: float, alpha: float) -> NDArray[np.float64]:
 
 
 def _panels(edges: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Points and weights of Gauss and Legendre's rule on each panel, laid end to end."""
+    """Points and weights of the Gauss-Legendre rule on each panel, end to end."""
     middle, half = (edges[1:] + edges[:-1]) / 2, (edges[1:] - edges[:-1]) / 2
     x = middle[:, None] + half[:, None] * _POINTS
     return x.ravel(), (half[:, None] * _WEIGHTS).ravel()
 
 
 def is_positive(x: NDArray[np.float64], alpha: float) -> NDArray[np.bool_]:
-    """Tell whether each x is of class +1, as those from 0 to α are.
-
-    Args:
-        x: Inputs, from -1 to 1.
-        alpha: α, where the positive ones end.
-
-    Example:
-        >>> is_positive(np.array([-0.1, 0.0, 0.2, 0.3]), alpha=0.2)
-        array([False,  True,  True, False])
-
-    """
+    """Tell whether each x is of class +1, as those in [0, α] are."""
     return (x >= 0) & (x <= alpha)
 
 

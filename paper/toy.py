@@ -1,22 +1,23 @@
 """The paper's toy example: one input, two classes, and a threshold that k moves.
 
 The input is uniform on [-1, 1]; its class is +1 on [0, α] and -1 elsewhere. The network is one
-linear layer with two outputs, so it can only choose a threshold. The best one is 0, but the
-examples of (α, 1], which it then gets wrong, pull it upwards, and the more so the larger k is.
+linear layer with two outputs, so it can only choose a threshold. The best threshold is 0, but the
+examples in (α, 1], which it then gets wrong, pull it upwards, the more so the larger k is.
 
-Three facts make 70 runs of full-batch descent on 30,000 examples a matter of seconds.
+Three facts reduce 70 runs of full-batch descent on 30,000 examples to seconds.
 
 *Four parameters are two.* Eq. 5 gives f = (-A, A) for two classes, so what one output gains the
 other loses: w₊ + w₋ and b₊ + b₋ never change, and only w = w₊ - w₋ and b = b₊ - b₋ have to be
 followed, at twice the learning rate.
 
-*A sample is some hundreds of weighted points.* A is a smooth function of x as long as the label
-does not change, so on a short cell it equals the polynomial through its values at a few nodes, to
-the last digits. The sum over the examples of a cell is then a weighted sum over the nodes, and the
-weights depend on the sample only. This does not replace the sample by its distribution: every
+*A sample is a few hundred weighted points.* A is a smooth function of x as long as the label does
+not change, so on a short cell it equals the polynomial through its values at a few nodes, to the
+last digits. The sum over the examples of a cell is then a weighted sum over the nodes, and the
+weights depend only on the sample. This does not replace the sample by its distribution: every
 example enters at its own place, and the sums agree with those over the 30,000 examples to 1e-12.
 
-*The validation error is a lookup.* It depends on the threshold's place among the sorted examples.
+*The validation error is a lookup.* It depends only on the threshold's place among the sorted
+examples.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from functools import cache
 from importlib import resources
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,11 +44,13 @@ from tqdm import tqdm
 
 from paper.theory import fixed_point, is_positive
 from pseudograd.files import write_whole
+from pseudograd.words import mean_and_sd
 
 ALPHA = 0.95
+MEASURED = ("error_pct", "threshold", "cross_entropy")
 KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 
-# Epochs between two looks at the validation errors; a run is cut off at the epoch that stopped it.
+# Epochs between two looks at the validation errors; a run still ends at the epoch that stops it.
 _STRETCH = 250
 
 # Nodes of a cell. A's nearest singularity is at a distance of π / |w| from the real line, and no
@@ -57,12 +61,12 @@ _ANGLES = (np.arange(_NODES) + 0.5) * (np.pi / _NODES)
 
 @dataclass(frozen=True)
 class ToyRun:
-    """What one run of the toy example came to; errors and cross-entropy are of the test set.
+    """What one run came to; error and cross-entropy are of the test set.
 
     Attributes:
         k: The sensitivity to large errors.
         run: The number of the run, from 0.
-        seed: What the data and the initial weights were drawn from, together with the run's number.
+        seed: Seeds the data and the initial weights, together with the run's number.
         alpha: The end of class +1's interval.
         epochs: How many steps were taken.
         weight: The final w₊ - w₋.
@@ -87,7 +91,7 @@ class ToyRun:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation (n - 1) over runs; the latter is NaN for a single run."""
+    """Mean and standard deviation (n - 1); the latter is NaN for a single value."""
 
     mean: float
     sd: float
@@ -133,24 +137,18 @@ def run_toy(
     tolerance: float = 1e-5,
     progress: bool = False,
 ) -> list[ToyRun]:
-    """Train the toy network, several times for each k, and test what comes out.
+    """Train the toy network several times for each k, and test what comes out.
 
-    Run number i draws its own training, validation and test examples and its own initial weights
-    (uniform in (-0.1, 0.1); biases 0) from (seed, i), the same for every k, so that a difference
-    between two k is not one between two samples. Nothing else enters: a run comes out the same
-    whichever others are trained beside it. Each epoch is one step of gradient descent along the
-    mean pseudo-gradient of the training set (Eq. 3 with f of Eq. 5).
+    Run i draws its training, validation and test examples and its initial weights (uniform in
+    (-0.1, 0.1); biases 0) from (seed, i), the same for every k. Each epoch is one step of gradient
+    descent along the mean pseudo-gradient of the training set (Eq. 3 with f of Eq. 5).
 
-    *When a run stops.* The paper asks for 3000 epochs during which the validation error did not
-    change by more than 0.001%. Here the validation error after the first epoch is the reference,
-    until an epoch's error differs from it by more than the tolerance, up or down, and becomes the
-    new reference; the run stops when 3000 epochs in a row have not done so, and the parameters of
-    the last one are tested. We read 0.001% as percentage points, a fraction of 1e-5. One example of
-    30,000 is 0.0033%, so any change at all restarts the count, and it makes no difference whether
-    one compares with the reference or with the epoch before, or relative to the error itself.
+    The paper stops after 3000 epochs in which the validation error did not change by more than
+    0.001%. We read that as percentage points from the last error that did: one example of 30,000
+    is 0.0033%, so any change restarts the count. `docs/toy.md` has the other reading.
 
     Args:
-        ks: The sensitivities to large errors, each above 0 and given once.
+        ks: The sensitivities to large errors, above 0.
         runs: How many runs for each k.
         alpha: The end of class +1's interval, in (½, 1).
         seed: Where all randomness comes from, 0 or above.
@@ -163,19 +161,8 @@ def run_toy(
     Returns:
         One result for each k and run, in the order of ``ks`` and then of the runs.
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Example:
-        >>> for result in run_toy([4.0, 0.25], runs=1, examples=3000, patience=500):
-        ...     print(result.k, result.epochs, f"{result.threshold:.3f} {result.error_pct:.1f}%")
-        4.0 5414 0.113 7.9%
-        0.25 3487 0.046 4.5%
-
     """
-    ks = [float(k) for k in ks]
-    _check(ks, runs, alpha, seed, examples, patience, rate)
-    trainings = [_Training(k, run, seed, alpha, examples) for k in ks for run in range(runs)]
+    trainings = [_Training(float(k), run, seed, alpha, examples) for k in ks for run in range(runs)]
     active = trainings
     # On a terminal only: tqdm looks for one if ``disable`` is None.
     quiet = None if progress else True
@@ -200,65 +187,36 @@ def run_toy(
 
 
 def summarize(results: Iterable[ToyRun]) -> list[ToySummary]:
-    """Give mean and spread of the runs of each k, largest k first.
-
-    Args:
-        results: Runs of one alpha.
-
-    Returns:
-        One summary for each k.
-
-    """
+    """Return the mean and spread of the runs of each k, largest k first."""
     by_k: dict[float, list[ToyRun]] = {}
     for result in results:
         by_k.setdefault(result.k, []).append(result)
     return [
         ToySummary(
-            k=k,
-            alpha=by_k[k][0].alpha,
-            runs=len(by_k[k]),
-            error_pct=Spread.of([result.error_pct for result in by_k[k]]),
-            threshold=Spread.of([result.threshold for result in by_k[k]]),
-            cross_entropy=Spread.of([result.cross_entropy for result in by_k[k]]),
+            k,
+            runs[0].alpha,
+            len(runs),
+            *(Spread.of([getattr(run, name) for run in runs]) for name in MEASURED),
         )
-        for k in sorted(by_k, reverse=True)
+        for k, runs in sorted(by_k.items(), reverse=True)
     ]
 
 
 @cache
 def paper_table() -> dict[float, PaperRow]:
-    """Give the paper's table of the toy example (α = 0.95), by k.
-
-    Returns:
-        The rows as printed, means of 10 runs.
-
-    Example:
-        >>> paper_table()[1.0]
-        PaperRow(k=1.0, error_pct=4.9, threshold=0.049, cross_entropy=0.288)
-
-    """
+    """Return the paper's table of the toy example (α = 0.95) by k, means of 10 runs as printed."""
     text = resources.files("paper").joinpath("toy.csv").read_text("utf-8")
     rows = csv.reader(text.splitlines()[1:])
     return {row.k: row for row in (PaperRow(*map(float, line)) for line in rows)}
 
 
 def paper_row(summary: ToySummary) -> PaperRow | None:
-    """Give the paper's row for a summary, where the paper has one: its k and its alpha."""
+    """Return the paper's row for a summary, if it has one of this k and alpha."""
     return paper_table().get(summary.k) if summary.alpha == ALPHA else None
 
 
 def table(results: Iterable[ToyRun]) -> str:
-    """Set our numbers beside the paper's and the population's, as text.
-
-    Args:
-        results: Runs of one alpha.
-
-    Returns:
-        Lines of at most 100 characters: for each k the mean ± standard deviation of the test error,
-        the threshold and the test cross-entropy, each followed by the paper's value ("-" where the
-        paper has none) and the value at the fixed point on an endless sample.
-
-    """
+    """Return our numbers beside the paper's and those of an endless sample, as text."""
     triple = "{:>15} {:>6} {:>6}"
     lines = [
         f"{'':10}{'test error, %':>29}{'threshold':>29}{'cross-entropy':>29}",
@@ -267,25 +225,17 @@ def table(results: Iterable[ToyRun]) -> str:
     for summary in summarize(results):
         paper, limit = paper_row(summary), fixed_point(summary.k, summary.alpha)
         cells = []
-        for name, digits in (("error_pct", 2), ("threshold", 3), ("cross_entropy", 3)):
+        for name, form in zip(MEASURED, (".2f", ".3f", ".3f"), strict=True):
             spread: Spread = getattr(summary, name)
-            ours = f"{spread.mean:.{digits}f}"
-            if summary.runs > 1:
-                ours += f" ± {spread.sd:.{digits}f}"
-            theirs = f"{getattr(paper, name):.{digits}f}" if paper else "-"
-            cells.append(triple.format(ours, theirs, f"{getattr(limit, name):.{digits}f}"))
+            theirs = format(getattr(paper, name), form) if paper else "-"
+            ours = mean_and_sd(spread.mean, spread.sd, form)
+            cells.append(triple.format(ours, theirs, format(getattr(limit, name), form)))
         lines.append(f"{summary.k:<10g}" + "".join(cells))
     return "\n".join(lines)
 
 
 def write_csv(results: Iterable[ToyRun], path: Path) -> None:
-    """Write one line for each run, with a header of the fields' names.
-
-    Args:
-        results: Runs.
-        path: The file, overwritten if it exists.
-
-    """
+    """Write a line for each run, below the names of its fields."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, [column.name for column in fields(ToyRun)])
     writer.writeheader()
@@ -293,36 +243,26 @@ def write_csv(results: Iterable[ToyRun], path: Path) -> None:
     write_whole(path, text.getvalue())
 
 
-def _check(
-    ks: Sequence[float],
-    runs: int,
-    alpha: float,
-    seed: int,
-    examples: int,
-    patience: int,
-    rate: float,
-) -> None:
-    """Refuse arguments that no run could be made of."""
-    if not all(0 < k < math.inf for k in ks) or len(set(ks)) < len(ks):
-        raise ValueError(f"ks must be positive and different, not {ks}")
-    if not 0.5 < alpha < 1:
-        raise ValueError(f"alpha must lie between 0.5 and 1, not {alpha}")
-    if not 0 < rate < math.inf:
-        raise ValueError(f"rate must be positive, not {rate}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, not {seed}")
-    for name, value in (("runs", runs), ("examples", examples), ("patience", patience)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
+def read_csv(path: Path) -> list[ToyRun]:
+    """Read what `write_csv` wrote."""
+    types: dict[str, Any] = {
+        column.name: int if column.type == "int" else float for column in fields(ToyRun)
+    }
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [
+                ToyRun(**{name: read(line[name]) for name, read in types.items()})
+                for line in csv.DictReader(file)
+            ]
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError(
+            f"{path} is not what `python -m paper toy --csv` writes ({problem!r}): write it again"
+        ) from problem
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keep PyTorch to one thread for a while.
-
-    The tensors are small: a second thread gains little, and on a busy machine each operation would
-    wait for it (10 times the run time has been seen).
-    """
+    """Keep PyTorch to one thread: on a busy machine a second one costs more than it gains."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -346,7 +286,7 @@ class _Grid:
     signs: Tensor  # the class at each node, as ±1
 
     def counts(self, x: NDArray[np.float64]) -> Tensor:
-        """How many of the examples ``x`` each node stands for; the sum is ``len(x)``."""
+        """Return how many of the examples each node stands for; the sum is ``len(x)``."""
         # The two borders belong to class +1: 0 begins a cell, but α must stay in the one it ends.
         cell = np.searchsorted(self.starts, x, side="right") - 1
         cell[x == self.alpha] -= 1
@@ -379,10 +319,9 @@ def _grid(alpha: float, cells: int) -> _Grid:
 
 
 def _descend(trainings: Sequence[_Training], grid: _Grid, rate: float) -> NDArray[np.float64]:
-    """Take a stretch of epochs in all of the trainings at once.
+    """Run a stretch of epochs of all trainings at once.
 
-    Returns:
-        (weight, bias) of each training after each epoch, shape (trainings, epochs, 2).
+    Returns (weight, bias) after each epoch, shape (trainings, epochs, 2).
     """
     device = grid.nodes.device
     parameters = [[t.weight, t.bias] for t in trainings]
@@ -430,13 +369,13 @@ class _Training:
         self.quiet = 0
 
     def refine(self, largest_weight: float) -> None:
-        """See to it that no cell is longer than 1 / largest_weight."""
+        """Make sure that no cell is longer than 1 / largest_weight."""
         if largest_weight > self.cells:
             self.cells = max(16, 2 ** math.ceil(math.log2(largest_weight)))
             self.counts = _grid(self.alpha, self.cells).counts(self.train)
 
     def follow(self, path: NDArray[np.float64], patience: int, tolerance: float) -> None:
-        """Walk along (weight, bias) after each epoch, to its end or to where the run stops."""
+        """Follow (weight, bias) epoch by epoch, to the end or to where the run stops."""
         steps = 0
         for error in self._errors(path).tolist():
             steps += 1
