@@ -102,8 +102,7 @@ def tunable_cross_entropy(
     labels = as_rows(target.detach()) if soft else target.flatten()
     settings = (k, weight, ignore_index, reduction, label_smoothing)
     if process_group is not None:
-        group = name_of_group(process_group)
-        loss = _split_loss(z, labels, *settings, group, route == "triton")
+        loss = _split_loss(z, labels, *settings, process_group, route == "triton")
     elif route == "numba" and (numba_loss := _compiled_by_numba()):
         loss = numba_loss(z, labels, *settings)
     elif route == "triton" and is_eager():
@@ -172,7 +171,7 @@ def cross_entropy_rows(z: Tensor, y: Tensor, route: str) -> Tensor:
 
 def _split_loss(
     z: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int,
-    reduction: str, label_smoothing: float, group: str, triton: bool,
+    reduction: str, label_smoothing: float, process_group: ProcessGroup, triton: bool,
 ) -> Tensor:  # fmt: skip
     """Return the loss of classes that a process group shares, reduced."""
     from pseudograd.loss.parallel import split_values
@@ -180,8 +179,9 @@ def _split_loss(
     if target.is_floating_point():
         raise ValueError("target must hold class indices where a process_group shares the classes")
     value, example_weight = split_values(
-        z, target.long(), as_column(k, z), weight, ignore_index, label_smoothing, group, triton
-    )
+        z, target.long(), as_column(k, z), weight, ignore_index, label_smoothing,
+        name_of_group(process_group), triton,
+    )  # fmt: skip
     return _reduced(value, example_weight.sum(), reduction)
 
 

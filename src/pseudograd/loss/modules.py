@@ -92,7 +92,7 @@ class TunableLoss(nn.Module):
         self._k_has_changed = True
         self._k_tensor = None if isinstance(k, Tensor) else _scalar(k, device)
 
-    def k_for(self, input: Tensor) -> Sensitivity:
+    def _k_for(self, input: Tensor) -> Sensitivity:
         """Return k as a number, or while compiling as a tensor, if the graph should serve all k."""
         # The compiler recompiles when a number it has seen changes, so it must not see `_k`.
         if torch.compiler.is_compiling() and not is_exporting():
@@ -104,13 +104,16 @@ class TunableLoss(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move k to another device with the module, but keep its precision."""
         if self._k_tensor is not None and not isinstance(self._k, Tensor):
-            self._k_tensor = _scalar(self._k, fn(torch.empty(0)).device)
+            here = torch.empty(0, device=self._k_tensor.device)
+            self._k_tensor = _scalar(self._k, fn(here).device)
         return super()._apply(fn, recurse)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.persistent:
-            destination[f"{prefix}k"] = torch.as_tensor(self._k, dtype=torch.float64)
+            k = self._k
+            k = k if isinstance(k, Tensor) else torch.tensor(k, dtype=torch.float64, device="cpu")
+            destination[f"{prefix}k"] = k
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
@@ -208,7 +211,7 @@ class TunableCrossEntropyLoss(TunableLoss):
         return tunable_cross_entropy(
             input,
             target,
-            self.k_for(input),
+            self._k_for(input),
             weight=self.weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
@@ -277,7 +280,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
             hidden,
             weight,
             target,
-            self.k_for(hidden),
+            self._k_for(hidden),
             bias,
             class_weight=self.class_weight,
             ignore_index=self.ignore_index,
