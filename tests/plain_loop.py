@@ -6,16 +6,19 @@ cut of the examples are shared; everything else is done again here, and nothing 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from pseudograd import tunable_cross_entropy
+from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss
 from pseudograd.data import Dataset
 from pseudograd.fleet import Outcome, Trial, parts, randomness
+from pseudograd.rules import reweighted
 from trials import recipe_of
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
@@ -77,6 +80,14 @@ def error_and_cross_entropy(
     return ((weights * wrong).sum() / total).item(), ((weights * losses).sum() / total).item()
 
 
+def _criterion(trial: Trial) -> nn.Module:
+    if recipe_of(trial).rule == "tunable":
+        return TunableCrossEntropyLoss(k=trial.k, reduction="none")
+    rule = reweighted(recipe_of(trial).rule)
+    _, parameter, *_ = inspect.signature(rule.factor).parameters
+    return RuleCrossEntropyLoss(partial(rule, **{parameter: trial.k}), reduction="none")
+
+
 def _optimizer(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
     if recipe_of(trial).optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), trial.learning_rate, recipe_of(trial).momentum)
@@ -102,7 +113,7 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
     optimizer = _optimizer(model, trial)
     votes = y[: data.train_size].bincount(weights[: data.train_size])
     chance = 1 - votes.max().item() / data.train_size
-    clip = recipe_of(trial).clip
+    clip, criterion = recipe_of(trial).clip, _criterion(trial)
     curve: list[float] = []
     epochs: list[Layers] = []
     best_error, best_epoch, since, stopped_by, clipped, steps = math.inf, 0, 0, "limit", 0, 0
@@ -112,7 +123,7 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
         )
         for batch in cut.train[order[0]].split(recipe_of(trial).batch_size):
             optimizer.zero_grad()
-            losses = tunable_cross_entropy(model(x[batch]), y[batch], trial.k, reduction="none")
+            losses = criterion(model(x[batch]), y[batch])
             (weights[batch] * losses).mean().backward()
             if clip is not None:
                 norm = nn.utils.clip_grad_norm_(model.parameters(), clip)

@@ -138,6 +138,8 @@ SHARED: list[dict[str, Any]] = [
     {"optimizer": "rmsprop", "batch_size": 50, "activation": "tanh", "clip": 1.0},
     {"optimizer": "rmsprop", "hidden_layer_sizes": (8, 6, 7)},
     {"ties": "last"},
+    {"rule": "focal"},
+    {"rule": "log_of_power", "hidden_layer_sizes": (8, 6, 7), "clip": 1.0},
 ]
 
 
@@ -1007,6 +1009,7 @@ def test_no_trials_no_outcomes() -> None:
         ("batch_size", 31),
         ("clip", 1.0),
         ("stratified", True),
+        ("rule", "focal"),
         ("split", RETRAIN),
     ],
 )
@@ -1055,6 +1058,7 @@ BAD: list[tuple[str, Any]] = [
     *(("ties", value) for value in ("lowest", None)),
     *(("patience", value) for value in (0, -1, 1.5, INF)),
     *(("max_epochs", value) for value in (0, -1, 1.5, INF)),
+    *(("rule", value) for value in ("cross-entropy", "no_module:focal", "math:sin")),
     *(("seed", value) for value in (2**63, -(2**63) - 1, 0.5)),
 ]
 

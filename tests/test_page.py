@@ -56,6 +56,7 @@ ABOUT: dict[str, Any] = {
     "data": DATA,
 }
 RECIPE = MLPRecipe("digits", (8,))
+TRIAL = Trial(RECIPE, k=1, learning_rate=1)
 
 
 def examples(k: float = 0.5, row: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -225,7 +226,9 @@ def test_examples_that_point_the_other_way_are_no_evidence() -> None:
 
     def outcomes(mistakes: list[set[int]]) -> list[Outcome]:
         return [
-            Outcome(Trial(RECIPE, 1, 1), 0.1, 2, len(wrong) / 360, 0.2, 3, "patience", (), tuple(wrong))
+            Outcome(
+                Trial(RECIPE, 1, 1), 0.1, 2, len(wrong) / 360, 0.2, 3, "patience", (), tuple(wrong)
+            )
             for wrong in mistakes
         ]
 
@@ -357,7 +360,7 @@ def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: P
     ("label", "quoted"), [("it's,\nnew", '"it\'s,\\nnew"'), ("it's", '"it\'s"'), (7, "'7'")]
 )
 def test_a_label_stays_within_its_line(label: str | int, quoted: str) -> None:
-    outcome = Outcome(Trial(RECIPE, 1, 1), 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
+    outcome = Outcome(TRIAL, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))
     classes = (ByClass(label, 3, 0), ByClass("other", 1, 1))
     comparison = replace(compare([outcome], [outcome]), by_class=classes)
     cell = Cell(1.0, 0.1, (0.2,))

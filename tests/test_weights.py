@@ -153,6 +153,7 @@ def test_kernels_are_asked_for_what_they_can_do() -> None:
     assert kind_on_gpu(blobs(), replace(ONE, batch_size=129)) == "Stack"
     for optimizer in ("adam", "rmsprop"):
         assert kind_on_gpu(blobs(), replace(ONE, optimizer=optimizer)) == "Stack"
+    assert kind_on_gpu(blobs(), replace(ONE, rule="focal")) == "Stack"
     for precision in ("float32", "float64"):
         assert kind_on_gpu(blobs(), precision=precision) == "Stack"
     assert kind_on_gpu(of_classes(256)) == "FusedStack"

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from pseudograd.rules import reweighted
+
 ACTIVATIONS = ("relu", "tanh", "sigmoid")
 OPTIMIZERS = ("sgd", "adam", "rmsprop")
 TIES = ("first", "last")
@@ -104,6 +106,8 @@ class MLPRecipe(Recipe):
             "last". Where that part is small many epochs tie, and the last has learned more.
         max_epochs: Stop after this many epochs in any case.
         stratified: Whether all five folds have equal shares of each class.
+        rule: "tunable" for the paper's (Eq. 5), or the name of a `pseudograd.rules.Reweighted`
+            rule, whose parameter then takes k's place: see `pseudograd.rules.reweighted`.
 
     Example:
         >>> recipe = MLPRecipe("digits", (400,), momentum=0.5)
@@ -126,6 +130,7 @@ class MLPRecipe(Recipe):
     ties: str = "first"
     max_epochs: int = 1000
     stratified: bool = False
+    rule: str = "tunable"
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -159,6 +164,8 @@ class MLPRecipe(Recipe):
         require(self.ties in TIES, "ties", f"one of {TIES}")
         for name in ("batch_size", "patience", "max_epochs"):
             require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
+        if self.rule != "tunable":
+            reweighted(self.rule)
 
     def fields(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as JSON can hold them."""
@@ -188,6 +195,7 @@ class MLPRecipe(Recipe):
             self.batch_size,
             self.clip is None,
             self.stratified,
+            self.rule,
         )
 
 

@@ -8,6 +8,7 @@ from pseudograd.rules.reweighted import (
     generalized_cross_entropy,
     log_of_power,
     power_of_log,
+    reweighted,
 )
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "generalized_cross_entropy",
     "log_of_power",
     "power_of_log",
+    "reweighted",
     "soft_tunable",
     "tunable",
 ]

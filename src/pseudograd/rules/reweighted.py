@@ -9,6 +9,7 @@ of each example by its factor. The paper's rule is not of this kind for k ≠ 1 
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec
@@ -85,6 +86,30 @@ def factor_of(rule: object) -> Callable[[Tensor], Tensor] | None:
     if isinstance(rule, functools.partial) and isinstance(rule.func, Reweighted) and not rule.args:
         return functools.partial(rule.func.factor, **rule.keywords)
     return rule.factor if isinstance(rule, Reweighted) else None
+
+
+def reweighted(name: str) -> Reweighted[...]:
+    """Return a `Reweighted` rule by its name, which recipes and ledgers can hold.
+
+    Args:
+        name: One of `pseudograd.rules`, such as "focal", or "module:rule" for one of your own.
+
+    Example:
+        >>> reweighted("focal")
+        Reweighted(focal)
+
+    """
+    module, _, attribute = name.rpartition(":")
+    try:
+        found = getattr(importlib.import_module(module or "pseudograd.rules"), attribute, None)
+    except ImportError:
+        found = None
+    if not isinstance(found, Reweighted):
+        raise ValueError(
+            "rule must be 'tunable' or name a Reweighted rule, such as 'focal' or "
+            f"'my_module:my_rule', not {name!r}"
+        )
+    return found
 
 
 @Reweighted

@@ -66,8 +66,8 @@ def check_alike(first: Trial, trial: Trial) -> None:
     if theirs != (mlp_recipe(first).architecture, first.split.retrain):
         raise ValueError(
             "trials of one fleet must share data, hidden_layer_sizes, optimizer, activation, "
-            "feature_range, batch_size, stratified, whether they clip and whether they retrain; "
-            f"these do not:\n  {first}\n  {trial}"
+            "feature_range, batch_size, stratified, rule, whether they clip and whether they "
+            f"retrain; these do not:\n  {first}\n  {trial}"
         )
 
 
@@ -78,6 +78,7 @@ def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> S
         recipe.optimizer == "sgd"
         and recipe.batch_size <= 128
         and sizes[-1] <= _MOST_FUSED_CLASSES
+        and recipe.rule == "tunable"
         and fleet.precision == "tf32"
         and examples.weights is None
     )
@@ -85,7 +86,9 @@ def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> S
         from pseudograd.fleet.mlp.fused import FusedStack
 
         return FusedStack(examples, sizes, recipe.activation, slots)
-    return Stack(examples, sizes, recipe.activation, recipe.optimizer, slots, fleet.dtype)
+    return Stack(
+        examples, sizes, recipe.activation, recipe.optimizer, slots, fleet.dtype, recipe.rule
+    )
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.fleet import randomness
-from pseudograd.rules import paper
+from pseudograd.rules import paper, reweighted
 
 # Rows of one evaluation step for all models together: enough to keep a device busy.
 _EVALUATED_AT_ONCE = 1 << 17
@@ -85,6 +85,7 @@ class Stack:
         optimizer: "sgd", "adam" or "rmsprop".
         models: How many networks.
         dtype: Of everything.
+        rule: "tunable", or the name of a `Reweighted` rule.
 
     Example:
         >>> examples = Examples(torch.eye(4), torch.tensor([0, 1, 0, 1]), 1.0, 0.0)
@@ -103,7 +104,9 @@ class Stack:
         optimizer: str,
         models: int,
         dtype: torch.dtype = torch.float32,
+        rule: str = "tunable",
     ) -> None:
+        self.factor = None if rule == "tunable" else reweighted(rule).factor
         self.examples = examples
         self.layer_sizes = tuple(layer_sizes)
         self.activate, self.pass_back = ACTIVATE[activation], _PASS_BACK[activation]
@@ -188,7 +191,10 @@ class Stack:
         # The pseudo-gradient at the logits (Eq. 5) takes the gradient's place ...
         target, k = self.examples.labels[index], settings.k
         top, margin = paper.top_and_margin(logits, target)
-        strength = paper.strength(margin, k) / size
+        strength = paper.strength(margin, k if self.factor is None else 1.0) / size
+        if self.factor is not None:  # ... or cross-entropy's gradient, reweighted
+            strength *= self.factor(paper.cross_entropy(margin), k)
+            k = torch.ones_like(k)
         strength[:, size:] = 0
         if self.examples.weights is not None:
             strength *= self.examples.weights[index].to(self.dtype).unsqueeze(-1)
