@@ -137,9 +137,9 @@ SHARED: list[dict[str, Any]] = [
     {"optimizer": "adam", "hidden_layer_sizes": (8, 6, 7), "clip": 1.0, "activation": "tanh"},
     {"optimizer": "rmsprop", "batch_size": 50, "activation": "tanh", "clip": 1.0},
     {"optimizer": "rmsprop", "hidden_layer_sizes": (8, 6, 7)},
-    {"ties": "last"},
     {"rule": "focal"},
-    {"rule": "log_of_power", "hidden_layer_sizes": (8, 6, 7), "clip": 1.0},
+    {"rule": "log_of_power", "hidden_layer_sizes": (8, 6, 7)},
+    {"ties": "last"},
 ]
 
 
