@@ -99,7 +99,8 @@ def tunable_cross_entropy(
     # The Triton kernels read half types as they are.
     z = as_rows(input if route == "triton" or input.dtype == dtype else input.to(dtype))
     soft = target.is_floating_point()
-    labels = as_rows(target.detach()) if soft else target.flatten()
+    learns = soft and _may_need_gradient(target, route)
+    labels = as_rows(target.detach() if learns else target) if soft else target.flatten()
     settings = (k, weight, ignore_index, reduction, label_smoothing)
     if process_group is not None:
         loss = _split_loss(z, labels, *settings, process_group, route == "triton")
@@ -111,7 +112,7 @@ def tunable_cross_entropy(
         loss = _soft_loss(z, labels, *settings, route == "triton")
     else:
         loss = class_index_loss(z, labels, *settings, route == "triton")
-    if soft and _may_need_gradient(target):
+    if learns:
         loss = loss + _target_term(z, as_rows(target), weight, reduction, label_smoothing)
     return (loss.reshape(shape) if reduction == "none" else loss).to(dtype)
 
@@ -185,10 +186,11 @@ def _split_loss(
     return _reduced(value, example_weight.sum(), reduction)
 
 
-def _may_need_gradient(target: Tensor) -> bool:
-    # Within `torch.func`, and functions that the compiler may put into it, no tensor tells.
-    unknown = not (is_eager() or is_exporting())
-    return torch.is_grad_enabled() and (target.requires_grad or unknown)
+def _may_need_gradient(target: Tensor, route: str) -> bool:
+    if target.requires_grad or route == "numba":  # numba runs eagerly, where a tensor knows
+        return target.requires_grad and torch.is_grad_enabled()
+    # Within `torch.func`, and functions that the compiler may put into it, no tensor knows.
+    return torch.is_grad_enabled() and not (is_eager() or is_exporting())
 
 
 def _target_term(
