@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paper.protocol import PaperProtocol
-from paper.rows import Experiment
+from paper.rows import Experiment, in_turn
 from pseudograd.data import Dataset
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome, Stop, Trial, never
@@ -93,7 +93,7 @@ def run(
     """Run some of the paper's experiments, or what is left of them.
 
     Args:
-        experiments: The experiments.
+        experiments: The experiments; the paper's own rows come first.
         folder: Where their studies are kept.
         open_data: Returns a data set by its name.
         runner: Makes what trains trials on a data set.
@@ -143,6 +143,7 @@ def run(
             failed.set()  # the others stop after their epoch
             raise
 
+    experiments = in_turn(experiments)
     if at_once == 1:
         return all(list(map(work, experiments)))
     with ThreadPoolExecutor(at_once) as threads:

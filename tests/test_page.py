@@ -225,7 +225,9 @@ def test_examples_that_point_the_other_way_are_no_evidence() -> None:
 
     def outcomes(mistakes: list[set[int]]) -> list[Outcome]:
         return [
-            Outcome(Trial(RECIPE, 1, 1), 0.1, 2, len(wrong) / 360, 0.2, 3, "patience", (), tuple(wrong))
+            Outcome(
+                Trial(RECIPE, 1, 1), 0.1, 2, len(wrong) / 360, 0.2, 3, "patience", (), tuple(wrong)
+            )
             for wrong in mistakes
         ]
 
