@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -180,10 +179,9 @@ def _any_begun(experiments: Sequence[Experiment], folder: Path) -> bool:
 
 
 def _data(options: argparse.Namespace) -> Callable[[str], Dataset]:
-    """What opens a data set by its name, once; with --smoke, a small part of it."""
+    """What opens a data set by its name; with --smoke, a small part of it."""
     from pseudograd.data import open_data
 
-    @functools.cache
     def data(name: str) -> Dataset:
         found = open_data(name, data_dir=options.data_dir)[0]
         return _part_of(found) if options.smoke else found

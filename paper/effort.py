@@ -28,7 +28,7 @@ def what_was_run(found: Reproduction, root: Path, smoke: bool) -> dict[str, Any]
     """
     trials, seconds = sum(effort.trials for effort in found.efforts), _seconds(found.efforts)
     in_all = sum(session["seconds"] for session in found.sessions)
-    unknown = _untimed(found)
+    unknown = sum(effort.untimed for effort in found.efforts)
     judged = bool(seconds) and not unknown and not smoke
     plain = None if smoke else _plain_loop(root)
     return {
@@ -36,8 +36,8 @@ def what_was_run(found: Reproduction, root: Path, smoke: bool) -> dict[str, Any]
         "epochs": sum(effort.epochs for effort in found.efforts),
         "seconds": seconds,
         "per_hour": 3600 * trials / seconds if seconds else None,
-        # Much more than that, and other rows were trained in these sessions, too.
-        "with_reading": in_all if seconds > 0.9 * in_all else None,
+        # Much more, and other rows were trained in these calls, too.
+        "with_reading": in_all if 0.9 * in_all < seconds < in_all else None,
         "calls": len(found.sessions),
         "unknown": unknown,
         "papers": _of_the_paper(found) if judged else None,
@@ -82,12 +82,6 @@ def _data(found: Reproduction, smoke: bool) -> list[tuple[str, str, str]]:
         for name, sha256 in hashes
         if name in used
     ]
-
-
-def _untimed(found: Reproduction) -> int:
-    """Return how many networks are in the ledgers that no session tells of."""
-    timed = sum(session["trials"] for session in found.sessions)
-    return max(0, sum(effort.trials for effort in found.efforts) - timed)
 
 
 def _of_the_paper(found: Reproduction) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What came of the experiments: read from their ledgers, each of which is read once."""
+"""What came of the experiments, read from their studies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from paper.protocol import PaperProtocol
-from paper.rows import Experiment, by_network
+from paper.rows import Experiment, in_turn
 from paper.run import device_seconds, study_of
 from paper.toy import Spread, ToyRun, read_csv
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome
 from pseudograd.search import Cell, Difference, Result, Study, paired_difference, result
+
+# The most that passes between two studies of one call: the time to read a data set.
+_BETWEEN_STUDIES = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,8 @@ class Effort:
         trials: How many networks were trained.
         epochs: Their epochs, all together.
         steps: Their steps, all together.
-        seconds: How long it took; 0 if the manifest does not say. Rows that differ only in momentum
-            are trained together, and share their time by steps.
+        seconds: How long it had a device, or its share of it; 0 if no session tells.
+        untimed: How many of the networks no session tells of.
 
     """
 
@@ -110,6 +113,7 @@ class Effort:
     epochs: int
     steps: int
     seconds: float
+    untimed: int = 0
 
     @property
     def trials_per_hour(self) -> float:
@@ -119,12 +123,12 @@ class Effort:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """All that a folder of ledgers holds.
+    """All that a folder of studies holds.
 
     Attributes:
         found: What came of each experiment; None if it is not finished.
         efforts: Of each experiment that has trials, in the order in which they are run.
-        sessions: When and where they were trained, those at the same time as one.
+        sessions: When and where they were trained: one for each call of the command.
         toy: The runs of the toy example; none if there is no ``toy.csv``.
         unread: How many lines of ledgers could not be read.
 
@@ -157,11 +161,12 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
 
     """
     studies = {one: study_of(one, folder, smoke=smoke) for one in experiments}
-    in_turn = [one for group in by_network(experiments).values() for one in group]
     toy = folder / "toy.csv"
     return Reproduction(
         found={one: _finding(one, study) for one, study in studies.items()},
-        efforts=tuple(_effort(one, studies[one]) for one in in_turn if studies[one].ledger),
+        efforts=tuple(
+            _effort(one, studies[one]) for one in in_turn(experiments) if studies[one].ledger
+        ),
         sessions=_commands(studies.values()),
         toy=read_csv(toy) if toy.exists() else [],
         unread=sum(len(study.ledger.set_aside) for study in studies.values()),
@@ -169,7 +174,7 @@ def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False
 
 
 def _finding(experiment: Experiment, study: Study) -> Finding | None:
-    protocol, ledger = study.protocol, study.ledger
+    protocol, ledger = study.protocol, dict(study.ledger)
     assert isinstance(protocol, PaperProtocol)
     if not ledger or not protocol.is_searched(ledger):
         return None
@@ -187,44 +192,46 @@ def _finding(experiment: Experiment, study: Study) -> Finding | None:
 
 
 def _commands(studies: Iterable[Study]) -> list[dict[str, Any]]:
-    """Return the sessions of all studies in order of time, those at the same time as one."""
+    """Return the calls of the command that ran the studies: their sessions, put together."""
     sessions = [
         {**session, "data": {study.data["name"]: study.data["sha256"]}}
         for study in studies
         for session in study.sessions
     ]
     found: list[dict[str, Any]] = []
+    latest: dict[tuple[str, ...], dict[str, Any]] = {}
     for session in sorted(sessions, key=lambda session: session["started"]):
         begin = datetime.fromisoformat(session["started"])
         end = begin + timedelta(seconds=session["seconds"])
-        if not found or begin > found[-1]["end"]:
-            found.append({**session, "begin": begin, "end": end})
+        where = tuple(str(session[name]) for name in ("command", "hardware", "versions", "commit"))
+        call = latest.get(where)
+        if call is None or begin > call["end"] + _BETWEEN_STUDIES:
+            latest[where] = {**session, "begin": begin, "end": end}
+            found.append(latest[where])
             continue
-        latest = found[-1]
-        latest["end"] = max(end, latest["end"])
-        latest["seconds"] = (latest["end"] - latest["begin"]).total_seconds()
-        latest["data"] |= session["data"]
-        latest["trials"] += session["trials"]
+        call["end"] = max(end, call["end"])
+        call["seconds"] = (call["end"] - call["begin"]).total_seconds()
+        call["data"] |= session["data"]
+        call["trials"] += session["trials"]
     return found
 
 
 def _effort(experiment: Experiment, study: Study) -> Effort:
     outcomes = list(study.ledger.values())
+    # Three fifths of the examples train, in the end four.
+    part = BENCHMARKS[experiment.row.data].train_size // 5
+    whole, batch = BENCHMARKS[experiment.row.data].train_size - part, experiment.recipe().batch_size
     return Effort(
         experiment,
         trials=len(outcomes),
         epochs=sum(outcome.epochs for outcome in outcomes),
-        steps=sum(_steps(experiment, outcome) for outcome in outcomes),
+        steps=sum(
+            outcome.epochs * math.ceil((whole if outcome.trial.split.retrain else 3 * part) / batch)
+            for outcome in outcomes
+        ),
         seconds=device_seconds(study),
+        untimed=max(0, len(outcomes) - sum(session["trials"] for session in study.sessions)),
     )
-
-
-def _steps(experiment: Experiment, outcome: Outcome) -> int:
-    """Return how many steps a trial took, on three fifths of the examples or in the end four."""
-    examples = BENCHMARKS[experiment.row.data].train_size
-    part = examples // 5
-    trained_on = examples - part if outcome.trial.split.retrain else 3 * part
-    return outcome.epochs * math.ceil(trained_on / experiment.recipe().batch_size)
 
 
 # --- what a reader would ask next ----------------------------------------------------------------

@@ -110,7 +110,7 @@ class Experiment:
 
     @property
     def network(self) -> str:
-        """What experiments that are trained together share: all but the momentum."""
+        """What experiments that differ only in momentum share."""
         row = self.row
         return " ".join([f"{row.data} {row.hidden_layers}x{row.width}", *self._changes])
 
@@ -278,21 +278,20 @@ def select(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
     return _matching(pattern, names, "that is asked for")
 
 
-def by_network(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
-    """Group experiments that differ only in momentum: they are trained together.
+def in_turn(experiments: Iterable[Experiment]) -> list[Experiment]:
+    """Return experiments in the order in which they are run.
 
-    The paper's rows come first, data set by data set, and then the variants.
+    The paper's rows come first, data set by data set, and then the variants; rows that differ only
+    in momentum follow each other.
 
     Example:
-        >>> groups = by_network(experiments(rows("all", "svhn 1x400*")))
-        >>> {network: len(group) for network, group in groups.items()}
-        {'svhn 1x400': 3}
+        >>> [one.name for one in in_turn(experiments(rows("supplement", "mnist 1x400*")))][:3]
+        ['mnist 1x400 m0', 'mnist 1x400 m0.9', 'mnist 1x400 m0 [0,1]']
 
     """
-    groups: dict[str, list[Experiment]] = {}
-    for experiment in sorted(experiments, key=_turn):
-        groups.setdefault(experiment.network, []).append(experiment)
-    return groups
+    found = sorted(experiments, key=_turn)
+    networks = list(dict.fromkeys(one.network for one in found))
+    return sorted(found, key=lambda one: networks.index(one.network))
 
 
 def _turn(experiment: Experiment) -> tuple[bool, int]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from paper.protocol import PaperProtocol
-from paper.rows import Experiment
+from paper.rows import Experiment, in_turn
 from pseudograd.data import Dataset
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome, Stop, Trial, never
@@ -93,9 +93,9 @@ def run(
     """Run some of the paper's experiments, or what is left of them.
 
     Args:
-        experiments: The experiments.
+        experiments: The experiments; the paper's own rows come first.
         folder: Where their studies are kept.
-        open_data: Returns a data set by its name.
+        open_data: Returns a data set by its name; called once for each.
         runner: Makes what trains trials on a data set.
         command: What to record as having been asked for.
         devices: What to record as having been used.
@@ -109,10 +109,7 @@ def run(
         Whether all are finished.
 
     """
-    if at_once < 1:
-        raise ValueError(f"at_once must be 1 or more, not {at_once}")
-    failed, turn = threading.Event(), threading.Lock()
-    opened: dict[str, Dataset] = {}
+    failed, turn, load = threading.Event(), threading.Lock(), functools.cache(open_data)
 
     def stopped() -> bool:
         return failed.is_set() or stop()
@@ -123,26 +120,32 @@ def run(
                 return False
             if study_of(experiment, folder, smoke=smoke).finished:
                 return True
-            name = experiment.row.data
-            if name not in opened:
-                opened[name] = open_data(name)
-            study = study_of(experiment, folder, smoke=smoke, data=opened[name])
+            data = load(experiment.row.data)
+            study = study_of(experiment, folder, smoke=smoke, data=data)
             show = watch(experiment, study)
-        train = runner(opened[name])
-
-        def thinned(trials: Any, stop: Stop) -> Iterator[Outcome]:
-            return map(_thinned, train(trials, stop))
-
+        train = _thinning(runner(data))
         try:
             with workplace():
                 return study.run(
-                    thinned, stop=stopped, command=command, devices=devices, share=1 / at_once,
+                    train, stop=stopped, command=command, devices=devices, share=1 / at_once,
                     watch=show,
                 )  # fmt: skip
         except BaseException:
             failed.set()  # the others stop after their epoch
             raise
 
+    return _all(work, in_turn(experiments), at_once, failed)
+
+
+def _all(
+    work: Callable[[Experiment], bool],
+    experiments: Sequence[Experiment],
+    at_once: int,
+    failed: threading.Event,
+) -> bool:
+    """Work on all experiments, several at once, and tell whether all are finished."""
+    if at_once < 1:
+        raise ValueError(f"at_once must be 1 or more, not {at_once}")
     if at_once == 1:
         return all(list(map(work, experiments)))
     with ThreadPoolExecutor(at_once) as threads:
@@ -151,6 +154,10 @@ def run(
         except BaseException:
             failed.set()
             raise
+
+
+def _thinning(runner: Runner) -> Runner:
+    return lambda trials, stop: map(_thinned, runner(trials, stop))
 
 
 def _thinned(outcome: Outcome) -> Outcome:

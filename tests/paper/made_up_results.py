@@ -1,22 +1,25 @@
-"""Ledgers of experiments that were never run, with the answers one would like to see."""
+"""Studies of experiments that were never run, with the answers one would like to see."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-from paper.rows import Experiment, by_network
-from paper.run import ledger_of
+from paper.rows import Experiment
+from paper.run import folder_of
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome, Trial
-from pseudograd.search import Protocol
-from pseudograd.search.ledger import _without_defaults, to_line
+from pseudograd.search.ledger import outcome_to_json, trial_to_json
+from trials import recipe_of
 
 BEST_K = {1: 0.25, 2: 2.0, 3: 1.0, 5: 4.0}
 BEST_RATE = 0.125
+SECONDS = 36.0  # of each study; reading the data takes 2 more
 
 
 def made_up(trial: Trial) -> Outcome:
@@ -24,9 +27,9 @@ def made_up(trial: Trial) -> Outcome:
 
     Some of it is chance, which depends on the trial alone.
     """
-    best = BEST_K[len(trial.hidden_layer_sizes)]
+    best = BEST_K[len(recipe_of(trial).hidden_layer_sizes)]
     distance = abs(math.log2(trial.k / best)) + abs(math.log2(trial.learning_rate / BEST_RATE))
-    chance = random.Random(repr(_without_defaults(trial))).random()
+    chance = random.Random(repr(trial_to_json(trial))).random()
     error = 0.1 + 0.01 * distance + 0.001 * chance
     final = trial.split.retrain
     return Outcome(
@@ -42,36 +45,48 @@ def made_up(trial: Trial) -> Outcome:
     )
 
 
-def search(protocol: Protocol, outcomes: dict[Trial, Outcome]) -> None:
-    """Answer until nothing is wanted any more."""
-    while wanted := protocol.wanted(outcomes):
-        outcomes |= {trial: made_up(trial) for trial in wanted}
-
-
-def write(folder: Path, experiments: Iterable[Experiment], smoke: bool = False) -> None:
-    """Write the ledgers of some experiments, and a manifest."""
+def write(
+    folder: Path,
+    experiments: Iterable[Experiment],
+    smoke: bool = False,
+    outcome_of: Callable[[Trial], Outcome] = made_up,
+) -> None:
+    """Write the studies of some experiments, run one after another by one call."""
     folder.mkdir(parents=True, exist_ok=True)
-    networks = {}
-    for network, group in by_network(list(experiments)).items():
+    for number, experiment in enumerate(experiments):
+        name = experiment.row.data
+        sha256 = next(iter(BENCHMARKS[name].contents), "0" * 64)
+        protocol = (experiment.smoke if smoke else experiment.protocol)(sha256[:16])
         outcomes: dict[Trial, Outcome] = {}
-        for experiment in group:
-            search(experiment.smoke() if smoke else experiment.protocol(), outcomes)
-        lines = [to_line(outcome) for outcome in outcomes.values()]
-        ledger_of(folder, network).path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        networks[network] = {"trials": len(lines), "epochs": 2 * len(lines), "seconds": 36.0}
-    session = {
-        "command": "python -m paper run all",
-        "smoke": smoke,
-        "started": "2026-01-01T12:00:00+00:00",
-        "seconds": 36.0 * len(networks) + 24,
-        "hardware": "a <GPU> & more",
-        "versions": {"pseudograd": "0.1.0", "python": "3.12.3", "torch": "2.11.0", "triton": ""},
-        "commit": "0123456789ab",
-        "data": {
-            data: next(iter(BENCHMARKS[data].contents), "0" * 64)
-            for data in dict.fromkeys(network.split()[0] for network in networks)
-        },
-        "networks": networks,
-    }
-    text = json.dumps([session], indent=1) + "\n"
-    (folder / "manifest.json").write_text(text, encoding="utf-8")
+        while wanted := protocol.wanted(outcomes):
+            outcomes |= {trial: outcome_of(trial) for trial in wanted}
+        started = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=(SECONDS + 2) * number)
+        session = {
+            "command": "python -m paper run all",
+            "started": started.isoformat(),
+            "seconds": SECONDS,
+            "hardware": "a <GPU> & more",
+            "versions": {"pseudograd": "0.1.0", "python": "3.12.3", "torch": "2.11.0"},
+            "commit": "0123456789ab",
+            "devices": ["cuda"],
+            "trials": len(outcomes),
+        }
+        description = {
+            "recipe": protocol.recipe.to_json(),
+            "protocol": protocol.settings(),
+            "data": {"name": name, "sha256": sha256},
+            "sessions": [session],
+        }
+        own = folder_of(experiment, folder)
+        own.mkdir()
+        (own / "run.json").write_text(json.dumps(description), "utf-8")
+        lines = [json.dumps(outcome_to_json(outcome)) + "\n" for outcome in outcomes.values()]
+        (own / "ledger.jsonl").write_text("".join(lines), "utf-8")
+
+
+def change_sessions(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what the studies of a folder tell of their data and sessions."""
+    for path in folder.glob("*/run.json"):
+        described = json.loads(path.read_text("utf-8"))
+        change(described)
+        path.write_text(json.dumps(described), "utf-8")

@@ -1,16 +1,18 @@
-"""What is read from ledgers."""
+"""What is read from studies."""
 
 from __future__ import annotations
 
 import math
+import shutil
 import statistics
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from made_up_results import BEST_K, BEST_RATE, made_up, search, write
+from made_up_results import BEST_K, BEST_RATE, SECONDS, change_sessions, made_up, write
 
 from paper.findings import (
     Finding,
@@ -20,13 +22,16 @@ from paper.findings import (
     side,
     stability,
 )
+from paper.protocol import PaperProtocol
 from paper.rows import Experiment, experiments, rows
-from paper.run import ledger_of
+from paper.run import folder_of, study_of
 from paper.toy import ToyRun, write_csv
 from pseudograd.fleet import Outcome, Trial
 from pseudograd.search import Cell, Protocol, Result, compare
+from trials import a_trial
 
 CIFAR = Experiment(rows("table3", "cifar10 3x400*")[0])
+PAIR = [Experiment(rows("table1", f"{data} 1x400*")[0]) for data in ("cifar10", "svhn")]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def finding_with(*cells: Cell, chosen: Cell, experiment: Experiment = CIFAR) -> Finding:
     """A search that tried these cells, and retrained networks that do not matter."""
-    outcome = made_up(Trial("cifar10", (400,) * 3, k=1, learning_rate=0.1))
+    outcome = made_up(a_trial("cifar10", (400,) * 3, k=1, learning_rate=0.1))
     plain = min((cell for cell in cells if cell.k == 1), key=lambda cell: cell.error)
     best = {
         k: min((c for c in cells if c.k == k), key=lambda c: c.error) for k in {c.k for c in cells}
@@ -55,7 +60,9 @@ def test_a_finished_experiment(folder: Path) -> None:
     assert found.finished == [finding]
     assert finding.k == BEST_K[3]
     assert finding.result.chosen.learning_rate == BEST_RATE
-    protocol, ledger = CIFAR.protocol(), ledger_of(folder, CIFAR.network)
+    study = study_of(CIFAR, folder)
+    protocol, ledger = study.protocol, study.ledger
+    assert isinstance(protocol, PaperProtocol)
     errors = [100 * ledger[t].error for t in protocol.retrainings_of(1.0, BEST_RATE)]
     assert finding.error_pct.mean == pytest.approx(statistics.fmean(errors))
     assert finding.error_pct.sd == pytest.approx(statistics.stdev(errors))
@@ -79,8 +86,11 @@ def test_the_selected_k_is_set_apart_from_k_1(tmp_path: Path) -> None:
 
 
 def test_what_is_not_finished(folder: Path, tmp_path: Path) -> None:
-    lines = ledger_of(folder, CIFAR.network).path.read_text("utf-8").splitlines(keepends=True)
-    ledger_of(tmp_path, CIFAR.network).path.write_text("".join(lines[:-1]), "utf-8")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    ledger = folder_of(CIFAR, tmp_path) / "ledger.jsonl"
+    lines = ledger.read_text("utf-8").splitlines(keepends=True)
+    ledger.write_text("".join(lines[:-1]), "utf-8")
+    change_sessions(tmp_path, lambda described: described.update(sessions=[]))
     other = Experiment(rows("supplement", "cifar10 3x400 m0.9")[0])
     found = read([CIFAR, other], tmp_path)
     assert found.found == {CIFAR: None, other: None}
@@ -88,44 +98,78 @@ def test_what_is_not_finished(folder: Path, tmp_path: Path) -> None:
     assert found.finished == []
     [effort] = found.efforts
     assert (effort.experiment, effort.trials, effort.seconds) == (CIFAR, len(lines) - 1, 0)
+    assert effort.untimed == effort.trials
     assert math.isnan(effort.trials_per_hour)
 
 
 def test_runs_in_small_are_not_taken_for_whole_ones(tmp_path: Path) -> None:
     write(tmp_path, [CIFAR], smoke=True)
-    assert read([CIFAR], tmp_path).found == {CIFAR: None}
-    assert read([CIFAR], tmp_path).begun == frozenset()
+    with pytest.raises(ValueError, match="holds a run with other settings"):
+        read([CIFAR], tmp_path)
     assert read([CIFAR], tmp_path, smoke=True).found[CIFAR] is not None
 
 
 def test_effort(folder: Path) -> None:
     [effort] = read([CIFAR], folder).efforts
-    ledger = ledger_of(folder, CIFAR.network)
+    ledger = study_of(CIFAR, folder).ledger
     final = sum(trial.split.retrain for trial in ledger)
     assert final == 5  # k = 1 is the choice
     # 30,000 examples an epoch in steps of 128, in the final training 40,000; two epochs each.
     assert effort.steps == 2 * (235 * (len(ledger) - final) + 313 * final)
     assert effort.epochs == 2 * len(ledger)
     assert effort.trials_per_hour == pytest.approx(100 * len(ledger))
-    assert read([CIFAR], folder).sessions[0]["hardware"] == "a <GPU> & more"
+    assert effort.untimed == 0
 
 
-def test_rows_of_a_network_share_its_time_by_steps(tmp_path: Path) -> None:
-    group = [Experiment(row) for row in rows("all", "svhn 1x400*")]
-    write(tmp_path, group)
-    efforts = read(group, tmp_path).efforts
-    assert [effort.experiment for effort in efforts] == group
-    assert sum(effort.seconds for effort in efforts) == pytest.approx(36)
-    assert sum(effort.trials for effort in efforts) == len(ledger_of(tmp_path, group[0].network))
-    paces = [effort.seconds / effort.steps for effort in efforts]
-    assert paces == pytest.approx([paces[0]] * 3)
-    # Of some rows alone it is the same.
-    assert read(group[1:2], tmp_path).efforts == (efforts[1],)
+def test_studies_side_by_side_share_the_time(tmp_path: Path) -> None:
+    write(tmp_path, PAIR, smoke=True)
+
+    def at_once(described: dict[str, Any]) -> None:
+        described["sessions"][0] |= {"share": 0.25, "started": "2026-01-01T12:00:00+00:00"}
+
+    change_sessions(tmp_path, at_once)
+    found = read(PAIR, tmp_path, smoke=True)
+    assert [effort.seconds for effort in found.efforts] == [SECONDS / 4] * 2
+    (call,) = found.sessions
+    assert call["seconds"] == SECONDS
+    assert call["trials"] == sum(effort.trials for effort in found.efforts)
+    # Of one of them alone it is the same.
+    assert read(PAIR[1:], tmp_path, smoke=True).efforts == found.efforts[1:]
+
+
+def test_studies_one_after_another_are_one_call(tmp_path: Path) -> None:
+    write(tmp_path, PAIR, smoke=True)
+    (call,) = read(PAIR, tmp_path, smoke=True).sessions
+    assert call["seconds"] == 2 * SECONDS + 2  # with the time to read the second's data
+    assert call["hardware"] == "a <GPU> & more"
+    assert list(call["data"]) == ["cifar10", "svhn"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"commit": "abcdef"}, {"hardware": "another"}, {"command": "python -m paper run table1"},
+     {"started": "2026-01-02T12:00:00+00:00"}, {"versions": {"torch": "2.12.0"}}],
+)  # fmt: skip
+def test_other_calls_are_told_apart(tmp_path: Path, other: dict[str, Any]) -> None:
+    """Also at the same time, on two machines."""
+    write(tmp_path, PAIR, smoke=True)
+
+    def change(described: dict[str, Any]) -> None:
+        (session,) = described["sessions"]
+        described["sessions"].append(session | other)
+
+    change_sessions(tmp_path, change)
+    calls = read(PAIR, tmp_path, smoke=True).sessions
+    assert len(calls) == 2
+    (name,) = other
+    assert {str(call[name]) for call in calls} >= {str(other[name])}
+    assert calls[0]["trials"] == calls[1]["trials"]
 
 
 def test_lines_that_cannot_be_read_are_counted(folder: Path, tmp_path: Path) -> None:
-    text = ledger_of(folder, CIFAR.network).path.read_text("utf-8")
-    ledger_of(tmp_path, CIFAR.network).path.write_text(text + "{cut off\n", "utf-8")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    with (folder_of(CIFAR, tmp_path) / "ledger.jsonl").open("a") as file:
+        file.write("{cut off\n")
     found = read([CIFAR], tmp_path)
     assert found.unread == 1
     assert found.found[CIFAR] is not None
@@ -137,12 +181,11 @@ def test_experiments_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_a_network_that_diverged_has_no_cross_entropy(tmp_path: Path) -> None:
-    protocol, outcomes = CIFAR.protocol(), dict[Trial, Outcome]()
-    search(protocol, outcomes)
-    ledger = ledger_of(tmp_path, CIFAR.network)
-    lost = protocol.retrainings_of(1.0, BEST_RATE)[0]
-    for trial, outcome in outcomes.items():
-        ledger.append(replace(outcome, cross_entropy=math.inf) if trial == lost else outcome)
+    def one_diverged(trial: Trial) -> Outcome:
+        lost = trial.split.retrain and trial.split.repetition == 0
+        return replace(made_up(trial), cross_entropy=math.inf) if lost else made_up(trial)
+
+    write(tmp_path, [CIFAR], outcome_of=one_diverged)
     finding = read([CIFAR], tmp_path).found[CIFAR]
     assert finding is not None
     assert math.isinf(finding.cross_entropy.mean)

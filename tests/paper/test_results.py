@@ -1,4 +1,4 @@
-"""The results as documents: complete, the same in both forms, and checked against the ledgers."""
+"""The results as documents: complete, the same in both forms, and checked against the studies."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from extract import extract
-from made_up_results import made_up, write
-from paper.words import fraction, interval, rates, signed
+from made_up_results import SECONDS, change_sessions, made_up, write
 
-from paper import effort, findings, report
+from paper import effort, report
 from paper.claims import CLAIMS, judge, paper_points, pooled_by_architecture
 from paper.cli import main
 from paper.findings import Finding, Reproduction, read
-from paper.report import documents, same
+from paper.report import documents
 from paper.rows import Experiment, Row, experiments, rows, select
-from paper.run import ledger_of
+from paper.run import study_of
 from paper.toy import ToyRun, write_csv
 from paper.verdicts import selected_counts
-from pseudograd.fleet import Trial
+from pseudograd.fleet import Outcome
 from pseudograd.report.page import PAPER
-from pseudograd.search import Cell, Difference, Ledger, Protocol, Result
+from pseudograd.search import Cell, Difference, Result
+from pseudograd.words import fraction, interval, rates, signed
+from trials import a_trial
 
 ROOT = Path(__file__).parents[2]
 SOME = experiments(rows("all", "*x400 m0.5"))  # 12 rows of all data sets and depths
@@ -50,9 +52,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(folder, tmp_path / "paper/results")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents without pictures, which take most of the time."""
+    monkeypatch.setattr(report, "draw", lambda numbers: {})
+
+
+@pytest.fixture
+def changed_text(copy: Path, undrawn: None) -> Callable[..., str]:
+    """What the document says if studies told otherwise of their data and sessions."""
+
+    def text(change: Callable[[dict[str, Any]], None], experiments: list[Experiment] = SOME) -> str:
+        change_sessions(copy, change)
+        return documents(experiments, copy)[copy.parents[1] / "RESULTS.md"]
+
+    return text
+
+
 @pytest.fixture(scope="module")
 def files(folder: Path) -> dict[Path, str]:
     return documents(SOME, folder)
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Reproduction:
+    return read(SOME, folder)
 
 
 @pytest.fixture(scope="module")
@@ -208,38 +237,40 @@ def test_what_was_run_is_told(text: str, folder: Path) -> None:
     svhn = "2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934"
     assert f"svhn: `{svhn}`, re-cropped: cut again" in text
     line = lines_of(text, "svhn 1x400 m0.5", "## What was run")[0]
-    trials = len((folder / "svhn-1x400.jsonl").read_text("utf-8").splitlines())
+    trials = len((folder / "svhn-1x400-m0.5/ledger.jsonl").read_text("utf-8").splitlines())
     assert line[1:] == [f"{trials:,}", f"{2 * trials:,}", "0.6", f"{100 * trials:,}"]
     assert "plain loop" not in text  # nothing was measured here
 
 
-def test_a_report_of_some_rows_tells_of_them_alone(text: str, folder: Path, tmp_path: Path) -> None:
-    assert "minutes including reading the data, in 1 call." in text
-    copy = tmp_path / "paper/results"
-    shutil.copytree(folder, copy)
+def test_a_report_of_some_rows_tells_of_them_alone(
+    text: str, changed_text: Callable[..., str]
+) -> None:
+    whole = len(SOME) * SECONDS + (len(SOME) - 1) * 2
+    assert f"{whole / 60:.1f} minutes including reading the data, in 1 call." in text
+
+    def by_others(described: dict[str, Any]) -> None:
+        (session,) = described["sessions"]
+        if described["data"]["name"] == "mnist":
+            session["commit"] = "abcdef of others"
+
     svhn = [experiment for experiment in SOME if experiment.row.data == "svhn"]
-    some = documents(svhn, copy)[tmp_path / "RESULTS.md"]
+    some = changed_text(by_others, svhn)
     assert "including reading the data" not in some  # of others, too
     assert "\n- svhn: `" in some
     assert "\n- cifar10: `" in text
     assert "\n- cifar10: `" not in some
-    manifest = json.loads((copy / "manifest.json").read_text("utf-8"))
-    others = manifest[0] | {
-        "commit": "abcdef of others",
-        "networks": {"mnist 9x9": {"trials": 1, "seconds": 1}},
-    }
-    (copy / "manifest.json").write_text(json.dumps([*manifest, others]), "utf-8")
-    assert "abcdef" not in documents(svhn, copy)[tmp_path / "RESULTS.md"]
+    assert "abcdef" not in some
+    assert "- Commit: abcdef of others, 0123456789ab.\n" in changed_text(lambda _: None)
 
 
-def test_what_the_papers_own_rows_took_is_told(text: str, folder: Path, tmp_path: Path) -> None:
+def test_what_the_papers_own_rows_took_is_told(
+    text: str, folder: Path, changed_text: Callable[..., str]
+) -> None:
     own = [Experiment(row) for row in rows("all", "*x400 m0.5")]
-    networks = sum(len(ledger_of(folder, e.network)) for e in own)
+    networks = sum(len(study_of(e, folder).ledger) for e in own)
     assert f"Of these, 7.2 minutes and {networks:,} networks are of the paper’s own rows" in text
     assert "The goal was" not in text  # most rows are missing
-    copy = tmp_path / "paper/results"
-    shutil.copytree(folder, copy)
-    assert "Of these" not in documents(own, copy)[tmp_path / "RESULTS.md"]
+    assert "Of these" not in changed_text(lambda _: None, own)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +282,7 @@ def test_what_the_papers_own_rows_took_is_told(text: str, folder: Path, tmp_path
     ],
 )
 def test_whether_the_goal_was_met(
-    folder: Path,
-    tmp_path: Path,
+    changed_text: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
     times: int,
     hardware: str,
@@ -260,31 +290,27 @@ def test_whether_the_goal_was_met(
 ) -> None:
     """As if the paper had no other rows; what is run beside them does not count."""
     monkeypatch.setattr(effort, "paper_rows", lambda: rows("all", "*x400 m0.5"))
-    copy = tmp_path / "paper/results"
-    shutil.copytree(folder, copy)
-    (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
-    for network in session["networks"].values():
-        network["seconds"] *= times
-    session["hardware"] = hardware
-    (copy / "manifest.json").write_text(json.dumps([session]), "utf-8")
-    text = documents(SOME, copy)[tmp_path / "RESULTS.md"]
+
+    def change(described: dict[str, Any]) -> None:
+        (session,) = described["sessions"]
+        session |= {"hardware": hardware, "seconds": times * session["seconds"]}
+
+    text = changed_text(change)
     goal = "The goal was one hour on one NVIDIA H200 for all 12 rows of the paper; "
     assert goal + said in text if said else goal not in text
 
 
-def test_an_unlisted_content_is_official(folder: Path, tmp_path: Path) -> None:
+def test_an_unlisted_content_is_official(changed_text: Callable[..., str]) -> None:
     """Else it could not have been loaded: its files have the official checksums."""
-    copy = tmp_path / "paper/results"
-    shutil.copytree(folder, copy)
-    (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
-    session["data"]["svhn"] = "0" * 64
-    (copy / "manifest.json").write_text(json.dumps([session]), "utf-8")
-    assert f"svhn: `{'0' * 64}`, official." in documents(SOME, copy)[tmp_path / "RESULTS.md"]
+
+    def change(described: dict[str, Any]) -> None:
+        described["data"]["sha256"] = "0" * 64
+
+    svhn = [experiment for experiment in SOME if experiment.row.data == "svhn"]
+    assert f"svhn: `{'0' * 64}`, official." in changed_text(change, svhn)
 
 
-def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "paper/results"
-    shutil.copytree(folder, copy)
+def test_the_plain_loop_is_estimated_from_the_nearest_network(copy: Path, tmp_path: Path) -> None:
     measured = tmp_path / "benchmarks" / "results"
     measured.mkdir(parents=True)
     (measured / "fleet_cuda.csv").write_text(
@@ -307,16 +333,19 @@ def test_the_plain_loop_is_estimated_from_the_nearest_network(folder: Path, tmp_
     assert "one GPU" in text
 
 
-def test_networks_side_by_side_are_said_to_share_the_time(
-    folder: Path, text: str, tmp_path: Path
+def test_rows_side_by_side_are_said_to_share_the_time(
+    text: str, changed_text: Callable[..., str]
 ) -> None:
-    said = "Architectures that were trained side by side on one GPU share its time equally."
+    said = "A row that was trained side by side with others is counted with its share of the device"
     assert said not in text
-    copy = tmp_path / "paper/results"
-    shutil.copytree(folder, copy)
-    (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
-    (copy / "manifest.json").write_text(json.dumps([session | {"at_once": 2}]), "utf-8")
-    assert said in documents(SOME, copy)[tmp_path / "RESULTS.md"]
+
+    def halved(described: dict[str, Any]) -> None:
+        described["sessions"][0]["share"] = 0.5
+
+    told = changed_text(halved)
+    assert said in told
+    assert f"- Time: {len(SOME) * SECONDS / 2 / 60:.1f} minutes, " in told
+    assert lines_of(told, "svhn 1x400 m0.5", "## What was run")[0][3] == f"{SECONDS / 120:.1f}"
 
 
 def test_what_a_reader_would_ask_next(text: str) -> None:
@@ -364,9 +393,7 @@ def test_any_activation_stands_beside_relu_in_the_same_range(tmp_path: Path) -> 
     assert [line[1] for line in table] == ["relu", "sigmoid"]
 
 
-def test_networks_that_were_taken_early_are_counted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_networks_that_were_taken_early_are_counted(text_with: TextWith) -> None:
     def later(result: Result) -> Result:
         comparison = result.comparison
         plain = tuple(
@@ -377,15 +404,15 @@ def test_networks_that_were_taken_early_are_counted(
         )
         return replace(result, comparison=replace(comparison, plain=plain))
 
-    text, marked = text_with(folder, monkeypatch, later)
-    assert marked == "cifar10 1x400 m0.5"
+    text = text_with(later)
+    assert MARKED.name == "cifar10 1x400 m0.5"
     line = lines_of(text, "cifar10", "### Were networks taken early?")[0]
     assert line[1:6] == ["1", "2 of 5", "30.00", "46.67", "5 of 5"]
     assert line[7] == "–"
 
 
 def test_both_scalings_of_mnist_stand_beside_the_papers_figures(
-    text: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, text_with: TextWith
 ) -> None:
     title = "### Which scaling of MNIST fits the paper?"
     for name in ("[−1, 1]", "[0, 1]"):
@@ -393,12 +420,12 @@ def test_both_scalings_of_mnist_stand_beside_the_papers_figures(
         assert [*line[1:4], *line[6:]] == ["3", "3", "3", "1", "2"]
     assert "Rates fit neither better" in text
     stated = Experiment(rows("table1", "mnist 1x400*")[0])
-    text, _ = text_with(folder, monkeypatch, at_another_rate, stated)
+    text = text_with(at_another_rate, stated)
     assert lines_of(text, "[−1, 1]", title)[0][2:4] == ["3", "2"]
     assert "Rates fit [0, 1] better" in text
 
 
-def test_wide_spreads_are_looked_into(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_spreads_are_looked_into(text_with: TextWith) -> None:
     def spread(result: Result) -> Result:
         errors = (0.43, 0.47, 0.43, 0.43, 0.43)
         plain = tuple(
@@ -407,17 +434,15 @@ def test_wide_spreads_are_looked_into(folder: Path, monkeypatch: pytest.MonkeyPa
         )
         return replace(result, comparison=replace(result.comparison, plain=plain))
 
-    text, name = text_with(folder, monkeypatch, spread)
+    text = text_with(spread)
     each = "43.0 (54), 47.0 (8), 43.0 (54), 43.0 (54), 43.0 (54)"
-    assert f"- {name}: the errors at k = 1 are, with the epoch of each, {each}." in text
+    assert f"- {MARKED.name}: the errors at k = 1 are, with the epoch of each, {each}." in text
     assert text.count("with the epoch of each") == 1
 
 
-def test_rows_that_were_not_run_are_shown(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "paper/results"
-    shutil.copytree(folder, copy)
-    (copy / "svhn-1x400.jsonl").unlink()
-    ledger = copy / "cifar10-1x400.jsonl"
+def test_rows_that_were_not_run_are_shown(copy: Path, tmp_path: Path) -> None:
+    shutil.rmtree(copy / "svhn-1x400-m0.5")
+    ledger = copy / "cifar10-1x400-m0.5/ledger.jsonl"
     ledger.write_text("".join(ledger.read_text("utf-8").splitlines(keepends=True)[:50]), "utf-8")
     text = documents(SOME, copy)[tmp_path / "RESULTS.md"]
     assert lines_of(text, "svhn 1x400 m0.5")[0][2:6] == ["not run yet", "16.88", "–", "not run yet"]
@@ -491,45 +516,48 @@ def test_nothing_was_run_yet(tmp_path: Path) -> None:
     assert "`python -m paper toy --csv paper/results/toy.csv` runs it." in text
 
 
-def text_with(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Result], Result],
-    *others: Experiment,
-) -> tuple[str, str]:
-    """The document if the search of one row and of others had ended otherwise; and its name."""
-    marked = Experiment(rows("table1", "cifar10 1x400*")[0])
+MARKED = Experiment(rows("table1", "cifar10 1x400*")[0])
+TextWith = Callable[..., str]
 
-    def read_changed(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
-        found = read(experiments, folder, smoke=smoke)
+
+@pytest.fixture
+def text_with(
+    folder: Path, found: Reproduction, monkeypatch: pytest.MonkeyPatch, undrawn: None
+) -> TextWith:
+    """The document if the search of one row and of others had ended otherwise."""
+
+    def text(
+        change: Callable[[Result], Result],
+        *others: Experiment,
+        control: tuple[Cell, tuple[Outcome, ...]] | None = None,
+    ) -> str:
         changed = dict(found.found)
-        for experiment in (marked, *others):
+        for experiment in (MARKED, *others):
             finding = changed[experiment]
             assert isinstance(finding, Finding)
-            changed[experiment] = replace(finding, result=change(finding.result))
-        return replace(found, found=changed, unread=3)
+            changed[experiment] = replace(finding, result=change(finding.result), control=control)
+        otherwise = replace(found, found=changed, unread=3)
+        monkeypatch.setattr(report, "read", lambda *_, **__: otherwise)
+        return documents(SOME, folder)[folder.parents[1] / "RESULTS.md"]
 
-    monkeypatch.setattr(report, "read", read_changed)
-    return documents(SOME, folder)[folder.parents[1] / "RESULTS.md"], marked.name
+    return text
 
 
-def test_ties_and_open_rates_are_marked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_and_open_rates_are_marked(text_with: TextWith) -> None:
     def with_ties(result: Result) -> Result:
         same_k = replace(result.chosen, learning_rate=0.5)
         ties = (Cell(0.125, 0.1, same_k.errors), same_k)
         return replace(result, ties=ties, open_ks=(4.0,))
 
-    text, marked = text_with(folder, monkeypatch, with_ties)
-    assert lines_of(text, marked, "## The tables")[0][1] == "1/4†‡ (1/4)"
+    text = text_with(with_ties)
+    assert lines_of(text, MARKED.name, "## The tables")[0][1] == "1/4†‡ (1/4)"
     assert lines_of(text, "svhn 1x400 m0.5", "## The tables")[0][1] == "1/4 (1/4)"
-    assert f"- † {marked}: k = 1/8 did as well" in text
-    assert f"- ‡ {marked}: the best rate of k = 4 may lie beyond" in text
+    assert f"- † {MARKED.name}: k = 1/8 did as well" in text
+    assert f"- ‡ {MARKED.name}: the best rate of k = 4 may lie beyond" in text
     assert "3 lines of the ledgers cannot be read" in text
 
 
-def test_a_neighbours_best_rate_that_was_not_tried_is_marked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_neighbours_best_rate_that_was_not_tried_is_marked(text_with: TextWith) -> None:
     """Above k = 4 there is none: only k = 2 can lack its rate."""
 
     def with_another(result: Result) -> Result:
@@ -537,10 +565,10 @@ def test_a_neighbours_best_rate_that_was_not_tried_is_marked(
         best = tuple(far if cell.k == 4 else cell for cell in result.best_of_each_k)
         return replace(result, cells=(*result.cells, far), best_of_each_k=best)
 
-    text, marked = text_with(folder, monkeypatch, with_another)
-    line = lines_of(text, marked, "### Which learning rates")[0]
-    tried = "(1/32 to 1/4)"
-    assert line[1].startswith(f"k = 4: 16 (1/32 to 16), k = 2: 1/8* {tried}, k = 1: 1/8 {tried}, ")
+    text = text_with(with_another)
+    line = lines_of(text, MARKED.name, "### Which learning rates")[0]
+    tried = "(1/16 to 1/2)"
+    assert line[1].startswith(f"k = 4: 16 (1/16 to 16), k = 2: 1/8* {tried}, k = 1: 1/8 {tried}, ")
     apart = lines_of(text, "cifar10", "### Which learning rates")[0][-2:]
     assert apart[0].startswith("1 of ")
     assert apart[1] == "0 of 3"
@@ -557,69 +585,53 @@ def told_of_claims(text: str) -> list[str]:
     return [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- § marks")]
 
 
-def test_k_1_at_the_selected_ks_rate_stands_beside_both(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text, marked = text_with(folder, monkeypatch, at_another_rate)
+def test_k_1_at_the_selected_ks_rate_stands_beside_both(text_with: TextWith) -> None:
+    text = text_with(at_another_rate)
     title = "### Is it k, or the learning rate?"
-    line = lines_of(text, f"{marked} §", title)[0]
+    line = lines_of(text, f"{MARKED.name} §", title)[0]
     assert (line[1], line[2], line[5], line[8]) == ("1/4: 16", "1/8", "–", "–")
     assert "It has yet to be done for 1 row." in text
 
-    trial = Trial("cifar10", (400,), k=1, learning_rate=16)
+    trial = a_trial("cifar10", (400,), k=1, learning_rate=16)
     networks = tuple(replace(made_up(trial), error=error) for error in (0.4, 0.5, 0.45, 0.4, 0.5))
-    real = findings._finding
-    errors = (0.5, 0.6)
-
-    def controlled(experiment: Experiment, protocol: Protocol, ledger: Ledger) -> Finding | None:
-        finding = real(experiment, protocol, ledger)
-        if finding and experiment.name == marked:
-            return replace(finding, control=(Cell(1.0, 16.0, errors), networks))
-        return finding
-
-    monkeypatch.setattr(findings, "_finding", controlled)
-    text, _ = text_with(folder, monkeypatch, at_another_rate)
-    line = lines_of(text, marked, title)[0]
+    text = text_with(at_another_rate, control=(Cell(1.0, 16.0, (0.5, 0.6)), networks))
+    line = lines_of(text, MARKED.name, title)[0]
     assert (line[5], line[8]) == ("55.00", "45.00 ± 5.00")
     assert line[9].startswith("−34.9")  # the best k has 10% and some chance
     assert "no lower validation error there than at its own rate in 1:" in text
     # So it is not the rate, and no claim is judged without this row.
-    assert lines_of(text, marked, "## The tables")[0][1] == "1/4 (1/4)"
+    assert lines_of(text, MARKED.name, "## The tables")[0][1] == "1/4 (1/4)"
     assert told_of_claims(text) == []
 
-    errors = (0.05, 0.15)  # better than the 0.12 at its own rate: then it may be
-    text, _ = text_with(folder, monkeypatch, at_another_rate)
-    assert lines_of(text, f"{marked} §", title)[0][5] == "10.00"
+    # Better than the 0.12 at its own rate: then it may be.
+    text = text_with(at_another_rate, control=(Cell(1.0, 16.0, (0.05, 0.15)), networks))
+    assert lines_of(text, f"{MARKED.name} §", title)[0][5] == "10.00"
     assert "no lower validation error there than at its own rate in 0:" in text
-    assert lines_of(text, marked, "## The tables")[0][1] == "1/4§ (1/4)"
+    assert lines_of(text, MARKED.name, "## The tables")[0][1] == "1/4§ (1/4)"
     assert len(told_of_claims(text)) == 5
 
 
-def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text, marked = text_with(folder, monkeypatch, at_another_rate)
-    assert lines_of(text, marked, "## The tables")[0][1] == "1/4§ (1/4)"
-    assert f"- § {marked}: the search tried k = 1 at rates of 1/32 to 1/4, not at 16." in text
+def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(text_with: TextWith) -> None:
+    text = text_with(at_another_rate)
+    assert lines_of(text, MARKED.name, "## The tables")[0][1] == "1/4§ (1/4)"
+    assert f"- § {MARKED.name}: the search tried k = 1 at rates of 1/16 to 1/2, not at 16." in text
     assert lines_of(text, "cifar10", "### Which learning rates")[0][-1] == "1 of 3"
     # All claims that are judged by it name it: 2a and 4 of 4 shallow rows, 2d, 3 and 6 of all 12.
     # Each is then judged without it, in both scalings of MNIST.
     told = told_of_claims(text)
     for line, number in zip(told, (4, 12, 12, 4, 12), strict=True):
-        assert line.startswith(f"§ marks 1 of {number} rows: {marked}. Without them: **")
+        assert line.startswith(f"§ marks 1 of {number} rows: {MARKED.name}. Without them: **")
         assert line.count(f"** ({number - 1} rows") == 2
         assert ". Without them, MNIST in [0, 1]: **" in line
     assert re.search(r"Without the rows marked § the change is .* with 1 hidden layer\.", text)
 
 
-def test_marked_rows_that_are_run_beside_the_papers_are_counted_apart(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marked_rows_that_are_run_beside_the_papers_are_counted_apart(text_with: TextWith) -> None:
     scaled = Experiment(rows("table4", "mnist 5x400 m0.5")[0], feature_range=(0.0, 1.0))
     # No claim is judged by rows with tanh.
     tanh = Experiment(rows("table1", "cifar10 1x400*")[0], activation="tanh")
-    text, marked = text_with(folder, monkeypatch, at_another_rate, scaled, tanh)
-    of_4, of_12 = (f"§ marks 1 of {number} rows: {marked}." for number in (4, 12))
+    text = text_with(at_another_rate, scaled, tanh)
+    of_4, of_12 = (f"§ marks 1 of {number} rows: {MARKED.name}." for number in (4, 12))
     of_1, of_2, of_3 = (
         f"§ marks 1 of {number} of MNIST in [0, 1]: {scaled.name}."
         for number in ("1 row", "2 rows", "3 rows")
@@ -629,12 +641,10 @@ def test_marked_rows_that_are_run_beside_the_papers_are_counted_apart(
     assert told == [of_4, of_1, both, both, of_4, of_2, both]
 
 
-def test_verdicts_are_told_without_marked_rows(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_are_told_without_marked_rows(text_with: TextWith) -> None:
     """In short where they are others, below the claim always."""
     shallow = [Experiment(row) for row in rows("table1", "*1x400 m0.5")]
-    text, _ = text_with(folder, monkeypatch, at_another_rate, *shallow)
+    text = text_with(at_another_rate, *shallow)
     verdicts = {claim.name: lines_of(text, claim.name)[0] for claim in CLAIMS}
     other = "; without rows marked § "
     # No row with one hidden layer is left of the first reading, one of MNIST in [0, 1].
@@ -649,7 +659,10 @@ def test_verdicts_are_told_without_marked_rows(
     assert other not in verdicts["2c"][2] + verdicts["2d"][4]
 
 
-def test_the_answer_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_the_answer_comes_first(
+    folder: Path, found: Reproduction, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def of(low: float, high: float) -> Callable[[Result], Result]:
         error = Difference((low + high) / 2, low, high)
 
@@ -666,18 +679,14 @@ def test_the_answer_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         "cifar100 1x400 m0.5": noise,
     }
 
-    def read_changed(experiments: list[Experiment], folder: Path, smoke: bool) -> Reproduction:
-        found = read(experiments, folder, smoke=smoke)
-        changed = dict(found.found)
-        for experiment, finding in found.found.items():
-            assert finding is not None
-            result = of_row.get(experiment.name, noise)(finding.result)
-            if experiment.name == "mnist 1x400 m0.5":
-                result = at_another_rate(result)
-            changed[experiment] = replace(finding, result=result)
-        return replace(found, found=changed)
-
-    monkeypatch.setattr(report, "read", read_changed)
+    changed = dict(found.found)
+    for experiment, finding in found.found.items():
+        assert finding is not None
+        result = of_row.get(experiment.name, noise)(finding.result)
+        if experiment.name == "mnist 1x400 m0.5":
+            result = at_another_rate(result)
+        changed[experiment] = replace(finding, result=result)
+    monkeypatch.setattr(report, "read", lambda *_, **__: replace(found, found=changed))
     text = documents(SOME, folder)[folder.parents[1] / "RESULTS.md"]
     answer = text[text.index("**Does k matter?**") :].splitlines()[0]
     # Twelve architectures: -2, -2, +2 and nine times 0 percentage points; then without one -2.
@@ -707,22 +716,22 @@ def test_rates_are_exact_where_that_is_short(rate: float, said: str) -> None:
     assert rates(rate) == said
 
 
-def test_networks_that_no_manifest_knows_are_told(folder: Path, text: str, tmp_path: Path) -> None:
-    """Others that it knows, but whose ledgers are not there, do not make up for them."""
-    assert "no manifest says" not in text
-    copy = tmp_path / "paper/results"
-    shutil.copytree(folder, copy)
-    (session,) = json.loads((copy / "manifest.json").read_text("utf-8"))
-    session["networks"]["svhn 1x400"]["trials"] -= 7
-    session["networks"]["svhn 1x800"] = {"trials": 500, "epochs": 1000, "seconds": 1.0}
-    (copy / "manifest.json").write_text(json.dumps([session]), "utf-8")
-    told = documents(SOME, copy)[tmp_path / "RESULTS.md"]
-    said = "- For 7 networks no manifest says where and how long they were trained"
+def test_networks_that_no_session_tells_of_are_told(
+    text: str, changed_text: Callable[..., str]
+) -> None:
+    """Others that a session tells of, but that are not in the ledger, do not make up for them."""
+    assert "no session tells" not in text
+
+    def miscounted(described: dict[str, Any]) -> None:
+        (session,) = described["sessions"]
+        session["trials"] += {"svhn": -7, "mnist": 500}.get(described["data"]["name"], 0)
+
+    told = changed_text(miscounted)
+    said = "- For 21 networks no session tells where and how long they were trained"
     assert f"{said}, so this time is too short.\n" in told
     assert "Of these, " not in told
-    (copy / "manifest.json").unlink()
-    told = documents(SOME, copy)[tmp_path / "RESULTS.md"]
-    assert "no manifest says where and how long they were trained.\n" in told
+    told = changed_text(lambda described: described["sessions"].clear())
+    assert "no session tells where and how long they were trained.\n" in told
     assert "- Time:" not in told
 
 
@@ -766,11 +775,9 @@ def test_a_row_that_is_run_beside_the_papers_alone(name: str, tmp_path: Path) ->
     assert any(" ± " in cell for line in shown for cell in line)
 
 
-def test_mnist_in_0_1_is_a_reading_once_it_has_the_same_rows(folder: Path, tmp_path: Path) -> None:
+def test_mnist_in_0_1_is_a_reading_once_it_has_the_same_rows(copy: Path, tmp_path: Path) -> None:
     """With some of them alone, its verdicts would be those of the other data sets."""
-    copy = tmp_path / "paper/results"
-    shutil.copytree(folder, copy)
-    (copy / "mnist-5x400-0-1.jsonl").unlink()
+    shutil.rmtree(copy / "mnist-5x400-m0.5-0-1")
     text = documents(SOME, copy)[tmp_path / "RESULTS.md"]
     assert "Ours, MNIST in [0, 1]" not in text
     assert lines_of(text, "mnist 1x400 m0.5 [0,1]", "## The tables")[0][2] != "not run yet"
@@ -820,8 +827,7 @@ def test_pictures_stand_on_their_own(files: dict[Path, str], text: str) -> None:
             assert f"(paper/results/{path.name})" in text
 
 
-def test_pictures_are_drawn_the_same_every_time(folder: Path) -> None:
-    files = documents(SOME, folder)
+def test_pictures_are_drawn_the_same_every_time(files: dict[Path, str], folder: Path) -> None:
     assert files == documents(SOME, folder)
 
 
@@ -835,13 +841,12 @@ def test_the_page_of_a_search_knows_what_the_paper_selected() -> None:
 
 
 def test_report_and_check(
-    folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(folder, "paper/results")
+    write(Path("paper/results"), [Experiment(row) for row in rows("all", "svhn *x400 m0.5")])
     report = ["report"]
     assert main([*report, "--check"]) == 1
     assert capsys.readouterr().err == (
@@ -850,8 +855,6 @@ def test_report_and_check(
     )
     assert main(report) == 0
     assert capsys.readouterr().out.splitlines()[:2] == ["RESULTS.md", "paper/results/results.html"]
-    expected = documents(experiments(rows()), Path("paper/results"))
-    assert all(same(text, path.read_text("utf-8")) for path, text in expected.items())
     assert main([*report, "--check"]) == 0
     picture = Path("paper/results/deviations.svg")
     drawn = picture.read_text("utf-8")
@@ -903,8 +906,7 @@ def test_report_of_runs_in_small(
     for what in ("status", "report"):
         capsys.readouterr()
         assert main([what, "--out", "runs/smoke"]) == 1
-        said = "runs/smoke holds trials of --smoke alone: give that option here, too\n"
-        assert capsys.readouterr() == ("", f"python -m paper: {said}")
+        assert "holds a run with other settings" in capsys.readouterr().err
     assert sorted(Path("runs/smoke").iterdir()) == before
     assert main(["status", "--smoke", "--out", "runs/smoke"]) == 0
 
@@ -943,18 +945,17 @@ def test_report_of_nothing_writes_nothing(
     Path("again").mkdir()
     assert main(["report", "--out", "again"]) == 1
     said = (
-        "python -m paper: again holds no ledger of these rows: run them first, `python -m paper run"
+        "python -m paper: again holds no study of these rows: run them first, `python -m paper run"
     )
     assert capsys.readouterr().err.startswith(said)
     assert list(Path("again").iterdir()) == []
     shutil.copytree(folder, "some")
     before = sorted(Path("some").iterdir())
     assert main(["report", "--rows", "mnist 5x800*", "--out", "some"]) == 1
-    assert "some holds no ledger of these rows" in capsys.readouterr().err
+    assert "some holds no study of these rows" in capsys.readouterr().err
     assert sorted(Path("some").iterdir()) == before
 
 
-@pytest.mark.skipif(not (ROOT / "paper/results").is_dir(), reason="no ledgers are committed yet")
 def test_the_results_of_this_project_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert main(["report", "--check"]) == 0

@@ -30,7 +30,7 @@ from pseudograd.rules import tunable
 @pytest.fixture(scope="module")
 def results() -> list[ToyRun]:
     """The experiment at full size, with fewer runs."""
-    return run_toy(runs=4)
+    return run_toy(runs=2)
 
 
 def plain_run(k: float, run: int, examples: int, patience: int, alpha: float) -> ToyRun:

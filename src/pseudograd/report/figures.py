@@ -11,17 +11,18 @@ from typing import Any
 from markupsafe import Markup
 
 from pseudograd.fleet import Outcome
-from pseudograd.report.drawing import WIDTH, Point, log_scale, log_ticks
 from pseudograd.report.drawing import (
-    Drawing as Drawing,
-)  # TODO(merge): the paper needs these here
-from pseudograd.report.drawing import Scale as Scale
-from pseudograd.report.drawing import round_numbers as round_numbers
-from pseudograd.report.drawing import scale as scale
+    WIDTH,
+    Drawing,
+    Point,
+    log_scale,
+    log_ticks,
+    round_numbers,
+    scale,
+)
 from pseudograd.report.verdict import error_interval
 from pseudograd.search import Cell, Comparison
-from pseudograd.words import between, counted, fraction, percent
-from pseudograd.words import signed as signed  # TODO(merge): the paper needs it here
+from pseudograd.words import between, counted, fraction, percent, signed
 
 # Fills the bars of k = 1; every figure on the page refers to it.
 HATCH = Markup(

@@ -16,7 +16,7 @@ from pseudograd.files import write_whole, writing
 from pseudograd.fleet import MLPRecipe, Outcome, Trial
 from pseudograd.report import figures
 from pseudograd.report.drawing import image
-from pseudograd.report.template import render as render  # TODO(merge): the paper imports it here
+from pseudograd.report.template import render
 from pseudograd.report.verdict import error_interval, one_label, possible, unfinished, verdict
 from pseudograd.search import (
     Cell,

@@ -7,11 +7,7 @@ from collections.abc import Iterable
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import one_label, unfinished, verdict
 from pseudograd.search import Cell, Result, Study
-from pseudograd.words import counted as counted  # TODO(merge): the paper imports these from here
-from pseudograd.words import duration as duration
-from pseudograd.words import fraction as fraction
-from pseudograd.words import p_value as p_value
-from pseudograd.words import percent as percent
+from pseudograd.words import fraction, percent
 
 
 def summary(found: Result) -> str:

@@ -22,8 +22,6 @@ def fill(template: str, *, html: bool = False, **values: object) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # TODO(merge): the paper's page relies on it; better to use the filter there as here.
-        finalize=_unbroken_value if html else None,
     )
     environment.filters |= _FILTERS
     return environment.get_template(template).render(values)
@@ -59,12 +57,6 @@ def _unbroken(html: Markup) -> Markup:
         return re.sub(r"\b([kp]) (=|&lt;) (?=\d)", "\\1\xa0\\2\xa0", text[0])
 
     return Markup(re.sub(">[^<]+", joined, html))
-
-
-def _unbroken_value(value: object) -> object:
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return re.sub(r"\b([kp]) ([=<]) (?=\d)", "\\1\xa0\\2\xa0", value)
 
 
 def _hash(text: str) -> str:
