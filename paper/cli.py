@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paper import PROGRAM
 from pseudograd.cli import run_command
 from pseudograd.cli.options import add_k, file, number, positive, whole
 from pseudograd.cli.place import Place, add_place
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from pseudograd.data import Dataset
     from pseudograd.search import Ledger
 
-PROGRAM = "python -m paper"
 RESULTS = Path("paper/results")  # the committed ledgers, from the root of a clone
 SMOKE = Path("runs/smoke")
 

@@ -13,14 +13,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from paper import claims, effort, questions, tables, verdicts, words
+from paper import PROGRAM, claims, effort, questions, tables, verdicts, words
 from paper.figures import Picture, draw
 from paper.findings import Reproduction, read
 from paper.rows import UNPRINTED, Experiment
 from paper.toy import Spread
 from pseudograd.search.protocol import CLIP
 
-PROGRAM = "python -m paper"
 _HERE = Path(__file__).parent
 
 
