@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paper import PROGRAM
 from pseudograd.cli import run_command
 from pseudograd.cli.options import add_k, add_time_limit, deadline, file, number, whole
 from pseudograd.cli.place import Place, add_place
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from pseudograd.data import Dataset
     from pseudograd.search import Progress, Study
 
-PROGRAM = "python -m paper"
 RESULTS = Path("paper/results")  # the committed ledgers, from the root of a clone
 SMOKE = Path("runs/smoke")
 

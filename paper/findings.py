@@ -57,16 +57,6 @@ class Finding:
         """The same for k = 1."""
         return errors_pct(self.result.comparison.plain)
 
-    @property
-    def cross_entropy(self) -> Spread:
-        """The test cross-entropy of the retrained networks of the selected k."""
-        return cross_entropies(self.result.comparison.chosen)
-
-    @property
-    def cross_entropy_k1(self) -> Spread:
-        """The same for k = 1."""
-        return cross_entropies(self.result.comparison.plain)
-
 
 def errors_pct(outcomes: Iterable[Outcome]) -> Spread:
     """Return the mean and standard deviation of errors, in percent."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from paper import claims, effort, questions, tables, verdicts
+from paper import PROGRAM, claims, effort, questions, tables, verdicts
 from paper.figures import Picture, draw
 from paper.findings import Reproduction, read
 from paper.rows import UNPRINTED, Experiment
@@ -21,7 +21,6 @@ from paper.toy import Spread
 from pseudograd import words
 from pseudograd.search.protocol import CLIP
 
-PROGRAM = "python -m paper"
 _HERE = Path(__file__).parent
 
 

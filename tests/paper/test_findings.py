@@ -17,6 +17,7 @@ from made_up_results import BEST_K, BEST_RATE, SECONDS, change_sessions, made_up
 from paper.findings import (
     Finding,
     apart_from_1,
+    cross_entropies,
     error_against_k,
     read,
     side,
@@ -67,7 +68,7 @@ def test_a_finished_experiment(folder: Path) -> None:
     assert finding.error_pct.mean == pytest.approx(statistics.fmean(errors))
     assert finding.error_pct.sd == pytest.approx(statistics.stdev(errors))
     assert finding.error_k1_pct == finding.error_pct
-    assert finding.cross_entropy.mean == pytest.approx(1.005, abs=0.005)
+    assert cross_entropies(finding.result.comparison.chosen).mean == pytest.approx(1.005, abs=0.005)
     assert finding.tested[0] == tuple(ledger[t] for t in protocol.tested_of(1.0, BEST_RATE))
     assert len(finding.tested[1]) == 7
     assert all(outcome.trial.split.test for outcome in finding.tested[1])
@@ -80,7 +81,12 @@ def test_the_selected_k_is_set_apart_from_k_1(tmp_path: Path) -> None:
     assert finding is not None
     assert finding.k == 0.25
     assert finding.error_pct.mean < finding.error_k1_pct.mean
-    assert finding.cross_entropy.mean > 3.9 > 1.1 > finding.cross_entropy_k1.mean
+    assert (
+        cross_entropies(finding.result.comparison.chosen).mean
+        > 3.9
+        > 1.1
+        > cross_entropies(finding.result.comparison.plain).mean
+    )
     assert {o.trial.k for o in finding.tested[0]} == {0.25}
     assert {o.trial.k for o in finding.tested[1]} == {1.0}
 
@@ -188,7 +194,7 @@ def test_a_network_that_diverged_has_no_cross_entropy(tmp_path: Path) -> None:
     write(tmp_path, [CIFAR], outcome_of=one_diverged)
     finding = read([CIFAR], tmp_path).found[CIFAR]
     assert finding is not None
-    assert math.isinf(finding.cross_entropy.mean)
+    assert math.isinf(cross_entropies(finding.result.comparison.chosen).mean)
     assert math.isfinite(finding.error_pct.mean)
 
 

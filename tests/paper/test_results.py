@@ -22,7 +22,7 @@ from made_up_results import SECONDS, change_sessions, made_up, write
 from paper import effort, report
 from paper.claims import CLAIMS, judge, paper_points, pooled_by_architecture
 from paper.cli import main
-from paper.findings import Finding, Reproduction, read
+from paper.findings import Finding, Reproduction, cross_entropies, read
 from paper.report import documents
 from paper.rows import Experiment, Row, experiments, rows, select
 from paper.run import study_of
@@ -145,7 +145,9 @@ def test_each_row_stands_beside_the_papers(text: str, folder: Path) -> None:
         error, cross_entropy = lines_of(text, experiment.name, "## The tables")[:2]
         assert error[1].endswith(f"({fraction(row.selected_k)})")
         assert error[2].startswith(f"{finding.error_k1_pct.mean:.2f} ± ")
-        assert cross_entropy[5].startswith(f"{finding.cross_entropy.mean:.3f} ± ")
+        assert cross_entropy[5].startswith(
+            f"{cross_entropies(finding.result.comparison.chosen).mean:.3f} ± "
+        )
         if row.error_k1_pct is None:
             assert error[3:5] == ["–", "–"]
         else:
