@@ -11,6 +11,7 @@ import itertools
 import math
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +86,8 @@ def _criterion(trial: Trial) -> nn.Module:
         return TunableCrossEntropyLoss(k=trial.k, reduction="none")
     rule = reweighted(recipe_of(trial).rule)
     _, parameter, *_ = inspect.signature(rule.factor).parameters
-    return RuleCrossEntropyLoss(partial(rule, **{parameter: trial.k}), reduction="none")
+    with_k: Any = partial(rule, **{parameter: trial.k})  # type: ignore[arg-type]
+    return RuleCrossEntropyLoss(with_k, reduction="none")
 
 
 def _optimizer(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
