@@ -3,8 +3,8 @@
     python -m benchmarks.compare before.csv after.csv --out benchmarks/results/house_loss_cpu.csv
 
 Rows are matched by what names them; their figures are written as before, after and ratio. Run both
-on the same machine, by turns if it is uneven: several files of one side, joined by commas, are taken
-by their median.
+on the same machine, by turns if it is uneven: of several files, joined by commas, the median is
+taken.
 """
 
 from __future__ import annotations
@@ -64,10 +64,9 @@ def main() -> None:
             )
     every = dict.fromkeys(column for row in rows for column in row)
     write([{column: row.get(column, "") for column in every} for row in rows], arguments.out)
-    ratios = sorted(row["ratio"] for row in rows)
-    print(
-        f"{len(rows)} rows, ratio {ratios[0]} to {ratios[-1]}, median {statistics.median(ratios)}"
-    )
+    ratios = sorted(float(str(row["ratio"])) for row in rows)
+    middle = statistics.median(ratios)
+    print(f"{len(rows)} rows, ratio {ratios[0]} to {ratios[-1]}, median {middle}")
 
 
 if __name__ == "__main__":
