@@ -24,7 +24,7 @@ from pseudograd.data.columns import (
     named,
     nearest,
 )
-from pseudograd.data.delimited import Texts, read_delimited
+from pseudograd.data.delimited import Delimited, read_delimited
 from pseudograd.data.encoder import Encoder
 from pseudograd.extras import needed_for
 
@@ -51,7 +51,7 @@ class Table:
 
     """
 
-    frame: DataFrame | Texts
+    frame: DataFrame | Delimited
     test: DataFrame | None = None
     pixels: tuple[int, ...] | None = None
 
@@ -157,7 +157,7 @@ def read_table(
     known: dict[str, Collection[object]] = dict.fromkeys(categories, ())
     if encoder is not None:
         known = encoder.known_texts()
-    if isinstance(table.frame, Texts):
+    if isinstance(table.frame, Delimited):
         frame = table.frame.typed(places, known, codes=encoder is None)
     else:
         frame = _with_texts(named(table.frame.iloc[:, places]), known)
