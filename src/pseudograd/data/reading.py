@@ -20,13 +20,12 @@ from pseudograd.data.columns import (
     feature_names,
     how_to_drop,
     kind_of,
-    listed,
     named,
-    nearest,
 )
 from pseudograd.data.delimited import Delimited, read_delimited
 from pseudograd.data.encoder import Encoder
 from pseudograd.extras import needed_for
+from pseudograd.words import listed, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame

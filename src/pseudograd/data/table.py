@@ -18,14 +18,13 @@ from pseudograd.data.columns import (
     Label,
     check_column,
     labels_in,
-    listed,
-    nearest,
     target_column,
 )
 from pseudograd.data.dataset import FOLDS, Dataset, digits
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.reading import READERS, OptionError, read_table
 from pseudograd.data.registry import BENCHMARKS
+from pseudograd.words import listed, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
