@@ -64,7 +64,9 @@ class Column:
     @cached_property
     def not_numbers(self) -> Series:
         """The texts that cannot be read as numbers."""
-        return not_numbers(self.entries)
+        import pandas as pd
+
+        return _those(self.texts, lambda texts: pd.to_numeric(texts, errors="coerce").isna())
 
     @cached_property
     def misfits(self) -> Series:
@@ -245,15 +247,6 @@ def as_texts(entries: Series) -> Series:
     """Return a column's entries as texts, NaN where an entry is missing."""
     texts = entries.astype(object).map(str, na_action="ignore").astype(object)
     return texts.where(entries.notna(), np.nan)
-
-
-def not_numbers(entries: Series) -> Series:
-    """Return the entries that cannot be read as numbers, as texts."""
-    import pandas as pd
-
-    return _those(
-        as_texts(entries).dropna(), lambda texts: pd.to_numeric(texts, errors="coerce").isna()
-    )
 
 
 def _those(texts: Series, hold: Callable[[Series], Series]) -> Series:

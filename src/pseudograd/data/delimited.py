@@ -1,4 +1,4 @@
-"""Text files of rows and columns, such as .csv: read once, checked line by line, typed by pandas."""
+"""Text files of rows and columns, such as .csv: read once, checked by line, typed by pandas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from pseudograd.data.columns import Refusal
 from pseudograd.words import counted
@@ -17,22 +17,17 @@ from pseudograd.words import counted
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_END = "\ud800"  # follows the last line; no file in UTF-8 can contain it
+_END = "\ud800"  # follows the last line; no UTF-8 file contains it
 
 
 @dataclass(frozen=True, eq=False)
 class Delimited:
-    """A text file with its separator and the lines before its header; pandas types its columns.
+    """A text file, the names in its header, and what separates them, after ``skipped`` lines."""
 
-    Attributes:
-        columns: Their names, as they stand in the file.
-
-    """
-
+    content: bytes
     columns: list[str]
-    _content: bytes
-    _separator: str
-    _skipped: int
+    separator: str
+    skipped: int
 
     def typed(
         self, places: Sequence[int], known: Mapping[str, Collection[object]], *, codes: bool
@@ -48,17 +43,13 @@ class Delimited:
             return pd.DataFrame()
         texts = {at: str for at in places if self.columns[at] in known}
         # Where semicolons separate, decimals mostly have commas: take what makes more numbers.
-        frame = max(
-            (
-                self._read(places, dtype=texts, decimal=mark, low_memory=False)
-                for mark in (",." if self._separator == ";" else ".")
-            ),
-            key=lambda frame: frame.select_dtypes("number").shape[1],
-        )
+        marks = ",." if self.separator == ";" else "."
+        frames = (self._read(places, dtype=texts, decimal=mark, low_memory=False) for mark in marks)
+        frame = max(frames, key=lambda frame: frame.select_dtypes("number").shape[1])
         for at in texts:
             frame[at] = _without_points(frame[at], known[self.columns[at]])
         # Looking for a code in the file is quicker than reading all whole numbers again.
-        if codes and re.search(rb'[\n\r"%b] *[+-]?0\d' % self._separator.encode(), self._content):
+        if codes and re.search(rb'[\n\r"%b] *[+-]?0\d' % self.separator.encode(), self.content):
             numbers = frame.select_dtypes("number")
             whole = [at for at in numbers if not (numbers[at].dropna() % 1).any()]
             for at, entries in self._read(whole, dtype=str).items():
@@ -67,19 +58,12 @@ class Delimited:
         return frame.set_axis(pd.Index([self.columns[at] for at in places], dtype=object), axis=1)
 
     def _read(self, places: Sequence[int], **options: Any) -> DataFrame:
-        """Have pandas read some columns, which it names by their place."""
+        """Have pandas read some columns, and call them by their places."""
         import pandas as pd
 
-        return pd.read_csv(
-            io.BytesIO(self._content),
-            sep=self._separator,
-            skiprows=self._skipped,
-            header=0,
-            names=range(len(self.columns)),
-            usecols=places,
-            encoding="utf-8-sig",
-            **options,
-        )
+        file, names = io.BytesIO(self.content), range(len(self.columns))
+        options |= {"sep": self.separator, "skiprows": self.skipped, "encoding": "utf-8-sig"}
+        return pd.read_csv(file, header=0, names=names, usecols=places, **options)
 
 
 def _without_points(texts: Series, known: Collection[object]) -> Series:
@@ -91,41 +75,34 @@ def _without_points(texts: Series, known: Collection[object]) -> Series:
 def read_delimited(path: Path) -> Delimited:
     """Read a text file whose columns are separated by commas, semicolons or tabs."""
     content = path.read_bytes()
-    separator, skipped = _separator(_lines(content))
+    lines = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
+    at, first = next(((at, line) for at, line in enumerate(lines) if line.strip()), (0, ""))
+    # Excel writes a line that only says what separates.
+    if said := re.fullmatch(r'"?sep=([,;\t])"?', first.rstrip("\r\n"), re.IGNORECASE):
+        separator, skipped = said[1], at + 1
+    else:
+        separator, skipped = max(",;\t", key=re.sub(r'"[^"]*"', "", first).count), 0
+    lines.seek(0)
     limit = csv.field_size_limit(2**31 - 1)  # texts may have any length
     try:
-        header = _header(path, _lines(content), separator, skipped)
+        rows = csv.reader(
+            itertools.chain(itertools.islice(lines, skipped, None), [_END]), delimiter=separator
+        )
+        return Delimited(content, _header(path, rows, skipped), separator, skipped)
     finally:
         csv.field_size_limit(limit)
-    return Delimited(header, content, separator, skipped)
 
 
-def _lines(content: bytes) -> TextIO:
-    return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
-
-
-def _separator(lines: TextIO) -> tuple[str, int]:
-    """Return the separator, and how many lines to skip because they only name it."""
-    at, first = next(((at, line) for at, line in enumerate(lines) if line.strip()), (0, ""))
-    # Excel writes such a line.
-    if said := re.fullmatch(r'"?sep=([,;\t])"?', first.rstrip("\r\n"), re.IGNORECASE):
-        return said[1], at + 1
-    unquoted = re.sub(r'"[^"]*"', "", first)
-    return max(",;\t", key=unquoted.count), 0
-
-
-def _header(path: Path, lines: TextIO, separator: str, skipped: int) -> list[str]:
-    """Return the header, once all lines are as long: pandas would fill short ones with gaps."""
-    rows = csv.reader(
-        itertools.chain(itertools.islice(lines, skipped, None), [_END]), delimiter=separator
-    )
+def _header(path: Path, rows: Any, skipped: int) -> list[str]:
+    """Return the first row once all are as long, since pandas fills short ones with gaps."""
     header: list[str] = []
-    last = 0
+    line = skipped + 1
     for row in rows:
-        line, last = skipped + last + 1, rows.line_num
-        if row == [_END] or not row or (len(row) == 1 and row[0] and not row[0].strip(" \t")):
+        start, line = line, skipped + rows.line_num + 1
+        blank = not row or (len(row) == 1 and row[0] and not row[0].strip(" \t"))
+        if blank or row == [_END]:
             continue
-        found = f"{path} cannot be read as a table (line {line} has"
+        found = f"{path} cannot be read as a table (line {start} has"
         if row[-1].endswith(_END):
             raise Refusal(f"{found} a quote that is never closed): close it")
         header = header or row

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pseudograd.data.columns import (
+    Column,
     Label,
     feature_names,
     first_of,
@@ -24,7 +25,6 @@ from pseudograd.data.columns import (
     labels_in,
     look_alikes,
     named,
-    not_numbers,
     target_column,
 )
 from pseudograd.data.features import Categories, Numbers, column_transformer
@@ -107,8 +107,6 @@ class Encoder:
                 target.
 
         """
-        import pandas as pd
-
         frame = named(frame)
         self._check_columns(frame)
         if self.pixels is not None:
@@ -116,9 +114,8 @@ class Encoder:
         transformer, order = self._transformer
         features = np.empty((len(frame), len(order)), np.float32)
         for start in range(0, len(frame), _ROWS):
-            rows = frame[start : start + _ROWS]
-            entries = {at: part.values(rows[part.name]) for at, part in enumerate(self.columns)}
-            features[start : start + _ROWS] = transformer.transform(pd.DataFrame(entries))[:, order]
+            rows = slice(start, start + _ROWS)
+            features[rows] = transformer.transform(frame[rows])[:, order]
         return features
 
     @cached_property
@@ -140,8 +137,10 @@ class Encoder:
         if not any(complaints.values()):
             return
         said = "; ".join(f"{what}: {listed(names)}" for what, names in complaints.items() if names)
-        if texts and len(entries := not_numbers(frame[texts[0]].reset_index(drop=True))):
-            said += f"; {texts[0]!r} has {first_of(entries)}"
+        for name in texts[:1]:
+            column = Column.of(name, frame[name].reset_index(drop=True))
+            if len(column.not_numbers):
+                said += f"; {name!r} has {first_of(column.not_numbers)}"
         raise ValueError(
             f"the columns do not match those of the training part ({said}): "
             "give the same columns with the same kind of content"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from pseudograd.data.columns import as_numbers, as_texts, how_to_drop
 from pseudograd.extras import needed_for
 
 if TYPE_CHECKING:
-    from pandas import Series
+    from pandas import DataFrame, Series
     from sklearn.compose import ColumnTransformer
 
 
@@ -53,13 +53,9 @@ class Numbers:
         """The number of features."""
         return 1 + self.missing
 
-    def values(self, column: Series) -> NDArray[Any]:
-        """Return entries as the transformer takes them."""
-        return as_numbers(self.name, column)
-
     def outside(self, column: Series) -> Series:
         """Return the entries outside the range of the training part."""
-        values = self.values(column)
+        values = as_numbers(self.name, column)
         return column[(values < self.low) | (values > self.high)]
 
     def show(self, features: NDArray[np.float32]) -> str:
@@ -106,10 +102,6 @@ class Categories:
         """The number of features."""
         return len(self.categories) + self.missing
 
-    def values(self, column: Series) -> NDArray[Any]:
-        """Return entries as the transformer takes them."""
-        return as_texts(column).to_numpy()
-
     def outside(self, column: Series) -> Series:
         """Return the entries that are none of the categories."""
         texts = as_texts(column).dropna()
@@ -135,37 +127,49 @@ def column_transformer(
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
-    numbers = {at: column for at, column in enumerate(columns) if isinstance(column, Numbers)}
-    texts = {at: column for at, column in enumerate(columns) if isinstance(column, Categories)}
-    gaps = [at for at, column in numbers.items() if column.missing]
-    ends = np.array([(column.low, column.high) for column in numbers.values()])
+    numbers = [column for column in columns if isinstance(column, Numbers)]
+    texts = [column for column in columns if isinstance(column, Categories)]
+    gaps = [column.name for column in numbers if column.missing]
+    ends = np.array([(column.low, column.high) for column in numbers])
     scale_and_impute = make_pipeline(
         FunctionTransformer(_scaled, kw_args={"ends": ends}),
         SimpleImputer(strategy="median", add_indicator=True),
     )
-    one_hot = OneHotEncoder(
-        categories=[[*text.categories, *[np.nan] * text.missing] for text in texts.values()],
-        handle_unknown="ignore",
-        sparse_output=False,
-        dtype=np.float32,
+    one_hot = make_pipeline(
+        FunctionTransformer(_as_texts),
+        OneHotEncoder(
+            categories=[[*column.categories, *[np.nan] * column.missing] for column in texts],
+            handle_unknown="ignore",
+            sparse_output=False,
+            dtype=np.float32,
+        ),
     )
     transformer = ColumnTransformer(
-        [("numbers", scale_and_impute, [*numbers]), ("categories", one_hot, [*texts])]
+        [
+            ("numbers", scale_and_impute, [column.name for column in numbers]),
+            ("texts", one_hot, [column.name for column in texts]),
+        ]
     ).set_output(transform="default")
     # Fitted to a row of the medians, and to one that tells where numbers may be missing.
-    medians = dict.fromkeys(range(len(columns)), np.nan)
-    medians |= {at: column.median for at, column in numbers.items()}
+    medians = {column.name: getattr(column, "median", np.nan) for column in columns}
     transformer.fit(pd.DataFrame([medians, medians | dict.fromkeys(gaps, np.nan)], dtype=object))
-    one_hot_of = [at for at, column in texts.items() for _ in range(column.width)]
-    return transformer, np.argsort([*numbers, *gaps, *one_hot_of], kind="stable")
+    place = {column.name: at for at, column in enumerate(columns)}
+    names = [column.name for column in numbers] + gaps
+    names += [column.name for column in texts for _ in range(column.width)]
+    return transformer, np.argsort([place[name] for name in names], kind="stable")
 
 
-def _scaled(values: NDArray[np.float64], ends: NDArray[np.float64]) -> NDArray[np.float32]:
+def _as_texts(frame: DataFrame) -> DataFrame:
+    return frame.apply(as_texts)
+
+
+def _scaled(frame: DataFrame, ends: NDArray[np.float64]) -> NDArray[np.float32]:
     """Map each column's ends to -1 and 1, and what lies outside to the nearest end.
 
     Unlike MinMaxScaler's, the ends and the middle are exact, and a constant column becomes 0.
     """
+    values = np.stack([as_numbers(name, entries) for name, entries in frame.items()], 1)
     low, high = ends.T
     varies = high > low
-    scaled = 2 * ((np.asarray(values, np.float64) - low) / np.where(varies, high - low, 1)) - 1
+    scaled = 2 * ((values - low) / np.where(varies, high - low, 1)) - 1
     return np.clip(scaled, np.where(varies, -1, 0), varies).astype(np.float32)
