@@ -36,20 +36,12 @@ class Refusal(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A column of a table, what it is taken for, and why.
-
-    Attributes:
-        name: Its name.
-        entries: Its entries, indexed by row.
-        kind: "numbers", "text" (truth values too), or None if every entry is missing.
-        reason: Why it is taken for that, if not for its entries alone.
-
-    """
+    """A column of a table, what it is taken for, and why."""
 
     name: str
-    entries: Series
-    kind: str | None
-    reason: str = ""
+    entries: Series  # indexed by row
+    kind: str | None  # "numbers", "text" (truth values too), or None if every entry is missing
+    reason: str = ""  # why it is taken for that, if not for its entries alone
 
     @classmethod
     def of(cls, name: str, entries: Series, *, categories: Iterable[str] = ()) -> Column:
@@ -250,7 +242,7 @@ def as_texts(entries: Series) -> Series:
 
 
 def _those(texts: Series, hold: Callable[[Series], Series]) -> Series:
-    """Return the texts for which a condition holds; each different text is tried once."""
+    """Return the texts for which a condition holds; it is tried once for each different text."""
     different = texts.drop_duplicates()
     return texts[texts.isin(different[hold(different)])]
 

@@ -127,10 +127,10 @@ def column_transformer(
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
-    numbers = [column for column in columns if isinstance(column, Numbers)]
-    texts = [column for column in columns if isinstance(column, Categories)]
-    gaps = [column.name for column in numbers if column.missing]
-    ends = np.array([(column.low, column.high) for column in numbers])
+    numbers = {column.name: column for column in columns if isinstance(column, Numbers)}
+    texts = {column.name: column for column in columns if isinstance(column, Categories)}
+    gaps = [name for name, column in numbers.items() if column.missing]
+    ends = np.array([(column.low, column.high) for column in numbers.values()])
     scale_and_impute = make_pipeline(
         FunctionTransformer(_scaled, kw_args={"ends": ends}),
         SimpleImputer(strategy="median", add_indicator=True),
@@ -138,25 +138,21 @@ def column_transformer(
     one_hot = make_pipeline(
         FunctionTransformer(_as_texts),
         OneHotEncoder(
-            categories=[[*column.categories, *[np.nan] * column.missing] for column in texts],
+            categories=[[*text.categories, *[np.nan] * text.missing] for text in texts.values()],
             handle_unknown="ignore",
             sparse_output=False,
             dtype=np.float32,
         ),
     )
     transformer = ColumnTransformer(
-        [
-            ("numbers", scale_and_impute, [column.name for column in numbers]),
-            ("texts", one_hot, [column.name for column in texts]),
-        ]
+        [("numbers", scale_and_impute, [*numbers]), ("texts", one_hot, [*texts])]
     ).set_output(transform="default")
     # Fitted to a row of the medians, and to one that tells where numbers may be missing.
     medians = {column.name: getattr(column, "median", np.nan) for column in columns}
     transformer.fit(pd.DataFrame([medians, medians | dict.fromkeys(gaps, np.nan)], dtype=object))
-    place = {column.name: at for at, column in enumerate(columns)}
-    names = [column.name for column in numbers] + gaps
-    names += [column.name for column in texts for _ in range(column.width)]
-    return transformer, np.argsort([place[name] for name in names], kind="stable")
+    places = {column.name: at for at, column in enumerate(columns)}
+    owners = [*numbers, *gaps, *(name for name in texts for _ in range(texts[name].width))]
+    return transformer, np.argsort([places[name] for name in owners], kind="stable")
 
 
 def _as_texts(frame: DataFrame) -> DataFrame:
@@ -171,5 +167,5 @@ def _scaled(frame: DataFrame, ends: NDArray[np.float64]) -> NDArray[np.float32]:
     values = np.stack([as_numbers(name, entries) for name, entries in frame.items()], 1)
     low, high = ends.T
     varies = high > low
-    scaled = 2 * ((values - low) / np.where(varies, high - low, 1)) - 1
-    return np.clip(scaled, np.where(varies, -1, 0), varies).astype(np.float32)
+    scaled: NDArray[np.float64] = 2 * ((values - low) / np.where(varies, high - low, 1)) - 1
+    return scaled.clip(np.where(varies, -1, 0), varies).astype(np.float32)

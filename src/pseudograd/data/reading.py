@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudograd.data.columns import (
-    Refusal,
-    feature_names,
-    how_to_drop,
-    kind_of,
-    named,
-)
+from pseudograd.data.columns import Refusal, feature_names, how_to_drop, kind_of, named
 from pseudograd.data.delimited import Delimited, read_delimited
 from pseudograd.data.encoder import Encoder
 from pseudograd.extras import needed_for
@@ -42,18 +36,11 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What a reader returns.
+    """What a reader returns."""
 
-    Attributes:
-        frame: All columns of the file, or the texts of a text file, which are typed later.
-        test: The test part, if the file has one.
-        pixels: The shape of a picture, if the columns are pixels.
-
-    """
-
-    frame: DataFrame | Delimited
-    test: DataFrame | None = None
-    pixels: tuple[int, ...] | None = None
+    frame: DataFrame | Delimited  # all columns; those of a text file are typed later
+    test: DataFrame | None = None  # the test part, if the file has one
+    pixels: tuple[int, ...] | None = None  # the shape of a picture, if the columns are pixels
 
 
 def read_csv(path: Path, target: str, new: bool) -> Table:
