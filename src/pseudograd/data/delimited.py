@@ -102,15 +102,15 @@ def _header(path: Path, rows: Any, skipped: int) -> list[str]:
         blank = not row or (len(row) == 1 and row[0] and not row[0].strip(" \t"))
         if blank or row == [_END]:
             continue
-        found = f"{path} cannot be read as a table (line {start} has"
-        if row[-1].endswith(_END):
-            raise Refusal(f"{found} a quote that is never closed): close it")
         header = header or row
-        if len(row) != len(header):
+        if row[-1].endswith(_END):
+            wrong, fix = "a quote that is never closed", "close it"
+        elif len(row) != len(header):
+            wrong = f"{counted(len(row), 'field')}, the header {len(header)}"
             more = "put texts that contain the separator into double quotes"
             fewer = "keep the separators of empty cells"
-            raise Refusal(
-                f"{found} {counted(len(row), 'field')}, the header {len(header)}): correct that "
-                f"line, and {more if len(row) > len(header) else fewer}"
-            )
+            fix = f"correct that line, and {more if len(row) > len(header) else fewer}"
+        else:
+            continue
+        raise Refusal(f"{path} cannot be read as a table (line {start} has {wrong}): {fix}")
     return header
