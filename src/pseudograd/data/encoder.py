@@ -125,8 +125,8 @@ class Encoder:
     def _check_columns(self, frame: DataFrame) -> None:
         """Refuse columns that are not those of the training part."""
         kinds = self.kinds()
-        found = {name: kind_of(name, entries) for name, entries in frame.items() if name in kinds}
-        wrong = [name for name, kind in kinds.items() if kind and found.get(name, kind) != kind]
+        found = {name: kind_of(name, frame[name]) for name in kinds if name in frame.columns}
+        wrong = [name for name, kind in found.items() if kind and kind != (kinds[name] or kind)]
         texts = [name for name in wrong if found[name] == "text"]
         complaints = {
             "missing": [name for name in kinds if name not in found],

@@ -123,8 +123,8 @@ def load_table(
                 option, f"must be left out: {path} has a test part of its own, X_test"
             )
     if pixels is None:
-        for name, entries in train.drop(columns=target).items():
-            check_column(Column.of(name, entries, categories=categories))
+        for name in train.columns.drop(target):
+            check_column(Column.of(name, train[name], categories=categories))
     if test_path is None and test is None:
         drawn = _draw(labels, test_fraction or 0.2, stratify, seed)
         if not drawn.any():
