@@ -420,8 +420,6 @@ def single_array(name: str = "a.npz") -> str:
             {},
             "(line 3 has a quote that is never closed): close it",
         ),
-        (lambda: text("x,y\na\x1eb,2\n"), {}, "(it has control characters in its texts)"),
-        (lambda: text("x,y\na\x1fb,2\n"), {}, "(it has control characters in its texts)"),
         (
             lambda: text(",y\n1,2\n"),
             {},

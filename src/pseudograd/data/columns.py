@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 import warnings
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pseudograd.words import listed, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -35,20 +36,12 @@ class Refusal(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A column of a table, what it is taken for, and why.
-
-    Attributes:
-        name: Its name.
-        entries: Its entries, indexed by row.
-        kind: "numbers", "text" (truth values too), or None if every entry is missing.
-        reason: Why it is taken for that, if not for its entries alone.
-
-    """
+    """A column of a table, what it is taken for, and why."""
 
     name: str
-    entries: Series
-    kind: str | None
-    reason: str = ""
+    entries: Series  # indexed by row
+    kind: str | None  # "numbers", "text" (truth values too), or None if every entry is missing
+    reason: str = ""  # why it is taken for that, if not for its entries alone
 
     @classmethod
     def of(cls, name: str, entries: Series, *, categories: Iterable[str] = ()) -> Column:
@@ -63,7 +56,9 @@ class Column:
     @cached_property
     def not_numbers(self) -> Series:
         """The texts that cannot be read as numbers."""
-        return not_numbers(self.entries)
+        import pandas as pd
+
+        return _those(self.texts, lambda texts: pd.to_numeric(texts, errors="coerce").isna())
 
     @cached_property
     def misfits(self) -> Series:
@@ -71,7 +66,7 @@ class Column:
         if len(self.not_numbers):
             return self.not_numbers
         # Other columns have a decimal comma, so the point is what does not fit.
-        return self.texts[~self.texts.str.fullmatch(r"\s*[+-]?\d+\s*")]
+        return _those(self.texts, lambda texts: ~texts.str.fullmatch(r"\s*[+-]?\d+\s*"))
 
 
 @dataclass(frozen=True)
@@ -94,8 +89,10 @@ def check_column(column: Column) -> None:
 def formatted_numbers(column: Column) -> Complaint | None:
     """Complain about numbers that are written for people, or mixed with a few texts."""
     texts, unread, wrong = column.texts, column.not_numbers, column.misfits
-    meant = unread.str.fullmatch(_FORMATTED) & unread.str.contains(r"\d")
-    numbers = len(texts) - len(unread) + int(meant.sum())
+    meant = _those(
+        unread, lambda texts: texts.str.fullmatch(_FORMATTED) & texts.str.contains(r"\d")
+    )
+    numbers = len(texts) - len(unread) + len(meant)
     if column.reason == CHOSEN or wrong.empty or numbers < _NEARLY_ALL * len(texts):
         return None
     return Complaint(
@@ -244,12 +241,10 @@ def as_texts(entries: Series) -> Series:
     return texts.where(entries.notna(), np.nan)
 
 
-def not_numbers(entries: Series) -> Series:
-    """Return the entries that cannot be read as numbers, as texts."""
-    import pandas as pd
-
-    texts = as_texts(entries).dropna()
-    return texts[pd.to_numeric(texts, errors="coerce").isna()]
+def _those(texts: Series, hold: Callable[[Series], Series]) -> Series:
+    """Return the texts for which a condition holds; it is tried once for each different text."""
+    different = texts.drop_duplicates()
+    return texts[texts.isin(different[hold(different)])]
 
 
 def look_alikes(texts: Iterable[object]) -> list[list[str]]:
@@ -279,21 +274,3 @@ def _how_to_choose(name: str) -> str:
         f"take it for categories (categories={[name]}, on the command line "
         f"--categories {shlex.quote(name)})"
     )
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the names that were most likely meant, for a sentence."""
-    names = list(names)
-    return listed(difflib.get_close_matches(name, names) or names)
-
-
-def listed(names: Iterable[object], most: int = 8) -> str:
-    """Return a few of the names, for a sentence."""
-    return shortened([repr(name) for name in names], "up to", most)
-
-
-def shortened(texts: list[str], to: str, most: int = 8) -> str:
-    """Return a few of the texts; the word ``to`` leads to the last."""
-    if len(texts) <= most:
-        return ", ".join(texts)
-    return f"{', '.join(texts[: most - 1])}, and {len(texts) - most} more {to} {texts[-1]}"

@@ -1,7 +1,4 @@
-"""Text files of rows and columns, such as .csv: read once, kept as texts, then typed by column.
-
-The csv module reads them, since pandas takes a line that is too short for one with empty cells.
-"""
+"""Text files of rows and columns, such as .csv: read once, checked by line, typed by pandas."""
 
 from __future__ import annotations
 
@@ -9,35 +6,28 @@ import csv
 import io
 import itertools
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from pseudograd.data.columns import Refusal
+from pseudograd.words import counted
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_BLOCK = 1000  # rows that are Python objects at a time
-_JOINT, _UNUSED = "\x1e", "\x1f"  # between the entries of a packed column, and never in them
-_LEADING_ZERO = re.compile(rf"(?:^|{_JOINT}) *[+-]?0\d")
+_END = "\ud800"  # follows the last line; no UTF-8 file contains it
 
 
 @dataclass(frozen=True, eq=False)
-class Texts:
-    """The columns of a text file, each packed into one string: about as large as the file.
+class Delimited:
+    """A text file, the names in its header, and what separates them, after ``skipped`` lines."""
 
-    Attributes:
-        columns: Their names, as they stand in the file.
-        marks: The decimal marks that numbers may have, the likelier first.
-
-    """
-
+    content: bytes
     columns: list[str]
-    marks: str
-    _packed: list[str]
+    separator: str
+    skipped: int
 
     def typed(
         self, places: Sequence[int], known: Mapping[str, Collection[object]], *, codes: bool
@@ -49,51 +39,31 @@ class Texts:
         """
         import pandas as pd
 
-        names = pd.Index([self.columns[at] for at in places], dtype=object)
-        if not any(self._packed):
-            return pd.DataFrame(columns=names)
-        mark = self._mark([at for at in places if self.columns[at] not in known])
-        columns = {}
-        for at in places:
-            packed, name = self._packed[at], self.columns[at]
-            if name in known:
-                columns[at] = _without_points(_typed(packed, dtype=str), known[name])
-                continue
-            column = _typed(packed, decimal=mark)
-            whole = column.dtype.kind in "iuf" and not (column.dropna() % 1).any()
-            if codes and whole and _LEADING_ZERO.search(packed):
-                column = _typed(packed, dtype=str)
-            columns[at] = column
-        return pd.DataFrame(columns).set_axis(names, axis=1)
+        if not self.columns:
+            return pd.DataFrame()
+        texts = {at: str for at in places if self.columns[at] in known}
+        # Where semicolons separate, decimals mostly have commas: take what makes more numbers.
+        marks = ",." if self.separator == ";" else "."
+        frames = (self._read(places, dtype=texts, decimal=mark, low_memory=False) for mark in marks)
+        frame = max(frames, key=lambda frame: frame.select_dtypes("number").shape[1])
+        for at in texts:
+            frame[at] = _without_points(frame[at], known[self.columns[at]])
+        # Looking for a code in the file is quicker than reading all whole numbers again.
+        if codes and re.search(rb'[\n\r"%b] *[+-]?0\d' % self.separator.encode(), self.content):
+            numbers = frame.select_dtypes("number")
+            whole = [at for at in numbers if not (numbers[at].dropna() % 1).any()]
+            for at, entries in self._read(whole, dtype=str).items():
+                if entries.str.match(r" *[+-]?0\d", na=False).any():
+                    frame[at] = entries
+        return frame.set_axis(pd.Index([self.columns[at] for at in places], dtype=object), axis=1)
 
-    def _mark(self, places: Sequence[int]) -> str:
-        """Return the decimal mark that makes more of the columns numbers."""
-        if len(self.marks) == 1:
-            return self.marks
-        counts = Counter(
-            mark
-            for at in places
-            for mark in self.marks
-            if _typed(self._packed[at], decimal=mark).dtype.kind in "iuf"
-        )
-        return max(self.marks, key=counts.__getitem__)
+    def _read(self, places: Sequence[int], **options: Any) -> DataFrame:
+        """Have pandas read some columns, and call them by their places."""
+        import pandas as pd
 
-
-def _typed(packed: str, **options: Any) -> Series:
-    """Have pandas decide on the type of a column, and on what counts as missing."""
-    import pandas as pd
-
-    frame = pd.read_csv(
-        io.StringIO(packed),
-        names=[0],
-        sep=_UNUSED,
-        lineterminator=_JOINT,
-        quoting=csv.QUOTE_NONE,
-        skip_blank_lines=False,
-        low_memory=False,
-        **options,
-    )
-    return frame[0]
+        file, names = io.BytesIO(self.content), range(len(self.columns))
+        options |= {"sep": self.separator, "skiprows": self.skipped, "encoding": "utf-8-sig"}
+        return pd.read_csv(file, header=0, names=names, usecols=places, **options)
 
 
 def _without_points(texts: Series, known: Collection[object]) -> Series:
@@ -102,57 +72,45 @@ def _without_points(texts: Series, known: Collection[object]) -> Series:
     return bare.where(~texts.isin(known), texts)
 
 
-def read_delimited(path: Path) -> Texts:
+def read_delimited(path: Path) -> Delimited:
     """Read a text file whose columns are separated by commas, semicolons or tabs."""
-    limit = csv.field_size_limit(2**31 - 1)  # texts may have any length
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            separator, skipped, lines = _separator(file)
-            rows = _rows(path, lines, separator, skipped)
-            header = next(rows, [])
-            blocks, count = [[""] * len(header)], 0
-            while block := list(itertools.islice(rows, _BLOCK)):
-                blocks.append([_JOINT.join([*column, ""]) for column in zip(*block, strict=True)])
-                count += len(block)
-    finally:
-        csv.field_size_limit(limit)
-    packed = ["".join(parts) for parts in zip(*blocks, strict=True)]
-    if any(column.count(_JOINT) != count or _UNUSED in column for column in packed):
-        raise ValueError("it has control characters in its texts")
-    return Texts(header, ",." if separator == ";" else ".", packed)
-
-
-def _separator(file: TextIO) -> tuple[str, int, Iterator[str]]:
-    """Return the separator, how many lines came before the header, and the lines from there."""
-    skipped, first = 0, ""
-    for skipped, first in enumerate(file):  # noqa: B007
-        if first.strip():
-            break
+    content = path.read_bytes()
+    lines = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
+    at, first = next(((at, line) for at, line in enumerate(lines) if line.strip()), (0, ""))
     # Excel writes a line that only says what separates.
     if said := re.fullmatch(r'"?sep=([,;\t])"?', first.rstrip("\r\n"), re.IGNORECASE):
-        return said[1], skipped + 1, file
-    unquoted = re.sub(r'"[^"]*"', "", first)
-    return max(",;\t", key=unquoted.count), skipped, itertools.chain([first], file)
+        separator, skipped = said[1], at + 1
+    else:
+        separator, skipped = max(",;\t", key=re.sub(r'"[^"]*"', "", first).count), 0
+    lines.seek(0)
+    limit = csv.field_size_limit(2**31 - 1)  # texts may have any length
+    try:
+        rows = csv.reader(
+            itertools.chain(itertools.islice(lines, skipped, None), [_END]), delimiter=separator
+        )
+        return Delimited(content, _header(path, rows, skipped), separator, skipped)
+    finally:
+        csv.field_size_limit(limit)
 
 
-def _rows(path: Path, lines: Iterator[str], separator: str, skipped: int) -> Iterator[list[str]]:
-    """Yield the rows, all as long as the first, and pass over blank lines."""
-    # The end is marked, since a quote that is never closed would swallow it.
-    rows = csv.reader(itertools.chain(lines, [_JOINT]), delimiter=separator)
-    width, last = 0, skipped
+def _header(path: Path, rows: Any, skipped: int) -> list[str]:
+    """Return the first row once all are as long, since pandas fills short ones with gaps."""
+    header: list[str] = []
+    line = skipped + 1
     for row in rows:
-        line, last = last + 1, skipped + rows.line_num
-        if row == [_JOINT] or not row or (len(row) == 1 and row[0] and not row[0].strip(" \t")):
+        start, line = line, skipped + rows.line_num + 1
+        blank = not row or (len(row) == 1 and row[0] and not row[0].strip(" \t"))
+        if blank or row == [_END]:
             continue
-        found = f"{path} cannot be read as a table (line {line} has"
-        if row[-1].endswith(_JOINT):
-            raise Refusal(f"{found} a quote that is never closed): close it")
-        width = width or len(row)
-        if len(row) != width:
+        header = header or row
+        if row[-1].endswith(_END):
+            wrong, fix = "a quote that is never closed", "close it"
+        elif len(row) != len(header):
+            wrong = f"{counted(len(row), 'field')}, the header {len(header)}"
             more = "put texts that contain the separator into double quotes"
             fewer = "keep the separators of empty cells"
-            raise Refusal(
-                f"{found} {len(row)} field{'s' * (len(row) > 1)}, the header {width}): correct "
-                f"that line, and {more if len(row) > width else fewer}"
-            )
-        yield row
+            fix = f"correct that line, and {more if len(row) > len(header) else fewer}"
+        else:
+            continue
+        raise Refusal(f"{path} cannot be read as a table (line {start} has {wrong}): {fix}")
+    return header

@@ -17,24 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pseudograd.data.columns import (
+    Column,
     Label,
-    as_numbers,
-    as_texts,
     feature_names,
     first_of,
     kind_of,
     labels_in,
-    listed,
     look_alikes,
     named,
-    not_numbers,
     target_column,
 )
-from pseudograd.data.features import Categories, Numbers, column_transformer, names_of
+from pseudograd.data.features import Categories, Numbers, column_transformer
+from pseudograd.words import listed
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
     from sklearn.compose import ColumnTransformer
+
+_ROWS = 10_000  # encoded at a time, since the steps in between take memory
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,10 @@ class Encoder:
             )
         if pixels is not None:
             return cls(target, labels, (), pixels, (0.0, 255.0))
-        columns = [
-            (Numbers if kind_of(name, frame[name]) == "numbers" else Categories).fit(
-                name, frame[name]
-            )
-            for name in frame.columns
-            if name != target
-        ]
+        columns: list[Numbers | Categories] = []
+        for name, entries in frame.drop(columns=target).items():
+            kind = Numbers if kind_of(name, entries) == "numbers" else Categories
+            columns.append(kind.fit(name, entries))
         if not columns:
             raise ValueError(f"there is no column besides the target {target!r}: add features")
         return cls(target, labels, tuple(columns))
@@ -110,15 +107,20 @@ class Encoder:
                 target.
 
         """
-        import pandas as pd
-
         frame = named(frame)
         self._check_columns(frame)
         if self.pixels is not None:
             return _pixels(frame[list(self.kinds())], self.value_range)
-        columns = {name: as_numbers(name, frame[name]) for name in names_of(self._numbers)}
-        columns |= {name: as_texts(frame[name]).to_numpy() for name in names_of(self._texts)}
-        return np.take(self._transformer.transform(pd.DataFrame(columns)), self._order, axis=1)
+        transformer, order = self._transformer
+        features = np.empty((len(frame), len(order)), np.float32)
+        for start in range(0, len(frame), _ROWS):
+            rows = slice(start, start + _ROWS)
+            features[rows] = transformer.transform(frame[rows])[:, order]
+        return features
+
+    @cached_property
+    def _transformer(self) -> tuple[ColumnTransformer, NDArray[np.intp]]:
+        return column_transformer(self.columns)
 
     def _check_columns(self, frame: DataFrame) -> None:
         """Refuse columns that are not those of the training part."""
@@ -135,84 +137,56 @@ class Encoder:
         if not any(complaints.values()):
             return
         said = "; ".join(f"{what}: {listed(names)}" for what, names in complaints.items() if names)
-        if texts and len(entries := not_numbers(frame[texts[0]].reset_index(drop=True))):
-            said += f"; {texts[0]!r} has {first_of(entries)}"
+        for name in texts[:1]:
+            column = Column.of(name, frame[name].reset_index(drop=True))
+            if len(column.not_numbers):
+                said += f"; {name!r} has {first_of(column.not_numbers)}"
         raise ValueError(
             f"the columns do not match those of the training part ({said}): "
             "give the same columns with the same kind of content"
         )
 
-    @property
-    def _numbers(self) -> list[Numbers]:
-        return [column for column in self.columns if isinstance(column, Numbers)]
-
-    @property
-    def _texts(self) -> list[Categories]:
-        return [column for column in self.columns if isinstance(column, Categories)]
-
-    @cached_property
-    def _transformer(self) -> ColumnTransformer:
-        return column_transformer(self._numbers, self._texts)
-
-    @cached_property
-    def _order(self) -> NDArray[np.intp]:
-        """Where the transformer puts each feature, in the order of the table's columns."""
-        place = {column.name: at for at, column in enumerate(self.columns)}
-        numbers = [place[column.name] for column in self._numbers]
-        gaps = [place[column.name] for column in self._numbers if column.missing]
-        texts = [place[column.name] for column in self._texts for _ in range(column.width)]
-        return np.argsort(numbers + gaps + texts, kind="stable")
-
     def unseen(self, frame: DataFrame) -> dict[str, Series]:
-        """Return the entries that are none of their column's categories, by column, if any.
-
-        Args:
-            frame: Rows that `transform` takes.
-
-        """
-        found, frame = {}, named(frame)
-        for column in self._texts:
-            texts = as_texts(frame[column.name]).dropna()
-            found[column.name] = texts[~texts.isin(column.categories)]
-        return {name: entries for name, entries in found.items() if len(entries)}
+        """Return the entries that are none of their column's categories, by column, if any."""
+        return self._outside(frame, Categories)
 
     def beyond(self, frame: DataFrame) -> dict[str, Series]:
-        """Return the numbers outside the range of the training part, by column, if any.
+        """Return the numbers outside the range of the training part, by column, if any."""
+        return self._outside(frame, Numbers)
 
-        Args:
-            frame: Rows that `transform` takes.
-
-        """
-        found, frame = {}, named(frame)
-        for column in self._numbers:
-            entries = frame[column.name]
-            values = as_numbers(column.name, entries)
-            found[column.name] = entries[(values < column.low) | (values > column.high)]
+    def _outside(self, frame: DataFrame, kind: type) -> dict[str, Series]:
+        frame, columns = named(frame), [part for part in self.columns if isinstance(part, kind)]
+        found = {column.name: column.outside(frame[column.name]) for column in columns}
         return {name: entries for name, entries in found.items() if len(entries)}
+
+    @property
+    def _texts(self) -> dict[str, Categories]:
+        return {part.name: part for part in self.columns if isinstance(part, Categories)}
 
     @property
     def taken_for(self) -> str | None:
         """What the columns were taken for, in words; None if the features are pixels."""
         if self.pixels is not None:
             return None
-        kinds = [f"for numbers: {listed(names_of(self._numbers))}"] if self._numbers else []
-        if self._texts:
-            width = sum(column.width for column in self._texts)
-            names = listed(names_of(self._texts))
-            kinds.append(f"for categories: {names} ({width} indicator columns)")
+        texts, kinds = self._texts, []
+        if numbers := [part.name for part in self.columns if part.name not in texts]:
+            kinds.append(f"for numbers: {listed(numbers)}")
+        if texts:
+            width = sum(column.width for column in texts.values())
+            kinds.append(f"for categories: {listed(texts)} ({width} indicator columns)")
         return f"columns taken {'; '.join(kinds)}"
 
     def look_alikes(self) -> dict[str, list[list[str]]]:
         """Return labels and categories that differ only in case or outer blanks, by column."""
         found = {self.target: look_alikes(self.labels)}
-        found |= {column.name: look_alikes(column.categories) for column in self._texts}
+        found |= {name: look_alikes(column.categories) for name, column in self._texts.items()}
         return {name: alike for name, alike in found.items() if alike}
 
     def known_texts(self) -> dict[str, Collection[object]]:
         """Return what stays text even where it looks like numbers, by column; no truth values."""
         known: dict[str, Collection[object]] = {
-            column.name: column.categories
-            for column in self._texts
+            name: column.categories
+            for name, column in self._texts.items()
             if not {"True", "False"}.issuperset(column.categories)
         }
         return known | ({self.target: self.labels} if isinstance(self.labels[0], str) else {})
@@ -224,12 +198,7 @@ class Encoder:
         return {column.name: column.kind for column in self.columns}
 
     def decode(self, features: NDArray[Any]) -> dict[str, str]:
-        """Return one row of features as the table would show it, by column.
-
-        Args:
-            features: A row of what `transform` returns.
-
-        """
+        """Return one row of features as the table would show it, by column."""
         row, rest = {}, features
         for column in self.columns:
             row[column.name] = column.show(rest[: column.width])
@@ -257,25 +226,25 @@ class Encoder:
     def from_json(cls, text: str) -> Encoder:
         """Return the encoder that `to_json` wrote."""
         try:
-            fields = json.loads(text)
+            fields = json.loads(text, object_hook=_with_tuples)
             columns = [
-                Categories(column["name"], tuple(column["categories"]), column["missing"])
-                if "categories" in column
-                else Numbers(**column)
-                for column in fields["columns"]
+                (Categories if "categories" in column else Numbers)(**column)
+                for column in fields.pop("columns")
             ]
-            low, high = fields["value_range"]
-            pixels = None if fields["pixels"] is None else tuple(fields["pixels"])
-            labels = tuple(fields["labels"])
-            encoder = cls(fields["target"], labels, tuple(columns), pixels, (low, high))
+            encoder = cls(columns=tuple(columns), **fields)
+            low, high = encoder.value_range
         except (KeyError, TypeError, ValueError) as problem:
             raise ValueError(f"this is not the JSON of an encoder ({problem!r})") from problem
-        if pixels is None and (low, high) != cls.value_range:
+        if encoder.pixels is None and (low, high) != cls.value_range:
             raise ValueError(
                 f"this encoder scales numbers to [{low:g}, {high:g}], not to [-1, 1] as now: run "
                 "tune again"
             )
         return encoder
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(item) if isinstance(item, list) else item for name, item in fields.items()}
 
 
 def _pixels(frame: DataFrame, value_range: tuple[float, float]) -> NDArray[np.uint8]:

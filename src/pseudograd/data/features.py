@@ -13,7 +13,7 @@ from pseudograd.data.columns import as_numbers, as_texts, how_to_drop
 from pseudograd.extras import needed_for
 
 if TYPE_CHECKING:
-    from pandas import Series
+    from pandas import DataFrame, Series
     from sklearn.compose import ColumnTransformer
 
 
@@ -52,6 +52,11 @@ class Numbers:
     def width(self) -> int:
         """The number of features."""
         return 1 + self.missing
+
+    def outside(self, column: Series) -> Series:
+        """Return the entries outside the range of the training part."""
+        values = as_numbers(self.name, column)
+        return column[(values < self.low) | (values > self.high)]
 
     def show(self, features: NDArray[np.float32]) -> str:
         """Return an entry of the column as text, from its features."""
@@ -97,6 +102,11 @@ class Categories:
         """The number of features."""
         return len(self.categories) + self.missing
 
+    def outside(self, column: Series) -> Series:
+        """Return the entries that are none of the categories."""
+        texts = as_texts(column).dropna()
+        return texts[~texts.isin(self.categories)]
+
     def show(self, features: NDArray[np.float32]) -> str:
         """Return an entry of the column as text, from its features."""
         names = [*self.categories, "missing"]
@@ -104,53 +114,58 @@ class Categories:
 
 
 def column_transformer(
-    numbers: Sequence[Numbers], texts: Sequence[Categories]
-) -> ColumnTransformer:
-    """Return a fitted transformer to the numbers, then their gaps, then the categories."""
+    columns: Sequence[Numbers | Categories],
+) -> tuple[ColumnTransformer, NDArray[np.intp]]:
+    """Return a fitted transformer, and the order that brings its features to that of the columns.
+
+    Its features are the numbers, then which of them are missing, then the categories.
+    """
     with needed_for("encoding tables"):
         import pandas as pd
         from sklearn.compose import ColumnTransformer
-        from sklearn.impute import MissingIndicator, SimpleImputer
+        from sklearn.impute import SimpleImputer
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
-    ends = {end: np.array([getattr(column, end) for column in numbers]) for end in ("low", "high")}
-    impute_and_scale = make_pipeline(
-        SimpleImputer(strategy="median"), FunctionTransformer(_scaled, kw_args=ends)
+    numbers = {column.name: column for column in columns if isinstance(column, Numbers)}
+    texts = {column.name: column for column in columns if isinstance(column, Categories)}
+    gaps = [name for name, column in numbers.items() if column.missing]
+    ends = np.array([(column.low, column.high) for column in numbers.values()])
+    scale_and_impute = make_pipeline(
+        FunctionTransformer(_scaled, kw_args={"ends": ends}),
+        SimpleImputer(strategy="median", add_indicator=True),
     )
-    one_hot = OneHotEncoder(
-        categories=[[*column.categories, *[np.nan] * column.missing] for column in texts],
-        handle_unknown="ignore",
-        sparse_output=False,
-        dtype=np.float32,
+    one_hot = make_pipeline(
+        FunctionTransformer(_as_texts),
+        OneHotEncoder(
+            categories=[[*text.categories, *[np.nan] * text.missing] for text in texts.values()],
+            handle_unknown="ignore",
+            sparse_output=False,
+            dtype=np.float32,
+        ),
     )
-    gaps = [column for column in numbers if column.missing]
     transformer = ColumnTransformer(
-        [
-            ("numbers", impute_and_scale, names_of(numbers)),
-            ("gaps", MissingIndicator(features="all"), names_of(gaps)),
-            ("categories", one_hot, names_of(texts)),
-        ]
-    )
-    # All is given but the medians, which are learned from one row of them.
-    row = {column.name: np.array([column.median]) for column in numbers}
-    row |= {column.name: np.array([np.nan], object) for column in texts}
-    return transformer.fit(pd.DataFrame(row))
+        [("numbers", scale_and_impute, [*numbers]), ("texts", one_hot, [*texts])]
+    ).set_output(transform="default")
+    # Fitted to a row of the medians, and to one that tells where numbers may be missing.
+    medians = {column.name: getattr(column, "median", np.nan) for column in columns}
+    transformer.fit(pd.DataFrame([medians, medians | dict.fromkeys(gaps, np.nan)], dtype=object))
+    places = {column.name: at for at, column in enumerate(columns)}
+    owners = [*numbers, *gaps, *(name for name in texts for _ in range(texts[name].width))]
+    return transformer, np.argsort([places[name] for name in owners], kind="stable")
 
 
-def names_of(columns: Sequence[Numbers | Categories]) -> list[str]:
-    """Return the names of columns."""
-    return [column.name for column in columns]
+def _as_texts(frame: DataFrame) -> DataFrame:
+    return frame.apply(as_texts)
 
 
-def _scaled(
-    values: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
-) -> NDArray[np.float32]:
-    """Map [low, high] to [-1, 1], and what lies outside to the nearest end.
+def _scaled(frame: DataFrame, ends: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Map each column's ends to -1 and 1, and what lies outside to the nearest end.
 
     Unlike MinMaxScaler's, the ends and the middle are exact, and a constant column becomes 0.
     """
-    span = high - low
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = np.clip(2 * ((values - low) / span) - 1, -1, 1)
-    return np.where(span > 0, scaled, 0).astype(np.float32)
+    values = np.stack([as_numbers(name, entries) for name, entries in frame.items()], 1)
+    low, high = ends.T
+    varies = high > low
+    scaled: NDArray[np.float64] = 2 * ((values - low) / np.where(varies, high - low, 1)) - 1
+    return scaled.clip(np.where(varies, -1, 0), varies).astype(np.float32)

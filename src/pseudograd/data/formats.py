@@ -21,14 +21,7 @@ _UNSIGNED_BYTE = 8  # the code of this type in an IDX file
 
 
 def read_idx(file: BinaryIO) -> list[Bytes]:
-    """Read the array of an IDX file, the format of MNIST.
-
-    Example:
-        >>> import io
-        >>> read_idx(io.BytesIO(bytes([0, 0, 8, 2, 0, 0, 0, 1, 0, 0, 0, 3, 7, 8, 9])))
-        [array([[7, 8, 9]], dtype=uint8)]
-
-    """
+    """Read the array of an IDX file, the format of MNIST."""
     content = file.read()
     if content[:3] != bytes([0, 0, _UNSIGNED_BYTE]) or len(content) < 4 + 4 * content[3]:
         raise ValueError("it does not begin as an IDX file of bytes does")
@@ -40,15 +33,7 @@ def read_idx(file: BinaryIO) -> list[Bytes]:
 
 
 def read_cifar10(file: BinaryIO) -> list[Bytes]:
-    """Read the pictures and labels of a file of CIFAR-10's binary version.
-
-    Example:
-        >>> import io
-        >>> pictures, labels = read_cifar10(io.BytesIO(bytes([7]) + bytes(range(256)) * 12))
-        >>> pictures.shape, labels, pictures[0, 0, :3, 0]
-        ((1, 32, 32, 3), array([7], dtype=uint8), array([0, 1, 2], dtype=uint8))
-
-    """
+    """Read the pictures and labels of a file of CIFAR-10's binary version."""
     return _read_cifar(file, labels=1)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudograd.data.columns import (
-    Refusal,
-    feature_names,
-    how_to_drop,
-    kind_of,
-    listed,
-    named,
-    nearest,
-)
-from pseudograd.data.delimited import Texts, read_delimited
+from pseudograd.data.columns import Refusal, feature_names, how_to_drop, kind_of, named
+from pseudograd.data.delimited import Delimited, read_delimited
 from pseudograd.data.encoder import Encoder
 from pseudograd.extras import needed_for
+from pseudograd.words import listed, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,18 +36,11 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What a reader returns.
+    """What a reader returns."""
 
-    Attributes:
-        frame: All columns of the file, or the texts of a text file, which are typed later.
-        test: The test part, if the file has one.
-        pixels: The shape of a picture, if the columns are pixels.
-
-    """
-
-    frame: DataFrame | Texts
-    test: DataFrame | None = None
-    pixels: tuple[int, ...] | None = None
+    frame: DataFrame | Delimited  # all columns; those of a text file are typed later
+    test: DataFrame | None = None  # the test part, if the file has one
+    pixels: tuple[int, ...] | None = None  # the shape of a picture, if the columns are pixels
 
 
 def read_csv(path: Path, target: str, new: bool) -> Table:
@@ -83,10 +70,11 @@ def read_npz(path: Path, target: str, new: bool) -> Table:
         if isinstance(arrays, np.ndarray):
             raise ValueError("it holds a single array")
         features = _array(path, arrays, "X")
-        frame = _frame_of(path, arrays, features, target, "", new)
+        labelled = not new or target in arrays.files
+        frame = _frame_of(path, features, target if labelled else None, arrays)
         test = None
         if not new and not {"X_test", target + "_test"}.isdisjoint(arrays.files):
-            test = _frame_of(path, arrays, _array(path, arrays, "X_test"), target, "_test", new)
+            test = _frame_of(path, _array(path, arrays, "X_test"), target, arrays, "_test")
     pictures = features.dtype == np.uint8 and features.ndim > 2
     return Table(frame, test, features.shape[1:] if pictures else None)
 
@@ -105,24 +93,23 @@ def _array(path: Path, arrays: Any, name: str) -> NDArray[Any]:
 
 
 def _frame_of(
-    path: Path, arrays: Any, features: NDArray[Any], target: str, suffix: str, new: bool
+    path: Path, features: NDArray[Any], target: str | None, arrays: Any, suffix: str = ""
 ) -> DataFrame:
-    """Return a part of an .npz file as a frame, with labels if it has or needs them."""
+    """Return a part of an .npz file as a frame, with its labels if they have a name."""
     import pandas as pd
 
-    if features.ndim < 2 or not math.prod(features.shape[1:]):
+    width = math.prod(features.shape[1:])
+    if features.ndim < 2 or not width:
         raise Refusal(f"{path} has an array 'X{suffix}' without columns: make it 2-dimensional")
-    flat = features.reshape(len(features), math.prod(features.shape[1:]))
-    frame = pd.DataFrame(flat, columns=feature_names(flat.shape[1]))
-    if new and target not in arrays.files:
-        return frame
-    labels = _array(path, arrays, target + suffix)
-    if labels.shape != features.shape[:1]:
-        raise Refusal(
-            f"{path} has {len(features)} rows in 'X{suffix}', but the shape {labels.shape} in "
-            f"{target + suffix!r}: give one label for each row"
-        )
-    frame[target] = labels
+    frame = pd.DataFrame(features.reshape(-1, width), columns=feature_names(width))
+    if target is not None:
+        labels = _array(path, arrays, target + suffix)
+        if labels.shape != features.shape[:1]:
+            raise Refusal(
+                f"{path} has {len(features)} rows in 'X{suffix}', but the shape {labels.shape} in "
+                f"{target + suffix!r}: give one label for each row"
+            )
+        frame[target] = labels
     return frame
 
 
@@ -142,9 +129,17 @@ def read_table(
 
     With an encoder the rows are new: they need no labels, and other columns are left out.
     """
-    table = _read(path, target or "", new=encoder is not None)
+    suffix = path.suffix.lower()
+    if suffix not in READERS:
+        raise ValueError(f"{path} must end in one of {', '.join(READERS)}")
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: check the path")
+    with needed_for("reading tables"):
+        import pandas  # noqa: F401
+    with _in_a_sentence(path):
+        table = READERS[suffix](path, target or "", encoder is not None)
     names = list(map(str, table.frame.columns))
-    if drop and path.suffix.lower() == ".npz":
+    if drop and suffix == ".npz":
         raise OptionError("drop", f"cannot be set for {path}: leave columns out of X")
     if categories and table.pixels is not None:
         raise OptionError("categories", f"cannot be set for {path}, which has pictures")
@@ -157,8 +152,9 @@ def read_table(
     known: dict[str, Collection[object]] = dict.fromkeys(categories, ())
     if encoder is not None:
         known = encoder.known_texts()
-    if isinstance(table.frame, Texts):
-        frame = table.frame.typed(places, known, codes=encoder is None)
+    if isinstance(table.frame, Delimited):
+        with _in_a_sentence(path):
+            frame = table.frame.typed(places, known, codes=encoder is None)
     else:
         frame = _with_texts(named(table.frame.iloc[:, places]), known)
     test = None if table.test is None else _with_texts(named(table.test), known)
@@ -168,29 +164,19 @@ def read_table(
     return frame, test, table.pixels
 
 
-def _read(path: Path, target: str, *, new: bool) -> Table:
-    """Call the reader of a file, and say in one sentence why it fails."""
-    suffix = path.suffix.lower()
-    if suffix not in READERS:
-        raise ValueError(f"{path} must end in one of {', '.join(READERS)}")
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: check the path")
+@contextlib.contextmanager
+def _in_a_sentence(path: Path) -> Iterator[None]:
+    """Say in one sentence why a file cannot be read."""
+    failed = f"{path} cannot be read as a {path.suffix.lower()} file"
     try:
-        with needed_for("reading tables"):
-            import pandas  # noqa: F401
-
-        return READERS[suffix](path, target, new)
+        yield
     except Refusal:
         raise
     except UnicodeDecodeError as problem:
-        raise ValueError(
-            f"{path} cannot be read as a {suffix} file (it is not UTF-8): save it again as UTF-8"
-        ) from problem
+        raise ValueError(f"{failed} (it is not UTF-8): save it again as UTF-8") from problem
     except (OSError, ValueError, EOFError, csv.Error, zipfile.BadZipFile, zlib.error) as problem:
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
-        raise ValueError(
-            f"{path} cannot be read as a {suffix} file ({reason}): save it again"
-        ) from problem
+        raise ValueError(f"{failed} ({reason}): save it again") from problem
 
 
 def _wanted(

@@ -16,43 +16,25 @@ from pseudograd.data.formats import Bytes, read_cifar10, read_cifar100, read_idx
 
 @dataclass(frozen=True)
 class File:
-    """A file of an official distribution.
-
-    Attributes:
-        name: Its published name.
-        sha256: Its published checksum.
-        members: The files in it, in reading order; itself if it is not an archive.
-
-    """
+    """A file of an official distribution, under its published name and checksum."""
 
     name: str
     sha256: str
-    members: tuple[str, ...]
+    members: tuple[str, ...]  # the files in it, in reading order; itself if it is not an archive
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A published data set.
+    """A published data set."""
 
-    Attributes:
-        shape: The shape of one picture.
-        train_size: The number of training examples.
-        sources: URLs of folders with the files, in the order they are tried.
-        files: The files. Their members hold pictures and labels in turn, the test part last.
-        read: Reads a member.
-        contents: The names of known contents, by hash. If none is called "official", the checksums
-            of the files tell.
-        own_folder: Whether the files count only in a folder named after the set, because another
-            set has files of the same names.
-
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one picture
     train_size: int
-    sources: tuple[str, ...]
-    files: tuple[File, ...]
-    read: Callable[[BinaryIO], list[Bytes]]
+    sources: tuple[str, ...]  # URLs of folders with the files, in the order they are tried
+    files: tuple[File, ...]  # their members hold pictures and labels in turn, the test part last
+    read: Callable[[BinaryIO], list[Bytes]]  # reads a member
+    # Names of known contents, by hash. If none is "official", the checksums of the files tell.
     contents: dict[str, str]
+    # Whether the files count only in a folder named after the set: another has the same names.
     own_folder: bool = False
 
     @property
@@ -68,10 +50,6 @@ def _idx(*checksums: str) -> tuple[File, ...]:
         File(f"{part}-ubyte.gz", checksum, (f"{part}-ubyte",))
         for part, checksum in zip(parts, checksums, strict=True)
     )
-
-
-def _mat(name: str, checksum: str) -> File:
-    return File(name, checksum, (name,))
 
 
 def _cifar(name: str, checksum: str, folder: str, *members: str) -> tuple[File, ...]:
@@ -117,15 +95,12 @@ BENCHMARKS = {
         shape=(32, 32, 3),
         train_size=73_257,
         sources=("http://ufldl.stanford.edu/housenumbers/",),
-        files=(
-            _mat(
-                "train_32x32.mat",
-                "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-            ),
-            _mat(
-                "test_32x32.mat",
-                "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-            ),
+        files=tuple(
+            File(f"{part}_32x32.mat", checksum, (f"{part}_32x32.mat",))
+            for part, checksum in {
+                "train": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+                "test": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+            }.items()
         ),
         read=read_svhn,
         # Cut again from the official pictures of whole house numbers, not by its authors.

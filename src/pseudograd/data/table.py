@@ -11,21 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pseudograd.data.benchmarks import load
-from pseudograd.data.columns import (
-    Column,
-    Label,
-    check_column,
-    labels_in,
-    listed,
-    nearest,
-    target_column,
-)
+from pseudograd.data.columns import Column, Label, check_column, labels_in, target_column
 from pseudograd.data.dataset import FOLDS, Dataset, digits
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.reading import READERS, OptionError, read_table
 from pseudograd.data.registry import BENCHMARKS
+from pseudograd.words import listed, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -159,15 +153,16 @@ def _check_names(target: str | None, **options: Sequence[str]) -> None:
 
 
 def _dataset(name: str, train: DataFrame, test: DataFrame, encoder: Encoder) -> Dataset:
-    features = [encoder.transform(part) for part in (train, test)]
-    labels = [encoder.encode_labels(part[encoder.target]) for part in (train, test)]
+    def joined(of: Callable[[DataFrame], Any]) -> Tensor:
+        return torch.from_numpy(np.concatenate([of(train), of(test)])).contiguous()
+
     return Dataset(
         name=name,
-        features=torch.from_numpy(np.concatenate(features)).contiguous(),
-        labels=torch.from_numpy(np.concatenate(labels)),
+        features=joined(encoder.transform),
+        labels=joined(lambda part: encoder.encode_labels(part[encoder.target])),
         train_size=len(train),
         value_range=encoder.value_range,
-        rows=torch.from_numpy(np.concatenate([train.index, test.index])) + 1,
+        rows=joined(lambda part: part.index + 1),
     )
 
 
@@ -179,16 +174,6 @@ def read_frame(path: str | Path, encoder: Encoder) -> DataFrame:
             array X, whose columns are called X[0], X[1], ...
         encoder: Tells which columns to read, and which of them hold text even if it looks like
             numbers in these rows.
-
-    Example:
-        >>> import tempfile
-        >>> from pseudograd.data.features import Categories
-        >>> path = Path(tempfile.mkdtemp(), "new.csv")
-        >>> _ = path.write_text("room\\n12\\n7\\n")
-        >>> encoder = Encoder("free", (False, True), (Categories("room", ("12", "12a"), False),))
-        >>> encoder.transform(read_frame(path, encoder))
-        array([[1., 0.],
-               [0., 0.]], dtype=float32)
 
     """
     return read_table(Path(path), encoder.target, encoder)[0]
