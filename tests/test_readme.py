@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import pseudograd
-import pseudograd.data
 import pseudograd.rules
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +60,7 @@ def test_links_within_the_project_lead_somewhere(document: Path) -> None:
 
 def user_facing() -> list[str]:
     """What users of the loss, of tables and of a search call, as package.name."""
-    packages = [pseudograd, pseudograd.rules, pseudograd.data]
+    packages = [pseudograd, pseudograd.rules]
     return [
         *(
             f"{package.__name__}.{name}"
@@ -69,6 +68,7 @@ def user_facing() -> list[str]:
             for name in package.__all__
             if inspect.isclass(getattr(package, name)) or inspect.isfunction(getattr(package, name))
         ),
+        *(f"pseudograd.data.{name}" for name in ("digits", "load_table", "open_data")),
         *(f"pseudograd.fleet.{name}" for name in ("Fleet", "MLPRecipe", "OwnRecipe", "Trial")),
         *(f"pseudograd.search.{name}" for name in ("Ledger", "Protocol", "Study", "tune")),
     ]
