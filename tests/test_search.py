@@ -651,6 +651,24 @@ def test_only_fractions_are_errors(error: float | None) -> None:
         study.tell(TRIAL, error=error)
 
 
+def test_only_trials_of_the_study_are_told() -> None:
+    study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
+    with pytest.raises(ValueError, match="trial must be one that this study asks for"):
+        study.tell(TRIAL, error=0.1)
+    asked = study.ask()
+    assert asked is not None
+    with pytest.raises(ValueError, match="outcome must be that of Trial"):
+        study.tell(asked, made_up(TRIAL))
+
+
+def test_the_page_of_a_loop_of_ones_own_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    study = Study(tmp_path, Protocol(OwnRecipe("mine"), initial_rate=0.1), {"name": "mine"})
+    with study.session("", ["cpu"]):
+        pass
+    with pytest.raises(ValueError, match="so far"):
+        study.report()
+
+
 def test_a_loop_of_ones_own_needs_a_first_rate() -> None:
     with pytest.raises(ValueError, match="initial_rate or learning_rates must be given"):
         Protocol(OwnRecipe("mine"))

@@ -47,7 +47,10 @@ _NEEDED_OF_DATA = ("name", "sha256", "train_size", "test_size", "features", "cla
 def _recipe(protocol: Protocol) -> dict[str, Any]:
     """Return what stayed fixed during the search, as plain values."""
     recipe = protocol.recipe
-    assert isinstance(recipe, MLPRecipe)
+    if not isinstance(recipe, MLPRecipe):
+        raise ValueError(
+            f"the page is for studies of an MLPRecipe so far, not of {recipe!r}: read study.result"
+        )
     return {**vars(recipe), "momentum": recipe.momentum if recipe.optimizer == "sgd" else 0}
 
 
@@ -79,6 +82,7 @@ def page(
             by_class of the saved network if they are known; None if the search is unfinished.
 
     """
+    recipe = _recipe(protocol)
     missing = [name for name in _NEEDED if name not in about]
     known = about.get("data", _NEEDED_OF_DATA)
     missing += [f"data[{name!r}]" for name in _NEEDED_OF_DATA if name not in known]
@@ -91,7 +95,6 @@ def page(
     selected = not wanted or wanted[0].split.retrain
     state = "finished" if not wanted else "selected" if selected else "searching"
     k = chosen.k if chosen else 1.0
-    recipe = _recipe(protocol)
     depth = len(recipe["hidden_layer_sizes"])
     groups = _retrained(protocol, ledger, chosen, plain) if selected else {}
     return render(

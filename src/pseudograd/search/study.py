@@ -185,6 +185,8 @@ class Study:
             )
         if outcome.trial != trial:
             raise ValueError(f"outcome must be that of {trial}, not of {outcome.trial}")
+        if not self.protocol.covers(trial):
+            raise ValueError(f"trial must be one that this study asks for, not {trial}")
         self.ledger.append(outcome)
         if self._in_session:
             self.sessions[-1]["trials"] += 1
