@@ -1,11 +1,11 @@
-# `make demo` and `make test` work on a fresh machine with Python 3.11+ and make alone.
+# `make demo` and `make test` need only Python 3.11+ and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EXAMPLES := $(VENV)/.examples
 
-# All versions are pinned, those of the build too.
+# Pin all versions, including those of the build.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -16,7 +16,7 @@ help:
 	@echo "make demo    find the best k for scikit-learn's digits, with a page that shows why"
 	@echo "make toy     run the paper's toy example, and draw it to toy.png"
 	@echo "make test    ruff, mypy, and all tests and doctests"
-	@echo "make check   ruff and mypy alone"
+	@echo "make check   only ruff and mypy"
 	@echo "make bench   run the benchmarks on the CPU; results go to benchmarks/results"
 	@echo "make clean   remove the virtual environment and all caches"
 
@@ -26,8 +26,8 @@ demo: $(INSTALLED)
 toy: $(INSTALLED)
 	$(BIN)/python -m paper toy --picture toy.png
 
-# One process for each core; more than four would only wait for the longest file. Their threads sleep
-# while they wait, and leave the cores to the others.
+# One process per core; more than four would only wait for the longest file. With a passive wait
+# policy, idle threads leave the cores to other processes.
 test: check $(EXAMPLES)
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n logical --maxprocesses 4
 
@@ -43,14 +43,14 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.tune
 	$(BIN)/python -m benchmarks.ties
 
-# Made anew when a version changes, and otherwise left alone.
+# Rebuilt only when a version changes.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet pip
 	$(BIN)/pip install --quiet --editable '.[all]' --group dev --group paper
 	touch $@
 
-# Other people's libraries, which the documents have examples for.
+# Libraries that the documents have examples for.
 $(EXAMPLES): $(INSTALLED)
 	$(BIN)/pip install --quiet --group examples \
 		|| echo "some libraries could not be installed: the tests of their examples are skipped"

@@ -1,4 +1,4 @@
-"""What cannot be tested here is left out; which tests stay together if several processes test."""
+"""Skip tests that cannot run here, and say which tests share a process under pytest-xdist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ collect_ignore = [
     for module in modules
 ]
 
-# What starts a Ray cluster: parts of the names of tests.
+# Parts of the names of tests that start a Ray cluster.
 CLUSTERS = (
     "test_cluster.py",
     "cluster.RayRunner",
@@ -39,25 +39,25 @@ CLUSTERS = (
     "test_a_run_on_a_cluster",
 )
 
-# Ray's workers step back for all other processes, and so for the tests beside them.
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (so Ray calls it)
+# By default Ray's workers yield the CPU to all other processes, such as tests running beside them.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray's spelling)
 
 
 def needs_cluster(nodeid: str) -> bool:
-    """Whether a test is one of those."""
+    """Return whether a test starts a Ray cluster."""
     return any(name in nodeid for name in CLUSTERS)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a cluster where Ray itself, without any code of ours, cannot start one."""
+    """Skip tests that need a cluster if Ray itself, without our code, cannot start one."""
     if needs_cluster(item.nodeid) and (why := why_no_cluster()):
         pytest.skip(f"Ray cannot start a cluster here: {why}")
 
 
 @functools.cache
 def why_no_cluster() -> str | None:
-    """Why Ray cannot start one; None if it can, or if it is not installed."""
+    """Return why Ray cannot start a cluster; None if it can, or if it is not installed."""
     if importlib.util.find_spec("ray") is None:
         return None
     start = "import ray; ray.init(address='local', num_cpus=1, include_dashboard=False)"
@@ -73,7 +73,7 @@ def why_no_cluster() -> str | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep a file in one process, to prepare things once, and clusters, to have one at a time."""
+    """Run each file in one process, so that fixtures are shared, and one cluster at a time."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-# Without a GPU Triton's interpreter runs the kernels; it must be asked for before they are loaded.
+# Without a GPU, Triton's interpreter runs the kernels; enable it before they are loaded.
 os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))
 
 from pseudograd.loss import functional
@@ -20,8 +20,8 @@ if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
 
-    # At each call of a function the interpreter looks through all of Triton's language for what
-    # it has to replace, a third of its time; once is enough.
+    # At each call the interpreter searches all of Triton's language for functions to replace, which
+    # takes a third of its time; search once.
     @functools.cache
     def builtins_of(package: Any) -> list[str]:
         return [name for name, member in inspect.getmembers(package) if is_builtin(member)]
@@ -33,14 +33,14 @@ if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):
 
     interpreter._patch_builtin = patch_builtins
 
-# A shell's jobs in the background ignore Ctrl-C, and so would what the tests of it start.
+# A shell's background jobs ignore Ctrl-C, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Small tensors are done soonest by a single thread."""
+    """Use a single thread, which is fastest for small tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -49,7 +49,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(params=["fused", "plain"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways through the loss on the CPU: the compiled kernel, and PyTorch's operations."""
+    """Run on both CPU paths of the loss: the compiled kernel, and PyTorch operations."""
     chosen: str = request.param
     if chosen == "plain":
         monkeypatch.setattr(functional, "_compiled_by_numba", lambda: None)

@@ -364,7 +364,7 @@ def test_a_server_that_is_not_ray_is_not_mistaken_for_it(
 
     thread = threading.Thread(target=answer)
     thread.start()
-    with pytest.raises(ConnectionError, match="what answers is not Ray"):
+    with pytest.raises(ConnectionError, match="the server there is not Ray"):
         RayRunner(digits(), address_of(server))
     thread.join()
 

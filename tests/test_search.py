@@ -310,6 +310,8 @@ def test_the_test_set_is_read_by_the_final_trials_alone() -> None:
     [
         ({"ks": (2.0, 0.5)}, "ks"),
         ({"ks": (1.0, 1.0)}, "ks"),
+        ({"ks": (1.0, 1e300)}, "ks must be finite numbers above 0"),
+        ({"ks": 1.0}, "ks must be different numbers, not 1.0"),
         ({"repetitions": 0}, "repetitions"),
         ({"retrainings": -1}, "retrainings"),
         ({"repetitions": 2.5}, "repetitions must be a whole number, not 2.5"),

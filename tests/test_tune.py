@@ -130,7 +130,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert "2 predictions: labels.csv" in capsys.readouterr().out
     given = Path("new.csv").read_text("utf-8")
     said = refusal(capsys, "predict", "run", "new.csv", "--out", "./new.csv")
-    assert said.endswith("--out new.csv is the file of the rows itself: name another")
+    assert said.endswith("--out new.csv is the file of rows itself: name another")
     said = refusal(capsys, "predict", "run", "new.csv", "--out", "labels.parquet")
     assert said.endswith("--out labels.parquet must end in .csv: predictions are CSV")
     assert not Path("labels.parquet").exists()
@@ -160,7 +160,7 @@ def test_the_same_command_again_repeats_nothing(capsys: pytest.CaptureFixture[st
     ledger, model = (folder / "ledger.jsonl").read_bytes(), (folder / "model.json").read_bytes()
     again, err = tuned(capsys, "digits", *SMALL)
     assert again == out
-    assert f"going on in {folder}" in err
+    assert f"resuming {folder}" in err
     assert (folder / "ledger.jsonl").read_bytes() == ledger
     assert (folder / "model.json").read_bytes() == model
     assert [session["trials"] for session in Study.open(folder).sessions][1:] == [0]
@@ -285,7 +285,7 @@ def test_ctrl_c_loses_nothing_that_was_finished(capsys: pytest.CaptureFixture[st
     if process.returncode != 0:  # it may have been too quick for us
         assert process.returncode == 130
         assert "stopped by Ctrl-C" in said.splitlines()[-1]
-        assert "the same command goes on from there" in said
+        assert "the same command resumes from there" in said
         assert "Traceback" not in said
     kept = len(Study.open("run").ledger)
     assert kept > 0
@@ -377,7 +377,7 @@ def test_defaults_are_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_time_limit_ends_a_run_and_keeps_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["digits", *SMALL, "--max-epochs", "100000", "--patience", "100000", "--out", "run"]
     out, _ = tuned(capsys, *options, "--time-limit", "1/60")
-    assert "the time limit is over; 0 trials kept, and the same command goes on from there" in out
+    assert "time limit reached; 0 trials kept, and the same command resumes from there" in out
     out, _ = tuned(capsys, "digits", *SMALL, "--out", "short", "--time-limit", "60")
     assert "page: short/report.html" in out
 
@@ -448,7 +448,7 @@ def test_data_that_cannot_be_used(
     ("arguments", "said"),
     [
         (["--data-dir", "here"], "--data-dir cannot be set for data 'pets.csv'"),
-        (["--test", "pets.csv"], "--test pets.csv is the file that is trained on"),
+        (["--test", "pets.csv"], "--test pets.csv is the training file itself"),
         (["--test", "more.csv", "--test-fraction", "0.3"], "--test-fraction must be left out"),
         (["--epochs", "3"], "tune: unrecognized arguments: --epochs 3; see pseudograd tune"),
         (["--drop", "weigth"], "--drop names 'weigth': pets.csv has 'weight'"),
@@ -492,7 +492,7 @@ def test_numbers_beyond_the_range_are_told(capsys: pytest.CaptureFixture[str]) -
     Path("new.csv").write_text("colour,weight\nblack,31\ngrey,99.5\ngrey,\n")
     assert main(["predict", "run", "new.csv"]) == 0
     assert capsys.readouterr().err == (
-        "numbers beyond the range of the training part, which count as its nearest end: "
+        "numbers outside the range of the training data, clipped to it: "
         "'weight' (1 of 3 rows, such as 99.5)\n"
     )
 
@@ -511,10 +511,10 @@ def test_the_classes_of_a_table_are_told(capsys: pytest.CaptureFixture[str]) -> 
     _, err = tuned(capsys, "a.csv", "--target", "y", *SMALL)
     assert err.splitlines()[1:4] == [
         "target 'y': 2 classes: 'x' (30), ' x' (10)",
-        "warning: column 'y' has ' x', 'x', which only blanks or capitals tell apart: they are "
-        "different classes; if they mean the same, write them the same way",
-        "warning: column 'hue' has 'Red', 'red', which only blanks or capitals tell apart: they "
-        "are different categories; if they mean the same, write them the same way",
+        "warning: column 'y' has ' x', 'x', which differ only in blanks or capitals and count as "
+        "different classes: if they mean the same, write them the same way",
+        "warning: column 'hue' has 'Red', 'red', which differ only in blanks or capitals and count "
+        "as different categories: if they mean the same, write them the same way",
     ]
     rows = [f"{at % 7},{min(at // 6, 9)}" for at in range(0, 200, 2)]
     Path("b.csv").write_text("\n".join(["size,y", *rows]))
@@ -565,7 +565,7 @@ def test_too_little_memory_is_told(
 
     monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", full)
     assert refusal(capsys, "tune", "digits", *SMALL, "--out", "run") == (
-        "pseudograd: there is not enough memory for such networks: lower --hidden (now 6) or "
+        "pseudograd: there is not enough memory for these networks: lower --hidden (now 6) or "
         "--batch-size (now 128)"
     )
 

@@ -1,4 +1,4 @@
-"""What a figure stands beside: hardware, versions, commit and date."""
+"""Hardware, versions, commit and date, recorded with every result."""
 
 from __future__ import annotations
 
@@ -18,16 +18,7 @@ _ROOT = Path(__file__).parents[2]  # of a checkout
 
 
 def environment(*devices: str) -> dict[str, str | int]:
-    """Describe this machine and what runs on it.
-
-    Args:
-        devices: Those to name the hardware of; the GPUs unless given, if there are any.
-
-    Example:
-        >>> environment("cpu")["torch"] == torch.__version__
-        True
-
-    """
+    """Return this machine's hardware and software; ``devices`` as for `hardware`."""
     return {
         "hardware": hardware(*devices),
         "cores": os.cpu_count() or 0,
@@ -42,16 +33,11 @@ def environment(*devices: str) -> dict[str, str | int]:
 
 
 def session(command: str, *devices: str) -> dict[str, Any]:
-    """Describe work that begins now, as plain values; its seconds are to be filled in.
+    """Return the record of a session that starts now; the caller fills in its seconds.
 
     Args:
-        command: What was asked for.
-        devices: Where it is done.
-
-    Example:
-        >>> begun = session("pseudograd tune digits", "cpu")
-        >>> begun["command"], begun["seconds"]
-        ('pseudograd tune digits', 0.0)
+        command: The command line.
+        devices: As for `hardware`.
 
     """
     facts = environment(*devices)
@@ -67,15 +53,11 @@ def session(command: str, *devices: str) -> dict[str, Any]:
 
 
 def hardware(*devices: str) -> str:
-    """Name the GPU or the CPU, and how many there are if they are several.
+    """Return the name of the GPU or CPU, and the number of GPUs if there are several.
 
     Args:
-        devices: Those in use; the GPUs unless given, if there are any. "ray" is the cluster that
-            this process is connected to.
-
-    Example:
-        >>> hardware("cpu") != ""
-        True
+        devices: The devices in use; by default all GPUs, or the CPU if there are none. "ray" stands
+            for the cluster that this process is connected to.
 
     """
     if not devices and torch.cuda.is_available():
@@ -94,7 +76,7 @@ def hardware(*devices: str) -> str:
 
 
 def _cluster() -> str:
-    """What the machines of a Ray cluster have together."""
+    """Return the total resources of the Ray cluster."""
     import ray
 
     has = ray.cluster_resources()
@@ -106,16 +88,7 @@ def _cluster() -> str:
 
 
 def version(package: str) -> str:
-    """Give a package's version, or nothing where it is not installed.
-
-    Args:
-        package: Its name.
-
-    Example:
-        >>> version("no-such-package")
-        ''
-
-    """
+    """Return the version of a package, or "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -123,9 +96,9 @@ def version(package: str) -> str:
 
 
 def commit() -> str:
-    """Give the commit of these sources, "-dirty" if they differ from it, or "unknown".
+    """Return the commit of the sources, with "-dirty" if they have changed, or "unknown".
 
-    In a copy without git, it can be named by PSEUDOGRAD_COMMIT.
+    The environment variable PSEUDOGRAD_COMMIT names it in a copy without git.
 
     Example:
         >>> os.environ["PSEUDOGRAD_COMMIT"] = "af69094"
@@ -141,10 +114,10 @@ def commit() -> str:
         command = ["git", "-C", str(_ROOT), *arguments]
         try:
             return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-        except FileNotFoundError:  # no git here
+        except FileNotFoundError:  # git is not installed
             return ""
 
-    # An installed package may lie inside somebody else's repository.
+    # An installed package may lie inside another repository.
     if not (_ROOT / "src" / "pseudograd").is_dir() or not (_ROOT / ".git").exists():
         return "unknown"
     head = git("rev-parse", "--short=12", "HEAD")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from numbers import Integral, Real
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -23,74 +24,74 @@ from torch import Tensor
 
 from pseudograd.data import Dataset
 from pseudograd.data.dataset import FOLDS
-from pseudograd.fleet import Fleet, MLPRecipe, Network
-from pseudograd.fleet.recipe import ACTIVATIONS, OPTIMIZERS
-from pseudograd.rules.checks import check_k
+from pseudograd.fleet import Fleet, MLPRecipe, Network, Trial
 from pseudograd.search import Cell, Protocol, Study, batch_size_for, clip_for, ks_for
 from pseudograd.search.display import Display
 
-_FLOATS = (np.float64, np.float32)  # what features may be; all else becomes float64
+_FLOATS = (np.float64, np.float32)  # kept as they are; other features become float64
+_DATA = "examples"
 
 
 class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
     """A multi-layer perceptron that chooses its sensitivity to large errors, and its learning rate.
 
-    With ``k="auto"`` or ``learning_rate="auto"`` they are chosen as in the paper: the examples are
-    cut into five equal parts, with the same share of each class; three train a network, one stops
-    its training and one validates it, ``repetitions`` times with these roles permuted. Each k has
-    learning rates of its own, halved or doubled until the best lies inside. The pair of the least
-    mean validation error trains the final network on four of the parts, stopped by the fifth. With
-    k and learning rate given, only this last step is left.
+    ``k="auto"`` and ``learning_rate="auto"`` are chosen as in the paper. The examples are cut into
+    five equal, stratified folds. Three train a network, one stops its training early and one
+    validates it; this is repeated ``repetitions`` times with the roles rotated. Each k has its own
+    learning rates, halved or doubled until the best one is inside. The pair with the lowest mean
+    validation error trains the final network on four folds, stopped by the fifth. If you give both
+    k and the learning rate, only this last step is done.
 
-    Equal examples are one example of their total weight, and their order does not matter. So a
-    weight of 2 is the same as a second copy, a weight of 0 the same as none, and no copy of an
-    example that trains a network also judges it. There are exceptions, which stand in each of the
-    five parts with a fifth of their weight: a row that comes with several labels, where what counts
-    is how often each label does; an example far heavier than the others of its class, which would
-    leave nothing like it to train on or to judge by; and all, if fewer than five examples differ.
+    Equal examples are merged into one with their total weight, and the order of the examples does
+    not matter. So a weight of 2 equals a second copy, a weight of 0 equals none, and no copy of a
+    training example judges the network. Three exceptions appear in every fold with a fifth of their
+    weight: a row with several labels, so that the labels' frequencies are learned; an example far
+    heavier than the rest of its class, so that no fold lacks its kind; and all examples, if there
+    are fewer than five different ones.
 
-    Features are scaled linearly, each for itself, so that those of the training data fill
-    ``feature_range``; later values beyond are clipped to it.
+    Each feature is scaled linearly so that the training data fill ``feature_range``; values outside
+    are clipped when predicting.
 
     Args:
-        hidden_layer_sizes: The widths of the hidden layers; a whole number for a single one, () for
+        hidden_layer_sizes: The widths of the hidden layers; a single number for one layer, () for
             none.
         k: The sensitivity to large errors (Eq. 5), 1 for cross-entropy; "auto" to choose it.
         learning_rate: The step size; "auto" to choose it.
-        ks: What "auto" chooses k from; None for the paper's values, 1/16 to 4 for up to one hidden
-            layer, 1/4 to 4 for more.
-        repetitions: How many networks validate each pair of k and learning rate. The paper has 7,
+        ks: The values that "auto" chooses k from; None for the paper's: 1/16 to 4 with up to one
+            hidden layer, 1/4 to 4 with more.
+        repetitions: How many networks validate each pair of k and learning rate. The paper uses 7,
             and 10 for MNIST.
         activation: "relu", "tanh" or "sigmoid".
         optimizer: "sgd", "adam" or "rmsprop".
-        momentum: Of "sgd".
-        batch_size: Examples a step; "auto" for 128, or less if that would be less than five steps
-            an epoch (`pseudograd.search.protocol.batch_size_for`).
+        momentum: The momentum of "sgd".
+        batch_size: Examples per step; "auto" for 128, or less if an epoch would then have fewer
+            than five steps (`pseudograd.search.protocol.batch_size_for`).
         clip: The largest norm of a step's gradient; None for no limit; "auto" for the paper's: 100
             with two or more hidden layers, none with fewer.
-        feature_range: What the features are scaled to; (0, 1) is better where most of them are
-            indicators, as of `sklearn.preprocessing.OneHotEncoder`.
-        patience: Stop training after so many epochs without a lower error on the part that stops.
-        max_iter: Stop training after so many epochs in any case.
+        feature_range: The interval that features are scaled to; (0, 1) is better if most of them
+            are indicators, as from `sklearn.preprocessing.OneHotEncoder`.
+        patience: Stop training after this many epochs without a lower error on the early-stopping
+            fold.
+        max_iter: Stop training after this many epochs in any case.
         device: "cpu", "cuda", ...; "auto" for a GPU if there is one.
-        random_state: Determines the cut, the initial weights and the orders of the examples.
+        random_state: Determines the folds, the initial weights and the order of the examples.
         verbose: Whether to show progress.
 
     Attributes:
         k_: The sensitivity of the final network.
         learning_rate_: Its learning rate.
-        cv_results_: Where something was chosen: accuracies of all pairs that were tried, with the
-            keys that `sklearn.model_selection.GridSearchCV` has. Networks are trained together, so
-            there are no times.
-        best_index_: Which of these pairs was chosen. Among equals it is the k nearest 1, then the
-            smallest rate.
+        cv_results_: If k or the learning rate was chosen: the accuracies of all pairs tried, with
+            the keys of `sklearn.model_selection.GridSearchCV`, except for the times, since networks
+            are trained together.
+        best_index_: The index of the chosen pair. Ties go to the k nearest 1, then to the smaller
+            rate.
         classes_: The labels.
         n_iter_: The number of epochs that the final network was trained for.
-        validation_scores_: The accuracy on the part that stops, after each of these epochs.
-        best_validation_score_: The highest of them; the network is that of the last such epoch.
+        validation_scores_: The accuracy on the early-stopping fold after each of these epochs.
+        best_validation_score_: The highest of them; the network is from the last epoch with it.
         coefs_: The weights of each layer, shape (in, out).
         intercepts_: The biases of each layer.
-        network_: The final network; it takes what ``scaler_`` gives.
+        network_: The final network; its input is the output of ``scaler_``.
         scaler_: The scaling of the features, a `sklearn.preprocessing.MinMaxScaler`.
         n_features_in_: The number of features.
         feature_names_in_: Their names, if they had any.
@@ -145,15 +146,15 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> TunableMLPClassifier:
-        """Choose what is to be chosen, and train the network.
+        """Choose k and the learning rate where they are "auto", and train the network.
 
         Args:
-            X: One row of features an example.
-            y: Labels: numbers or texts.
+            X: Features, one row per example.
+            y: Labels, numbers or strings.
             sample_weight: How much each example counts; None if all count the same.
 
         """
-        self._check_parameters()
+        recipe = self._recipe()
         rows, targets = validate_data(self, X, y, dtype=_FLOATS)
         _check_labels(targets)
         weights = _weights(sample_weight, rows)
@@ -164,25 +165,25 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if len(self.classes_) < 2:
             (only,) = self.classes_.tolist()
             raise ValueError(f"y must have two classes or more; there is only one class, {only!r}")
-        low, high = self.feature_range
-        self.scaler_ = MinMaxScaler((low, high), clip=True).fit(rows)
+        self.scaler_ = MinMaxScaler(recipe.feature_range, clip=True).fit(rows)
         features = self.scaler_.transform(rows).astype(np.float32, copy=False)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
-        self._train(_dataset(features, labels, weights, (low, high)), seed)
+        data = _dataset(features, labels, weights, recipe.feature_range)
+        self._train(data, self._protocol(recipe, data.train_size, seed))
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Give the most probable label of each row."""
+        """Return the most probable label of each row."""
         best = self._logits(X).argmax(-1)
         labels: NDArray[Any] = self.classes_[best.numpy()]
         return labels
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Give the probability of each class, in the order of ``classes_``."""
+        """Return the probability of each class, in the order of ``classes_``."""
         return self._logits(X).softmax(-1).numpy()
 
     def predict_log_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Give the logarithms of these probabilities."""
+        """Return the logarithm of the probability of each class."""
         return self._logits(X).log_softmax(-1).numpy()
 
     @property
@@ -200,52 +201,58 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         X = validate_data(self, X, dtype=_FLOATS, reset=False)
         return self.network_.logits(torch.from_numpy(self.scaler_.transform(X)))
 
-    def _check_parameters(self) -> None:
-        for name, (wanted, holds) in _WANTED.items():
-            if not holds(getattr(self, name)):
-                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
-
-    def _protocol(self, data: Dataset, seed: int) -> Protocol:
-        """Return what to try, as the parameters say."""
+    def _recipe(self) -> MLPRecipe:
+        """Return the recipe; `_protocol` completes what is "auto"."""
         sizes: Any = self.hidden_layer_sizes
-        sizes = (sizes,) if isinstance(sizes, Integral) else tuple(sizes)
-        ks = self.ks if self.ks is not None else ks_for(len(sizes))
-        recipe = MLPRecipe(
-            data=data.name,
-            hidden_layer_sizes=sizes,
-            momentum=self.momentum,
-            optimizer=self.optimizer,
-            activation=self.activation,
-            feature_range=data.value_range,
-            batch_size=_unless_auto(self.batch_size, batch_size_for(data.train_size)),
-            clip=_unless_auto(self.clip, clip_for(len(sizes))),
-            patience=self.patience,
-            ties="last",
-            max_epochs=self.max_iter,
-            stratified=True,
-        )
+        given = {name: getattr(self, name) for name in ("batch_size", "clip")}
+        with _own_names():
+            return MLPRecipe(
+                data=_DATA,
+                hidden_layer_sizes=_as_tuple([sizes] if isinstance(sizes, Integral) else sizes),
+                momentum=self.momentum,
+                optimizer=self.optimizer,
+                activation=self.activation,
+                feature_range=_as_tuple(self.feature_range),
+                patience=self.patience,
+                ties="last",
+                max_epochs=self.max_iter,
+                stratified=True,
+                **{name: value for name, value in given.items() if not _is_auto(value)},
+            )
+
+    def _protocol(self, recipe: MLPRecipe, train_size: int, seed: int) -> Protocol:
+        """Return the search for what is "auto"; k or the learning rate alone if it is given."""
+        layers = len(recipe.hidden_layer_sizes)
+        if _is_auto(self.batch_size):
+            recipe = replace(recipe, batch_size=batch_size_for(train_size))
+        if _is_auto(self.clip):
+            recipe = replace(recipe, clip=clip_for(layers))
+        k: Any = 1.0 if _is_auto(self.k) else self.k
+        rate: Any = 1.0 if _is_auto(self.learning_rate) else self.learning_rate
         rates: dict[str, Any] = {}
         if not _is_auto(self.learning_rate):
-            rates = {"learning_rates": (float(self.learning_rate),), "most_extensions": 0}
-        return Protocol(
-            recipe,
-            ks=tuple(float(k) for k in (ks if _is_auto(self.k) else [self.k])),
-            repetitions=self.repetitions,
-            retrainings=0,
-            seed=seed,
-            **rates,
-        )
+            rates = {"learning_rates": (rate,), "most_extensions": 0}
+        with _own_names():
+            Trial(recipe, k, rate)  # checks the two
+            protocol = Protocol(
+                recipe,
+                ks=ks_for(layers) if self.ks is None else _as_tuple(self.ks),
+                repetitions=self.repetitions,
+                retrainings=0,
+                seed=seed,
+                **rates,
+            )
+        return protocol if _is_auto(self.k) else replace(protocol, ks=(k,))
 
-    def _train(self, data: Dataset, seed: int) -> None:
-        protocol = self._protocol(data, seed)
-        device = _unless_auto(self.device, "cuda" if torch.cuda.is_available() else "cpu")
+    def _train(self, data: Dataset, protocol: Protocol) -> None:
+        device = _checked_device(self.device)
         for name in ("cv_results_", "best_index_", "network_"):  # of an earlier fit
             if hasattr(self, name):
                 delattr(self, name)
         if _is_auto(self.k) or _is_auto(self.learning_rate):
             self.k_, self.learning_rate_ = self._choose(protocol, Fleet(data, device))
         else:
-            self.k_, self.learning_rate_ = float(self.k), float(self.learning_rate)
+            (self.k_,), (self.learning_rate_,) = protocol.ks, protocol.learning_rates
         (final,) = protocol.retrainings_of(self.k_, self.learning_rate_)
         (outcome,) = Fleet(data, device, keep_parameters=True).run([final])
         network = Network.of(outcome, data)
@@ -255,7 +262,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 raise ValueError(problem)
             warnings.warn(problem, ConvergenceWarning, stacklevel=3)
         elif outcome.stopped_by == "limit":
-            problem = f"training had not ended: raise max_iter={self.max_iter}"
+            problem = f"training did not converge: raise max_iter={self.max_iter}"
             warnings.warn(problem, ConvergenceWarning, stacklevel=3)
         self.network_ = network
         self.validation_scores_ = [1 - error for error in outcome.curve]
@@ -284,7 +291,9 @@ def _check_labels(targets: NDArray[Any]) -> None:
                 "these rows"
             )
         if len({isinstance(label, str) for label in targets}) > 1:
-            raise ValueError("y must be all numbers or all texts, not both: make all of them texts")
+            raise ValueError(
+                "y must be all numbers or all strings, not both: make all of them strings"
+            )
     check_classification_targets(targets)
 
 
@@ -305,9 +314,9 @@ def _dataset(
     weights: NDArray[np.float64],
     value_range: tuple[float, float],
 ) -> Dataset:
-    """The examples in an order of their own, equal ones as one of their total weight.
+    """Return the data set: sorted, equal examples merged into one with their total weight.
 
-    What `_to_share` names becomes five pieces, one for each of the five parts.
+    Each example that `_in_every_fold` selects becomes five pieces, one per fold.
     """
     features = np.ascontiguousarray(features)
     as_bytes = features.view(np.dtype((np.void, features[0].nbytes))).ravel()
@@ -316,13 +325,13 @@ def _dataset(
         row * (labels.max() + 1) + labels, return_index=True, return_inverse=True
     )
     total = np.bincount(example, weights).astype(np.float64, copy=False)
-    pieces = np.where(_to_share(row[index], labels[index], total), FOLDS, 1)
+    pieces = np.where(_in_every_fold(row[index], labels[index], total), FOLDS, 1)
     pieces_of = np.arange(len(index)).repeat(pieces)
-    # A final training is judged on a test set. There is none here; a copy of an example stands in.
+    # The final training is judged on a test set; a copy of an example stands in for it.
     pieces_of = np.append(pieces_of, 0)
     index, total = index[pieces_of], (total / pieces)[pieces_of]
     return Dataset(
-        "examples",
+        _DATA,
         torch.from_numpy(features[index]),
         torch.from_numpy(labels[index]),
         len(index) - 1,
@@ -332,26 +341,26 @@ def _dataset(
     )
 
 
-def _to_share(
+def _in_every_fold(
     row: NDArray[np.int64], label: NDArray[np.int64], weight: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Which of these different examples stand in every part: see `TunableMLPClassifier`.
+    """Return which of these different examples belong in every fold: see `TunableMLPClassifier`.
 
-    Far heavier than its class is five times the mean weight there, but no less than a fifth of a
-    part's weight, and no more than a part's.
+    "Far heavier than its class" means above five times the class's mean weight, a limit kept
+    between a fifth of a fold's weight and the whole of it.
     """
-    if len(row) < FOLDS:  # no part may be empty
+    if len(row) < FOLDS:  # no fold may be empty
         return np.ones(len(row), bool)
     several = np.bincount(row)[row] > 1
     mean = np.bincount(label, weight) / np.bincount(label)
-    part = weight.sum() / FOLDS
-    limit = np.clip(FOLDS * mean, part / FOLDS, part)[label]
+    fold = weight.sum() / FOLDS
+    limit = np.clip(FOLDS * mean, fold / FOLDS, fold)[label]
     heavy = weight > limit * (1 + 1e-9)  # so that rounding does not decide
     return np.asarray(several | heavy)
 
 
 def _cv_results(cells: list[Cell]) -> dict[str, Any]:
-    """What `GridSearchCV` would say of these, but for the times."""
+    """Return the cells in the format of `GridSearchCV`, without times."""
     scores = 1 - np.array([cell.errors for cell in cells])
     mean = 1 - np.array([cell.error for cell in cells])
     params = [{"k": cell.k, "learning_rate": cell.learning_rate} for cell in cells]
@@ -368,100 +377,36 @@ def _cv_results(cells: list[Cell]) -> dict[str, Any]:
     }
 
 
-# --- what the parameters may be --------------------------------------------------------------
+# --- parameters ------------------------------------------------------------------------------
 
 
-def _positive(value: Any, kind: type = Real) -> bool:
-    right: bool = isinstance(value, kind)
-    return right and 0 < value < math.inf
-
-
-def _positives(values: Any, kind: type = Real) -> bool:
-    return isinstance(values, Iterable) and all(_positive(value, kind) for value in values)
-
-
-def _are_sensitivities(values: Any) -> bool:
-    if not _positives(values):
-        return False
+@contextlib.contextmanager
+def _own_names() -> Iterator[None]:
+    """Let complaints of the recipe, the trial and the protocol name the classifier's parameters."""
     try:
-        for value in values:
-            check_k(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+        yield
+    except ValueError as problem:
+        said = re.sub("^max_epochs ", "max_iter ", str(problem))
+        said = re.sub("^ks must be ", "ks must be None or ", said)
+        said = re.sub("^(k|learning_rate|batch_size|clip) must be ", r"\1 must be 'auto' or ", said)
+        raise ValueError(said) from None
 
 
 def _is_auto(value: Any) -> bool:
     return isinstance(value, str) and value == "auto"
 
 
-def _unless_auto(value: Any, automatic: Any) -> Any:
-    return automatic if _is_auto(value) else value
+def _as_tuple(values: Any) -> Any:
+    return tuple(values) if isinstance(values, Iterable) else values
 
 
-def _is_range(value: Any) -> bool:
-    return (
-        isinstance(value, Sequence)
-        and len(value) == 2
-        and all(isinstance(end, Real) for end in value)
-        and -math.inf < value[0] < value[1] < math.inf
-    )
-
-
-def _is_device(value: Any) -> bool:
-    if not isinstance(value, str | torch.device):
-        return False
+def _checked_device(given: Any) -> torch.device:
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.zeros(1, device=value).item()
-    except (AssertionError, RuntimeError):
-        return False
-    return True
-
-
-_WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "hidden_layer_sizes": (
-        "whole numbers above 0, or () for no hidden layer",
-        lambda value: _positive(value, Integral) or _positives(value, Integral),
-    ),
-    "k": (
-        "'auto' or a number above 0 (2^-100 to 2^100)",
-        lambda value: _is_auto(value) or _are_sensitivities([value]),
-    ),
-    "learning_rate": (
-        "'auto' or a number above 0",
-        lambda value: _is_auto(value) or _positive(value),
-    ),
-    "ks": (
-        "None or different numbers above 0 (2^-100 to 2^100)",
-        lambda value: (
-            value is None
-            or (
-                isinstance(value, Sequence | np.ndarray)
-                and _are_sensitivities(value)
-                and 0 < len(value) == len(set(value))
-            )
-        ),
-    ),
-    "repetitions": ("a whole number above 0", lambda value: _positive(value, Integral)),
-    "activation": (f"one of {ACTIVATIONS}", lambda value: value in ACTIVATIONS),
-    "optimizer": (f"one of {OPTIMIZERS}", lambda value: value in OPTIMIZERS),
-    "momentum": (
-        "a number in [0, 1)",
-        lambda value: isinstance(value, Real) and 0 <= float(value) < 1,
-    ),
-    "batch_size": (
-        "'auto' or a whole number above 0",
-        lambda value: _is_auto(value) or _positive(value, Integral),
-    ),
-    "clip": (
-        "'auto', None or a number above 0",
-        lambda value: value is None or _is_auto(value) or _positive(value),
-    ),
-    "feature_range": ("(low, high), two finite numbers, low below high", _is_range),
-    "patience": ("a whole number above 0", lambda value: _positive(value, Integral)),
-    "max_iter": ("a whole number above 0", lambda value: _positive(value, Integral)),
-    "device": (
-        "'auto' or a device that is there, such as 'cpu'",
-        lambda value: _is_auto(value) or _is_device(value),
-    ),
-}
+        device = torch.device(automatic if _is_auto(given) else given)
+        torch.zeros(1, device=device).item()
+    except (AssertionError, RuntimeError, TypeError):
+        raise ValueError(
+            f"device must be 'auto' or a device that is there, such as 'cpu', not {given!r}"
+        ) from None
+    return device

@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, by one process at a time, and with clear errors."""
+"""Writing files whole or not at all, by one process at a time, and with clear errors."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-UNFINISHED = ".part"  # the suffix of a file that is being written
+UNFINISHED = ".part"  # the suffix of a file while it is being written
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file so that whoever reads it finds all of it, or what was there before.
+    """Write a file atomically: a reader sees all of it, or the previous content.
 
-    Args:
-        path: The file.
-        content: What it shall hold; texts are written in UTF-8.
+    Strings are written in UTF-8.
 
     Example:
         >>> import tempfile
@@ -30,16 +28,13 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     with unfinished.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
-        os.fsync(file.fileno())  # or a power failure could leave an empty file of that name
+        os.fsync(file.fileno())  # otherwise a power failure could leave an empty file
     unfinished.replace(path)
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say in one sentence what to do when a file of a run cannot be written.
-
-    Args:
-        path: The file.
+    """Replace an OSError by one that says what to do about it.
 
     Example:
         >>> with writing(Path("ledger.jsonl")):
@@ -47,7 +42,7 @@ def writing(path: Path) -> Iterator[None]:
         Traceback (most recent call last):
         ...
         OSError: ledger.jsonl cannot be written (no space left on device): make that possible and
-        run the same command again, what is finished is kept
+        run the same command again; finished work is kept
 
     """
     try:
@@ -56,49 +51,15 @@ def writing(path: Path) -> Iterator[None]:
         reason = (problem.strerror or str(problem)).lower()
         raise OSError(
             f"{path} cannot be written ({reason}): make that possible and run the same command "
-            "again, what is finished is kept"
+            "again; finished work is kept"
         ) from problem
 
 
 @contextlib.contextmanager
-def in_turn(folder: Path) -> Iterator[None]:
-    """Wait until no other process is between reading and writing files of a folder.
-
-    Args:
-        folder: The folder; where the system has no locks, nobody waits.
-
-    Example:
-        >>> import tempfile
-        >>> with in_turn(Path(tempfile.mkdtemp())):
-        ...     pass
-
-    """
-    try:
-        import fcntl
-    except ImportError:  # not POSIX
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # this file system has no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep a file to this process; what the system has no locks for is left open to all.
+    """Lock a file for this process, and create it if it does not exist.
 
-    Args:
-        path: The file; it is made if it does not exist.
-
-    Example:
-        >>> import tempfile
-        >>> with locked(Path(tempfile.mkdtemp(), "ledger.jsonl")):
-        ...     pass
-
+    Without support for locks in the operating system or the file system, nothing is locked.
     """
     try:
         import fcntl

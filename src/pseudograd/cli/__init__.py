@@ -1,8 +1,7 @@
-"""The command ``pseudograd``: options in, one call, a table and a file out.
+"""The command ``pseudograd``.
 
-Each command is one function, which adds its parser to the commands and holds what the command runs.
-To add one, write its function and name it in ``COMMANDS``. What only some commands need is
-imported when they run.
+Each subcommand is one function, which adds its parser and contains the code it runs. To add one,
+write its function and list it in ``COMMANDS``. Import what only some commands need when they run.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ def run_command(
     commands: Sequence[Callable[[Commands], None]],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Run a command line of a program that has several commands.
+    """Run the command line of a program with subcommands.
 
     Args:
-        program: The program's name, which its messages begin with.
+        program: The program's name, which begins its messages.
         about: One sentence for ``--help``.
-        commands: Each adds its parser, with what it runs as the default of ``run``.
-        arguments: What follows the program's name; ``sys.argv`` unless given.
+        commands: Functions that add a subcommand's parser and set the function it runs as ``run``.
+        arguments: The arguments after the program's name; by default those of ``sys.argv``.
 
     Returns:
-        The exit status: 0; 1 if it cannot be done, for a reason said in one line; 130 after Ctrl-C.
-        Bad options end in ``SystemExit(2)``.
+        The exit status: 0 on success, 1 after an error (printed as one line), 130 after Ctrl-C. Bad
+        options raise ``SystemExit(2)``.
 
     """
     parser = Parser(prog=program, description=about)
@@ -68,12 +67,12 @@ def run_command(
     except KeyboardInterrupt as stop:
         print(f"{program}: {str(stop) or 'stopped by Ctrl-C before the end'}", file=sys.stderr)
         if any(thread.name.startswith("fleet-") for thread in threading.enumerate()):
-            # Ctrl-C again, while workers ended their epoch: Python's own end would abort in them.
+            # A second Ctrl-C while workers finish their epoch: Python's shutdown would abort them.
             sys.stderr.flush()
             os._exit(130)
         return 130
     except BrokenPipeError:
-        # Whoever reads has enough, as in ``| head``; Python must not complain at its end, either.
+        # The reader has closed the pipe, as ``| head`` does; keep Python's shutdown quiet, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, ImportError) as problem:
@@ -84,7 +83,7 @@ def run_command(
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Have warnings look like those of the commands, without a place in our sources."""
+    """Print warnings as one line, without a location in the sources."""
     usual = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:

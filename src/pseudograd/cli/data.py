@@ -1,4 +1,4 @@
-"""``pseudograd data``: the benchmark sets, downloaded and listed."""
+"""``pseudograd data``: download and list the benchmark sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def data(commands: Commands) -> None:
     parser = commands.add_parser("data", help=about, description=about.capitalize() + ".")
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
-    about = "download what is missing, check it, and keep it as plain arrays"
+    about = "download missing sets, check them, and keep them as plain arrays"
     fetching = actions.add_parser("fetch", help=about, description=about.capitalize() + ".")
     names = ", ".join(BENCHMARKS)
     fetching.add_argument("names", nargs="+", choices=BENCHMARKS, metavar="NAME", help=names)
@@ -32,8 +32,8 @@ def data(commands: Commands) -> None:
             "--data-dir",
             type=Path,
             metavar="DIR",
-            help="folder of all sets, which may already hold official files (PSEUDOGRAD_DATA, or "
-            "else a cache of this system)",
+            help="folder of all sets, which may already contain official files (PSEUDOGRAD_DATA, "
+            "or else the system's cache)",
         )
 
     def run_fetch(options: argparse.Namespace) -> None:
@@ -63,7 +63,7 @@ def _row(data: Dataset) -> str:
     from pseudograd.data import variant
 
     sha256 = data.sha256
-    # An unlisted content is loaded only from files with the official checksums.
+    # Unlisted content is loaded only from files with the official checksums.
     called = variant(data.name, sha256) or "official"
     examples = f"{data.train_size} + {data.test_size}"
     size = f"{data.features.shape[1]:10}{data.features.nbytes / 1e6:6.0f}"

@@ -1,4 +1,4 @@
-"""What options of the command line may be, and how bad ones are refused."""
+"""Options of the command line: their types, and one-line errors for bad ones."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line long. Its commands' parsers are of the same kind."""
+    """A parser with one-line errors; argparse uses it for the subcommands, too."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and leave."""
+        """Print the error, and exit."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def add_k(
     parser: argparse._ActionsContainer, default: str = "the paper's: 4 2 1 1/2 1/4 1/8 1/16"
 ) -> None:
-    """Add ``--k``, several different sensitivities."""
+    """Add ``--k``, which takes several different sensitivities."""
     parser.add_argument(
         "--k",
         type=sensitivity,
@@ -38,19 +38,19 @@ def add_k(
 
 def add_time_limit(parser: argparse._ActionsContainer) -> None:
     """Add ``--time-limit``."""
-    about = "stop after so many minutes; the same command goes on from there"
+    about = "stop after this many minutes; the same command resumes from there"
     parser.add_argument("--time-limit", type=positive, metavar="MINUTES", help=about)
 
 
 def deadline(options: argparse.Namespace) -> Deadline:
-    """Return the `Stop` that ``--time-limit`` asks for, counting from now."""
+    """Return the `Stop` for ``--time-limit``, counting from now."""
     from pseudograd.search import Deadline
 
     return Deadline(None if options.time_limit is None else 60 * options.time_limit)
 
 
 class Different(argparse.Action):
-    """Store a list, none of which may be given twice."""
+    """Store a list of different values."""
 
     def __call__(
         self,
@@ -62,12 +62,12 @@ class Different(argparse.Action):
         """Check, and store."""
         assert isinstance(values, list)
         if len(set(values)) < len(values):
-            raise argparse.ArgumentError(self, "a value is given twice, but each may stand once")
+            raise argparse.ArgumentError(self, "a value is given twice: give each once")
         setattr(namespace, self.dest, values)
 
 
 def whole(least: int, beyond: int = 2**63) -> Callable[[str], int]:
-    """The type of an option that takes whole numbers from some number up, below another."""
+    """Return the type of an option that takes whole numbers from ``least`` to below ``beyond``."""
 
     def parse(text: str) -> int:
         try:
@@ -84,11 +84,11 @@ def whole(least: int, beyond: int = 2**63) -> Callable[[str], int]:
 
 
 def number(text: str) -> float:
-    """A number, also as a fraction of whole ones, or NaN, which no range contains."""
+    """Return a number, which may be written as a fraction; NaN, which no range contains, if bad."""
     over, stroke, under = text.partition("/")
     try:
         return int(over) / int(under) if stroke else float(text)
-    except (ValueError, ArithmeticError):  # no number, a division by 0, or beyond all floats
+    except (ValueError, ArithmeticError):  # not a number, division by 0, or overflow
         return math.nan
 
 
@@ -113,14 +113,14 @@ def sensitivity(text: str) -> float:
 
 
 def file(text: str) -> Path:
-    """A file that can be written: found out by opening it, before a long run and not after it."""
+    """Return the path of a file that can be written; opening it now spares a long run in vain."""
     path = Path(text)
     existed = path.exists()
     try:
         with path.open("ab"):
             pass
         if not existed:
-            path.resolve().unlink()  # what a link leads to, not the link
+            path.resolve().unlink()  # the target of a link, not the link
     except OSError as problem:
         reason = (problem.strerror or str(problem)).lower()
         raise argparse.ArgumentTypeError(

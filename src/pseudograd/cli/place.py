@@ -1,4 +1,4 @@
-"""Where trials run: the options ``--device`` and ``--ray``, and what they come to."""
+"""Where trials run: the options ``--device`` and ``--ray``."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ def add_place(parser: argparse._ActionsContainer) -> None:
         "--device",
         nargs="+",
         metavar="DEVICE",
-        help="cpu, cuda, cuda:1, ... (all GPUs, or the CPU if there are none)",
+        help="cpu, cuda, cuda:1, ... (all GPUs, or the CPU if there is none)",
     )
     parser.add_argument(
         "--ray",
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="on a Ray cluster: the one at an address, the one that runs here, or a new one",
+        help="run on a Ray cluster: the one at ADDRESS, the one running here, or a new one",
     )
 
 
 class Place(contextlib.ExitStack):
-    """Where trials run, as the options say; a context, since a cluster must be left in the end.
+    """Where trials run, by the options; a context that disconnects from a cluster at its end.
 
     Args:
-        options: With ``device`` and ``ray``.
+        options: Options with ``device`` and ``ray``.
 
     Attributes:
-        devices: What to record as having been used.
-        at_once: How many fleets to run side by side: several on a GPU, because one alone leaves it
-            mostly idle while its last trials end; else one, which uses all cores.
+        devices: The devices to record.
+        at_once: How many fleets to run side by side: several on a single GPU, because one leaves it
+            mostly idle while its last trials end; otherwise one.
 
     Example:
         >>> with Place(argparse.Namespace(device=["cpu"], ray=None)) as place:
@@ -71,13 +71,7 @@ class Place(contextlib.ExitStack):
         return self
 
     def runner(self, data: Dataset, keep_parameters: bool = False) -> Runner:
-        """Return what trains trials on a data set.
-
-        Args:
-            data: The data set.
-            keep_parameters: Whether final networks carry their weights.
-
-        """
+        """Return the runner of trials on a data set; final networks carry weights if asked."""
         if self.address is None:
             from pseudograd.fleet import Fleet
 
@@ -88,7 +82,7 @@ class Place(contextlib.ExitStack):
             return run
         from pseudograd.search.cluster import RayRunner
 
-        # One for each data set, which is then sent to the cluster once.
+        # One runner per data set, which is then sent to the cluster once.
         if data.sha256 not in self._clusters:
             self._clusters[data.sha256] = self.enter_context(RayRunner(data))
         cluster = self._clusters[data.sha256]
@@ -100,7 +94,7 @@ class Place(contextlib.ExitStack):
         return run_on_cluster
 
     def workplace(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context of a thread with one of several fleets: a CUDA stream of its own.
+        """Return the context for a thread that runs one of several fleets: its own CUDA stream.
 
         On the default stream, which all threads share, fleets would wait for each other.
         """
@@ -112,19 +106,10 @@ class Place(contextlib.ExitStack):
 
 
 def lacks_memory(problem: Exception) -> bool:
-    """Tell whether an error means that memory ran out.
-
-    Args:
-        problem: What ended it; PyTorch has no class of its own for this on a CPU.
-
-    Example:
-        >>> lacks_memory(MemoryError()), lacks_memory(RuntimeError("shapes do not match"))
-        (True, False)
-
-    """
+    """Return whether an error means that memory ran out."""
     import torch
 
-    said = str(problem)
+    said = str(problem)  # PyTorch has no class for this error on a CPU
     return isinstance(problem, MemoryError | torch.OutOfMemoryError) or (
         "can't allocate memory" in said or "not enough memory" in said
     )
@@ -137,7 +122,7 @@ def _all_devices() -> list[str]:
 
 
 def _checked(device: str) -> str:
-    """Return the device if it can be used; checked before anything else is done."""
+    """Return the device if it can be used."""
     import torch
 
     try:
@@ -145,6 +130,6 @@ def _checked(device: str) -> str:
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).splitlines()[0].rstrip(".")
         raise ValueError(
-            f"--device {device} cannot be used here ({reason}): leave it out for what there is"
+            f"--device {device} cannot be used here ({reason}): leave it out to use what there is"
         ) from problem
     return device

@@ -1,4 +1,4 @@
-"""``pseudograd tune``, ``predict``, ``report`` and ``runs``: a search, and what comes of it."""
+"""``pseudograd tune``, ``predict``, ``report`` and ``runs``: a search, and its results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def tune(commands: Commands) -> None:
-    """``pseudograd tune``: the best k and learning rate for a data set."""
+    """``pseudograd tune``: find the best k and learning rate for a data set."""
     from pseudograd.data.registry import BENCHMARKS
 
     about = "find the best k and learning rate for a data set, and train the best network"
@@ -39,14 +39,25 @@ def tune(commands: Commands) -> None:
         metavar="DATA",
         help=f"digits, {', '.join(BENCHMARKS)}, or a .csv, .parquet or .npz file (%(default)s)",
     )
+    _add_table(parser)
+    _add_network(parser)
+    _add_search(parser)
+    where = parser.add_argument_group("where it runs, and how long")
+    add_place(where)
+    add_time_limit(where)
+    where.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the run (runs/...)")
+    parser.set_defaults(run=_run_tune)
+
+
+def _add_table(parser: argparse.ArgumentParser) -> None:
     table = parser.add_argument_group("your own table")
     table.add_argument("--target", metavar="NAME", help="the column of labels")
-    table.add_argument("--test", metavar="FILE", help="a second file, with the test part")
+    table.add_argument("--test", metavar="FILE", help="a second file with the test set")
     table.add_argument(
         "--test-fraction",
         type=_fraction,
         metavar="F",
-        help="how much is held out as the test part where there is none (0.2)",
+        help="the fraction to hold out as the test set if there is none (0.2)",
     )
     table.add_argument(
         "--drop", nargs="+", action="extend", metavar="NAME", help="columns to leave out"
@@ -56,11 +67,12 @@ def tune(commands: Commands) -> None:
         nargs="+",
         action="extend",
         metavar="NAME",
-        help="columns whose numbers are codes, to be taken for categories as texts are",
+        help="columns whose numbers are codes, to treat as categories",
     )
-    parser.add_argument(
-        "--data-dir", metavar="FOLDER", help="where data sets that have a name are kept"
-    )
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the named data sets are kept")
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("the network")
     network.add_argument(
         "--hidden",
@@ -70,16 +82,24 @@ def tune(commands: Commands) -> None:
         metavar="SIZE",
         help="sizes of the hidden layers; 0 for none (400)",
     )
-    # Those of `fleet.recipe`, which takes too long to import for every command.
+    # Repeated from `fleet.recipe`, which takes too long to import for every command.
     network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
     network.add_argument("--optimizer", choices=("sgd", "adam", "rmsprop"), default="sgd")
-    network.add_argument("--momentum", type=_momentum, default=0.9, help="of sgd (%(default)s)")
     network.add_argument(
-        "--batch-size", type=whole(1), metavar="N", help="examples a step (128, fewer if few)"
+        "--momentum", type=_momentum, default=0.9, help="momentum of sgd (%(default)s)"
     )
     network.add_argument(
-        "--clip", type=positive, help="largest norm of a gradient (100 for several hidden layers)"
+        "--batch-size",
+        type=whole(1),
+        metavar="N",
+        help="examples per step (128, fewer on small data)",
     )
+    network.add_argument(
+        "--clip", type=positive, help="largest norm of a gradient (100 with several hidden layers)"
+    )
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
     search = parser.add_argument_group("the search")
     add_k(search, "the paper's: 4 2 1 1/2 1/4 and, with up to one hidden layer, 1/8 1/16")
     search.add_argument(
@@ -88,98 +108,108 @@ def tune(commands: Commands) -> None:
         nargs="+",
         action=Different,
         metavar="RATE",
-        help="learning rates to start from; of one, its half and double too (found by a sweep)",
+        help="learning rates to start from; a single one adds its half and double (found by a "
+        "sweep)",
     )
     search.add_argument(
-        "--repetitions", type=whole(1, 10**5), metavar="N", help="of each pair (7; 10 for mnist)"
+        "--repetitions",
+        type=whole(1, 10**5),
+        metavar="N",
+        help="trainings of each pair of k and rate (7; 10 for mnist)",
     )
     search.add_argument(
         "--retrainings",
         type=whole(1, 10**5),
         default=5,
         metavar="N",
-        help="of the choice (%(default)s)",
+        help="final trainings of the choice and of k = 1 (%(default)s)",
     )
     search.add_argument(
-        "--patience", type=whole(1), default=15, metavar="EPOCHS", help="(%(default)s)"
+        "--patience",
+        type=whole(1),
+        default=15,
+        metavar="EPOCHS",
+        help="stop training after this many epochs without improvement (%(default)s)",
     )
     search.add_argument(
-        "--max-epochs", type=whole(1), default=1000, metavar="EPOCHS", help="(%(default)s)"
+        "--max-epochs",
+        type=whole(1),
+        default=1000,
+        metavar="EPOCHS",
+        help="stop training after this many epochs in any case (%(default)s)",
     )
     search.add_argument(
-        "--stratify", action="store_true", help="folds with equal shares of classes"
+        "--stratify", action="store_true", help="give all folds equal shares of each class"
     )
     search.add_argument(
-        "--seed", type=whole(0, 2**32), default=0, help="of folds, weights and orders (%(default)s)"
+        "--seed",
+        type=whole(0, 2**32),
+        default=0,
+        help="seed of the folds, weights and orders (%(default)s)",
     )
-    where = parser.add_argument_group("where it runs, and how long")
-    add_place(where)
-    add_time_limit(where)
-    where.add_argument("--out", type=Path, metavar="FOLDER", help="of the run (runs/...)")
 
-    def run(options: argparse.Namespace) -> None:
-        from pseudograd.report.summary import summary
-        from pseudograd.search import study_of
-        from pseudograd.search import tune as run_study
-        from pseudograd.search.display import Display, tell_set_aside
-        from pseudograd.words import counted
 
-        place = Place(options)
-        data, encoder = _opened(options)
-        protocol = _protocol(options, data)
-        study = study_of(data, encoder, protocol, options.out)
-        tell_set_aside(study.ledger)
-        if study.ledger:
-            done = len(study.ledger)
-            print(f"going on in {study.folder}: {done} trials are done", file=sys.stderr)
-        if data.rows is not None:
-            _tell_table(data, encoder)
-        try:
-            with place, Display(protocol, study.ledger) as display:
-                found = run_study(
-                    study,
-                    data,
-                    encoder,
-                    place.runner(data, keep_parameters=True),
-                    stop=deadline(options),
-                    command=shlex.join(["pseudograd", *options.arguments]),
-                    devices=place.devices,
-                    watch=display.show,
-                )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"stopped by Ctrl-C; {counted(len(study.ledger), 'trial')} kept, "
-                "and the same command goes on from there"
-            ) from None
-        except (MemoryError, RuntimeError) as problem:
-            if not lacks_memory(problem):
-                raise
-            raise ValueError(
-                "there is not enough memory for such networks: lower --hidden (now "
-                f"{' '.join(map(str, options.hidden))}) or --batch-size (now "
-                f"{protocol.recipe.fields().get('batch_size', 128)})"
-            ) from problem
-        if found is None:
-            print(
-                f"the time limit is over; {counted(len(study.ledger), 'trial')} kept, and the same "
-                "command goes on from there"
+def _run_tune(options: argparse.Namespace) -> None:
+    from pseudograd.report.summary import summary
+    from pseudograd.search import study_of
+    from pseudograd.search import tune as run_study
+    from pseudograd.search.display import Display, tell_set_aside
+    from pseudograd.words import counted
+
+    place = Place(options)
+    data, encoder = _opened(options)
+    protocol = _protocol(options, data)
+    study = study_of(data, encoder, protocol, options.out)
+    tell_set_aside(study.ledger)
+    if study.ledger:
+        done = len(study.ledger)
+        print(f"resuming {study.folder}: {done} trials are done", file=sys.stderr)
+    if data.rows is not None:
+        _tell_table(data, encoder)
+    try:
+        with place, Display(protocol, study.ledger) as display:
+            found = run_study(
+                study,
+                data,
+                encoder,
+                place.runner(data, keep_parameters=True),
+                stop=deadline(options),
+                command=shlex.join(["pseudograd", *options.arguments]),
+                devices=place.devices,
+                watch=display.show,
             )
-        else:
-            print(summary(found))
-        if study.ledger:
-            print(f"page: {study.report()}")
-        print(f"model, ledger and all else: {study.folder}")
-
-    parser.set_defaults(run=run)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"stopped by Ctrl-C; {counted(len(study.ledger), 'trial')} kept, "
+            "and the same command resumes from there"
+        ) from None
+    except (MemoryError, RuntimeError) as problem:
+        if not lacks_memory(problem):
+            raise
+        raise ValueError(
+            "there is not enough memory for these networks: lower --hidden (now "
+            f"{' '.join(map(str, options.hidden))}) or --batch-size (now "
+            f"{protocol.recipe.fields().get('batch_size', 128)})"
+        ) from problem
+    if found is None:
+        print(
+            f"time limit reached; {counted(len(study.ledger), 'trial')} kept, and the same "
+            "command resumes from there"
+        )
+    else:
+        print(summary(found))
+    if study.ledger:
+        print(f"page: {study.report()}")
+    print(f"model, ledger and all else: {study.folder}")
 
 
 def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
-    """Open the data; a complaint about an option calls it by what was typed."""
+    """Open the data; complaints name the option as the user typed it."""
     from pseudograd.data import open_data
     from pseudograd.data.reading import OptionError
 
     if options.test and _is_same_file(options.test, options.data):
-        raise ValueError(f"--test {options.test} is the file that is trained on: name another")
+        raise ValueError(f"--test {options.test} is the training file itself: name another")
     try:
         return open_data(
             options.data,
@@ -196,7 +226,7 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
 
 
 def _tell_table(data: Dataset, encoder: Encoder) -> None:
-    """Say what the columns of a table were taken for, which classes it has, and what is odd."""
+    """Print how a table's columns are read, its classes, and warnings."""
     from collections import Counter
 
     from pseudograd.data.dataset import FOLDS
@@ -213,22 +243,22 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
     if few := [encoder.labels[at] for at, count in counts if count < FOLDS]:
         print(
             f"warning: fewer than {FOLDS} rows have the label {listed(few)}: that is too few to "
-            "learn it and to judge by it; add rows, or remove these",
+            "learn from and to judge by; add rows, or remove these",
             file=sys.stderr,
         )
     for name, alike in encoder.look_alikes().items():
         more = f"; and {len(alike) - 4} more" * (len(alike) > 4)
         them = "classes" if name == encoder.target else "categories"
         print(
-            f"warning: column {name!r} has {'; '.join(map(listed, alike[:4]))}{more}, which only "
-            f"blanks or capitals tell apart: they are different {them}; if they mean the same, "
+            f"warning: column {name!r} has {'; '.join(map(listed, alike[:4]))}{more}, which differ "
+            f"only in blanks or capitals and count as different {them}: if they mean the same, "
             "write them the same way",
             file=sys.stderr,
         )
 
 
 def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
-    """What the options ask for."""
+    """Return the protocol that the options describe."""
     from pseudograd.fleet import MLPRecipe
     from pseudograd.search import Protocol, batch_size_for, clip_for, ks_for, repetitions_for
 
@@ -264,7 +294,7 @@ def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
 
 
 def predict(commands: Commands) -> None:
-    """``pseudograd predict``: the model of a run applied to new rows."""
+    """``pseudograd predict``: apply the model of a run to new rows."""
     about = "apply the model of a run to new rows: labels and probabilities as CSV"
     parser = commands.add_parser("predict", help=about, description=about.capitalize() + ".")
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
@@ -273,7 +303,7 @@ def predict(commands: Commands) -> None:
         "--k",
         type=positive,
         metavar="K",
-        help="whose network to apply, the chosen k's or that of 1",
+        help="apply the network of this k: the chosen one or 1 (the chosen one)",
     )
     parser.add_argument("--out", type=file, metavar="FILE", help="write here instead of printing")
 
@@ -285,7 +315,7 @@ def predict(commands: Commands) -> None:
         from pseudograd.search import load_model
 
         if options.out and _is_same_file(options.out, options.file):
-            raise ValueError(f"--out {options.out} is the file of the rows itself: name another")
+            raise ValueError(f"--out {options.out} is the file of rows itself: name another")
         if options.out and options.out.suffix.lower() in (".parquet", ".npz"):
             raise ValueError(f"--out {options.out} must end in .csv: predictions are CSV")
         network, encoder = load_model(options.run_folder, options.k)
@@ -304,7 +334,7 @@ def predict(commands: Commands) -> None:
             ]
             more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
             print(
-                "numbers beyond the range of the training part, which count as its nearest end: "
+                "numbers outside the range of the training data, clipped to it: "
                 f"{', '.join(columns[:8])}{more}",
                 file=sys.stderr,
             )
@@ -325,8 +355,8 @@ def _is_same_file(one: str | Path, other: str | Path) -> bool:
 
 
 def report(commands: Commands) -> None:
-    """``pseudograd report``: the page of a run, made anew."""
-    about = "make the page of a run anew from its ledger"
+    """``pseudograd report``: write the page of a run again."""
+    about = "write the page of a run again from its ledger"
     parser = commands.add_parser("report", help=about, description=about.capitalize() + ".")
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
 
@@ -342,11 +372,16 @@ def report(commands: Commands) -> None:
 
 
 def runs(commands: Commands) -> None:
-    """``pseudograd runs``: a list of runs."""
+    """``pseudograd runs``: list runs."""
     about = "list the runs in a folder"
     parser = commands.add_parser("runs", help=about, description=about.capitalize() + ".")
     parser.add_argument(
-        "folder", nargs="?", type=Path, default=Path("runs"), metavar="FOLDER", help="(%(default)s)"
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
+        metavar="FOLDER",
+        help="the folder (%(default)s)",
     )
 
     def run(options: argparse.Namespace) -> None:

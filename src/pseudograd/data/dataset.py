@@ -1,4 +1,4 @@
-"""Examples in memory, and the parts they are split into."""
+"""A data set in memory, split into a training and a test part."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Dataset:
     """Examples of a classification problem, the training ones first.
 
     Attributes:
-        name: Its name in trials.
+        name: The name that recipes refer to.
         features: One row per example, uint8 (pixels) or floating point.
         labels: Class indices, int64.
         train_size: The number of training examples; the rest is the test set.
-        value_range: The features' least and greatest possible value, which a trial maps to its
+        value_range: The least and greatest possible value of a feature, which a recipe maps to its
             ``feature_range``.
-        weights: Positive sample weights, of which only the ratios matter; None if all are equal.
+        weights: Positive sample weights, only relative to each other; None if all are equal.
         rows: The row of the file that each example comes from, counted from 1; None without a file.
-        pieces_of: A number for each example, shared by the pieces of one example (all of one
-            class), which a stratified cut deals to different parts. None if all are whole.
+        pieces_of: For each example a number that is shared by the pieces of one example (all of one
+            class); a stratified cut deals them to different folds. None if all are whole.
 
     Example:
         >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,
@@ -77,11 +77,11 @@ class Dataset:
 
     @property
     def test_size(self) -> int:
-        """The number of examples held out."""
+        """The number of test examples."""
         return len(self.labels) - self.train_size
 
     def scaling(self, feature_range: tuple[float, float]) -> tuple[float, float]:
-        """Return the factor and the offset that map the features linearly to a range."""
+        """Return the factor and the offset that map features linearly to ``feature_range``."""
         low, high = feature_range
         least, greatest = self.value_range
         factor = (high - low) / (greatest - least)
@@ -89,7 +89,7 @@ class Dataset:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """The SHA-256 of the features and labels, and of weights and pieces if any, in order."""
+        """The SHA-256 of the features, the labels, and the weights and pieces if any."""
         digest = hashlib.sha256()
         for tensor in (self.features, self.labels, self.weights, self.pieces_of):
             if tensor is not None:
@@ -113,7 +113,7 @@ def digits(test_size: int = 360) -> Dataset:
     """Load scikit-learn's 1,797 handwritten digits of 8×8 pixels, which need no download.
 
     Args:
-        test_size: How many examples are held out; the order is fixed.
+        test_size: How many examples to hold out; their order is fixed.
 
     Example:
         >>> data = digits()

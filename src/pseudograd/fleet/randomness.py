@@ -1,8 +1,8 @@
 """Random numbers as a function of (seed, purpose, position): the same in any fleet, on any device.
 
-A generator's numbers depend on how many were drawn before; a hash's do not. The hash is that of
-SplitMix64 (Steele, Lea and Flood, 2014) on integers that wrap around, and what is made of it takes
-at most one rounding, so that CPUs and GPUs agree to the bit.
+A generator's numbers depend on how many were drawn before; a hash's do not. The hash is SplitMix64
+(Steele, Lea and Flood, 2014) on wrapping integers. Everything derived from it rounds at most once,
+so that CPUs and GPUs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 _INITIAL_WEIGHTS, _ORDER, _FOLDS = 1, 2, 3
-_INDEX_BITS = 26  # of the key that orders examples; up to 67 million of them
+_INDEX_BITS = 26  # low bits of a sort key that hold the position: up to 67 million examples
 
 
 def _signed(number: int) -> int:
-    """The 64-bit pattern of ``number``, as PyTorch's signed integers hold it."""
+    """The 64-bit pattern of ``number`` as a signed integer, the only kind PyTorch has."""
     return (number & (2**64 - 1)) - (2**64 if number >> 63 & 1 else 0)
 
 
@@ -23,7 +23,7 @@ _GOLDEN, _MIX_1, _MIX_2 = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right, which PyTorch lacks."""
+    """A logical right shift, which PyTorch lacks."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -35,7 +35,7 @@ def _hash(x: Tensor) -> Tensor:
 
 
 def _stream(seeds: Tensor, purpose: int, number: Tensor | int, count: int) -> Tensor:
-    """``count`` hashes for each seed, of one purpose and number: shape (seeds, count)."""
+    """``count`` hashes per seed for one purpose and number, shape (seeds, count)."""
     key = _hash(_hash(_hash(seeds) ^ purpose) ^ number)
     return _hash(key.unsqueeze(-1) ^ torch.arange(count, device=seeds.device))
 
@@ -44,8 +44,8 @@ def glorot_uniform(seeds: Tensor, layer: int, fan_in: int, fan_out: int) -> Tens
     """Draw weights from U(-a, a), a = √(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010).
 
     Args:
-        seeds: One for each model, int64.
-        layer: Which layer, from 0.
+        seeds: One per model, int64.
+        layer: The index of the layer, from 0.
         fan_in: The layer's inputs.
         fan_out: The layer's outputs.
 
@@ -58,22 +58,19 @@ def glorot_uniform(seeds: Tensor, layer: int, fan_in: int, fan_out: int) -> Tens
                  [ 0.1985, -0.5143]]])
 
     """
-    bits = _shifted(_stream(seeds, _INITIAL_WEIGHTS, layer, fan_in * fan_out), 40)  # 24 of them
+    bits = _shifted(_stream(seeds, _INITIAL_WEIGHTS, layer, fan_in * fan_out), 40)  # 24 bits
     limit = (6.0 / (fan_in + fan_out)) ** 0.5
     unit = (bits - 2**23).float() * 2.0**-23  # exact, in [-1, 1)
     return Tensor.reshape(unit * limit, (-1, fan_in, fan_out))
 
 
 def order(seeds: Tensor, epochs: Tensor, size: int) -> Tensor:
-    """Shuffle the positions 0 … size - 1 for each model.
+    """Return the positions 0 … size - 1 shuffled per model, shape (models, size).
 
     Args:
-        seeds: One for each model, int64.
+        seeds: One per model, int64.
         epochs: The epoch of each model, int64.
         size: The number of examples.
-
-    Returns:
-        Positions of shape (models, size).
 
     Example:
         >>> order(torch.tensor([7, 7]), torch.tensor([0, 1]), 5)
@@ -85,11 +82,7 @@ def order(seeds: Tensor, epochs: Tensor, size: int) -> Tensor:
 
 
 def folds(seed: int, size: int) -> Tensor:
-    """Shuffle the positions 0 … size - 1 for the cut into folds.
-
-    Args:
-        seed: The plan's.
-        size: The number of examples.
+    """Return the positions 0 … size - 1 shuffled for the cut into folds.
 
     Example:
         >>> folds(0, 5)
@@ -100,10 +93,10 @@ def folds(seed: int, size: int) -> Tensor:
 
 
 def _shuffled(hashes: Tensor) -> Tensor:
-    """Positions in the order of their hashes."""
+    """The positions, sorted by their hashes."""
     if hashes.shape[-1] > 1 << _INDEX_BITS:
-        raise ValueError(f"there may be at most {1 << _INDEX_BITS:,} examples to train on")
+        raise ValueError(f"data must have at most {1 << _INDEX_BITS:,} training examples")
     position = torch.arange(hashes.shape[-1], device=hashes.device)
-    # The position in the low bits makes every key different, so that all sorts agree.
+    # The position in the low bits makes every key unique, so that all sorts agree.
     key = (hashes << _INDEX_BITS) | position
     return key.sort(-1).values & ((1 << _INDEX_BITS) - 1)

@@ -62,7 +62,7 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class OwnRecipe(Recipe):
-    """A training loop of your own, of which a study knows the description alone.
+    """A training loop of your own; a study knows only its description.
 
     Attributes:
         description: What is fixed, in your words. Change it when you change the training, so that
@@ -143,9 +143,11 @@ class MLPRecipe(Recipe):
             isinstance(self.hidden_layer_sizes, tuple)
             and all(is_whole(size, 1, math.inf) for size in self.hidden_layer_sizes),
             "hidden_layer_sizes",
-            "a tuple of whole numbers above 0",
+            "a tuple of whole numbers above 0, or () for no hidden layer",
         )
-        require(are_numbers(self.momentum) and 0 <= self.momentum < 1, "momentum", "in [0, 1)")
+        require(
+            are_numbers(self.momentum) and 0 <= self.momentum < 1, "momentum", "a number in [0, 1)"
+        )
         require(self.optimizer in OPTIMIZERS, "optimizer", f"one of {OPTIMIZERS}")
         require(self.activation in ACTIVATIONS, "activation", f"one of {ACTIVATIONS}")
         require(
@@ -154,7 +156,7 @@ class MLPRecipe(Recipe):
             and are_numbers(*self.feature_range)
             and -math.inf < self.feature_range[0] < self.feature_range[1] < math.inf,
             "feature_range",
-            "a tuple (low, high), both finite",
+            "a tuple (low, high), two finite numbers, low below high",
         )
         require(
             self.clip is None or (are_numbers(self.clip) and 0 < self.clip < math.inf),
@@ -223,12 +225,12 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
 
 
 def is_whole(number: object, least: int, beyond: float) -> bool:
-    """Tell whether this is a whole number, at least ``least`` and less than ``beyond``."""
+    """Return whether this is a whole number, at least ``least`` and less than ``beyond``."""
     return isinstance(number, numbers.Integral) and least <= int(number) < beyond
 
 
 def are_numbers(*values: object) -> bool:
-    """Tell whether these can be compared with numbers."""
+    """Return whether these can be compared with numbers."""
     return all(isinstance(value, numbers.Real) for value in values)
 
 

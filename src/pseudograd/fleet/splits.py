@@ -1,4 +1,4 @@
-"""From a split to the examples of each role."""
+"""Which examples of a data set a split trains on, stops by and is judged on."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ class Parts:
     """Indices of examples, by role.
 
     Attributes:
-        train: Those trained on.
-        stop: Those that stop the training early.
-        judge: Those of the reported error: a validation part, or the test set.
-
-    Example:
-        >>> Parts(torch.tensor([0, 1, 2]), torch.tensor([3]), torch.tensor([4])).judge
-        tensor([4])
+        train: The training examples.
+        stop: The early-stopping fold.
+        judge: The examples of the reported error: the validation fold, or the test set.
 
     """
 
@@ -34,14 +30,14 @@ class Parts:
 
 
 def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
-    """Give the examples of each role: a function of the data set and the split alone.
+    """Return the examples of each role, which depend only on the data set and the split.
 
-    The five parts are exactly equal, so in cross-validation up to four examples have no role; in
-    the final training they are trained on.
+    The five folds have exactly the same size, so in cross-validation up to four examples have no
+    role; the final training trains on them.
 
     Args:
         data: The data set.
-        split: The cut and the roles.
+        split: The cut into folds, and their roles.
         stratified: Whether all five folds have equal shares of each class.
 
     Example:
@@ -58,7 +54,7 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
         raise ValueError(f"data {data.name!r} must have at least {FOLDS} training examples")
     if (split.retrain or split.test) and not data.test_size:
         raise ValueError(f"data {data.name!r} must have a test set to be judged on")
-    # Five turns for the judging part, times four for the stopping part after it.
+    # Five choices of the judging fold, times four of the stopping fold.
     recut, turn = divmod(split.repetition, FOLDS * (FOLDS - 1))
     judging = turn % FOLDS
     stopping = (judging + 1 + turn // FOLDS) % FOLDS
@@ -68,7 +64,7 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
     size = data.train_size // FOLDS
     dealt, left_over = shuffled[: size * FOLDS], shuffled[size * FOLDS :]
     if stratified:
-        # Class by class, the examples are dealt to the five parts in turn.
+        # Deal the examples to the five folds in turn, class by class.
         by_class = data.labels.cpu()[dealt].argsort(stable=True)
         folds = dealt[by_class].reshape(size, FOLDS).T
     else:
@@ -82,10 +78,9 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
 
 
 def _pieces_together(shuffled: Tensor, pieces_of: Tensor) -> Tensor:
-    """Bring pieces of one together where its first is, and what is whole to the end.
+    """Move the pieces of an example to where its first piece is, and whole examples to the end.
 
-    So the parts, to which examples are dealt in turn, get different pieces, and the up to four
-    examples that are left over are whole.
+    Dealing in turn then gives each fold a different piece, and only whole examples are left over.
     """
     _, one, pieces = torch.unique(pieces_of[shuffled], return_inverse=True, return_counts=True)
     place = torch.arange(len(shuffled))

@@ -1,4 +1,4 @@
-"""Trials on a Ray cluster: a fleet per task; what is lost with a worker is run again."""
+"""Trials on a Ray cluster: one fleet per task; trials lost with a worker are run again."""
 
 from __future__ import annotations
 
@@ -21,38 +21,37 @@ from pseudograd.data import Dataset
 from pseudograd.extras import needed_for
 from pseudograd.fleet import Fleet, Outcome, Stop, Trial, never
 
-# The most trials of one task: on a GPU twice as many as a fleet has slots, so that slots are
-# refilled. On a CPU more at once gain little; small tasks let all cores end together, and cost
-# little when a machine is lost.
+# The most trials per task. On a GPU, twice a fleet's slots, so that slots are refilled. On a CPU
+# more trials gain little; small tasks let all cores finish together, and cost little if lost.
 _MOST_TRIALS = {"cuda": 512, "cpu": 4}
 _RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
 
-# A trial is given up after being lost this many times with a worker that had yielded no outcome.
+# Give a trial up after losing it this many times with a worker that yielded no outcome.
 _MOST_LOSSES = 3
 
-# Seconds: how long a cluster may take to answer, and how often we look for new nodes.
+# Seconds: how long a cluster may take to answer, and how often to look for new nodes.
 _PATIENCE = 5.0
 _LOOK_AROUND = 1.0
 
-# The HTTP/2 connection preface with empty settings (RFC 9113, section 3.4), which a gRPC server
-# answers with a settings frame; the frame's fourth byte says so. Ray has no check of an address
-# that returns within seconds (as of 2.60), so we knock ourselves.
+# The HTTP/2 connection preface with empty settings (RFC 9113, section 3.4). A gRPC server answers
+# with a settings frame, whose fourth byte is its type. Ray has no check of an address that returns
+# within seconds (as of 2.60), so we probe it ourselves.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _SETTINGS = 4
 
 
 class RayRunner:
-    """Trains trials on a Ray cluster and yields their outcomes as they come.
+    """Trains trials on a Ray cluster and yields their outcomes as they arrive.
 
-    A task is a fleet with a GPU of its own, or with a CPU where the cluster has no GPUs. When a
-    worker or its machine is lost, the trials of its task that have no outcome yet are run again.
-    A cluster that is started here is shut down at the end of the ``with`` block.
+    A task is a fleet on its own GPU, or on a CPU core if the cluster has no GPUs. When a worker or
+    its machine is lost, the trials of its task that have no outcome yet are run again. A cluster
+    started here is shut down at the end of the ``with`` block.
 
     Args:
-        data: The data set of the trials; every machine gets it once.
+        data: The data set of the trials, sent to every machine once.
         address: "host:port" of a cluster that this machine belongs to, "auto" to find it, "local"
-            to start one here, or None to find one and to start one if there is none.
-        device: "cuda" or "cpu"; "cuda" by default if the cluster has GPUs.
+            to start one here, or None to find one, or start one if there is none.
+        device: "cuda" or "cpu"; by default "cuda" if the cluster has GPUs.
         precision: As for a `Fleet`.
         keep_parameters: Whether outcomes carry the best weights.
 
@@ -77,7 +76,7 @@ class RayRunner:
         precision: str = "tf32",
         keep_parameters: bool = False,
     ) -> None:
-        Fleet(data, precision=precision)  # a complaint comes now, and not from every worker
+        Fleet(data, precision=precision)  # complains now, not from every worker
         if device not in (None, *_RESOURCE):
             raise ValueError(f"device must be one of {tuple(_RESOURCE)}, not {device!r}")
         self.precision, self.keep_parameters = precision, keep_parameters
@@ -93,7 +92,7 @@ class RayRunner:
             self.task = self.ray.remote(
                 num_cpus=1,
                 num_gpus=int(self.device == "cuda"),
-                max_retries=0,  # Ray would repeat the trials that have ended, too
+                max_retries=0,  # Ray would repeat finished trials, too
             )(_train)
             self.data = self.ray.put(_to_arrays(data))
         except BaseException:
@@ -111,23 +110,23 @@ class RayRunner:
         self._until_closed.close()
 
     def __call__(self, trials: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
-        """Train the trials, equal ones once; yield each one's outcome as it ends.
+        """Train the trials, equal ones once, and yield each outcome as it arrives.
 
         Args:
-            trials: The trials. A deque is emptied at the start; what is added later is left in it.
-            stop: Asked about once a second. When it says True, running tasks are cancelled.
+            trials: The trials. A deque is emptied at the start; trials added later stay in it.
+            stop: Called about once a second. When it returns True, running tasks are cancelled.
 
         """
         wanted = list(dict.fromkeys(trials))
         if isinstance(trials, deque):
             trials.clear()
-        places = max(1, self._places(self.device))  # there may be none now, but soon
+        places = max(1, self._places(self.device))  # an autoscaler may not have started any yet
         waiting = deque(_cut(wanted, places, _MOST_TRIALS[self.device]))
         running: dict[Any, _Task] = {}
         losses: Counter[Trial] = Counter()
         try:
             while (waiting or running) and not stop():
-                # One more than can run: no place is idle, and an autoscaler sees that it is needed.
+                # One more than can run: no place idles, and an autoscaler sees the demand.
                 while waiting and len(running) <= self._places(self.device):
                     task = _Task(waiting.popleft())
                     running[self._start(task.trials)] = task
@@ -143,7 +142,7 @@ class RayRunner:
                         continue
                     if outcome is None:
                         continue
-                    running[stream] = task  # behind the others: each has its turn
+                    running[stream] = task  # back of the line, so that each has its turn
                     if outcome.trial in task.missing:
                         del task.missing[outcome.trial]
                         yield outcome
@@ -151,10 +150,10 @@ class RayRunner:
             for stream in running:
                 self._cancel(stream)
 
-    # --- what Ray is asked for -------------------------------------------------------------------
+    # --- calls to Ray ----------------------------------------------------------------------------
 
     def _places(self, device: str) -> int:
-        """How many tasks can run at once, by what the cluster has now."""
+        """Return how many tasks the cluster can run at once now."""
         return int(self.ray.cluster_resources().get(_RESOURCE[device], 0))
 
     def _start(self, trials: list[Trial]) -> Any:
@@ -163,12 +162,12 @@ class RayRunner:
         )
 
     def _ready(self, streams: list[Any]) -> list[Any]:
-        """Wait for a stream with something to say, but not for long."""
+        """Wait a moment for streams with an outcome, an error or an end."""
         ready: list[Any] = self.ray.wait(streams, timeout=_LOOK_AROUND)[0]
         return ready
 
     def _next(self, stream: Any) -> Outcome | None:
-        """Give what the stream has to say, None at its end."""
+        """Return the stream's next outcome, or None at its end."""
         exceptions = self.ray.exceptions
         try:
             outcome: Outcome = self.ray.get(next(stream))
@@ -183,28 +182,28 @@ class RayRunner:
                     f"a worker of the Ray cluster cannot read its task ({_last_line(error.cause)})"
                     ": install this version of pseudograd on all machines of the cluster"
                 ) from error
-            raise error.cause from error  # an error of ours, and not of the cluster
+            raise error.cause from error  # raised by our code, not by the cluster
         except exceptions.RayError as error:
             raise _Lost from error
 
     def _cancel(self, stream: Any) -> None:
         if self.ray.is_initialized():
-            # By force: a polite request is a KeyboardInterrupt, which busy workers mostly miss.
+            # Without force Ray raises KeyboardInterrupt in the worker, which busy ones mostly miss.
             self.ray.cancel(stream, force=True)
 
 
 class _Lost(Exception):
-    """A task has ended with its worker, not by itself."""
+    """A task was lost with its worker."""
 
 
 class _Task:
-    """Trials that run together, and those of them that have no outcome yet."""
+    """Trials that run together, and which of them have no outcome yet."""
 
     def __init__(self, trials: list[Trial]) -> None:
         self.trials, self.missing = trials, dict.fromkeys(trials)
 
     def count_loss(self, losses: Counter[Trial], loss: _Lost) -> None:
-        """Note that the missing trials are lost, unless others had ended: then it is bad luck."""
+        """Count a loss of the missing trials, unless the worker had finished others."""
         if len(self.missing) < len(self.trials):
             return
         losses.update(self.missing.keys())
@@ -212,21 +211,21 @@ class _Task:
             if losses[trial] >= _MOST_LOSSES:
                 raise ConnectionError(
                     f"a trial was lost with its worker {_MOST_LOSSES} times, the last time by "
-                    f"{type(loss.__cause__).__name__}: see Ray's logs for why, and whether there "
-                    f"is memory enough for {trial}"
+                    f"{type(loss.__cause__).__name__}: see Ray's logs for the reason, and check "
+                    f"that there is enough memory for {trial}"
                 ) from loss
 
 
 def _cut(trials: list[Trial], places: int, most: int) -> list[list[Trial]]:
-    """Cut the trials into tasks of about equal size, equally many for each place."""
+    """Cut the trials into tasks of about equal size, the same number for each place."""
     rounds = -(-len(trials) // (places * most))
     tasks = min(len(trials), places * rounds)
-    # By turns: neighbours have the same k and rate, and so take equally long.
+    # Deal in turn: neighbours have the same k and rate, and so take equally long.
     return [trials[at::tasks] for at in range(tasks)]
 
 
 def _to_arrays(data: Dataset) -> dict[str, Any]:
-    """Take a data set apart: of arrays in Ray's store a machine's workers share one copy."""
+    """Return the data set as arrays: a machine's workers share one copy of these in Ray's store."""
     values = {field.name: getattr(data, field.name) for field in fields(data)}
     return {
         name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value
@@ -236,7 +235,7 @@ def _to_arrays(data: Dataset) -> dict[str, Any]:
 
 def _from_arrays(arrays: dict[str, Any]) -> Dataset:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they are read-only, and nobody writes to them
+        warnings.simplefilter("ignore")  # the arrays are read-only, and we never write to them
         values: dict[str, Any] = {
             name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
             for name, value in arrays.items()
@@ -247,28 +246,19 @@ def _from_arrays(arrays: dict[str, Any]) -> Dataset:
 def _train(
     trials: list[Trial], data: dict[str, Any], device: str, precision: str, keep_parameters: bool
 ) -> Iterator[Outcome]:
-    """Run a fleet, in a worker."""
+    """Run a fleet in a worker."""
     if device == "cpu":
         torch.set_num_threads(1)
     fleet = Fleet(_from_arrays(data), device, None, precision, keep_parameters)
-    for outcome in fleet.run(trials):  # noqa: UP028, Ray sends values, and a fleet takes none
+    for outcome in fleet.run(trials):  # noqa: UP028, Ray sends values, which a fleet does not take
         yield outcome
 
 
 @contextlib.contextmanager
 def connection(address: str | None = None) -> Iterator[Any]:
-    """Stay connected to a cluster, in which any number of `RayRunner` then need no address.
+    """Stay connected to a cluster; a `RayRunner` inside needs no address.
 
-    What is started here is shut down in the end; who was connected before stays so.
-
-    Args:
-        address: As for a `RayRunner`.
-
-    Example:
-        >>> with connection("local") as ray:
-        ...     ray.is_initialized()
-        True
-
+    At the end, a cluster started here is shut down; an earlier connection stays open.
     """
     ray = _imported_ray()
     connected_here = _connect(ray, address)
@@ -287,7 +277,7 @@ def _imported_ray() -> Any:
 
 
 def _connect(ray: Any, address: str | None) -> bool:
-    """Connect this process to the cluster; False if it is connected already."""
+    """Connect this process to the cluster; return False if it already was."""
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", here):
@@ -303,7 +293,7 @@ def _connect(ray: Any, address: str | None) -> bool:
             ray.init(address="local", **quiet)
         return True
     try:
-        # The address as it was given: it decides about authentication, too.
+        # Pass the address as given: Ray's authentication depends on it.
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         reason = _last_line(error.__cause__ or error).partition(". ")[0]
@@ -316,7 +306,7 @@ def _connect(ray: Any, address: str | None) -> bool:
 
 @contextlib.contextmanager
 def _search_path_for_children() -> Iterator[None]:
-    """Let processes that are started now find modules where this one does, wherever they are."""
+    """Let processes started now import modules from where this one does."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
@@ -329,7 +319,7 @@ def _search_path_for_children() -> Iterator[None]:
 
 
 def _find(ray: Any, address: str | None) -> str | None:
-    """Find the cluster, as Ray does; None if one is to be started."""
+    """Return the cluster's address, found as Ray does, or None to start one."""
     given = (os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address) or "auto"
     if "://" in given:
         raise ValueError(
@@ -351,7 +341,7 @@ def _find(ray: Any, address: str | None) -> str | None:
         _knock(found)
     except OSError as problem:
         if address is None and given == "auto":
-            return None  # a cluster that crashed has left its address behind
+            return None  # a crashed cluster leaves its address behind
         name = found if given == "auto" else given
         raise ConnectionError(
             f"no Ray cluster answers at {name} ({_last_line(problem)}): check the address"
@@ -360,14 +350,14 @@ def _find(ray: Any, address: str | None) -> str | None:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError unless something like a Ray cluster answers: Ray itself tries for minutes."""
+    """Raise OSError unless a gRPC server answers; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE) as connection:
         if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
             return
         connection.sendall(_HELLO)
         if connection.recv(9)[3:4] != bytes((_SETTINGS,)):
-            raise ConnectionError("what answers is not Ray, whose port is 6379 by default")
+            raise ConnectionError("the server there is not Ray, whose default port is 6379")
 
 
 def _last_line(problem: BaseException) -> str:

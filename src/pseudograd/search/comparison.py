@@ -1,4 +1,4 @@
-"""The choice against k = 1: retrained networks, on the test set."""
+"""The chosen k against k = 1: retrained networks, compared on the test set."""
 
 from __future__ import annotations
 
@@ -17,13 +17,8 @@ class Difference:
 
     Attributes:
         mean: The mean difference.
-        low: The lower end of the interval; NaN for a single pair, and for infinite values.
+        low: The lower end of the interval; NaN for a single pair or for infinite values.
         high: The upper end.
-
-    Example:
-        >>> difference = paired_difference([0.10, 0.12, 0.11], [0.11, 0.13, 0.12])
-        >>> round(difference.mean, 3)
-        -0.01
 
     """
 
@@ -34,16 +29,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class ByClass:
-    """The test examples of one class, and how many of them a network gets wrong.
+    """How many test examples of a class a network gets wrong.
 
     Attributes:
-        label: The class, as the user calls it.
-        count: Its test examples.
-        wrong: Those that the network gets wrong.
-
-    Example:
-        >>> ByClass("spam", count=10, wrong=3).wrong
-        3
+        label: The user's label of the class.
+        count: The number of its test examples.
+        wrong: The number of them that the network gets wrong.
 
     """
 
@@ -54,30 +45,22 @@ class ByClass:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Networks of the chosen k beside those of k = 1, pair by pair of equal seeds.
+    """Networks of the chosen k and of k = 1, paired by seed.
 
     Attributes:
-        chosen: Outcomes of the choice, one for each seed.
+        chosen: Outcomes of the chosen k, one per seed.
         plain: Outcomes of k = 1, in the same order.
         error: The difference of test errors, chosen minus plain.
         cross_entropy: The difference of cross-entropies.
         only_plain_right: Predictions, pooled over the pairs, that only k = 1 got right.
-        only_chosen_right: Those that only the choice got right.
-        mcnemar_p: The probability of so uneven a split of these by chance (exact McNemar test). An
-            example counts once for each pair, as if pairs were independent, so it is too small.
-        better_on: Test examples that more networks of the choice get right than of k = 1.
-        worse_on: Those that fewer do.
-        sign_p: The probability of so uneven a split of these by chance (exact sign test).
-        by_class: What the network that is kept gets wrong, class by class; empty where the labels
-            of the test set are not at hand.
-
-    Example:
-        >>> from pseudograd.fleet import MLPRecipe, Trial
-        >>> trial = Trial(MLPRecipe("digits", (4,)), k=1, learning_rate=0.1)
-        >>> plain = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
-        >>> chosen = Outcome(trial, 0.1, 1, 0.25, 0.2, 1, "limit", (), wrong=(1,))
-        >>> compare([chosen], [plain]).only_chosen_right
-        1
+        only_chosen_right: Predictions that only the chosen k got right.
+        mcnemar_p: The p-value of the exact McNemar test on these two. It is too small, because an
+            example counts once per pair, as if pairs were independent.
+        better_on: Test examples that more networks of the chosen k get right than of k = 1.
+        worse_on: Test examples that fewer get right.
+        sign_p: The p-value of the exact sign test on these two.
+        by_class: What the saved network gets wrong, by class; empty if the labels of the test set
+            are not at hand.
 
     """
 
@@ -95,27 +78,29 @@ class Comparison:
 
     @property
     def kept(self) -> Outcome:
-        """The network of the choice that becomes the model."""
+        """The network of the chosen k that becomes the model."""
         return best_stopped(self.chosen)
 
 
 def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
-    """Compare networks of equal seeds, pair by pair.
+    """Compare networks with the same seeds, pair by pair.
 
     Args:
-        chosen: Outcomes of the choice, with the test examples they got wrong.
+        chosen: Outcomes of the chosen k, with the test examples they got wrong.
         plain: Outcomes of k = 1, in the same order.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe, Trial
         >>> trial = Trial(MLPRecipe("digits", (4,)), k=1, learning_rate=0.1)
         >>> plain = Outcome(trial, 0.1, 1, 0.50, 0.3, 1, "limit", (), wrong=(0, 1))
-        >>> compare([plain], [plain]).error.mean
-        0.0
+        >>> chosen = Outcome(trial, 0.1, 1, 0.25, 0.2, 1, "limit", (), wrong=(1,))
+        >>> found = compare([chosen], [plain])
+        >>> found.error.mean, found.only_chosen_right
+        (-0.25, 1)
 
     """
     only_plain = only_chosen = 0
-    gain: Counter[int] = Counter()  # of each example: how many networks more are right
+    gain: Counter[int] = Counter()  # per example: how many more networks get it right
     for one, other in zip(chosen, plain, strict=True):
         wrong, wrong_plain = set(one.wrong or ()), set(other.wrong or ())
         only_plain += len(wrong - wrong_plain)
@@ -141,20 +126,9 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
 
 
 def best_stopped(outcomes: Iterable[Outcome]) -> Outcome:
-    """Give the network to keep, by its early-stopping error.
+    """Return the final network to keep: the one with the lowest early-stopping error.
 
-    To choose by the test error would make that error no test any more.
-
-    Args:
-        outcomes: Of final networks.
-
-    Example:
-        >>> from pseudograd.fleet import MLPRecipe, Trial
-        >>> trial = Trial(MLPRecipe("mail", (4,)), k=1, learning_rate=0.1)
-        >>> some = [Outcome(trial, e, 1, 0.25, 0.3, 1, "limit", ()) for e in (0.2, 0.1)]
-        >>> best_stopped(some).stop_error
-        0.1
-
+    Choosing by the test error would bias that error.
     """
     return min(outcomes, key=lambda outcome: outcome.stop_error)
 
@@ -162,12 +136,12 @@ def best_stopped(outcomes: Iterable[Outcome]) -> Outcome:
 def by_class(
     outcome: Outcome, labels: Sequence[int], names: Sequence[str | int | bool]
 ) -> tuple[ByClass, ...]:
-    """Count what a network gets wrong of each class of the test set.
+    """Count what a network gets wrong in each class of the test set.
 
     Args:
-        outcome: Of the network, with the test examples it got wrong.
-        labels: Of the test examples, as numbers from 0.
-        names: What the user calls the classes.
+        outcome: The network's outcome, with the test examples it got wrong.
+        labels: The class indices of the test examples.
+        names: The user's labels of the classes.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe, Trial
@@ -182,11 +156,7 @@ def by_class(
 
 
 def paired_difference(first: list[float], second: list[float]) -> Difference:
-    """Give the mean of first - second with its 95% interval.
-
-    Args:
-        first: Some values.
-        second: As many others, in the same order.
+    """Return the mean of first - second, with its 95% interval.
 
     Example:
         >>> paired_difference([1.0, 2.0], [0.0, 1.0])
@@ -196,7 +166,7 @@ def paired_difference(first: list[float], second: list[float]) -> Difference:
     from scipy.stats import t
 
     differences = [a - b for a, b in zip(first, second, strict=True)]
-    # A network that diverged has no finite value, and infinities of both signs have no mean.
+    # A diverged network has no finite value, and infinities of both signs have no mean.
     endless = {difference for difference in differences if not math.isfinite(difference)}
     if endless:
         return Difference(endless.pop() if len(endless) == 1 else math.nan, math.nan, math.nan)
@@ -208,12 +178,12 @@ def paired_difference(first: list[float], second: list[float]) -> Difference:
 
 
 def sign_test(one: int, other: int, chance: float = 0.5) -> float:
-    """Give the probability of a split that is as uneven, or more, by chance (two-sided).
+    """Return the two-sided p-value of a split, by the exact binomial test.
 
     Args:
-        one: How many are on one side.
-        other: How many on the other.
-        chance: Of each, to be on the first side.
+        one: The number on one side.
+        other: The number on the other side.
+        chance: The probability of the first side under the null hypothesis.
 
     Example:
         >>> round(sign_test(9, 1), 4)

@@ -1,4 +1,4 @@
-"""Which examples drive the training: those that a network still gets wrong, or nearly so."""
+"""Which examples drive the training: those that a network gets wrong, or nearly wrong."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from pseudograd.data import Dataset, Encoder
 from pseudograd.fleet import Network
 from pseudograd.rules import paper
 
-# Of the difficulty 1 - p_y: from learned to mistaken.
+# Bin edges of the difficulty 1 - p_y, from learned to mistaken.
 EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
 _SHOWN = 24
-_COLUMNS = 8  # of each, if it is a row of a table
+_COLUMNS = 8  # shown of a table's row
 
 
 def difficulty(
     networks: Mapping[str, tuple[float, Network]], data: Dataset, encoder: Encoder
 ) -> dict[str, Any]:
-    """Say how the pull of the training examples is spread over their difficulty.
+    """Return how the pull of the training examples is distributed over their difficulty.
 
-    An example's difficulty is what the right class lacks, 1 - p_y, and it pulls with the strength
-    |f_y| = (1 - p_y)^k (Eq. 5).
+    An example's difficulty is 1 - p_y, the probability missing from the right class. It pulls with
+    strength |f_y| = (1 - p_y)^k (Eq. 5).
 
     Args:
         networks: k and a network trained with it, by name. One is called "plain"; the first decides
             which examples are hardest.
         data: The data set they were trained on.
-        encoder: What made the data set, to show examples as they came.
+        encoder: The encoder of the data set, which decodes examples to the user's values.
 
     Returns:
-        Plain values, to be written as JSON: the edges of the bins of difficulty, for each network
-        the number of examples and the share of the pull in each bin, and the hardest examples.
+        Plain values for JSON: the bin edges of the difficulty, the number of examples and the share
+        of the pull in each bin for each network, and the hardest examples.
 
     Example:
         >>> from pseudograd.data import open_data
@@ -51,7 +51,7 @@ def difficulty(
     for name, (k, network) in networks.items():
         logits = network.logits(features)
         _, margin = paper.top_and_margin(logits, labels)
-        # What is no number, of a network that diverged, lacks all.
+        # NaN, from a diverged network, counts as the greatest difficulty.
         lack, pull = (
             paper.strength(margin, power).squeeze(-1).nan_to_num(1.0) for power in (1.0, k)
         )

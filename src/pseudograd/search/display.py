@@ -1,4 +1,4 @@
-"""Progress of a running study: on a terminal a live table, elsewhere a line now and then."""
+"""The progress of a running study: a live table on a terminal, elsewhere occasional lines."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Display(contextlib.AbstractContextManager["Display"]):
-    """Shows where a study stands: stage, trials, speed, time left, the best of each k so far.
+    """Shows a study's stage, trials, speed, time left, and the best rate of each k so far.
 
     Args:
-        protocol: Of the study.
+        protocol: The study's protocol.
         known: The outcomes it starts with.
-        out: Where to write.
-        name: What to call the study, where several are shown; lines only, then.
+        out: Where to write; standard error by default.
+        name: The study's name, if several are shown; then only lines are written.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe
@@ -66,7 +66,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         self._exits.close()
 
     def show(self, progress: Progress) -> None:
-        """Take in the latest outcome."""
+        """Show the latest outcome."""
         now = time.monotonic()
         self.progress = progress
         self.outcomes[progress.outcome.trial] = progress.outcome
@@ -78,7 +78,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
             print(self._line() + self._best(), file=self.out, flush=True)
 
     def _line(self) -> str:
-        """Return where the study stands, in words."""
+        """Return the progress of the study as a line."""
         progress = self.progress
         if progress is None:
             return "preparing"
@@ -93,7 +93,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         return line
 
     def _best(self) -> str:
-        """Return what is best so far, in words."""
+        """Return the best k so far in words."""
         cells = self.protocol.best_of_each_k(self.outcomes)
         if not cells:
             return ""
@@ -120,19 +120,11 @@ class Display(contextlib.AbstractContextManager["Display"]):
             else:
                 table.add_row(fraction(k), "", "", style="dim")
         done, total = (self.progress.done, self.progress.total) if self.progress else (0, 1)
-        bar = Padding(ProgressBar(total, done, width=60), 0)  # which by itself does not end a line
+        bar = Padding(ProgressBar(total, done, width=60), 0)  # a bar alone does not end its line
         return Group(Text(self._line()), bar, table)
 
 
 def tell_set_aside(ledger: Ledger) -> None:
-    """Report the lines of a ledger that could not be used.
-
-    Args:
-        ledger: The ledger.
-
-    Example:
-        >>> tell_set_aside(Ledger("nowhere.jsonl", []))
-
-    """
+    """Report the lines of a ledger that could not be used."""
     for line in ledger.set_aside:
         print(f"{ledger.path}: {line}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """The paper's protocol (supplement, "Choosing the value of k"), a function of the outcomes so far.
 
-`Protocol.wanted` returns the trials that are needed next, and none when the search is over. It
-keeps no state of its own, so a search can be stopped and resumed anywhere, and ends the same.
+`Protocol.wanted` returns the trials needed next, and none when the search is over. A protocol keeps
+no state, so a search can be stopped and resumed at any point with the same result.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from numbers import Integral
 from typing import Any
 
 from pseudograd.fleet import Outcome, Recipe, Split, Trial
+from pseudograd.fleet.recipe import are_numbers
+from pseudograd.rules.checks import check_k
 
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
@@ -28,9 +30,6 @@ Stage = Callable[[Outcomes], list[Trial]]
 def ks_for(hidden_layers: int) -> tuple[float, ...]:
     """Return the paper's k grid: with several hidden layers, none below 1/4.
 
-    Args:
-        hidden_layers: How many hidden layers the network has.
-
     Example:
         >>> ks_for(3)
         (4.0, 2.0, 1.0, 0.5, 0.25)
@@ -42,9 +41,6 @@ def ks_for(hidden_layers: int) -> tuple[float, ...]:
 def clip_for(hidden_layers: int) -> float | None:
     """Return the paper's bound on the gradient's norm: 100 with several hidden layers, else none.
 
-    Args:
-        hidden_layers: How many hidden layers the network has.
-
     Example:
         >>> clip_for(1), clip_for(3)
         (None, 100.0)
@@ -54,10 +50,7 @@ def clip_for(hidden_layers: int) -> float | None:
 
 
 def repetitions_for(data: str) -> int:
-    """Return the paper's number of repetitions: 10 for MNIST, 7 for all others.
-
-    Args:
-        data: The name of the data set.
+    """Return the paper's number of repetitions: 10 for MNIST, 7 for other data sets.
 
     Example:
         >>> repetitions_for("mnist"), repetitions_for("digits")
@@ -70,11 +63,8 @@ def repetitions_for(data: str) -> int:
 def batch_size_for(train_size: int) -> int:
     """Return the paper's batch size of 128, or less on small data, so that an epoch has five steps.
 
-    It is then the largest power of two that allows five steps in cross-validation, which trains on
+    It is then the largest power of two that leaves five steps in cross-validation, which trains on
     three fifths of the examples.
-
-    Args:
-        train_size: The number of training examples.
 
     Example:
         >>> [batch_size_for(size) for size in (60_000, 855, 850, 5)]
@@ -123,20 +113,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Protocol:
-    """Which trials select k and the learning rate, and which compare the choice with k = 1.
+    """The search for k and the learning rate, and the comparison of the choice with k = 1.
 
     Attributes:
         recipe: What all trials share.
         ks: The values of k to try; by default the paper's for one hidden layer.
-        initial_rate: The learning rate to start from, with its half and its double; found by a
-            short sweep unless given.
+        initial_rate: The learning rate to start from, with its half and its double; by default a
+            short sweep finds it.
         learning_rates: The rates to start from, in place of ``initial_rate``.
         repetitions: How often each pair is trained, with the roles of the folds rotated.
-        retrainings: How many networks are trained in the end for the choice and for k = 1; 0 to
-            end with the choice.
-        seed: Of the cut into folds, the initial weights and the orders.
+        retrainings: How many final networks are trained for the choice and for k = 1; 0 to end
+            with the choice.
+        seed: Determines the folds, the initial weights and the order of the examples.
         most_extensions: How often the rates of one k may be halved or doubled beyond the first
-            ones; a k that would need more is reported as open.
+            ones; a k that needs more is reported as open.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe
@@ -156,9 +146,13 @@ class Protocol:
     most_extensions: int = 12
 
     def __post_init__(self) -> None:
-        # Python's own numbers: JSON holds no others.
+        # Convert to Python's own numbers, since JSON holds no others.
         for name in ("ks", "learning_rates"):
-            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+            values = getattr(self, name)
+            numbers = isinstance(values, Iterable) and are_numbers(*values)
+            if not numbers or len(set(values)) < len(values):
+                raise ValueError(f"{name} must be different numbers, not {values!r}")
+            object.__setattr__(self, name, tuple(map(float, values)))
         if self.initial_rate is not None:
             object.__setattr__(self, "initial_rate", float(self.initial_rate))
         for name in ("repetitions", "retrainings", "seed", "most_extensions"):
@@ -169,22 +163,27 @@ class Protocol:
         self._check()
 
     def _check(self) -> None:
-        if not self.ks or (self.retrainings and 1.0 not in self.ks):
+        if not self.ks:
+            raise ValueError("ks must be at least one number, not ()")
+        for k in self.ks:
+            try:
+                check_k(k)
+            except ValueError as problem:
+                raise ValueError(
+                    f"ks must be finite numbers above 0 (2^-100 to 2^100), not {self.ks}"
+                ) from problem
+        if self.retrainings and 1.0 not in self.ks:
             raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
-        for name in ("ks", "learning_rates"):
-            numbers = getattr(self, name)
-            if len(set(numbers)) < len(numbers):
-                raise ValueError(f"{name} must be different numbers, not {numbers}")
         if self.learning_rates and self.initial_rate is not None:
-            raise ValueError("initial_rate must be left out where learning_rates are given")
+            raise ValueError("initial_rate must be left out if learning_rates are given")
         for name, least in {"repetitions": 1, "retrainings": 0}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be {least} or more, not {getattr(self, name)}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be a whole number in [0, 2^32), not {self.seed}")
-        _ = self.sweep  # a recipe that cannot be swept says so now
+        _ = self.sweep  # raises now if the recipe cannot be swept
 
-    # --- what to run -------------------------------------------------------------------------
+    # --- trials ------------------------------------------------------------------------------
 
     def wanted(self, outcomes: Outcomes) -> list[Trial]:
         """Return the trials that are needed next and have no outcome yet."""
@@ -196,7 +195,7 @@ class Protocol:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of the search, each begun when all trials of those before it are done."""
+        """The stages of the search; each begins when the one before it is done."""
         return (lambda _: self.sweep, self._grid, self.final_trials)
 
     @functools.cached_property
@@ -213,7 +212,7 @@ class Protocol:
         return [*{trial.recipe: None for trial in self.sweep}, self.recipe]
 
     def _grid(self, outcomes: Outcomes) -> list[Trial]:
-        """Every k with its rates so far, and one rate more where the best is the last of them."""
+        """Every k with its rates so far, and one more rate if the best is on the edge."""
         return [
             self._at(k, rate, repetition)
             for k in self.ks
@@ -222,7 +221,7 @@ class Protocol:
         ]
 
     def final_trials(self, outcomes: Outcomes) -> list[Trial]:
-        """Return the trials that retrain the choice, and k = 1, to be judged on the test set."""
+        """Return the trials that retrain the choice and k = 1 for the test set."""
         if not self.retrainings:
             return []
         pairs = {(cell.k, cell.learning_rate): None for cell in self.chosen(outcomes)}
@@ -237,7 +236,7 @@ class Protocol:
         return _trial_at(self.recipe, self.seed, k, rate, repetition, **judged)
 
     def settings(self) -> dict[str, Any]:
-        """Return all but the recipe, as JSON can hold it."""
+        """Return everything except the recipe, in a form that JSON can hold."""
         return {
             field.name: list(value) if isinstance(value, tuple) else value
             for field in fields(self)
@@ -246,7 +245,7 @@ class Protocol:
         }
 
     def covers(self, trial: Trial) -> bool:
-        """Tell whether a trial can be one of this search."""
+        """Return whether a trial can belong to this search."""
         return trial.k in self.ks and trial.split.plan == self.seed and trial.recipe in self.recipes
 
     def stage_of(self, trial: Trial) -> str:
@@ -255,12 +254,12 @@ class Protocol:
             return "retraining"
         return "sweep" if trial.recipe != self.recipe else "search"
 
-    # --- what is known -----------------------------------------------------------------------
+    # --- results so far ----------------------------------------------------------------------
 
     def first_rate(self, outcomes: Outcomes) -> float:
         """Return the initial learning rate: as given, or the sweep's best.
 
-        Among rates with equal errors, as on easy data, it is the one that learned most.
+        Ties, which are common on easy data, go to the rate with the lowest cross-entropy.
         """
         if self.initial_rate is not None:
             return self.initial_rate
@@ -271,24 +270,24 @@ class Protocol:
         return best.trial.learning_rate
 
     def first_rates(self, outcomes: Outcomes) -> list[float]:
-        """Return the rates that every k begins with, the smallest first."""
+        """Return the rates that every k begins with, smallest first."""
         if self.learning_rates:
             return sorted(self.learning_rates)
         middle = self.first_rate(outcomes)
         return [middle / 2, middle, middle * 2]
 
     def rates(self, k: float, outcomes: Outcomes) -> list[float]:
-        """Return the rates to try for this k: a few, and more while the best lies on their edge."""
+        """Return the rates to try for this k: a few, and more while the best is on an edge."""
         return self._tried(k, outcomes)[0]
 
     def cells(self, outcomes: Outcomes) -> list[Cell]:
-        """Return all pairs of k and rate that have been tried in full."""
+        """Return all pairs of k and rate whose repetitions are complete."""
         if any(trial not in outcomes for trial in self.sweep):
             return []
         return [cell for k in self.ks for cell in self._tried(k, outcomes)[1]]
 
     def _tried(self, k: float, outcomes: Outcomes) -> tuple[list[float], list[Cell]]:
-        """The rates to try for this k, and the cells of those that have been tried in full."""
+        """The rates to try for this k, and the cells of those that are complete."""
         rates = self.first_rates(outcomes)
         cells = self._cells(k, rates, outcomes)
         for _ in range(self.most_extensions):
@@ -320,40 +319,40 @@ class Protocol:
         return [self.best(cells) for cells in by_k if cells]
 
     def chosen(self, outcomes: Outcomes) -> tuple[Cell, Cell]:
-        """Return (k*, η*) and (1, η₁*): the least mean validation errors over all, and at k = 1."""
+        """Return (k*, η*) and (1, η₁*): the lowest mean validation error overall, and at k = 1."""
         cells = self.cells(outcomes)
         return self.best(cells), self.best([cell for cell in cells if cell.k == 1])
 
     def ties(self, outcomes: Outcomes) -> list[Cell]:
-        """Return the pairs as good as the chosen one that lost to the rule for ties."""
+        """Return the pairs that are as good as the chosen one and lost the tie."""
         best, _ = self.chosen(outcomes)
         return [c for c in self.cells(outcomes) if c.error == best.error and c != best]
 
     def open_ks(self, outcomes: Outcomes) -> list[float]:
-        """Return each k whose best rate still lies on an edge, the limit of extensions reached."""
+        """Return each k whose best rate is still on an edge after ``most_extensions``."""
         tried = self.cells(outcomes)
         by_k = {k: [cell for cell in tried if cell.k == k] for k in self.ks}
         return [k for k, cells in by_k.items() if cells and self._best_edge(cells, outcomes)]
 
     @staticmethod
     def best(cells: Iterable[Cell]) -> Cell:
-        """Return the cell of the least error; of equals the k nearest 1, then the smaller rate."""
+        """Return the cell of lowest error; ties go to the k nearest 1, then to the smaller rate."""
         return min(cells, key=lambda c: (c.error, abs(math.log2(c.k)), c.learning_rate))
 
     def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
-        """The end of a k's rates that has the best one, "low" or "high", or None.
+        """The edge of a k's rates that the best one is on, "low" or "high", or None.
 
-        Where nothing was learned at any rate it is "low", since a lower rate may learn.
+        If no rate has learned anything it is "low", since a lower rate may learn.
         """
         best = self.best(cells)
         if best.error == 0:
-            return None  # and none can be better
+            return None  # no rate can be better
         if best == cells[0]:
             return "low"
         if best == cells[-1]:
             return "high"
-        # Networks that only predict the commonest class make the same mistakes at every rate.
-        # Chance, even between two classes, has a cross-entropy of log 2.
+        # Networks that always predict the commonest class make the same mistakes at every rate.
+        # Guessing between two classes already has a cross-entropy of log 2.
         alike = [cell for cell in cells if cell.errors == best.errors]
         learned = len(alike) == 1 or not all(
             outcomes[self._at(cell.k, cell.learning_rate, repetition)].cross_entropy >= math.log(2)
@@ -363,12 +362,12 @@ class Protocol:
         return None if learned else "low"
 
 
-# Cached, since a search asks for the same trials after every few outcomes, while a device waits.
+# Cached: a search asks for the same trials after every few outcomes, while a device waits.
 @functools.lru_cache(maxsize=4096)
 def _trial_at(
     recipe: Recipe, seed: int, k: float, rate: float, repetition: int,
     retrain: bool = False, test: bool = False,
 ) -> Trial:  # fmt: skip
-    # The same weights, order and folds for every k and rate, so that differences are paired.
+    # Every k and rate gets the same weights, order and folds, so that differences are paired.
     split = Split(seed, repetition, retrain, test)
     return Trial(recipe, k, rate, split, seed=1000 * seed + repetition)

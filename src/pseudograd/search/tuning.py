@@ -1,7 +1,7 @@
-"""`tune`: a study of a user's data to its end, and the model that it chooses.
+"""`tune`: run a study of a user's data to its end, and save the model that it chooses.
 
-Beside the study's own files the folder then holds the model (``model.json`` and the weights) and
-``examples.json``, what the model does with the examples.
+The folder then holds, beside the study's own files, the model (``model.json`` and the weights) and
+``examples.json``, which describes what the model does with the examples.
 """
 
 from __future__ import annotations
@@ -31,15 +31,7 @@ _PLAIN = "plain.safetensors"
 def study_of(
     data: Dataset, encoder: Encoder, protocol: Protocol, folder: str | os.PathLike[str] | None
 ) -> Study:
-    """Return the study of a data set, new or resumed.
-
-    Args:
-        data: The data set.
-        encoder: What made it from the user's table.
-        protocol: What to search, and how.
-        folder: Where it is kept; None for `default_folder`.
-
-    """
+    """Return the study of a data set, new or resumed; in `default_folder` if ``folder`` is None."""
     facts = {
         "name": data.name,
         "sha256": data.sha256,
@@ -51,7 +43,7 @@ def study_of(
         "pixels": None if encoder.pixels is None else list(encoder.pixels),
         "target": encoder.target,
         "columns": encoder.taken_for,
-        # Other units or names can make the same features.
+        # The features alone do not tell the units and names.
         "encoder": _digest(encoder.to_json()),
     }
     return Study(folder or default_folder(protocol, data, encoder), protocol, facts)
@@ -73,15 +65,15 @@ def tune(
     Args:
         study: The study, in a folder.
         data: Its data set.
-        encoder: What made the data set; it is saved with the model.
-        runner: Trains trials; outcomes of the final training should carry their parameters.
-        stop: Asked between epochs; once it says True, the study is left as it is.
-        command: What to record as having been asked for.
-        devices: What to record as having been used.
+        encoder: The encoder of the data set, saved with the model.
+        runner: Trains trials; outcomes of the final training must carry their parameters.
+        stop: Called between epochs; once it returns True, the study is left as it is.
+        command: The command line to record.
+        devices: The devices to record.
         watch: Called after each trial.
 
     Returns:
-        What was found; None if it was stopped before the end.
+        The result; None if it was stopped before the end.
 
     Example:
         >>> import tempfile
@@ -124,10 +116,7 @@ def _folder(study: Study) -> Path:
 
 
 def read_examples(study: Study) -> dict[str, Any] | None:
-    """Return what the model does with the examples: see `difficulty`, and errors by class.
-
-    None before the model is saved.
-    """
+    """Return `difficulty` and the errors by class of the saved model; None if there is none yet."""
     path = _folder(study) / "examples.json"
     if not path.exists():
         return None
@@ -142,7 +131,7 @@ def read_examples(study: Study) -> dict[str, Any] | None:
 
 
 def _is_saved(folder: Path, trial: Trial) -> bool:
-    """Tell whether the model of this trial is there: lines added to a ledger may choose another."""
+    """Return whether this trial's model is saved: a ledger that grew may choose another."""
     path = folder / "model.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -161,17 +150,17 @@ def _save_model(
     found: Result,
     trained: dict[Trial, Outcome],
 ) -> None:
-    """Save the best network of the choice and that of k = 1, and what they find difficult."""
+    """Save the best networks of the chosen k and of k = 1, and the examples they find difficult."""
     comparison = found.comparison
     best = [comparison.kept, best_stopped(comparison.plain)]
-    # Those of an earlier session are trained again: the ledger keeps no weights.
+    # Retrain networks of an earlier session: the ledger keeps no weights.
     lost = {outcome.trial: None for outcome in best if outcome.trial not in trained}
     if lost:
         trained |= {outcome.trial: outcome for outcome in runner(deque(lost), never)}
     chosen, plain = (Network.of(trained[outcome.trial], data) for outcome in best)
     if not chosen.is_finite:
         raise ValueError(
-            "all networks diverged, so there is none to save: lower the learning rates"
+            "all networks diverged, so there is no model to save: lower the learning rates"
         )
     (folder / "model.json").unlink(missing_ok=True)
     files = {"model.safetensors": chosen}
@@ -184,7 +173,7 @@ def _save_model(
     examples = difficulty(networks, data, encoder)
     examples["by_class"] = [asdict(one) for one in comparison.by_class]
     write_json(folder / "examples.json", examples)
-    # The last of the files: once it is there, all are.
+    # Written last: if it exists, all the files do.
     outcome = trained[best[0].trial]
     write_json(
         folder / "model.json",
@@ -199,10 +188,10 @@ def _save_model(
 
 
 def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[Network, Encoder]:
-    """Load the model that a search has chosen, and what encodes new rows for it.
+    """Return the model that a search has chosen, and the encoder for new rows.
 
     Args:
-        folder: Of the search.
+        folder: The folder of the search.
         k: 1 for the best network of k = 1, which the choice was compared with.
 
     Example:
@@ -223,7 +212,7 @@ def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{path} is not the description of a model ({problem!r})") from problem
     kept = [at for at, file in files.items() if file]
-    if k is not None:  # as it is shown, in six digits
+    if k is not None:  # users see six digits of it
         k = next((at for at in kept if math.isclose(at, k, rel_tol=1e-5)), k)
     if k is not None and k not in kept:
         raise ValueError(
@@ -232,19 +221,13 @@ def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[
     path = folder / (fields["network"] if k is None else files[k])
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} is missing: run the search's command again, which trains this network again "
-            "and nothing else"
+            f"{path} is missing: run the search's command again, which retrains only this network"
         )
     return Network.load(path), encoder
 
 
 def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:
-    """Name a folder for a search: the same for the same search on the same data.
-
-    Args:
-        protocol: What to search, and how.
-        data: The data set.
-        encoder: What made it.
+    """Return a search's folder, which depends only on its settings and its data.
 
     Example:
         >>> from pseudograd.data import open_data

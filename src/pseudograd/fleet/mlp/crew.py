@@ -25,10 +25,10 @@ from pseudograd.fleet.trial import Outcome, Split, Stop, Trial
 if TYPE_CHECKING:
     from pseudograd.fleet.mlp.fleet import Fleet
 
-# With weights beyond this and predictions no better than chance, nothing good can follow.
+# A network with weights above this and predictions no better than chance has diverged.
 _EXPLODED = 1e4
 
-# With more, the kernel that holds all classes of a batch at once is slow to compile, or fails to.
+# With more classes, the kernel that holds them all at once compiles slowly, or not at all.
 _MOST_FUSED_CLASSES = 256
 
 
@@ -41,7 +41,7 @@ class Run:
     epoch: int = 0
     best_error: float = math.inf
     best_epoch: int = 0
-    since: int = 0  # the first epoch that had the best error
+    since: int = 0  # the first epoch with the best error
     curve: list[float] = field(default_factory=list)
 
     def stopped_by(self, diverged: bool) -> str | None:
@@ -54,7 +54,7 @@ class Run:
 
 
 def mlp_recipe(trial: Trial) -> MLPRecipe:
-    """Return the trial's recipe, which must be one that stacks of matrices can follow."""
+    """Return the trial's recipe, which must be an `MLPRecipe`."""
     if not isinstance(trial.recipe, MLPRecipe):
         raise TypeError(f"a Fleet trains trials of an MLPRecipe, not of {trial.recipe!r}")
     return trial.recipe
@@ -72,7 +72,7 @@ def check_alike(first: Trial, trial: Trial) -> None:
 
 
 def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> Stack:
-    """Return the fastest stack that does what is asked."""
+    """Return the fused stack if it supports the recipe, else the plain one."""
     sizes = fleet.layer_sizes(recipe)
     fusible = (
         recipe.optimizer == "sgd"
@@ -92,7 +92,7 @@ def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> S
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Make the device current: Triton launches its kernels there."""
+    """Make the device current, because Triton launches its kernels there."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
@@ -110,9 +110,9 @@ def _parts_on(device: torch.device, data: Dataset, stratified: bool, split: Spli
 
 
 class _MatmulPrecision:
-    """The precision of PyTorch's products, a global setting that the last to leave restores.
+    """Sets PyTorch's global matmul precision; the last fleet to leave restores it.
 
-    Where several fleets ask at once, the strictest precision holds.
+    If several fleets ask at once, the strictest precision holds.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class Crew:
         self.fleet, self.trial, self.device, self.most = fleet, trial, device, most
         self.recipe = recipe = mlp_recipe(trial)
         self.runs: list[Run | None] = [None] * slots
-        # Not a method: that would keep the crew, and its memory, alive until a garbage collection.
+        # A cached method would keep the crew and its memory alive until a garbage collection.
         self.parts = functools.cache(
             functools.partial(_parts_on, device, fleet.data, recipe.stratified)
         )
@@ -172,7 +172,7 @@ class Crew:
         self.majority = float(votes.max() / votes.sum())
 
     def through(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-        """Train the pending trials; yield outcomes as trials end."""
+        """Train the pending trials, and yield outcomes as trials end."""
         while not stop():
             self._fill(pending)
             if not any(self.runs):
@@ -189,7 +189,7 @@ class Crew:
             if run is None:
                 try:
                     trial = pending.popleft()
-                except IndexError:  # another worker was faster
+                except IndexError:  # another worker took the last one
                     break
                 check_alike(self.trial, trial)
                 self.runs[slot] = Run(trial, mlp_recipe(trial))
@@ -200,7 +200,7 @@ class Crew:
         self._assign()
 
     def _assign(self) -> None:
-        """Lay out what differs between the slots' trials. An empty slot idles as a copy."""
+        """Fill the tensors that differ between slots. An empty slot trains a copy of another."""
         stand_in = next(run for run in self.runs if run)
         runs = [run or stand_in for run in self.runs]
         trials = [run.trial for run in runs]
@@ -227,7 +227,7 @@ class Crew:
         self.stack.train(self.train_parts.gather(1, order), self.recipe.batch_size, self.settings)
 
     def _judge_the_epoch(self) -> dict[int, str]:
-        """Note the errors on the early-stopping folds; return the slots to end, and why."""
+        """Record the errors on the early-stopping folds; return the slots to end, and why."""
         errors, values = self.stack.evaluate(self.stop_parts)
         weights = self.stack.largest_weight()
         measured = torch.stack((errors, values, weights.double())).T.tolist()
@@ -251,12 +251,12 @@ class Crew:
         return ended
 
     def _end_trials(self, ended: dict[int, str]) -> list[Outcome]:
-        """Judge the networks that have ended, on validation folds or on the test set."""
+        """Judge the networks that have ended on validation folds or the test set."""
         groups: dict[bool, dict[int, str]] = {}
         for slot, reason in ended.items():
             groups.setdefault(self._run(slot).trial.split.test, {})[slot] = reason
         outcomes = [outcome for group in groups.values() for outcome in self._judge(group)]
-        for slot in ended:  # only now: a trial that runs out of memory before is trained again
+        for slot in ended:  # only now, so that a trial that runs out of memory is trained again
             self.runs[slot] = None
         return outcomes
 
@@ -285,7 +285,7 @@ class Crew:
         return outcomes
 
     def _resize(self, pending: int) -> None:
-        """Double the slots if there is work for as many; halve them if there is none."""
+        """Double the slots if there is work for them; halve them if half are idle."""
         busy = [slot for slot, run in enumerate(self.runs) if run]
         wanted = min(self.most, len(busy) + pending)
         slots = len(self.runs)
@@ -295,7 +295,7 @@ class Crew:
             return
         idle = wanted - len(busy)
         self.runs = [self.runs[slot] for slot in busy] + [None] * idle
-        # A new slot is a copy of some network until a trial fills it.
+        # A new slot copies some network until a trial fills it.
         self.stack.select(self._tensor(busy + [0] * idle))
         if busy:
             self._assign()

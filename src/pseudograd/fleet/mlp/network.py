@@ -1,4 +1,4 @@
-"""A trained network that stands on its own: it predicts, and is saved without pickle."""
+"""A trained network on its own: it predicts, and is saved without pickle."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pseudograd.fleet.mlp.crew import mlp_recipe
 from pseudograd.fleet.mlp.stack import ACTIVATE
 from pseudograd.fleet.trial import Outcome
 
-_AT_ONCE = 1 << 14  # examples, so that a large set needs little memory
+_AT_ONCE = 1 << 14  # examples per product, to bound the memory
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The weights of a network and how its inputs are scaled.
+    """The weights of a network, and the scaling of its inputs.
 
     Attributes:
         parameters: The weights (in, out) and biases (out) of each layer.
-        activation: Of the hidden layers.
-        factor: What a raw feature is multiplied with ...
-        offset: ... and what is added then.
+        activation: The activation of the hidden layers.
+        factor: Raw features are multiplied by this ...
+        offset: ... and this is added.
 
     Example:
         >>> layer = (torch.eye(2), torch.zeros(2))
@@ -51,13 +51,7 @@ class Network:
 
     @classmethod
     def of(cls, outcome: Outcome, data: Dataset) -> Network:
-        """Make it of an outcome that carries its parameters.
-
-        Args:
-            outcome: What came of a trial, in a fleet with ``keep_parameters``.
-            data: The data set of that trial.
-
-        """
+        """Return the network of an outcome from a fleet with ``keep_parameters``."""
         if outcome.parameters is None:
             raise ValueError("outcome must carry parameters: run a Fleet with keep_parameters=True")
         recipe = mlp_recipe(outcome.trial)
@@ -65,11 +59,11 @@ class Network:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all weights are numbers; those of a network that diverged at once are not."""
+        """True if all weights are finite; those of a network that diverged at once are not."""
         return all(bool(tensor.isfinite().all()) for layer in self.parameters for tensor in layer)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Give the logits (examples, classes) of raw features (examples, features), in float64."""
+        """Return the float64 logits (examples, classes) of raw features (examples, features)."""
         inputs = len(self.parameters[0][0])
         if features.dim() != 2 or features.shape[1] != inputs:
             raise ValueError(
@@ -86,11 +80,11 @@ class Network:
         return x
 
     def probabilities(self, features: Tensor) -> Tensor:
-        """Give the probability of each class for raw features (examples, features)."""
+        """Return the probability of each class for raw features (examples, features)."""
         return self.logits(features).softmax(-1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a safetensors file, all at once or not at all."""
+        """Write the network to a safetensors file, whole or not at all."""
         with needed_for("saving a network"):
             from safetensors.torch import save
 
@@ -103,7 +97,7 @@ class Network:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Network:
-        """Read what `save` wrote."""
+        """Return the network that `save` wrote."""
         with needed_for("loading a network"):
             from safetensors import SafetensorError, safe_open
 

@@ -1,7 +1,8 @@
-"""Many networks of one shape as one stack of matrices, trained by plain PyTorch operations.
+"""Many networks of one shape as one stack of matrices, trained with PyTorch operations.
 
-Weights lie as (models, in, out), so that one batched product serves all models. The gradients are
-written out by hand: they are those of `torch.nn.Linear` layers under `tunable_cross_entropy`.
+Weights have the shape (models, in, out), so that one batched product serves all models. The
+gradients are written by hand: they are those of `torch.nn.Linear` layers under
+`tunable_cross_entropy`.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from torch import Tensor
 from pseudograd.fleet import randomness
 from pseudograd.rules import paper, reweighted
 
-# Rows of one evaluation step for all models together: enough to keep a device busy.
+# Rows per evaluation step, over all models: enough to keep a device busy.
 _EVALUATED_AT_ONCE = 1 << 17
 
 _aten = torch.ops.aten
 
-# The activations, in place.
+# In place.
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": Tensor.relu_,
     "tanh": Tensor.tanh_,
-    # Written out: PyTorch's own rounds differently at the end of a tensor, and no network's result
-    # should depend on its place in the stack.
+    # PyTorch's own sigmoid rounds differently at the end of a tensor, but a network's result must
+    # not depend on its place in the stack.
     "sigmoid": lambda x: x.neg_().exp_().add_(1).reciprocal_(),
 }
-# How errors pass back through an activation, given its value: PyTorch's own, in one pass.
+# The backward pass of an activation, given its value.
 _PASS_BACK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda delta, h: _aten.threshold_backward(delta, h, 0),
     "tanh": _aten.tanh_backward,
@@ -38,22 +39,21 @@ _PASS_BACK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-# One thread at a time loads kernels by launching them for the first time, captures or drops a
-# graph, or empties the cache: PyTorch allows for one capture in a process and no emptying
-# meanwhile, and keeps its graphs in a set that no lock guards; and a kernel that one thread is
-# still loading looks to others as if it could be launched.
+# Hold this lock for a kernel's first launch, to capture or drop a CUDA graph, and to empty the
+# cache. PyTorch allows one capture per process and no emptying meanwhile, and guards its set of
+# graphs with no lock; a kernel that one thread is still loading looks launchable to the others.
 launching = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """A data set on a device, features still as they came.
+    """A data set on a device, with unscaled features.
 
     Attributes:
-        features: One row an example.
+        features: One row per example.
         labels: Class indices.
-        factor: What a feature is multiplied with as it is gathered ...
-        offset: ... and what is added then.
+        factor: Features are multiplied by this when they are gathered ...
+        offset: ... and this is added.
         weights: How much each example counts, 1 on average, float64; None if all count the same.
 
     Example:
@@ -71,7 +71,7 @@ class Examples:
     weights: Tensor | None = None
 
     def gather(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Give the scaled features of the examples ``index``."""
+        """Return the scaled features of the examples ``index``."""
         return self.features[index].to(dtype).mul_(self.factor).add_(self.offset)
 
 
@@ -81,10 +81,10 @@ class Stack:
     Args:
         examples: The data set.
         layer_sizes: Inputs, hidden layers, classes.
-        activation: Of the hidden layers.
+        activation: The activation of the hidden layers.
         optimizer: "sgd", "adam" or "rmsprop".
-        models: How many networks.
-        dtype: Of everything.
+        models: The number of networks.
+        dtype: The type of all weights and states.
         rule: "tunable", or the name of a `Reweighted` rule.
 
     Example:
@@ -136,7 +136,7 @@ class Stack:
         ]
 
     def start(self, models: Tensor, seeds: Tensor) -> None:
-        """Put fresh networks in the given places: hidden layers Glorot-uniform, all else zero."""
+        """Start new networks in the given places: hidden layers Glorot-uniform, all else zero."""
         for state in (self.parameters, *self.moments, self.best, [self.steps]):
             for tensor in state:
                 tensor[models] = 0
@@ -146,21 +146,21 @@ class Stack:
             )
 
     def _laid_out(self, matrices: Tensor) -> Tensor:
-        """The matrices, each at the start of a line of the cache."""
+        """A copy of the matrices, each aligned to a cache line."""
         return _on_lines(matrices, *matrices.shape).copy_(matrices)
 
     def keep(self, models: Tensor) -> None:
-        """Remember the given networks as their best."""
+        """Save the given networks as their best versions."""
         for best, parameter in zip(self.best, self.parameters, strict=True):
             best[models] = parameter[models]
 
     def best_of(self, model: int) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Give the weights (in, out) and biases (out) of a network's best version."""
+        """Return the weights (in, out) and biases (out) of a network's best version."""
         kept = [best[model].cpu().clone() for best in self.best]
         return tuple((w, b.squeeze(0)) for w, b in zip(kept[::2], kept[1::2], strict=True))
 
     def select(self, models: Tensor) -> None:
-        """Drop all networks but the given ones."""
+        """Keep only the given networks."""
         self.weights = [self._laid_out(weight[models]) for weight in self.weights]
         self.biases = [bias[models] for bias in self.biases]
         self.best = [best[models] for best in self.best]
@@ -168,16 +168,16 @@ class Stack:
         self.steps = self.steps[models]
 
     def largest_weight(self) -> Tensor:
-        """Give the largest absolute weight of each network."""
+        """Return the largest absolute weight of each network."""
         return torch.stack([w.abs().amax((1, 2)) for w in self.weights]).amax(0)
 
     def train(self, order: Tensor, batch_size: int, settings: Settings) -> None:
         """Train for one epoch.
 
         Args:
-            order: Examples in the order of each network, shape (models, examples).
-            batch_size: How many of them make a step; the last step has what is left.
-            settings: The networks' own.
+            order: Each network's examples in order, shape (models, examples).
+            batch_size: Examples per step; the last step may have fewer.
+            settings: The settings of each network.
 
         """
         for index in order.split(batch_size, 1):
@@ -188,7 +188,7 @@ class Stack:
         index = _whole_lines(index)
         layers = self._forward(self.examples.gather(index, self.dtype), self.parameters)
         *hidden, logits = layers
-        # The pseudo-gradient at the logits (Eq. 5) takes the gradient's place ...
+        # The pseudo-gradient at the logits (Eq. 5) replaces the gradient ...
         target, k = self.examples.labels[index], settings.k
         top, margin = paper.top_and_margin(logits, target)
         strength = paper.strength(margin, k if self.factor is None else 1.0) / size
@@ -216,13 +216,13 @@ class Stack:
         self._update(gradients, settings)
 
     def evaluated(self, models: Tensor | None) -> list[Tensor]:
-        """Give the parameters to evaluate: the given networks' best, or all as they are."""
+        """Return the parameters to evaluate: the given networks' best, or all current ones."""
         if models is None:
             return self.parameters
         return [self._laid_out(best[models]) for best in self.best]
 
     def logits_of(self, index: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """Give the logits for the examples ``index`` (models, rows) by the given parameters."""
+        """Return the logits of the examples ``index`` (models, rows) under these parameters."""
         features = self.examples.gather(_whole_lines(index), self.dtype)
         return self._forward(features, parameters)[-1][:, : index.shape[1]]
 
@@ -255,15 +255,15 @@ class Stack:
                 parameter.sub_(first * (rate / (1 - 0.9**self.steps)) / spread)
 
     def evaluate(self, index: Tensor, models: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Give the error and the mean cross-entropy of each network, weighted if examples are.
+        """Return the error and the mean cross-entropy of each network, weighted if examples are.
 
         Args:
             index: Examples, shape (models, examples).
-            models: The networks whose best versions are asked for; None for all as they are.
+            models: Evaluate the best versions of these networks; None for all current ones.
 
         """
         judged = list(self._judged(index, models))
-        # At once: sums of parts would be rounded by how many networks are judged together.
+        # Sum all at once: partial sums would round by how many networks are judged together.
         mistaken = torch.cat([mistaken for mistaken, _ in judged], 1).double()
         loss = torch.cat([loss for _, loss in judged], 1).double()
         if self.examples.weights is None:
@@ -274,11 +274,11 @@ class Stack:
         return (weights * mistaken).sum(1) / total, (weights * loss).sum(1) / total
 
     def mistakes(self, index: Tensor, models: Tensor | None = None) -> Tensor:
-        """Say which examples each network gets wrong, shape (models, examples); see `evaluate`."""
+        """Return which examples each network gets wrong, shape (models, examples)."""
         return torch.cat([mistaken for mistaken, _ in self._judged(index, models)], 1)
 
     def _judged(self, index: Tensor, models: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some examples at a time: which of them are mistaken, and their cross-entropies."""
+        """Yield, some examples at a time, which are mistaken, and their cross-entropies."""
         parameters = self.evaluated(models)
         for rows in index.split(max(1, _EVALUATED_AT_ONCE // len(index)), 1):
             logits = self.logits_of(rows, parameters)
@@ -287,38 +287,33 @@ class Stack:
             yield (logits.argmax(-1) != target) | ~loss.isfinite(), loss
 
 
-# On a CPU, products of matrices that do not start at a line of the cache (64 bytes) are rounded
-# differently, but no network's result should depend on its place in the stack. So whatever enters a
-# product, or comes out of it, starts at a line.
+# On a CPU, products of matrices that are not aligned to a cache line (64 bytes) round differently,
+# but a network's result must not depend on its place in the stack. So the inputs and outputs of
+# every product are aligned.
 
 
 def _on_lines(like: Tensor, models: int, rows: int, columns: int) -> Tensor:
-    """New matrices, with some space after each."""
+    """New matrices, padded so that each is aligned."""
     size = rows * columns
     lines: Tensor = like.new_empty(models, size + -size % 16)
     return lines[:, :size].view(models, rows, columns)
 
 
 def _whole_lines(index: Tensor) -> Tensor:
-    """The columns, and the first again until they are 16, 32, ... in number."""
+    """The columns, padded with the first to a multiple of 16."""
     missing = -index.shape[1] % 16
     return torch.cat((index, index[:, :1].expand(-1, missing)), 1) if missing else index
 
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """What each network has of its own, shape (models, 1, 1).
+    """The settings of each network, shape (models, 1, 1).
 
     Attributes:
         k: The sensitivity to large errors.
         learning_rate: The step size.
-        momentum: Of classical momentum.
-        clip: The largest norm of a gradient; None if no network has one.
-
-    Example:
-        >>> one = torch.ones(1, 1, 1)
-        >>> Settings(one, one, one, None).clip is None
-        True
+        momentum: Classical momentum.
+        clip: The largest norm of a gradient; None for no limit.
 
     """
 
@@ -328,12 +323,12 @@ class Settings:
     clip: Tensor | None
 
     def clone(self) -> Settings:
-        """Give a copy with tensors of its own."""
+        """Return a deep copy."""
         clip = None if self.clip is None else self.clip.clone()
         return Settings(self.k.clone(), self.learning_rate.clone(), self.momentum.clone(), clip)
 
     def copy_(self, other: Settings) -> None:
-        """Take over the values of another, in place."""
+        """Copy the values of ``other``, in place."""
         self.k.copy_(other.k)
         self.learning_rate.copy_(other.learning_rate)
         self.momentum.copy_(other.momentum)
