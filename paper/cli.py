@@ -82,7 +82,7 @@ def run(commands: Commands) -> None:
                 "stopped by Ctrl-C; finished trials are kept, and the same command goes on"
             ) from None
         if not finished:
-            print("the time limit is over; the same command goes on from here", file=sys.stderr)
+            print("time limit reached; the same command resumes from here", file=sys.stderr)
         _print_status(wanted, folder, options.smoke)
         print(f"studies: {folder}")
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pseudograd.extras import needed_for
 from pseudograd.fleet import Outcome
 
 
@@ -163,7 +164,8 @@ def paired_difference(first: list[float], second: list[float]) -> Difference:
         Difference(mean=1.0, low=1.0, high=1.0)
 
     """
-    from scipy.stats import t
+    with needed_for("comparing networks"):
+        from scipy.stats import t
 
     differences = [a - b for a, b in zip(first, second, strict=True)]
     # A diverged network has no finite value, and infinities of both signs have no mean.
@@ -190,6 +192,7 @@ def sign_test(one: int, other: int, chance: float = 0.5) -> float:
         0.0215
 
     """
-    from scipy.stats import binomtest
+    with needed_for("comparing networks"):
+        from scipy.stats import binomtest
 
     return float(binomtest(one, one + other, chance).pvalue) if one + other else 1.0
