@@ -356,7 +356,7 @@ def test_one_row_alone(
     monkeypatch.setattr("pseudograd.data.open_data", small)
     command = ["run", "table1", *options, "--smoke", "--out", "here"]
     assert main([*command, "--time-limit", "0.000001"]) == 0
-    assert "the time limit is over; the same command goes on" in capsys.readouterr().err
+    assert "time limit reached; the same command resumes" in capsys.readouterr().err
     assert main(command) == 0
     assert [path.name for path in HERE.iterdir()] == [name]
     session = json.loads((HERE / name / "run.json").read_text())["sessions"][-1]
