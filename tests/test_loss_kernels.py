@@ -36,7 +36,7 @@ from pseudograd.loss import functional, tunable_linear_cross_entropy
 from pseudograd.loss.triton import eq5, launch, layout, operators
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules import tunable
-from pseudograd.rules.paper import GREATEST_K, LEAST_K
+from pseudograd.rules.checks import GREATEST_K, LEAST_K
 from test_paper_rule import (
     HALF_TYPES,
     assert_accurate,

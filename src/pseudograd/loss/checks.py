@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from pseudograd.rules.checks import check_k as check_k
+from pseudograd.rules.checks import check_k
 from pseudograd.rules.paper import Sensitivity
 
 if TYPE_CHECKING:

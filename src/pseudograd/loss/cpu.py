@@ -40,7 +40,8 @@ from pseudograd.loss.numba_tools import (
     loop,
     over_rows,
 )
-from pseudograd.rules.paper import GREATEST_K, LEAST_K, Sensitivity
+from pseudograd.rules.checks import GREATEST_K, LEAST_K
+from pseudograd.rules.paper import Sensitivity
 
 # Elements summed in float32; the rounding error of a longer sum would show.
 _SUMMED_AT_ONCE = 1024

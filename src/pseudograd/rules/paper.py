@@ -9,6 +9,9 @@ where ``S`` is the softmax of ``k · z`` over the classes other than y. In this 
 underflows before the final rounding. The printed formula loses all digits once the logits are about
 20 apart.
 
+The same formula stands in `pseudograd.loss.cpu` and `cpu_soft` (numba) and in
+`pseudograd.loss.triton.eq5` (Triton).
+
 Equations 2 to 5 are eqCE, eqF, eqConstraint and eqChoice in the paper's LaTeX source.
 """
 
@@ -20,8 +23,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudograd.rules.checks import GREATEST_K as GREATEST_K
-from pseudograd.rules.checks import LEAST_K as LEAST_K
 from pseudograd.rules.checks import check_k
 
 Sensitivity: TypeAlias = float | Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pseudograd.rules.paper import GREATEST_K, LEAST_K
+from pseudograd.rules.checks import GREATEST_K, LEAST_K
 
 PARTS = 32  # the number of partial sums that `count_labels` writes
 _PARTS = tl.constexpr(PARTS)
