@@ -28,7 +28,7 @@ from pseudograd.loss.autograd import (
     refuse_forward_mode,
     times_each,
 )
-from pseudograd.loss.checks import check_k, refuse_class_index
+from pseudograd.loss.checks import refuse_class_index
 from pseudograd.loss.numba_tools import (
     f32,
     f64,
@@ -40,7 +40,7 @@ from pseudograd.loss.numba_tools import (
     loop,
     over_rows,
 )
-from pseudograd.rules.checks import GREATEST_K, LEAST_K
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k
 from pseudograd.rules.paper import Sensitivity
 
 # Elements summed in float32; the rounding error of a longer sum would show.

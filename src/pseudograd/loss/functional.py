@@ -26,13 +26,12 @@ from pseudograd.loss.checks import (
     check_class_indices,
     check_for_triton,
     check_implementation,
-    check_k,
     checked_k,
     dtype_without_kernel,
     name_of_group,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
-from pseudograd.rules.checks import GREATEST_K, LEAST_K
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k
 from pseudograd.rules.paper import Sensitivity, in_working_precision, wide, working_dtype
 
 if TYPE_CHECKING:
