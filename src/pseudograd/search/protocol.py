@@ -246,7 +246,11 @@ class Protocol:
 
     def covers(self, trial: Trial) -> bool:
         """Return whether a trial can belong to this search."""
-        return trial.k in self.ks and trial.split.plan == self.seed and trial.recipe in self.recipes
+        return (
+            trial.k in (*self.ks, 1.0)
+            and trial.split.plan == self.seed
+            and trial.recipe in self.recipes
+        )
 
     def stage_of(self, trial: Trial) -> str:
         """Return "sweep", "search" or "retraining"."""
