@@ -159,11 +159,15 @@ def class_index_loss(
     return _reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
 
 
-def cross_entropy_rows(z: Tensor, y: Tensor, route: str) -> Tensor:
-    """Return -log p_y of each row, whose gradient is the bias ε; labels must be valid."""
+def cross_entropy_rows(z: Tensor, y: Tensor, route: str, eager: bool) -> Tensor:
+    """Return -log p_y of each row, whose gradient is the bias ε; labels must be valid.
+
+    The caller says whether tensors hold numbers: a function that `torch.compile` keeps whole is run
+    on fake ones, and cannot tell.
+    """
     if route == "triton":
         settings = (None, -100, "none", 0.0, torch.float64)
-        return _triton_loss(z, y, 1.0, *settings) if is_eager() else _gpu_rows()(z, y, 1.0)
+        return _triton_loss(z, y, 1.0, *settings) if eager else _gpu_rows()(z, y, 1.0)
     if route == "numba" and (numba_loss := _compiled_by_numba()):
         return numba_loss(z, y, 1.0, None, -100, "none", 0.0)
     return _class_index_rows(z, y, 1.0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pseudograd.loss.autograd import (
+    is_eager,
     is_exporting,
     keep_whole,
     prepare_tracing,
@@ -365,7 +366,7 @@ class RuleCrossEntropyLoss(nn.Module):
         rows, route, dtype = self._rows[self._name], "torch", loss_dtype(input, target)
         if self._reweights:
             route = chosen_route(input, target, self.implementation)
-            rows = functools.partial(rows, route=route)
+            rows = functools.partial(rows, route=route, eager=is_eager())
         z = as_rows(input if route == "triton" else input.to(dtype))
         loss = class_index_loss(
             z, target.flatten(), 1.0, self.weight, self.ignore_index, self.reduction, rows=rows
@@ -390,8 +391,8 @@ def _rows_of_rule(rule: Rule) -> Callable[..., Tensor]:
     if factor is None:
         return rows_of(ByRule(rule))
 
-    def rows(z: Tensor, y: Tensor, k: Sensitivity, route: str) -> Tensor:
-        value = cross_entropy_rows(z, y, route)
+    def rows(z: Tensor, y: Tensor, k: Sensitivity, route: str, eager: bool) -> Tensor:
+        value = cross_entropy_rows(z, y, route, eager)
         surprise = value.detach()
         slope = factor(wide(surprise)).to(value.dtype)
         # The value of cross-entropy, and its gradient times the slope.
