@@ -58,4 +58,4 @@ $(EXAMPLES): $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find src paper tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src paper tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} +

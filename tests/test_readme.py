@@ -68,6 +68,7 @@ def user_facing() -> list[str]:
             for name in package.__all__
             if inspect.isclass(getattr(package, name)) or inspect.isfunction(getattr(package, name))
         ),
+        "pseudograd.TunableMLPClassifier",
         *(f"pseudograd.data.{name}" for name in ("digits", "load_table", "open_data")),
         *(f"pseudograd.fleet.{name}" for name in ("Fleet", "MLPRecipe", "OwnRecipe", "Trial")),
         *(f"pseudograd.search.{name}" for name in ("Ledger", "Protocol", "Study", "tune")),

@@ -308,6 +308,9 @@ def test_the_test_set_is_read_by_the_final_trials_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
+        ({"most_extensions": -1}, "most_extensions must be 0 or more"),
+        ({"initial_rate": -0.1}, "learning rates must be finite numbers above 0, not -0.1"),
+        ({"learning_rates": (0.1, math.inf)}, "learning rates must be finite"),
         ({"ks": (2.0, 0.5)}, "ks"),
         ({"ks": (1.0, 1.0)}, "ks"),
         ({"ks": (1.0, 1e300)}, "ks must be finite numbers above 0"),
@@ -444,10 +447,11 @@ def test_torn_and_foreign_lines_are_reported_and_cost_nobody_else(tmp_path: Path
     ledger.append(made_up(replace(TRIAL, k=2.0)))
     with path.open("ab") as file:
         file.write(b'{"foreign": 1}\n\xff\xfe\n{"trial": {"recipe": "dig\n')
+        file.write(b'{"fingerprint": [], "recipe": 1}\n' + b"[" * 100_000 + b"\n")
     Ledger(path, [RECIPE]).append(made_up(replace(TRIAL, k=4.0)))
     again = Ledger(path, [RECIPE])
     assert {trial.k for trial in again} == {2.0, 4.0}
-    assert [line.number for line in again.set_aside] == [3, 4, 5]
+    assert [line.number for line in again.set_aside] == [3, 4, 5, 7]
     assert "not the outcome" in str(again.set_aside[0])
     assert b'{"foreign": 1}' in path.read_bytes()
 
@@ -653,6 +657,47 @@ def test_only_fractions_are_errors(error: float | None) -> None:
         study.tell(TRIAL, error=error)
 
 
+def test_a_loop_that_was_left_asks_again_for_what_was_not_told() -> None:
+    study = Study(None, Protocol(OwnRecipe("mine"), ks=(1.0,), initial_rate=0.1, repetitions=2))
+    for trial in study:
+        left = trial
+        break
+    asked = []
+    for trial in study:
+        asked.append(trial)
+        study.tell(trial, error=made_up(trial).error, epochs=np.int64(3))  # type: ignore[arg-type]
+    assert left in asked
+    assert study.finished
+
+
+def test_a_study_may_end_with_its_choice() -> None:
+    study = finished(Protocol(RECIPE, ks=(2.0, 0.5), initial_rate=0.1, retrainings=0))
+    assert (study.best.k, study.best.learning_rate) == (0.5, 0.1)
+    with pytest.raises(ValueError, match=r"retrainings=0 compares nothing: read study\.best"):
+        _ = study.result
+    with pytest.raises(ValueError, match="tried in full yet"):
+        _ = Study(None, Protocol(RECIPE)).best
+
+
+def test_every_trial_that_is_wanted_belongs_to_the_study() -> None:
+    protocol = Protocol(RECIPE, ks=(2.0,), repetitions=1, retrainings=0)
+    outcomes: dict[Trial, Outcome] = {}
+    while wanted := protocol.wanted(outcomes):
+        assert all(map(protocol.covers, wanted))
+        outcomes |= {trial: made_up(trial) for trial in wanted}
+
+
+def test_equal_settings_have_equal_fingerprints() -> None:
+    whole: dict[str, Any] = {"clip": 1, "feature_range": (0, 1), "momentum": 0}
+    assert replace(RECIPE, **whole) == replace(RECIPE, clip=1.0, feature_range=(0.0, 1.0))
+
+
+def test_without_the_mistakes_there_is_no_test_of_examples() -> None:
+    found = compare([replace(made_up(TRIAL), wrong=None)], [made_up(TRIAL)])
+    assert math.isnan(found.mcnemar_p)
+    assert math.isnan(found.sign_p)
+
+
 def test_only_trials_of_the_study_are_told() -> None:
     study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
     with pytest.raises(ValueError, match="trial must be one that this study asks for"):
@@ -677,7 +722,10 @@ def test_a_loop_of_ones_own_needs_a_first_rate() -> None:
 
 
 def test_a_folder_of_another_study_is_refused(tmp_path: Path) -> None:
-    Study(tmp_path / "run", Protocol(RECIPE, initial_rate=0.1), {"name": "mine"})
+    first = Study(tmp_path / "run", Protocol(RECIPE, initial_rate=0.2), {"name": "mine"})
+    first = Study(tmp_path / "run", Protocol(RECIPE, initial_rate=0.1), {"name": "mine"})
+    with first.session("", []):  # until it is started, it may still be changed
+        pass
     refused: list[tuple[MLPRecipe, dict[str, Any], dict[str, str], str]] = [
         (replace(RECIPE, momentum=0.5), {}, {"name": "mine"}, "momentum was 0.0, is now 0.5"),
         (RECIPE, {"seed": 1}, {"name": "mine"}, "seed was 0, is now 1"),

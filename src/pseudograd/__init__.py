@@ -21,13 +21,13 @@ from pseudograd.loss import (
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from pseudograd.estimator import TunableMLPClassifier
+    from pseudograd.estimator import TunableMLPClassifier as TunableMLPClassifier
 
+# Without the classifier, so that `import *` works without the extra it needs.
 __all__ = [
     "RuleCrossEntropyLoss",
     "TunableCrossEntropyLoss",
     "TunableLinearCrossEntropyLoss",
-    "TunableMLPClassifier",
     "tunable_cross_entropy",
     "tunable_linear_cross_entropy",
 ]

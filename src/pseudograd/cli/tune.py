@@ -200,7 +200,7 @@ def _run_tune(options: argparse.Namespace) -> None:
         print(summary(found))
     if study.ledger:
         print(f"page: {study.report()}")
-    print(f"model, ledger and all else: {study.folder}")
+    print(f"{'ledger' if found is None else 'model, ledger'} and all else: {study.folder}")
 
 
 def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:

@@ -168,6 +168,11 @@ class MLPRecipe(Recipe):
             require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
         if self.rule != "tunable":
             reweighted(self.rule)
+        # 1 and 1.0 are the same setting, and must have the same fingerprint.
+        object.__setattr__(self, "momentum", float(self.momentum))
+        object.__setattr__(self, "feature_range", tuple(map(float, self.feature_range)))
+        if self.clip is not None:
+            object.__setattr__(self, "clip", float(self.clip))
 
     def fields(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as JSON can hold them."""

@@ -99,7 +99,7 @@ def reweighted(name: str) -> Reweighted[...]:
         Reweighted(focal)
 
     """
-    module, _, attribute = name.rpartition(":")
+    module, _, attribute = str(name).rpartition(":")
     try:
         found = getattr(importlib.import_module(module or "pseudograd.rules"), attribute, None)
     except ImportError:

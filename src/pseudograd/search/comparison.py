@@ -100,6 +100,7 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
         (-0.25, 1)
 
     """
+    known = all(outcome.wrong is not None for outcome in (*chosen, *plain))
     only_plain = only_chosen = 0
     gain: Counter[int] = Counter()  # per example: how many more networks get it right
     for one, other in zip(chosen, plain, strict=True):
@@ -119,10 +120,10 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
         ),
         only_plain_right=only_plain,
         only_chosen_right=only_chosen,
-        mcnemar_p=sign_test(only_plain, only_chosen),
+        mcnemar_p=sign_test(only_plain, only_chosen) if known else math.nan,
         better_on=better_on,
         worse_on=worse_on,
-        sign_p=sign_test(better_on, worse_on),
+        sign_p=sign_test(better_on, worse_on) if known else math.nan,
     )
 
 

@@ -95,10 +95,10 @@ class Ledger(Mapping[Trial, Outcome]):
         """Return the outcome in a line, or None for a recipe."""
         try:
             fields = json.loads(line)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             raise ValueError("it is not JSON, or cut off") from None
         if isinstance(fields, dict) and fields.keys() == {"fingerprint", "recipe"}:
-            self._headed.add(fields["fingerprint"])
+            self._headed.add(str(fields["fingerprint"]))
             return None
         return outcome_from_json(fields, self.recipes)
 

@@ -176,7 +176,10 @@ class Protocol:
             raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
         if self.learning_rates and self.initial_rate is not None:
             raise ValueError("initial_rate must be left out if learning_rates are given")
-        for name, least in {"repetitions": 1, "retrainings": 0}.items():
+        for rate in (*self.learning_rates, *[self.initial_rate] * (self.initial_rate is not None)):
+            if not 0 < rate < math.inf:
+                raise ValueError(f"learning rates must be finite numbers above 0, not {rate}")
+        for name, least in {"repetitions": 1, "retrainings": 0, "most_extensions": 0}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be {least} or more, not {getattr(self, name)}")
         if not 0 <= self.seed < 2**32:

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 from pseudograd.environment import session
 from pseudograd.files import UNFINISHED, locked, write_whole, writing
@@ -25,6 +25,7 @@ from pseudograd.fleet.recipe import recipe_from_json
 from pseudograd.search.comparison import Comparison, compare
 from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Cell, Outcomes, Protocol
+from pseudograd.words import counted
 
 # Takes trials from the left, trains them and yields their outcomes in any order, until none is left
 # or ``stop`` says True. The deque may grow meanwhile; the loop calls again while trials are left.
@@ -131,12 +132,13 @@ class Study:
                 for name, value in written["protocol"].items()
             }
             settings["recipe"] = recipe_from_json(written["recipe"])
-            return cls(folder, Protocol(**settings), written["data"])
+            protocol, data = Protocol(**settings), written["data"]
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ValueError(
                 f"{path} is not the description of a run ({problem!r}): if another version of "
                 "pseudograd made it, use that one, or name another folder"
             ) from problem
+        return cls(folder, protocol, data)
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -174,15 +176,16 @@ class Study:
 
         """
         if outcome is None:
-            if error is None or not 0 <= error <= 1:
+            if not isinstance(error, SupportsFloat) or not 0 <= float(error) <= 1:
                 raise ValueError(
                     f"error must be a fraction in [0, 1], not {error}: divide a percentage by 100, "
                     "and tell 1 for a training that diverged"
                 )
             mistakes = None if wrong is None else tuple(sorted(map(int, wrong)))
-            outcome = Outcome(
-                trial, float(error), 0, float(error), float(cross_entropy), epochs, "", (), mistakes
-            )
+            if mistakes and mistakes[0] < 0:
+                raise ValueError(f"wrong must hold indices of test examples, not {mistakes[0]}")
+            figures = float(error), 0, float(error), float(cross_entropy), int(epochs)
+            outcome = Outcome(trial, *figures, "", (), mistakes)
         if outcome.trial != trial:
             raise ValueError(f"outcome must be that of {trial}, not of {outcome.trial}")
         if not self.protocol.covers(trial):
@@ -193,11 +196,15 @@ class Study:
 
     def __iter__(self) -> Iterator[Trial]:
         """Yield trials to run until the study is finished; `tell` each one's outcome."""
-        with self.session("", ["cpu"]):
+        # What an earlier loop asked for and never told is asked for again.
+        self._asked = {trial for trial in self._asked if trial in self.ledger}
+        with self.session("", []):
             while (trial := self.ask()) is not None:
                 yield trial
         if left := len(self.protocol.wanted(self.ledger)):
-            raise RuntimeError(f"no outcome was told of {left} trials: call study.tell for each")
+            raise RuntimeError(
+                f"no outcome was told of {counted(left, 'trial')}: call study.tell for each"
+            )
 
     def run(
         self,
@@ -266,6 +273,14 @@ class Study:
     def finished(self) -> bool:
         """Whether no trial is left to run."""
         return not self.protocol.wanted(self.ledger)
+
+    @property
+    def best(self) -> Cell:
+        """The pair of k and learning rate with the lowest validation error so far."""
+        cells = self.protocol.cells(self.ledger)
+        if not cells:
+            raise ValueError("no pair of k and learning rate has been tried in full yet")
+        return self.protocol.best(cells)
 
     @property
     def result(self) -> Result:
@@ -353,6 +368,9 @@ class Study:
             self._write()
             return
         written = _read_json(folder)
+        if not written["sessions"] and not (folder / "ledger.jsonl").exists():
+            self._write()  # it was never started, and may still be changed
+            return
         ours = json.loads(json.dumps(self._description()))  # with JSON's lists
         if self._facts is None:
             self.data = written.get("data", {})
@@ -390,6 +408,8 @@ def result(protocol: Protocol, outcomes: Outcomes) -> Result:
         outcomes: The outcomes of all its trials.
 
     """
+    if not protocol.retrainings:
+        raise ValueError("a study with retrainings=0 compares nothing: read study.best")
     if wanted := protocol.wanted(outcomes):
         raise ValueError(f"the study is not finished: {len(wanted)} trials have no outcome yet")
     chosen, plain = protocol.chosen(outcomes)
@@ -420,7 +440,10 @@ def _read_json(folder: Path) -> dict[str, Any]:
             f"keep what is done, stop it by Ctrl-C, copy {folder / 'ledger.jsonl'} into its "
             "folder and run it again"
         ) from problem
-    if not isinstance(found, dict) or not isinstance(found.get("sessions"), list):
+    kinds = {"recipe": dict, "protocol": dict, "data": dict, "sessions": list}
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(name), kind) for name, kind in kinds.items()
+    ):
         raise ValueError(
             f"{path} is not the description of a run: if another version of pseudograd made it, "
             "use that one, or name another folder"

@@ -89,6 +89,9 @@ def tune(
         ['examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', 'run.json']
 
     """
+    folder = _folder(study)
+    if not study.protocol.retrainings:
+        raise ValueError("retrainings must be 1 or more, for there to be a model")
     trained: dict[Trial, Outcome] = {}
 
     def note(progress: Progress) -> None:
@@ -104,8 +107,8 @@ def tune(
         comparison = found.comparison
         comparison = replace(comparison, by_class=by_class(comparison.kept, labels, encoder.labels))
         found = replace(found, comparison=comparison)
-        if not _is_saved(_folder(study), comparison.kept.trial):
-            _save_model(_folder(study), data, encoder, runner, found, trained)
+        if not _is_saved(folder, comparison.kept.trial):
+            _save_model(folder, data, encoder, runner, found, trained)
     return found
 
 
