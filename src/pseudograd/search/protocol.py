@@ -176,7 +176,8 @@ class Protocol:
             raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
         if self.learning_rates and self.initial_rate is not None:
             raise ValueError("initial_rate must be left out if learning_rates are given")
-        for rate in (*self.learning_rates, *[self.initial_rate] * (self.initial_rate is not None)):
+        initial = [] if self.initial_rate is None else [self.initial_rate]
+        for rate in (*self.learning_rates, *initial):
             if not 0 < rate < math.inf:
                 raise ValueError(f"learning rates must be finite numbers above 0, not {rate}")
         for name, least in {"repetitions": 1, "retrainings": 0, "most_extensions": 0}.items():
