@@ -64,7 +64,12 @@ def study_of(
     if data is None and not data_hash:
         return Study(None, protocol)  # not begun
     facts = None if data is None else {"name": data.name, "sha256": data.sha256}
-    return Study(own, protocol, facts)
+    try:
+        return Study(own, protocol, facts)
+    except ValueError as problem:
+        if smoke or "other settings" not in str(problem):
+            raise
+        raise ValueError(f"{problem}; if it was run with --smoke, give that here, too") from None
 
 
 def _noted_hash(path: Path) -> str:
