@@ -138,7 +138,7 @@ def test_where_errors_count_most(classes: int) -> None:
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("classes", [10, 200])
 def test_half_types_are_float32_rounded_once(kernel: str, dtype: torch.dtype, classes: int) -> None:
-    """Whatever the gradient from above is: it is not rounded before it is multiplied."""
+    """For any upstream gradient: the pseudo-gradient is not rounded before the product."""
     count = 7 if kernel == "row" else 100
     logits, label, k = battery(torch.float32, classes, count, seed=3)
     logits = logits.clamp(max=torch.finfo(dtype).max).to(dtype)

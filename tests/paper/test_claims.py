@@ -76,7 +76,7 @@ def test_of_the_paper(name: str, expected: str, rows_in: int, p: float | None) -
 
 
 def test_sides_of_1_are_told_by_architecture_too() -> None:
-    """Rows that differ in the momentum alone are one: 1/4 and 8 are above 1 on average."""
+    """Rows that differ only in momentum count as one: 1/4 and 8 are above 1 on average."""
     first, second = [row for row in OF_DEPTH[5] if (row.data, row.width) == ("svhn", 400)]
     third = next(row for row in OF_DEPTH[5] if row.data == "cifar10")
     ks = {first: 0.25, second: 8.0, third: 4.0}

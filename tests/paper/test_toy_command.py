@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from commands import refused_by
 from paper.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -20,16 +22,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that a bad command line ends in."""
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert list(Path().iterdir()) == []
-    return captured.err
+refusal = partial(refused_by, main)
 
 
 def test_toy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,7 +210,7 @@ class Protocol:
         short = self.recipe.shortened(epochs=5)
         return [_trial_at(short, self.seed, 1.0, 4.0**power, 0) for power in range(-6, 2)]
 
-    @property
+    @functools.cached_property  # a ledger asks for them once a line
     def recipes(self) -> list[Recipe]:
         """The recipes of all trials: the protocol's own, and its short form if there is a sweep."""
         return [*{trial.recipe: None for trial in self.sweep}, self.recipe]

@@ -111,13 +111,12 @@ class Study:
     ) -> None:
         self.folder = None if folder is None else Path(folder)
         self.protocol = protocol
-        self._facts = data
         self.data: Mapping[str, Any] = data or {}
         self.sessions: list[dict[str, Any]] = []
         self._asked: set[Trial] = set()
         self._in_session = False
         if self.folder is not None:
-            self._open_folder(self.folder)
+            self._open_folder(self.folder, check_data=data is not None)
         self.ledger = self._read_ledger()
 
     @classmethod
@@ -356,7 +355,7 @@ class Study:
         path = None if self.folder is None else self.folder / "ledger.jsonl"
         return Ledger(path, self.protocol.recipes, self.protocol.covers)
 
-    def _open_folder(self, folder: Path) -> None:
+    def _open_folder(self, folder: Path, *, check_data: bool) -> None:
         """Make the folder of a new study, or check that the study in it is this one."""
         if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
             raise ValueError(f"{file} cannot be written into (it is a file): name a folder")
@@ -368,18 +367,19 @@ class Study:
             self._write()
             return
         written = _read_json(folder)
+        if not check_data:
+            self.data = written["data"]
         if not written["sessions"] and not (folder / "ledger.jsonl").exists():
             self._write()  # it was never started, and may still be changed
             return
         ours = json.loads(json.dumps(self._description()))  # with JSON's lists
-        if self._facts is None:
-            self.data = written.get("data", {})
-        elif written.get("data") != ours["data"]:
+        if written["data"] != ours["data"]:
+            name = written["data"].get("name")
             raise ValueError(
-                f"{folder} holds a run on other data, called {_name(written)!r}: name another "
-                "folder, or bring back the data as it was"
+                f"{folder} holds a run on other data, called {name!r}: name another folder, or "
+                "bring back the data as it was"
             )
-        before = {**written.get("recipe", {}), **written.get("protocol", {})}
+        before = {**written["recipe"], **written["protocol"]}
         now = {**ours["recipe"], **ours["protocol"]}
         defaults = {field.name: field.default for field in fields(self.protocol.recipe)}  # type: ignore[arg-type]
         for name in before | now:
@@ -449,11 +449,6 @@ def _read_json(folder: Path) -> dict[str, Any]:
             "use that one, or name another folder"
         )
     return found
-
-
-def _name(written: Mapping[str, Any]) -> object:
-    data = written.get("data")
-    return data.get("name") if isinstance(data, dict) else None
 
 
 def _joined(separator: str, texts: Iterable[str]) -> str:

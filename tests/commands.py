@@ -1,0 +1,22 @@
+"""Command lines in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+
+def refused_by(
+    main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
+    """The one line that a bad command line ends in; nothing may have been written."""
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert list(Path().iterdir()) == []
+    return captured.err
