@@ -69,7 +69,7 @@ def plain_numbers(texts: Sequence[str]) -> NDArray[np.float64]:
 
     found: NDArray[np.float64] = pd.to_numeric(
         pd.Series(texts, dtype=object), errors="coerce"
-    ).to_numpy(np.float64, na_value=np.nan)
+    ).to_numpy(np.float64, na_value=np.nan, copy=True)
     return found
 
 
