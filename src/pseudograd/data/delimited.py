@@ -101,7 +101,7 @@ def read_delimited(file: BinaryIO) -> Delimited:
     if said := re.fullmatch(r'"?sep=([,;\t|])"?', first.rstrip("\r\n"), re.IGNORECASE):
         separator, skipped = said[1], at + 1
     else:
-        unquoted, skipped = re.sub(r'"[^"]*"', "", first).strip("\r\n "), 0
+        unquoted, skipped = re.sub(r'"[^"]*"', "", first).rstrip("\r\n"), 0
         separator = max(_SEPARATORS, key=unquoted.count)
         if separator not in unquoted and " " in unquoted:
             separator = BLANKS
