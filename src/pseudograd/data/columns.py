@@ -118,19 +118,25 @@ def read_column(
     return _read_texts(name, entries, choices, comma)
 
 
-def _read_plain(name: str, entries: Series, choices: Choices) -> Reading:
+def _read_plain(
+    name: str,
+    entries: Series,
+    choices: Choices,
+    form: Form | None = None,
+    doubts: tuple[str, ...] = (),
+) -> Reading:
     """Read a column of numbers: which of them stand for a gap?"""
     if entries.dtype == np.float16:  # which pandas does not know how to look up
         entries = entries.astype(np.float32)
-    values, doubts = as_floats(entries), []
+    values = as_floats(entries)
     codes = choices.codes
     if infinite := int(np.isinf(values).sum()):
-        doubts.append(f"has {counted(infinite, 'infinite number')}, which count as missing")
+        doubts += (f"has {counted(infinite, 'infinite number')}, which count as missing",)
     chosen = name in choices.numbers
     for code in () if chosen else sentinels(values[~np.isin(values, _floats(codes))]):
-        doubts.append(
+        doubts += (
             f"has {code:g} in {counted(int((values == code).sum()), 'row')}, far from all other "
-            f"numbers, which counts as missing: --numbers {shlex.quote(name)} keeps it"
+            f"numbers, which counts as missing: --numbers {shlex.quote(name)} keeps it",
         )
         codes += (code,)
     gaps = np.isinf(values) | np.isin(values, _floats(codes))
@@ -138,7 +144,7 @@ def _read_plain(name: str, entries: Series, choices: Choices) -> Reading:
         return Reading(None, entries)
     if gaps.any():
         entries = entries.astype(np.float64).mask(gaps)
-    return Reading("numbers", entries, codes=codes, doubts=tuple(doubts))
+    return Reading("numbers", entries, form, codes=codes, doubts=doubts)
 
 
 def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Reading:
@@ -157,7 +163,7 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
                 values, form = found
                 column = pd.Series(np.append(values, np.nan)[to], entries.index)
                 doubts = _unread(name, there, counts, np.isnan(values))
-                return Reading("numbers", column, form, codes=choices.codes, doubts=doubts)
+                return _read_plain(name, column, choices, form, doubts)
             if dates := read_dates(there):
                 column = pd.Series(dates[0].append(pd.DatetimeIndex([None]))[to], entries.index)
                 unsure = f"holds dates that may be read in two ways: they are read as {dates[1]}"
@@ -201,7 +207,7 @@ def kind_of(entries: Series) -> str | None:
         "timedelta64",
     ):
         return "numbers"
-    if kind in ("datetime", "datetime64", "date"):
+    if kind in ("datetime", "datetime64", "date", "period"):
         return "dates"
     if kind in ("string", "boolean", "categorical", "time"):
         return "text"
@@ -227,6 +233,8 @@ def as_dates(entries: Series) -> Series:
     """Return dates of any type as datetime64 in UTC."""
     import pandas as pd
 
+    if isinstance(entries.dtype, pd.PeriodDtype):
+        return entries.dt.to_timestamp()
     return pd.to_datetime(entries, utc=True, errors="coerce").dt.tz_localize(None)
 
 
