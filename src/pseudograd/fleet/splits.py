@@ -19,7 +19,7 @@ class Parts:
 
     Attributes:
         train: The training examples.
-        stop: The early-stopping fold.
+        stop: The early-stopping fold; in bagging the fold that judges.
         judge: The examples of the reported error: the validation fold, or the test set.
 
     """
@@ -54,8 +54,8 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
         raise ValueError(f"data {data.name!r} must have at least {FOLDS} training examples")
     if (split.retrain or split.test) and not data.test_size:
         raise ValueError(f"data {data.name!r} must have a test set to be judged on")
-    # Five choices of the judging fold, times four of the stopping fold.
-    recut, turn = divmod(split.repetition, FOLDS * (FOLDS - 1))
+    # Five choices of the judging fold, times four of the stopping fold if there is one.
+    recut, turn = divmod(split.repetition, FOLDS if split.bagged else FOLDS * (FOLDS - 1))
     judging = turn % FOLDS
     stopping = (judging + 1 + turn // FOLDS) % FOLDS
     shuffled = randomness.folds(split.plan + (recut << 32), data.train_size)
@@ -73,6 +73,9 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
     if split.retrain:
         train = torch.cat((*_without(folds, stopping), left_over))
         return Parts(train, folds[stopping], test)
+    if split.bagged:
+        train = torch.cat((*_without(folds, judging), left_over))
+        return Parts(train, folds[judging], folds[judging])
     train = torch.cat(_without(folds, stopping, judging))
     return Parts(train, folds[stopping], test if split.test else folds[judging])
 

@@ -1,4 +1,4 @@
-"""A trained network on its own: it predicts, and is saved without pickle."""
+"""Trained networks on their own, and ensembles of them: they predict, and are saved without pickle."""
 
 from __future__ import annotations
 
@@ -85,28 +85,99 @@ class Network:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network to a safetensors file, whole or not at all."""
-        with needed_for("saving a network"):
-            from safetensors.torch import save
-
-        tensors = {}
-        for at, (weight, bias) in enumerate(self.parameters):
-            tensors[f"{at}.weight"] = weight.contiguous()
-            tensors[f"{at}.bias"] = bias.contiguous()
-        about = {"activation": self.activation, "factor": self.factor, "offset": self.offset}
-        write_whole(path, save(tensors, {"network": json.dumps(about)}))
+        Ensemble((self,), (1.0,)).save(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Network:
         """Return the network that `save` wrote."""
-        with needed_for("loading a network"):
+        return Ensemble.load(path).networks[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Networks whose probabilities are averaged, and then calibrated by one temperature.
+
+    Attributes:
+        networks: The networks.
+        weights: How much each counts; they sum to 1.
+        temperature: The averaged probabilities p become p^(1 / temperature), normalized. The label
+            that they favour stays the same.
+
+    Example:
+        >>> layer = (torch.tensor([[1.0, 0.0]]), torch.zeros(2))
+        >>> network = Network((layer,), "relu", factor=1.0, offset=0.0)
+        >>> x = torch.tensor([[2.0]])
+        >>> Ensemble((network,), (1.0,)).probabilities(x).round(decimals=3)
+        tensor([[0.8810, 0.1190]], dtype=torch.float64)
+        >>> Ensemble((network,), (1.0,), temperature=2.0).probabilities(x).round(decimals=3)
+        tensor([[0.7310, 0.2690]], dtype=torch.float64)
+
+    """
+
+    networks: tuple[Network, ...]
+    weights: tuple[float, ...]
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.networks or len(self.networks) != len(self.weights):
+            raise ValueError(
+                f"weights must be one for each of the networks, at least one: there are "
+                f"{len(self.weights)} for {len(self.networks)}"
+            )
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a number above 0, not {self.temperature}")
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Return the probability of each class for raw features (examples, features)."""
+        averaged: Tensor = sum(
+            weight * network.probabilities(features)
+            for network, weight in zip(self.networks, self.weights, strict=True)
+        )  # type: ignore[assignment]
+        return tempered(averaged, self.temperature)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the ensemble to a safetensors file, whole or not at all."""
+        with needed_for("saving a model"):
+            from safetensors.torch import save
+
+        tensors, about = {}, []
+        for number, network in enumerate(self.networks):
+            for at, (weight, bias) in enumerate(network.parameters):
+                tensors[f"{number}.{at}.weight"] = weight.contiguous()
+                tensors[f"{number}.{at}.bias"] = bias.contiguous()
+            about.append(
+                {
+                    "layers": len(network.parameters),
+                    "activation": network.activation,
+                    "factor": network.factor,
+                    "offset": network.offset,
+                }
+            )
+        ensemble = {"networks": about, "weights": self.weights, "temperature": self.temperature}
+        write_whole(path, save(tensors, {"ensemble": json.dumps(ensemble)}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Ensemble:
+        """Return the ensemble that `save` wrote."""
+        with needed_for("loading a model"):
             from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(path, "pt") as file:
-                about = json.loads(file.metadata()["network"])
+                about = json.loads(file.metadata()["ensemble"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            layers = range(len(tensors) // 2)
-            parameters = tuple((tensors[f"{at}.weight"], tensors[f"{at}.bias"]) for at in layers)
-            return cls(parameters, **about)
-        except (SafetensorError, KeyError, TypeError, ValueError) as problem:
-            raise ValueError(f"{path} is not a saved network ({problem})") from problem
+            networks = []
+            for number, one in enumerate(about["networks"]):
+                names = [f"{number}.{at}" for at in range(one.pop("layers"))]
+                layers = tuple((tensors[f"{n}.weight"], tensors[f"{n}.bias"]) for n in names)
+                networks.append(Network(layers, **one))
+            return cls(tuple(networks), tuple(about["weights"]), about["temperature"])
+        except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise ValueError(f"{path} is not a saved model ({problem})") from problem
+
+
+def tempered(probabilities: Tensor, temperature: float) -> Tensor:
+    """Return p^(1 / temperature), normalized."""
+    if temperature == 1:
+        return probabilities
+    return (probabilities.log() / temperature).softmax(-1)
