@@ -104,6 +104,8 @@ class MLPRecipe(Recipe):
             first epoch to 0 after the last of ``max_epochs``.
         activation: "relu", "tanh" or "sigmoid".
         feature_range: The interval that features are scaled to, linearly.
+        bins: Into how many bins the range of each numeric feature is cut, for the network's first
+            layer to bend its response there (`pseudograd.fleet.mlp.bins`); 0 for none.
         batch_size: Examples per step.
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         patience: Stop after this many epochs without a better one on the early-stopping part.
@@ -133,6 +135,7 @@ class MLPRecipe(Recipe):
     schedule: str = "constant"
     activation: str = "relu"
     feature_range: tuple[float, float] = (-1.0, 1.0)
+    bins: int = 0
     batch_size: int = 128
     clip: float | None = None
     patience: int = 15
@@ -186,6 +189,7 @@ class MLPRecipe(Recipe):
         )
         require(self.ties in TIES, "ties", f"one of {TIES}")
         require(self.stop_by in STOP_BY, "stop_by", f"one of {STOP_BY}")
+        require(is_whole(self.bins, 0, math.inf), "bins", "a whole number of at least 0")
         for name in ("batch_size", "patience", "max_epochs"):
             require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
         if self.rule != "tunable":
@@ -223,6 +227,7 @@ class MLPRecipe(Recipe):
             self.schedule,
             self.activation,
             self.feature_range,
+            self.bins,
             self.batch_size,
             self.clip is None,
             self.weight_decay == 0,

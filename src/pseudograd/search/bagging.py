@@ -108,9 +108,7 @@ class Bagging(Protocol):
         return [self._at(cell.k, cell.learning_rate, number) for number in range(self.repetitions)]
 
 
-def table_recipe(
-    data: str, train_size: int, data_hash: str = "", **settings: Any
-) -> MLPRecipe:
+def table_recipe(data: str, train_size: int, data_hash: str = "", **settings: Any) -> MLPRecipe:
     """Return the recipe for tables: what measured best on real ones (docs/notes/tables.md).
 
     Two hidden layers that grow with the data, AdamW, a learning rate that falls along a cosine, and
@@ -122,7 +120,7 @@ def table_recipe(
         ((64, 64), 64, 60)
 
     """
-    width = 64 if train_size < 10_000 else 128
+    width = 32 if train_size < 700 else 64 if train_size < 10_000 else 128
     defaults: dict[str, Any] = {
         "hidden_layer_sizes": (width, width),
         "optimizer": "adam",
@@ -132,6 +130,7 @@ def table_recipe(
         "max_epochs": epochs_for(train_size),
         "stop_by": "error and cross-entropy",
         "stratified": True,
+        "bins": 8 if train_size < 700 else 16,
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     recipe = defaults | settings

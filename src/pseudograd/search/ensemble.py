@@ -110,7 +110,10 @@ def candidates(
 
 
 def select(
-    out_of_fold: Tensor, labels: Tensor, metric: str = "error", example_weights: Tensor | None = None
+    out_of_fold: Tensor,
+    labels: Tensor,
+    metric: str = "error",
+    example_weights: Tensor | None = None,
 ) -> Tensor:
     """Return the weight of each candidate in the ensemble that is best on these predictions.
 

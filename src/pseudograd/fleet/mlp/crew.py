@@ -119,14 +119,6 @@ def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def _relative_weights(data: Dataset, device: torch.device) -> Tensor | None:
-    """Return the examples' weights, 1 on average over the training set."""
-    if data.weights is None:
-        return None
-    weights = data.weights.double()
-    return (weights / weights[: data.train_size].mean()).to(device)
-
-
 def _parts_on(device: torch.device, data: Dataset, stratified: bool, split: Split) -> Parts:
     cut = parts(data, split, stratified)
     return Parts(cut.train.to(device), cut.stop.to(device), cut.judge.to(device))
@@ -177,15 +169,7 @@ class Crew:
         self.parts = functools.cache(
             functools.partial(_parts_on, device, fleet.data, recipe.stratified)
         )
-        data = fleet.data
-        factor, offset = data.scaling(recipe.feature_range)
-        examples = Examples(
-            features=data.features.to(device).contiguous(),
-            labels=data.labels.to(device).contiguous(),
-            factor=factor,
-            offset=offset,
-            weights=_relative_weights(data, device),
-        )
+        data, examples = fleet.data, fleet.examples(recipe, device)
         self.stack = _stack(examples, fleet, recipe, slots)
         on_gpu = device.type == "cuda"
         self.products = "high" if on_gpu and fleet.precision == "tf32" else "highest"

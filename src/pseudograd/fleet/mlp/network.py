@@ -12,6 +12,7 @@ from torch import Tensor
 from pseudograd.data import Dataset
 from pseudograd.extras import needed_for
 from pseudograd.files import write_whole
+from pseudograd.fleet.mlp.bins import Bins
 from pseudograd.fleet.mlp.crew import mlp_recipe
 from pseudograd.fleet.mlp.stack import ACTIVATE
 from pseudograd.fleet.trial import Outcome
@@ -28,6 +29,7 @@ class Network:
         activation: The activation of the hidden layers.
         factor: Raw features are multiplied by this ...
         offset: ... and this is added.
+        bins: The bins of numeric features, if the network has any.
 
     Example:
         >>> layer = (torch.eye(2), torch.zeros(2))
@@ -42,6 +44,7 @@ class Network:
     activation: str
     factor: float
     offset: float
+    bins: Bins | None = None
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATE:
@@ -55,7 +58,9 @@ class Network:
         if outcome.parameters is None:
             raise ValueError("outcome must carry parameters: run a Fleet with keep_parameters=True")
         recipe = mlp_recipe(outcome.trial)
-        return cls(outcome.parameters, recipe.activation, *data.scaling(recipe.feature_range))
+        bins = Bins.fit(data, recipe.bins) if recipe.bins else None
+        scaling = data.scaling(recipe.feature_range)
+        return cls(outcome.parameters, recipe.activation, *scaling, bins or None)
 
     @property
     def is_finite(self) -> bool:
@@ -64,7 +69,7 @@ class Network:
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the float64 logits (examples, classes) of raw features (examples, features)."""
-        inputs = len(self.parameters[0][0])
+        inputs = len(self.parameters[0][0]) - (len(self.bins) if self.bins else 0)
         if features.dim() != 2 or features.shape[1] != inputs:
             raise ValueError(
                 f"features must have the shape (examples, {inputs}), not {tuple(features.shape)}"
@@ -73,6 +78,8 @@ class Network:
 
     def _logits(self, features: Tensor) -> Tensor:
         x = self.factor * features.double() + self.offset
+        if self.bins:
+            x = torch.cat((x, self.bins.encode(features).double()), 1)
         for at, (weight, bias) in enumerate(self.parameters):
             if at:
                 x = ACTIVATE[self.activation](x)
@@ -145,6 +152,9 @@ class Ensemble:
             for at, (weight, bias) in enumerate(network.parameters):
                 tensors[f"{number}.{at}.weight"] = weight.contiguous()
                 tensors[f"{number}.{at}.bias"] = bias.contiguous()
+            if network.bins:
+                for name, tensor in vars(network.bins).items():
+                    tensors[f"{number}.bins.{name}"] = tensor.clone()
             about.append(
                 {
                     "layers": len(network.parameters),
@@ -170,7 +180,9 @@ class Ensemble:
             for number, one in enumerate(about["networks"]):
                 names = [f"{number}.{at}" for at in range(one.pop("layers"))]
                 layers = tuple((tensors[f"{n}.weight"], tensors[f"{n}.bias"]) for n in names)
-                networks.append(Network(layers, **one))
+                held = {n: tensors.get(f"{number}.bins.{n}") for n in ("feature", "low", "width")}
+                bins = None if held["low"] is None else Bins(**held)  # type: ignore[arg-type]
+                networks.append(Network(layers, **one, bins=bins))
             return cls(tuple(networks), tuple(about["weights"]), about["temperature"])
         except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ValueError(f"{path} is not a saved model ({problem})") from problem

@@ -10,13 +10,18 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pseudograd.data import Dataset
 from pseudograd.fleet import randomness
+from pseudograd.fleet.mlp.bins import Bins
 from pseudograd.rules import paper, reweighted
+
+# Bytes of features whose bins are encoded once; beyond, they are encoded batch by batch.
+_MOST_ENCODED = 1 << 29
 
 # Rows per evaluation step, over all models: enough to keep a device busy.
 _EVALUATED_AT_ONCE = 1 << 17
@@ -55,6 +60,7 @@ class Examples:
         factor: Features are multiplied by this when they are gathered ...
         offset: ... and this is added.
         weights: How much each example counts, 1 on average, float64; None if all count the same.
+        bins: Encodes the features before they are scaled; None if they are encoded already.
 
     Example:
         >>> pixels = torch.tensor([[0, 255]]).byte()
@@ -69,10 +75,34 @@ class Examples:
     factor: float
     offset: float
     weights: Tensor | None = None
+    bins: Bins | None = None
+
+    @classmethod
+    def of(
+        cls, data: Dataset, device: torch.device, scaling: tuple[float, float], bins: Bins | None
+    ) -> Examples:
+        """Return a data set on a device; its bins are encoded now, if there is room for that."""
+        features = data.features.to(device).contiguous()
+        weights = None
+        if data.weights is not None:
+            weights = data.weights.double()
+            weights = (weights / weights[: data.train_size].mean()).to(device)
+        examples = cls(features, data.labels.to(device).contiguous(), *scaling, weights)
+        if not bins:
+            return examples
+        bins = bins.to(device)
+        if 4 * len(features) * (features.shape[1] + len(bins)) > _MOST_ENCODED:
+            return replace(examples, bins=bins)
+        encoded = torch.cat((features.float() * scaling[0] + scaling[1], bins.encode(features)), 1)
+        return replace(examples, features=encoded, factor=1.0, offset=0.0)
 
     def gather(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the scaled features of the examples ``index``."""
-        return self.features[index].to(dtype).mul_(self.factor).add_(self.offset)
+        features = self.features[index]
+        scaled = features.to(dtype).mul_(self.factor).add_(self.offset)
+        if self.bins is None:
+            return scaled
+        return torch.cat((scaled, self.bins.encode(features).to(dtype)), -1)
 
 
 class Stack:
