@@ -37,7 +37,8 @@ def tune(commands: Commands) -> None:
         nargs="?",
         default="digits",
         metavar="DATA",
-        help=f"digits, {', '.join(BENCHMARKS)}, or a .csv, .parquet or .npz file (%(default)s)",
+        help=f"digits, {', '.join(BENCHMARKS)}, or a file such as a .csv or .parquet table, "
+        "- for standard input (%(default)s)",
     )
     _add_table(parser)
     _add_network(parser)
@@ -68,6 +69,31 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
         action="extend",
         metavar="NAME",
         help="columns whose numbers are codes, to treat as categories",
+    )
+    table.add_argument(
+        "--numbers",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="columns that hold numbers, to keep whatever they look like",
+    )
+    table.add_argument(
+        "--missing",
+        nargs="+",
+        action="extend",
+        metavar="VALUE",
+        help="entries that stand for a gap, beside NA, ? and the like",
+    )
+    table.add_argument(
+        "--group",
+        metavar="NAME",
+        help="a column, such as the patient: rows of one stay on the same side of every split",
+    )
+    table.add_argument(
+        "--strict",
+        action="store_true",
+        default=None,
+        help="refuse a table of which something had to be left out or is doubtful",
     )
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the named data sets are kept")
 
@@ -206,7 +232,7 @@ def _run_tune(options: argparse.Namespace) -> None:
 def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
     """Open the data; complaints name the option as the user typed it."""
     from pseudograd.data import open_data
-    from pseudograd.data.reading import OptionError
+    from pseudograd.data.columns import OptionError
 
     if options.test and _is_same_file(options.test, options.data):
         raise ValueError(f"--test {options.test} is the training file itself: name another")
@@ -218,6 +244,10 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
             test_fraction=options.test_fraction,
             drop=options.drop,
             categories=options.categories,
+            numbers=options.numbers,
+            missing=options.missing,
+            group=options.group,
+            strict=options.strict,
             data_dir=options.data_dir,
         )
     except OptionError as problem:
@@ -334,8 +364,7 @@ def predict(commands: Commands) -> None:
             ]
             more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
             print(
-                "numbers outside the range of the training data, clipped to it: "
-                f"{', '.join(columns[:8])}{more}",
+                f"numbers outside the range of the training data: {', '.join(columns[:8])}{more}",
                 file=sys.stderr,
             )
         table = pd.DataFrame(

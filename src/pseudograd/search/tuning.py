@@ -43,6 +43,7 @@ def study_of(
         "pixels": None if encoder.pixels is None else list(encoder.pixels),
         "target": encoder.target,
         "columns": encoder.taken_for,
+        "notes": encoder.notes,
         # The features alone do not tell the units and names.
         "encoder": _digest(encoder.to_json()),
     }
