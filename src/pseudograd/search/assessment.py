@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MATRIX = 20  # classes that a confusion matrix is readable for
 _PAIRS = 12  # most confused pairs
+_FEWEST = 20  # examples of a point of the reliability diagram
 _UNEQUAL = 1.5  # times as many examples in the largest class as in the smallest
 
 
@@ -75,16 +76,16 @@ def assess(
         "model": found["model"],
         "uncalibrated": found.get("uncalibrated"),
         "plain": found.get("plain"),
-        "baselines": _baselines(data, labels, wrong["model"]),
+        "baselines": _baselines(data, encoder, wrong["model"]),
         "unequal": bool(counts.max() > _UNEQUAL * counts.min()),
         "by_class": [
-            _share(int(row.sum() - row[at]), int(row.sum())) | {"label": encoder.labels[at]}
+            share(int(row.sum() - row[at]), int(row.sum())) | {"label": encoder.labels[at]}
             for at, row in enumerate(matrix)
         ],
         "confusion": matrix.tolist() if len(matrix) <= _MATRIX else None,
         "confused": _confused(matrix),
         "reliability": {
-            name: reliability(test[name], labels)
+            name: reliability(test[name], labels, fewest=_FEWEST)
             for name in ("model", "uncalibrated")
             if name in test
         },
@@ -95,7 +96,8 @@ def assess(
     }
 
 
-def _share(wrong: int, count: int) -> dict[str, Any]:
+def share(wrong: int, count: int) -> dict[str, Any]:
+    """Return an error with its 95% interval."""
     low, high = wilson(wrong, count)
     error = wrong / count if count else None
     return {"wrong": wrong, "count": count, "error": error, "low": low, "high": high}
@@ -103,18 +105,17 @@ def _share(wrong: int, count: int) -> dict[str, Any]:
 
 def _quality(probabilities: Floats, labels: NDArray[np.int64]) -> dict[str, Any]:
     predicted = probabilities.argmax(1)
-    return _share(int((predicted != labels).sum()), len(labels)) | {
+    return share(int((predicted != labels).sum()), len(labels)) | {
         "balanced_error": balanced_error(predicted, labels),
         "log_loss": log_loss(probabilities, labels),
         "ece": expected_calibration_error(probabilities, labels),
     }
 
 
-def _baselines(
-    data: Dataset, labels: NDArray[np.int64], wrong: NDArray[np.bool_]
-) -> list[dict[str, Any]]:
+def _baselines(data: Dataset, encoder: Encoder, wrong: NDArray[np.bool_]) -> list[dict[str, Any]]:
     """The quality of each baseline, and the model's verdict against it."""
-    return [
+    labels = data.labels[data.train_size :].numpy()
+    found = [
         {
             "name": name,
             "trained_on": rows,
@@ -123,6 +124,9 @@ def _baselines(
         }
         for name, (probabilities, rows) in baselines(data).items()
     ]
+    most_common = int(data.labels[: data.train_size].bincount().argmax())
+    found[0]["label"] = encoder.labels[most_common]
+    return found
 
 
 def _confused(matrix: NDArray[np.int64]) -> list[dict[str, int]]:

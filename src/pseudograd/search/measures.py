@@ -86,24 +86,32 @@ def confusion(predicted: Indices, labels: Indices, classes: int) -> NDArray[np.i
 
 
 def reliability(
-    probabilities: Floats, labels: Indices, bins: int = BINS
+    probabilities: Floats, labels: Indices, bins: int = BINS, fewest: int = 1
 ) -> list[dict[str, float | int]]:
     """Return the mean confidence and the accuracy of examples in equal bins of confidence.
 
-    An example's confidence is the probability of its predicted class. Empty bins are left out.
+    An example's confidence is the probability of its predicted class. Neighbouring bins with less
+    than ``fewest`` examples are joined.
 
     >>> reliability(np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]]), np.array([0, 1, 1]), bins=2)
     [{'confidence': 0.7666..., 'accuracy': 0.6666..., 'count': 3}]
     """
-    confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
+    confidence, right = probabilities.max(1).astype(np.float64), probabilities.argmax(1) == labels
     place = np.minimum((confidence * bins).astype(np.int64), bins - 1)
+    groups = [place == at for at in np.unique(place)]
+    joined = groups[:1]
+    for group in groups[1:]:
+        if min(joined[-1].sum(), group.sum()) < fewest:
+            joined[-1] = joined[-1] | group
+        else:
+            joined.append(group)
     return [
         {
-            "confidence": float(confidence[place == at].mean(dtype=np.float64)),
-            "accuracy": float(right[place == at].mean()),
-            "count": int((place == at).sum()),
+            "confidence": float(confidence[group].mean()),
+            "accuracy": float(right[group].mean()),
+            "count": int(group.sum()),
         }
-        for at in np.unique(place)
+        for group in joined
     ]
 
 
@@ -179,10 +187,17 @@ def compare_on_rows(
         (-0.25, 10, 'better')
 
     """
-    only_first = int((~first_wrong & second_wrong).sum())
-    only_second = int((first_wrong & ~second_wrong).sum())
+    return compare_counts(
+        int((~first_wrong & second_wrong).sum()),
+        int((first_wrong & ~second_wrong).sum()),
+        len(first_wrong),
+    )
+
+
+def compare_counts(only_first: int, only_second: int, count: int) -> dict[str, Any]:
+    """Compare two classifiers, as `compare_on_rows`, by how many examples only one gets right."""
     p = sign_test(only_first, only_second)
-    interval = _matched_pairs(only_second, only_first, len(first_wrong))
+    interval = _matched_pairs(only_second, only_first, count)
     verdict = "level"
     if p < _LEVEL:
         verdict = "better" if only_first > only_second else "worse"
