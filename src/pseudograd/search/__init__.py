@@ -1,5 +1,6 @@
 """Which k, and which learning rate: the paper's protocol, and the ledger of what was tried."""
 
+from pseudograd.search.assessment import assess
 from pseudograd.search.comparison import Comparison, Difference, compare, paired_difference
 from pseudograd.search.deadline import Deadline
 from pseudograd.search.ledger import Ledger, SetAside
@@ -14,7 +15,14 @@ from pseudograd.search.protocol import (
     repetitions_for,
 )
 from pseudograd.search.study import Progress, Result, Runner, Study, result
-from pseudograd.search.tuning import default_folder, load_model, read_examples, study_of, tune
+from pseudograd.search.tuning import (
+    default_folder,
+    load_model,
+    read_assessment,
+    read_examples,
+    study_of,
+    tune,
+)
 
 __all__ = [
     "DEEP_KS",
@@ -30,6 +38,7 @@ __all__ = [
     "Runner",
     "SetAside",
     "Study",
+    "assess",
     "batch_size_for",
     "clip_for",
     "compare",
@@ -37,6 +46,7 @@ __all__ = [
     "ks_for",
     "load_model",
     "paired_difference",
+    "read_assessment",
     "read_examples",
     "repetitions_for",
     "result",

@@ -121,7 +121,16 @@ def _folder(study: Study) -> Path:
 
 def read_examples(study: Study) -> dict[str, Any] | None:
     """Return `difficulty` and the errors by class of the saved model; None if there is none yet."""
-    path = _folder(study) / "examples.json"
+    return _read(study, "examples.json")
+
+
+def read_assessment(study: Study) -> dict[str, Any] | None:
+    """Return what `assess` found about the saved model; None if there is nothing yet."""
+    return _read(study, "assessment.json")
+
+
+def _read(study: Study, name: str) -> dict[str, Any] | None:
+    path = _folder(study) / name
     if not path.exists():
         return None
     try:
