@@ -14,6 +14,7 @@ of the search, the fit and the prediction, on the cores that the process may use
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -152,39 +153,39 @@ def installed(package: str) -> str:
 
 
 def run(names: Sequence[str], chosen: Sequence[Table], ledger: Path) -> None:
-    """Run what the ledger does not have: method by method, first seeds and small tables first."""
+    """Run what the ledger does not have: the first seed by all methods, small tables first."""
     done = {(r["table"], r["method"], r["seed"]) for r in records(ledger)}
     facts = {key: environment("cpu")[key] for key in ("hardware", "python", "commit", "date")}
     ledger.parent.mkdir(parents=True, exist_ok=True)
     for name in names:
-        package, method = METHODS[name]
-        if not installed(package):
-            print(f"{name} is left out: {package} is not installed")
+        if not installed(METHODS[name][0]):
+            print(f"{name} is left out: {METHODS[name][0]} is not installed")
+    names = [name for name in names if installed(METHODS[name][0])]
+    seeds = sorted({seed for table in chosen for seed in table.seeds})
+    for seed, name, table in itertools.product(seeds, names, chosen):
+        if seed not in table.seeds or (table.name, name, seed) in done:
             continue
-        wanted = [(seed, t) for t in chosen for seed in t.seeds]
-        for seed, table in sorted(wanted, key=lambda pair: (pair[0], pair[1].rows)):
-            if (table.name, name, seed) in done:
-                continue
-            frame, y = load(table)
-            train, test = split(y, seed)
-            task = Task(frame.iloc[train], y[train], frame.iloc[test], seed)
-            start, busy = time.perf_counter(), cpu_seconds()
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ConvergenceWarning)
-                    p = method(task)
-            except Exception as error:  # one failure does not end a run of hours
-                print(f"{name} failed on {table.name}, seed {seed}: {error!r}", flush=True)
-                continue
-            seconds = round(time.perf_counter() - start, 3)
-            busy = round(cpu_seconds() - busy, 3)
-            found = {key: round(value, 6) for key, value in figures(p, y[test]).items()}
-            record = {"table": table.name, "method": name, "seed": seed, **found}
-            record |= {"seconds": seconds, "cpu_seconds": busy, "cores": cores(), **facts}
-            record["version"] = f"{package} {installed(package)}"
-            with ledger.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-            print(f"{name:<18} {table.name:<24} {seed} {found['error']:6.1%} {seconds:8.1f} s")
+        package, method = METHODS[name]
+        frame, y = load(table)
+        train, test = split(y, seed)
+        task = Task(frame.iloc[train], y[train], frame.iloc[test], seed)
+        start, busy = time.perf_counter(), cpu_seconds()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                p = method(task)
+        except Exception as error:  # one failure does not end a run of hours
+            print(f"{name} failed on {table.name}, seed {seed}: {error!r}", flush=True)
+            continue
+        seconds = round(time.perf_counter() - start, 3)
+        busy = round(cpu_seconds() - busy, 3)
+        found = {key: round(value, 6) for key, value in figures(p, y[test]).items()}
+        record = {"table": table.name, "method": name, "seed": seed, **found}
+        record |= {"seconds": seconds, "cpu_seconds": busy, "cores": cores(), **facts}
+        record["version"] = f"{package} {installed(package)}"
+        with ledger.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        print(f"{name:<18} {table.name:<24} {seed} {found['error']:6.1%} {seconds:8.1f} s")
 
 
 def records(ledger: Path) -> list[dict[str, Any]]:
