@@ -44,6 +44,11 @@ class Recipe:
             "needs a recipe whose training can be cut short"
         )
 
+    @property
+    def architecture(self) -> tuple[object, ...]:
+        """What trials must share to be handed to a runner together."""
+        return (self.kind,)
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of the settings that differ from their defaults."""
@@ -106,6 +111,7 @@ class MLPRecipe(Recipe):
         feature_range: The interval that features are scaled to, linearly.
         bins: Into how many bins the range of each numeric feature is cut, for the network's first
             layer to bend its response there (`pseudograd.fleet.mlp.bins`); 0 for none.
+        sample: Train on this many examples at most, evenly drawn from the training part; 0 for all.
         batch_size: Examples per step.
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         patience: Stop after this many epochs without a better one on the early-stopping part.
@@ -136,6 +142,7 @@ class MLPRecipe(Recipe):
     activation: str = "relu"
     feature_range: tuple[float, float] = (-1.0, 1.0)
     bins: int = 0
+    sample: int = 0
     batch_size: int = 128
     clip: float | None = None
     patience: int = 15
@@ -189,7 +196,8 @@ class MLPRecipe(Recipe):
         )
         require(self.ties in TIES, "ties", f"one of {TIES}")
         require(self.stop_by in STOP_BY, "stop_by", f"one of {STOP_BY}")
-        require(is_whole(self.bins, 0, math.inf), "bins", "a whole number of at least 0")
+        for name in ("bins", "sample"):
+            require(is_whole(getattr(self, name), 0, math.inf), name, "a whole number, 0 or more")
         for name in ("batch_size", "patience", "max_epochs"):
             require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
         if self.rule != "tunable":
@@ -228,6 +236,7 @@ class MLPRecipe(Recipe):
             self.activation,
             self.feature_range,
             self.bins,
+            self.sample,
             self.batch_size,
             self.clip is None,
             self.weight_decay == 0,

@@ -77,10 +77,11 @@ def candidates(
     recipe = protocol.recipe
     stratified = getattr(recipe, "stratified", False)
     cells = tuple(protocol.cells(outcomes))
-    networks, predictions, votes = [], [], []
+    networks, predictions = [], []
+    votes: list[Tensor] = []
     held_out: list[Tensor] = []
     for cell in cells:
-        members, total, counts = [], torch.zeros(data.train_size, data.classes), None
+        members, total = [], torch.zeros(data.train_size, data.classes)
         counts = torch.zeros(data.train_size, 1)
         favoured: dict[int, Tensor] = {}
         for trial in protocol.trials_of(cell):

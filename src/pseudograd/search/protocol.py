@@ -396,6 +396,7 @@ def trial_at(
     recipe: Recipe, seed: int, k: float, rate: float, repetition: int,
     retrain: bool = False, test: bool = False, bagged: bool = False,
 ) -> Trial:  # fmt: skip
+    """Return the trial of a pair of k and rate in one repetition."""
     # Every k and rate gets the same weights, order and folds, so that differences are paired.
     split = Split(seed, repetition, retrain, test, bagged)
     return Trial(recipe, k, rate, split, seed=1000 * seed + repetition)

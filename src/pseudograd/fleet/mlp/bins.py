@@ -1,8 +1,8 @@
 """Piecewise-linear encoding of numeric features (Gorishniy et al., NeurIPS 2022).
 
-A feature x becomes x and, for each of its bins [a, b], how far x has passed through it: 0 below a, 1
-above b, and (x - a) / (b - a) between. Bins end at quantiles of the training part, so a network can
-bend its response to a feature wherever the examples are.
+A feature x becomes x and, for each of its bins [a, b], how far x has passed through it: 0 below a,
+1 above b, and (x - a) / (b - a) between. Bins end at quantiles of the training part, so a network
+can bend its response to a feature wherever the examples are.
 """
 
 from __future__ import annotations

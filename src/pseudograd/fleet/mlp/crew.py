@@ -85,8 +85,8 @@ def check_alike(first: Trial, trial: Trial) -> None:
     if _kind(trial) != _kind(first):
         raise ValueError(
             "trials of one fleet must share data, hidden_layer_sizes, optimizer, schedule, "
-            "activation, feature_range, batch_size, stratified, rule, whether they clip, decay "
-            f"weights, retrain and are bagged; these do not:\n  {first}\n  {trial}"
+            "activation, feature_range, bins, sample, batch_size, stratified, rule, whether they "
+            f"clip, decay weights, retrain and are bagged; these do not:\n  {first}\n  {trial}"
         )
 
 
@@ -117,6 +117,13 @@ def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> S
 def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make the device current, because Triton launches its kernels there."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _sample(examples: Tensor, most: int) -> Tensor:
+    """Return at most so many of the examples, at equal steps; 0 for all."""
+    if not most or len(examples) <= most:
+        return examples
+    return examples[torch.arange(most, device=examples.device) * len(examples) // most]
 
 
 def _parts_on(device: torch.device, data: Dataset, stratified: bool, split: Split) -> Parts:
@@ -213,7 +220,7 @@ class Crew:
         trials = [run.trial for run in runs]
         cuts = [self.parts(trial.split) for trial in trials]
         self.seeds = self._tensor([trial.seed for trial in trials])
-        self.train_parts = torch.stack([cut.train for cut in cuts])
+        self.train_parts = torch.stack([_sample(cut.train, self.recipe.sample) for cut in cuts])
         self.stop_parts = torch.stack([cut.stop for cut in cuts])
 
         clips = [run.recipe.clip for run in runs]

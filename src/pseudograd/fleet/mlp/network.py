@@ -1,4 +1,4 @@
-"""Trained networks on their own, and ensembles of them: they predict, and are saved without pickle."""
+"""Trained networks and ensembles of them: they predict, and are saved without pickle."""
 
 from __future__ import annotations
 
