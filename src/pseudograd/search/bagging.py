@@ -64,8 +64,6 @@ class Bagging(Protocol):
             )
         if self.retrainings:
             raise ValueError("retrainings must be 0: the networks of the folds are the model")
-        if 1.0 not in self.ks:
-            raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
         if self.finalists is not None and self.finalists < 1:
             raise ValueError(f"finalists must be 1 or more, or None, not {self.finalists}")
 
@@ -133,8 +131,8 @@ class Bagging(Protocol):
             return mixed_score(outcome.error, outcome.cross_entropy)
 
         ranked = sorted(looks, key=score)
-        plain = next(pair for pair in ranked if pair[0] == 1)
-        return [*dict.fromkeys((*ranked[: self.finalists], plain))]
+        plain = [pair for pair in ranked if pair[0] == 1]
+        return [*dict.fromkeys((*ranked[: self.finalists], *plain[:1]))]
 
     def trials_of(self, cell: Cell) -> list[Trial]:
         """Return the trials of a pair."""
