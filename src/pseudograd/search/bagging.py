@@ -68,6 +68,27 @@ class Bagging(Protocol):
             raise ValueError(f"finalists must be 1 or more, or None, not {self.finalists}")
 
     @property
+    def foretold(self) -> int:
+        """How many trials the search needs if no learning rate lies on an edge."""
+        pairs = len(self.ks) * len(self.learning_rates)
+        if self.finalists is None:
+            return pairs * self.repetitions
+        finalists = min(self.finalists + 1, pairs)
+        again = pairs if self.sample else pairs - finalists
+        return again + finalists * self.repetitions
+
+    def plan(self) -> str:
+        """Return in a line what will be trained."""
+        pairs = f"{len(self.ks)} values of k × {len(self.learning_rates)} learning rates"
+        if self.finalists is None:
+            return f"{self.foretold} networks or more: {pairs} × {self.repetitions} folds"
+        on = f" on {self.sample:,} training examples" if self.sample else ""
+        return (
+            f"about {self.foretold} networks: first {pairs}{on}, then the best {self.finalists} "
+            f"pairs and the best of k = 1 × {self.repetitions} folds"
+        )
+
+    @property
     def step(self) -> float:
         """The factor between neighbouring learning rates beyond the first ones."""
         rates = sorted(self.learning_rates)
