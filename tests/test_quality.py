@@ -38,7 +38,12 @@ def baseline(name: str, wrong: int, only_model: int, only_it: int, **more: Any) 
 
 
 def suspect(at: int, **more: Any) -> dict[str, Any]:
-    known = {"index": at, "row_number": None, "label": at % 10, "predicted": (at + 1) % 10}
+    known: dict[str, Any] = {
+        "index": at,
+        "row_number": None,
+        "label": at % 10,
+        "predicted": (at + 1) % 10,
+    }
     known |= {"pixels": PIXELS, "row": None, "columns": None}
     return known | {"self_confidence": 0.01 * at, "agreement": 0.9} | more
 
