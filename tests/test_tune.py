@@ -96,11 +96,11 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     out, err = tuned(capsys, "pets.csv", "--target", "pet", *SMALL, "--out", "run")
     lines = out.splitlines()
     assert lines[0].startswith("the model gets ")
-    assert any(
-        line.endswith("k   best rate   validation error, % (± standard error)") for line in lines
-    )
-    assert {line.split()[0] for line in lines[1:3]} == {"1", "1/2"}
-    assert lines[3].startswith("chosen: k = ")
+    head = "     k   best rate   validation error, % (± standard error)"
+    table = lines.index(head)
+    assert any(line.startswith("does k matter: ") for line in lines[:table])
+    assert {line.split()[0] for line in lines[table + 1 : table + 3]} == {"1", "1/2"}
+    assert lines[table + 3].startswith("chosen: k = ")
     assert lines[-2:] == ["page: run/report.html", "model, ledger and all else: run"]
     said = "columns taken for numbers: 'weight'; for categories: 'colour' (2 indicator columns)"
     assert err.splitlines()[:2] == [said, "target 'pet': 2 classes: 'cat' (60), 'dog <b>' (60)"]
