@@ -146,6 +146,12 @@ def test_a_baseline_trained_on_fewer_rows_says_so() -> None:
     assert "To save time" not in drawn().text
 
 
+def test_a_baseline_that_was_left_out_is_named() -> None:
+    left_out = "Gradient boosting is left out"
+    assert left_out in drawn(baselines=[baseline("logistic regression", 12, 7, 4)]).text
+    assert left_out not in drawn().text
+
+
 def test_balanced_error_is_shown_where_classes_are_unequal() -> None:
     assert "Balanced error" not in drawn().text
     assert "Balanced error 5.00%" in drawn(unequal=True).text.replace("error5", "error 5")
