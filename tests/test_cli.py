@@ -75,8 +75,8 @@ def test_ctrl_c_ends_quietly(
 
 def test_warnings_are_lines_of_their_own() -> None:
     """And name no place in our sources."""
-    weights = "\n".join(f"{at % 40}.5 kg,{'ab'[at % 2]}" for at in range(100))
-    Path("mice.csv").write_text(f"weight,kind\n{weights}")
+    weights = "\n".join(f"{at},{at % 40}.5 kg,{'ab'[at % 2]}" for at in range(100))
+    Path("mice.csv").write_text(f"id,weight,kind\n{weights}")
     command = ["tune", "mice.csv", "--target", "kind", "--k", "1", "--max-epochs", "1"]
     run = subprocess.run(
         [sys.executable, "-m", "pseudograd", *command, "--repetitions", "1", "--hidden", "2"],
@@ -85,7 +85,8 @@ def test_warnings_are_lines_of_their_own() -> None:
         check=True,
     )
     (said,) = (line for line in run.stderr.splitlines() if "12.3 kg" in line)
-    assert said.startswith("warning: column 'weight' has 40 different texts in 100 rows")
+    assert said.startswith("warning: column 'weight' has 40 different texts, such as '0.5 kg'")
+    assert "\ncolumn 'id' left out: all entries differ, as ids do\n" in run.stderr
     assert "UserWarning" not in run.stderr
 
 

@@ -1014,7 +1014,7 @@ def test_no_trials_no_outcomes() -> None:
     ],
 )
 def test_trials_of_different_architectures(field: str, value: Any) -> None:
-    name = {"clip": "whether they clip", "split": "whether they retrain"}.get(field, field)
+    name = {"clip": "whether they clip", "split": "retrain and are bagged"}.get(field, field)
     with pytest.raises(ValueError, match=re.escape(name)) as caught:
         list(Fleet(blobs()).run([ONE, ONE, replace(ONE, **{field: value})]))
     assert repr(value) in str(caught.value)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,17 @@ def arrays(name: str = "a.npz", **changes: Any) -> str:
     return name
 
 
+def soft(scaled: float) -> np.float32:
+    return np.float32(scaled / math.sqrt(1 + (scaled / 3) ** 2))
+
+
 def test_mixed_columns_are_encoded_by_hand() -> None:
     encoder = Encoder.fit(mixed(), "kind")
     assert encoder.columns == (
-        Numbers("größe", 1.0, 5.0, 2.75, missing=True),
+        Numbers("größe", 1.0, 5.0, 2.75, 1 / 1.75, missing=True),
         Categories("色", ("blue", "green", "red"), missing=True),
         Categories("smokes", ("False", "True"), missing=False),
-        Numbers("same", 7.0, 7.0, 7.0, missing=False),
+        Numbers("same", 7.0, 7.0, 7.0, 0.0, missing=False),
         Categories("none", (), missing=True),
     )
     assert encoder.labels == ("cat", "dog")
@@ -75,9 +79,9 @@ def test_mixed_columns_are_encoded_by_hand() -> None:
         np.array(
             [
                 # größe: value, missing; blue, green, red, missing; no, yes; same; none
-                [-1, 0, 0, 0, 1, 0, 0, 1, 0, 1],
-                [2 * 1.75 / 4 - 1, 1, 1, 0, 0, 0, 1, 0, 0, 1],
-                [0, 0, 0, 0, 0, 1, 0, 1, 0, 1],
+                [soft(-1), 0, 0, 0, 1, 0, 0, 1, 0, 1],
+                [0, 1, 1, 0, 0, 0, 1, 0, 0, 1],
+                [soft(1 / 7), 0, 0, 0, 0, 1, 0, 1, 0, 1],
             ],
             np.float32,
         ),
@@ -95,15 +99,17 @@ def test_new_rows() -> None:
             "größe": [9, -9],  # beyond the training part
         }
     )
+    high, low = soft(6.25 / 1.75), soft(-11.75 / 1.75)
     np.testing.assert_array_equal(
-        encoder.transform(new), [[1, 0, 0, 0, 0, 0, 0, 1, 0, 0], [-1, 0, 0, 0, 0, 1, 0, 0, 0, 0]]
+        encoder.transform(new),
+        [[high, 0, 0, 0, 0, 0, 0, 1, 0, 0], [low, 0, 0, 0, 0, 1, 0, 0, 0, 0]],
     )
 
 
 def test_what_is_missing_first_in_new_rows_is_the_median() -> None:
     encoder = Encoder.fit(pd.DataFrame({"a": [0, 1, 4], "b": list("xyz"), "y": [0, 1, 1]}), "y")
     new = pd.DataFrame({"a": [None, 2.0], "b": [None, "x"]})
-    np.testing.assert_array_equal(encoder.transform(new), [[-0.5, 0, 0, 0], [0, 1, 0, 0]])
+    np.testing.assert_array_equal(encoder.transform(new), [[0, 0, 0, 0], [soft(1 / 2), 1, 0, 0]])
 
 
 @pytest.mark.parametrize("labels", [[-3, 40, 7], ["é", "b", "a"], [False, True, True]])
@@ -169,7 +175,7 @@ def test_columns_of_other_types() -> None:
     data, encoder = load_table("a.parquet", "y", test_path="a.parquet")
     assert encoder.columns == (
         Categories("category", ("1", "3"), missing=True),
-        Numbers("nullable", 1.0, 3.0, 1.0, missing=True),
+        Numbers("nullable", 1.0, 3.0, 1.0, 2.0, missing=True),
     )
     # The same rows as CSV, where the categories look like numbers.
     save(frame, "a.csv")
@@ -198,7 +204,7 @@ def test_nothing_leaks_from_the_test_part() -> None:
     data, encoder = load_table(save(frame, "a.csv"), "y")
     span = encoder.columns[0]
     assert isinstance(span, Numbers)
-    places = ((data.features[:, 0] + 1) / 2 * (span.high - span.low) + span.low).round().long()
+    places = torch.tensor([int(span.show(row)) for row in data.features.numpy()])
     held_out = places[data.train_size :] * 43 % 50  # 7 * 43 = 301
     frame["b"] = frame["b"].astype(object)
     frame.loc[held_out.tolist(), ["a", "b"]] = [1e9, "new"]
@@ -207,8 +213,7 @@ def test_nothing_leaks_from_the_test_part() -> None:
     assert other == encoder
     assert torch.equal(changed.features[:40], data.features[:40])
     assert not torch.equal(changed.features[40:], data.features[40:])
-    assert changed.features.min() == -1
-    assert changed.features.max() == 1
+    assert changed.features.abs().max() <= 3
     assert torch.equal(changed.labels, data.labels)
 
 
@@ -251,7 +256,7 @@ def test_truth_values_in_csv(yes: str) -> None:
 def test_csv_of_a_spreadsheet() -> None:
     Path("a.csv").write_bytes("\ufeffä,y\r\n".encode() + b"1,u\r\n2,v\r\n" * 5)
     data, encoder = load_table("a.csv", "y")
-    assert encoder.columns == (Numbers("ä", 1.0, 2.0, 1.5, missing=False),)
+    assert encoder.columns == (Numbers("ä", 1.0, 2.0, 1.5, 1.0, missing=False),)
     assert data.train_size == 8
 
 
@@ -271,8 +276,8 @@ def test_npz_with_a_test_part() -> None:
     test = np.array([[0.0, 1.0], [50.0, -50.0]])
     data, encoder = load_table(arrays(X_test=test, y_test=np.array([1, 0])))
     assert (data.train_size, data.test_size) == (10, 2)
-    assert encoder.columns[0] == Numbers("X[0]", 0.0, 18.0, 9.0, missing=False)
-    assert data.features[10:].tolist() == [[-1, -1], [1, -1]]
+    assert encoder.columns[0] == Numbers("X[0]", 0.0, 18.0, 9.0, 1 / 9, missing=False)
+    assert data.features[10:].tolist() == [[soft(-1), soft(-1)], [soft(41 / 9), soft(-60 / 9)]]
     assert data.labels[10:].tolist() == [1, 0]
 
 
@@ -285,7 +290,7 @@ def test_bytes_in_two_dimensions_are_numbers() -> None:
     column = encoder.columns[0]
     assert isinstance(column, Numbers)
     assert (column.low, column.high) == (0.0, 1.0)
-    assert set(data.features.unique().tolist()) == {-1.0, 1.0}
+    assert len(data.features[:, 0].unique()) == 2
 
 
 def test_labels_keep_their_zeros() -> None:
@@ -342,15 +347,15 @@ def test_pixels_stay_as_they_are() -> None:
     ("change", "complaint"),
     [
         (lambda new: new.drop(columns=["色", "same"]), "missing: '色', 'same'"),
-        (lambda new: new.assign(a=1, b=2), "unknown: 'a', 'b'"),
+        (lambda new: new.drop(columns="same").assign(a=1, b=2), "'same'; unknown: 'a', 'b'"),
         (
             lambda new: new.assign(größe="tall"),
             "text where numbers belong: 'größe'; 'größe' has 'tall'",
         ),
         (lambda new: new.assign(色=1, smokes=0), "numbers where text belongs: '色', 'smokes'"),
         (lambda new: new.rename(columns={"same": "Same"}), "missing: 'same'; unknown: 'Same'"),
-        (lambda new: new.assign(größe=np.inf), "column 'größe' has infinite numbers"),
-        (lambda new: new.assign(größe=pd.Timestamp(0)), "column 'größe' holds neither numbers nor"),
+        (lambda new: new.assign(größe=pd.Timestamp(0)), "dates where numbers belong: 'größe'"),
+        (lambda new: new.assign(größe=1j), "other where numbers belong: 'größe'"),
         (lambda new: new[["same", *new]], "more than one column 'same'"),
     ],
 )
@@ -391,12 +396,15 @@ def single_array(name: str = "a.npz") -> str:
     [
         # The file
         (lambda: "away.csv", {}, "away.csv does not exist"),
-        (lambda: text("", "a.xlsx"), {}, "a.xlsx must end in one of .csv, .parquet, .npz"),
+        (
+            lambda: text("", "a.doc"),
+            {},
+            "a.doc must end in one of .csv, .tsv, .txt, .parquet, .npz",
+        ),
         (lambda: text(""), {}, "a.csv is empty"),
         (lambda: text("\n\n"), {}, "a.csv is empty"),
         (lambda: text("x,y\n"), {}, "a.csv is empty"),
-        (lambda: text(b"\x89PNG\r\n\x1a\n\xff\x00"), {}, "a.csv cannot be read as a .csv file"),
-        (lambda: text("größe,y\n1,2\n".encode("latin-1")), {}, "save it again as UTF-8"),
+        (lambda: text(b"\x89PNG\r\n\x1a\n\xff\x00"), {}, "a.csv is not a text file"),
         (
             lambda: text("x,y\n1,2\n1,2,3,4\n"),
             {},
@@ -421,16 +429,6 @@ def single_array(name: str = "a.npz") -> str:
             "(line 3 has a quote that is never closed): close it",
         ),
         (
-            lambda: text(",y\n1,2\n"),
-            {},
-            "no name for column 1: name it, or leave it out (drop=[''], on the command line --drop",
-        ),
-        (
-            lambda: text("x,x,y\n1,2,2\n"),
-            {},
-            "column 'x': rename them, or leave it out (drop=['x'], on the command line --drop x)",
-        ),
-        (
             lambda: text("x,y\n1,2\n", "a.npz"),
             {},
             "a.npz is not an .npz file, whatever its name says: make one with numpy.savez, or",
@@ -449,13 +447,13 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: arrays(y=np.array([None] * 10)), {}, "Python objects in array 'y'"),
         (lambda: arrays(y=np.ones(9)), {}, "10 rows in 'X', but the shape (9,) in 'y'"),
         (lambda: arrays(y=np.ones((10, 2))), {}, "10 rows in 'X', but the shape (10, 2) in 'y'"),
-        (lambda: arrays(X=np.ones((10, 2), complex)), {}, "column 'X[0]' holds neither"),
+        (lambda: arrays(X=np.ones((10, 2), complex)), {}, "left out: it holds neither numbers"),
         (lambda: arrays(X_test=np.ones((2, 2))), {}, "a.npz has no array 'y_test'"),
         (lambda: arrays(y_test=np.ones(2)), {}, "a.npz has no array 'X_test'"),
         (
             lambda: arrays(X_test=np.ones((2, 3)), y_test=np.ones(2)),
             {},
-            "unknown: 'X[2]'",
+            "a.npz has 2 columns in 'X', but 3 in 'X_test': give both the same columns",
         ),
         (
             lambda: arrays(X_test=np.ones((2, 2)), y_test=np.array([0, 5])),
@@ -486,21 +484,27 @@ def single_array(name: str = "a.npz") -> str:
         ),
         (lambda: table(), {"target": "zzz"}, "for the target: it has 'x', 'y'"),
         (lambda: table(y=3), {}, "target 'y' has a single class, 3"),
-        (
-            lambda: table(y=[1, 1, 0, None, 1] * 2),
-            {},
-            "target 'y' has 2 missing labels (empty, NA, null or the like), the first in row 4: ",
-        ),
+        (lambda: table(y=[None] * 10), {}, "target 'y' has no labels in a.csv"),
         (lambda: table(y=np.arange(10) / 4), {}, "target 'y' must hold classes"),
         (lambda: table(y=range(10)), {}, "target 'y' differs in all rows"),
         (lambda: text("y\n" + "0\n1\n" * 5), {}, "no column besides the target 'y'"),
         # The columns
-        (lambda: table(b=[np.inf] * 10), {}, "column 'b' has infinite numbers"),
-        (lambda: table(b=[-np.inf] + [1.0] * 9), {}, "column 'b' has infinite numbers"),
+        (
+            lambda: table(b="x"),
+            {"drop": ["x"]},
+            "a.csv has no column besides the target 'y' (column 'b' left out: all entries are the",
+        ),
         (lambda: table(b="x"), {"test_path": "a.parquet"}, "a.parquet does not exist"),
         (lambda: table(b="x"), {"drop": ["c", "b"]}, "'drop' names 'c': a.csv has 'x', 'y', 'b'"),
         (lambda: table(b="x"), {"drop": ["y"]}, "'drop' names 'y', which is the target"),
-        (lambda: arrays(), {"drop": ["X[1]"]}, "'drop' cannot be set for a.npz"),
+        (lambda: table(), {"numbers": ["z"]}, "'numbers' names 'z': a.csv has 'x', 'y'"),
+        (lambda: table(), {"numbers": "x"}, "'numbers' must be a list of names, such as ['x']"),
+        (lambda: table(), {"missing": "x"}, "'missing' must be a list of names, such as ['x']"),
+        (
+            lambda: table(),
+            {"numbers": ["x"], "categories": ["x"]},
+            "'numbers' names 'x', and so does 'categories': choose one",
+        ),
         # The sizes
         (lambda: text("x,y\n1,0\n2,1\n3,0\n4,1\n5,0\n"), {}, "a.csv leaves 4 examples to train on"),
         (
@@ -530,67 +534,18 @@ def test_lines_that_have_all_their_fields() -> None:
     data, encoder = load_table("a.csv", "y", test_path="a.csv")
     assert encoder.columns == (
         Categories("t", ('5" pipe', f'5", {long}', "a\n\n,b", "u"), missing=False),
-        Numbers("x", 1.0, 2.0, 1.5, missing=True),
+        Numbers("x", 1.0, 2.0, 1.5, 2.0, missing=True),
     )
     assert data.labels[:6].tolist() == [0, 1] * 3
     text("y,\n0,\n1,\n" + "0,\n" * 4)  # a separator at the end of every line
-    with pytest.raises(ValueError, match="no column besides the target"):
-        load_table("a.csv", "y", drop=[""])
+    with pytest.raises(ValueError, match="column 'Unnamed: 1' left out: it is empty"):
+        load_table("a.csv", "y")
 
 
 def test_a_broken_parquet_file() -> None:
     pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
     with pytest.raises(ValueError, match=r"a.parquet cannot be read as a .parquet file \(.*\): "):
         load_table(text("garbage", "a.parquet"), "y")
-
-
-def test_too_many_categories() -> None:
-    names = [f"n{i // 2}" for i in range(3000)]
-    save(pd.DataFrame({"name": names, "y": [0, 1] * 1500}), "a.csv")
-    complaint = "different texts, more than 1000: leave it out (drop=['name'], on the command"
-    with pytest.raises(ValueError, match=re.escape(complaint)):
-        load_table("a.csv", "y")
-
-
-@pytest.mark.parametrize(
-    ("entries", "first"),
-    [
-        (["1.5"] * 7 + ["?"] + ["2.5"] * 12, "1 of 20 entries .* '\\?' in row 8"),
-        (["unknown", *map(str, range(99))], "1 of 100 entries .* 'unknown' in row 1"),
-        (["12", "7,5"] * 10, "10 of 20 entries .* '7,5' in row 2"),
-        ([None] * 30 + ["3"] * 9 + ["three"], "1 of 10 entries .* 'three' in row 40"),
-    ],
-)
-def test_text_among_numbers(entries: list[str | None], first: str) -> None:
-    """Wherever it stands, in the training part or not."""
-    frame = pd.DataFrame({"x": entries, "y": np.arange(len(entries)) % 2})
-    save(frame.assign(z=1), "a.csv")
-    with pytest.raises(ValueError, match=f"column 'x' is mostly numbers, but {first}: .*--drop x"):
-        load_table("a.csv", "y")
-    load_table("a.csv", "y", drop=["x"])
-
-
-@pytest.mark.parametrize(
-    ("mark", "entries", "first"),
-    [
-        (";", ["4.950", "2.350"], "20 of 20 entries .* '4.950' in row 1"),
-        (";", ["950", "2.350"], "10 of 20 entries .* '2.350' in row 2"),
-        (";", ["2.050,00", "8.300,00"], "20 of 20 entries .* '2.050,00' in row 1"),
-        (",", ['"4,950"', '"2,350.5"'], "20 of 20 entries .* '4,950' in row 1"),
-        (",", ["$2050", "-$8300"], "20 of 20 entries .* '\\$2050' in row 1"),
-        (",", ["12.5%", "7 %"], "20 of 20 entries .* '12.5%' in row 1"),
-        (",", ["1 250 €", "2 €"], "20 of 20 entries .* '1 250 €' in row 1"),
-    ],
-)
-def test_numbers_as_people_write_them(mark: str, entries: list[str], first: str) -> None:
-    height = "1,7" if mark == ";" else "1.7"
-    rows = [mark.join([height, entries[at % 2], "pq"[at % 2]]) for at in range(20)]
-    text("\n".join([mark.join("hxy"), *rows]))
-    with pytest.raises(ValueError, match=f"column 'x' is mostly numbers, but {first}: .*1234.5"):
-        load_table("a.csv", "y")
-    _, encoder = load_table("a.csv", "y", categories=["x"])
-    texts = sorted(entry.strip('"') for entry in entries)
-    assert encoder.columns[1] == Categories("x", tuple(texts), missing=False)
 
 
 def test_texts_that_are_no_numbers() -> None:
@@ -601,43 +556,12 @@ def test_texts_that_are_no_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "found"),
-    [
-        (range(1990, 2010), "rises from row to row, from 1990 to 2009"),
-        (range(0, 200, 10), "rises from row to row, from 0 to 190"),
-        ([at**2 - 5 for at in range(20)], "rises from row to row, from -5 to 356"),
-        (range(19, -1, -1), "falls from row to row, from 19 to 0"),
-        ([None, *range(7), None, *range(7, 20)], "rises from row to row, from 0 to 19"),
-        (range(2**60, 2**60 + 20), "rises from row to row"),  # alike as float64
-    ],
-)
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
-def test_a_row_number_is_no_feature(numbers: list[int | None], found: str, suffix: str) -> None:
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
-    frame = pd.DataFrame({"at": numbers, "x": 1})
-    labels = np.arange(len(frame)) // 11  # sorted by label
-    path, how = "a" + suffix, r"leave it out \(drop=\['at'\], on the command line --drop at\)"
-    if suffix == ".npz":
-        arrays(X=frame.to_numpy(), y=labels)
-        how = "leave it out of X"
-    else:
-        save(frame.assign(y=labels), path)
-    complaint = f"{found}.*, as a row number does, .*: {how}, or shuffle the rows"
-    with pytest.raises(ValueError, match=complaint):
-        load_table(path, "y")
-    if suffix != ".npz":
-        load_table(path, "y", drop=["at"])
-
-
-@pytest.mark.parametrize(
     "numbers",
     [
         range(19),  # in order by chance
         [*range(19), None, None],
         [0, *range(20)],  # sorted, as ages may be
         [1, 0, *range(2, 20)],
-        [7] * 20,
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -647,39 +571,8 @@ def test_numbers_that_count_no_rows(numbers: list[int | None]) -> None:
     assert load_table("a.csv", "y")[1].columns[0].name == "at"
 
 
-@pytest.mark.parametrize("way", ["rises", "falls"])
-def test_numbers_that_may_be_times_are_warned_of(way: str) -> None:
-    times = np.arange(20) / 4 * (1 if way == "rises" else -1)
-    save(pd.DataFrame({"when": times, "y": [0, 1] * 10}), "a.csv")
-    with pytest.warns(UserWarning, match=f"column 'when' {way} .*--drop when.* no more than that"):
-        assert load_table("a.csv", "y")[1].columns[0].name == "when"
-
-
 def measured(count: int, rows: int = 200) -> list[str]:
     return [f"{at * 7 % count / 10 + 10} kg" for at in range(rows)]
-
-
-@pytest.mark.parametrize(
-    ("entries", "found"),
-    [
-        (measured(60), r"60 different texts in 200 rows, such as '10.0 kg' in row 1"),
-        ([f"< {entry}" for entry in measured(60)], r"60 .* such as '< 10.0 kg' in row 1"),
-        (
-            [entry[:-3] for entry in measured(50, 140)] + ["low", "high", "none"] * 20,
-            r"53 different texts in 200 rows, such as 'low' in row 141",
-        ),
-        ([f"P{at % 101}" for at in range(200)], r"101 different texts .* such as 'P0' in row 1"),
-        ([f"{at % 101:05d}" for at in range(200)], r"101 different texts .* '00000' in row 1"),
-    ],
-)
-def test_texts_that_may_be_no_categories_are_warned_of(entries: list[str], found: str) -> None:
-    save(pd.DataFrame({"w": entries, "y": np.arange(200) % 2}), "a.csv")
-    complaint = rf"column 'w' has {found}, and each becomes.*--categories w\), or .*--drop w\)"
-    with pytest.warns(UserWarning, match=complaint) as told:
-        load_table("a.csv", "y")
-    assert len(told) == 1
-    with warnings.catch_warnings(action="error"):
-        load_table("a.csv", "y", categories=["w"])
 
 
 @pytest.mark.parametrize(
@@ -690,7 +583,7 @@ def test_texts_that_may_be_no_categories_are_warned_of(entries: list[str], found
         [f"{at % 60:05d}" for at in range(200)],  # codes
     ],
 )
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::pseudograd.data.survey.Note")
 def test_texts_that_are_categories(entries: list[str]) -> None:
     save(pd.DataFrame({"w": entries, "y": np.arange(200) % 2}), "a.csv")
     assert isinstance(load_table("a.csv", "y")[1].columns[0], Categories)
@@ -700,7 +593,7 @@ def test_codes_that_begin_with_a_zero_are_categories() -> None:
     rows = [f"{at % 7},{code},{at % 2}\n" for at, code in enumerate(["01067", "80331", ""] * 10)]
     text("".join(["a,zip,y\n", *rows]))
     _, encoder = load_table("a.csv", "y")
-    assert encoder.columns[0] == Numbers("a", 0.0, 6.0, 3.0, missing=False)
+    assert encoder.columns[0] == Numbers("a", 0.0, 6.0, 3.0, 1 / 3.25, missing=False)
     assert encoder.columns[1] == Categories("zip", ("01067", "80331"), missing=True)
     text("a,zip\n3,80331\n3,1067\n", "new.csv")
     new = encoder.transform(read_frame("new.csv", encoder))
@@ -773,17 +666,6 @@ def test_categories_that_look_like_numbers_in_part() -> None:
     assert isinstance(encoder.columns[0], Categories)
 
 
-@pytest.mark.parametrize("different", [18, 19, 20])
-def test_text_that_differs_in_nearly_all_rows(different: int) -> None:
-    ids = [f"P{i}" for i in range(different)] + ["P0"] * (22 - different)
-    save(pd.DataFrame({"id": ids, "x": [1, 2] * 11, "y": [0, 1] * 11}), "a.csv")
-    if different < 20:
-        load_table("a.csv", "y")
-        return
-    with pytest.raises(ValueError, match=r"column 'id' has 20 different texts .*--drop id"):
-        load_table("a.csv", "y")
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_columns_that_are_left_out(suffix: str) -> None:
     if suffix == ".parquet":
@@ -803,13 +685,19 @@ def test_columns_that_are_left_out(suffix: str) -> None:
 
 
 def test_columns_without_a_name_of_their_own() -> None:
-    text("".join([",x,x,y\n", *(f"{n},1,2,{n % 2}\n" for n in range(10))]))
-    text("".join(["a,y\n", *(f"{n},{n % 2}\n" for n in range(10))]), "named.csv")
-    _, encoder = load_table("named.csv", "y")
-    text(",a,b,b\n0,7,1,1\n", "new.csv")
-    assert read_frame("new.csv", encoder).to_dict("list") == {"a": [7]}
-    with pytest.raises(ValueError, match="no column besides the target"):
-        load_table("a.csv", "y", drop=["", "x"])
+    """They are called as pandas calls them, and so in new rows."""
+    text("".join([",x,x,y\n", *(f"{n % 3},{n % 4},{n % 5},{n % 2}\n" for n in range(10))]))
+    _, encoder = load_table("a.csv", "y")
+    assert [column.name for column in encoder.columns] == ["Unnamed: 0", "x", "x.1"]
+    text("x,x\n7,9\n", "new.csv")
+    with pytest.raises(ValueError, match=r"\(missing: 'Unnamed: 0'\)"):
+        encoder.transform(read_frame("new.csv", encoder))
+    text(",x,x\n7,8,9\n", "new.csv")
+    assert read_frame("new.csv", encoder).to_dict("list") == {
+        "Unnamed: 0": [7],
+        "x": [8],
+        "x.1": [9],
+    }
 
 
 @pytest.mark.parametrize("rows", ["a;b;y\n{}1,5;2;u,v\n2,5;3;w\n", "a;b;y\n{}1.5;2;u,v\n2.5;3;w\n"])
@@ -818,18 +706,21 @@ def test_semicolons(rows: str) -> None:
     text("\ufeff" + header + rest * 5)
     _, encoder = load_table("a.csv", "y")
     assert encoder.columns == (
-        Numbers("a", 1.5, 2.5, 2.0, missing=False),
-        Numbers("b", 2.0, 3.0, 2.5, missing=False),
+        Numbers("a", 1.5, 2.5, 2.0, 1.0, missing=False),
+        Numbers("b", 2.0, 3.0, 2.5, 1.0, missing=False),
     )
     assert encoder.labels == ("u,v", "w")
-    assert encoder.transform(read_frame("a.csv", encoder))[:2].tolist() == [[-1, -1], [1, 1]]
+    assert encoder.transform(read_frame("a.csv", encoder))[:2].tolist() == [
+        [soft(-0.5)] * 2,
+        [soft(0.5)] * 2,
+    ]
 
 
 def test_only_columns_that_are_used_tell_the_decimal_mark() -> None:
     rows = "a;v;w;y\n" + "1,5;3.1;4.1;u\n2,5;3.2;4.2;w\n" * 5
     text(rows)
     _, encoder = load_table("a.csv", "y", drop=["v", "w"])
-    assert encoder.columns == (Numbers("a", 1.5, 2.5, 2.0, missing=False),)
+    assert encoder.columns == (Numbers("a", 1.5, 2.5, 2.0, 1.0, missing=False),)
     assert read_frame("a.csv", encoder)["a"].tolist()[:2] == [1.5, 2.5]
 
 
@@ -868,14 +759,15 @@ def test_the_separator_is_that_of_the_header(header: str, mark: str) -> None:
     rows = [mark.join([str(at % 3), "uv"[at % 2], "1"][: len(columns)]) for at in range(10)]
     text("\n".join([header, *rows]))
     _, encoder = load_table("a.csv", "y")
-    assert encoder.columns[0] == Numbers(columns[0], 0.0, 2.0, 1.0, missing=False)
+    assert encoder.columns[0].name == columns[0]
+    assert isinstance(encoder.columns[0], Numbers)
     assert encoder.labels == ("u", "v")
 
 
 def test_tabs() -> None:
     text("a\ty\n" + "1.5\tu,v\n2.5\tw\n" * 5)
     _, encoder = load_table("a.csv", "y")
-    assert encoder.columns == (Numbers("a", 1.5, 2.5, 2.0, missing=False),)
+    assert encoder.columns == (Numbers("a", 1.5, 2.5, 2.0, 1.0, missing=False),)
     assert encoder.labels == ("u,v", "w")
 
 
@@ -885,8 +777,8 @@ def test_rows_of_the_file() -> None:
     assert data.rows is not None
     span = encoder.columns[0]
     assert isinstance(span, Numbers)
-    x = ((data.features[: data.train_size, 0] + 1) / 2 * (span.high - span.low) + span.low).round()
-    assert data.rows[: data.train_size].tolist() == (x - 100).tolist()
+    x = [int(span.show(row)) for row in data.features[: data.train_size].numpy()]
+    assert data.rows[: data.train_size].tolist() == [at - 100 for at in x]
     assert sorted(data.rows.tolist()) == list(range(1, 11))
     held_out, _ = load_table("a.csv", "y", test_path="a.csv")
     assert held_out.rows is not None
@@ -943,7 +835,7 @@ def test_texts_that_look_alike() -> None:
 
 def test_a_folder_is_no_table() -> None:
     Path("a.csv").mkdir()
-    with pytest.raises(ValueError, match=r"a.csv cannot be read as a .csv file"):
+    with pytest.raises(ValueError, match=r"a.csv is a folder: name a file"):
         load_table("a.csv", "y")
 
 

@@ -27,6 +27,7 @@ import torch
 
 from pseudograd.cli import main
 from pseudograd.data import digits, open_data
+from pseudograd.data.survey import Note
 from pseudograd.files import locked
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Stop, Trial
 from pseudograd.fleet.recipe import ACTIVATIONS, OPTIMIZERS
@@ -105,7 +106,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     said = "columns taken for numbers: 'weight'; for categories: 'colour' (2 indicator columns)"
     assert err.splitlines()[:2] == [said, "target 'pet': 2 classes: 'cat' (60), 'dog <b>' (60)"]
     assert "warning" not in err
-    assert "retraining: 18 of 18 trials" in err
+    assert "retraining: 20 of 20 trials" in err
 
     run = Study.open("run")
     assert run.finished
@@ -434,7 +435,7 @@ def test_bad_options(arguments: list[str], said: str, capsys: pytest.CaptureFixt
         ("few.csv", b"a,y\n1,cat\n2,dog\n3,cat\n4,dog\n", "at least 5"),
         ("other.csv", b"a,z\n1,cat\n", "has no column 'y'"),
         ("semicolons.csv", b"a;y\n1,5;cat\n", "name a column of classes"),
-        ("bad.csv", b"a,y\n" + b"1,cat\n2,dog\n" * 9 + b"x,cat\n", "'x' in row 19"),
+        ("bad.csv", b"a,y\n" + b"1,cat\n" * 19 + b"1,dog\n", "left out: all entries are the same"),
     ],
 )
 def test_data_that_cannot_be_used(
@@ -477,8 +478,16 @@ def test_columns_left_out_and_texts_never_seen(capsys: pytest.CaptureFixture[str
     more = [line + f",P{at},{at}" for at, line in enumerate(lines)]
     Path("pets.csv").write_text("\n".join(more).replace("P0,0", "id,when", 1) + "\n")
     options = ["pets.csv", "--target", "pet", *SMALL, "--out", "run"]
-    assert "on the command line --drop id" in refusal(capsys, "tune", *options)
-    tuned(capsys, *options, "--drop", "id", "when")
+    left_out = (
+        "column 'id' left out: all entries differ, as ids do",
+        "column 'when' left out: its whole numbers only rise or only fall from row to row, as row "
+        "numbers do",
+    )
+    said = refusal(capsys, "tune", *options, "--strict")
+    assert said == f"pseudograd: pets.csv is refused, since strict is set: {'; '.join(left_out)}"
+    with pytest.warns(Note) as told:
+        tuned(capsys, *options)
+    assert tuple(str(note.message) for note in told) == left_out
     Path("new.csv").write_text("id,colour,weight\nP1,pink,31\nP2,grey,5\nP3,blue,\n")
     assert main(["predict", "run", "new.csv"]) == 0
     captured = capsys.readouterr()
@@ -495,8 +504,7 @@ def test_numbers_beyond_the_range_are_told(capsys: pytest.CaptureFixture[str]) -
     Path("new.csv").write_text("colour,weight\nblack,31\ngrey,99.5\ngrey,\n")
     assert main(["predict", "run", "new.csv"]) == 0
     assert capsys.readouterr().err == (
-        "numbers outside the range of the training data, clipped to it: "
-        "'weight' (1 of 3 rows, such as 99.5)\n"
+        "numbers outside the range of the training data: 'weight' (1 of 3 rows, such as 99.5)\n"
     )
 
 

@@ -83,9 +83,13 @@ def run_command(
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Print warnings as one line, without a location in the sources."""
+    """Print warnings as one line, without a location in the sources; notes as they are."""
     usual = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+
+    def plain(message: Warning | str, category: type[Warning], *_: object, **__: object) -> str:
+        return f"{'' if category.__name__ == 'Note' else 'warning: '}{message}\n"
+
+    warnings.formatwarning = plain
     try:
         yield
     finally:

@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pseudograd.cli.options import (
-    Different,
-    add_k,
     add_time_limit,
     deadline,
     file,
     number,
     positive,
-    whole,
 )
 from pseudograd.cli.place import Place, add_place, lacks_memory
+from pseudograd.cli.protocols import add_network, add_search, protocol_of
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset, Encoder
-    from pseudograd.search import Protocol, Study
+    from pseudograd.search import Study
 
 
 def tune(commands: Commands) -> None:
@@ -37,11 +35,12 @@ def tune(commands: Commands) -> None:
         nargs="?",
         default="digits",
         metavar="DATA",
-        help=f"digits, {', '.join(BENCHMARKS)}, or a .csv, .parquet or .npz file (%(default)s)",
+        help=f"digits, {', '.join(BENCHMARKS)}, or a file such as a .csv or .parquet table, "
+        "- for standard input (%(default)s)",
     )
     _add_table(parser)
-    _add_network(parser)
-    _add_search(parser)
+    add_network(parser)
+    add_search(parser)
     where = parser.add_argument_group("where it runs, and how long")
     add_place(where)
     add_time_limit(where)
@@ -69,96 +68,44 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="columns whose numbers are codes, to treat as categories",
     )
+    table.add_argument(
+        "--numbers",
+        nargs="+",
+        action="extend",
+        metavar="NAME",
+        help="columns that hold numbers, to keep whatever they look like",
+    )
+    table.add_argument(
+        "--missing",
+        nargs="+",
+        action="extend",
+        metavar="VALUE",
+        help="entries that stand for a gap, beside NA, ? and the like",
+    )
+    table.add_argument(
+        "--group",
+        metavar="NAME",
+        help="a column, such as the patient: rows of one stay on the same side of every split",
+    )
+    table.add_argument(
+        "--strict",
+        action="store_true",
+        default=None,
+        help="refuse a table of which something had to be left out or is doubtful",
+    )
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the named data sets are kept")
 
 
-def _add_network(parser: argparse.ArgumentParser) -> None:
-    network = parser.add_argument_group("the network")
-    network.add_argument(
-        "--hidden",
-        type=whole(0, 10**8),
-        nargs="+",
-        default=[400],
-        metavar="SIZE",
-        help="sizes of the hidden layers; 0 for none (400)",
-    )
-    # Repeated from `fleet.recipe`, which takes too long to import for every command.
-    network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
-    network.add_argument("--optimizer", choices=("sgd", "adam", "rmsprop"), default="sgd")
-    network.add_argument(
-        "--momentum", type=_momentum, default=0.9, help="momentum of sgd (%(default)s)"
-    )
-    network.add_argument(
-        "--batch-size",
-        type=whole(1),
-        metavar="N",
-        help="examples per step (128, fewer on small data)",
-    )
-    network.add_argument(
-        "--clip", type=positive, help="largest norm of a gradient (100 with several hidden layers)"
-    )
-
-
-def _add_search(parser: argparse.ArgumentParser) -> None:
-    search = parser.add_argument_group("the search")
-    add_k(search, "the paper's: 4 2 1 1/2 1/4 and, with up to one hidden layer, 1/8 1/16")
-    search.add_argument(
-        "--rates",
-        type=_rate,
-        nargs="+",
-        action=Different,
-        metavar="RATE",
-        help="learning rates to start from; a single one adds its half and double (found by a "
-        "sweep)",
-    )
-    search.add_argument(
-        "--repetitions",
-        type=whole(1, 10**5),
-        metavar="N",
-        help="trainings of each pair of k and rate (7; 10 for mnist)",
-    )
-    search.add_argument(
-        "--retrainings",
-        type=whole(1, 10**5),
-        default=5,
-        metavar="N",
-        help="final trainings of the choice and of k = 1 (%(default)s)",
-    )
-    search.add_argument(
-        "--patience",
-        type=whole(1),
-        default=15,
-        metavar="EPOCHS",
-        help="stop training after this many epochs without improvement (%(default)s)",
-    )
-    search.add_argument(
-        "--max-epochs",
-        type=whole(1),
-        default=1000,
-        metavar="EPOCHS",
-        help="stop training after this many epochs in any case (%(default)s)",
-    )
-    search.add_argument(
-        "--stratify", action="store_true", help="give all folds equal shares of each class"
-    )
-    search.add_argument(
-        "--seed",
-        type=whole(0, 2**32),
-        default=0,
-        help="seed of the folds, weights and orders (%(default)s)",
-    )
-
-
 def _run_tune(options: argparse.Namespace) -> None:
-    from pseudograd.report.summary import summary
-    from pseudograd.search import study_of
+    from pseudograd.report.summary import ensemble_summary, summary
+    from pseudograd.search import Combined, study_of
     from pseudograd.search import tune as run_study
     from pseudograd.search.display import Display, tell_set_aside
     from pseudograd.words import counted
 
     place = Place(options)
     data, encoder = _opened(options)
-    protocol = _protocol(options, data)
+    protocol = protocol_of(options, data, encoder)
     study = study_of(data, encoder, protocol, options.out)
     tell_set_aside(study.ledger)
     if study.ledger:
@@ -173,6 +120,7 @@ def _run_tune(options: argparse.Namespace) -> None:
                 data,
                 encoder,
                 place.runner(data, keep_parameters=True),
+                metric=options.metric,
                 stop=deadline(options),
                 command=shlex.join(["pseudograd", *options.arguments]),
                 devices=place.devices,
@@ -187,15 +135,16 @@ def _run_tune(options: argparse.Namespace) -> None:
         if not lacks_memory(problem):
             raise
         raise ValueError(
-            "there is not enough memory for these networks: lower --hidden (now "
-            f"{' '.join(map(str, options.hidden))}) or --batch-size (now "
-            f"{protocol.recipe.fields().get('batch_size', 128)})"
+            f"there is not enough memory for these networks ({protocol.recipe.fields()}): lower "
+            "--hidden or --batch-size"
         ) from problem
     if found is None:
         print(
             f"time limit reached; {counted(len(study.ledger), 'trial')} kept, and the same "
             "command resumes from there"
         )
+    elif isinstance(found, Combined):
+        print(ensemble_summary(found.best_of_each_k, found.chosen, found.assessment))
     else:
         print(summary(found))
     if study.ledger:
@@ -206,7 +155,7 @@ def _run_tune(options: argparse.Namespace) -> None:
 def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
     """Open the data; complaints name the option as the user typed it."""
     from pseudograd.data import open_data
-    from pseudograd.data.reading import OptionError
+    from pseudograd.data.columns import OptionError
 
     if options.test and _is_same_file(options.test, options.data):
         raise ValueError(f"--test {options.test} is the training file itself: name another")
@@ -218,6 +167,10 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
             test_fraction=options.test_fraction,
             drop=options.drop,
             categories=options.categories,
+            numbers=options.numbers,
+            missing=options.missing,
+            group=options.group,
+            strict=options.strict,
             data_dir=options.data_dir,
         )
     except OptionError as problem:
@@ -255,42 +208,6 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
             "write them the same way",
             file=sys.stderr,
         )
-
-
-def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
-    """Return the protocol that the options describe."""
-    from pseudograd.fleet import MLPRecipe
-    from pseudograd.search import Protocol, batch_size_for, clip_for, ks_for, repetitions_for
-
-    if options.k and 1 not in options.k:
-        raise ValueError("--k must have 1 among its values, which the choice is compared with")
-    hidden = tuple(size for size in options.hidden if size)
-    if len(hidden) < len(options.hidden) > 1:
-        raise ValueError("--hidden must be whole numbers above 0, or 0 alone for no hidden layer")
-    recipe = MLPRecipe(
-        data.name,
-        hidden,
-        data.sha256[:16],
-        momentum=options.momentum,
-        optimizer=options.optimizer,
-        activation=options.activation,
-        batch_size=options.batch_size or batch_size_for(data.train_size),
-        clip=options.clip or clip_for(len(hidden)),
-        patience=options.patience,
-        ties="last",
-        max_epochs=options.max_epochs,
-        stratified=options.stratify,
-    )
-    rates = options.rates or []
-    return Protocol(
-        recipe,
-        ks=tuple(options.k or ks_for(len(hidden))),
-        initial_rate=rates[0] if len(rates) == 1 else None,
-        learning_rates=tuple(rates) if len(rates) > 1 else (),
-        repetitions=options.repetitions or repetitions_for(data.name),
-        retrainings=options.retrainings,
-        seed=options.seed,
-    )
 
 
 def predict(commands: Commands) -> None:
@@ -334,8 +251,7 @@ def predict(commands: Commands) -> None:
             ]
             more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
             print(
-                "numbers outside the range of the training data, clipped to it: "
-                f"{', '.join(columns[:8])}{more}",
+                f"numbers outside the range of the training data: {', '.join(columns[:8])}{more}",
                 file=sys.stderr,
             )
         table = pd.DataFrame(
@@ -409,16 +325,4 @@ def runs(commands: Commands) -> None:
 def _fraction(text: str) -> float:
     if not 0 < (value := number(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number between 0 and 1, like 0.2")
-    return value
-
-
-def _rate(text: str) -> float:
-    if not 1e-9 <= (value := number(text)) <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1e-9 to 1e9, like 0.1")
-    return value
-
-
-def _momentum(text: str) -> float:
-    if not 0 <= (value := number(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number in [0, 1), like 0.9")
     return value

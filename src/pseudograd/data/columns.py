@@ -1,183 +1,235 @@
-"""Columns of a table: what each holds, and what may be wrong with it."""
+"""Columns of a table: what each is read as, the names and the labels."""
 
 from __future__ import annotations
 
-import re
+import datetime
+import numbers
 import shlex
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudograd.words import listed, nearest
+from pseudograd.data.values import (
+    GAPS,
+    LABEL_GAPS,
+    TEXT_GAPS,
+    Code,
+    Form,
+    as_text,
+    different,
+    is_ambiguous,
+    is_code,
+    is_gap,
+    read_dates,
+    read_numbers,
+    sentinels,
+)
+from pseudograd.words import counted, listed, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 
 Label = str | int | bool
-CHOSEN = "named in categories"  # the reason of a column that the user takes for categories
-_LARGEST = 1e300  # so that the difference of two numbers is finite
-_NEARLY_ALL = 0.9
-_FEW = 20  # fewer texts may all differ, and fewer rows may be in order, by chance
-# A number as people write it: currency, percent sign, thousands separators, any decimal mark.
-_FORMATTED = re.compile(
-    r"\(?[+-]?\s*[$€£¥]?\s*[+-]?(\d{1,3}([.,'’\s]\d{3})+|\d+)?([.,]\d*)?\s*[%‰$€£¥]?\)?"
-)
 
 
 class Refusal(ValueError):
     """A file that can be read but not used; the message is complete."""
 
 
-@dataclass(frozen=True, eq=False)
-class Column:
-    """A column of a table, what it is taken for, and why."""
+class OptionError(ValueError):
+    """An option that does not fit the data: its name in Python, and the rest of the sentence."""
 
-    name: str
-    entries: Series  # indexed by row
-    kind: str | None  # "numbers", "text" (truth values too), or None if every entry is missing
-    reason: str = ""  # why it is taken for that, if not for its entries alone
-
-    @classmethod
-    def of(cls, name: str, entries: Series, *, categories: Iterable[str] = ()) -> Column:
-        """Decide what a column is taken for; ``categories`` are the user's choice."""
-        return cls(name, entries, kind_of(name, entries), CHOSEN if name in categories else "")
-
-    @cached_property
-    def texts(self) -> Series:
-        """The entries as texts, without gaps."""
-        return as_texts(self.entries).dropna()
-
-    @cached_property
-    def not_numbers(self) -> Series:
-        """The texts that cannot be read as numbers."""
-        import pandas as pd
-
-        return _those(self.texts, lambda texts: pd.to_numeric(texts, errors="coerce").isna())
-
-    @cached_property
-    def misfits(self) -> Series:
-        """The texts that keep the column from being numbers."""
-        if len(self.not_numbers):
-            return self.not_numbers
-        # Other columns have a decimal comma, so the point is what does not fit.
-        return _those(self.texts, lambda texts: ~texts.str.fullmatch(r"\s*[+-]?\d+\s*"))
+    def __init__(self, option: str, complaint: str) -> None:
+        super().__init__(f"{option!r} {complaint}")
+        self.option, self.complaint = option, complaint
 
 
 @dataclass(frozen=True)
-class Complaint:
-    """What is wrong with a column and what to do, in a sentence; a warning if not refused."""
+class Choices:
+    """What the user says about the columns, as `load_table` explains it."""
 
-    sentence: str
-    refused: bool = True
+    drop: Sequence[str] = ()
+    categories: Sequence[str] = ()
+    numbers: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    group: str | None = None
 
-
-def check_column(column: Column) -> None:
-    """Raise or warn of the first complaint about a column."""
-    for check in CHECKS[column.kind]:
-        if complaint := check(column):
-            if complaint.refused:
-                raise ValueError(complaint.sentence)
-            warnings.warn(complaint.sentence, stacklevel=3)
-
-
-def formatted_numbers(column: Column) -> Complaint | None:
-    """Complain about numbers that are written for people, or mixed with a few texts."""
-    texts, unread, wrong = column.texts, column.not_numbers, column.misfits
-    meant = _those(
-        unread, lambda texts: texts.str.fullmatch(_FORMATTED) & texts.str.contains(r"\d")
-    )
-    numbers = len(texts) - len(unread) + len(meant)
-    if column.reason == CHOSEN or wrong.empty or numbers < _NEARLY_ALL * len(texts):
-        return None
-    return Complaint(
-        f"column {column.name!r} is mostly numbers, but {len(wrong)} of {len(texts)} entries are "
-        f"not plain numbers, the first {first_of(wrong)}: write 1234.5 for $1,234.50 or 1.234,50 "
-        f"and 12.5 for 12.5% (decimal commas in all columns or none), leave these cells empty, "
-        f"{_how_to_choose(column.name)}, or {how_to_drop(column.name)}"
-    )
+    @property
+    def codes(self) -> tuple[Code, ...]:
+        """The entries that stand for a gap, as texts and, where they are numbers, as numbers."""
+        codes: list[Code] = [*map(str, self.missing)]
+        for text in self.missing:
+            try:
+                codes.append(float(text))
+            except ValueError:
+                continue
+        return tuple(codes)
 
 
-def all_different(column: Column) -> Complaint | None:
-    """Complain about texts that tell single rows apart, such as names and dates."""
-    different = column.texts.nunique()
-    if different < max(_FEW, _NEARLY_ALL * len(column.texts)):
-        return None
-    return Complaint(
-        f"column {column.name!r} has {different} different texts in {len(column.texts)} rows, like "
-        f"names or dates, so there is nothing to learn from it: {how_to_drop(column.name)}"
-    )
+AS_IT_IS = Choices()  # of a user who says nothing
 
 
-def doubtful_categories(column: Column) -> Complaint | None:
-    """Warn of many different texts, which may be measurements with a unit, or names."""
-    texts, wrong = column.texts, column.misfits
-    different = texts.drop_duplicates()
-    measured = len(wrong) and different.str.match(r"\W*\d").mean() > 0.5
-    doubtful = measured or len(different) > len(texts) / 2
-    if column.reason == CHOSEN or len(different) < _FEW or not doubtful:
-        return None
-    return Complaint(
-        f"column {column.name!r} has {len(different)} different texts in {len(texts)} rows, such "
-        f"as {first_of(wrong if len(wrong) else texts)}, and each becomes a category: if they are "
-        f"numbers, write 12.3 for 12.3 kg and leave other cells empty; if not, "
-        f"{_how_to_choose(column.name)}, or {how_to_drop(column.name)}",
-        refused=False,
-    )
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a column is read as.
 
+    Attributes:
+        kind: "numbers", "text" (truth values too), "dates", "other" if it is none of them, or None
+            if every entry is missing.
+        entries: Its entries: numbers, texts as categories, or datetime64.
+        form: How the numbers are written, unless plainly.
+        format: How the dates are written.
+        codes: The entries that stand for a gap, beside the usual ones.
+        doubts: What a user should know; each follows "column 'x' ".
 
-def row_number(column: Column) -> Complaint | None:
-    """Complain about whole numbers that only rise or only fall, and warn of other numbers.
-
-    Where rows are sorted by label, a row number gives the label away. Its steps may be of any
-    size, since rows may have been removed after they were numbered.
     """
-    entries = column.entries.dropna()
-    rises = entries.is_monotonic_increasing
-    in_order = (rises or entries.is_monotonic_decreasing) and entries.is_unique
-    if len(entries) < _FEW or not in_order:
-        return None
-    first, last = (
-        int(end) if float(end).is_integer() else end for end in (entries.iloc[0], entries.iloc[-1])
+
+    kind: str | None
+    entries: Series
+    form: Form | None = None
+    format: str = ""
+    codes: tuple[Code, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+def read_column(
+    name: str, entries: Series, choices: Choices = AS_IT_IS, comma: bool = False
+) -> Reading:
+    """Return what a column of a training table is read as.
+
+    Args:
+        name: The column.
+        entries: Its entries as they came.
+        choices: What the user says about columns.
+        comma: Whether the file's decimal mark is a comma.
+
+    """
+    kind = kind_of(entries)
+    if kind is None or kind == "other":
+        return Reading(kind, entries)
+    if kind == "dates":
+        return Reading(kind, as_dates(entries), codes=choices.codes)
+    if kind == "numbers" and name not in choices.categories:
+        return _read_plain(name, entries, choices)
+    return _read_texts(name, entries, choices, comma)
+
+
+def _read_plain(name: str, entries: Series, choices: Choices) -> Reading:
+    """Read a column of numbers: which of them stand for a gap?"""
+    values, doubts = as_floats(entries), []
+    codes = choices.codes
+    if infinite := int(np.isinf(values).sum()):
+        doubts.append(f"has {counted(infinite, 'infinite number')}, which count as missing")
+    chosen = name in choices.numbers
+    for code in () if chosen else sentinels(values[~np.isin(values, _floats(codes))]):
+        doubts.append(
+            f"has {code:g} in {counted(int((values == code).sum()), 'row')}, far from all other "
+            f"numbers, which counts as missing: --numbers {shlex.quote(name)} keeps it"
+        )
+        codes += (code,)
+    gaps = np.isinf(values) | np.isin(values, _floats(codes))
+    if gaps.all():
+        return Reading(None, entries)
+    if gaps.any():
+        entries = entries.astype(np.float64).mask(gaps)
+    return Reading("numbers", entries, codes=codes, doubts=tuple(doubts))
+
+
+def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Reading:
+    """Read a column of texts: are they numbers or dates?"""
+    import pandas as pd
+
+    places, texts = different(entries)
+    gaps = np.array([is_gap(text, GAPS, choices.codes) for text in texts], bool)
+    there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
+    if there and name not in choices.categories and entries.dtype != "category":
+        counts = np.bincount(places[places >= 0], minlength=len(texts))[~gaps]
+        to = np.append(np.where(gaps, -1, np.cumsum(~gaps) - 1), -1)[places]
+        forced = name in choices.numbers
+        if forced or not any(map(is_code, there)):
+            if found := read_numbers(there, counts, comma, forced):
+                values, form = found
+                column = pd.Series(np.append(values, np.nan)[to], entries.index)
+                doubts = _unread(name, there, counts, np.isnan(values))
+                return Reading("numbers", column, form, codes=choices.codes, doubts=doubts)
+            if dates := read_dates(there):
+                column = pd.Series(dates[0].append(pd.DatetimeIndex([None]))[to], entries.index)
+                unsure = f"holds dates that may be read in two ways: they are read as {dates[1]}"
+                doubts = (unsure,) * is_ambiguous(there, dates[1])
+                return Reading("dates", column, None, dates[1], choices.codes, doubts)
+    # Where "+" is a text, "-" is its opposite, and no gap.
+    usual = TEXT_GAPS - {"-"} if "+" in texts else TEXT_GAPS
+    gaps = np.array([is_gap(text, usual, choices.codes) for text in texts], bool)
+    if gaps.all():
+        return Reading(None, entries)
+    column = pd.Series(pd.Categorical.from_codes(places, texts), entries.index)
+    column = column.cat.remove_categories([t for t, gap in zip(texts, gaps, strict=True) if gap])
+    return Reading("text", column, codes=choices.codes)
+
+
+def _unread(
+    name: str, texts: list[str], counts: NDArray[np.intp], unread: NDArray[np.bool_]
+) -> tuple[str, ...]:
+    if not unread.any():
+        return ()
+    return (
+        f"is mostly numbers, and {counts[unread].sum()} of {counts.sum()} entries are not, such as "
+        f"{texts[unread.argmax()]!r}: they count as missing (--categories {shlex.quote(name)} "
+        "takes all for categories)",
     )
-    found = (
-        f"column {column.name!r} {'rises' if rises else 'falls'} from row to row, from {first} to "
-        f"{last}, as a row number does, so a network could tell examples by their place in the file"
-    )
-    out = how_to_drop(column.name)
-    if (as_numbers(column.name, entries) % 1).any():
-        return Complaint(f"{found}: {out} if it means no more than that", refused=False)
-    return Complaint(f"{found}: {out}, or shuffle the rows if it means more than that")
 
 
-# The checks of each kind of column, in order. Add one as a function from a column to a complaint.
-CHECKS: dict[str | None, tuple[Callable[[Column], Complaint | None], ...]] = {
-    "text": (formatted_numbers, all_different, doubtful_categories),
-    "numbers": (row_number,),
-    None: (),
-}
-
-
-def kind_of(name: str, entries: Series) -> str | None:
-    """Return what a column holds: "numbers", "text" (truth values too), or None if nothing."""
+def kind_of(entries: Series) -> str | None:
+    """Return what a column holds: "numbers", "text", "dates", "other", or None if nothing."""
     from pandas.api.types import infer_dtype
 
     kind = infer_dtype(entries, skipna=True)
     if kind == "empty" or entries.isna().all():
         return None
-    if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
+    if kind in (
+        "integer",
+        "floating",
+        "mixed-integer-float",
+        "decimal",
+        "timedelta",
+        "timedelta64",
+    ):
         return "numbers"
-    if kind in ("string", "boolean", "categorical"):
+    if kind in ("datetime", "datetime64", "date"):
+        return "dates"
+    if kind in ("string", "boolean", "categorical", "time"):
         return "text"
-    raise ValueError(
-        f"column {name!r} holds neither numbers nor text but {kind}: convert it, or "
-        f"{how_to_drop(name)}"
-    )
+    plain = (str, numbers.Real, datetime.date, datetime.time)
+    if kind in ("mixed", "mixed-integer") and all(isinstance(v, plain) for v in entries.dropna()):
+        return "text"
+    return "other"
+
+
+def as_floats(entries: Series) -> NDArray[np.float64]:
+    """Return numbers as float64, NaN where an entry is missing; time spans in days."""
+    import pandas as pd
+
+    if entries.dtype == object:
+        entries = entries.infer_objects()
+    if pd.api.types.is_timedelta64_dtype(entries):
+        entries = entries / pd.Timedelta(days=1)
+    values: NDArray[np.float64] = entries.to_numpy(np.float64, na_value=np.nan)
+    return values
+
+
+def as_dates(entries: Series) -> Series:
+    """Return dates of any type as datetime64 in UTC."""
+    import pandas as pd
+
+    return pd.to_datetime(entries, utc=True, errors="coerce").dt.tz_localize(None)
+
+
+def _floats(codes: Iterable[Code]) -> list[float]:
+    return [code for code in codes if isinstance(code, float)]
 
 
 def named(frame: DataFrame) -> DataFrame:
@@ -194,6 +246,9 @@ def feature_names(count: int) -> list[str]:
     return [f"X[{at}]" for at in range(count)]
 
 
+# --- labels --------------------------------------------------------------------------------------
+
+
 def target_column(frame: DataFrame, target: str, place: object) -> Series:
     """Return the column of labels."""
     if target not in frame.columns:
@@ -202,49 +257,45 @@ def target_column(frame: DataFrame, target: str, place: object) -> Series:
     return frame[target]
 
 
-def labels_in(target: str, column: Series) -> list[Label]:
-    """Return the labels as plain Python values, all of one type."""
+def unlabelled(column: Series, codes: Collection[Code] = ()) -> NDArray[np.bool_]:
+    """Return which rows have no label."""
+    places, values = different(column, texts=False)
+    gaps = [
+        is_gap(as_text(value), LABEL_GAPS, codes) or (isinstance(value, float) and value in codes)
+        for value in values
+    ]
+    return np.array([*gaps, True], bool)[places]
+
+
+def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label]]:
+    """Return the place of each row's label among the different labels, and these as plain values.
+
+    The labels are all of one type, and sorted.
+    """
     from pandas.api.types import infer_dtype
 
-    if count := int(column.isna().sum()):
+    places, values = different(column, texts=False)
+    if (places < 0).any():
         raise ValueError(
-            f"target {target!r} has {count} missing labels (empty, NA, null or the like), the "
-            f"first in row {column.isna().argmax() + 1}: fill them in, or remove these rows"
+            f"target {target!r} has {counted(int((places < 0).sum()), 'missing label')}, the first "
+            f"in row {(places < 0).argmax() + 1}: fill them in, or remove these rows"
         )
-    values = column.astype(object)
     kind = infer_dtype(values)
-    if kind in ("string", "integer", "boolean"):
-        plain: type = {"string": str, "integer": int, "boolean": bool}[kind]
-        return [plain(value) for value in values]
-    if kind in ("floating", "mixed-integer-float") and all(float(v).is_integer() for v in values):
-        return [int(value) for value in values]
-    raise ValueError(
-        f"target {target!r} must hold classes (all texts, all whole numbers or all truth values): "
-        "name another column, or make classes of it"
-    )
-
-
-def as_numbers(name: str, entries: Series) -> NDArray[np.float64]:
-    """Return a column as float64, NaN where an entry is missing."""
-    values: NDArray[np.float64] = entries.to_numpy(np.float64, na_value=np.nan)
-    if (np.abs(values) > _LARGEST).any():
+    broken = kind in ("floating", "mixed-integer-float")
+    whole = broken and all(float(value).is_integer() for value in values)
+    types: dict[str, type] = {"string": str, "integer": int, "boolean": bool}
+    if not whole and kind not in types:
+        what = f"{len(values)} different numbers" if broken else kind
         raise ValueError(
-            f"column {name!r} has infinite numbers, or numbers beyond {_LARGEST:g}: "
-            "correct them, or leave these cells empty"
+            f"target {target!r} must hold classes (all texts, all whole numbers or all truth "
+            f"values), but has {what}: name another column, or make classes of it, as pandas.cut "
+            "does"
         )
-    return values
-
-
-def as_texts(entries: Series) -> Series:
-    """Return a column's entries as texts, NaN where an entry is missing."""
-    texts = entries.astype(object).map(str, na_action="ignore").astype(object)
-    return texts.where(entries.notna(), np.nan)
-
-
-def _those(texts: Series, hold: Callable[[Series], Series]) -> Series:
-    """Return the texts for which a condition holds; it is tried once for each different text."""
-    different = texts.drop_duplicates()
-    return texts[texts.isin(different[hold(different)])]
+    plain = [int(value) if whole else types[kind](value) for value in values]
+    labels = sorted(set(plain))
+    to = {label: at for at, label in enumerate(labels)}
+    order = np.array([to[label] for label in plain], np.intp)
+    return order[places], labels
 
 
 def look_alikes(texts: Iterable[object]) -> list[list[str]]:
@@ -254,23 +305,3 @@ def look_alikes(texts: Iterable[object]) -> list[list[str]]:
         if isinstance(text, str):
             alike.setdefault(text.strip().casefold(), []).append(text)
     return [together for together in alike.values() if len(together) > 1]
-
-
-def first_of(entries: Series) -> str:
-    """Return the first entry and its row, counted from 1, for a sentence."""
-    return f"{entries.iloc[0]!r} in row {entries.index[0] + 1}"
-
-
-def how_to_drop(*names: str) -> str:
-    """Say how to leave columns out, in Python and on the command line."""
-    them = "it" if len(names) == 1 else "them"
-    if all(re.fullmatch(r"X\[\d+\]", name) for name in names):  # of an .npz file
-        return f"leave {them} out of X"
-    return f"leave {them} out (drop={list(names)}, on the command line --drop {shlex.join(names)})"
-
-
-def _how_to_choose(name: str) -> str:
-    return (
-        f"take it for categories (categories={[name]}, on the command line "
-        f"--categories {shlex.quote(name)})"
-    )

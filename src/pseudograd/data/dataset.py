@@ -29,6 +29,8 @@ class Dataset:
         rows: The row of the file that each example comes from, counted from 1; None without a file.
         pieces_of: For each example a number that is shared by the pieces of one example (all of one
             class); a stratified cut deals them to different folds. None if all are whole.
+        groups: For each example the number of its group, whose examples stay on one side of every
+            split; -1 in a test set of unknown groups. None if there are no groups.
 
     Example:
         >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,
@@ -46,6 +48,7 @@ class Dataset:
     weights: Tensor | None = None
     rows: Tensor | None = None
     pieces_of: Tensor | None = None
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.features.dim() != 2 or len(self.features) != len(self.labels):
@@ -63,7 +66,7 @@ class Dataset:
             raise ValueError(f"value_range must be (least, greatest), not {self.value_range}")
         if self.weights is not None:
             _check_weights(self.weights, len(self.labels))
-        for name in ("rows", "pieces_of"):
+        for name in ("rows", "pieces_of", "groups"):
             numbers = getattr(self, name)
             if numbers is not None and numbers.shape != self.labels.shape:
                 raise ValueError(
@@ -89,9 +92,9 @@ class Dataset:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """The SHA-256 of the features, the labels, and the weights and pieces if any."""
+        """The SHA-256 of the features, the labels, and the weights, pieces and groups if any."""
         digest = hashlib.sha256()
-        for tensor in (self.features, self.labels, self.weights, self.pieces_of):
+        for tensor in (self.features, self.labels, self.weights, self.pieces_of, self.groups):
             if tensor is not None:
                 digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()

@@ -1,40 +1,42 @@
 """From rows of a table to features, as learned from the training part alone.
 
-What is learned is kept as plain values and saved as JSON. The scikit-learn transformer is always
-made from these values, so a saved encoder and a new one cannot differ.
+What is learned is kept as plain values and saved as JSON.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pseudograd.data.columns import (
-    Column,
     Label,
+    Reading,
     feature_names,
-    first_of,
-    kind_of,
     labels_in,
     look_alikes,
     named,
+    read_column,
     target_column,
 )
-from pseudograd.data.features import Categories, Numbers, column_transformer
+from pseudograd.data.features import (
+    MOST_CATEGORIES,
+    Categories,
+    Column,
+    Dates,
+    Misfit,
+    Numbers,
+    fit_column,
+)
 from pseudograd.words import listed
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
-    from sklearn.compose import ColumnTransformer
-
-_ROWS = 10_000  # encoded at a time, since the steps in between take memory
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,18 @@ class Encoder:
         labels: The labels of the classes, sorted.
         columns: How each column is encoded; none if the features are pixels.
         pixels: The shape of one picture, if the features are pixels: they stay whole numbers.
-        value_range: The features' least and greatest possible value.
+        value_range: What a recipe maps to its ``feature_range``: the least and the greatest pixel,
+            or [-1, 1], so that a recipe of the same range leaves the features of a table alone.
+        notes: What `load_table` did with each column and row, as plain values; not saved.
 
     Example:
         >>> import pandas as pd
         >>> rows = pd.DataFrame({"size": [1, 3, 2], "hue": ["red", "blue", None], "y": list("aba")})
         >>> encoder = Encoder.fit(rows, "y")
-        >>> encoder.transform(rows)
-        array([[-1.,  0.,  1.,  0.],
-               [ 1.,  1.,  0.,  0.],
-               [ 0.,  0.,  0.,  1.]], dtype=float32)
+        >>> encoder.transform(rows).round(2)
+        array([[-0.95,  0.  ,  1.  ,  0.  ],
+               [ 0.95,  1.  ,  0.  ,  0.  ],
+               [ 0.  ,  0.  ,  0.  ,  1.  ]], dtype=float32)
         >>> encoder.labels, encoder.encode_labels(rows["y"])
         (('a', 'b'), array([0, 1, 0]))
         >>> Encoder.from_json(encoder.to_json()) == encoder
@@ -65,13 +69,20 @@ class Encoder:
 
     target: str
     labels: tuple[Label, ...]
-    columns: tuple[Numbers | Categories, ...]
+    columns: tuple[Column, ...]
     pixels: tuple[int, ...] | None = None
     value_range: tuple[float, float] = (-1.0, 1.0)
+    notes: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def fit(
-        cls, frame: DataFrame, target: str, *, pixels: tuple[int, ...] | None = None
+        cls,
+        frame: DataFrame,
+        target: str,
+        *,
+        pixels: tuple[int, ...] | None = None,
+        readings: Mapping[str, Reading] | None = None,
+        most: int = MOST_CATEGORIES,
     ) -> Encoder:
         """Learn from the training part.
 
@@ -80,10 +91,12 @@ class Encoder:
             target: The column of labels; all others hold features.
             pixels: The shape of a picture, if the other columns are pixels from 0 to 255 and are
                 named as `read_frame` names them.
+            readings: What the columns are read as; by default that is decided here.
+            most: The largest number of categories of a column that have features of their own.
 
         """
         frame = named(frame)
-        labels = tuple(sorted(set(labels_in(target, target_column(frame, target, "the table")))))
+        labels = tuple(labels_in(target, target_column(frame, target, "the table"))[1])
         if len(labels) < 2:
             raise ValueError(
                 f"target {target!r} has a single class, {listed(labels)}: "
@@ -91,60 +104,54 @@ class Encoder:
             )
         if pixels is not None:
             return cls(target, labels, (), pixels, (0.0, 255.0))
-        columns: list[Numbers | Categories] = []
-        for name, entries in frame.drop(columns=target).items():
-            kind = Numbers if kind_of(name, entries) == "numbers" else Categories
-            columns.append(kind.fit(name, entries))
+        columns = []
+        for name in frame.columns.drop(target):
+            reading = readings[name] if readings else read_column(name, frame[name])
+            entries = frame[name] if readings else reading.entries
+            columns.append(fit_column(name, reading, entries, most))
         if not columns:
             raise ValueError(f"there is no column besides the target {target!r}: add features")
         return cls(target, labels, tuple(columns))
 
-    def transform(self, frame: DataFrame) -> NDArray[Any]:
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        if self.pixels is not None:
+            return math.prod(self.pixels)
+        return sum(column.width for column in self.columns)
+
+    def transform(self, frame: DataFrame, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return the features of rows, one row each: float32, or uint8 if they are pixels.
 
         Args:
-            frame: Rows with the columns of the training part in any order, with or without the
-                target.
+            frame: Rows with the columns of the training part in any order; others are passed over.
+            out: Where to write them; by default a new array.
 
         """
         frame = named(frame)
-        self._check_columns(frame)
+        if out is None:
+            kind = np.float32 if self.pixels is None else np.uint8
+            out = np.empty((len(frame), self.width), kind)
+        names = [*self.kinds()]
+        complaints = {"missing": [name for name in names if name not in frame.columns]}
+        if complaints["missing"]:
+            others = [name for name in frame if name not in names and name != self.target]
+            raise _mismatch({**complaints, "unknown": others})
         if self.pixels is not None:
-            return _pixels(frame[list(self.kinds())], self.value_range)
-        transformer, order = self._transformer
-        features = np.empty((len(frame), len(order)), np.float32)
-        for start in range(0, len(frame), _ROWS):
-            rows = slice(start, start + _ROWS)
-            features[rows] = transformer.transform(frame[rows])[:, order]
-        return features
-
-    @cached_property
-    def _transformer(self) -> tuple[ColumnTransformer, NDArray[np.intp]]:
-        return column_transformer(self.columns)
-
-    def _check_columns(self, frame: DataFrame) -> None:
-        """Refuse columns that are not those of the training part."""
-        kinds = self.kinds()
-        found = {name: kind_of(name, frame[name]) for name in kinds if name in frame.columns}
-        wrong = [name for name, kind in found.items() if kind and kind != (kinds[name] or kind)]
-        texts = [name for name in wrong if found[name] == "text"]
-        complaints = {
-            "missing": [name for name in kinds if name not in found],
-            "unknown": [name for name in frame if name not in kinds and name != self.target],
-            "text where numbers belong": texts,
-            "numbers where text belongs": [name for name in wrong if found[name] == "numbers"],
-        }
-        if not any(complaints.values()):
-            return
-        said = "; ".join(f"{what}: {listed(names)}" for what, names in complaints.items() if names)
-        for name in texts[:1]:
-            column = Column.of(name, frame[name].reset_index(drop=True))
-            if len(column.not_numbers):
-                said += f"; {name!r} has {first_of(column.not_numbers)}"
-        raise ValueError(
-            f"the columns do not match those of the training part ({said}): "
-            "give the same columns with the same kind of content"
-        )
+            out[:] = _pixels(frame[names], self.value_range)
+            return out
+        start, examples = 0, []
+        for column in self.columns:
+            end = start + column.width
+            try:
+                column.encode(frame[column.name], out[:, start:end])
+            except Misfit as misfit:
+                complaints.setdefault(str(misfit), []).append(column.name)
+                examples.append(f"{column.name!r} has {misfit.entry!r}")
+            start = end
+        if any(complaints.values()):
+            raise _mismatch(complaints, examples[0])
+        return out
 
     def unseen(self, frame: DataFrame) -> dict[str, Series]:
         """Return the entries that are none of their column's categories, by column, if any."""
@@ -168,12 +175,14 @@ class Encoder:
         """What the columns were taken for, in words; None if the features are pixels."""
         if self.pixels is not None:
             return None
-        texts, kinds = self._texts, []
-        if numbers := [part.name for part in self.columns if part.name not in texts]:
-            kinds.append(f"for numbers: {listed(numbers)}")
-        if texts:
-            width = sum(column.width for column in texts.values())
-            kinds.append(f"for categories: {listed(texts)} ({width} indicator columns)")
+        kinds = []
+        for what, kind in (("numbers", Numbers), ("dates", Dates), ("categories", Categories)):
+            columns = [column for column in self.columns if isinstance(column, kind)]
+            if columns:
+                width = sum(column.width for column in columns)
+                indicators = f" ({width} indicator columns)" if kind is Categories else ""
+                names = listed(column.name for column in columns)
+                kinds.append(f"for {what}: {names}{indicators}")
         return f"columns taken {'; '.join(kinds)}"
 
     def look_alikes(self) -> dict[str, list[list[str]]]:
@@ -209,28 +218,27 @@ class Encoder:
         """Return the class index of each label."""
         import pandas as pd
 
-        plain = labels_in(self.target, pd.Series(labels))
+        places, found = labels_in(self.target, pd.Series(labels))
         codes = {label: code for code, label in enumerate(self.labels)}
-        if unseen := sorted(set(plain) - set(codes), key=str):
+        if unseen := sorted(set(found) - set(codes), key=str):
             raise ValueError(
                 f"target {self.target!r} has labels that the training part does not have, "
                 f"{listed(unseen)}: remove these rows, or add such rows to the training part"
             )
-        return np.array([codes[label] for label in plain], np.int64)
+        return np.array([codes[label] for label in found], np.int64)[places]
 
     def to_json(self) -> str:
         """Return the encoder as JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+        fields = asdict(self)
+        del fields["notes"]
+        return json.dumps(fields, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Encoder:
         """Return the encoder that `to_json` wrote."""
         try:
             fields = json.loads(text, object_hook=_with_tuples)
-            columns = [
-                (Categories if "categories" in column else Numbers)(**column)
-                for column in fields.pop("columns")
-            ]
+            columns = [_column(column) for column in fields.pop("columns")]
             encoder = cls(columns=tuple(columns), **fields)
             low, high = encoder.value_range
         except (KeyError, TypeError, ValueError) as problem:
@@ -243,8 +251,25 @@ class Encoder:
         return encoder
 
 
+def _column(fields: dict[str, Any]) -> Column:
+    if "categories" in fields:
+        return Categories(**fields)
+    if "parts" in fields:
+        parts = tuple((str(part), median, factor) for part, median, factor in fields["parts"])
+        return Dates(**{**fields, "parts": parts})
+    return Numbers(**fields)
+
+
 def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(item) if isinstance(item, list) else item for name, item in fields.items()}
+
+
+def _mismatch(complaints: Mapping[str, Sequence[str]], *examples: str) -> ValueError:
+    said = [f"{what}: {listed(names)}" for what, names in complaints.items() if names]
+    return ValueError(
+        f"the columns do not match those of the training part ({'; '.join([*said, *examples])}): "
+        "give the same columns with the same kind of content"
+    )
 
 
 def _pixels(frame: DataFrame, value_range: tuple[float, float]) -> NDArray[np.uint8]:

@@ -1,23 +1,109 @@
-"""Columns as features: what is learned from each, and the transformer that is made from that."""
+"""Columns as features: what is learned from each in the training part, and how it is applied.
+
+What is learned is kept as plain values, which are saved as JSON.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudograd.data.columns import as_numbers, as_texts, how_to_drop
-from pseudograd.extras import needed_for
+from pseudograd.data.columns import Reading, as_dates, as_floats, kind_of
+from pseudograd.data.values import (
+    GAPS,
+    TEXT_GAPS,
+    Code,
+    Form,
+    different,
+    is_gap,
+    numbers_of_form,
+    plain_numbers,
+    read_dates,
+)
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
-    from sklearn.compose import ColumnTransformer
+    from pandas import DatetimeIndex, Series
+
+Features = NDArray[np.float32]
+
+MOST_CATEGORIES = 100  # features of one column
+_FEWEST_ROWS = 3  # of a category that has a feature of its own ...
+_FEW_CATEGORIES = 10  # ... unless there are so few
+_MOST_UNREAD = 0.1  # of new entries, before they are refused
+_SOFT = 3.0  # scaled numbers lie between -3 and 3
 
 
-_MOST_CATEGORIES = 1000  # each is a feature: names or dates would fill the memory
+class Misfit(ValueError):
+    """New entries of another kind than those of the training part."""
+
+    def __init__(self, found: str, wanted: str, entry: object = None) -> None:
+        super().__init__(f"{found} where {wanted}")
+        self.found, self.wanted, self.entry = found, wanted, entry
+
+
+def _tell_unread(name: str, wanted: str, column: Series, wrong: NDArray[np.bool_]) -> None:
+    """Warn of a few texts that are not what a column holds, and refuse many."""
+    if not wrong.any():
+        return
+    entry, count = column[wrong].iloc[0], int(wrong.sum())
+    if count > _MOST_UNREAD * len(column):
+        raise Misfit("text", f"{wanted} belong", entry)
+    warnings.warn(
+        f"column {name!r}: {count} of {len(column)} entries are not {wanted}, such as {entry!r}, "
+        "and count as missing",
+        stacklevel=6,
+    )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Robust scaling with smooth clipping, as in RealMLP (Holzmüller et al., 2024).
+
+    The median becomes 0 and the range between the quartiles has length 1, before all is squeezed
+    into (-3, 3). A column that is mostly one number is scaled by its range instead.
+    """
+
+    median: float
+    factor: float
+
+    @classmethod
+    def fit(cls, values: NDArray[np.float64]) -> Scale:
+        """Learn from numbers that may have gaps."""
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return cls(0.0, 0.0)
+        return cls.of(*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)))
+
+    @classmethod
+    def of(cls, low: float, first: float, median: float, third: float, high: float) -> Scale:
+        """Return the scaling of numbers with these quartiles."""
+        for wanted, width in ((1.0, third - first), (2.0, high - low)):
+            # Numbers near the ends of float64 have no finite range, or none that can be inverted.
+            if 1e-300 < width < math.inf:
+                return cls(float(median), wanted / float(width))
+        return cls(float(median), 0.0)
+
+    def apply(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return numbers as features; gaps become the median."""
+        scaled = (np.where(np.isnan(values), self.median, values) - self.median) * self.factor
+        scaled = scaled.clip(-1e9, 1e9)  # keeps infinity out
+        return scaled / np.hypot(1, scaled / _SOFT)
+
+    def invert(self, feature: float, low: float = -math.inf, high: float = math.inf) -> str:
+        """Return the number that became a feature, in as many digits as the feature has."""
+        if not self.factor:
+            return f"{self.median:g}"
+        room = 1 - (feature / _SOFT) ** 2
+        if room < 1e-6:  # too near the end to tell how far the number was out
+            return f"{low if feature < 0 else high:g}"
+        value = self.median + feature / math.sqrt(room) / self.factor
+        error = 4e-7 * room**-1.5 / self.factor
+        return f"{min(max(round(value, -math.ceil(math.log10(error))), low), high):g}"
 
 
 @dataclass(frozen=True)
@@ -26,10 +112,13 @@ class Numbers:
 
     Attributes:
         name: The column.
-        low: Its least number in the training part, which becomes -1, as does anything below.
-        high: Its greatest, which becomes 1, as does anything above. If low = high, all becomes 0.
-        median: Stands in for a missing number.
+        low: The least number of the training part.
+        high: The greatest.
+        median: Becomes 0, and stands in for a missing number.
+        factor: Scales the distance from the median, see `Scale`.
         missing: Whether a second feature tells which numbers are missing.
+        marks: The decimal mark and the mark between thousands, if the numbers are not plain.
+        codes: Entries that stand for a gap, beside the usual ones.
 
     """
 
@@ -37,32 +126,76 @@ class Numbers:
     low: float
     high: float
     median: float
+    factor: float
     missing: bool
+    marks: str = ""
+    codes: tuple[Code, ...] = ()
 
     kind: ClassVar[str] = "numbers"
 
     @classmethod
-    def fit(cls, name: str, column: Series) -> Numbers:
+    def fit(cls, name: str, reading: Reading, column: Series) -> Numbers:
         """Learn from a column of the training part."""
-        values = as_numbers(name, column)
-        low, median, high = np.nanmin(values), np.nanmedian(values), np.nanmax(values)
-        return cls(name, float(low), float(high), float(median), bool(np.isnan(values).any()))
+        values = as_floats(column)
+        gaps = np.isnan(values)
+        ends = (values[~gaps].min(), values[~gaps].max()) if not gaps.all() else (0.0, 0.0)
+        scale, form = Scale.fit(values), reading.form
+        return cls(
+            name,
+            *(float(ends[0]), float(ends[1]), scale.median, scale.factor),
+            missing=bool(gaps.any()),
+            marks=form.decimal + form.thousands if form else "",
+            codes=reading.codes,
+        )
 
     @property
     def width(self) -> int:
         """The number of features."""
         return 1 + self.missing
 
+    def encode(self, column: Series, features: Features) -> None:
+        """Write the features of entries."""
+        values = self.values(column)
+        features[:, 0] = Scale(self.median, self.factor).apply(values)
+        if self.missing:
+            features[:, 1] = np.isnan(values)
+
+    def values(self, column: Series) -> NDArray[np.float64]:
+        """Return entries as numbers, NaN where one is missing or cannot be read."""
+        kind = kind_of(column)
+        if kind == "numbers":
+            values = as_floats(column)
+        elif kind in ("text", None):
+            values = self._read(column)
+        else:
+            raise Misfit(kind or "", "numbers belong")
+        codes = [code for code in self.codes if isinstance(code, float)]
+        return np.where(np.isfinite(values) & ~np.isin(values, codes), values, np.nan)
+
+    def _read(self, column: Series) -> NDArray[np.float64]:
+        """Return texts as numbers."""
+        places, texts = different(column)
+        gaps = np.array([is_gap(text, GAPS, self.codes) for text in texts], bool)
+        values = plain_numbers(texts)
+        if self.marks:
+            written = numbers_of_form(texts, Form(*self.marks))
+            values = np.where(np.isnan(written), values, written)
+        _tell_unread(
+            self.name, "numbers", column, np.append(np.isnan(values) & ~gaps, False)[places]
+        )
+        return np.append(values, np.nan)[places]
+
     def outside(self, column: Series) -> Series:
         """Return the entries outside the range of the training part."""
-        values = as_numbers(self.name, column)
+        values = self.values(column)
         return column[(values < self.low) | (values > self.high)]
 
-    def show(self, features: NDArray[np.float32]) -> str:
+    def show(self, features: Features) -> str:
         """Return an entry of the column as text, from its features."""
         if self.missing and features[1]:
             return "missing"
-        return f"{self.low + (float(features[0]) + 1) / 2 * (self.high - self.low):g}"
+        scale = Scale(self.median, self.factor)
+        return scale.invert(float(features[0]), self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -74,12 +207,17 @@ class Categories:
         categories: The texts of the training part, sorted: a feature each, 1 where it applies and
             otherwise 0 (not -1, or the many features of one column would all push at once).
         missing: Whether a last feature tells which entries are missing.
+        other: Whether a feature before that stands for all other texts, since some were too rare
+            for a feature of their own.
+        codes: Entries that stand for a gap, beside the usual ones.
 
     """
 
     name: str
     categories: tuple[str, ...]
     missing: bool
+    other: bool = False
+    codes: tuple[Code, ...] = ()
 
     @property
     def kind(self) -> str | None:
@@ -87,85 +225,193 @@ class Categories:
         return "text" if self.categories else None
 
     @classmethod
-    def fit(cls, name: str, column: Series) -> Categories:
-        """Learn from a column of the training part."""
-        categories = tuple(sorted(as_texts(column).dropna().unique()))
-        if len(categories) > _MOST_CATEGORIES:
-            raise ValueError(
-                f"column {name!r} has {len(categories)} different texts, more than "
-                f"{_MOST_CATEGORIES}: {how_to_drop(name)}, or correct it if it should hold numbers"
-            )
-        return cls(name, categories, bool(column.isna().any()))
+    def fit(
+        cls, name: str, reading: Reading, column: Series, most: int = MOST_CATEGORIES
+    ) -> Categories:
+        """Learn from a column of the training part, at most ``most`` categories."""
+        places, texts = different(column)
+        counts = np.bincount(places[places >= 0], minlength=len(texts))
+        fewest = _FEWEST_ROWS if len(texts) > _FEW_CATEGORIES else 1
+        common = [
+            (-count, text) for count, text in zip(counts, texts, strict=True) if count >= fewest
+        ]
+        kept = [text for _, text in sorted(common)[:most]]
+        return cls(
+            name,
+            tuple(sorted(kept)),
+            other=len(kept) < len(texts),
+            missing=bool((places < 0).any()),
+            codes=reading.codes,
+        )
 
     @property
     def width(self) -> int:
         """The number of features."""
-        return len(self.categories) + self.missing
+        return len(self.categories) + self.other + self.missing
+
+    def encode(self, column: Series, features: Features) -> None:
+        """Write the features of entries."""
+        places = self._places(column)
+        features[:] = 0
+        there = places < self.width
+        features[np.flatnonzero(there), places[there]] = 1
+
+    def _places(self, column: Series) -> NDArray[np.intp]:
+        """Return which feature of each entry is on, or the width if none is."""
+        if kind_of(column) in ("dates", "other") and self.kind:
+            raise Misfit("dates or objects", "text belongs", column.dropna().iloc[0])
+        places, texts = different(column)
+        known = {text: at for at, text in enumerate(self.categories)}
+        other = len(known) if self.other else self.width
+        gap = self.width - 1 if self.missing else self.width
+        to = [known.get(text, gap if self._is_gap(text) else other) for text in texts]
+        if texts and kind_of(column) == "numbers" and known.keys().isdisjoint(texts) and known:
+            raise Misfit("numbers", "text belongs", column.dropna().iloc[0])
+        return np.array([*to, gap], np.intp)[places]
+
+    def _is_gap(self, text: str) -> bool:
+        return is_gap(text, TEXT_GAPS, self.codes)
 
     def outside(self, column: Series) -> Series:
-        """Return the entries that are none of the categories."""
-        texts = as_texts(column).dropna()
-        return texts[~texts.isin(self.categories)]
+        """Return the entries that are none of the categories, unless others have a feature."""
+        places, texts = different(column)
+        known = {*self.categories}
+        new = [not (self.other or text in known or self._is_gap(text)) for text in texts]
+        return column[np.array([*new, False], bool)[places]]
 
-    def show(self, features: NDArray[np.float32]) -> str:
+    def show(self, features: Features) -> str:
         """Return an entry of the column as text, from its features."""
-        names = [*self.categories, "missing"]
+        names = [*self.categories, *["other"] * self.other, "missing"]
         return next((name for name, set_ in zip(names, features, strict=False) if set_), "other")
 
 
-def column_transformer(
-    columns: Sequence[Numbers | Categories],
-) -> tuple[ColumnTransformer, NDArray[np.intp]]:
-    """Return a fitted transformer, and the order that brings its features to that of the columns.
+@dataclass(frozen=True)
+class Dates:
+    """What is learned from a column of dates or times.
 
-    Its features are the numbers, then which of them are missing, then the categories.
+    Attributes:
+        name: The column.
+        format: How they were written, for `pandas.to_datetime`; empty if they were no texts.
+        first: The first of the training part, from which days are counted.
+        parts: What varies of year, month, weekday (Monday is 0), hour and days since the first:
+            each is a feature, with the median and the factor of its scaling.
+        missing: Whether a last feature tells which dates are missing.
+        codes: Entries that stand for a gap, beside the usual ones.
+
     """
-    with needed_for("encoding tables"):
+
+    name: str
+    format: str
+    first: str
+    parts: tuple[tuple[str, float, float], ...]
+    missing: bool
+    codes: tuple[Code, ...] = ()
+
+    kind: ClassVar[str] = "dates"
+
+    @classmethod
+    def fit(cls, name: str, reading: Reading, column: Series) -> Dates:
+        """Learn from a column of the training part."""
         import pandas as pd
-        from sklearn.compose import ColumnTransformer
-        from sklearn.impute import SimpleImputer
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 
-    numbers = {column.name: column for column in columns if isinstance(column, Numbers)}
-    texts = {column.name: column for column in columns if isinstance(column, Categories)}
-    gaps = [name for name, column in numbers.items() if column.missing]
-    ends = np.array([(column.low, column.high) for column in numbers.values()])
-    scale_and_impute = make_pipeline(
-        FunctionTransformer(_scaled, kw_args={"ends": ends}),
-        SimpleImputer(strategy="median", add_indicator=True),
-    )
-    one_hot = make_pipeline(
-        FunctionTransformer(_as_texts),
-        OneHotEncoder(
-            categories=[[*text.categories, *[np.nan] * text.missing] for text in texts.values()],
-            handle_unknown="ignore",
-            sparse_output=False,
-            dtype=np.float32,
-        ),
-    )
-    transformer = ColumnTransformer(
-        [("numbers", scale_and_impute, [*numbers]), ("texts", one_hot, [*texts])]
-    ).set_output(transform="default")
-    # Fitted to a row of the medians, and to one that tells where numbers may be missing.
-    medians = {column.name: getattr(column, "median", np.nan) for column in columns}
-    transformer.fit(pd.DataFrame([medians, medians | dict.fromkeys(gaps, np.nan)], dtype=object))
-    places = {column.name: at for at, column in enumerate(columns)}
-    owners = [*numbers, *gaps, *(name for name in texts for _ in range(texts[name].width))]
-    return transformer, np.argsort([places[name] for name in owners], kind="stable")
+        times = pd.DatetimeIndex(as_dates(column))
+        first = times.min()
+        parts = []
+        for part, values in _parts_of(times, first).items():
+            scale = Scale.fit(values)
+            if scale.factor:
+                parts.append((part, scale.median, scale.factor))
+        missing = bool(times.isna().any())
+        text = "" if pd.isna(first) else first.isoformat()
+        return cls(name, reading.format, text, tuple(parts), missing, reading.codes)
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return len(self.parts) + self.missing
+
+    def encode(self, column: Series, features: Features) -> None:
+        """Write the features of entries."""
+        times = self._times(column)
+        values = _parts_of(times, self._first)
+        for at, (part, median, factor) in enumerate(self.parts):
+            features[:, at] = Scale(median, factor).apply(values[part])
+        if self.missing:
+            features[:, -1] = times.isna()
+
+    @property
+    def _first(self) -> Any:
+        import pandas as pd
+
+        return pd.Timestamp(self.first or 0)
+
+    def _times(self, column: Series) -> DatetimeIndex:
+        """Return entries as times."""
+        import pandas as pd
+
+        kind = kind_of(column)
+        if kind in ("dates", None):
+            return pd.DatetimeIndex(as_dates(column))
+        if kind != "text":
+            raise Misfit(kind or "", "dates belong", column.dropna().iloc[0])
+        places, texts = different(column)
+        there = [text for text in texts if not is_gap(text, GAPS, self.codes)]
+        times = dict(zip(there, self._read(there), strict=True))
+        wrong = np.array([*(times.get(text, 0) is pd.NaT for text in texts), False], bool)[places]
+        _tell_unread(self.name, "dates", column, wrong)
+        return pd.DatetimeIndex([*(times.get(text) for text in texts), None])[places]
+
+    def _read(self, texts: list[str]) -> DatetimeIndex:
+        """Return texts as times, in the format of the training part unless all agree in another."""
+        import pandas as pd
+
+        if found := read_dates(texts, self.format):
+            return found[0]
+        times = pd.to_datetime(texts, format=self.format or "ISO8601", errors="coerce", utc=True)
+        return times.tz_localize(None)
+
+    def outside(self, column: Series) -> Series:
+        """Return no entries: dates after the training part are the rule."""
+        return column[:0]
+
+    def show(self, features: Features) -> str:
+        """Return an entry of the column as text, from its features."""
+        import pandas as pd
+
+        if self.missing and features[-1]:
+            return "missing"
+        told = {
+            part: Scale(median, factor).invert(float(feature))
+            for (part, median, factor), feature in zip(self.parts, features, strict=False)
+        }
+        if math.isfinite(float(told.get("days", "inf"))):
+            day = self._first.normalize() + pd.Timedelta(days=round(float(told.pop("days"))))
+            told = {"": day.date().isoformat()} | {k: v for k, v in told.items() if k == "hour"}
+        return ", ".join(f"{part} {value}".strip() for part, value in told.items())
 
 
-def _as_texts(frame: DataFrame) -> DataFrame:
-    return frame.apply(as_texts)
+def _parts_of(times: DatetimeIndex, first: Any) -> dict[str, NDArray[np.float64]]:
+    """Return the parts of times as numbers."""
+    import pandas as pd
+
+    day = times.normalize()
+    parts = {
+        "year": times.year,
+        "month": times.month,
+        "weekday": times.day_of_week,
+        "hour": (times - day) / pd.Timedelta(hours=1),
+        "days": (day - first.normalize()) / pd.Timedelta(days=1),
+    }
+    return {part: values.to_numpy(np.float64) for part, values in parts.items()}
 
 
-def _scaled(frame: DataFrame, ends: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Map each column's ends to -1 and 1, and what lies outside to the nearest end.
+Column = Numbers | Categories | Dates
 
-    Unlike MinMaxScaler's, the ends and the middle are exact, and a constant column becomes 0.
-    """
-    values = np.stack([as_numbers(name, entries) for name, entries in frame.items()], 1)
-    low, high = ends.T
-    varies = high > low
-    scaled: NDArray[np.float64] = 2 * ((values - low) / np.where(varies, high - low, 1)) - 1
-    return scaled.clip(np.where(varies, -1, 0), varies).astype(np.float32)
+
+def fit_column(name: str, reading: Reading, column: Series, most: int = MOST_CATEGORIES) -> Column:
+    """Learn from a column of the training part."""
+    if reading.kind == "numbers":
+        return Numbers.fit(name, reading, column)
+    if reading.kind == "dates":
+        return Dates.fit(name, reading, column)
+    return Categories.fit(name, reading, column, most)

@@ -1,9 +1,10 @@
-"""A user's own table as a data set: read, checked, split, and encoded as numbers in [-1, 1]."""
+"""A user's own table as a data set: read, looked over, split, and encoded as features."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,18 +12,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pseudograd.data.benchmarks import load
-from pseudograd.data.columns import Column, Label, check_column, labels_in, target_column
+from pseudograd.data.columns import (
+    Choices,
+    OptionError,
+    Reading,
+    labels_in,
+    read_column,
+    target_column,
+    unlabelled,
+)
 from pseudograd.data.dataset import FOLDS, Dataset, digits
 from pseudograd.data.encoder import Encoder
-from pseudograd.data.reading import READERS, OptionError, read_table
+from pseudograd.data.features import MOST_CATEGORIES
+from pseudograd.data.memory import FEATURES, check_size
+from pseudograd.data.parts import draw, in_both_parts
+from pseudograd.data.reading import READERS, Table, name_of, read_table
 from pseudograd.data.registry import BENCHMARKS
-from pseudograd.words import listed, nearest
+from pseudograd.data.survey import Notes, look_over, question_target
+from pseudograd.data.values import different
+from pseudograd.words import counted, listed, nearest
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 
 # Data sets that have a name: what loads them, and the shape of their pictures.
@@ -32,11 +45,11 @@ _KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
 }
 
 
-def open_data(name: str | Path, **options: Any) -> tuple[Dataset, Encoder]:
+def open_data(name: str | Path | DataFrame, **options: Any) -> tuple[Dataset, Encoder]:
     """Open a data set that has a name, or a user's own table.
 
     Args:
-        name: "digits", the name of a benchmark set, or the path of a .csv, .parquet or .npz file.
+        name: "digits", the name of a benchmark set, or a table as `load_table` takes it.
         options: Those of `load_table` for a table, of `digits` for the digits, ``data_dir`` for a
             benchmark set. None stands for the default.
 
@@ -47,50 +60,61 @@ def open_data(name: str | Path, **options: Any) -> tuple[Dataset, Encoder]:
 
     """
     options = {option: value for option, value in options.items() if value is not None}
-    known = _KNOWN.get(str(name))
+    is_path = isinstance(name, (str, Path))
+    known = _KNOWN.get(str(name)) if is_path else None
     loader = known[0] if known else load_table
     if unknown := sorted(set(options) - set(inspect.signature(loader).parameters)):
         raise OptionError(unknown[0], f"cannot be set for data {str(name)!r}")
     if known:
         data = known[0](**options)
         return data, Encoder("y", tuple(range(data.classes)), (), known[1], data.value_range)
-    path = Path(name)
-    if not path.suffix and not path.exists():
+    if is_path and str(name) != "-" and not Path(name).suffix and not Path(name).exists():
         raise ValueError(
-            f"data {path.name!r} is not known: give {nearest(path.name, _KNOWN)}, "
+            f"data {Path(name).name!r} is not known: give {nearest(Path(name).name, _KNOWN)}, "
             f"or a file that ends in {', '.join(READERS)}"
         )
-    return load_table(path, **options)
+    return load_table(name, **options)
 
 
 def load_table(
-    path: str | Path,
+    source: str | Path | DataFrame,
     target: str | None = None,
     *,
     test_path: str | Path | None = None,
     test_fraction: float | None = None,
     drop: Sequence[str] = (),
     categories: Sequence[str] = (),
+    numbers: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    group: str | None = None,
+    strict: bool = False,
     stratify: bool = True,
     seed: int = 0,
 ) -> tuple[Dataset, Encoder]:
-    """Load a .csv, .parquet or .npz file as a data set.
+    """Load a table as a data set. What carries nothing is left out, and warnings tell so.
 
     Args:
-        path: The file, as `read_frame` takes it.
+        source: The file, as `read_frame` takes it.
         target: The column of labels; in an .npz file the array of labels, by default "y".
         test_path: A second file, the test part. By default it is the arrays X_test and y_test of an
             .npz file if there are any, and otherwise drawn at random.
         test_fraction: How much of the table is drawn as the test part, by default 0.2.
-        drop: Columns to leave out; not for .npz files.
-        categories: Columns whose numbers are codes, so that each becomes a category. Texts always
-            do, and so do whole numbers of a .csv file if one begins with a zero.
+        drop: Columns to leave out.
+        categories: Columns whose numbers are codes, so that each becomes a category. Texts that are
+            neither numbers nor dates always do, and so do whole numbers that begin with a zero.
+        numbers: Columns that hold numbers and are kept: what cannot be read as one counts as
+            missing, and -999 does not.
+        missing: Entries that stand for a gap, beside NA, ? and the like.
+        group: A column that names what rows belong together, such as a patient: all of them are in
+            the training part or all in the test part. It is no feature.
+        strict: Refuse the table if anything had to be left out or is doubtful.
         stratify: Whether the test part has the same share of every class, as nearly as possible.
             In any case each class keeps a training example.
         seed: Determines the test part.
 
     Returns:
-        The data set, named after the file, and the encoder that made it.
+        The data set, named after the file, and the encoder that made it; its ``notes`` say what
+        was done with each column.
 
     Example:
         >>> import tempfile
@@ -99,97 +123,198 @@ def load_table(
         >>> data, encoder = load_table(path, "pet")
         >>> data.name, data.train_size, data.test_size, encoder.labels
         ('pets.csv', 8, 2, ('cat', 'dog'))
-        >>> encoder.columns
-        (Numbers(name='weight', low=4.0, high=30.0, median=9.0, missing=False),)
+        >>> encoder.notes["columns"]
+        [{'name': 'weight', 'used_as': 'numbers', 'why': '', 'features': 1}]
 
     """
-    path = Path(path)
+    choices = Choices(drop, categories, numbers, missing, group)
+    if target is None and isinstance(source, (str, Path)) and str(source).lower().endswith(".npz"):
+        target = "y"
+    _check_options(target, test_path, test_fraction, choices)
+    table, place, notes = read_table(source, target, choices), name_of(source), Notes()
+    if target is None:
+        raise OptionError(
+            "target", f"must name the column of labels: one of {listed(table.frame.columns)}"
+        )
+    _check_parts(place, table.test is not None, test_path, test_fraction)
+    if table.said:
+        notes.say(table.said)
+    frame = _labelled(table.frame, target, choices, place, notes)
+    classes = _classes(frame, target, notes)
+    groups = _groups(frame[group]) if group is not None else None
+    frame, readings = _read_columns(frame, table, target, choices, place, notes)
+    if strict and notes.said:
+        raise ValueError(f"{place} is refused, since strict is set: {'; '.join(notes.said)}")
+    notes.tell(stacklevel=2)
+    drawn = np.zeros(len(frame), bool)
+    if test_path is None and table.test is None:
+        drawn = draw(classes, test_fraction or 0.2, stratify, seed, groups)
+    train, test = frame[~drawn], table.test if table.test is not None else frame[drawn]
+    if len(train) < FOLDS:
+        fix = "add rows" if test_fraction is None else "add rows, or lower test_fraction"
+        raise ValueError(
+            f"{place} leaves {len(train)} examples to train on, but cross-validation needs "
+            f"at least {FOLDS}: {fix}"
+        )
+    encoder = _fit(train, target, table.pixels, readings, notes)
+    if test_path is not None:
+        test = read_frame(test_path, encoder)
+    if not drawn.any():
+        test = _labelled(test, target, choices, test_path or place, notes)
+    if groups is not None:
+        unknown = np.full(0 if drawn.any() else len(test), -1)
+        groups = np.concatenate([groups[~drawn], groups[drawn], unknown])
+    name = Path(source).name if isinstance(source, (str, Path)) else "frame"
+    data = _dataset("stdin" if name == "-" else name, train, test, encoder, groups)
+    if count := in_both_parts(data):
+        notes.rows["test rows that equal a training row"] = count
+        notes.say(
+            f"{counted(count, 'test row')} of {data.test_size} equal a training row in every column"
+        )
+    notes.tell(stacklevel=2)
+    return data, replace(encoder, notes=notes.plain(encoder))
+
+
+def _check_parts(place: str, has_test: bool, test_path: object, test_fraction: object) -> None:
+    for option, given in {"test_path": test_path, "test_fraction": test_fraction}.items():
+        if given is not None and has_test:
+            raise OptionError(
+                option, f"must be left out: {place} has a test part of its own, X_test"
+            )
+
+
+def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
+    """Return the class of each row, unless there is nothing to tell apart."""
+    classes, labels = labels_in(target, frame[target])
+    if len(labels) == len(frame):
+        raise ValueError(f"target {target!r} differs in all rows: name a column of classes")
+    if len(labels) < 2:
+        raise ValueError(
+            f"target {target!r} has a single class, {listed(labels)}: "
+            "name a column with two or more"
+        )
+    if question := question_target(target, classes, labels):
+        notes.say(question, doubt=True)
+    return classes
+
+
+def _groups(column: Series) -> NDArray[np.int64]:
+    """Return the number of each row's group; a row without one is a group of its own."""
+    places, values = different(column)
+    return np.where(places < 0, len(values) + np.arange(len(places)), places).astype(np.int64)
+
+
+def _check_options(
+    target: str | None, test_path: object, test_fraction: float | None, choices: Choices
+) -> None:
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction must lie between 0 and 1, not {test_fraction}")
     if test_fraction is not None and test_path is not None:
         raise OptionError("test_fraction", f"must be left out: {test_path} is the test part")
-    if target is None and path.suffix.lower() == ".npz":
-        target = "y"
-    _check_names(target, drop=drop, categories=categories)
-    train, test, pixels = read_table(path, target, drop=drop, categories=categories)
-    if target is None:
-        raise OptionError(
-            "target", f"must name the column of labels: one of {listed(train.columns)}"
-        )
-    labels = labels_in(target, target_column(train, target, path))
-    for option, given in {"test_path": test_path, "test_fraction": test_fraction}.items():
-        if given is not None and test is not None:
-            raise OptionError(
-                option, f"must be left out: {path} has a test part of its own, X_test"
-            )
-    if pixels is None:
-        for name in train.columns.drop(target):
-            check_column(Column.of(name, train[name], categories=categories))
-    if test_path is None and test is None:
-        drawn = _draw(labels, test_fraction or 0.2, stratify, seed)
-        if not drawn.any():
-            raise ValueError(f"target {target!r} differs in all rows: name a column of classes")
-        train, test = train[~drawn], train[drawn]
-    if len(train) < FOLDS:
-        fix = "add rows" if test_fraction is None else "add rows, or lower test_fraction"
-        raise ValueError(
-            f"{path} leaves {len(train)} examples to train on, but cross-validation needs "
-            f"at least {FOLDS}: {fix}"
-        )
-    encoder = Encoder.fit(train, target, pixels=pixels)
-    if test is None:
-        assert test_path is not None
-        test = read_frame(test_path, encoder)
-    target_column(test, target, test_path or path)
-    return _dataset(path.name, train, test, encoder), encoder
-
-
-def _check_names(target: str | None, **options: Sequence[str]) -> None:
-    for option, names in options.items():
+    for option in ("drop", "categories", "numbers", "missing"):
+        names = getattr(choices, option)
         if isinstance(names, str):
             raise OptionError(option, f"must be a list of names, such as [{names!r}]")
-        if target in names:
+        if target in names and option != "missing":
             raise OptionError(option, f"names {target!r}, which is the target: name another column")
+    if target is not None and choices.group == target:
+        raise OptionError("group", f"names {target!r}, which is the target: name another column")
+    if twice := sorted({*choices.categories} & {*choices.numbers}):
+        raise OptionError("numbers", f"names {listed(twice)}, and so does 'categories': choose one")
 
 
-def _dataset(name: str, train: DataFrame, test: DataFrame, encoder: Encoder) -> Dataset:
-    def joined(of: Callable[[DataFrame], Any]) -> Tensor:
-        return torch.from_numpy(np.concatenate([of(train), of(test)])).contiguous()
+def _labelled(
+    frame: DataFrame, target: str, choices: Choices, place: object, notes: Notes
+) -> DataFrame:
+    """Return the rows that have a label, and note how many have none."""
+    gaps = unlabelled(target_column(frame, target, place), choices.codes)
+    notes.rows["read"] = notes.rows.get("read", 0) + len(frame)
+    if not gaps.any():
+        return frame
+    count = int(gaps.sum())
+    if count == len(frame):
+        raise ValueError(f"target {target!r} has no labels in {place}: name another column")
+    notes.rows["without label"] = notes.rows.get("without label", 0) + count
+    notes.say(f"{counted(count, 'row')} of {place} set aside: no label in column {target!r}")
+    return frame[~gaps].infer_objects()
 
+
+def _read_columns(
+    frame: DataFrame, table: Table, target: str, choices: Choices, place: str, notes: Notes
+) -> tuple[DataFrame, dict[str, Reading]]:
+    """Return the columns that are kept, typed, and what each is read as."""
+    import pandas as pd
+
+    if table.pixels is not None:
+        return frame, {}
+    names = [name for name in frame.columns if name not in (target, choices.group)]
+    readings = {name: read_column(name, frame[name], choices, table.comma) for name in names}
+    kept = look_over(readings, choices, notes)
+    if not kept:
+        said = f" ({'; '.join(notes.said)})" if notes.said else ""
+        raise ValueError(f"{place} has no column besides the target {target!r}{said}: add features")
+    columns = {name: readings[name].entries for name in kept}
+    return pd.DataFrame({**columns, target: frame[target]}), readings
+
+
+def _fit(
+    train: DataFrame,
+    target: str,
+    pixels: tuple[int, ...] | None,
+    readings: dict[str, Reading],
+    notes: Notes,
+) -> Encoder:
+    """Fit the encoder, with fewer categories where their features would take too much memory."""
+    most, size = MOST_CATEGORIES, 0.0
+    while True:
+        encoder = Encoder.fit(train, target, pixels=pixels, readings=readings or None, most=most)
+        size = 4.0 * encoder.width * notes.rows["read"]
+        if pixels is not None or size <= FEATURES or most < 4:
+            break
+        most //= 2
+    if most < MOST_CATEGORIES:
+        notes.say(
+            f"columns of texts have at most {most} categories, the most common ones: with "
+            f"{MOST_CATEGORIES} the features would take more than {FEATURES / 2**30:g} GB",
+            doubt=True,
+        )
+    check_size(2 * size, "makes features that take")
+    return encoder
+
+
+def _dataset(
+    name: str,
+    train: DataFrame,
+    test: DataFrame,
+    encoder: Encoder,
+    groups: NDArray[np.int64] | None,
+) -> Dataset:
+    rows = len(train) + len(test)
+    kind = np.float32 if encoder.pixels is None else np.uint8
+    features = np.empty((rows, encoder.width), kind)
+    encoder.transform(train, features[: len(train)])
+    encoder.transform(test, features[len(train) :])
+    labels = [encoder.encode_labels(part[encoder.target]) for part in (train, test)]
     return Dataset(
         name=name,
-        features=joined(encoder.transform),
-        labels=joined(lambda part: encoder.encode_labels(part[encoder.target])),
+        features=torch.from_numpy(features),
+        labels=torch.from_numpy(np.concatenate(labels)),
         train_size=len(train),
         value_range=encoder.value_range,
-        rows=joined(lambda part: part.index + 1),
+        rows=torch.from_numpy(np.concatenate([part.index + 1 for part in (train, test)])),
+        groups=None if groups is None else torch.from_numpy(groups),
     )
 
 
-def read_frame(path: str | Path, encoder: Encoder) -> DataFrame:
-    """Read new rows from a file, for `Encoder.transform`.
+def read_frame(source: str | Path | DataFrame, encoder: Encoder) -> DataFrame:
+    """Read new rows, for `Encoder.transform`.
 
     Args:
-        path: A .csv file with a header, a .parquet file, or an .npz file with the features in an
+        source: A .csv file with a header, a .parquet file, or an .npz file with the features in an
             array X, whose columns are called X[0], X[1], ...
         encoder: Tells which columns to read, and which of them hold text even if it looks like
             numbers in these rows.
 
     """
-    return read_table(Path(path), encoder.target, encoder)[0]
-
-
-def _draw(labels: Sequence[Label], fraction: float, stratify: bool, seed: int) -> NDArray[np.bool_]:
-    """Return which rows are the test part, drawn by the labels and the seed alone."""
-    codes = np.unique(np.array(labels), return_inverse=True)[1]
-    shuffled = torch.randperm(len(codes), generator=torch.Generator().manual_seed(seed)).numpy()
-    # The first example of each class stays in the training part.
-    rest = np.delete(shuffled, np.unique(codes[shuffled], return_index=True)[1])
-    count = min(len(rest), max(1, round(fraction * len(codes))))
-    if stratify:
-        # Examples at equal steps through the classes.
-        rest = rest[np.argsort(codes[rest], kind="stable")]
-        rest = rest[((np.arange(count) + 0.5) * len(rest) / max(count, 1)).astype(int)]
-    drawn = np.zeros(len(codes), bool)
-    drawn[rest[:count]] = True
-    return drawn
+    frame: Any = read_table(source, encoder.target, encoder=encoder).frame
+    return frame

@@ -1,9 +1,11 @@
 """Which k, and which learning rate: the paper's protocol, and the ledger of what was tried."""
 
 from pseudograd.search.assessment import assess
+from pseudograd.search.bagging import Bagging, table_recipe
 from pseudograd.search.comparison import Comparison, Difference, compare, paired_difference
 from pseudograd.search.deadline import Deadline
 from pseudograd.search.ledger import Ledger, SetAside
+from pseudograd.search.models import load_model
 from pseudograd.search.protocol import (
     DEEP_KS,
     SHALLOW_KS,
@@ -16,8 +18,8 @@ from pseudograd.search.protocol import (
 )
 from pseudograd.search.study import Progress, Result, Runner, Study, result
 from pseudograd.search.tuning import (
+    Combined,
     default_folder,
-    load_model,
     read_assessment,
     read_examples,
     study_of,
@@ -27,7 +29,9 @@ from pseudograd.search.tuning import (
 __all__ = [
     "DEEP_KS",
     "SHALLOW_KS",
+    "Bagging",
     "Cell",
+    "Combined",
     "Comparison",
     "Deadline",
     "Difference",
@@ -51,5 +55,6 @@ __all__ = [
     "repetitions_for",
     "result",
     "study_of",
+    "table_recipe",
     "tune",
 ]

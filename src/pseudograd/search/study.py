@@ -22,6 +22,7 @@ from pseudograd.environment import session
 from pseudograd.files import UNFINISHED, locked, write_whole, writing
 from pseudograd.fleet import Outcome, Stop, Trial, never
 from pseudograd.fleet.recipe import recipe_from_json
+from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import Comparison, compare
 from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Cell, Outcomes, Protocol
@@ -32,6 +33,7 @@ from pseudograd.words import counted
 Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
 
 _SECONDS_BETWEEN_NOTES = 5.0
+_PROTOCOLS: dict[str, type[Protocol]] = {kind.kind: kind for kind in (Protocol, Bagging)}
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class Study:
                 for name, value in written["protocol"].items()
             }
             settings["recipe"] = recipe_from_json(written["recipe"])
-            protocol, data = Protocol(**settings), written["data"]
+            kind = _PROTOCOLS[settings.pop("kind", Protocol.kind)]
+            protocol, data = kind(**settings), written["data"]
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ValueError(
                 f"{path} is not the description of a run ({problem!r}): if another version of "
@@ -236,9 +239,8 @@ class Study:
         with self.session(command, devices, share):
             noted = -math.inf  # so that the first trial is noted, should this process be killed
             while not stop() and (wanted := self.protocol.wanted(self.ledger)):
-                # Final networks are trained on more examples, and so apart from the others.
-                retrain = wanted[0].split.retrain
-                queue = deque(trial for trial in wanted if trial.split.retrain == retrain)
+                group = _group(wanted[0])
+                queue = deque(trial for trial in wanted if _group(trial) == group)
                 handed_out = set(queue)
                 left = Counter(trial.k for trial in queue)
                 known = len(self.ledger)
@@ -250,7 +252,7 @@ class Study:
                         more = [
                             trial
                             for trial in self.protocol.wanted(self.ledger)
-                            if trial not in handed_out and trial.split.retrain == retrain
+                            if trial not in handed_out and _group(trial) == group
                         ]
                         queue.extend(more)
                         handed_out.update(more)
@@ -398,6 +400,11 @@ class Study:
     def _write(self) -> None:
         if self.folder is not None:
             write_json(self.folder / "run.json", {**self._description(), "sessions": self.sessions})
+
+
+def _group(trial: Trial) -> tuple[object, ...]:
+    """What trials of one queue share: final networks, for one, are trained on more examples."""
+    return trial.recipe.architecture, trial.split.retrain
 
 
 def result(protocol: Protocol, outcomes: Outcomes) -> Result:

@@ -1,0 +1,109 @@
+"""Opening a file of rows: plain or compressed, from the disk or from standard input."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import stat
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from pseudograd.data.columns import Refusal
+from pseudograd.data.memory import available, check_size
+
+# Text compresses to a tenth, and seldom to less than a fiftieth.
+_MOST_TIMES = 200
+_HARMLESS = 2**26  # bytes that may come out of any file
+_UNPACKED: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+COMPRESSIONS = (*_UNPACKED, ".zip")
+_BEGINNINGS = {
+    b"\x1f\x8b": ".gz",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ": ".xz",
+    b"PAR1": ".parquet",
+    b"ARROW1": ".feather",
+    b"{": ".jsonl",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """An open file, the suffix of what it holds, and how many bytes it takes."""
+
+    file: BinaryIO
+    suffix: str
+    size: int
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Opened]:
+    """Open a file for reading, or standard input if the path is "-"; what is packed is unpacked."""
+    if str(path) == "-":
+        content = _bounded(sys.stdin.buffer, available() // 4, "standard input")
+        yield _unpacked(io.BytesIO(content), _suffix_of(content), len(content), path)
+        return
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: check the path")
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a device or a pipe"
+        raise Refusal(f"is {what}: name a file, or - for standard input")
+    check_size(found.st_size, "has")
+    with path.open("rb") as file:
+        yield _unpacked(file, path.suffix.lower(), found.st_size, path)
+
+
+def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
+    """Unpack a compressed file in memory, unless far more comes out than a table packs."""
+    if suffix not in COMPRESSIONS:
+        return Opened(file, suffix, size)
+    most = min(max(_HARMLESS, _MOST_TIMES * size), available() // 4)
+    inner = Path(path.stem).suffix.lower()
+    if suffix == ".zip":
+        with zipfile.ZipFile(file) as archive:
+            members = [one for one in archive.infolist() if not one.is_dir()]
+            if len(members) != 1:
+                raise Refusal(f"holds {len(members)} files: pack a single one")
+            inner = Path(members[0].filename).suffix.lower()
+            with archive.open(members[0]) as unpacked:
+                content = _bounded(cast(BinaryIO, unpacked), most)
+    else:
+        with _UNPACKED[suffix](file) as unpacked:
+            content = _bounded(unpacked, most)
+    return Opened(io.BytesIO(content), inner or _suffix_of(content), len(content))
+
+
+def _bounded(file: BinaryIO, most: int, what: str = "it") -> bytes:
+    parts, size = [], 0
+    while part := file.read(2**20):
+        size += len(part)
+        if size > most:
+            raise Refusal(
+                f"is not read: more than {most / 2**20:,.0f} MB come out of {what}, far more than "
+                "a table would hold; unpack it if that is right"
+            )
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _suffix_of(content: bytes) -> str:
+    """Return the suffix that goes with the beginning of a file."""
+    if content.startswith(b"PK\x03\x04"):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            names = archive.namelist()
+        if any(name.startswith("xl/") for name in names):
+            return ".xlsx"
+        return ".npz" if all(name.endswith(".npy") for name in names) else ".zip"
+    found = (suffix for start, suffix in _BEGINNINGS.items() if content.startswith(start))
+    return next(found, ".csv")

@@ -1,0 +1,96 @@
+"""The training and the test part of a table: drawn by class and by group, and compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pseudograd.data.columns import OptionError
+from pseudograd.data.dataset import Dataset
+from pseudograd.words import counted
+
+
+def draw(
+    classes: NDArray[np.intp],
+    fraction: float,
+    stratify: bool,
+    seed: int,
+    groups: NDArray[np.int64] | None = None,
+) -> NDArray[np.bool_]:
+    """Return which rows are the test part, drawn by the classes, the groups and the seed alone.
+
+    Args:
+        classes: The class of each row.
+        fraction: How much of the rows to draw.
+        stratify: Whether to draw the same share of every class, as nearly as possible.
+        seed: Determines the draw.
+        groups: The group of each row, if groups are to be drawn whole.
+
+    """
+    if groups is not None:
+        return _draw_groups(classes, fraction, stratify, seed, groups)
+    shuffled = _shuffled(len(classes), seed)
+    # The first example of each class stays in the training part.
+    rest = np.delete(shuffled, np.unique(classes[shuffled], return_index=True)[1])
+    count = min(len(rest), max(1, round(fraction * len(classes))))
+    if stratify:
+        # Examples at equal steps through the classes.
+        rest = rest[np.argsort(classes[rest], kind="stable")]
+        rest = rest[((np.arange(count) + 0.5) * len(rest) / max(count, 1)).astype(int)]
+    drawn = np.zeros(len(classes), bool)
+    drawn[rest[:count]] = True
+    return drawn
+
+
+def _draw_groups(
+    classes: NDArray[np.intp],
+    fraction: float,
+    stratify: bool,
+    seed: int,
+    groups: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Draw groups in random order, each if it brings the test part nearer to the shares wanted."""
+    order = np.argsort(groups, kind="stable")
+    members = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
+    drawn, left = np.zeros(len(classes), bool), np.bincount(classes)
+    lacking = fraction * (left if stratify else left.sum(keepdims=True))
+    shuffled = [members[at] for at in _shuffled(len(members), seed)]
+    # Where every group is too large, the smallest will do.
+    for any_size, tried in ((False, shuffled), (True, sorted(shuffled, key=len))):
+        for rows in tried:
+            counts = np.bincount(classes[rows], minlength=len(left))
+            more = counts if stratify else counts.sum(keepdims=True)
+            wanted = np.abs(lacking - more).sum() < np.abs(lacking).sum()
+            # Each class keeps a training example.
+            if (wanted or any_size) and (left - counts >= 1).all():
+                drawn[rows] = True
+                left, lacking = left - counts, lacking - more
+                if any_size:
+                    return drawn
+        if drawn.any():
+            return drawn
+    raise OptionError(
+        "group",
+        f"makes {counted(len(members), 'group')}, none of which can be the test part: name a "
+        "column with more groups, or give a test file",
+    )
+
+
+def _shuffled(count: int, seed: int) -> NDArray[np.int64]:
+    shuffled: NDArray[np.int64] = torch.randperm(
+        count, generator=torch.Generator().manual_seed(seed)
+    ).numpy()
+    return shuffled
+
+
+def in_both_parts(data: Dataset) -> int:
+    """Return how many test examples equal a training example, the label included."""
+    numbers = data.features.numpy()
+    numbers = numbers.view(np.uint32) if numbers.dtype == np.float32 else numbers
+    random = np.random.default_rng(0)
+    # Equal rows have equal sums; others do not, but for one pair in 2^64.
+    sums = data.labels.numpy().astype(np.uint64) * random.integers(2**63, dtype=np.uint64)
+    for column in numbers.T:
+        sums += (column.astype(np.uint64) + 1) * random.integers(2**63, dtype=np.uint64)
+    return int(np.isin(sums[data.train_size :], sums[: data.train_size]).sum())

@@ -1,0 +1,225 @@
+"""A look over a table before it is used: which columns carry nothing, and which are doubtful."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pseudograd.data.columns import Choices, Reading, as_floats
+from pseudograd.data.values import different
+from pseudograd.words import listed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pandas import Series
+
+    from pseudograd.data.encoder import Encoder
+
+_FEW = 20  # fewer texts may all differ, and fewer rows may be in order, by chance
+_NEARLY_ALL = 0.9
+_ID = re.compile(
+    r"(?i:unnamed:.*|row[ _.-]?(names?|labels?|nr|no|num|number)?|index|idx|obs|observation|"
+    r"((row|obs|case|record|sample|line|serial)[ _.-]?)?(id|ids|no|nr|number|key|index)|"
+    r"uuid|guid|.*[ _.-]ids?|id[ _.-].*)|.*[a-z](ID|Id)"
+)
+_ENTITY = re.compile(
+    r"(?i:(patient|subject|person|participant|respondent|user|customer|client|student|pupil|"
+    r"household|family|animal|individual|session|device|account)([ _.-]?(id|no|nr|number|code))?)"
+)
+
+
+class Note(UserWarning):
+    """What was done with a table, which gives no cause for concern."""
+
+
+@dataclass
+class Notes:
+    """What was done with a table, as it is told and kept.
+
+    Attributes:
+        columns: What each column is used as, and why: plain values.
+        rows: How many rows there are of which kind.
+        said: What is told, a line each.
+        doubts: Which of these are warnings.
+
+    """
+
+    columns: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    def tell(self, stacklevel: int) -> None:
+        """Issue all lines as warnings, those without doubt as a `Note`."""
+        for line in self.said:
+            warnings.warn(line, UserWarning if line in self.doubts else Note, stacklevel + 1)
+        self.said.clear()
+
+    def say(self, line: str, doubt: bool = False) -> None:
+        """Add a line."""
+        self.said.append(line)
+        if doubt:
+            self.doubts.append(line)
+
+    def plain(self, encoder: Encoder) -> dict[str, Any]:
+        """Return the notes for `Encoder.notes`."""
+        for column in encoder.columns:
+            self.columns[column.name]["features"] = column.width
+        return {
+            "columns": [{"name": name, **facts} for name, facts in self.columns.items()],
+            "rows": self.rows,
+        }
+
+
+def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -> list[str]:
+    """Note what is left out and what is doubtful, and return the columns that are kept."""
+    left_out: dict[str, list[str]] = {}
+    kept = []
+    for name, reading in readings.items():
+        chosen = name in choices.categories or name in choices.numbers
+        checks = (empty,) if chosen else LEFT_OUT
+        why = next(filter(None, (check(name, reading) for check in checks)), None)
+        if why:
+            left_out.setdefault(why, []).append(name)
+            notes.columns[name] = {"used_as": "left out", "why": why}
+            continue
+        kept.append(name)
+        doubts = [*reading.doubts]
+        if not chosen:
+            doubts += filter(None, (check(name, reading) for check in DOUBTFUL))
+        used_as = {"text": "categories"}.get(str(reading.kind), reading.kind)
+        notes.columns[name] = {"used_as": used_as, "why": "; ".join(doubts)}
+        for doubt in doubts:
+            notes.say(f"column {name!r} {doubt}", doubt=True)
+    for why, names in left_out.items():
+        them = "column" if len(names) == 1 else f"{len(names)} columns"
+        notes.say(f"{them} {listed(names)} left out: {why}")
+    return kept
+
+
+# --- what is left out: a check returns why, in words, or None ------------------------------------
+
+
+def empty(name: str, reading: Reading) -> str | None:
+    """Leave out columns without an entry, or with entries that cannot be features."""
+    if reading.kind is None:
+        return "it is empty"
+    return "it holds neither numbers nor texts nor dates" if reading.kind == "other" else None
+
+
+def constant(name: str, reading: Reading) -> str | None:
+    """Leave out columns whose entries are all the same, none missing."""
+    entries = reading.entries
+    return "all entries are the same" if entries.nunique(dropna=False) == 1 else None
+
+
+def identity(name: str, reading: Reading) -> str | None:
+    """Leave out texts and whole numbers that all differ in a column that is named like an id."""
+    numbered = _whole(reading) or _in_order(reading)
+    if not _ID.fullmatch(name) or not (reading.kind == "text" or numbered):
+        return None
+    return "all entries differ, as ids do" if reading.entries.is_unique else None
+
+
+def row_number(name: str, reading: Reading) -> str | None:
+    """Leave out whole numbers that only rise or only fall.
+
+    Where rows are sorted by label, a row number gives the label away. Its steps may be of any
+    size, since rows may have been removed after they were numbered.
+    """
+    if not _in_order(reading) or not _whole(reading):
+        return None
+    return "its whole numbers only rise or only fall from row to row, as row numbers do"
+
+
+def all_different(name: str, reading: Reading) -> str | None:
+    """Leave out texts that tell single rows apart, such as names."""
+    if reading.kind != "text":
+        return None
+    different_, there = reading.entries.nunique(), int(reading.entries.notna().sum())
+    if different_ < max(_FEW, _NEARLY_ALL * there):
+        return None
+    return "nearly all its texts differ, as names do"
+
+
+# --- what is doubtful: a check returns the rest of "column 'x' ...", or None ----------------------
+
+
+def rises(name: str, reading: Reading) -> str | None:
+    """Warn of other numbers that only rise or only fall, such as times."""
+    if reading.kind != "numbers" or not _in_order(reading):
+        return None
+    return (
+        "only rises or only falls from row to row, as a row number does: if it means no more than "
+        f"that, --drop {shlex.quote(name)} leaves it out"
+    )
+
+
+def measured(name: str, reading: Reading) -> str | None:
+    """Warn of many different texts that begin with a number, as measurements with a unit do."""
+    if reading.kind != "text":
+        return None
+    texts = [text for text in different(reading.entries)[1] if not text.isdecimal()]
+    number = re.compile(r"\W*\d")
+    found = [text for text in texts if number.match(text)]
+    if len(found) < _FEW or len(found) < len(texts) / 2:
+        return None
+    return (
+        f"has {len(texts)} different texts, such as {found[0]!r}, and each becomes a category: if "
+        "they are numbers, write 12.3 for 12.3 kg"
+    )
+
+
+def entity(name: str, reading: Reading) -> str | None:
+    """Warn of ids that come again: rows of one patient tell of each other."""
+    if not (_ID.fullmatch(name) or _ENTITY.fullmatch(name)):
+        return None
+    if not (reading.kind == "text" or _whole(reading)):
+        return None
+    different_, rows = reading.entries.nunique(), len(reading.entries)
+    if not 10 <= different_ <= rows / 1.5:
+        return None
+    return (
+        f"has {different_} different entries in {rows} rows, as ids of patients or users do: "
+        f"--group {shlex.quote(name)} keeps rows of one on the same side of every split"
+    )
+
+
+Check = Callable[[str, Reading], str | None]
+LEFT_OUT: tuple[Check, ...] = (empty, constant, identity, row_number, all_different)
+DOUBTFUL: tuple[Check, ...] = (rises, measured, entity)
+
+
+def _whole(reading: Reading) -> bool:
+    """Return whether a column holds whole numbers."""
+    if reading.kind != "numbers":
+        return False
+    values = as_floats(reading.entries)
+    return not (values[~np.isnan(values)] % 1).any()
+
+
+def _in_order(reading: Reading) -> bool:
+    """Return whether numbers only rise or only fall, in enough rows to mean something."""
+    if reading.kind != "numbers":
+        return False
+    entries: Series = reading.entries.dropna()
+    if len(entries) < max(_FEW, _NEARLY_ALL * len(reading.entries)) or not entries.is_unique:
+        return False
+    return bool(entries.is_monotonic_increasing or entries.is_monotonic_decreasing)
+
+
+def question_target(target: str, places: NDArray[np.intp], labels: list[Any]) -> str | None:
+    """Return a question about labels that look like a quantity rather than classes."""
+    if isinstance(labels[0], bool) or len(labels) <= max(30, len(places) / 20):
+        return None
+    what = "texts" if isinstance(labels[0], str) else "whole numbers"
+    return (
+        f"target {target!r} has {len(labels)} different {what} in {len(places)} rows, each taken "
+        "for a class: if it is a quantity, make classes of it first, as pandas.cut does"
+    )

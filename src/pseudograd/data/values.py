@@ -1,0 +1,194 @@
+"""Texts as numbers, dates and gaps: how the entries of a column are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pandas import Index, Series
+
+Code = str | float  # an entry that stands for a gap
+
+# What a missing label is written as. "None" and "-" may well be labels.
+LABEL_GAPS = frozenset(["NA", "N/A", "n/a", "N.A.", "n.a.", "#N/A", "#NA", "NaN", "nan", "<NA>"])
+LABEL_GAPS |= {"NULL", "Null", "null", "?", ""}
+# "None" may be a category, such as that of no treatment, but never a number or a date.
+TEXT_GAPS = LABEL_GAPS | {"-", "–", "—", "--", "."}
+GAPS = TEXT_GAPS | {"None", "none", "NONE", "na", "Na"}
+
+_SIGNS = "$€£¥₹%‰"
+_DATES = (
+    *("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
+    *("%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%d-%m-%y", "%m-%d-%y"),
+    *("%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%b %d %Y"),
+    *("%d %B %Y", "%d. %B %Y", "%B %d, %Y", "%B %d %Y"),
+)
+_TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
+_ISO = "ISO8601"  # pandas' name for all its variants
+_NEARLY_ALL = 0.9
+
+
+@dataclass(frozen=True)
+class Form:
+    """The marks in numbers that are written for people."""
+
+    decimal: str
+    thousands: str
+
+
+_FORMS = tuple(Form(*marks) for marks in (".,", ",.", ". ", ", ", ".'", ",'"))
+
+
+def different(entries: Series, *, texts: bool = True) -> tuple[NDArray[np.intp], list[Any]]:
+    """Return each entry's place among the different ones, -1 for gaps, and these, as texts."""
+    import pandas as pd
+
+    places, values = pd.factorize(entries, use_na_sentinel=True)
+    if not texts:
+        return places, list(values)
+    again, names = pd.factorize(np.array([as_text(value) for value in values], object))
+    return np.append(again, -1)[places], list(names)
+
+
+def as_text(value: Any) -> str:
+    """Return an entry as text, a whole number without a point."""
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def plain_numbers(texts: Sequence[str]) -> NDArray[np.float64]:
+    """Return texts as numbers, NaN where a text is none."""
+    import pandas as pd
+
+    found: NDArray[np.float64] = pd.to_numeric(
+        pd.Series(texts, dtype=object), errors="coerce"
+    ).to_numpy(np.float64, na_value=np.nan)
+    return found
+
+
+def numbers_of_form(texts: Sequence[str], form: Form) -> NDArray[np.float64]:
+    """Return numbers that are written for people, NaN where a text is none of this form."""
+    thousands, decimal = map(re.escape, (form.thousands, form.decimal))
+    number = re.compile(rf"[+-]?(\d{{1,3}}({thousands}\d{{3}})+|\d+)?({decimal}\d*)?")
+
+    def bare(text: str) -> str:
+        text = re.sub(r"\s", " ", text.strip()).replace("’", "'").replace("−", "-")
+        if text.startswith("(") and text.endswith(")"):  # a debt
+            text = "-" + text[1:-1]
+        text = re.sub(rf"^([+-]?) ?[{_SIGNS}] ?| ?[{_SIGNS}]$", r"\1", text)
+        if not number.fullmatch(text):
+            return ""
+        return text.replace(form.thousands, "").replace(form.decimal, ".")
+
+    return plain_numbers([bare(text) for text in texts])
+
+
+def read_numbers(
+    texts: Sequence[str], counts: NDArray[np.intp], comma: bool, forced: bool
+) -> tuple[NDArray[np.float64], Form | None] | None:
+    """Return texts as numbers, NaN where one is none, and their form if they are not plain.
+
+    Args:
+        texts: The different texts of a column, without gaps.
+        counts: How many entries each of them has.
+        comma: Whether the file's decimal mark is a comma.
+        forced: Whether the user says that these are numbers.
+
+    Returns:
+        None if fewer than nine in ten entries are numbers that agree in their form.
+
+    """
+    plain, best = plain_numbers(texts), 0
+    if not comma and not np.isnan(plain).any():
+        return plain, None
+    found: tuple[NDArray[np.float64], Form | None] = plain, None
+    signs = {sign for text in texts for sign in _SIGNS if sign in text}
+    forms = _FORMS if len(signs) < 2 or forced else ()
+    if not any(text[:1].isdigit() or text[-1:].isdigit() or signs for text in texts):
+        forms = ()
+    for form in (_FORMS[1], *forms) if comma and forms else forms:
+        values = numbers_of_form(texts, form)
+        if (read := int(counts[~np.isnan(values)].sum())) > best:
+            found, best = (values, form), read
+    if (read := int(counts[~np.isnan(plain)].sum())) >= best and not comma:
+        found, best = (plain, None), read
+    return found if forced or (best >= _NEARLY_ALL * counts.sum() and best) else None
+
+
+def read_dates(texts: Sequence[str], format_: str = "") -> tuple[Index, str] | None:
+    """Return texts as dates, and their format, if all agree in one of the usual formats."""
+    import pandas as pd
+
+    def read(texts: Sequence[str], format_: str) -> Index:
+        found = pd.to_datetime(pd.Index(texts), format=format_, errors="coerce", utc=True)
+        return found.tz_localize(None).as_unit("s")
+
+    def agree(texts: Sequence[str], format_: str) -> bool:
+        return bool(read(texts, format_).notna().all())
+
+    few = texts[:20]
+    usual = re.compile(r"\d{1,4}[-/.: ]|[A-Za-z]{3,9} \d{1,2},? \d{4}")
+    if not all(usual.match(text) for text in few):
+        return None
+    dates = [date for date in _DATES if agree([text.split(" ")[0] for text in few], date)]
+    spaced = [date for date in _DATES if " " in date]
+    formats = [_ISO, *_TIMES, *(date for date in dates), *spaced]
+    formats += [f"{date} {time}" for date in [*dates, *spaced] for time in _TIMES]
+    for tried in [format_] * bool(format_) + formats:
+        if agree(few, tried) and agree(texts, tried):
+            return read(texts, tried), tried
+    return None
+
+
+def is_ambiguous(texts: Sequence[str], format_: str) -> bool:
+    """Return whether day and month may be the other way round."""
+    import pandas as pd
+
+    if not {"%d", "%m"} <= set(re.findall(r"%[dm]", format_)):
+        return False
+    other = format_.replace("%d", "%_").replace("%m", "%d").replace("%_", "%m")
+    return bool(pd.to_datetime(pd.Index(texts), format=other, errors="coerce").notna().all())
+
+
+def is_code(text: str) -> bool:
+    """Return whether a text is a number that begins with a zero, like 007."""
+    return bool(re.fullmatch(r"[+-]?0\d+", text.strip()))
+
+
+def is_gap(text: str, gaps: Collection[str], codes: Collection[Code]) -> bool:
+    """Return whether a text stands for a missing entry."""
+    return text.strip() in gaps or text in codes or text.strip() in codes
+
+
+def sentinels(values: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return numbers such as -999 that stand for a gap: repeated, and far from all others."""
+    found: list[float] = []
+    values = values[np.isfinite(values)]
+    for _ in range(3):
+        rest, code = _without_sentinel(values)
+        if code is None:
+            break
+        values = rest
+        found.append(code)
+    return tuple(found)
+
+
+def _without_sentinel(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float | None]:
+    for end in (values.min(), values.max()) if len(values) else ():
+        if not re.fullmatch(r"-?9{2,6}", f"{end:.15g}"):
+            continue
+        rest = values[values != end]
+        if len(values) - len(rest) < 2 or len(np.unique(rest[:1000])) < 3:
+            continue
+        low, high = rest.min(), rest.max()
+        alone = end < 0 <= low
+        if alone or max(low - end, end - high) > 2 * (high - low):
+            return rest, float(end)
+    return values, None

@@ -1,0 +1,290 @@
+"""Tables as people have them: what is left out, what is read as what, and what is told."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pseudograd.data import Encoder, load_table, memory, read_frame, table
+from pseudograd.data.features import Categories, Numbers
+from pseudograd.data.survey import Note
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def loaded(target: str = "y", path: str = "a.csv", **options: Any) -> tuple[Encoder, list[str]]:
+    """Load a table; return the encoder and the lines that were told, those of doubt with a !."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        _, encoder = load_table(path, target, **options)
+    lines = [("" if note.category is Note else "!") + str(note.message) for note in told]
+    return encoder, [line for line in lines if "equal a training row" not in line]
+
+
+def saved(rows: int = 40, **columns: Any) -> None:
+    """Write a table with a column x that is kept, and labels y."""
+    labels = columns.pop("y", np.arange(rows) % 2)
+    frame = pd.DataFrame({"x": np.arange(rows) * 7 % 11, **columns, "y": labels})
+    frame.to_csv("a.csv", index=False)
+
+
+def names(encoder: Encoder) -> list[str]:
+    return [column.name for column in encoder.columns]
+
+
+# --- what is left out ----------------------------------------------------------------------------
+
+ROW_NUMBERS = "its whole numbers only rise or only fall from row to row, as row numbers do"
+IDS = "all entries differ, as ids do"
+SCATTERED = np.arange(40) * 7 % 41
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "why"),
+    [
+        ("", range(40), IDS),
+        ("", [f"car {at}" for at in SCATTERED], IDS),
+        ("Unnamed: 0", SCATTERED, IDS),
+        ("rownames", SCATTERED, IDS),
+        ("patient_id", SCATTERED, IDS),
+        ("customerId", SCATTERED, IDS),
+        ("ID", [f"P{at}" for at in SCATTERED], IDS),
+        ("at", range(1990, 2030), ROW_NUMBERS),
+        ("at", range(40, 0, -1), ROW_NUMBERS),
+        ("at", [at**2 - 5 for at in range(40)], ROW_NUMBERS),
+        ("at", [None, *range(39)], ROW_NUMBERS),
+        ("at", range(2**60, 2**60 + 40), ROW_NUMBERS),  # alike as float64
+        ("same", [7] * 40, "all entries are the same"),
+        ("same", ["u"] * 40, "all entries are the same"),
+        ("none", [None] * 40, "it is empty"),
+        ("none", ["?", "-"] * 20, "it is empty"),
+        ("name", [f"Miller {at}" for at in SCATTERED], "nearly all its texts differ, as names do"),
+    ],
+)
+def test_what_carries_nothing_is_left_out(name: str, entries: Sequence[object], why: str) -> None:
+    columns: dict[str, Any] = {name: entries}
+    saved(**columns)
+    encoder, told = loaded()
+    shown = name or "Unnamed: 1"
+    assert told == [f"column {shown!r} left out: {why}"]
+    assert names(encoder) == ["x"]
+    assert encoder.notes["columns"][1] == {"name": shown, "used_as": "left out", "why": why}
+    # It may be there or not in new rows.
+    frame = pd.read_csv("a.csv")
+    for new in (frame, frame[["x"]]):
+        new.to_csv("new.csv", index=False)
+        assert encoder.transform(read_frame("new.csv", encoder)).shape == (40, 1)
+        assert encoder.transform(new).shape == (40, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("population", SCATTERED),  # all different, but in no order and not called an id
+        ("paid", SCATTERED),
+        ("patient_id", SCATTERED // 8),
+        ("year", sorted(SCATTERED // 2)),
+        ("mark", ["x", None] * 20),  # the gaps are what it tells
+        ("name", [f"Miller {at}" for at in SCATTERED // 2]),
+    ],
+)
+def test_what_may_carry_something_is_kept(name: str, entries: Sequence[object]) -> None:
+    columns: dict[str, Any] = {name: entries}
+    saved(**columns)
+    encoder, told = loaded()
+    assert names(encoder) == ["x", name]
+    assert told == []
+
+
+@pytest.mark.parametrize("option", ["numbers", "categories"])
+def test_the_user_keeps_a_column(option: str) -> None:
+    saved(year=range(1990, 2030))
+    options: dict[str, Any] = {option: ["year"]}
+    encoder, told = loaded(**options)
+    assert names(encoder) == ["x", "year"]
+    assert isinstance(encoder.columns[1], Numbers if option == "numbers" else Categories)
+    assert told == []
+
+
+def test_all_at_once_and_refused_by_strict() -> None:
+    saved(id=SCATTERED, a=1, b="u", y=[0, 1, None, 1] * 10, w=["unknown", 1.5, 2, *[3] * 37])
+    encoder, told = loaded()
+    lines = [
+        "10 rows of a.csv set aside: no label in column 'y'",
+        "!column 'w' is mostly numbers, and 1 of 30 entries are not",
+        "column 'id' left out: all entries differ, as ids do",
+        "2 columns 'a', 'b' left out: all entries are the same",
+    ]
+    assert [line[: len(start)] for line, start in zip(told, lines, strict=False)] == lines
+    with pytest.raises(ValueError, match=r"a.csv is refused, since strict is set: ") as refused:
+        load_table("a.csv", "y", strict=True)
+    assert all(line.removeprefix("!") in str(refused.value) for line in lines)
+    assert encoder.notes["rows"] == {"read": 40, "without label": 10, **_both(encoder)}
+    saved()
+    load_table("a.csv", "y", strict=True)
+
+
+def _both(encoder: Encoder) -> dict[str, int]:
+    return {name: n for name, n in encoder.notes["rows"].items() if name.startswith("test rows")}
+
+
+def test_notes_are_plain_values() -> None:
+    saved(id=SCATTERED, hue=["red", None] * 20, when=pd.date_range("2020", periods=40))
+    encoder, _ = loaded()
+    assert json.loads(json.dumps(encoder.notes)) == encoder.notes
+    used = {column["name"]: column["used_as"] for column in encoder.notes["columns"]}
+    assert used == {"x": "numbers", "id": "left out", "hue": "categories", "when": "dates"}
+    assert [column.get("features") for column in encoder.notes["columns"]] == [1, None, 2, 3]
+
+
+def test_rows_without_a_label_are_set_aside() -> None:
+    saved(y=["u", "v", "NA", "", "?"] * 8)
+    data, encoder = load_table("a.csv", "y")
+    assert encoder.labels == ("u", "v")
+    assert data.rows is not None
+    assert len(data.labels) == 16
+    assert {(row - 1) % 5 for row in data.rows.tolist()} == {0, 1}
+    saved(y=["None", "-"] * 20)
+    assert load_table("a.csv", "y")[1].labels == ("-", "None")
+    saved(y=["u", "v", "unknown"] * 13 + ["u"])
+    assert load_table("a.csv", "y", missing=["unknown"])[1].labels == ("u", "v")
+    load_table("a.csv", "y", test_path="a.csv", missing=["unknown"])
+
+
+def test_numbers_in_order_are_warned_of() -> None:
+    saved(when=np.arange(40) / 4)
+    encoder, told = loaded()
+    assert names(encoder) == ["x", "when"]
+    (line,) = told
+    assert line.startswith("!column 'when' only rises or only falls")
+    assert line.endswith("--drop when leaves it out")
+
+
+def test_measurements_with_a_unit_are_warned_of() -> None:
+    saved(weight=[f"{at}.5 kg" for at in SCATTERED // 2])
+    _, (line,) = loaded()
+    assert line.startswith("!column 'weight' has 21 different texts, such as '0.5 kg'")
+
+
+# --- scaling -------------------------------------------------------------------------------------
+
+
+def test_robust_scaling_by_hand() -> None:
+    """(x - median) / (q75 - q25), then x / sqrt(1 + (x / 3)^2)."""
+    values = [0.0, 1, 2, 3, 4, 5, 6, 7, 1e9]
+    frame = pd.DataFrame({"a": values, "flag": [0] * 8 + [5], "y": [0, 1, 0] * 3})
+    encoder = Encoder.fit(frame, "y")
+    scaled = (np.array(values) - 4) / 4
+    expected = scaled / np.sqrt(1 + (scaled / 3) ** 2)
+    np.testing.assert_allclose(encoder.transform(frame)[:, 0], expected, rtol=1e-6)
+    assert encoder.transform(frame)[-1, 0] == 3
+    # Mostly one number: by the range, 2 / (max - min).
+    np.testing.assert_allclose(encoder.transform(frame)[:, 1], [0] * 8 + [2 / math.sqrt(1 + 4 / 9)])
+
+
+def test_one_large_value_leaves_the_others_apart() -> None:
+    rng = np.random.default_rng(0)
+    saved(400, a=rng.normal(size=400))
+    plain = load_table("a.csv", "y")[0]
+    frame = pd.read_csv("a.csv")
+    frame.loc[7, "a"] = 1e9
+    frame.to_csv("a.csv", index=False)
+    data = load_table("a.csv", "y")[0]
+    assert (data.features - plain.features).abs().median() < 0.02
+    assert data.features.abs().max() <= 3
+
+
+@pytest.mark.parametrize("values", [[1e308, -1e308, 0], [1e-308, 0, 2e-308], [2.0**60, 0, 1]])
+def test_extreme_numbers_stay_finite(values: list[float]) -> None:
+    saved(a=(values * 14)[:40])
+    data, encoder = load_table("a.csv", "y")
+    assert data.features.isfinite().all()
+    encoder.decode(data.features[0].numpy())
+
+
+@pytest.mark.parametrize("number", [0.25, 17.0, -3.5, 1234.5, 400000.0, 12.0])
+def test_numbers_are_shown_as_they_were(number: float) -> None:
+    values = [0.25, 17.0, -3.5, 1234.5, 400000.0, 12.0, *range(34)]
+    encoder = Encoder.fit(pd.DataFrame({"a": values, "y": [0, 1] * 20}), "y")
+    features = encoder.transform(pd.DataFrame({"a": [number]}))
+    assert float(encoder.decode(features[0])["a"]) == pytest.approx(number, rel=1e-2)
+    if abs(number) < 100:
+        assert encoder.decode(features[0])["a"] == f"{number:g}"
+
+
+def test_infinite_numbers_count_as_missing() -> None:
+    saved(a=[np.inf, 1.0, 2.0, 4.0] * 10)
+    encoder, told = loaded()
+    assert told == ["!column 'a' has 10 infinite numbers, which count as missing"]
+    column = encoder.columns[1]
+    assert isinstance(column, Numbers)
+    assert (column.high, column.missing) == (4.0, True)
+    new = encoder.transform(pd.DataFrame({"x": [0, 0], "a": [-np.inf, 2]}))
+    assert new[:, 1:].tolist() == [[0, 1], [0, 0]]
+
+
+# --- categories ----------------------------------------------------------------------------------
+
+
+def test_rare_categories_are_one() -> None:
+    common = [f"c{at}" for at in range(12) for _ in range(4)]
+    rare = [f"r{at}" for at in range(20) for _ in range(2)]
+    frame = pd.DataFrame({"t": [*common, *rare, None, None], "y": [0, 1] * 45})
+    encoder = Encoder.fit(frame, "y")
+    column = encoder.columns[0]
+    assert column == Categories(
+        "t", tuple(sorted(f"c{at}" for at in range(12))), missing=True, other=True
+    )
+    new = pd.DataFrame({"t": ["c0", "r3", "new", None]})
+    assert encoder.transform(new)[:, [0, -2, -1]].tolist() == [
+        [1, 0, 0],
+        [0, 1, 0],
+        [0, 1, 0],
+        [0, 0, 1],
+    ]
+    assert encoder.unseen(new) == {}
+    shown = [encoder.decode(row)["t"] for row in encoder.transform(new)]
+    assert shown == ["c0", "other", "other", "missing"]
+
+
+def test_few_categories_are_kept_however_rare() -> None:
+    frame = pd.DataFrame({"t": [*"aaaabbbbcd"], "y": [0, 1] * 5})
+    assert Encoder.fit(frame, "y").columns == (Categories("t", tuple("abcd"), missing=False),)
+
+
+def test_the_most_common_hundred_have_features() -> None:
+    texts = [f"t{at:03d}" for at in range(150) for _ in range(3 + (at >= 50))]
+    encoder = Encoder.fit(pd.DataFrame({"t": texts, "y": np.arange(len(texts)) % 2}), "y")
+    column = encoder.columns[0]
+    assert isinstance(column, Categories)
+    assert column.categories == tuple(f"t{at:03d}" for at in range(50, 150))
+    assert column.other
+
+
+def test_categories_give_way_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(400, t=[f"t{at % 80:02d}" for at in range(400)])
+    monkeypatch.setattr(table, "FEATURES", 4 * 400 * 30)
+    encoder, told = loaded()
+    assert sum(column.width for column in encoder.columns) <= 30
+    assert told[-1].startswith("!columns of texts have at most 25 categories")
+
+
+def test_more_features_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(400, t=[f"t{at % 80:02d}" for at in range(400)])
+    monkeypatch.setattr(memory, "available", lambda: 20_000)
+    with pytest.raises(ValueError, match=r"makes features that take .* available memory"):
+        load_table("a.csv", "y")
+    monkeypatch.setattr(memory, "available", lambda: 300)
+    with pytest.raises(ValueError, match=r"a.csv has .* available memory .*: take a sample"):
+        load_table("a.csv", "y")
