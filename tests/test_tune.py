@@ -96,9 +96,12 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     pets()
     out, err = tuned(capsys, "pets.csv", "--target", "pet", *SMALL, "--out", "run")
     lines = out.splitlines()
-    assert lines[0].endswith("k   best rate   validation error, % (± standard error)")
-    assert {line.split()[0] for line in lines[1:3]} == {"1", "1/2"}
-    assert lines[3].startswith("chosen: k = ")
+    assert lines[0].startswith("the model gets ")
+    head = "     k   best rate   validation error, % (± standard error)"
+    table = lines.index(head)
+    assert any(line.startswith("does k matter: ") for line in lines[:table])
+    assert {line.split()[0] for line in lines[table + 1 : table + 3]} == {"1", "1/2"}
+    assert lines[table + 3].startswith("chosen: k = ")
     assert lines[-2:] == ["page: run/report.html", "model, ledger and all else: run"]
     said = "columns taken for numbers: 'weight'; for categories: 'colour' (2 indicator columns)"
     assert err.splitlines()[:2] == [said, "target 'pet': 2 classes: 'cat' (60), 'dog <b>' (60)"]
@@ -539,7 +542,7 @@ def test_classes_that_cannot_be_judged_are_told(capsys: pytest.CaptureFixture[st
     Path("a.csv").write_text("\n".join(["size,y", *rows]))
     out, err = tuned(capsys, "a.csv", "--target", "y", *SMALL, "--out", "run")
     assert "warning: fewer than 5 rows have the label 'rare': that is too few" in err
-    assert "test error 0.00%" in out
+    assert "a test error of 0.00%" in out
     said = "he test set has no examples of 'rare', so the test error does not tell"
     assert f"\nwarning: t{said}" in out
     page = html.unescape(Path("run/report.html").read_text("utf-8"))

@@ -8,7 +8,7 @@ from typing import Any
 from pseudograd.report.quality import Assessment, assessed, ensembles, standing
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import unfinished, verdict
-from pseudograd.search import Cell, Result, Study
+from pseudograd.search import Cell, Result, Study, read_assessment
 from pseudograd.words import fraction, percent
 
 
@@ -113,7 +113,10 @@ def table_of_runs(runs: Iterable[Study]) -> str:
             line += "unfinished".ljust(37)
         else:
             found = run.result
-            error, plain_error = map(percent, verdict(found.comparison).errors)
+            known = read_assessment(run) or assessed(found.comparison)
+            error, plain_error = (
+                percent(one["error"]) for one in (known["model"], known["plain"] or known["model"])
+            )
             line += f"{fraction(found.chosen.k):<5} {error:>13}   {plain_error:>10}   "
         lines.append(line + str(run.folder))
     return "\n".join(lines)
