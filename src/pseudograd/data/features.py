@@ -24,6 +24,7 @@ from pseudograd.data.values import (
     numbers_of_form,
     plain_numbers,
     read_dates,
+    read_numbers,
 )
 
 if TYPE_CHECKING:
@@ -180,9 +181,12 @@ class Numbers:
         if self.marks:
             written = numbers_of_form(texts, Form(*self.marks))
             values = np.where(np.isnan(written), values, written)
-        _tell_unread(
-            self.name, "numbers", column, np.append(np.isnan(values) & ~gaps, False)[places]
-        )
+        elif (np.isnan(values) & ~gaps).any():
+            there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
+            if found := read_numbers(there, np.ones(len(there), np.intp), False, False):
+                values[~gaps] = found[0]
+        wrong = np.append(np.isnan(values) & ~gaps, False)[places]
+        _tell_unread(self.name, "numbers", column, wrong)
         return np.append(values, np.nan)[places]
 
     def outside(self, column: Series) -> Series:
