@@ -21,6 +21,7 @@ from pseudograd.search.protocol import Cell, Outcomes, Protocol, Stage, trial_at
 KS = (2.0, 1.0, 0.5)
 LEARNING_RATES = (0.003, 0.01, 0.03)
 _LARGE = 2_000  # training examples from which on bad pairs are dropped after one fold
+_BATCHES = (400, 1_500, 6_000, 50_000, 200_000)  # training examples where batches double
 _SAMPLE = 50_000  # training examples that pairs of a very large table are first tried on
 
 
@@ -201,15 +202,13 @@ def table_recipe(
     """
     width = 32 if train_size < 700 else 64 if train_size < 10_000 else 128
     bins = 8 if train_size < 700 else 16
-    size = train_size // 50
     defaults: dict[str, Any] = {
         "hidden_layer_sizes": (2 * width, 2 * width) if pixels else (width, width),
         "bins": 0 if pixels else bins,
         "optimizer": "adam",
         "weight_decay": 0.1,
         "schedule": "cosine",
-        # A power of two between 32 and 1024: about fifty steps an epoch.
-        "batch_size": min(1024, max(32, 1 << max(size - 1, 1).bit_length())),
+        "batch_size": 32 << sum(train_size >= size for size in _BATCHES),
         "max_epochs": epochs_for(train_size),
         "stop_by": "error and cross-entropy",
         "stratified": True,
