@@ -27,6 +27,7 @@ from pseudograd.search import (
     Ledger,
     Progress,
     Protocol,
+    Result,
     Runner,
     Study,
     compare,
@@ -379,9 +380,9 @@ def test_errors_of_the_model_are_counted_by_class(tmp_path: Path) -> None:
     protocol = Protocol(recipe, ks=(1.0,), initial_rate=0.1, repetitions=1, retrainings=2)
     study = study_of(data, encoder, protocol, tmp_path / "run")
     found = tune(study, data, encoder, Fleet(data, keep_parameters=True).run)
-    assert found is not None
-    network, _ = load_model(tmp_path / "run")
-    answers = network.logits(data.features[data.train_size :]).argmax(1)
+    assert isinstance(found, Result)
+    model, _ = load_model(tmp_path / "run")
+    answers = model.probabilities(data.features[data.train_size :]).argmax(1)
     assert set(answers.tolist()) == {0}
     assert found.comparison.by_class == (ByClass("no", 38, 0), ByClass("yes", 2, 2))
     examples = read_examples(study)

@@ -24,7 +24,7 @@ MODEL = np.array(
 def table(rows: torch.Tensor | None = None) -> tuple[Dataset, Encoder]:
     features = torch.tensor([[0.0, 1, 0], [0.5, 0, 1], [0.2, 1, 0], [0.0, 1, 0], [1 / 3, 0, 1]])
     columns = (
-        Numbers("size", 0.0, 10.0, 5.0, missing=False),
+        Numbers("size", 0.0, 10.0, 5.0, 0.2, missing=False),
         Categories("code", ("007", "blue"), missing=False),
     )
     encoder = Encoder("pet", ("cat", "dog", 'a "fish", live'), columns)

@@ -8,7 +8,7 @@ from typing import Any
 from pseudograd.report.quality import Assessment, assessed, ensembles, standing
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import unfinished, verdict
-from pseudograd.search import Cell, Result, Study
+from pseudograd.search import Cell, Result, Study, read_assessment
 from pseudograd.words import fraction, percent
 
 
@@ -109,11 +109,22 @@ def table_of_runs(runs: Iterable[Study]) -> str:
         started = run.sessions[0]["started"][:16].replace("T", " ") if run.sessions else ""
         ledger = run.ledger
         line = f"{started:<16} {len(ledger):>8}   "
-        if run.protocol.wanted(ledger):
-            line += "unfinished".ljust(37)
+        if found := None if run.protocol.wanted(ledger) else _found(run):
+            k, *errors = found
+            error, plain_error = map(percent, errors)
+            line += f"{k:<5} {error:>13}   {plain_error:>10}   "
         else:
-            found = run.result
-            error, plain_error = map(percent, verdict(found.comparison).errors)
-            line += f"{fraction(found.chosen.k):<5} {error:>13}   {plain_error:>10}   "
+            line += "unfinished".ljust(37)
         lines.append(line + str(run.folder))
     return "\n".join(lines)
+
+
+def _found(run: Study) -> tuple[str, float, float] | None:
+    """Return the k of the model, its test error and that of k = 1; None if there is no model."""
+    if run.protocol.retrainings:
+        return fraction(run.result.chosen.k), *verdict(run.result.comparison).errors
+    if (assessment := read_assessment(run)) is None:
+        return None
+    ks = [fraction(k) for k, _ in assessment["members"]["ks"]]
+    k = ks[0] if len(ks) == 1 else "mixed"
+    return k, assessment["model"]["error"], assessment["plain"]["error"]
