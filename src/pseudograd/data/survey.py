@@ -116,13 +116,15 @@ def empty(name: str, reading: Reading) -> str | None:
 def constant(name: str, reading: Reading) -> str | None:
     """Leave out columns whose entries are all the same, none missing."""
     entries = reading.entries
-    return "all entries are the same" if entries.nunique(dropna=False) == 1 else None
+    same = bool((entries == entries.iloc[0]).all())
+    return "all entries are the same" if same else None
 
 
 def identity(name: str, reading: Reading) -> str | None:
     """Leave out texts and whole numbers that all differ in a column that is named like an id."""
-    numbered = _whole(reading) or _in_order(reading)
-    if not _ID.fullmatch(name) or not (reading.kind == "text" or numbered):
+    if not _ID.fullmatch(name):
+        return None
+    if reading.kind != "text" and not _whole(reading) and not _in_order(reading):
         return None
     return "all entries differ, as ids do" if reading.entries.is_unique else None
 
@@ -209,9 +211,10 @@ def _in_order(reading: Reading) -> bool:
     if reading.kind != "numbers":
         return False
     entries: Series = reading.entries.dropna()
-    if len(entries) < max(_FEW, _NEARLY_ALL * len(reading.entries)) or not entries.is_unique:
+    if len(entries) < max(_FEW, _NEARLY_ALL * len(reading.entries)):
         return False
-    return bool(entries.is_monotonic_increasing or entries.is_monotonic_decreasing)
+    ordered = entries.is_monotonic_increasing or entries.is_monotonic_decreasing
+    return bool(ordered and entries.is_unique)
 
 
 def question_target(target: str, places: NDArray[np.intp], labels: list[Any]) -> str | None:

@@ -49,6 +49,8 @@ def different(entries: Series, *, texts: bool = True) -> tuple[NDArray[np.intp],
     """Return each entry's place among the different ones, -1 for gaps, and these, as texts."""
     import pandas as pd
 
+    if entries.dtype == np.float16:  # which pandas does not know how to look up
+        entries = entries.astype(np.float32)
     places, values = pd.factorize(entries, use_na_sentinel=True)
     if not texts:
         return places, list(values)
@@ -69,7 +71,7 @@ def plain_numbers(texts: Sequence[str]) -> NDArray[np.float64]:
 
     found: NDArray[np.float64] = pd.to_numeric(
         pd.Series(texts, dtype=object), errors="coerce"
-    ).to_numpy(np.float64, na_value=np.nan)
+    ).to_numpy(np.float64, na_value=np.nan, copy=True)
     return found
 
 

@@ -109,22 +109,21 @@ def table_of_runs(runs: Iterable[Study]) -> str:
         started = run.sessions[0]["started"][:16].replace("T", " ") if run.sessions else ""
         ledger = run.ledger
         line = f"{started:<16} {len(ledger):>8}   "
-        if found := None if run.protocol.wanted(ledger) else _found(run):
-            k, *errors = found
-            error, plain_error = map(percent, errors)
-            line += f"{k:<5} {error:>13}   {plain_error:>10}   "
-        else:
+        if run.protocol.wanted(ledger):
             line += "unfinished".ljust(37)
+        else:
+            known = read_assessment(run) or assessed(run.result.comparison)
+            error, plain_error = (
+                percent(one["error"]) for one in (known["model"], known["plain"] or known["model"])
+            )
+            line += f"{_k_of(run, known):<5} {error:>13}   {plain_error:>10}   "
         lines.append(line + str(run.folder))
     return "\n".join(lines)
 
 
-def _found(run: Study) -> tuple[str, float, float] | None:
-    """Return the k of the model, its test error and that of k = 1; None if there is no model."""
-    if run.protocol.retrainings:
-        return fraction(run.result.chosen.k), *verdict(run.result.comparison).errors
-    if (assessment := read_assessment(run)) is None:
-        return None
-    ks = [fraction(k) for k, _ in assessment["members"]["ks"]]
-    k = ks[0] if len(ks) == 1 else "mixed"
-    return k, assessment["model"]["error"], assessment["plain"]["error"]
+def _k_of(run: Study, assessment: Assessment) -> str:
+    """Return the k of a run's model."""
+    if not assessment["members"]:
+        return fraction(run.result.chosen.k)
+    ks = assessment["members"]["ks"]
+    return fraction(ks[0][0]) if len(ks) == 1 else "mixed"

@@ -64,10 +64,29 @@ class Bagging(Protocol):
             )
         if self.retrainings:
             raise ValueError("retrainings must be 0: the networks of the folds are the model")
-        if 1.0 not in self.ks:
-            raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
         if self.finalists is not None and self.finalists < 1:
             raise ValueError(f"finalists must be 1 or more, or None, not {self.finalists}")
+
+    @property
+    def foretold(self) -> int:
+        """How many trials the search needs if no learning rate lies on an edge."""
+        pairs = len(self.ks) * len(self.learning_rates)
+        if self.finalists is None:
+            return pairs * self.repetitions
+        finalists = min(self.finalists + 1, pairs)
+        again = pairs if self.sample else pairs - finalists
+        return again + finalists * self.repetitions
+
+    def plan(self) -> str:
+        """Return in a line what will be trained."""
+        pairs = f"{len(self.ks)} values of k × {len(self.learning_rates)} learning rates"
+        if self.finalists is None:
+            return f"{self.foretold} networks or more: {pairs} × {self.repetitions} folds"
+        on = f" on {self.sample:,} training examples" if self.sample else ""
+        return (
+            f"about {self.foretold} networks: first {pairs}{on}, then the best {self.finalists} "
+            f"pairs and the best of k = 1 × {self.repetitions} folds"
+        )
 
     @property
     def step(self) -> float:
@@ -133,8 +152,8 @@ class Bagging(Protocol):
             return mixed_score(outcome.error, outcome.cross_entropy)
 
         ranked = sorted(looks, key=score)
-        plain = next(pair for pair in ranked if pair[0] == 1)
-        return [*dict.fromkeys((*ranked[: self.finalists], plain))]
+        plain = [pair for pair in ranked if pair[0] == 1]
+        return [*dict.fromkeys((*ranked[: self.finalists], *plain[:1]))]
 
     def trials_of(self, cell: Cell) -> list[Trial]:
         """Return the trials of a pair."""

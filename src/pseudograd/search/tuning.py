@@ -118,6 +118,8 @@ def tune(
     bagging = isinstance(study.protocol, Bagging)
     if not study.protocol.retrainings and not bagging:
         raise ValueError("retrainings must be 1 or more, for there to be a model")
+    if 1.0 not in study.protocol.ks:
+        raise ValueError("ks must contain 1, which the choice is compared with")
     trained: dict[Trial, Outcome] = {}
     store = Store(folder / "networks")
 
