@@ -135,9 +135,11 @@ def _run_tune(options: argparse.Namespace) -> None:
     except (MemoryError, RuntimeError) as problem:
         if not lacks_memory(problem):
             raise
+        recipe = vars(protocol.recipe)
+        sizes = " ".join(map(str, recipe["hidden_layer_sizes"])) or "0"
         raise ValueError(
-            f"there is not enough memory for these networks ({protocol.recipe.fields()}): lower "
-            "--hidden or --batch-size"
+            f"there is not enough memory for these networks: lower --hidden (now {sizes}) or "
+            f"--batch-size (now {recipe['batch_size']})"
         ) from problem
     if found is None:
         print(

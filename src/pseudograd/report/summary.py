@@ -112,11 +112,18 @@ def table_of_runs(runs: Iterable[Study]) -> str:
         if run.protocol.wanted(ledger):
             line += "unfinished".ljust(37)
         else:
-            found = run.result
-            known = read_assessment(run) or assessed(found.comparison)
+            known = read_assessment(run) or assessed(run.result.comparison)
             error, plain_error = (
                 percent(one["error"]) for one in (known["model"], known["plain"] or known["model"])
             )
-            line += f"{fraction(found.chosen.k):<5} {error:>13}   {plain_error:>10}   "
+            line += f"{_k_of(run, known):<5} {error:>13}   {plain_error:>10}   "
         lines.append(line + str(run.folder))
     return "\n".join(lines)
+
+
+def _k_of(run: Study, assessment: Assessment) -> str:
+    """Return the k of a run's model."""
+    if not assessment["members"]:
+        return fraction(run.result.chosen.k)
+    ks = assessment["members"]["ks"]
+    return fraction(ks[0][0]) if len(ks) == 1 else "mixed"

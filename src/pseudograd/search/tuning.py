@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -190,7 +190,7 @@ def _compare(
     if lost:
         trained |= {outcome.trial: outcome for outcome in runner(deque(lost), never)}
     chosen, plain = (Network.of(trained[outcome.trial], data) for outcome in best)
-    _check_finite(chosen)
+    _check_finite([chosen])
     networks = {"chosen": (found.chosen.k, chosen), "plain": (found.plain.k, plain)}
     examples = difficulty(networks, data, encoder)
     examples["by_class"] = [asdict(one) for one in comparison.by_class]
@@ -203,8 +203,8 @@ def _compare(
     return found
 
 
-def _check_finite(network: Network) -> None:
-    if not network.is_finite:
+def _check_finite(networks: Iterable[Network]) -> None:
+    if not all(network.is_finite for network in networks):
         raise ValueError(
             "all networks diverged, so there is no model to save: lower the learning rates"
         )
@@ -239,7 +239,7 @@ def _combine(
         found.ensemble(w, fit_temperature(found.combined(w), labels))
         for w in (weights, plain_weights)
     )
-    _check_finite(model.networks[0])
+    _check_finite((*model.networks, *plain.networks))
     assessment = _assessed(data, encoder, found, (model, weights), (plain, plain_weights), folder)
     write_json(folder / "assessment.json", assessment)
     networks = {
