@@ -391,16 +391,15 @@ class Study:
                 f"{folder} holds a run on other data, called {name!r}: name another folder, or "
                 "bring back the data as it was"
             )
-        before = {**written["recipe"], **written["protocol"]}
-        now = {**ours["recipe"], **ours["protocol"]}
         defaults = {field.name: field.default for field in fields(self.protocol.recipe)}  # type: ignore[arg-type]
-        for name in before | now:
-            old, new = (one.get(name, defaults.get(name)) for one in (before, now))
-            if old != new:
-                raise ValueError(
-                    f"{folder} holds a run with other settings ({name} was {old}, is now {new}): "
-                    "name another folder, or repeat its settings"
-                )
+        for part in ("recipe", "protocol"):
+            for name in written[part] | ours[part]:
+                old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))
+                if old != new:
+                    raise ValueError(
+                        f"{folder} holds a run with other settings ({name} was {old}, is now "
+                        f"{new}): name another folder, or repeat its settings"
+                    )
         self.sessions = written["sessions"]
 
     @property
