@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import MLPRecipe, Outcome, Recipe, Trial
+from pseudograd.fleet.recipe import is_whole
 from pseudograd.fleet.trial import mixed_score
 from pseudograd.search.protocol import Cell, Outcomes, Protocol, Stage, trial_at
 
@@ -65,8 +66,12 @@ class Bagging(Protocol):
             )
         if self.retrainings:
             raise ValueError("retrainings must be 0: the networks of the folds are the model")
-        if self.finalists is not None and self.finalists < 1:
-            raise ValueError(f"finalists must be 1 or more, or None, not {self.finalists}")
+        if not self.learning_rates:
+            raise ValueError("learning_rates must be at least one number, not ()")
+        if self.finalists is not None and not is_whole(self.finalists, 1, math.inf):
+            raise ValueError(f"finalists must be 1 or more, or None, not {self.finalists!r}")
+        if not is_whole(self.sample, 0, math.inf):
+            raise ValueError(f"sample must be a whole number, 0 or more, not {self.sample!r}")
 
     @property
     def foretold(self) -> int:
