@@ -147,9 +147,9 @@ def blobs(rows: int = 300, seed: int = 0) -> tuple[Dataset, Encoder]:
     hue = np.eye(3)[random.integers(0, 3, rows)]
     features = np.column_stack([random.uniform(-1, 1, rows), hue, signal]).astype(np.float32)
     columns = (
-        Numbers("noise", 0.0, 1.0, 0.5, missing=False),
+        Numbers("noise", 0.0, 1.0, 0.5, 2.0, missing=False),
         Categories("hue", ("blue", "green", "red"), missing=False),
-        Numbers("signal", 0.0, 10.0, 5.0, missing=False),
+        Numbers("signal", 0.0, 10.0, 5.0, 0.2, missing=False),
     )
     encoder = Encoder("ill", ("no", "yes"), columns)
     tensors = torch.from_numpy(features), torch.from_numpy(labels.astype(np.int64))
@@ -276,7 +276,7 @@ def test_of_many_classes_the_most_confused_pairs_are_kept() -> None:
     labels = np.concatenate([np.arange(30), np.repeat(np.arange(30), 4)])
     features = torch.from_numpy(random.normal(size=(150, 2)).astype(np.float32))
     data = Dataset("many", features, torch.from_numpy(labels), 30, (-1.0, 1.0))
-    columns = tuple(Numbers(name, 0.0, 1.0, 0.5, missing=False) for name in "ab")
+    columns = tuple(Numbers(name, 0.0, 1.0, 0.5, 2.0, missing=False) for name in "ab")
     encoder = Encoder("y", tuple(range(30)), columns)
     predicted = labels[30:].copy()
     predicted[:3], predicted[-1] = 7, 2  # three 0s taken for 7, a 29 for 2

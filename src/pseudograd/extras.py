@@ -16,6 +16,7 @@ OPTIONAL = {
     "sklearn": ("scikit-learn", "tune"),
     "tqdm": ("tqdm", "tune"),
     "numba": ("numba", "cpu"),
+    "openpyxl": ("openpyxl", "excel"),
     "pyarrow": ("pyarrow", "parquet"),
     "ray": ("ray", "ray"),
 }

@@ -106,6 +106,7 @@ def _run_tune(options: argparse.Namespace) -> None:
         print(f"resuming {study.folder}: {done} trials are done", file=sys.stderr)
     if data.rows is not None:
         _tell_table(data, encoder)
+    print(f"training {protocol.plan()}", file=sys.stderr)
     try:
         with place, Display(protocol, study.ledger) as display:
             found = run_study(
@@ -127,9 +128,11 @@ def _run_tune(options: argparse.Namespace) -> None:
     except (MemoryError, RuntimeError) as problem:
         if not lacks_memory(problem):
             raise
+        recipe = vars(protocol.recipe)
+        sizes = " ".join(map(str, recipe["hidden_layer_sizes"])) or "0"
         raise ValueError(
-            f"there is not enough memory for these networks ({protocol.recipe.fields()}): lower "
-            "--hidden or --batch-size"
+            f"there is not enough memory for these networks: lower --hidden (now {sizes}) or "
+            f"--batch-size (now {recipe['batch_size']})"
         ) from problem
     if found is None:
         print(

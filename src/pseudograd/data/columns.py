@@ -120,6 +120,8 @@ def read_column(
 
 def _read_plain(name: str, entries: Series, choices: Choices) -> Reading:
     """Read a column of numbers: which of them stand for a gap?"""
+    if entries.dtype == np.float16:  # which pandas does not know how to look up
+        entries = entries.astype(np.float32)
     values, doubts = as_floats(entries), []
     codes = choices.codes
     if infinite := int(np.isinf(values).sum()):

@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
+
 from pseudograd.data.columns import Refusal
 from pseudograd.words import counted
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _END = "\ud800"  # follows the last line; no UTF-8 file contains it
 _SEPARATORS = ",;\t|"
+BLANKS = r"\s+"  # any number of them, in pandas' words
 _CHUNK = 2**24  # bytes looked at together
 # pandas' own, without "None", which may be a label or a category.
 _GAPS = ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"]
@@ -55,22 +58,23 @@ class Delimited:
         if not self.columns:
             return pd.DataFrame(), False
         texts = {at: str for at in places if self.columns[at] in known}
-        mark = "."
+        decimal = "."
         if self.separator == ";":
             # Decimals mostly have commas then: take what makes more numbers.
             first = {mark: self._read(places, decimal=mark, nrows=10_000) for mark in ",."}
-            mark = max(first, key=lambda mark: first[mark].select_dtypes("number").shape[1])
-        frame = self._read(places, dtype=texts, decimal=mark, low_memory=False)
+            decimal = max(first, key=lambda mark: first[mark].select_dtypes("number").shape[1])
+        frame = self._read(places, dtype=texts, decimal=decimal, low_memory=False)
         for at in texts:
             frame[at] = _without_points(frame[at], known[self.columns[at]])
         # Looking for a code in the file is quicker than reading all whole numbers again.
-        if codes and re.search(rb'[\n\r"%b] *[+-]?0\d' % self.separator.encode(), self.content):
-            numbers = frame.select_dtypes("number")
-            whole = [at for at in numbers if not (numbers[at].dropna() % 1).any()]
+        numbers = frame.select_dtypes("number")
+        whole = [at for at in numbers if not (numbers[at].dropna() % 1).any()]
+        mark = b" " if self.separator == BLANKS else re.escape(self.separator.encode())
+        if codes and whole and re.search(rb'[\n\r"%b] *[+-]?0\d' % mark, self.content):
             for at, entries in self._read(whole, dtype=str).items():
                 if entries.str.match(r" *[+-]?0\d", na=False).any():
                     frame[at] = entries
-        return frame, mark == ","
+        return frame, decimal == ","
 
     def verbatim(self, places: Sequence[int]) -> DataFrame:
         """Return the columns at these places as the texts that are in the file, in this order."""
@@ -93,7 +97,7 @@ def _without_points(texts: Series, known: Collection[object]) -> Series:
 
 
 def read_delimited(file: BinaryIO) -> Delimited:
-    """Read a text file whose columns are separated by commas, semicolons, tabs or bars."""
+    """Read a text file whose columns are separated by commas, semicolons, tabs, bars or blanks."""
     content, assumed = _as_utf8(file.read())
     lines = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
     at, first = next(((at, line) for at, line in enumerate(lines) if line.strip()), (0, ""))
@@ -101,40 +105,92 @@ def read_delimited(file: BinaryIO) -> Delimited:
     if said := re.fullmatch(r'"?sep=([,;\t|])"?', first.rstrip("\r\n"), re.IGNORECASE):
         separator, skipped = said[1], at + 1
     else:
-        separator, skipped = max(_SEPARATORS, key=re.sub(r'"[^"]*"', "", first).count), 0
+        unquoted, skipped = re.sub(r'"[^"]*"', "", first).rstrip("\r\n"), 0
+        separator = max(_SEPARATORS, key=unquoted.count)
+        if separator not in unquoted and " " in unquoted:
+            separator = BLANKS
     lines.seek(0)
     limit = csv.field_size_limit(2**31 - 1)  # texts may have any length
     try:
-        rows = csv.reader(
-            itertools.chain(itertools.islice(lines, skipped, None), [_END]), delimiter=separator
-        )
-        header = _header(rows, skipped)
+        found = itertools.chain(itertools.islice(lines, skipped, None), [_END])
+        rows: Any = csv.reader(found, delimiter=separator[0])
+        if separator == BLANKS:
+            stripped = (line.strip() for line in found)
+            rows = csv.reader(stripped, delimiter=" ", skipinitialspace=True)
+        if separator != BLANKS and _is_even(content, separator, skipped):
+            header = next(row for row in rows if not _is_blank(row))
+        else:
+            header = _checked_header(rows, skipped, separator)
         return Delimited(content, header, separator, skipped, assumed)
     finally:
         csv.field_size_limit(limit)
 
 
-def _header(rows: Any, skipped: int) -> list[str]:
+def _is_even(content: bytes, separator: str, skipped: int) -> bool:
+    """Return whether all lines surely have as many fields, by counting bytes.
+
+    Quotes that do not stand at both ends of a field, old line ends and single columns are left to
+    a closer look.
+    """
+    start = 3 if content.startswith(codecs.BOM_UTF8) else 0
+    for _ in range(skipped):
+        start = content.find(b"\n", start) + 1
+    if content.count(b"\r") != content.count(b"\r\n"):
+        return False
+    mark, array = ord(separator), np.frombuffer(content, np.uint8)
+    around, inside, open_, wanted = [mark, 10, 13, 34], 0, 0, 0
+    last = start - 1  # the line end before
+    for begin in range(start, len(array), _CHUNK):
+        chunk = array[begin : begin + _CHUNK]
+        outside = np.ones(len(chunk), bool)
+        quotes = np.flatnonzero(chunk == 34) + begin
+        if len(quotes) or inside:
+            opens, closes = (quotes[at::2] for at in (inside, 1 - inside))
+            before, after = opens[opens > start] - 1, closes[closes + 1 < len(array)] + 1
+            if not (np.isin(array[before], around).all() and np.isin(array[after], around).all()):
+                return False
+            outside = (np.cumsum(chunk == 34, dtype=np.uint8) + inside) % 2 == 0
+            inside = (inside + len(quotes)) % 2
+        ends = np.flatnonzero((chunk == 10) & outside)
+        marks = np.cumsum((chunk == mark) & outside, dtype=np.int32)
+        counts = np.diff(marks[ends], prepend=np.int32(-open_))
+        open_ = int(marks[-1]) - (int(marks[ends[-1]]) if len(ends) else -open_)
+        blank = np.diff(ends + begin, prepend=last) <= 1 + (array[ends + begin - 1] == 13)
+        counts = counts[~blank]
+        last = int(ends[-1]) + begin if len(ends) else last
+        wanted = wanted or (int(counts[0]) if len(counts) else 0)
+        if (counts != wanted).any() or (not wanted and len(ends)):
+            return False
+    rest = content[last + 1 :].strip()
+    return bool(wanted) and not inside and (not rest or open_ == wanted)
+
+
+def _is_blank(row: list[str]) -> bool:
+    return not row or (len(row) == 1 and bool(row[0]) and not row[0].strip(" \t"))
+
+
+def _checked_header(rows: Any, skipped: int, separator: str) -> list[str]:
     """Return the first row once all are as long, since pandas fills short ones with gaps."""
     header: list[str] = []
-    line = skipped + 1
+    wanted, line = 0, skipped + 1
     for row in rows:
         start, line = line, skipped + rows.line_num + 1
-        blank = not row or (len(row) == 1 and row[0] and not row[0].strip(" \t"))
-        if blank or row == [_END]:
+        if _is_blank(row) or row == [_END]:
             continue
-        header = header or row
+        if len(header) == wanted == len(row) - 1 and separator in (BLANKS, "\t"):
+            wanted += 1  # R names rows, but not their column
+        header, wanted = header or row, wanted or len(row)
         if row[-1].endswith(_END):
             wrong, fix = "a quote that is never closed", "close it"
-        elif len(row) != len(header):
+        elif len(row) != wanted and row is not header:
             wrong = f"{counted(len(row), 'field')}, the header {len(header)}"
             more = "put texts that contain the separator into double quotes"
             fewer = "keep the separators of empty cells"
-            fix = f"correct that line, and {more if len(row) > len(header) else fewer}"
+            fix = f"correct that line, and {more if len(row) > wanted else fewer}"
         else:
             continue
         raise Refusal(f"cannot be read as a table (line {start} has {wrong}): {fix}")
-    return header
+    return [""] * (wanted - len(header)) + header
 
 
 def _as_utf8(content: bytes) -> tuple[bytes, str]:

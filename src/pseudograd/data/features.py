@@ -24,6 +24,7 @@ from pseudograd.data.values import (
     numbers_of_form,
     plain_numbers,
     read_dates,
+    read_numbers,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +78,11 @@ class Scale:
         values = values[~np.isnan(values)]
         if not len(values):
             return cls(0.0, 0.0)
-        low, first, median, third, high = np.quantile(values, (0, 0.25, 0.5, 0.75, 1))
+        return cls.of(*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)))
+
+    @classmethod
+    def of(cls, low: float, first: float, median: float, third: float, high: float) -> Scale:
+        """Return the scaling of numbers with these quartiles."""
         for wanted, width in ((1.0, third - first), (2.0, high - low)):
             # Numbers near the ends of float64 have no finite range, or none that can be inverted.
             if 1e-300 < width < math.inf:
@@ -176,9 +181,12 @@ class Numbers:
         if self.marks:
             written = numbers_of_form(texts, Form(*self.marks))
             values = np.where(np.isnan(written), values, written)
-        _tell_unread(
-            self.name, "numbers", column, np.append(np.isnan(values) & ~gaps, False)[places]
-        )
+        elif (np.isnan(values) & ~gaps).any():
+            there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
+            if found := read_numbers(there, np.ones(len(there), np.intp), False, False):
+                values[~gaps] = found[0]
+        wrong = np.append(np.isnan(values) & ~gaps, False)[places]
+        _tell_unread(self.name, "numbers", column, wrong)
         return np.append(values, np.nan)[places]
 
     def outside(self, column: Series) -> Series:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from pseudograd.data.columns import Refusal
 
+# Text compresses to a tenth, and seldom to less than a fiftieth.
+MOST_TIMES = 200
+HARMLESS = 2**26  # bytes that may come out of any file
 FEATURES = 2 * 2**30  # bytes; fixed, so that a table has the same features on every machine
 
 
@@ -38,3 +41,13 @@ def check_size(size: float, what: str) -> None:
             f"{what} {size / 2**30:,.1f} GB, more than half of the available memory "
             f"({available() / 2**30:,.1f} GB): take a sample of the rows, or fewer columns"
         )
+
+
+def check_unpacked(size: int, packed: int) -> None:
+    """Refuse a file that claims to hold far more than a table packs into so few bytes."""
+    if size > max(HARMLESS, MOST_TIMES * packed):
+        raise Refusal(
+            f"is not read: it packs {size / 2**20:,.0f} MB into {packed / 2**20:,.1f} MB, as no "
+            "table does; unpack it if that is right"
+        )
+    check_size(size, "holds")

@@ -16,11 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pseudograd.data.columns import Refusal
-from pseudograd.data.memory import available, check_size
+from pseudograd.data.memory import HARMLESS, MOST_TIMES, available, check_size
 
-# Text compresses to a tenth, and seldom to less than a fiftieth.
-_MOST_TIMES = 200
-_HARMLESS = 2**26  # bytes that may come out of any file
 _UNPACKED: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
@@ -50,7 +47,7 @@ class Opened:
 def opened(path: Path) -> Iterator[Opened]:
     """Open a file for reading, or standard input if the path is "-"; what is packed is unpacked."""
     if str(path) == "-":
-        content = _bounded(sys.stdin.buffer, available() // 4, "standard input")
+        content = _bounded(sys.stdin.buffer, available() // 4)
         yield _unpacked(io.BytesIO(content), _suffix_of(content), len(content), path)
         return
     if not path.exists():
@@ -68,7 +65,7 @@ def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
     """Unpack a compressed file in memory, unless far more comes out than a table packs."""
     if suffix not in COMPRESSIONS:
         return Opened(file, suffix, size)
-    most = min(max(_HARMLESS, _MOST_TIMES * size), available() // 4)
+    most = min(max(HARMLESS, MOST_TIMES * size), available() // 4)
     inner = Path(path.stem).suffix.lower()
     if suffix == ".zip":
         with zipfile.ZipFile(file) as archive:
@@ -84,14 +81,14 @@ def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
     return Opened(io.BytesIO(content), inner or _suffix_of(content), len(content))
 
 
-def _bounded(file: BinaryIO, most: int, what: str = "it") -> bytes:
+def _bounded(file: BinaryIO, most: int) -> bytes:
     parts, size = [], 0
     while part := file.read(2**20):
         size += len(part)
         if size > most:
             raise Refusal(
-                f"is not read: more than {most / 2**20:,.0f} MB come out of {what}, far more than "
-                "a table would hold; unpack it if that is right"
+                f"is not read: more than {most / 2**20:,.0f} MB come out of it, far more than a "
+                "table of this size holds; unpack it if that is right"
             )
         parts.append(part)
     return b"".join(parts)

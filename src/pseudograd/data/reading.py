@@ -1,134 +1,33 @@
-"""Files of tables: a reader for each format, and the columns that are wanted of them."""
+"""Tables from files and frames: the columns that are wanted, by names of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import lzma
-import math
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pseudograd.data.columns import AS_IT_IS, Choices, OptionError, Refusal, feature_names
-from pseudograd.data.delimited import Delimited, read_delimited
+from pseudograd.data.columns import AS_IT_IS, Choices, OptionError, Refusal
+from pseudograd.data.delimited import Delimited
 from pseudograd.data.encoder import Encoder
-from pseudograd.data.memory import check_size
-from pseudograd.data.opening import opened
+from pseudograd.data.opening import COMPRESSIONS, opened
+from pseudograd.data.readers import READERS, Table
 from pseudograd.extras import needed_for
 from pseudograd.words import nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """What a reader returns, and how it is to be told."""
-
-    frame: DataFrame | Delimited  # all columns; those of a text file are typed later
-    test: DataFrame | None = None  # the test part, if the file has one
-    pixels: tuple[int, ...] | None = None  # the shape of a picture, if the columns are pixels
-    kept: DataFrame | None = None  # columns that are asked for as they are
-    comma: bool = False  # whether the decimal mark is a comma
-    said: str = ""  # what was assumed, to be told
-
-
-def read_text(file: BinaryIO, target: str, new: bool) -> Table:
-    """Read a .csv file, or one with other separators."""
-    return Table(read_delimited(file))
-
-
-def read_parquet(file: BinaryIO, target: str, new: bool) -> Table:
-    """Read a .parquet file."""
-    with needed_for("reading .parquet files"):
-        import pandas as pd
-        import pyarrow.parquet as pq
-
-    facts = pq.read_metadata(file)
-    check_size(8 * facts.num_rows * facts.num_columns, "would take")
-    return Table(pd.read_parquet(file, engine="pyarrow").reset_index(drop=True))
-
-
-def read_npz(file: BinaryIO, target: str, new: bool) -> Table:
-    """Read the arrays X and ``target``, and those of the test part unless the rows are new."""
-    try:
-        arrays = np.load(file, allow_pickle=False)
-    except ValueError as problem:  # NumPy takes anything else for a pickle
-        raise Refusal(
-            "is not an .npz file, whatever its name says: make one with numpy.savez, or rename it"
-        ) from problem
-    if isinstance(arrays, np.ndarray):
-        raise ValueError("it holds a single array")
-    features = _array(arrays, "X")
-    labelled = not new or target in arrays.files
-    frame = _frame_of(features, target if labelled else None, arrays)
-    test = None
-    if not new and not {"X_test", target + "_test"}.isdisjoint(arrays.files):
-        test = _frame_of(_array(arrays, "X_test"), target, arrays, "_test")
-        if list(test.columns) != list(frame.columns):
-            raise Refusal(
-                f"has {frame.shape[1] - 1} columns in 'X', but {test.shape[1] - 1} in 'X_test': "
-                "give both the same columns"
-            )
-    pictures = features.dtype == np.uint8 and features.ndim > 2
-    return Table(frame, test, features.shape[1:] if pictures else None)
-
-
-def _array(arrays: Any, name: str) -> NDArray[Any]:
-    if name not in arrays.files:
-        raise Refusal(f"has no array {name!r}: it has {nearest(name, arrays.files)}")
-    try:
-        found: NDArray[Any] = arrays[name]
-    except ValueError as problem:
-        # Unpickling runs whatever code the file holds, so we never do it.
-        raise Refusal(
-            f"has Python objects in array {name!r}: save it as numbers or text"
-        ) from problem
-    return found
-
-
-def _frame_of(
-    features: NDArray[Any], target: str | None, arrays: Any, suffix: str = ""
-) -> DataFrame:
-    """Return a part of an .npz file as a frame, with its labels if they have a name."""
-    import pandas as pd
-
-    width = math.prod(features.shape[1:])
-    if features.ndim < 2 or not width:
-        raise Refusal(f"has an array 'X{suffix}' without columns: make it 2-dimensional")
-    frame = pd.DataFrame(features.reshape(-1, width), columns=feature_names(width))
-    if target is not None:
-        labels = _array(arrays, target + suffix)
-        if labels.shape != features.shape[:1]:
-            raise Refusal(
-                f"has {len(features)} rows in 'X{suffix}', but the shape {labels.shape} in "
-                f"{target + suffix!r}: give one label for each row"
-            )
-        frame[target] = labels
-    return frame
-
-
-# A reader takes an open file, the target, and whether the rows are new, so that labels may be
-# missing.
-Reader = Callable[[BinaryIO, str, bool], Table]
-READERS: dict[str, Reader] = {
-    ".csv": read_text,
-    ".tsv": read_text,
-    ".txt": read_text,
-    ".parquet": read_parquet,
-    ".npz": read_npz,
-}
+Source = Any  # a path, or a frame of pandas or polars; "-" is standard input
 
 
 def read_table(
-    source: str | Path | DataFrame,
+    source: Source,
     target: str | None,
     choices: Choices = AS_IT_IS,
     encoder: Encoder | None = None,
@@ -176,20 +75,39 @@ def read_table(
     return replace(table, frame=frame, kept=as_it_is)
 
 
-def name_of(source: str | Path | DataFrame) -> str:
+def name_of(source: Source) -> str:
     """Return what to call a file or a frame."""
     if not isinstance(source, (str, Path)):
         return "the frame"
     return "standard input" if str(source) == "-" else str(source)
 
 
-def _read(source: str | Path | DataFrame, target: str | None, new: bool) -> Table:
+def _read(source: Source, target: str | None, new: bool) -> Table:
     if not isinstance(source, (str, Path)):
-        return Table(source)
+        return Table(_as_pandas(source))
     with opened(Path(source)) as found:
         if found.suffix not in READERS:
-            raise Refusal(f"must end in one of {', '.join(READERS)}")
+            raise Refusal(
+                f"must end in one of {', '.join(READERS)}, or be such a file packed as "
+                f"{', '.join(COMPRESSIONS)}"
+            )
         return READERS[found.suffix](found.file, target or "", new)
+
+
+def _as_pandas(frame: Any) -> DataFrame:
+    """Return a frame of pandas, polars or another library that converts to pandas."""
+    import pandas as pd
+
+    if isinstance(frame, pd.DataFrame):
+        return frame
+    if not hasattr(frame, "to_pandas") and hasattr(frame, "collect"):  # a lazy frame of polars
+        frame = frame.collect()
+    if not hasattr(frame, "to_pandas"):
+        kind = type(frame).__name__
+        raise Refusal(f"must be a path, or a frame of pandas or polars, and not {kind}")
+    with needed_for("a polars frame"):
+        found: DataFrame = frame.to_pandas()
+    return found
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

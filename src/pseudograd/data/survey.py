@@ -92,7 +92,7 @@ def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -
         kept.append(name)
         doubts = [*reading.doubts]
         if not chosen:
-            doubts += filter(None, (check(name, reading) for check in DOUBTFUL))
+            doubts += [*filter(None, (check(name, reading) for check in DOUBTFUL))][:1]
         used_as = {"text": "categories"}.get(str(reading.kind), reading.kind)
         notes.columns[name] = {"used_as": used_as, "why": "; ".join(doubts)}
         for doubt in doubts:
@@ -116,13 +116,15 @@ def empty(name: str, reading: Reading) -> str | None:
 def constant(name: str, reading: Reading) -> str | None:
     """Leave out columns whose entries are all the same, none missing."""
     entries = reading.entries
-    return "all entries are the same" if entries.nunique(dropna=False) == 1 else None
+    same = bool((entries == entries.iloc[0]).all())
+    return "all entries are the same" if same else None
 
 
 def identity(name: str, reading: Reading) -> str | None:
     """Leave out texts and whole numbers that all differ in a column that is named like an id."""
-    numbered = _whole(reading) or _in_order(reading)
-    if not _ID.fullmatch(name) or not (reading.kind == "text" or numbered):
+    if not _ID.fullmatch(name):
+        return None
+    if reading.kind != "text" and not _whole(reading) and not _in_order(reading):
         return None
     return "all entries differ, as ids do" if reading.entries.is_unique else None
 
@@ -193,7 +195,7 @@ def entity(name: str, reading: Reading) -> str | None:
 
 Check = Callable[[str, Reading], str | None]
 LEFT_OUT: tuple[Check, ...] = (empty, constant, identity, row_number, all_different)
-DOUBTFUL: tuple[Check, ...] = (rises, measured, entity)
+DOUBTFUL: tuple[Check, ...] = (entity, rises, measured)
 
 
 def _whole(reading: Reading) -> bool:
@@ -209,9 +211,10 @@ def _in_order(reading: Reading) -> bool:
     if reading.kind != "numbers":
         return False
     entries: Series = reading.entries.dropna()
-    if len(entries) < max(_FEW, _NEARLY_ALL * len(reading.entries)) or not entries.is_unique:
+    if len(entries) < max(_FEW, _NEARLY_ALL * len(reading.entries)):
         return False
-    return bool(entries.is_monotonic_increasing or entries.is_monotonic_decreasing)
+    ordered = entries.is_monotonic_increasing or entries.is_monotonic_decreasing
+    return bool(ordered and entries.is_unique)
 
 
 def question_target(target: str, places: NDArray[np.intp], labels: list[Any]) -> str | None:

@@ -28,7 +28,8 @@ from pseudograd.data.encoder import Encoder
 from pseudograd.data.features import MOST_CATEGORIES
 from pseudograd.data.memory import FEATURES, check_size
 from pseudograd.data.parts import draw, in_both_parts
-from pseudograd.data.reading import READERS, Table, name_of, read_table
+from pseudograd.data.readers import READERS, Table
+from pseudograd.data.reading import Source, name_of, read_table
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.data.survey import Notes, look_over, question_target
 from pseudograd.data.values import different
@@ -45,7 +46,7 @@ _KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
 }
 
 
-def open_data(name: str | Path | DataFrame, **options: Any) -> tuple[Dataset, Encoder]:
+def open_data(name: Source, **options: Any) -> tuple[Dataset, Encoder]:
     """Open a data set that has a name, or a user's own table.
 
     Args:
@@ -77,7 +78,7 @@ def open_data(name: str | Path | DataFrame, **options: Any) -> tuple[Dataset, En
 
 
 def load_table(
-    source: str | Path | DataFrame,
+    source: Source,
     target: str | None = None,
     *,
     test_path: str | Path | None = None,
@@ -94,7 +95,7 @@ def load_table(
     """Load a table as a data set. What carries nothing is left out, and warnings tell so.
 
     Args:
-        source: The file, as `read_frame` takes it.
+        source: The file or the frame, as `read_frame` takes it.
         target: The column of labels; in an .npz file the array of labels, by default "y".
         test_path: A second file, the test part. By default it is the arrays X_test and y_test of an
             .npz file if there are any, and otherwise drawn at random.
@@ -306,12 +307,14 @@ def _dataset(
     )
 
 
-def read_frame(source: str | Path | DataFrame, encoder: Encoder) -> DataFrame:
+def read_frame(source: Source, encoder: Encoder) -> DataFrame:
     """Read new rows, for `Encoder.transform`.
 
     Args:
-        source: A .csv file with a header, a .parquet file, or an .npz file with the features in an
-            array X, whose columns are called X[0], X[1], ...
+        source: A path, "-" for standard input, or a frame of pandas or polars. A .csv, .tsv or
+            .txt file has a header; .xlsx, .parquet, .feather, .arrow and .jsonl files have names
+            anyway; an .npz file has the features in an array X, whose columns are called X[0],
+            X[1], ... Each may be packed, as .csv.gz, .bz2, .xz or .zip.
         encoder: Tells which columns to read, and which of them hold text even if it looks like
             numbers in these rows.
 

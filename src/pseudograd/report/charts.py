@@ -14,6 +14,7 @@ from pseudograd.words import counted, percent, signed
 
 _CLASSES = 20  # shown in a figure
 _COLUMNS = 15
+_LETTER = 9.8  # units, on a phone
 
 
 def cut(text: object, most: int) -> str:
@@ -102,8 +103,8 @@ def confusion_map(matrix: Sequence[Sequence[int]], labels: Sequence[object]) -> 
     size = len(matrix)
     short = [cut(label, 12) for label in labels]
     upright = max(map(len, short)) > 3 and size > 2
-    left = 26 + 7.4 * max(max(map(len, short)), 4)
-    top = 24 + (7.4 * max(map(len, short)) if upright else 18)
+    left = _beside(short)
+    top = 24 + (_LETTER * max(map(len, short)) if upright else 18)
     side = min(max((WIDTH - left) / size, 34), 70)
     shares = [[count / max(sum(row), 1) for count in row] for row in matrix]
     worst = max(
@@ -225,8 +226,8 @@ def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _beside(labels: Sequence[str]) -> float:
-    """Where a figure begins that has labels on its left; a phone's letters are 8.8 units wide."""
-    return 16 + 8.8 * max(map(len, labels))
+    """Where a figure begins that has labels on its left; with room for wide letters on a phone."""
+    return 14 + _LETTER * max(map(len, labels))
 
 
 def _axis(

@@ -16,7 +16,7 @@ from pseudograd.files import write_whole, writing
 from pseudograd.fleet import MLPRecipe, Outcome, Trial
 from pseudograd.report import figures
 from pseudograd.report.drawing import image
-from pseudograd.report.quality import assessed, ensembles, quality
+from pseudograd.report.quality import assessed, column_notes, ensembles, quality
 from pseudograd.report.template import render
 from pseudograd.report.verdict import error_interval, possible, unfinished, verdict
 from pseudograd.search import (
@@ -148,6 +148,7 @@ def page(
         ],
         groups=groups,
         ensembles=None if comparison else ensembles(assessment),
+        column_notes=column_notes(about["data"].get("notes")),
         **quality(assessment, about["data"]["pixels"]),
         **_answer(protocol, ledger, chosen, comparison),
         **_search(protocol, ledger, chosen, plain),

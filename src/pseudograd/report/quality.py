@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from pseudograd.search.measures import compare_counts
 from pseudograd.words import DASH, percent
 
 Assessment = Mapping[str, Any]
+
+_WEAK = 0.2  # above this error, few suspects are wrong labels (docs/page.md)
 
 # What an assessment from outcomes alone knows nothing of.
 _UNKNOWN = dict.fromkeys(
@@ -123,7 +126,6 @@ def quality(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict
     if assessment is None:
         return {"quality": None, "standing": None, "suspects": None}
     after = assessment["reliability"].get("model")
-    suspects = assessment["suspects"]
     return {
         "quality": assessment,
         "standing": standing(assessment),
@@ -146,15 +148,40 @@ def quality(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict
              f"{one['log_loss_increase']:.3f}")
             for one in (assessment["importance"] or {"columns": ()})["columns"]
         ],
-        "suspects": suspects
-        and {
-            **suspects,
-            "first": [
-                {**one, "image": image(one["pixels"], pixels or ()) if one["pixels"] else None}
-                for one in suspects["first"]
-            ],
-        },
+        "suspects": assessment["suspects"] and _suspects(assessment, pixels),
     }  # fmt: skip
+
+
+def column_notes(notes: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what was done with the columns of a table, those that need a word first."""
+    if not notes or not notes.get("columns"):
+        return None
+    columns = notes["columns"]
+    return {
+        "told": [one for one in columns if one.get("why") or one["used_as"] == "left out"],
+        "rows": [f"{count:,} {what}" for what, count in notes.get("rows", {}).items()],
+        "table": [(one["name"], one["used_as"], one.get("features", DASH)) for one in columns],
+    }
+
+
+def _suspects(assessment: Assessment, pixels: Sequence[int] | None) -> dict[str, Any]:
+    """The suspects with their images, and where the model is too weak to doubt a label.
+
+    That is the whole test set, or the label of most suspects; there its mistakes outnumber theirs.
+    """
+    found, weak = assessment["suspects"], None
+    if assessment["model"]["error"] > _WEAK:
+        weak = {"label": None, "error": assessment["model"]["error"]}
+    elif found["first"]:
+        label, count = Counter(one["label"] for one in found["first"]).most_common(1)[0]
+        error = assessment["by_class"][label]["error"] or 0.0
+        if error > _WEAK and count > len(found["first"]) / 2:
+            weak = {"label": assessment["classes"][label], "error": error}
+    first = [
+        {**one, "image": image(one["pixels"], pixels or ()) if one["pixels"] else None}
+        for one in found["first"]
+    ]
+    return {**found, "first": first, "weak": weak}
 
 
 def ensembles(assessment: Assessment | None) -> dict[str, Any] | None:

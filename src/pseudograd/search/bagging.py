@@ -22,6 +22,7 @@ from pseudograd.search.protocol import Cell, Outcomes, Protocol, Stage, trial_at
 KS = (2.0, 1.0, 0.5)
 LEARNING_RATES = (0.003, 0.01, 0.03)
 _LARGE = 2_000  # training examples from which on bad pairs are dropped after one fold
+_BATCHES = (400, 1_500, 6_000, 50_000, 200_000)  # training examples where batches double
 _SAMPLE = 50_000  # training examples that pairs of a very large table are first tried on
 
 
@@ -65,14 +66,33 @@ class Bagging(Protocol):
             )
         if self.retrainings:
             raise ValueError("retrainings must be 0: the networks of the folds are the model")
-        if 1.0 not in self.ks:
-            raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
         if not self.learning_rates:
             raise ValueError("learning_rates must be at least one number, not ()")
         if self.finalists is not None and not is_whole(self.finalists, 1, math.inf):
             raise ValueError(f"finalists must be 1 or more, or None, not {self.finalists!r}")
         if not is_whole(self.sample, 0, math.inf):
             raise ValueError(f"sample must be a whole number, 0 or more, not {self.sample!r}")
+
+    @property
+    def foretold(self) -> int:
+        """How many trials the search needs if no learning rate lies on an edge."""
+        pairs = len(self.ks) * len(self.learning_rates)
+        if self.finalists is None:
+            return pairs * self.repetitions
+        finalists = min(self.finalists + 1, pairs)
+        again = pairs if self.sample else pairs - finalists
+        return again + finalists * self.repetitions
+
+    def plan(self) -> str:
+        """Return in a line what will be trained."""
+        pairs = f"{len(self.ks)} values of k × {len(self.learning_rates)} learning rates"
+        if self.finalists is None:
+            return f"{self.foretold} networks or more: {pairs} × {self.repetitions} folds"
+        on = f" on {self.sample:,} training examples" if self.sample else ""
+        return (
+            f"about {self.foretold} networks: first {pairs}{on}, then the best {self.finalists} "
+            f"pairs and the best of k = 1 × {self.repetitions} folds"
+        )
 
     @property
     def step(self) -> float:
@@ -138,8 +158,8 @@ class Bagging(Protocol):
             return mixed_score(outcome.error, outcome.cross_entropy)
 
         ranked = sorted(looks, key=score)
-        plain = next(pair for pair in ranked if pair[0] == 1)
-        return [*dict.fromkeys((*ranked[: self.finalists], plain))]
+        plain = [pair for pair in ranked if pair[0] == 1]
+        return [*dict.fromkeys((*ranked[: self.finalists], *plain[:1]))]
 
     def trials_of(self, cell: Cell) -> list[Trial]:
         """Return the trials of a pair."""
@@ -182,20 +202,18 @@ def table_recipe(
     Example:
         >>> recipe = table_recipe("patients.csv", 800)
         >>> recipe.hidden_layer_sizes, recipe.bins, recipe.batch_size, recipe.max_epochs
-        ((64, 64), 16, 64, 53)
+        ((64, 64), 16, 32, 53)
 
     """
     width = 32 if train_size < 700 else 64 if train_size < 10_000 else 128
     bins = 8 if train_size < 700 else 16
-    size = train_size // 50
     defaults: dict[str, Any] = {
         "hidden_layer_sizes": (2 * width, 2 * width) if pixels else (width, width),
         "bins": 0 if pixels else bins,
         "optimizer": "adam",
         "weight_decay": 0.1,
         "schedule": "cosine",
-        # A power of two between 32 and 1024: about fifty steps an epoch.
-        "batch_size": min(1024, max(32, 1 << max(size - 1, 1).bit_length())),
+        "batch_size": 32 << sum(train_size >= size for size in _BATCHES),
         "max_epochs": epochs_for(train_size),
         "stop_by": "error and cross-entropy",
         "stratified": True,

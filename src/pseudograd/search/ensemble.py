@@ -47,13 +47,15 @@ class Candidates:
     votes: Tensor
 
     def ensemble(self, weights: Tensor, temperature: float = 1.0) -> Ensemble:
-        """Return the ensemble in which cells have these weights."""
-        pairs = [
-            (network, weight / len(networks))
-            for networks, weight in zip(self.networks, weights.tolist(), strict=True)
-            if weight
-            for network in networks
-        ]
+        """Return the ensemble in which cells have these weights.
+
+        A network that diverged would spoil the average, so the others of its cell stand in for it.
+        """
+        pairs = []
+        for networks, weight in zip(self.networks, weights.tolist(), strict=True):
+            if weight:
+                finite = [one for one in networks if one.is_finite] or networks
+                pairs += [(network, weight / len(finite)) for network in finite]
         members, shares = zip(*pairs, strict=True)
         return Ensemble(members, shares, temperature)
 

@@ -212,6 +212,22 @@ class Protocol:
         return []
 
     @property
+    def foretold(self) -> int:
+        """How many trials the search needs if no learning rate lies on an edge."""
+        rates = len(self.learning_rates) or 3
+        finals = self.retrainings * (2 if len(self.ks) > 1 else 1)
+        return len(self.sweep) + len(self.ks) * rates * self.repetitions + finals
+
+    def plan(self) -> str:
+        """Return in a line what will be trained."""
+        rates = len(self.learning_rates) or 3
+        return (
+            f"{self.foretold} networks or more: {len(self.ks)} values of k × {rates} learning "
+            f"rates × {self.repetitions} repetitions, and {self.retrainings} final networks each "
+            "of the choice and of k = 1"
+        )
+
+    @property
     def step(self) -> float:
         """The factor between neighbouring learning rates beyond the first ones."""
         return 2.0

@@ -56,7 +56,7 @@ class Progress:
     Attributes:
         stage: "sweep", "search" or "retraining".
         done: Trials that have ended since the run began.
-        total: These, and the trials that are known to be needed.
+        total: These, and the trials that are needed, as far as can be foretold.
         outcome: The latest outcome.
 
     """
@@ -247,6 +247,7 @@ class Study:
         """
         done = 0
         with self.session(command, devices, share):
+            foretold = self.protocol.foretold - len(self.ledger)
             noted = -math.inf  # so that the first trial is noted, should this process be killed
             while not stop() and (wanted := self.protocol.wanted(self.ledger)):
                 group = _group(wanted[0])
@@ -271,7 +272,8 @@ class Study:
                         self._note_time()
                         noted = time.monotonic()
                     stage = self.protocol.stage_of(outcome.trial)
-                    watch(Progress(stage, done, done + left.total(), outcome))
+                    total = max(done + left.total(), foretold)
+                    watch(Progress(stage, done, total, outcome))
                 if len(self.ledger) == known and not stop():
                     raise RuntimeError(
                         f"runner gave no outcome of {len(wanted)} trials, such as {wanted[0]}"

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,8 @@ def tune(
     bagging = isinstance(study.protocol, Bagging)
     if not study.protocol.retrainings and not bagging:
         raise ValueError("retrainings must be 1 or more, for there to be a model")
+    if 1.0 not in study.protocol.ks:
+        raise ValueError("ks must contain 1, which the choice is compared with")
     trained: dict[Trial, Outcome] = {}
     store = Store(folder_of(study) / "networks")
 
@@ -175,7 +177,7 @@ def _compare(
     if is_saved(study, made_from):
         return found
     chosen, plain = _networks(study, data, runner, trained, best, made_from)
-    _check_finite(chosen)
+    _check_finite([chosen])
     networks = {"chosen": (found.chosen.k, chosen), "plain": (found.plain.k, plain)}
     examples = difficulty(networks, data, encoder)
     examples["by_class"] = [asdict(one) for one in comparison.by_class]
@@ -208,8 +210,8 @@ def _networks(
     return [networks.get(trial) or Network.of(trained[trial], data) for trial in best.values()]
 
 
-def _check_finite(network: Network) -> None:
-    if not network.is_finite:
+def _check_finite(networks: Iterable[Network]) -> None:
+    if not all(network.is_finite for network in networks):
         raise ValueError(
             "all networks diverged, so there is no model to save: lower the learning rates"
         )
@@ -247,7 +249,7 @@ def _combine(
         found.ensemble(w, fit_temperature(found.combined(w), labels))
         for w in (weights, plain_weights)
     )
-    _check_finite(model.networks[0])
+    _check_finite((*model.networks, *plain.networks))
     assessment = _assessed(data, encoder, found, (model, weights), (plain, plain_weights), folder)
     networks = {
         name: (cell.k, found.networks[found.cells.index(cell)][0])

@@ -48,12 +48,12 @@ class Bins:
         """Return up to ``count`` bins of each feature, equally full in the training part."""
         step = -(-data.train_size // _LOOKED_AT)
         features = data.features[: data.train_size : step].double()
-        weights = torch.ones(len(features)) if data.weights is None else data.weights
+        weights = torch.ones(data.train_size) if data.weights is None else data.weights
         weights = weights[: data.train_size : step].double()
         shares = torch.linspace(0, 1, count + 1, dtype=torch.float64)
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         for at, column in enumerate(features.T):
-            edges = _quantiles(column, weights, shares).unique()
+            edges = quantiles(column, weights, shares).unique()
             if len(edges) > 2 and len(column.unique()) >= _FEWEST_VALUES:
                 low = edges[:-1]
                 found.append((torch.full((len(low),), at), low, edges[1:] - low))
@@ -75,7 +75,7 @@ class Bins:
         return passed.div_(self.width).clamp_(0, 1)
 
 
-def _quantiles(values: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
+def quantiles(values: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
     """Return weighted quantiles that are values themselves: a weight of 2 equals a second copy."""
     ordered, order = values.sort()
     passed = weights[order].cumsum(0)

@@ -1,0 +1,201 @@
+"""Readers of tables, one for each format. Nothing is ever unpickled.
+
+A reader takes an open file, the target, and whether the rows are new, so that labels may be
+missing.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pseudograd.data.columns import Refusal, feature_names
+from pseudograd.data.delimited import Delimited, read_delimited
+from pseudograd.data.memory import check_size, check_unpacked
+from pseudograd.extras import needed_for
+from pseudograd.words import nearest
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What a reader returns, and how it is to be told."""
+
+    frame: DataFrame | Delimited  # all columns; those of a text file are typed later
+    test: DataFrame | None = None  # the test part, if the file has one
+    pixels: tuple[int, ...] | None = None  # the shape of a picture, if the columns are pixels
+    kept: DataFrame | None = None  # columns that are asked for as they are
+    comma: bool = False  # whether the decimal mark is a comma
+    said: str = ""  # what was assumed, to be told
+
+
+def read_text(file: BinaryIO, target: str, new: bool) -> Table:
+    """Read a .csv file, or one with other separators."""
+    return Table(read_delimited(file))
+
+
+def read_parquet(file: BinaryIO, target: str, new: bool) -> Table:
+    """Read a .parquet file."""
+    with needed_for("reading .parquet files"):
+        import pandas as pd
+        import pyarrow.parquet as pq
+
+    facts = pq.read_metadata(file)
+    check_size(8 * facts.num_rows * facts.num_columns, "would take")
+    return Table(pd.read_parquet(file, engine="pyarrow"))
+
+
+def read_arrow(file: BinaryIO, target: str, new: bool) -> Table:
+    """Read a .feather or .arrow file."""
+    with needed_for("reading .feather and .arrow files"):
+        import pyarrow as pa
+        from pyarrow import feather
+
+    start = file.read(6)
+    file.seek(0)
+    if start.startswith(b"FEA1"):
+        return Table(feather.read_feather(file))
+    if start == b"ARROW1":
+        whole = pa.ipc.open_file(file)
+        batches = (whole.get_batch(at) for at in range(whole.num_record_batches))
+    else:
+        whole = batches = pa.ipc.open_stream(file)
+    held, size = [], 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        check_size(2 * size, "would take")
+    return Table(pa.Table.from_batches(held, whole.schema).to_pandas())
+
+
+def read_lines_of_json(file: BinaryIO, target: str, new: bool) -> Table:
+    """Read a .jsonl file, an object a line."""
+    import pandas as pd
+
+    return Table(pd.read_json(file, lines=True, dtype=False, convert_dates=False))
+
+
+def read_excel(file: BinaryIO, target: str, new: bool) -> Table:
+    """Read the first sheet of an .xlsx file."""
+    with needed_for("reading .xlsx files"):
+        import openpyxl  # noqa: F401  (so that its absence is told from other problems)
+        import pandas as pd
+
+    with zipfile.ZipFile(file) as archive:
+        check_unpacked(sum(one.file_size for one in archive.infolist()), _size(file))
+    with pd.ExcelFile(file, engine="openpyxl") as book:
+        first, *others = book.sheet_names
+        frame = book.parse(first)
+    frame.columns = ["" if str(name).startswith("Unnamed: ") else name for name in frame.columns]
+    return Table(frame, said=f"only the first sheet, {first!r}, is read" if others else "")
+
+
+def _size(file: BinaryIO) -> int:
+    size = file.seek(0, 2)
+    file.seek(0)
+    return size
+
+
+def read_npz(file: BinaryIO, target: str, new: bool) -> Table:
+    """Read the arrays X and ``target``, and those of the test part unless the rows are new."""
+    if file.read(6) == b"\x93NUMPY":
+        raise ValueError("it holds a single array")
+    if not zipfile.is_zipfile(file):
+        raise Refusal(
+            "is not an .npz file, whatever its name says: make one with numpy.savez, or rename it"
+        )
+    _check_arrays(file)
+    arrays = np.load(file, allow_pickle=False)
+    features = _array(arrays, "X")
+    labelled = not new or target in arrays.files
+    frame = _frame_of(features, target if labelled else None, arrays)
+    test = None
+    if not new and not {"X_test", target + "_test"}.isdisjoint(arrays.files):
+        test = _frame_of(_array(arrays, "X_test"), target, arrays, "_test")
+        if list(test.columns) != list(frame.columns):
+            raise Refusal(
+                f"has {frame.shape[1] - 1} columns in 'X', but {test.shape[1] - 1} in 'X_test': "
+                "give both the same columns"
+            )
+    pictures = features.dtype == np.uint8 and features.ndim > 2
+    return Table(frame, test, features.shape[1:] if pictures else None)
+
+
+def _check_arrays(file: BinaryIO) -> None:
+    """Refuse arrays that claim another size than they have, or too large a one."""
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as array:
+                # Versions 2 and 3 differ only in the encoding of names.
+                first = np.lib.format.read_magic(array) == (1, 0)
+                read = (
+                    np.lib.format.read_array_header_1_0
+                    if first
+                    else np.lib.format.read_array_header_2_0
+                )
+                shape, _, kind = read(array)
+                claimed = array.tell() + math.prod(shape) * kind.itemsize
+            if not kind.hasobject and claimed != member.file_size:
+                name = member.filename.removesuffix(".npy")
+                raise Refusal(
+                    f"has an array {name!r} of {member.file_size:,} bytes that claims to have "
+                    f"{claimed:,}: save it again"
+                )
+            check_unpacked(member.file_size, member.compress_size)
+    file.seek(0)
+
+
+def _array(arrays: Any, name: str) -> NDArray[Any]:
+    if name not in arrays.files:
+        raise Refusal(f"has no array {name!r}: it has {nearest(name, arrays.files)}")
+    try:
+        found: NDArray[Any] = arrays[name]
+    except ValueError as problem:
+        # Unpickling runs whatever code the file holds, so we never do it.
+        raise Refusal(
+            f"has Python objects in array {name!r}: save it as numbers or text"
+        ) from problem
+    return found
+
+
+def _frame_of(
+    features: NDArray[Any], target: str | None, arrays: Any, suffix: str = ""
+) -> DataFrame:
+    """Return a part of an .npz file as a frame, with its labels if they have a name."""
+    import pandas as pd
+
+    width = math.prod(features.shape[1:])
+    if features.ndim < 2 or not width:
+        raise Refusal(f"has an array 'X{suffix}' without columns: make it 2-dimensional")
+    frame = pd.DataFrame(features.reshape(-1, width), columns=feature_names(width))
+    if target is not None:
+        labels = _array(arrays, target + suffix)
+        if labels.shape != features.shape[:1]:
+            raise Refusal(
+                f"has {len(features)} rows in 'X{suffix}', but the shape {labels.shape} in "
+                f"{target + suffix!r}: give one label for each row"
+            )
+        frame[target] = labels
+    return frame
+
+
+Reader = Callable[[BinaryIO, str, bool], Table]
+READERS: dict[str, Reader] = {
+    ".csv": read_text,
+    ".tsv": read_text,
+    ".txt": read_text,
+    ".xlsx": read_excel,
+    ".parquet": read_parquet,
+    ".feather": read_arrow,
+    ".arrow": read_arrow,
+    ".jsonl": read_lines_of_json,
+    ".npz": read_npz,
+}

@@ -1,0 +1,339 @@
+"""Files of tables in all formats: packed, from standard input, in other encodings, and hostile."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import itertools
+import lzma
+import os
+import random
+import sys
+import time
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pseudograd.data import delimited, load_table, open_data, read_frame
+from pseudograd.data.columns import Refusal
+from pseudograd.data.survey import Note
+
+FRAME = pd.DataFrame(
+    {
+        "größe": np.arange(40) * 7 % 11 / 2,
+        "hue": ["red", "blue", "red", None] * 10,
+        "when": pd.date_range("2020-01-30", periods=40),
+        "y": ["no", "yes"] * 20,
+    }
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def text(separator: str = ",") -> bytes:
+    content: str = FRAME.to_csv(index=False, sep=separator)
+    return content.encode()
+
+
+def zipped(content: bytes, name: str) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return held.getvalue()
+
+
+def in_bytes(write: Callable[[io.BytesIO], object]) -> bytes:
+    held = io.BytesIO()
+    write(held)
+    return held.getvalue()
+
+
+def of_r() -> bytes:
+    """As R's write.table: blanks, quotes, names of rows but none of their column."""
+    rows = FRAME.to_csv(sep=" ", header=False, na_rep="NA", quoting=csv.QUOTE_NONNUMERIC)
+    return f'"größe" "hue" "when" "y"\n{rows}'.encode()
+
+
+def arrow_stream() -> bytes:
+    pa = pytest.importorskip("pyarrow")
+    rows = pa.Table.from_pandas(FRAME)
+
+    def write(file: io.BytesIO) -> None:
+        with pa.ipc.new_stream(file, rows.schema) as stream:
+            stream.write_table(rows)
+
+    return in_bytes(write)
+
+
+FILES: dict[str, Callable[[], bytes]] = {
+    "a.csv": text,
+    "a.tsv": lambda: text("\t"),
+    "a.txt": lambda: text("|"),
+    "r.txt": of_r,
+    "b.txt": lambda: text(";").replace(b".", b","),
+    "a.csv.gz": lambda: gzip.compress(text()),
+    "a.tsv.bz2": lambda: bz2.compress(text("\t")),
+    "a.csv.xz": lambda: lzma.compress(text()),
+    "a.csv.zip": lambda: zipped(text(), "a.csv"),
+    "a.zip": lambda: zipped(text("\t"), "a.tsv"),
+    "a.gz": lambda: gzip.compress(text()),
+    "a.jsonl": lambda: FRAME.to_json(orient="records", lines=True, date_format="iso").encode(),
+    "a.xlsx": lambda: in_bytes(lambda file: FRAME.to_excel(file, index=False)),
+    "a.parquet": lambda: in_bytes(FRAME.to_parquet),
+    "a.feather": lambda: in_bytes(FRAME.to_feather),
+    "a.arrow": lambda: in_bytes(FRAME.to_feather),
+    "stream.arrow": arrow_stream,
+    "a.parquet.gz": lambda: gzip.compress(in_bytes(FRAME.to_parquet)),
+}
+
+
+def made(name: str) -> bytes:
+    if name.endswith(".xlsx"):
+        pytest.importorskip("openpyxl", reason="openpyxl reads .xlsx, and is not installed")
+    if any(kind in name for kind in (".parquet", ".feather", ".arrow")):
+        pytest.importorskip("pyarrow", reason="pyarrow reads this format, and is not installed")
+    return FILES[name]()
+
+
+def quietly(source: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Note)
+        return load_table(source, "y", **options)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_all_formats_give_the_same_features(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(name).write_bytes(made(name))
+    Path("plain.csv").write_bytes(text())
+    expected, encoder = quietly("plain.csv")
+    data, found = quietly(name)
+    assert data.name == name
+    np.testing.assert_array_equal(data.features, expected.features)
+    assert found.labels == encoder.labels == ("no", "yes")
+    assert [column.name for column in found.columns] == ["größe", "hue", "when"]
+    new = encoder.transform(read_frame(name, encoder))
+    np.testing.assert_array_equal(new, encoder.transform(FRAME))
+    # The same from standard input, where no suffix tells what it is.
+    if name != "stream.arrow":
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(made(name))))
+        data, _ = open_data("-", target="y")
+        assert data.name == "stdin"
+        np.testing.assert_array_equal(data.features, expected.features)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "lazy"])
+def test_frames(kind: str) -> None:
+    frame: Any = FRAME
+    if kind != "pandas":
+        polars = pytest.importorskip("polars", reason="polars is not installed")
+        pytest.importorskip("pyarrow", reason="polars converts by pyarrow")
+        frame = polars.from_pandas(FRAME)
+        frame = frame.lazy() if kind == "lazy" else frame
+    Path("plain.csv").write_bytes(text())
+    expected, encoder = quietly("plain.csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Note)
+        data, _ = open_data(frame, target="y")
+    assert data.name == "frame"
+    np.testing.assert_array_equal(data.features, expected.features)
+    np.testing.assert_array_equal(
+        encoder.transform(read_frame(frame, encoder)), encoder.transform(FRAME)
+    )
+    with pytest.raises(ValueError, match="must be a path, or a frame of pandas or polars, and not"):
+        load_table([1, 2], "y")
+
+
+def test_the_index_of_a_frame_is_no_column() -> None:
+    data, encoder = quietly(FRAME.set_index(np.arange(40) * 3 + 5))
+    assert [column.name for column in encoder.columns] == ["größe", "hue", "when"]
+    assert sorted(data.rows.tolist()) == list(range(1, 41))
+
+
+def test_only_the_first_sheet_is_read() -> None:
+    pytest.importorskip("openpyxl", reason="openpyxl reads .xlsx, and is not installed")
+    with pd.ExcelWriter("a.xlsx") as book:
+        FRAME.to_excel(book, sheet_name="first")
+        FRAME.to_excel(book, sheet_name="second")
+    with pytest.warns(Note) as told:
+        load_table("a.xlsx", "y")
+    lines = [str(note.message) for note in told]
+    assert "only the first sheet, 'first', is read" in lines
+    assert "column 'Unnamed: 0' left out: all entries differ, as ids do" in lines
+
+
+def test_excel_without_openpyxl(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a.xlsx").touch()
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(ImportError, match=r"needs openpyxl: pip install 'pseudograd\[excel\]'"):
+        load_table("a.xlsx", "y")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "cp1252"])
+def test_encodings(encoding: str) -> None:
+    content = FRAME.to_csv(index=False)
+    if encoding == "utf-16-be":
+        content = "\ufeff" + content
+    Path("a.csv").write_bytes(content.encode(encoding))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        _, encoder = load_table("a.csv", "y")
+    assert encoder.columns[0].name == "größe"
+    assumed = [str(note.message) for note in told if "1252" in str(note.message)]
+    wanted = "a.csv is not UTF-8 and was read as Windows-1252: save it as UTF-8 if letters look"
+    assert [line[: len(wanted)] for line in assumed] == [wanted] * (encoding == "cp1252")
+
+
+def test_half_precision() -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    FRAME[["größe", "y"]].astype({"größe": np.float16}).to_parquet("a.parquet")
+    column = quietly("a.parquet")[1].columns[0]
+    assert (column.low, column.high) == (0.0, 5.0)
+    np.savez("a.npz", X=FRAME[["größe"]].to_numpy(np.float16), y=np.arange(40) % 2)
+    assert quietly("a.npz")[1].columns[0].high == 5.0
+
+
+def test_lists_in_json_are_left_out() -> None:
+    FRAME.assign(tags=[[1, 2]] * 40).to_json("a.jsonl", orient="records", lines=True)
+    with pytest.warns(Note, match="column 'tags' left out: it holds neither numbers nor texts"):
+        load_table("a.jsonl", "y")
+
+
+# --- what must not hang, fill the memory or run code --------------------------------------------
+
+
+def claims_petabytes() -> str:
+    """An .npz file whose header says that X has 2^50 rows."""
+    with zipfile.ZipFile("a.npz", "w") as archive, archive.open("X.npy", "w") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (2**50, 2)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(bytes(160))
+    return "a.npz"
+
+
+def array_of_zeros() -> str:
+    with zipfile.ZipFile("a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("X.npy", in_bytes(lambda file: np.save(file, np.zeros((10**7, 2)))))
+    return "a.npz"
+
+
+def packed(suffix: str) -> str:
+    """A small file that holds hundreds of megabytes."""
+    name = "a.csv" + suffix
+    parts: Iterator[bytes] = itertools.repeat(b"1" * 2**18, 1000)
+    if suffix == ".zip":
+        with zipfile.ZipFile(name, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.csv", b"".join(parts))
+        return name
+    opened: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}[suffix]
+    fast = {".gz": {"compresslevel": 9}, ".bz2": {}, ".xz": {"preset": 0}}[suffix]
+    with opened(name, "wb", **fast) as file:
+        for part in parts:
+            file.write(part)
+    return name
+
+
+def pipe() -> str:
+    os.mkfifo("a.csv")
+    return "a.csv"
+
+
+def endless() -> str:
+    os.symlink("/dev/zero", "a.csv")
+    return "a.csv"
+
+
+def bomb_of_excel() -> str:
+    with zipfile.ZipFile("a.xlsx", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("xl/workbook.xml", b" " * 10**8)
+    return "a.xlsx"
+
+
+def long_parquet() -> str:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"x": pa.nulls(10**7), "y": pa.nulls(10**7)}), "a.parquet")
+    return "a.parquet"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (claims_petabytes, "a.npz has an array 'X' of 288 bytes that claims to have 18,014,398,"),
+        (array_of_zeros, "a.npz is not read: it packs 153 MB into 0.1 MB, as no table does"),
+        (lambda: packed(".gz"), "a.csv.gz is not read: more than"),
+        (lambda: packed(".bz2"), "a.csv.bz2 is not read: more than 64 MB come out of it"),
+        (lambda: packed(".xz"), "a.csv.xz is not read: more than 64 MB come out of it"),
+        (lambda: packed(".zip"), "a.csv.zip is not read: more than"),
+        (bomb_of_excel, "a.xlsx is not read: it packs 95 MB into 0.1 MB"),
+        (long_parquet, "a.parquet would take 0.1 GB, more than half of the available memory"),
+        (pipe, "a.csv is a device or a pipe: name a file, or - for standard input"),
+        (endless, "a.csv is a device or a pipe: name a file, or - for standard input"),
+    ],
+)
+def test_hostile_files_get_a_sentence_at_once(
+    make: Callable[[], str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pseudograd.data import memory, opening
+
+    for module in (memory, opening):
+        monkeypatch.setattr(module, "available", lambda: 2**28)
+    path = make()
+    if path.endswith((".xlsx", ".parquet")):
+        load_once = {".xlsx": "openpyxl", ".parquet": "pyarrow.parquet"}
+        pytest.importorskip(load_once[Path(path).suffix])
+    start = time.process_time()
+    with pytest.raises(ValueError) as refused:
+        load_table(path, "y")
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
+    assert time.process_time() - start < 1
+
+
+def test_several_files_in_an_archive_are_refused() -> None:
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        archive.writestr("a.csv", text())
+        archive.writestr("b.csv", text())
+    with pytest.raises(ValueError, match=r"a.zip holds 2 files: pack a single one"):
+        load_table("a.zip", "y")
+
+
+def test_a_damaged_archive() -> None:
+    Path("a.csv.gz").write_bytes(gzip.compress(text())[:-20])
+    with pytest.raises(ValueError, match=r"a.csv.gz cannot be read as a .gz file \(.*\): save it"):
+        load_table("a.csv.gz", "y")
+
+
+# --- lines that are counted by bytes -------------------------------------------------------------
+
+
+def test_lines_counted_by_bytes_are_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the count of bytes lets pass, the closer look lets pass too."""
+    monkeypatch.setattr(delimited, "_CHUNK", 5)
+    dice, passed = random.Random(0), 0
+    pieces = ["a", ",", "\n", '"', "\r\n", " ", "a,a\n", '"a"', '""', '"a,\n"', "\r"]
+    for _ in range(5000):
+        content = "a,b\n" + "".join(dice.choices(pieces, k=dice.randint(0, 12)))
+        if not delimited._is_even(content.encode(), ",", 0):
+            continue
+        passed += 1
+        lines = itertools.chain(io.StringIO(content, newline=""), [delimited._END])
+        try:
+            header = delimited._checked_header(csv.reader(lines), 0, ",")
+        except Refusal as refusal:
+            pytest.fail(f"{content!r}: {refusal}")
+        assert header == ["a", "b"]
+    assert passed > 300
+    for even in ("a,b\n1,2\n3,4", "a,b\r\n1,2\r\n\r\n", 'a,b\n"1,\n""2",3\n\n4,5\n'):
+        assert delimited._is_even(even.encode(), ",", 0)
