@@ -227,10 +227,11 @@ def test_an_assessment_of_a_good_model() -> None:
     probabilities = by_signal(data.features.numpy())
     train, test = probabilities[: data.train_size], probabilities[data.train_size :]
     flat = np.tile([0.9, 0.1], (data.test_size, 1))
+    sharp = test**5
     found = assess(
         data=data,
         encoder=encoder,
-        test={"model": test, "uncalibrated": at_temperature(test, 0.2), "plain": flat},
+        test={"model": test, "uncalibrated": sharp / sharp.sum(1, keepdims=True), "plain": flat},
         out_of_fold={"model": train, "plain": train},
         votes=np.repeat(train.argmax(1)[:, None], 4, 1).astype(np.int8),
         predict=by_signal,
