@@ -33,10 +33,9 @@ from scipy import stats
 from sklearn import datasets
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
-from sklearn.pipeline import make_pipeline
 
 from benchmarks.environment import RESULTS, environment
-from benchmarks.peers import PEERS, Method, Task, cores, dense
+from benchmarks.peers import PEERS, Method, Task, cores
 
 LIST = Path(__file__).with_name("tables.json")
 SMOKE_TABLES = ("iris", "penguins", "tae")
@@ -107,8 +106,7 @@ def ours(frame: pd.DataFrame, target: str, train: np.ndarray, test: np.ndarray) 
     from pseudograd.estimator import TunableMLPClassifier
 
     x = frame.drop(columns=target)
-    model = make_pipeline(dense(), TunableMLPClassifier(random_state=0))
-    model.fit(x.iloc[train], frame[target].iloc[train])
+    model = TunableMLPClassifier(random_state=0).fit(x.iloc[train], frame[target].iloc[train])
     return np.asarray(model.predict_proba(x.iloc[test]))
 
 
