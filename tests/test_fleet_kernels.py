@@ -321,9 +321,10 @@ OWN: list[dict[str, float]] = [
 
 def settings(clip: float | None, dtype: torch.dtype, own: list[dict[str, float]]) -> Settings:
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=DEVICE).reshape(-1, 1, 1)
+        return torch.tensor(values, dtype=dtype, device=DEVICE).unsqueeze(-1)
 
     columns = {name: column([one[name] for one in own]) for name in own[0]}
+    columns["k"] = columns["k"].unsqueeze(-1)
     return Settings(**columns, clip=None if clip is None else column([clip] * len(own)))
 
 
@@ -367,7 +368,7 @@ class Pair:
         """Parameters, velocities, and what the networks say."""
         shadows = [weight.half() for weight in self.fused.weights]
         assert all(map(torch.equal, self.fused.shadows, shadows))
-        moments = zip(self.plain.moments[0], self.fused.moments[0], strict=True)
+        moments = zip(self.plain.moments[0].tensors, self.fused.moments[0].tensors, strict=True)
         for at, (theirs, ours) in enumerate(moments):
             for model, own in enumerate(self.own):
                 if own["momentum"] or at % 2:

@@ -21,8 +21,8 @@ import pytest
 from pseudograd.data import digits
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Trial
 from pseudograd.report.drawing import image
-from pseudograd.report.page import PAPER, page
-from pseudograd.report.summary import summary
+from pseudograd.report.page import page
+from pseudograd.report.summary import line_of_run, summary
 from pseudograd.report.verdict import error_interval, verdict
 from pseudograd.search import Cell, Ledger, Protocol, Result, Study, compare, result
 from pseudograd.search.comparison import ByClass, Difference
@@ -214,7 +214,7 @@ def test_words_follow_the_numbers(
     assert advice in text
     # The terminal says the same, and both tell how to use the other network.
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
-    (line,) = [line for line in printed.splitlines() if line.startswith("test error")]
+    (line,) = [line for line in printed.splitlines() if line.startswith("does k matter: ")]
     assert ("within noise" in line) == ("within noise: " in text)
     assert ("a hint, not proof" in line) == ("a hint, not proof" in text)
     for said in (printed, text):
@@ -295,32 +295,31 @@ RARE = set(range(18))  # of the test examples, those that are not of the commone
 @pytest.mark.parametrize(
     ("wrong", "kept", "warning"),
     [
-        (
-            [RARE] * 3,
-            (0, 18),
-            "The saved network is no better than that and gets only 'no' right.",
-        ),
-        # One of the others does better, and so does the mean.
-        ([RARE, RARE, set()], (0, 18), "The saved network is no better than that and gets"),
-        ([RARE | {99}] * 3, (2, 17), "The saved network is no better than that. If a label"),
-        ([{0}, RARE, SOME | RARE | {99}], (0, 1), None),
-        ([{0}, RARE, RARE | set(range(99))], (0, 1), "The final networks are on average no better"),
+        ([RARE] * 3, (0, 18), "The model is no better than that and gets only 'no' right."),
+        # The others do better, and so does the mean: the network that is kept counts.
+        ([RARE, set(), set()], (0, 18), "The model is no better than that and gets"),
+        ([RARE | {99}] * 3, (2, 17), "The model is no better than that. If a label"),
+        ([{0}, RARE, RARE | set(range(99))], (0, 1), None),
         ([{0, 50}] * 3, (1, 1), None),
     ],
 )
 @pytest.mark.parametrize("best_k", [0.5, 1.0])
-def test_networks_no_better_than_one_label_are_no_success(
+def test_a_model_no_better_than_one_label_is_no_success(
     wrong: list[set[int]], kept: tuple[int, int], warning: str | None, best_k: float, tmp_path: Path
 ) -> None:
     protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
     outcomes = made_up(protocol, best_k, wrong={best_k: wrong})
+    outcomes = {  # the first is kept, as its error on the stopping fold is the lowest
+        trial: replace(outcome, stop_error=0.01 * trial.split.repetition)
+        for trial, outcome in outcomes.items()
+    }
     counts = DATA["test_size"] - len(RARE), len(RARE)
     classes = [
         {"label": label, "count": count, "wrong": missed}
         for label, count, missed in zip(("no", "yes"), counts, kept, strict=True)
     ]
     parsed = Parsed(page(ABOUT, protocol, outcomes, {**examples(best_k), "by_class": classes}))
-    said = "lways answering 'no', the most common label in the test set, would get 5.00% wrong"
+    said = "lways answering 'no', the most common label, would get 5.00% wrong"
     assert parsed.text.count(f"A{said}.") == 1
     assert ("No better than always giving one label" in parsed.text) == (warning is not None)
     assert f"no342{kept[0]}" in parsed.text.replace(" ", "")
@@ -343,6 +342,35 @@ def test_networks_no_better_than_one_label_are_no_success(
         assert "by class" not in text
 
 
+def test_the_error_of_the_network_that_is_kept_is_the_headline(tmp_path: Path) -> None:
+    """Its early-stopping error is the lowest; the mean over the networks is a footnote."""
+    protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
+    outcomes = made_up(protocol, wrong={0.5: [{0}, set(range(90)), {0, 1}], 1.0: [SOME] * 3})
+    outcomes = {
+        trial: replace(outcome, stop_error=0.3 if trial.split.repetition != 1 else 0.2)
+        for trial, outcome in outcomes.items()
+    }
+    parsed = Parsed(page(ABOUT, protocol, outcomes, examples()))
+    title, heading = re.findall(r"<(?:title|h1)>(.*?)</", parsed.html)
+    assert (title, heading) == ("Test error 25.00% · digits", "Test error 25.00%")
+    said = "he model gets 90 of 360 test examples wrong: a test error of 25.00% (95% interval 20.81"
+    assert f"T{said}" in parsed.text
+    footnote = "final networks that early stopping likes best; their mean test error is 8.61%"
+    assert footnote in parsed.text
+    assert "this model: 25.00% (95% interval 20.81 to 29.72)" in parsed.said
+    found = result(protocol, in_a_ledger(outcomes, tmp_path))
+    by_class = (ByClass("no", 180, 45), ByClass("yes", 180, 45))
+    first, *_, last = summary(
+        replace(found, comparison=replace(found.comparison, by_class=by_class))
+    ).splitlines()
+    assert first.startswith(f"t{said}")
+    assert last.endswith(footnote)
+    study = Study(tmp_path / "run", protocol)
+    for trial, outcome in outcomes.items():
+        study.tell(trial, outcome)
+    assert "25.00         5.56" in line_of_run(study)
+
+
 def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: Path) -> None:
     protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
     outcomes = made_up(protocol, 0.5, wrong={0.5: [{0}] * 3, 1.0: [RARE] * 3})
@@ -351,7 +379,7 @@ def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: P
     found = result(protocol, in_a_ledger(outcomes, tmp_path))
     printed = summary(replace(found, comparison=replace(found.comparison, by_class=by_class)))
     known = {**examples(0.5), "by_class": [vars(one) for one in by_class]}
-    said = "he networks with k = 1 are on average no better than that, so the gain"
+    said = "he model with k = 1 is no better than always giving one label, so the gain"
     assert f"warning: t{said}" in printed
     assert f"T{said}" in Parsed(page(ABOUT, protocol, outcomes, known)).text
 
@@ -365,7 +393,7 @@ def test_a_label_stays_within_its_line(label: str | int, quoted: str) -> None:
     comparison = replace(compare([outcome], [outcome]), by_class=classes)
     cell = Cell(1.0, 0.1, (0.2,))
     printed = summary(Result((cell,), (cell,), cell, cell, (), (), comparison))
-    *_, said, warning, _ = printed.splitlines()
+    _, said, warning, *_ = printed.splitlines()
     assert said.startswith(f"always answering {quoted}, the most common label")
     assert f"and gets only {quoted} right. " in warning
 
@@ -375,7 +403,7 @@ def test_one_network_is_not_spoken_of_as_many() -> None:
     protocol = Protocol(recipe, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
     outcomes = made_up(protocol, 1.0, stopped_by="limit", epochs=1, best_epoch=1, curve=(0.5,))
     parsed = Parsed(page(ABOUT, protocol, outcomes, None))
-    assert "Retrained, one network gets 0.56%" in parsed.text
+    assert "Test error 0.56%" in parsed.text
     assert (
         "The final network was still learning at the limit of 1 epoch; more epochs" in parsed.text
     )
@@ -388,7 +416,7 @@ def test_one_network_is_not_spoken_of_as_many() -> None:
     last = next(trial for trial in outcomes if trial.split.retrain)
     outcomes[last] = replace(outcomes[last], stopped_by="limit")
     text = Parsed(page(ABOUT, protocol, outcomes, None)).text
-    assert "Retrained, one network gets 0.56%" in text
+    assert "Test error 0.56%" in text
     assert "1 of the 2 final networks was still learning" in text
     sgd = Protocol(replace(recipe, optimizer="sgd"), initial_rate=0.1)
     assert "sgd, momentum 0.9, batches" in Parsed(page(ABOUT, sgd, {}, None)).text
@@ -435,29 +463,6 @@ def test_an_unfinished_search_says_so(initial_rate: float | None, stop: int, wor
     assert ("Early-stopping error" in parsed.said) == (stop >= 13)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ((8,), "33 experiments with one hidden layer, 32 selected a k below 1, none k = 1"),
-        (
-            (8, 8, 8),
-            "18 experiments with 3 hidden layers, 4 selected a k below 1, 9 k = 1",
-        ),
-        ((8,) * 5, "3 selected a k below 1, 2 k = 1 and 11 a k above 1."),
-        ((8, 8), "The paper has no network with 2 hidden layers. In the paper’s 33"),
-        ((8,) * 6, "The paper has no network with 6 hidden layers. In the paper’s 16"),
-        ((), "The paper has no network with no hidden layers. In the paper’s 33"),
-    ],
-)
-def test_the_papers_expectation_follows_the_depth(sizes: tuple[int, ...], words: str) -> None:
-    recipe = replace(RECIPE, hidden_layer_sizes=sizes)
-    protocol = Protocol(recipe, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
-    parsed = Parsed(page(ABOUT, protocol, made_up(protocol), examples()))
-    assert words in parsed.text
-    assert ("in line with that" in parsed.text) == (len(sizes) == 1)
-    assert ("selected in the paper" in parsed.text) == (len(sizes) in PAPER)
-
-
 def test_given_rates_and_a_k_beyond_the_usual() -> None:
     protocol = Protocol(
         RECIPE, ks=(1.0, 10.0), learning_rates=(0.3, 0.1), repetitions=1, retrainings=1
@@ -485,7 +490,7 @@ def test_k_and_its_value_stay_on_one_line() -> None:
     protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
     about = {**ABOUT, "command": "pseudograd tune 'k = 1.csv'"}
     html = page(about, protocol, made_up(protocol), None)
-    assert "k\xa0=\xa01/2 was selected, but k\xa0=\xa01 does as well</h1>" in html
+    assert "k\xa0=\xa01/2 was selected, but k\xa0=\xa01 does as well</h2>" in html
     assert "<pre>pseudograd tune &#39;k = 1.csv&#39;</pre>" in html
 
 
@@ -613,7 +618,7 @@ def test_a_browser_draws_all_figures(browser: WebDriver, html: str, tmp_path: Pa
         "  const marks = figure.querySelectorAll('path, rect, circle').length;"
         "  return [inside.width, inside.height, box.width, box.height, marks]; })"
     )
-    assert len(drawn) == 6
+    assert len(drawn) == 7
     for *sizes, marks in drawn:
         assert min(sizes) > 60
         assert marks > 3
@@ -661,7 +666,7 @@ def test_the_pointer_is_told_what_it_is_over(browser: WebDriver, html: str, tmp_
     from selenium.webdriver.support.ui import WebDriverWait
 
     open_page(browser, tmp_path / "report.html", html)
-    mark = browser.find_element(By.CSS_SELECTOR, ".mark.plain .dot")
+    mark = browser.find_element(By.CSS_SELECTOR, ".cards .mark.plain .dot")
     tip = browser.find_element(By.ID, "tip")
     assert not tip.is_displayed()
     ActionChains(browser).scroll_to_element(mark).move_to_element(mark).perform()

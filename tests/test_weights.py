@@ -92,8 +92,8 @@ def test_whole_weights_are_repeated_examples() -> None:
     repeated = Examples(
         features.repeat_interleave(counts, 0), labels.repeat_interleave(counts), 1.0, 0.0
     )
-    column = torch.ones(2, 1, 1, dtype=torch.float64)
-    settings = Settings(0.5 * column, 0.3 * column, 0.9 * column, clip=None)
+    column = torch.ones(2, 1, dtype=torch.float64)
+    settings = Settings(0.5 * column.unsqueeze(-1), 0.3 * column, 0.9 * column, clip=None)
     judged = []
     for each in (examples, repeated):
         stack = Stack(each, (5, 6, 3), "tanh", "sgd", models=2, dtype=torch.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -15,32 +15,33 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from pseudograd.data import Dataset
+from pseudograd.data import Dataset, Encoder
 from pseudograd.data.dataset import FOLDS
-from pseudograd.fleet import Fleet, MLPRecipe, Network, Trial
-from pseudograd.search import Cell, Protocol, Study, batch_size_for, clip_for, ks_for
+from pseudograd.data.features import Scale
+from pseudograd.fleet import Fleet, Network, Outcome, Stop, Trial
+from pseudograd.fleet.mlp.bins import quantiles
+from pseudograd.search import Bagging, Cell, Study, table_recipe
+from pseudograd.search.bagging import bagging_for
 from pseudograd.search.display import Display
+from pseudograd.search.ensemble import METRICS, calibrated, candidates, mixture, select
 
 _FLOATS = (np.float64, np.float32)  # kept as they are; other features become float64
 _DATA = "examples"
 
 
 class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
-    """A multi-layer perceptron that chooses its sensitivity to large errors, and its learning rate.
+    """An ensemble of multi-layer perceptrons with different sensitivities to large errors.
 
-    ``k="auto"`` and ``learning_rate="auto"`` are chosen as in the paper. The examples are cut into
-    five equal, stratified folds. Three train a network, one stops its training early and one
-    validates it; this is repeated ``repetitions`` times with the roles rotated. Each k has its own
-    learning rates, halved or doubled until the best one is inside. The pair with the lowest mean
-    validation error trains the final network on four folds, stopped by the fifth. If you give both
-    k and the learning rate, only this last step is done.
+    It is what ``pseudograd tune`` trains. The examples are cut into five equal, stratified folds.
+    Each pair of k and learning rate trains five networks, each on four folds, and judges it on the
+    fifth, which also tells which epoch to keep. Up to three pairs form the ensemble: those, in
+    those proportions, that are best together on examples that their networks have not seen. A
+    temperature fitted on the same predictions calibrates the probabilities.
 
     Equal examples are merged into one with their total weight, and the order of the examples does
     not matter. So a weight of 2 equals a second copy, a weight of 0 equals none, and no copy of a
@@ -49,50 +50,40 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     heavier than the rest of its class, so that no fold lacks its kind; and all examples, if there
     are fewer than five different ones.
 
-    Each feature is scaled linearly so that the training data fill ``feature_range``; values outside
-    are clipped when predicting.
+    Numbers are scaled by their median and quartiles, and squeezed into (-3, 3). Data frames may
+    also have categories, texts, dates and gaps, which are encoded as ``pseudograd tune`` does it.
 
     Args:
         hidden_layer_sizes: The widths of the hidden layers; a single number for one layer, () for
-            none.
-        k: The sensitivity to large errors (Eq. 5), 1 for cross-entropy; "auto" to choose it.
+            none; "auto" for two of 32 to 128, by the number of examples.
+        k: The sensitivity to large errors (Eq. 5), 1 for cross-entropy; "auto" to choose from
+            ``ks``, and to mix.
         learning_rate: The step size; "auto" to choose it.
-        ks: The values that "auto" chooses k from; None for the paper's: 1/16 to 4 with up to one
-            hidden layer, 1/4 to 4 with more.
-        repetitions: How many networks validate each pair of k and learning rate. The paper uses 7,
-            and 10 for MNIST.
+        ks: The values that "auto" chooses k from; None for 2, 1 and 1/2.
+        metric: What the ensemble is chosen by: "error", "balanced" (every class counts the same)
+            or "log-loss".
+        repetitions: How many networks each pair has, a multiple of five.
         activation: "relu", "tanh" or "sigmoid".
-        optimizer: "sgd", "adam" or "rmsprop".
-        momentum: The momentum of "sgd".
-        batch_size: Examples per step; "auto" for 128, or less if an epoch would then have fewer
-            than five steps (`pseudograd.search.protocol.batch_size_for`).
-        clip: The largest norm of a step's gradient; None for no limit; "auto" for the paper's: 100
-            with two or more hidden layers, none with fewer.
-        feature_range: The interval that features are scaled to; (0, 1) is better if most of them
-            are indicators, as from `sklearn.preprocessing.OneHotEncoder`.
-        patience: Stop training after this many epochs without a lower error on the early-stopping
-            fold.
-        max_iter: Stop training after this many epochs in any case.
+        weight_decay: AdamW's.
+        batch_size: Examples per step; "auto" for 32 to 1024, by the number of examples.
+        clip: The largest norm of a step's gradient; None for no limit.
+        max_iter: The number of epochs; "auto" for 4 to 60, by the number of examples.
         device: "cpu", "cuda", ...; "auto" for a GPU if there is one.
         random_state: Determines the folds, the initial weights and the order of the examples.
         verbose: Whether to show progress.
 
     Attributes:
-        k_: The sensitivity of the final network.
+        ensemble_: The networks, their weights and the temperature.
+        k_: The k of the best single pair.
         learning_rate_: Its learning rate.
-        cv_results_: If k or the learning rate was chosen: the accuracies of all pairs tried, with
-            the keys of `sklearn.model_selection.GridSearchCV`, except for the times, since networks
-            are trained together.
-        best_index_: The index of the chosen pair. Ties go to the k nearest 1, then to the smaller
-            rate.
+        members_: The pairs of the ensemble: (k, learning rate, weight), the heaviest first.
+        cv_results_: The accuracies of all pairs, with the keys of
+            `sklearn.model_selection.GridSearchCV`, except for the times, since networks are trained
+            together.
+        best_index_: The index of the best single pair.
         classes_: The labels.
-        n_iter_: The number of epochs that the final network was trained for.
-        validation_scores_: The accuracy on the early-stopping fold after each of these epochs.
-        best_validation_score_: The highest of them; the network is from the last epoch with it.
-        coefs_: The weights of each layer, shape (in, out).
-        intercepts_: The biases of each layer.
-        network_: The final network; its input is the output of ``scaler_``.
-        scaler_: The scaling of the features, a `sklearn.preprocessing.MinMaxScaler`.
+        n_iter_: The number of epochs.
+        encoder_: The encoder of a data frame with columns that are not numbers; None otherwise.
         n_features_in_: The number of features.
         feature_names_in_: Their names, if they had any.
 
@@ -100,28 +91,26 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         >>> from sklearn.datasets import load_iris
         >>> from pseudograd.estimator import TunableMLPClassifier
         >>> X, y = load_iris(return_X_y=True)
-        >>> model = TunableMLPClassifier((16,), ks=(0.5, 1), repetitions=3, random_state=0)
-        >>> bool(model.fit(X, y).score(X, y) > 0.9), model.k_ in (0.5, 1)
-        (True, True)
+        >>> model = TunableMLPClassifier((16,), ks=(0.5, 1), max_iter=20, random_state=0).fit(X, y)
+        >>> bool(model.score(X, y) > 0.9), len(model.ensemble_.networks) % 5
+        (True, 0)
 
     """
 
     def __init__(
         self,
-        hidden_layer_sizes: int | Sequence[int] = (400,),
+        hidden_layer_sizes: int | Sequence[int] | str = "auto",
         k: float | str = "auto",
         learning_rate: float | str = "auto",
         *,
         ks: Sequence[float] | None = None,
-        repetitions: int = 7,
+        metric: str = "error",
+        repetitions: int = 5,
         activation: str = "relu",
-        optimizer: str = "sgd",
-        momentum: float = 0.9,
+        weight_decay: float = 0.1,
         batch_size: int | str = "auto",
-        clip: float | str | None = "auto",
-        feature_range: tuple[float, float] = (-1.0, 1.0),
-        patience: int = 15,
-        max_iter: int = 1000,
+        clip: float | None = None,
+        max_iter: int | str = "auto",
         device: str = "auto",
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
@@ -130,14 +119,12 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.k = k
         self.learning_rate = learning_rate
         self.ks = ks
+        self.metric = metric
         self.repetitions = repetitions
         self.activation = activation
-        self.optimizer = optimizer
-        self.momentum = momentum
+        self.weight_decay = weight_decay
         self.batch_size = batch_size
         self.clip = clip
-        self.feature_range = feature_range
-        self.patience = patience
         self.max_iter = max_iter
         self.device = device
         self.random_state = random_state
@@ -146,18 +133,27 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> TunableMLPClassifier:
-        """Choose k and the learning rate where they are "auto", and train the network.
+        """Choose k and the learning rate where they are "auto", and train the ensemble.
 
         Args:
-            X: Features, one row per example.
+            X: Features, one row per example: an array of numbers, or a pandas or polars data frame,
+                whose columns may also be categories, texts or dates.
             y: Labels, numbers or strings.
             sample_weight: How much each example counts; None if all count the same.
 
         """
-        recipe = self._recipe()
-        rows, targets = validate_data(self, X, y, dtype=_FLOATS)
+        if self.metric not in METRICS:
+            raise ValueError(f"metric must be one of {METRICS}, not {self.metric!r}")
+        self._protocol(100, 0)  # complains about parameters before anything is done
+        frame = _mixed_frame(X)
+        if frame is None:
+            rows, targets = validate_data(self, X, y, dtype=_FLOATS)
+        else:
+            _, targets = validate_data(self, X, y, skip_check_array=True)
+            rows, targets = frame, column_or_1d(targets)
+            check_consistent_length(rows, targets)
         _check_labels(targets)
-        weights = _weights(sample_weight, rows)
+        weights = _weights(sample_weight, targets)
         if not weights.all():
             counting = weights > 0
             rows, targets, weights = rows[counting], targets[counting], weights[counting]
@@ -165,122 +161,102 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if len(self.classes_) < 2:
             (only,) = self.classes_.tolist()
             raise ValueError(f"y must have two classes or more; there is only one class, {only!r}")
-        self.scaler_ = MinMaxScaler(recipe.feature_range, clip=True).fit(rows)
-        features = self.scaler_.transform(rows).astype(np.float32, copy=False)
+        self.encoder_ = None if frame is None else _encoder(rows, labels)
+        if self.encoder_ is None:
+            self._scales = [_scale(column, weights) for column in rows.T]
         seed = check_random_state(self.random_state).randint(2**31 - 1)
-        data = _dataset(features, labels, weights, recipe.feature_range)
-        self._train(data, self._protocol(recipe, data.train_size, seed))
+        data = _dataset(self._features(rows), labels, weights)
+        self._train(data, self._protocol(data.train_size, seed))
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the most probable label of each row."""
-        best = self._logits(X).argmax(-1)
-        labels: NDArray[Any] = self.classes_[best.numpy()]
+        labels: NDArray[Any] = self.classes_[self._probabilities(X).argmax(-1).numpy()]
         return labels
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return the probability of each class, in the order of ``classes_``."""
-        return self._logits(X).softmax(-1).numpy()
+        return self._probabilities(X).numpy()
 
     def predict_log_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return the logarithm of the probability of each class."""
-        return self._logits(X).log_softmax(-1).numpy()
+        return self._probabilities(X).log().numpy()
 
-    @property
-    def coefs_(self) -> list[NDArray[np.float32]]:
-        """The weights of each layer, shape (in, out)."""
-        return [weight.numpy() for weight, _ in self.network_.parameters]
+    def _probabilities(self, X: ArrayLike) -> Tensor:
+        check_is_fitted(self, "ensemble_")
+        if self.encoder_ is None:
+            rows = validate_data(self, X, dtype=_FLOATS, reset=False)
+        else:
+            validate_data(self, X, reset=False, skip_check_array=True)
+            rows = _as_frame(X)
+        return self.ensemble_.probabilities(torch.from_numpy(self._features(rows)))
 
-    @property
-    def intercepts_(self) -> list[NDArray[np.float32]]:
-        """The biases of each layer."""
-        return [bias.numpy() for _, bias in self.network_.parameters]
+    def _features(self, rows: Any) -> NDArray[np.float32]:
+        if self.encoder_ is not None:
+            return self.encoder_.transform(rows)
+        columns = [scale.apply(column) for scale, column in zip(self._scales, rows.T, strict=True)]
+        return np.stack(columns, 1).astype(np.float32)
 
-    def _logits(self, X: ArrayLike) -> Tensor:
-        check_is_fitted(self, "network_")
-        X = validate_data(self, X, dtype=_FLOATS, reset=False)
-        return self.network_.logits(torch.from_numpy(self.scaler_.transform(X)))
-
-    def _recipe(self) -> MLPRecipe:
-        """Return the recipe; `_protocol` completes what is "auto"."""
-        sizes: Any = self.hidden_layer_sizes
-        given = {name: getattr(self, name) for name in ("batch_size", "clip")}
-        with _own_names():
-            return MLPRecipe(
-                data=_DATA,
-                hidden_layer_sizes=_as_tuple([sizes] if isinstance(sizes, Integral) else sizes),
-                momentum=self.momentum,
-                optimizer=self.optimizer,
-                activation=self.activation,
-                feature_range=_as_tuple(self.feature_range),
-                patience=self.patience,
-                ties="last",
-                max_epochs=self.max_iter,
-                stratified=True,
-                **{name: value for name, value in given.items() if not _is_auto(value)},
-            )
-
-    def _protocol(self, recipe: MLPRecipe, train_size: int, seed: int) -> Protocol:
+    def _protocol(self, train_size: int, seed: int) -> Bagging:
         """Return the search for what is "auto"; k or the learning rate alone if it is given."""
-        layers = len(recipe.hidden_layer_sizes)
-        if _is_auto(self.batch_size):
-            recipe = replace(recipe, batch_size=batch_size_for(train_size))
-        if _is_auto(self.clip):
-            recipe = replace(recipe, clip=clip_for(layers))
+        sizes: Any = self.hidden_layer_sizes
+        if not _is_auto(sizes):
+            sizes = _as_tuple([sizes] if isinstance(sizes, Integral) else sizes)
         k: Any = 1.0 if _is_auto(self.k) else self.k
         rate: Any = 1.0 if _is_auto(self.learning_rate) else self.learning_rate
-        rates: dict[str, Any] = {}
-        if not _is_auto(self.learning_rate):
-            rates = {"learning_rates": (rate,), "most_extensions": 0}
         with _own_names():
-            Trial(recipe, k, rate)  # checks the two
-            protocol = Protocol(
-                recipe,
-                ks=ks_for(layers) if self.ks is None else _as_tuple(self.ks),
-                repetitions=self.repetitions,
-                retrainings=0,
-                seed=seed,
-                **rates,
+            recipe = table_recipe(
+                _DATA,
+                train_size,
+                hidden_layer_sizes=_unless_auto(sizes),
+                activation=self.activation,
+                weight_decay=self.weight_decay,
+                batch_size=_unless_auto(self.batch_size),
+                clip=self.clip,
+                max_epochs=_unless_auto(self.max_iter),
             )
-        return protocol if _is_auto(self.k) else replace(protocol, ks=(k,))
+            Trial(recipe, k, rate)  # checks the two
+            settings: dict[str, Any] = {"repetitions": self.repetitions, "seed": seed}
+            if self.ks is not None:
+                settings["ks"] = _as_tuple(self.ks)
+            protocol = bagging_for(recipe, train_size, **settings)
+            if not _is_auto(self.k):
+                protocol = replace(protocol, ks=(k,))
+            if not _is_auto(self.learning_rate):
+                protocol = replace(protocol, learning_rates=(rate,), most_extensions=0)
+        return protocol
 
-    def _train(self, data: Dataset, protocol: Protocol) -> None:
-        device = _checked_device(self.device)
-        for name in ("cv_results_", "best_index_", "network_"):  # of an earlier fit
-            if hasattr(self, name):
-                delattr(self, name)
-        if _is_auto(self.k) or _is_auto(self.learning_rate):
-            self.k_, self.learning_rate_ = self._choose(protocol, Fleet(data, device))
-        else:
-            (self.k_,), (self.learning_rate_,) = protocol.ks, protocol.learning_rates
-        (final,) = protocol.retrainings_of(self.k_, self.learning_rate_)
-        (outcome,) = Fleet(data, device, keep_parameters=True).run([final])
-        network = Network.of(outcome, data)
-        if outcome.stopped_by == "diverged":
-            problem = f"training diverged: lower learning_rate={self.learning_rate_:g}"
-            if not network.is_finite:
-                raise ValueError(problem)
-            warnings.warn(problem, ConvergenceWarning, stacklevel=3)
-        elif outcome.stopped_by == "limit":
-            problem = f"training did not converge: raise max_iter={self.max_iter}"
-            warnings.warn(problem, ConvergenceWarning, stacklevel=3)
-        self.network_ = network
-        self.validation_scores_ = [1 - error for error in outcome.curve]
-        self.best_validation_score_ = 1 - outcome.stop_error
-        self.n_iter_ = outcome.epochs
+    def _train(self, data: Dataset, protocol: Bagging) -> None:
+        """Run the study, choose the ensemble, and keep the results."""
+        fleet = Fleet(data, _checked_device(self.device), keep_parameters=True)
+        networks: dict[Trial, Network] = {}
 
-    def _choose(self, protocol: Protocol, fleet: Fleet) -> tuple[float, float]:
-        """Run the study, keep its results, and return the best k and its learning rate."""
+        def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+            for outcome in fleet.run(trials, stop):
+                networks[outcome.trial] = Network.of(outcome, data)
+                yield outcome
+
         study = Study(None, protocol)
         with contextlib.ExitStack() as shown:
             watch: dict[str, Any] = {}
             if self.verbose:
                 watch["watch"] = shown.enter_context(Display(protocol, {})).show
-            study.run(fleet.run, **watch)
-        cells = protocol.cells(study.ledger)
-        best = protocol.best(cells)
-        self.cv_results_, self.best_index_ = _cv_results(cells), cells.index(best)
-        return best.k, best.learning_rate
+            study.run(run, **watch)
+        found = candidates(protocol, study.ledger, data, networks.__getitem__)
+        labels = data.labels[found.rows]
+        weights = None if data.weights is None else data.weights[found.rows]
+        shares = select(found.out_of_fold, labels, self.metric, weights)
+        self.ensemble_ = calibrated(found, shares, labels, weights)
+        if not all(network.is_finite for network in self.ensemble_.networks):
+            raise ValueError("training diverged: lower learning_rate or weight_decay")
+        best = protocol.best(found.cells)
+        self.k_, self.learning_rate_ = best.k, best.learning_rate
+        self.members_ = [
+            (cell.k, cell.learning_rate, share) for cell, share in mixture(found.cells, shares)
+        ]
+        self.cv_results_ = _cv_results(list(found.cells))
+        self.best_index_ = found.cells.index(best)
+        self.n_iter_ = getattr(protocol.recipe, "max_epochs", 1)
 
 
 def _check_labels(targets: NDArray[Any]) -> None:
@@ -295,6 +271,40 @@ def _check_labels(targets: NDArray[Any]) -> None:
                 "y must be all numbers or all strings, not both: make all of them strings"
             )
     check_classification_targets(targets)
+
+
+def _mixed_frame(X: Any) -> Any:
+    """Return X as a pandas frame if it is a frame with gaps or other things than numbers."""
+    if not hasattr(X, "columns") or not hasattr(X, "dtypes"):
+        return None
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    X = _as_frame(X)
+    plain = all(is_numeric_dtype(kind) or is_bool_dtype(kind) for kind in X.dtypes)
+    return None if plain and not X.isna().any(axis=None) else X
+
+
+def _as_frame(X: Any) -> Any:
+    """Return a data frame of pandas or polars, or an array, as one of pandas."""
+    import pandas as pd
+
+    return pd.DataFrame(X.to_pandas() if hasattr(X, "to_pandas") else X).reset_index(drop=True)
+
+
+def _encoder(frame: Any, labels: NDArray[np.int64]) -> Encoder:
+    """Return the encoder of a data frame."""
+    target = "y"
+    while target in frame.columns:
+        target += "_"
+    return Encoder.fit(frame.assign(**{target: labels}), target)
+
+
+def _scale(column: NDArray[Any], weights: NDArray[np.float64]) -> Scale:
+    """Return the robust scaling of a column, in which a weight of 2 equals a second copy."""
+    values = torch.from_numpy(column.astype(np.float64))
+    shares = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
+    ends = quantiles(values, torch.from_numpy(weights), shares).tolist()
+    return Scale.of(*ends)
 
 
 def _weights(given: ArrayLike | None, rows: NDArray[Any]) -> NDArray[np.float64]:
@@ -312,7 +322,6 @@ def _dataset(
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
     weights: NDArray[np.float64],
-    value_range: tuple[float, float],
 ) -> Dataset:
     """Return the data set: sorted, equal examples merged into one with their total weight.
 
@@ -335,7 +344,7 @@ def _dataset(
         torch.from_numpy(features[index]),
         torch.from_numpy(labels[index]),
         len(index) - 1,
-        value_range,
+        (-1.0, 1.0),
         None if (total == total[0]).all() else torch.from_numpy(total),
         pieces_of=torch.from_numpy(pieces_of) if pieces.max() > 1 else None,
     )
@@ -388,12 +397,17 @@ def _own_names() -> Iterator[None]:
     except ValueError as problem:
         said = re.sub("^max_epochs ", "max_iter ", str(problem))
         said = re.sub("^ks must be ", "ks must be None or ", said)
-        said = re.sub("^(k|learning_rate|batch_size|clip) must be ", r"\1 must be 'auto' or ", said)
+        auto = "k|learning_rate|batch_size|hidden_layer_sizes|max_iter"
+        said = re.sub(f"^({auto}) must be ", r"\1 must be 'auto' or ", said)
         raise ValueError(said) from None
 
 
 def _is_auto(value: Any) -> bool:
     return isinstance(value, str) and value == "auto"
+
+
+def _unless_auto(value: Any) -> Any:
+    return None if _is_auto(value) else value
 
 
 def _as_tuple(values: Any) -> Any:

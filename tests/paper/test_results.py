@@ -27,9 +27,7 @@ from paper.report import documents
 from paper.rows import Experiment, Row, experiments, rows, select
 from paper.run import study_of
 from paper.toy import ToyRun, write_csv
-from paper.verdicts import selected_counts
 from pseudograd.fleet import Outcome
-from pseudograd.report.page import PAPER
 from pseudograd.search import Cell, Difference, Result
 from pseudograd.words import fraction, interval, rates, signed
 from trials import a_trial
@@ -831,12 +829,6 @@ def test_pictures_stand_on_their_own(files: dict[Path, str], text: str) -> None:
 
 def test_pictures_are_drawn_the_same_every_time(files: dict[Path, str], folder: Path) -> None:
     assert files == documents(SOME, folder)
-
-
-def test_the_page_of_a_search_knows_what_the_paper_selected() -> None:
-    """It is in the wheel, where the paper's rows are not."""
-    counts = selected_counts(paper_points(rows()))
-    assert {depth: dict(sorted(of.items())) for depth, of in counts.items()} == PAPER
 
 
 # --- the command ---------------------------------------------------------------------------------

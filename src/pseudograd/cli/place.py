@@ -76,7 +76,7 @@ class Place(contextlib.ExitStack):
             from pseudograd.fleet import Fleet
 
             def run(trials: deque[Trial], stop: Stop) -> Iterable[Outcome]:
-                keep = keep_parameters and trials[0].split.retrain
+                keep = keep_parameters and _are_kept(trials[0])
                 return Fleet(data, self.devices, keep_parameters=keep).run(trials, stop)
 
             return run
@@ -88,7 +88,7 @@ class Place(contextlib.ExitStack):
         cluster = self._clusters[data.sha256]
 
         def run_on_cluster(trials: deque[Trial], stop: Stop) -> Iterable[Outcome]:
-            cluster.keep_parameters = keep_parameters and trials[0].split.retrain
+            cluster.keep_parameters = keep_parameters and _are_kept(trials[0])
             return cluster(trials, stop)
 
         return run_on_cluster
@@ -113,6 +113,11 @@ def lacks_memory(problem: Exception) -> bool:
     return isinstance(problem, MemoryError | torch.OutOfMemoryError) or (
         "can't allocate memory" in said or "not enough memory" in said
     )
+
+
+def _are_kept(trial: Trial) -> bool:
+    """Return whether networks of this kind can be part of the model."""
+    return trial.split.retrain or trial.split.bagged
 
 
 def _all_devices() -> list[str]:

@@ -1,4 +1,4 @@
-"""``pseudograd tune``, ``predict``, ``report`` and ``runs``: a search, and its results."""
+"""``pseudograd tune``: a search, from the options to the model."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pseudograd.cli.options import (
-    Different,
-    add_k,
-    add_time_limit,
-    deadline,
-    file,
-    number,
-    positive,
-    whole,
-)
+from pseudograd.cli.options import add_time_limit, deadline, is_same_file, number
 from pseudograd.cli.place import Place, add_place, lacks_memory
+from pseudograd.cli.protocols import add_network, add_search, protocol_of
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset, Encoder
-    from pseudograd.search import Protocol, Study
 
 
 def tune(commands: Commands) -> None:
@@ -41,8 +32,8 @@ def tune(commands: Commands) -> None:
         "- for standard input (%(default)s)",
     )
     _add_table(parser)
-    _add_network(parser)
-    _add_search(parser)
+    add_network(parser)
+    add_search(parser)
     where = parser.add_argument_group("where it runs, and how long")
     add_place(where)
     add_time_limit(where)
@@ -98,93 +89,16 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the named data sets are kept")
 
 
-def _add_network(parser: argparse.ArgumentParser) -> None:
-    network = parser.add_argument_group("the network")
-    network.add_argument(
-        "--hidden",
-        type=whole(0, 10**8),
-        nargs="+",
-        default=[400],
-        metavar="SIZE",
-        help="sizes of the hidden layers; 0 for none (400)",
-    )
-    # Repeated from `fleet.recipe`, which takes too long to import for every command.
-    network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
-    network.add_argument("--optimizer", choices=("sgd", "adam", "rmsprop"), default="sgd")
-    network.add_argument(
-        "--momentum", type=_momentum, default=0.9, help="momentum of sgd (%(default)s)"
-    )
-    network.add_argument(
-        "--batch-size",
-        type=whole(1),
-        metavar="N",
-        help="examples per step (128, fewer on small data)",
-    )
-    network.add_argument(
-        "--clip", type=positive, help="largest norm of a gradient (100 with several hidden layers)"
-    )
-
-
-def _add_search(parser: argparse.ArgumentParser) -> None:
-    search = parser.add_argument_group("the search")
-    add_k(search, "the paper's: 4 2 1 1/2 1/4 and, with up to one hidden layer, 1/8 1/16")
-    search.add_argument(
-        "--rates",
-        type=_rate,
-        nargs="+",
-        action=Different,
-        metavar="RATE",
-        help="learning rates to start from; a single one adds its half and double (found by a "
-        "sweep)",
-    )
-    search.add_argument(
-        "--repetitions",
-        type=whole(1, 10**5),
-        metavar="N",
-        help="trainings of each pair of k and rate (7; 10 for mnist)",
-    )
-    search.add_argument(
-        "--retrainings",
-        type=whole(1, 10**5),
-        default=5,
-        metavar="N",
-        help="final trainings of the choice and of k = 1 (%(default)s)",
-    )
-    search.add_argument(
-        "--patience",
-        type=whole(1),
-        default=15,
-        metavar="EPOCHS",
-        help="stop training after this many epochs without improvement (%(default)s)",
-    )
-    search.add_argument(
-        "--max-epochs",
-        type=whole(1),
-        default=1000,
-        metavar="EPOCHS",
-        help="stop training after this many epochs in any case (%(default)s)",
-    )
-    search.add_argument(
-        "--stratify", action="store_true", help="give all folds equal shares of each class"
-    )
-    search.add_argument(
-        "--seed",
-        type=whole(0, 2**32),
-        default=0,
-        help="seed of the folds, weights and orders (%(default)s)",
-    )
-
-
 def _run_tune(options: argparse.Namespace) -> None:
-    from pseudograd.report.summary import summary
-    from pseudograd.search import study_of
+    from pseudograd.report.summary import ensemble_summary, summary
+    from pseudograd.search import Combined, study_of
     from pseudograd.search import tune as run_study
     from pseudograd.search.display import Display, tell_set_aside
     from pseudograd.words import counted
 
     place = Place(options)
     data, encoder = _opened(options)
-    protocol = _protocol(options, data)
+    protocol = protocol_of(options, data, encoder)
     study = study_of(data, encoder, protocol, options.out)
     tell_set_aside(study.ledger)
     if study.ledger:
@@ -192,6 +106,7 @@ def _run_tune(options: argparse.Namespace) -> None:
         print(f"resuming {study.folder}: {done} trials are done", file=sys.stderr)
     if data.rows is not None:
         _tell_table(data, encoder)
+    print(f"training {protocol.plan()}", file=sys.stderr)
     try:
         with place, Display(protocol, study.ledger) as display:
             found = run_study(
@@ -199,6 +114,7 @@ def _run_tune(options: argparse.Namespace) -> None:
                 data,
                 encoder,
                 place.runner(data, keep_parameters=True),
+                metric=options.metric,
                 stop=deadline(options),
                 command=shlex.join(["pseudograd", *options.arguments]),
                 devices=place.devices,
@@ -212,16 +128,19 @@ def _run_tune(options: argparse.Namespace) -> None:
     except (MemoryError, RuntimeError) as problem:
         if not lacks_memory(problem):
             raise
+        recipe = vars(protocol.recipe)
+        sizes = " ".join(map(str, recipe["hidden_layer_sizes"])) or "0"
         raise ValueError(
-            "there is not enough memory for these networks: lower --hidden (now "
-            f"{' '.join(map(str, options.hidden))}) or --batch-size (now "
-            f"{protocol.recipe.fields().get('batch_size', 128)})"
+            f"there is not enough memory for these networks: lower --hidden (now {sizes}) or "
+            f"--batch-size (now {recipe['batch_size']})"
         ) from problem
     if found is None:
         print(
             f"time limit reached; {counted(len(study.ledger), 'trial')} kept, and the same "
             "command resumes from there"
         )
+    elif isinstance(found, Combined):
+        print(ensemble_summary(found.best_of_each_k, found.chosen, found.assessment))
     else:
         print(summary(found))
     if study.ledger:
@@ -234,7 +153,7 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
     from pseudograd.data import open_data
     from pseudograd.data.columns import OptionError
 
-    if options.test and _is_same_file(options.test, options.data):
+    if options.test and is_same_file(options.test, options.data):
         raise ValueError(f"--test {options.test} is the training file itself: name another")
     try:
         return open_data(
@@ -287,167 +206,7 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
         )
 
 
-def _protocol(options: argparse.Namespace, data: Dataset) -> Protocol:
-    """Return the protocol that the options describe."""
-    from pseudograd.fleet import MLPRecipe
-    from pseudograd.search import Protocol, batch_size_for, clip_for, ks_for, repetitions_for
-
-    if options.k and 1 not in options.k:
-        raise ValueError("--k must have 1 among its values, which the choice is compared with")
-    hidden = tuple(size for size in options.hidden if size)
-    if len(hidden) < len(options.hidden) > 1:
-        raise ValueError("--hidden must be whole numbers above 0, or 0 alone for no hidden layer")
-    recipe = MLPRecipe(
-        data.name,
-        hidden,
-        data.sha256[:16],
-        momentum=options.momentum,
-        optimizer=options.optimizer,
-        activation=options.activation,
-        batch_size=options.batch_size or batch_size_for(data.train_size),
-        clip=options.clip or clip_for(len(hidden)),
-        patience=options.patience,
-        ties="last",
-        max_epochs=options.max_epochs,
-        stratified=options.stratify,
-    )
-    rates = options.rates or []
-    return Protocol(
-        recipe,
-        ks=tuple(options.k or ks_for(len(hidden))),
-        initial_rate=rates[0] if len(rates) == 1 else None,
-        learning_rates=tuple(rates) if len(rates) > 1 else (),
-        repetitions=options.repetitions or repetitions_for(data.name),
-        retrainings=options.retrainings,
-        seed=options.seed,
-    )
-
-
-def predict(commands: Commands) -> None:
-    """``pseudograd predict``: apply the model of a run to new rows."""
-    about = "apply the model of a run to new rows: labels and probabilities as CSV"
-    parser = commands.add_parser("predict", help=about, description=about.capitalize() + ".")
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("file", metavar="FILE", help="a .csv, .parquet or .npz file of rows")
-    parser.add_argument(
-        "--k",
-        type=positive,
-        metavar="K",
-        help="apply the network of this k: the chosen one or 1 (the chosen one)",
-    )
-    parser.add_argument("--out", type=file, metavar="FILE", help="write here instead of printing")
-
-    def run(options: argparse.Namespace) -> None:
-        import pandas as pd
-        import torch
-
-        from pseudograd.data import read_frame
-        from pseudograd.search import load_model
-
-        if options.out and _is_same_file(options.out, options.file):
-            raise ValueError(f"--out {options.out} is the file of rows itself: name another")
-        if options.out and options.out.suffix.lower() in (".parquet", ".npz"):
-            raise ValueError(f"--out {options.out} must end in .csv: predictions are CSV")
-        network, encoder = load_model(options.run_folder, options.k)
-        frame = read_frame(options.file, encoder)
-        probabilities = network.probabilities(torch.from_numpy(encoder.transform(frame)))
-        for name, entries in encoder.unseen(frame).items():
-            print(
-                f"column {name!r}: {len(entries)} of {len(frame)} entries were never seen in "
-                f"training, such as {entries.iloc[0]!r}; they count as none of its categories",
-                file=sys.stderr,
-            )
-        if beyond := encoder.beyond(frame):
-            columns = [
-                f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:g})"
-                for name, entries in beyond.items()
-            ]
-            more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
-            print(
-                f"numbers outside the range of the training data: {', '.join(columns[:8])}{more}",
-                file=sys.stderr,
-            )
-        table = pd.DataFrame(
-            probabilities.numpy(), columns=[f"p({label})" for label in encoder.labels]
-        )
-        labels = [encoder.labels[at] for at in probabilities.argmax(1).tolist()]
-        table.insert(0, encoder.target, labels)
-        table.to_csv(options.out or sys.stdout, index=False, float_format="%.6g")
-        if options.out:
-            print(f"{len(table)} predictions: {options.out}")
-
-    parser.set_defaults(run=run)
-
-
-def _is_same_file(one: str | Path, other: str | Path) -> bool:
-    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
-
-
-def report(commands: Commands) -> None:
-    """``pseudograd report``: write the page of a run again."""
-    about = "write the page of a run again from its ledger"
-    parser = commands.add_parser("report", help=about, description=about.capitalize() + ".")
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
-
-    def run(options: argparse.Namespace) -> None:
-        from pseudograd.search import Study
-        from pseudograd.search.display import tell_set_aside
-
-        study = Study.open(options.run_folder)
-        tell_set_aside(study.ledger)
-        print(f"page: {study.report()}")
-
-    parser.set_defaults(run=run)
-
-
-def runs(commands: Commands) -> None:
-    """``pseudograd runs``: list runs."""
-    about = "list the runs in a folder"
-    parser = commands.add_parser("runs", help=about, description=about.capitalize() + ".")
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        default=Path("runs"),
-        metavar="FOLDER",
-        help="the folder (%(default)s)",
-    )
-
-    def run(options: argparse.Namespace) -> None:
-        from pseudograd.report.summary import table_of_runs
-        from pseudograd.search import Study
-
-        def opened(folder: Path) -> Study | None:
-            try:
-                return Study.open(folder)
-            except (ValueError, OSError) as problem:
-                print(problem, file=sys.stderr)
-                return None
-
-        if not options.folder.is_dir():
-            raise FileNotFoundError(f"{options.folder} is not a folder: name one that holds runs")
-        found = sorted(path.parent for path in options.folder.glob("*/run.json"))
-        if not found:
-            print(f"no runs in {options.folder}")
-            return
-        print(table_of_runs(filter(None, map(opened, found))))
-
-    parser.set_defaults(run=run)
-
-
 def _fraction(text: str) -> float:
     if not 0 < (value := number(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number between 0 and 1, like 0.2")
-    return value
-
-
-def _rate(text: str) -> float:
-    if not 1e-9 <= (value := number(text)) <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1e-9 to 1e9, like 0.1")
-    return value
-
-
-def _momentum(text: str) -> float:
-    if not 0 <= (value := number(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number in [0, 1), like 0.9")
     return value

@@ -78,7 +78,11 @@ class Scale:
         values = values[~np.isnan(values)]
         if not len(values):
             return cls(0.0, 0.0)
-        low, first, median, third, high = np.quantile(values, (0, 0.25, 0.5, 0.75, 1))
+        return cls.of(*np.quantile(values, (0, 0.25, 0.5, 0.75, 1)))
+
+    @classmethod
+    def of(cls, low: float, first: float, median: float, third: float, high: float) -> Scale:
+        """Return the scaling of numbers with these quartiles."""
         for wanted, width in ((1.0, third - first), (2.0, high - low)):
             # Numbers near the ends of float64 have no finite range, or none that can be inverted.
             if 1e-300 < width < math.inf:

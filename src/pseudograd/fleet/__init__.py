@@ -1,12 +1,13 @@
 """Trials and recipes, and what trains many of them at once on one device."""
 
 from pseudograd.fleet.mlp.fleet import Fleet
-from pseudograd.fleet.mlp.network import Network
+from pseudograd.fleet.mlp.network import Ensemble, Network
 from pseudograd.fleet.recipe import MLPRecipe, OwnRecipe, Recipe
 from pseudograd.fleet.splits import Parts, parts
 from pseudograd.fleet.trial import Outcome, Split, Stop, Trial, never
 
 __all__ = [
+    "Ensemble",
     "Fleet",
     "MLPRecipe",
     "Network",

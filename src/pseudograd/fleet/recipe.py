@@ -18,6 +18,8 @@ from pseudograd.rules import reweighted
 
 ACTIVATIONS = ("relu", "tanh", "sigmoid")
 OPTIMIZERS = ("sgd", "adam", "rmsprop")
+SCHEDULES = ("constant", "cosine")
+STOP_BY = ("error", "error and cross-entropy")
 TIES = ("first", "last")
 _FINGERPRINT_LENGTH = 12
 
@@ -41,6 +43,11 @@ class Recipe:
             "initial_rate or learning_rates must be given: a sweep for the first learning rate "
             "needs a recipe whose training can be cut short"
         )
+
+    @property
+    def architecture(self) -> tuple[object, ...]:
+        """What trials must share to be handed to a runner together."""
+        return (self.kind,)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -97,12 +104,20 @@ class MLPRecipe(Recipe):
             the check.
         optimizer: "sgd", "adam" or "rmsprop", as in `torch.optim`.
         momentum: Classical momentum, for "sgd".
+        weight_decay: Decoupled from the gradient, for "adam", which then is AdamW.
+        schedule: "constant", or "cosine" to lower the learning rate from its full value in the
+            first epoch to 0 after the last of ``max_epochs``.
         activation: "relu", "tanh" or "sigmoid".
         feature_range: The interval that features are scaled to, linearly.
+        bins: Into how many bins the range of each numeric feature is cut, for the network's first
+            layer to bend its response there (`pseudograd.fleet.mlp.bins`); 0 for none.
+        sample: Train on this many examples at most, evenly drawn from the training part; 0 for all.
         batch_size: Examples per step.
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
-        patience: Stop after this many epochs without a lower error on the early-stopping part.
-        ties: Which of the epochs with the lowest early-stopping error counts, the "first" or the
+        patience: Stop after this many epochs without a better one on the early-stopping part.
+        stop_by: What makes an epoch better: a lower "error", or a lower sum of the "error and
+            cross-entropy" (a quarter of it), which is smoother where that part is small.
+        ties: Which of the epochs that are equally good on that part counts, the "first" or the
             "last". Where that part is small many epochs tie, and the last has learned more.
         max_epochs: Stop after this many epochs in any case.
         stratified: Whether all five folds have equal shares of each class.
@@ -122,11 +137,16 @@ class MLPRecipe(Recipe):
     data_hash: str = ""
     optimizer: str = "sgd"
     momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: str = "constant"
     activation: str = "relu"
     feature_range: tuple[float, float] = (-1.0, 1.0)
+    bins: int = 0
+    sample: int = 0
     batch_size: int = 128
     clip: float | None = None
     patience: int = 15
+    stop_by: str = "error"
     ties: str = "first"
     max_epochs: int = 1000
     stratified: bool = False
@@ -139,6 +159,8 @@ class MLPRecipe(Recipe):
             if not holds:
                 raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
 
+        for name in ("data", "data_hash"):
+            require(isinstance(getattr(self, name), str), name, "a text")
         require(
             isinstance(self.hidden_layer_sizes, tuple)
             and all(is_whole(size, 1, math.inf) for size in self.hidden_layer_sizes),
@@ -148,6 +170,17 @@ class MLPRecipe(Recipe):
         require(
             are_numbers(self.momentum) and 0 <= self.momentum < 1, "momentum", "a number in [0, 1)"
         )
+        require(
+            are_numbers(self.weight_decay) and 0 <= self.weight_decay < math.inf,
+            "weight_decay",
+            "a finite number of at least 0",
+        )
+        require(
+            self.weight_decay == 0 or self.optimizer == "adam",
+            "weight_decay",
+            "0 for optimizers other than 'adam'",
+        )
+        require(self.schedule in SCHEDULES, "schedule", f"one of {SCHEDULES}")
         require(self.optimizer in OPTIMIZERS, "optimizer", f"one of {OPTIMIZERS}")
         require(self.activation in ACTIVATIONS, "activation", f"one of {ACTIVATIONS}")
         require(
@@ -164,12 +197,16 @@ class MLPRecipe(Recipe):
             "a finite number above 0, or None",
         )
         require(self.ties in TIES, "ties", f"one of {TIES}")
+        require(self.stop_by in STOP_BY, "stop_by", f"one of {STOP_BY}")
+        for name in ("bins", "sample"):
+            require(is_whole(getattr(self, name), 0, math.inf), name, "a whole number, 0 or more")
         for name in ("batch_size", "patience", "max_epochs"):
             require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
         if self.rule != "tunable":
             reweighted(self.rule)
         # 1 and 1.0 are the same setting, and must have the same fingerprint.
-        object.__setattr__(self, "momentum", float(self.momentum))
+        for name in ("momentum", "weight_decay"):
+            object.__setattr__(self, name, float(getattr(self, name)))
         object.__setattr__(self, "feature_range", tuple(map(float, self.feature_range)))
         if self.clip is not None:
             object.__setattr__(self, "clip", float(self.clip))
@@ -197,10 +234,14 @@ class MLPRecipe(Recipe):
             self.data_hash,
             self.hidden_layer_sizes,
             self.optimizer,
+            self.schedule,
             self.activation,
             self.feature_range,
+            self.bins,
+            self.sample,
             self.batch_size,
             self.clip is None,
+            self.weight_decay == 0,
             self.stratified,
             self.rule,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import randomness
 from pseudograd.fleet.trial import Split
 
+_MOST_STOPPING = 10_000  # examples of a bagged split's fold that tell which epoch is best
+
 
 @dataclass(frozen=True, eq=False)
 class Parts:
@@ -19,7 +22,7 @@ class Parts:
 
     Attributes:
         train: The training examples.
-        stop: The early-stopping fold.
+        stop: The early-stopping fold; in bagging the fold that judges, or some of it.
         judge: The examples of the reported error: the validation fold, or the test set.
 
     """
@@ -33,7 +36,8 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
     """Return the examples of each role, which depend only on the data set and the split.
 
     The five folds have exactly the same size, so in cross-validation up to four examples have no
-    role; the final training trains on them.
+    role; the final training trains on them. Groups of examples stay together in one fold, whose
+    classes are then as they come.
 
     Args:
         data: The data set.
@@ -54,11 +58,31 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
         raise ValueError(f"data {data.name!r} must have at least {FOLDS} training examples")
     if (split.retrain or split.test) and not data.test_size:
         raise ValueError(f"data {data.name!r} must have a test set to be judged on")
-    # Five choices of the judging fold, times four of the stopping fold.
-    recut, turn = divmod(split.repetition, FOLDS * (FOLDS - 1))
+    # Five choices of the judging fold, times four of the stopping fold if there is one.
+    recut, turn = divmod(split.repetition, FOLDS if split.bagged else FOLDS * (FOLDS - 1))
     judging = turn % FOLDS
     stopping = (judging + 1 + turn // FOLDS) % FOLDS
-    shuffled = randomness.folds(split.plan + (recut << 32), data.train_size)
+    folds, left_over = _folds(data, split.plan + (recut << 32), stratified)
+    test = torch.arange(data.train_size, len(data.labels))
+    # Networks of one stack have equally many examples: folds of groups are cut to the shortest.
+    sizes = sorted(map(len, folds))
+    if split.retrain:
+        train = torch.cat((*_without(folds, stopping), left_over))
+        return Parts(train[: data.train_size - sizes[-1]], folds[stopping][: sizes[0]], test)
+    judge = folds[judging][: sizes[0]]
+    if split.bagged:
+        train = torch.cat((*_without(folds, judging), left_over))
+        stop = judge[:: -(-len(judge) // _MOST_STOPPING)]  # evaluated after every epoch
+        return Parts(train[: data.train_size - sizes[-1]], stop, judge)
+    train = torch.cat(_without(folds, stopping, judging))[: sum(sizes[:-2])]
+    return Parts(train, folds[stopping][: sizes[0]], test if split.test else judge)
+
+
+def _folds(data: Dataset, seed: int, stratified: bool) -> tuple[Sequence[Tensor], Tensor]:
+    """Return five folds of the training examples, and up to four examples that are left over."""
+    shuffled = randomness.folds(seed, data.train_size)
+    if data.groups is not None:
+        return _folds_of_groups(shuffled, data.groups[: data.train_size].cpu()), shuffled[:0]
     if stratified and data.pieces_of is not None:
         shuffled = _pieces_together(shuffled, data.pieces_of.cpu())
     size = data.train_size // FOLDS
@@ -66,15 +90,26 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
     if stratified:
         # Deal the examples to the five folds in turn, class by class.
         by_class = data.labels.cpu()[dealt].argsort(stable=True)
-        folds = dealt[by_class].reshape(size, FOLDS).T
-    else:
-        folds = dealt.reshape(FOLDS, size)
-    test = torch.arange(data.train_size, len(data.labels))
-    if split.retrain:
-        train = torch.cat((*_without(folds, stopping), left_over))
-        return Parts(train, folds[stopping], test)
-    train = torch.cat(_without(folds, stopping, judging))
-    return Parts(train, folds[stopping], test if split.test else folds[judging])
+        return tuple(dealt[by_class].reshape(size, FOLDS).T), left_over
+    return tuple(dealt.reshape(FOLDS, size)), left_over
+
+
+def _folds_of_groups(shuffled: Tensor, groups: Tensor) -> tuple[Tensor, ...]:
+    """Return folds that keep groups together: the largest first, each to the smallest fold."""
+    _, group, counts = torch.unique(groups[shuffled], return_inverse=True, return_counts=True)
+    if len(counts) < FOLDS:
+        raise ValueError(
+            f"groups must be at least {FOLDS} in the training part, a fold each, not {len(counts)}"
+        )
+    place = torch.arange(len(shuffled))
+    first = torch.full_like(counts, len(shuffled)).scatter_reduce(0, group, place, "amin")
+    by_chance = first.argsort()
+    fold_of, sizes = torch.empty(len(counts), dtype=torch.int64), [0] * FOLDS
+    for one in by_chance[counts[by_chance].argsort(descending=True, stable=True)].tolist():
+        smallest = sizes.index(min(sizes))
+        fold_of[one] = smallest
+        sizes[smallest] += int(counts[one])
+    return tuple(shuffled[fold_of[group] == fold] for fold in range(FOLDS))
 
 
 def _pieces_together(shuffled: Tensor, pieces_of: Tensor) -> Tensor:
@@ -88,5 +123,5 @@ def _pieces_together(shuffled: Tensor, pieces_of: Tensor) -> Tensor:
     return shuffled[(first + (pieces == 1) * len(shuffled))[one].argsort(stable=True)]
 
 
-def _without(folds: Tensor, *left_out: int) -> tuple[Tensor, ...]:
+def _without(folds: Sequence[Tensor], *left_out: int) -> tuple[Tensor, ...]:
     return tuple(fold for at, fold in enumerate(folds) if at not in left_out)

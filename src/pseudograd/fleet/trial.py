@@ -22,6 +22,17 @@ def never() -> bool:
     return False
 
 
+def mixed_score(error: float, cross_entropy: float) -> float:
+    """Return the error plus a quarter of the cross-entropy: smoother than either on few examples.
+
+    Example:
+        >>> mixed_score(0.1, 0.4)
+        0.2
+
+    """
+    return error + (0.25 * cross_entropy if math.isfinite(cross_entropy) else 1e9)
+
+
 @dataclass(frozen=True)
 class Split:
     """Which examples a trial trains on, stops by and is judged on.
@@ -31,13 +42,16 @@ class Split:
     validates, and the roles rotate: every fold validates once in five repetitions, and twenty
     repetitions pass before a pair of roles comes again. With ``retrain`` the network trains on four
     folds, is stopped by the fifth, and is judged on the test set. With ``test`` it trains as in
-    cross-validation, but is judged on the test set.
+    cross-validation, but is judged on the test set. With ``bagged`` it trains on four folds and is
+    judged on the fifth; in five repetitions every fold is judged once, and then the folds are cut
+    anew.
 
     Attributes:
         plan: The seed of the cut into five folds.
         repetition: Which assignment of the roles, from 0.
         retrain: Whether this is a final training, judged on the test set.
         test: Whether a network of cross-validation is judged on the test set.
+        bagged: Whether only one fold is held out, to judge the network.
 
     """
 
@@ -45,6 +59,7 @@ class Split:
     repetition: int = 0
     retrain: bool = False
     test: bool = False
+    bagged: bool = False
 
     def __post_init__(self) -> None:
         make_plain(self)
@@ -57,6 +72,8 @@ class Split:
             raise ValueError(f"plan must be a whole number in [0, 2^32), not {self.plan}")
         if self.test and self.retrain:
             raise ValueError("test must be left out with retrain, which is judged on the test set")
+        if self.bagged and (self.test or self.retrain):
+            raise ValueError("bagged must be left out with test or retrain: it has its own folds")
 
 
 @dataclass(frozen=True)
@@ -105,8 +122,8 @@ class Outcome:
 
     Attributes:
         trial: The trial.
-        stop_error: The lowest error on the early-stopping fold, a fraction.
-        best_epoch: The epoch that had it, from 1; among several, as the recipe's ``ties`` says.
+        stop_error: The best epoch's error on the early-stopping fold, a fraction.
+        best_epoch: The epoch that was kept, from 1, by the recipe's ``stop_by`` and ``ties``.
         error: The error of that epoch's network on the validation fold (with ``retrain``, on the
             test set).
         cross_entropy: Its mean cross-entropy there; NaN if unknown.

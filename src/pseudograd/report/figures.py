@@ -44,23 +44,21 @@ def describe(cell: Cell) -> str:
     return f"k = {fraction(cell.k)}, rate {cell.learning_rate:.3g}: {percent(cell.error)}%{spread}"
 
 
-def error_by_k(best: Sequence[Cell], chosen: Cell | None, paper: Mapping[float, int]) -> Markup:
-    """Draw the validation error of each k, and below it how often the paper selected that k.
+def error_by_k(best: Sequence[Cell], chosen: Cell | None) -> Markup:
+    """Draw the validation error of each k.
 
     Args:
         best: The best rate of each k.
         chosen: The best of them, if it is known yet.
-        paper: How often the paper selected each k at this depth; may be empty.
 
     """
     best = sorted(best, key=lambda cell: cell.k)
     reaches = [error_interval(cell.errors) or (cell.error, cell.error) for cell in best]
     ticks = round_numbers([100 * end for reach in reaches for end in reach])
-    floor = 196
-    base = floor + 80 if paper else floor
-    ks = sorted({cell.k for cell in best} | set(paper))
+    base = 276
+    ks = [cell.k for cell in best]
     x = log_scale(ks[0], ks[-1], 66, WIDTH - 24)
-    y = scale(ticks[0], ticks[-1], floor, 32)
+    y = scale(ticks[0], ticks[-1], base, 32)
     said = "; ".join(f"k = {fraction(cell.k)}: {percent(cell.error)}%" for cell in best)
     drawing = Drawing(base + 44, f"Validation error of the best rate of each k. {said}.")
     drawing.grid(ticks, y, "validation error, %")
@@ -69,20 +67,12 @@ def error_by_k(best: Sequence[Cell], chosen: Cell | None, paper: Mapping[float, 
         if all(abs(x(k) - x(other)) > 26 for other in named):  # leave out labels that would overlap
             drawing.text(x(k), base + 19, fraction(k), "middle")
             named.append(k)
-    drawing.text((WIDTH + 42) / 2, base + 40, _K_AXIS, "middle soft")
+    drawing.text((WIDTH + 42) / 2, base + 40, f"{_K_AXIS} (log scale)", "middle soft")
     drawing.line([(x(cell.k), y(100 * cell.error)) for cell in best], "thread")
     for cell, (low, high) in zip(best, reaches, strict=True):
         with drawing.group(f"mark {_kind(cell, chosen)}", describe(cell)):
             drawing.line([(x(cell.k), y(100 * low)), (x(cell.k), y(100 * high))], "whisker")
             drawing.symbol(x(cell.k), y(100 * cell.error), _kind(cell, chosen))
-    if paper:
-        count = sum(paper.values())
-        drawing.text(0, floor + 22, f"the paper’s choice in {count} experiments", "soft")
-        drawing.line([(42, base), (WIDTH, base)], "axis")
-        height = scale(0, max(paper.values()), 0, 34)
-        for k, times in paper.items():
-            drawing.box(x(k) - 9, base - height(times), 18, height(times), "paper")
-            drawing.text(x(k), base - height(times) - 4, str(times), "middle small")
     return drawing.svg()
 
 
@@ -168,7 +158,7 @@ def learning_curves(groups: Mapping[str, Sequence[Outcome]]) -> Markup:
         for group in groups.values()
     )
     drawing = Drawing(320, f"Early-stopping error by epoch. {said}.")
-    drawing.grid(log_ticks(least / 1.03, high), y, "early-stopping error, %")
+    drawing.grid(log_ticks(least / 1.03, high), y, "early-stopping error, % (log scale)")
     if foot < least:
         drawing.text(34, at(1, 0)[1] + 4, "0", "end")
     for tick in round_numbers([0, epochs], 5):
@@ -297,8 +287,11 @@ def key(kind: str) -> Markup:
             drawing.line([(0, 7), (30, 7)], f"{kind} mean")
             drawing.symbol(15, 7, kind, 5.5 if kind == "chosen" else 4.4)
             drawing.add("</g>")
-        case "paper":
-            drawing.box(8, 0, 14, 14, "paper")
+        case "other":
+            drawing.add('<g class="other">')
+            drawing.line([(0, 7), (30, 7)], "other one")
+            drawing.symbol(15, 7, "other", 5.5)
+            drawing.add("</g>")
         case "heat":
             for number, opacity in enumerate((1, 0.5, 0.1)):
                 drawing.box(10 * number, 0, 10, 14, "heat", opacity)

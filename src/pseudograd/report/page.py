@@ -16,32 +16,38 @@ from pseudograd.files import write_whole, writing
 from pseudograd.fleet import MLPRecipe, Outcome, Trial
 from pseudograd.report import figures
 from pseudograd.report.drawing import image
+from pseudograd.report.quality import assessed, column_notes, ensembles, quality
 from pseudograd.report.template import render
-from pseudograd.report.verdict import error_interval, one_label, possible, unfinished, verdict
+from pseudograd.report.verdict import error_interval, possible, unfinished, verdict
 from pseudograd.search import (
     Cell,
+    Comparison,
     Protocol,
     Study,
     compare,
     paired_difference,
+    read_assessment,
     read_examples,
 )
 from pseudograd.search.comparison import ByClass
+from pseudograd.search.documents import misfit
 from pseudograd.words import DASH, counted, fraction, interval, joined, percent
 
 Outcomes = Mapping[Trial, Outcome]
 
-# How often the paper selected each k, by the number of hidden layers: all rows of its Tables 1, 3
-# and 4 and of the two tables of its supplement.
-PAPER = {
-    1: {0.0625: 1, 0.125: 10, 0.25: 13, 0.5: 8, 2.0: 1},
-    3: {0.25: 1, 0.5: 3, 1.0: 9, 2.0: 5},
-    5: {0.25: 1, 0.5: 2, 1.0: 2, 2.0: 5, 4.0: 6},
-}
 _NEEDED = ("command", "versions", "commit", "hardware", "devices", "started", "seconds", "seed",
            "data")  # fmt: skip
-_NEEDED_OF_DATA = ("name", "sha256", "train_size", "test_size", "features", "classes", "labels",
-                   "pixels", "target")  # fmt: skip
+_DATA = {
+    "name": str,
+    "sha256": str,
+    "train_size": int,
+    "test_size": int,
+    "features": int,
+    "classes": int,
+    "labels": [(str, int, bool)],
+    "pixels": (None, [int]),
+    "target": str,
+}
 
 
 def _recipe(protocol: Protocol) -> dict[str, Any]:
@@ -58,9 +64,24 @@ def write_page(study: Study) -> Path:
     """Write the page of a study into its folder, and return its path."""
     if study.folder is None:
         raise ValueError("study must be kept in a folder, for its page to be written there")
+    _recipe(study.protocol)  # raises if there is no page for it
+    if wrong := misfit(study.data, _DATA, "data"):
+        raise ValueError(
+            f"{study.folder / 'run.json'} lacks what the page says about the data ({wrong}): name "
+            "a run of pseudograd tune, or read study.result"
+        )
     path = study.folder / "report.html"
     with writing(path):
-        write_whole(path, page(study.about, study.protocol, study.ledger, read_examples(study)))
+        write_whole(
+            path,
+            page(
+                study.about,
+                study.protocol,
+                study.ledger,
+                read_examples(study),
+                read_assessment(study),
+            ),
+        )
     return path
 
 
@@ -69,6 +90,7 @@ def page(
     protocol: Protocol,
     ledger: Outcomes,
     examples: Mapping[str, Any] | None,
+    assessment: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page of a search as HTML; if it is unfinished, with what is known so far.
 
@@ -80,12 +102,13 @@ def page(
         ledger: The outcomes so far.
         examples: Which training examples pull hardest (networks, edges, hardest), and test errors
             by_class of the saved network if they are known; None if the search is unfinished.
+        assessment: How good the model is, from `pseudograd.search.assess`; without it, the page
+            says what the outcomes tell.
 
     """
     recipe = _recipe(protocol)
     missing = [name for name in _NEEDED if name not in about]
-    known = about.get("data", _NEEDED_OF_DATA)
-    missing += [f"data[{name!r}]" for name in _NEEDED_OF_DATA if name not in known]
+    missing += [f"data[{name!r}]" for name in _DATA if name not in about.get("data", _DATA)]
     if missing:
         raise ValueError(f"about must have {', '.join(missing)}")
     wanted = protocol.wanted(ledger)
@@ -93,10 +116,14 @@ def page(
     if any(cell.k == 1 for cell in protocol.cells(ledger)):
         chosen, plain = protocol.chosen(ledger)
     selected = not wanted or wanted[0].split.retrain
-    state = "finished" if not wanted else "selected" if selected else "searching"
     k = chosen.k if chosen else 1.0
-    depth = len(recipe["hidden_layer_sizes"])
     groups = _retrained(protocol, ledger, chosen, plain) if selected else {}
+    comparison = _comparison(groups, examples) if groups and not wanted else None
+    if wanted:
+        assessment = None
+    elif comparison and not assessment:
+        assessment = assessed(comparison, about["data"]["test_size"])
+    state = "finished" if assessment else "selected" if selected else "searching"
     return render(
         "page.html",
         "page.js",
@@ -119,9 +146,12 @@ def page(
             (outcomes[0].trial.k, statistics.fmean(outcome.best_epoch for outcome in outcomes))
             for outcomes in groups.values()
         ],
-        **_answer(protocol, ledger, chosen, {} if wanted else groups, examples),
-        **_search(protocol, ledger, depth, chosen, plain),
-        **_paper(depth, chosen if selected else None),
+        groups=groups,
+        ensembles=None if comparison else ensembles(assessment),
+        column_notes=column_notes(about["data"].get("notes")),
+        **quality(assessment, about["data"]["pixels"]),
+        **_answer(protocol, ledger, chosen, comparison),
+        **_search(protocol, ledger, chosen, plain),
         **_driving(about["data"], examples),
     )
 
@@ -138,47 +168,43 @@ def _retrained(
     return {kind: outcomes for kind, outcomes in groups.items() if outcomes}
 
 
-def _answer(
-    protocol: Protocol,
-    ledger: Outcomes,
-    chosen: Cell | None,
-    groups: Mapping[str, list[Outcome]],
-    examples: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """What the test set says, and what else a careful reader should know."""
-    if not groups:
-        return {"verdict": None, "one_label": None}
-    comparison = compare(groups["chosen"], groups.get("plain", groups["chosen"]))
+def _comparison(
+    groups: Mapping[str, list[Outcome]], examples: Mapping[str, Any] | None
+) -> Comparison:
+    """The final networks compared, with the errors by class if they are known."""
+    found = compare(groups["chosen"], groups.get("plain", groups["chosen"]))
     by_class = tuple(ByClass(**one) for one in (examples or {}).get("by_class", ()))
-    comparison = replace(comparison, error=possible(comparison.error), by_class=by_class)
+    return replace(found, error=possible(found.error), by_class=by_class)
+
+
+def _answer(
+    protocol: Protocol, ledger: Outcomes, chosen: Cell | None, comparison: Comparison | None
+) -> dict[str, Any]:
+    """What the test set says about k, and what else a careful reader should know."""
+    open_ks = protocol.open_ks(ledger)
+    if not comparison:
+        return {"verdict": None, "open_ks": open_ks}
     found = verdict(comparison)
     others = [cell for cell in protocol.best_of_each_k(ledger) if cell.k != 1]
     second = protocol.best(others) if found.kind == "same" and others else None
     return {
         "verdict": found,
         "comparison": comparison,
-        "one_label": one_label(comparison),
         "unfinished": unfinished(comparison),
         "differences": None if found.kind == "same" else figures.differences(comparison),
-        "by_class": [
-            (one.label, f"{one.count:,}", f"{one.wrong:,}",
-             percent(one.wrong / one.count) if one.count else DASH)
-            for one in by_class
-        ],
         "second": second,
         "behind": second and _against(second, chosen),
         "ties": [
             f"k = {fraction(cell.k)} (rate {cell.learning_rate:.3g})"
             for cell in protocol.ties(ledger)
         ],
-        "open_ks": protocol.open_ks(ledger),
-    }  # fmt: skip
+        "open_ks": open_ks,
+    }
 
 
 def _search(
     protocol: Protocol,
     ledger: Outcomes,
-    depth: int,
     chosen: Cell | None,
     plain: Cell | None,
 ) -> dict[str, Any]:
@@ -189,7 +215,7 @@ def _search(
     first = protocol.first_rates(ledger)
     errors, palest = [cell.error for cell in cells], figures.palest(cells)
     return {
-        "error_by_k": figures.error_by_k(best, chosen, PAPER.get(depth, {})),
+        "error_by_k": figures.error_by_k(best, chosen),
         "k_rows": [
             (*_row(cell), _against(cell, plain)) for cell in sorted(best, key=lambda cell: cell.k)
         ],
@@ -212,24 +238,6 @@ def _against(cell: Cell, plain: Cell | None) -> str:
         return DASH
     difference = paired_difference(list(cell.errors), list(plain.errors))
     return interval(possible(difference), times=100)
-
-
-def _paper(depth: int, chosen: Cell | None) -> dict[str, Any]:
-    """How often the paper selected a k below, at and above 1, and whether this search agrees."""
-    near = [d for d in PAPER if d < depth][-1:] + [d for d in PAPER if d > depth][:1]
-    depths = [depth] if depth in PAPER else near
-
-    def side(k: float) -> int:
-        return (k > 1) - (k < 1)
-
-    counts = {
-        d: [sum(n for k, n in PAPER[d].items() if side(k) == at) for at in (-1, 0, 1)]
-        for d in depths
-    }
-    agrees = None
-    if chosen and depth in PAPER:
-        agrees = counts[depth].index(max(counts[depth])) == side(chosen.k) + 1
-    return {"depth": depth, "paper": counts, "agrees": agrees}
 
 
 def _driving(data: Mapping[str, Any], examples: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
+from typing import Any
 
+from pseudograd.report.quality import Assessment, assessed, ensembles, standing
 from pseudograd.report.template import fill
-from pseudograd.report.verdict import one_label, unfinished, verdict
-from pseudograd.search import Cell, Result, Study
+from pseudograd.report.verdict import unfinished, verdict
+from pseudograd.search import Bagging, Cell, Result, Study, read_assessment
 from pseudograd.words import fraction, percent
 
 
-def summary(found: Result) -> str:
-    """Return the table of k, the choice, and how it compares with k = 1.
+def summary(found: Result, assessment: Assessment | None = None) -> str:
+    """Return what matters first: the model's error, whether it is good, and whether k matters.
+
+    The search, the choice and the tests follow.
+
+    Args:
+        found: What the search found.
+        assessment: How good the model is, from `pseudograd.search.assess`; without it, what the
+            outcomes tell.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe, Outcome, Trial
@@ -20,25 +30,51 @@ def summary(found: Result) -> str:
         >>> outcome = Outcome(trial, 0.1, 1, 0.50, 0.3, 16, "patience", (), wrong=(0, 1))
         >>> cell, same = Cell(1.0, 0.1, (0.02, 0.04)), compare([outcome], [outcome])
         >>> print(summary(Result((cell,), (cell,), cell, cell, (), (), same)))
+        the model has a test error of 50.00%
+        does k matter: k = 1, plain cross-entropy, was chosen, so there is nothing to compare
              k   best rate   validation error, % (± standard error)
              1         0.1   3.00 ± 1.00   chosen
         chosen: k = 1, learning rate 0.1
-        test error 50.00%, cross-entropy 0.300 (1 network)
-        k = 1, plain cross-entropy, was chosen, so there is nothing to compare
 
     """
+    comparison = found.comparison
+    told: dict[str, Any] = {
+        "ties": [f"k = {fraction(cell.k)} at {cell.learning_rate:.4g}" for cell in found.ties],
+        "open_ks": found.open_ks,
+        "comparison": comparison,
+        "verdict": verdict(comparison),
+        "unfinished": unfinished(comparison),
+        "ensembles": None,
+    }
+    return _filled(found.best_of_each_k, found.chosen, assessment or assessed(comparison), told)
+
+
+def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessment) -> str:
+    """Return the same for an ensemble, which is compared with one of k = 1.
+
+    Args:
+        cells: The best of each k.
+        chosen: The best single pair of k and rate, to mark.
+        assessment: How good the ensemble is, from `pseudograd.search.assess`.
+
+    """
+    told = dict.fromkeys(("ties", "open_ks", "comparison", "verdict", "unfinished"))
+    return _filled(cells, chosen, assessment, {**told, "ensembles": ensembles(assessment)})
+
+
+def _filled(
+    cells: tuple[Cell, ...], chosen: Cell, assessment: Assessment, told: Mapping[str, Any]
+) -> str:
     text = fill(
         "summary.txt",
-        chosen=found.chosen,
-        ties=[f"k = {fraction(cell.k)} at {cell.learning_rate:.4g}" for cell in found.ties],
-        open_ks=found.open_ks,
-        comparison=found.comparison,
-        verdict=verdict(found.comparison),
-        one_label=one_label(found.comparison),
-        unfinished=unfinished(found.comparison),
+        table=table_of_k(cells, chosen),
+        chosen=chosen,
+        quality=assessment,
+        standing=standing(assessment),
+        **told,
     )
     # Not every terminal knows the typographic minus.
-    return table_of_k(found.best_of_each_k, found.chosen) + "\n" + text.strip().replace("−", "-")
+    return text.strip().replace("−", "-")
 
 
 def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
@@ -63,22 +99,32 @@ def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
     return "\n".join(lines)
 
 
-def table_of_runs(runs: Iterable[Study]) -> str:
-    """Return a line for each run: how far it is, and what it found.
+RUNS_HEAD = "started            trials   k         test error, %   with k = 1   folder"
 
-    >>> print(table_of_runs([]))
-    started            trials   k     test error, %   with k = 1   folder
-    """
-    lines = ["started            trials   k     test error, %   with k = 1   folder"]
-    for run in runs:
-        started = run.sessions[0]["started"][:16].replace("T", " ") if run.sessions else ""
-        ledger = run.ledger
-        line = f"{started:<16} {len(ledger):>8}   "
-        if run.protocol.wanted(ledger):
-            line += "unfinished".ljust(37)
-        else:
-            found = run.result
-            error, plain_error = map(percent, verdict(found.comparison).errors)
-            line += f"{fraction(found.chosen.k):<5} {error:>13}   {plain_error:>10}   "
-        lines.append(line + str(run.folder))
-    return "\n".join(lines)
+
+def line_of_run(run: Study) -> str:
+    """Return how far a run is, and what it found, as a line below `RUNS_HEAD`."""
+    started = run.sessions[0]["started"][:16].replace("T", " ") if run.sessions else ""
+    found = _found(run)
+    told = "unfinished"
+    if found:
+        ks, error, plain = found
+        told = f"{'+'.join(map(fraction, ks)):<9} {percent(error):>13}   {percent(plain):>10}"
+    return f"{started:<16} {len(run.ledger):>8}   {told:<36}   {run.folder}"
+
+
+def _found(run: Study) -> tuple[list[float], float, float] | None:
+    """The values of k in the model, its test error and that with k = 1; None if unfinished."""
+    if not run.finished:
+        return None
+    if isinstance(run.protocol, Bagging):
+        known = read_assessment(run)
+        if known is None:
+            return None
+        ks = sorted(k for k, _ in known["members"]["ks"])
+        return ks, known["model"]["error"], known["plain"]["error"]
+    if not run.protocol.retrainings:
+        return [run.best.k], math.nan, math.nan
+    own = assessed(run.result.comparison)
+    model, plain = own["model"]["error"], own["plain"]
+    return [run.result.chosen.k], model, plain["error"] if plain else model

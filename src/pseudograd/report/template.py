@@ -79,5 +79,5 @@ _FILTERS = {
     "rate": lambda rate: f"{rate:.4g}",
     "decimal": lambda value: words.mean_and_sd(value, math.nan, ".3f"),
     "unbroken": _unbroken,
-    "probability": lambda p: f"{p:.2f}" if p >= 0.005 else "under 0.01",
+    "probability": lambda p: f"p = {p:.2f}" if p >= 0.005 else "p < 0.01",
 }  # fmt: skip

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pseudograd.fleet import Outcome
 from pseudograd.search import Comparison, Difference, paired_difference
 
 _LEVEL = 0.05  # of the sign test; the intervals are 95% ones
@@ -70,51 +69,6 @@ def verdict(comparison: Comparison) -> Verdict:
 
 
 @dataclass(frozen=True)
-class OneLabel:
-    """What always predicting the most common label would get, beside what the networks get.
-
-    Attributes:
-        label: The most common label of the test set.
-        error: The test error of always predicting it.
-        no_better: "kept" if the saved network is no better than that, "mean" if the networks of the
-            chosen k are not on average, else empty.
-        only_right: The only label that the saved network ever gets right, if there is but one.
-        plain_no_better: Whether the networks of k = 1, unlike those of the chosen k, are no better.
-        untested: Labels that the test set has no example of.
-
-    """
-
-    label: object
-    error: float
-    no_better: str
-    only_right: tuple[object, ...]
-    plain_no_better: bool
-    untested: tuple[object, ...]
-
-
-def one_label(comparison: Comparison) -> OneLabel | None:
-    """Compare the networks with always predicting one label; None if test labels are unknown."""
-    classes = comparison.by_class
-    if not classes:
-        return None
-    common = max(classes, key=lambda one: one.count)
-    count = sum(one.count for one in classes)
-    missed = count - common.count
-    kept = sum(one.wrong for one in classes)
-    mean, plain_mean = map(_mean_wrong, (comparison.chosen, comparison.plain))
-    right = tuple(one.label for one in classes if one.wrong < one.count)
-    no_better = "kept" if kept >= missed else "mean" if mean >= missed else ""
-    return OneLabel(
-        label=common.label,
-        error=missed / count,
-        no_better=no_better if missed else "",
-        only_right=right if len(right) == 1 else (),
-        plain_no_better=mean < missed <= plain_mean,
-        untested=tuple(one.label for one in classes if not one.count),
-    )
-
-
-@dataclass(frozen=True)
 class Unfinished:
     """The final networks that were stopped by the limit of epochs: how many, of how many, where."""
 
@@ -146,7 +100,3 @@ def possible(difference: Difference) -> Difference:
     """Return a difference of two errors with its interval cut to [-1, 1]."""
     low, high = max(difference.low, -1.0), min(difference.high, 1.0)  # NaN stays NaN
     return Difference(difference.mean, low, high)
-
-
-def _mean_wrong(outcomes: Iterable[Outcome]) -> float:
-    return statistics.fmean(len(outcome.wrong or ()) for outcome in outcomes)

@@ -1,8 +1,11 @@
 """Which k, and which learning rate: the paper's protocol, and the ledger of what was tried."""
 
+from pseudograd.search.assessment import assess
+from pseudograd.search.bagging import Bagging, table_recipe
 from pseudograd.search.comparison import Comparison, Difference, compare, paired_difference
 from pseudograd.search.deadline import Deadline
 from pseudograd.search.ledger import Ledger, SetAside
+from pseudograd.search.models import load_model
 from pseudograd.search.protocol import (
     DEEP_KS,
     SHALLOW_KS,
@@ -14,12 +17,21 @@ from pseudograd.search.protocol import (
     repetitions_for,
 )
 from pseudograd.search.study import Progress, Result, Runner, Study, result
-from pseudograd.search.tuning import default_folder, load_model, read_examples, study_of, tune
+from pseudograd.search.tuning import (
+    Combined,
+    default_folder,
+    read_assessment,
+    read_examples,
+    study_of,
+    tune,
+)
 
 __all__ = [
     "DEEP_KS",
     "SHALLOW_KS",
+    "Bagging",
     "Cell",
+    "Combined",
     "Comparison",
     "Deadline",
     "Difference",
@@ -30,6 +42,7 @@ __all__ = [
     "Runner",
     "SetAside",
     "Study",
+    "assess",
     "batch_size_for",
     "clip_for",
     "compare",
@@ -37,9 +50,11 @@ __all__ = [
     "ks_for",
     "load_model",
     "paired_difference",
+    "read_assessment",
     "read_examples",
     "repetitions_for",
     "result",
     "study_of",
+    "table_recipe",
     "tune",
 ]

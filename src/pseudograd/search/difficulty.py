@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch
 from pseudograd.data import Dataset, Encoder
 from pseudograd.fleet import Network
 from pseudograd.rules import paper
+from pseudograd.search.shown import distinct, shown
 
 # Bin edges of the difficulty 1 - p_y, from learned to mistaken.
 EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
 _SHOWN = 24
-_COLUMNS = 8  # shown of a table's row
 
 
 def difficulty(
@@ -33,7 +34,7 @@ def difficulty(
 
     Returns:
         Plain values for JSON: the bin edges of the difficulty, the number of examples and the share
-        of the pull in each bin for each network, and the hardest examples.
+        of the pull in each bin for each network, and the hardest examples, all different.
 
     Example:
         >>> from pseudograd.data import open_data
@@ -65,26 +66,14 @@ def difficulty(
         told[name] = {"k": k, "bins": bins}
         lacking[name], predicted[name] = lack, logits.argmax(-1)
     first = next(iter(networks))
-    hardest = []
-    for at in lacking[first].argsort(descending=True, stable=True)[:_SHOWN].tolist():
-        example = {
-            "index": at,
-            "row_number": None if data.rows is None else int(data.rows[at]),
-            "label": int(labels[at]),
+    order = lacking[first].argsort(descending=True, stable=True).tolist()
+    hardest = [
+        {
+            **shown(data, encoder, at),
             "predicted": int(predicted[first][at]),
             "lacking": round(float(lacking[first][at]), 6),
             "lacking_plain": round(float(lacking["plain"][at]), 6),
-            "pixels": None,
-            "row": None,
-            "columns": None,
         }
-        if encoder.pixels is None:
-            row = encoder.decode(features[at].numpy())
-            example["row"] = dict(list(row.items())[:_COLUMNS])
-            example["columns"] = len(row)
-        else:
-            low, high = encoder.value_range
-            shades = (features[at].double() - low) * (255 / (high - low))
-            example["pixels"] = shades.round().int().tolist()
-        hardest.append(example)
+        for at in itertools.islice(distinct(data, order), _SHOWN)
+    ]
     return {"networks": told, "edges": list(EDGES), "hardest": hardest}

@@ -12,16 +12,18 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar
 
 from pseudograd.fleet import Outcome, Recipe, Split, Trial
 from pseudograd.fleet.recipe import are_numbers
+from pseudograd.fleet.trial import mixed_score
 from pseudograd.rules.checks import check_k
 
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 
 CLIP = 100.0
+_MOST = 100_000  # trials of a pair
 
 Outcomes = Mapping[Trial, Outcome]
 Stage = Callable[[Outcomes], list[Trial]]
@@ -85,6 +87,7 @@ class Cell:
         k: The sensitivity.
         learning_rate: The step size.
         errors: One for each repetition, fractions.
+        losses: The cross-entropies of the repetitions, where they help to choose.
 
     Example:
         >>> cell = Cell(0.5, 0.1, (0.02, 0.04))
@@ -96,6 +99,14 @@ class Cell:
     k: float
     learning_rate: float
     errors: tuple[float, ...]
+    losses: tuple[float, ...] = ()
+
+    @property
+    def score(self) -> float:
+        """What the choice goes by: the error, or `mixed_score` where there are losses."""
+        if not self.losses:
+            return self.error
+        return round(mixed_score(self.error, statistics.fmean(self.losses)), 12)
 
     @property
     def error(self) -> float:
@@ -136,6 +147,7 @@ class Protocol:
 
     """
 
+    kind: ClassVar[str] = "paper"
     recipe: Recipe
     ks: tuple[float, ...] = SHALLOW_KS
     initial_rate: float | None = None
@@ -181,8 +193,10 @@ class Protocol:
             if not 0 < rate < math.inf:
                 raise ValueError(f"learning rates must be finite numbers above 0, not {rate}")
         for name, least in {"repetitions": 1, "retrainings": 0, "most_extensions": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be {least} or more, not {getattr(self, name)}")
+            if not least <= getattr(self, name) < _MOST:
+                raise ValueError(
+                    f"{name} must be {least} or more and below {_MOST}, not {getattr(self, name)}"
+                )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be a whole number in [0, 2^32), not {self.seed}")
         _ = self.sweep  # raises now if the recipe cannot be swept
@@ -198,6 +212,27 @@ class Protocol:
         return []
 
     @property
+    def foretold(self) -> int:
+        """How many trials the search needs if no learning rate lies on an edge."""
+        rates = len(self.learning_rates) or 3
+        finals = self.retrainings * (2 if len(self.ks) > 1 else 1)
+        return len(self.sweep) + len(self.ks) * rates * self.repetitions + finals
+
+    def plan(self) -> str:
+        """Return in a line what will be trained."""
+        rates = len(self.learning_rates) or 3
+        return (
+            f"{self.foretold} networks or more: {len(self.ks)} values of k × {rates} learning "
+            f"rates × {self.repetitions} repetitions, and {self.retrainings} final networks each "
+            "of the choice and of k = 1"
+        )
+
+    @property
+    def step(self) -> float:
+        """The factor between neighbouring learning rates beyond the first ones."""
+        return 2.0
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages of the search; each begins when the one before it is done."""
         return (lambda _: self.sweep, self._grid, self.final_trials)
@@ -208,7 +243,7 @@ class Protocol:
         if self.initial_rate is not None or self.learning_rates:
             return []
         short = self.recipe.shortened(epochs=5)
-        return [_trial_at(short, self.seed, 1.0, 4.0**power, 0) for power in range(-6, 2)]
+        return [trial_at(short, self.seed, 1.0, 4.0**power, 0) for power in range(-6, 2)]
 
     @functools.cached_property  # a ledger asks for them once a line
     def recipes(self) -> list[Recipe]:
@@ -237,11 +272,12 @@ class Protocol:
         return [self._at(k, rate, number, retrain=True) for number in range(count)]
 
     def _at(self, k: float, rate: float, repetition: int, **judged: bool) -> Trial:
-        return _trial_at(self.recipe, self.seed, k, rate, repetition, **judged)
+        return trial_at(self.recipe, self.seed, k, rate, repetition, **judged)
 
     def settings(self) -> dict[str, Any]:
         """Return everything except the recipe, in a form that JSON can hold."""
-        return {
+        kind = {"kind": self.kind} if self.kind != Protocol.kind else {}
+        return kind | {
             field.name: list(value) if isinstance(value, tuple) else value
             for field in fields(self)
             if field.name != "recipe"
@@ -303,10 +339,10 @@ class Protocol:
                 break
             edge = self._best_edge(cells, outcomes)
             if edge == "low":
-                rates = [rates[0] / 2, *rates]
+                rates = [rates[0] / self.step, *rates]
                 cells = self._cells(k, rates[:1], outcomes) + cells
             elif edge == "high":
-                rates = [*rates, rates[-1] * 2]
+                rates = [*rates, rates[-1] * self.step]
                 cells = cells + self._cells(k, rates[-1:], outcomes)
             else:
                 break
@@ -317,8 +353,11 @@ class Protocol:
         for rate in rates:
             trials = [self._at(k, rate, repetition) for repetition in range(self.repetitions)]
             if all(trial in outcomes for trial in trials):
-                cells.append(Cell(k, rate, tuple(outcomes[trial].error for trial in trials)))
+                cells.append(self._cell(k, rate, [outcomes[trial] for trial in trials]))
         return cells
+
+    def _cell(self, k: float, rate: float, outcomes: Iterable[Outcome]) -> Cell:
+        return Cell(k, rate, tuple(outcome.error for outcome in outcomes))
 
     def best_of_each_k(self, outcomes: Outcomes) -> list[Cell]:
         """Return the best rate of each k."""
@@ -334,7 +373,7 @@ class Protocol:
     def ties(self, outcomes: Outcomes) -> list[Cell]:
         """Return the pairs that are as good as the chosen one and lost the tie."""
         best, _ = self.chosen(outcomes)
-        return [c for c in self.cells(outcomes) if c.error == best.error and c != best]
+        return [c for c in self.cells(outcomes) if c.score == best.score and c != best]
 
     def open_ks(self, outcomes: Outcomes) -> list[float]:
         """Return each k whose best rate is still on an edge after ``most_extensions``."""
@@ -344,8 +383,8 @@ class Protocol:
 
     @staticmethod
     def best(cells: Iterable[Cell]) -> Cell:
-        """Return the cell of lowest error; ties go to the k nearest 1, then to the smaller rate."""
-        return min(cells, key=lambda c: (c.error, abs(math.log2(c.k)), c.learning_rate))
+        """Return the cell of lowest score; ties go to the k nearest 1, then to the smaller rate."""
+        return min(cells, key=lambda c: (c.score, abs(math.log2(c.k)), c.learning_rate))
 
     def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
         """The edge of a k's rates that the best one is on, "low" or "high", or None.
@@ -372,10 +411,11 @@ class Protocol:
 
 # Cached: a search asks for the same trials after every few outcomes, while a device waits.
 @functools.lru_cache(maxsize=4096)
-def _trial_at(
+def trial_at(
     recipe: Recipe, seed: int, k: float, rate: float, repetition: int,
-    retrain: bool = False, test: bool = False,
+    retrain: bool = False, test: bool = False, bagged: bool = False,
 ) -> Trial:  # fmt: skip
+    """Return the trial of a pair of k and rate in one repetition."""
     # Every k and rate gets the same weights, order and folds, so that differences are paired.
-    split = Split(seed, repetition, retrain, test)
+    split = Split(seed, repetition, retrain, test, bagged)
     return Trial(recipe, k, rate, split, seed=1000 * seed + repetition)

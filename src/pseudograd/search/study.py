@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from pseudograd.environment import session
-from pseudograd.files import UNFINISHED, locked, write_whole, writing
+from pseudograd.files import UNFINISHED, locked, writing
 from pseudograd.fleet import Outcome, Stop, Trial, never
 from pseudograd.fleet.recipe import recipe_from_json
+from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import Comparison, compare
+from pseudograd.search.documents import misfit, read_json, write_json
 from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Cell, Outcomes, Protocol
 from pseudograd.words import counted
@@ -32,6 +35,18 @@ from pseudograd.words import counted
 Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
 
 _SECONDS_BETWEEN_NOTES = 5.0
+_SESSION = {
+    "command": str,
+    "started": str,
+    "seconds": float,
+    "hardware": str,
+    "versions": {"pseudograd": str, ...: str},
+    "commit": str,
+    "devices": [str],
+    "trials": int,
+}
+_RUN = {"recipe": dict, "protocol": dict, "data": dict, "sessions": [_SESSION]}
+_PROTOCOLS: dict[str, type[Protocol]] = {kind.kind: kind for kind in (Protocol, Bagging)}
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,7 @@ class Progress:
     Attributes:
         stage: "sweep", "search" or "retraining".
         done: Trials that have ended since the run began.
-        total: These, and the trials that are known to be needed.
+        total: These, and the trials that are needed, as far as can be foretold.
         outcome: The latest outcome.
 
     """
@@ -123,7 +138,7 @@ class Study:
     def open(cls, folder: str | os.PathLike[str]) -> Study:
         """Open the study in a folder."""
         folder = Path(folder)
-        written = _read_json(folder)
+        written = _read_run(folder)
         path = folder / "run.json"
         try:
             settings: dict[str, Any] = {
@@ -131,12 +146,10 @@ class Study:
                 for name, value in written["protocol"].items()
             }
             settings["recipe"] = recipe_from_json(written["recipe"])
-            protocol, data = Protocol(**settings), written["data"]
+            kind = _PROTOCOLS[settings.pop("kind", Protocol.kind)]
+            protocol, data = kind(**settings), written["data"]
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise ValueError(
-                f"{path} is not the description of a run ({problem!r}): if another version of "
-                "pseudograd made it, use that one, or name another folder"
-            ) from problem
+            raise ValueError(_foreign(path, repr(problem))) from problem
         return cls(folder, protocol, data)
 
     # --- the loop ----------------------------------------------------------------------------
@@ -234,11 +247,11 @@ class Study:
         """
         done = 0
         with self.session(command, devices, share):
+            foretold = self.protocol.foretold - len(self.ledger)
             noted = -math.inf  # so that the first trial is noted, should this process be killed
             while not stop() and (wanted := self.protocol.wanted(self.ledger)):
-                # Final networks are trained on more examples, and so apart from the others.
-                retrain = wanted[0].split.retrain
-                queue = deque(trial for trial in wanted if trial.split.retrain == retrain)
+                group = _group(wanted[0])
+                queue = deque(trial for trial in wanted if _group(trial) == group)
                 handed_out = set(queue)
                 left = Counter(trial.k for trial in queue)
                 known = len(self.ledger)
@@ -250,7 +263,7 @@ class Study:
                         more = [
                             trial
                             for trial in self.protocol.wanted(self.ledger)
-                            if trial not in handed_out and trial.split.retrain == retrain
+                            if trial not in handed_out and _group(trial) == group
                         ]
                         queue.extend(more)
                         handed_out.update(more)
@@ -259,7 +272,8 @@ class Study:
                         self._note_time()
                         noted = time.monotonic()
                     stage = self.protocol.stage_of(outcome.trial)
-                    watch(Progress(stage, done, done + left.total(), outcome))
+                    total = max(done + left.total(), foretold)
+                    watch(Progress(stage, done, total, outcome))
                 if len(self.ledger) == known and not stop():
                     raise RuntimeError(
                         f"runner gave no outcome of {len(wanted)} trials, such as {wanted[0]}"
@@ -327,7 +341,7 @@ class Study:
             return
         with locked(self.folder / "ledger.jsonl"):
             # Another process may have run since this study was opened.
-            self.sessions[:] = _read_json(self.folder)["sessions"]
+            self.sessions[:] = _read_run(self.folder)["sessions"]
             self.ledger = self._read_ledger()
             now = {**session(command, *devices), "devices": list(devices), "trials": 0}
             if share != 1:
@@ -366,7 +380,7 @@ class Study:
                 raise ValueError(f"{folder} is not empty and holds no run: name another folder")
             self._write()
             return
-        written = _read_json(folder)
+        written = _read_run(folder)
         if not check_data:
             self.data = written["data"]
         if not written["sessions"] and not (folder / "ledger.jsonl").exists():
@@ -379,17 +393,21 @@ class Study:
                 f"{folder} holds a run on other data, called {name!r}: name another folder, or "
                 "bring back the data as it was"
             )
-        before = {**written["recipe"], **written["protocol"]}
-        now = {**ours["recipe"], **ours["protocol"]}
         defaults = {field.name: field.default for field in fields(self.protocol.recipe)}  # type: ignore[arg-type]
-        for name in before | now:
-            old, new = (one.get(name, defaults.get(name)) for one in (before, now))
-            if old != new:
-                raise ValueError(
-                    f"{folder} holds a run with other settings ({name} was {old}, is now {new}): "
-                    "name another folder, or repeat its settings"
-                )
+        for part in ("recipe", "protocol"):
+            for name in written[part] | ours[part]:
+                old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))
+                if old != new:
+                    raise ValueError(
+                        f"{folder} holds a run with other settings ({name} was {old}, is now "
+                        f"{new}): name another folder, or repeat its settings"
+                    )
         self.sessions = written["sessions"]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the recipe, the protocol and the facts about the data."""
+        return hashlib.sha256(json.dumps(self._description()).encode()).hexdigest()
 
     def _description(self) -> dict[str, Any]:
         recipe = self.protocol.recipe.to_json()
@@ -398,6 +416,11 @@ class Study:
     def _write(self) -> None:
         if self.folder is not None:
             write_json(self.folder / "run.json", {**self._description(), "sessions": self.sessions})
+
+
+def _group(trial: Trial) -> tuple[object, ...]:
+    """What trials of one queue share: final networks, for one, are trained on more examples."""
+    return trial.recipe.architecture, trial.split.retrain
 
 
 def result(protocol: Protocol, outcomes: Outcomes) -> Result:
@@ -428,35 +451,28 @@ def result(protocol: Protocol, outcomes: Outcomes) -> Result:
     )
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
+def _read_run(folder: Path) -> dict[str, Any]:
+    """Return what run.json holds: recipe, protocol, data and sessions."""
     path = folder / "run.json"
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no run: there is no run.json")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
-        raise ValueError(
-            f"{path} is damaged ({problem}): run the search's command with another --out; to "
-            f"keep what is done, stop it by Ctrl-C, copy {folder / 'ledger.jsonl'} into its "
-            "folder and run it again"
-        ) from problem
-    kinds = {"recipe": dict, "protocol": dict, "data": dict, "sessions": list}
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(name), kind) for name, kind in kinds.items()
-    ):
-        raise ValueError(
-            f"{path} is not the description of a run: if another version of pseudograd made it, "
-            "use that one, or name another folder"
-        )
+    found = read_json(
+        path,
+        "run the search's command with another --out; to keep what is done, stop it by Ctrl-C, "
+        f"copy {folder / 'ledger.jsonl'} into its folder and run it again",
+    )
+    if wrong := misfit(found, _RUN, "it"):
+        raise ValueError(_foreign(path, wrong))
     return found
+
+
+def _foreign(path: Path, wrong: str) -> str:
+    return (
+        f"{path} is not the description of a run ({wrong}): if another version of pseudograd made "
+        "it, use that one, or name another folder"
+    )
 
 
 def _joined(separator: str, texts: Iterable[str]) -> str:
     """Return different texts as one, in the order they came."""
     return separator.join(dict.fromkeys(texts))
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file all at once or not at all."""
-    with writing(path):
-        write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,31 +1,63 @@
 """`tune`: run a study of a user's data to its end, and save the model that it chooses.
 
-The folder then holds, beside the study's own files, the model (``model.json`` and the weights) and
-``examples.json``, which describes what the model does with the examples.
+The folder then holds, beside the study's own files, the model (``model.json`` and the weights),
+``examples.json``, which describes what the model does with the examples, and of an ensemble
+``assessment.json`` and ``suspects.csv``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pseudograd.data import Dataset, Encoder
 from pseudograd.files import writing
-from pseudograd.fleet import Network, Outcome, Stop, Trial, never
+from pseudograd.fleet import Ensemble, Network, Outcome, Stop, Trial, never
+from pseudograd.search.assessment import assess
+from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import best_stopped, by_class
 from pseudograd.search.difficulty import difficulty
+from pseudograd.search.ensemble import Candidates, calibrated, candidates, mixture, select
 from pseudograd.search.ledger import trial_to_json
-from pseudograd.search.protocol import Protocol
-from pseudograd.search.study import Progress, Result, Runner, Study, write_json
+from pseudograd.search.models import (
+    MODEL,
+    PLAIN,
+    Store,
+    folder_of,
+    is_saved,
+    read_document,
+    save_model,
+    saved_network,
+)
+from pseudograd.search.protocol import Cell, Protocol
+from pseudograd.search.study import Progress, Result, Runner, Study
+from pseudograd.search.suspects import suspects, write_suspects
 
-_PLAIN = "plain.safetensors"
+ASSESSMENT, EXAMPLES, SUSPECTS = "assessment.json", "examples.json", "suspects.csv"
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What a finished bagging study has found.
+
+    Attributes:
+        best_of_each_k: The best rate of each k.
+        chosen: The best single pair of k and rate.
+        assessment: How good the ensemble is, from `pseudograd.search.assess`.
+
+    """
+
+    best_of_each_k: tuple[Cell, ...]
+    chosen: Cell
+    assessment: Mapping[str, Any]
 
 
 def study_of(
@@ -56,18 +88,21 @@ def tune(
     encoder: Encoder,
     runner: Runner,
     *,
+    metric: str = "error",
     stop: Stop = never,
     command: str = "",
     devices: Sequence[str] = ("cpu",),
     watch: Callable[[Progress], None] = lambda _: None,
-) -> Result | None:
+) -> Result | Combined | None:
     """Run a study to its end, from wherever it stands, and save the model that it chooses.
 
     Args:
         study: The study, in a folder.
         data: Its data set.
         encoder: The encoder of the data set, saved with the model.
-        runner: Trains trials; outcomes of the final training must carry their parameters.
+        runner: Trains trials; outcomes of bagging and of the final training must carry their
+            parameters.
+        metric: What an ensemble is chosen by: "error", "balanced" or "log-loss".
         stop: Called between epochs; once it returns True, the study is left as it is.
         command: The command line to record.
         devices: The devices to record.
@@ -90,144 +125,216 @@ def tune(
         ['examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', 'run.json']
 
     """
-    folder = _folder(study)
-    if not study.protocol.retrainings:
+    bagging = isinstance(study.protocol, Bagging)
+    if not study.protocol.retrainings and not bagging:
         raise ValueError("retrainings must be 1 or more, for there to be a model")
+    if 1.0 not in study.protocol.ks:
+        raise ValueError("ks must contain 1, which the choice is compared with")
     trained: dict[Trial, Outcome] = {}
+    store = Store(folder_of(study) / "networks")
 
-    def note(progress: Progress) -> None:
-        if progress.outcome.trial.split.retrain:
-            trained[progress.outcome.trial] = progress.outcome
-        watch(progress)
+    def training(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        for outcome in runner(trials, stop):
+            # On disk before the ledger has the outcome: a kill in between costs no other training.
+            if bagging and outcome.trial.recipe == study.protocol.recipe:
+                store.put(outcome, data)
+            elif outcome.trial.split.retrain:
+                trained[outcome.trial] = outcome
+            yield outcome
 
     with study.session(command, devices):
-        if not study.run(runner, stop=stop, watch=note):
+        if not study.run(training, stop=stop, watch=watch):
             return None
-        found = study.result
-        labels = data.labels[data.train_size :].tolist()
-        comparison = found.comparison
-        comparison = replace(comparison, by_class=by_class(comparison.kept, labels, encoder.labels))
-        found = replace(found, comparison=comparison)
-        if not _is_saved(folder, comparison.kept.trial):
-            _save_model(folder, data, encoder, runner, found, trained)
-    return found
-
-
-def _folder(study: Study) -> Path:
-    if study.folder is None:
-        raise ValueError("study must be kept in a folder, for its model to be saved there")
-    return study.folder
+        if bagging:
+            return _combine(study, data, encoder, runner, store, metric)
+        return _compare(study, data, encoder, runner, trained)
 
 
 def read_examples(study: Study) -> dict[str, Any] | None:
     """Return `difficulty` and the errors by class of the saved model; None if there is none yet."""
-    path = _folder(study) / "examples.json"
-    if not path.exists():
-        return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
-        raise ValueError(
-            f"{path} cannot be read ({problem}): remove it and model.json, and run the "
-            "search's command again"
-        ) from problem
-    return found
+    return read_document(study, EXAMPLES)
 
 
-def _is_saved(folder: Path, trial: Trial) -> bool:
-    """Return whether this trial's model is saved: a ledger that grew may choose another."""
-    path = folder / "model.json"
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        names = [name for name in (fields["network"], fields.get("plain")) if name]
-        there = all((folder / name).exists() for name in names)
-        return there and fields["trial"] == trial_to_json(trial)
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
-        return False
+def read_assessment(study: Study) -> dict[str, Any] | None:
+    """Return what `assess` found about the saved model; None if there is nothing yet."""
+    return read_document(study, ASSESSMENT)
 
 
-def _save_model(
-    folder: Path,
-    data: Dataset,
-    encoder: Encoder,
-    runner: Runner,
-    found: Result,
-    trained: dict[Trial, Outcome],
-) -> None:
+# --- the paper's protocol: one network ------------------------------------------------------------
+
+
+def _compare(
+    study: Study, data: Dataset, encoder: Encoder, runner: Runner, trained: dict[Trial, Outcome]
+) -> Result:
     """Save the best networks of the chosen k and of k = 1, and the examples they find difficult."""
+    found = study.result
     comparison = found.comparison
-    best = [comparison.kept, best_stopped(comparison.plain)]
-    # Retrain networks of an earlier session: the ledger keeps no weights.
-    lost = {outcome.trial: None for outcome in best if outcome.trial not in trained}
-    if lost:
-        trained |= {outcome.trial: outcome for outcome in runner(deque(lost), never)}
-    chosen, plain = (Network.of(trained[outcome.trial], data) for outcome in best)
-    if not chosen.is_finite:
-        raise ValueError(
-            "all networks diverged, so there is no model to save: lower the learning rates"
-        )
-    (folder / "model.json").unlink(missing_ok=True)
-    files = {"model.safetensors": chosen}
-    if found.chosen.k != 1 and plain.is_finite:
-        files[_PLAIN] = plain
-    for name, network in files.items():
-        with writing(folder / name):
-            network.save(folder / name)
+    labels = data.labels[data.train_size :].tolist()
+    comparison = replace(comparison, by_class=by_class(comparison.kept, labels, encoder.labels))
+    found = replace(found, comparison=comparison)
+    best = {MODEL: comparison.kept.trial, PLAIN: best_stopped(comparison.plain).trial}
+    made_from = {**trial_to_json(best[MODEL]), "plain": trial_to_json(best[PLAIN])}
+    if is_saved(study, made_from):
+        return found
+    chosen, plain = _networks(study, data, runner, trained, best, made_from)
+    _check_finite([chosen])
     networks = {"chosen": (found.chosen.k, chosen), "plain": (found.plain.k, plain)}
     examples = difficulty(networks, data, encoder)
     examples["by_class"] = [asdict(one) for one in comparison.by_class]
-    write_json(folder / "examples.json", examples)
-    # Written last: if it exists, all the files do.
-    outcome = trained[best[0].trial]
-    write_json(
-        folder / "model.json",
-        {
-            "network": "model.safetensors",
-            "plain": _PLAIN if _PLAIN in files else None,
-            "trial": trial_to_json(outcome.trial),
-            "test_error": outcome.error,
-            "encoder": json.loads(encoder.to_json()),
+    models = {MODEL: Ensemble((chosen,), (1.0,))}
+    if found.chosen.k != 1 and plain.is_finite:
+        models[PLAIN] = Ensemble((plain,), (1.0,))
+    error = comparison.kept.error
+    documents = {EXAMPLES: examples}
+    save_model(study, models, documents, encoder, found.chosen.k, made_from, test_error=error)
+    return found
+
+
+def _networks(
+    study: Study,
+    data: Dataset,
+    runner: Runner,
+    trained: dict[Trial, Outcome],
+    best: Mapping[str, Trial],
+    made_from: Mapping[str, Any],
+) -> list[Network]:
+    """Return the networks of trials; those of an earlier session from their file, or retrained."""
+    networks = {
+        trial: network
+        for name, trial in best.items()
+        if trial not in trained and (network := saved_network(study, name, made_from))
+    }
+    lost = {trial: None for trial in best.values() if trial not in {**trained, **networks}}
+    if lost:
+        trained |= {outcome.trial: outcome for outcome in runner(deque(lost), never)}
+    return [networks.get(trial) or Network.of(trained[trial], data) for trial in best.values()]
+
+
+def _check_finite(networks: Iterable[Network]) -> None:
+    if not all(network.is_finite for network in networks):
+        raise ValueError(
+            "all networks diverged, so there is no model to save: lower the learning rates"
+        )
+
+
+# --- bagging: an ensemble -------------------------------------------------------------------------
+
+
+def _combine(
+    study: Study, data: Dataset, encoder: Encoder, runner: Runner, store: Store, metric: str
+) -> Combined:
+    """Choose the ensemble, save it, and assess it on the test part."""
+    folder, protocol = folder_of(study), study.protocol
+    assert isinstance(protocol, Bagging)
+    chosen, plain_cell = protocol.chosen(study.ledger)
+    made_from = {
+        "trials": len(study.ledger),
+        "metric": metric,
+        "pairs": [[cell.k, cell.learning_rate] for cell in (chosen, plain_cell)],
+    }
+    best = tuple(protocol.best_of_each_k(study.ledger))
+    if is_saved(study, made_from) and (folder / SUSPECTS).exists():
+        return Combined(best, chosen, read_assessment(study) or {})
+    trials = [trial for c in protocol.cells(study.ledger) for trial in protocol.trials_of(c)]
+    if lost := store.missing(trials):
+        for outcome in runner(deque(lost), never):
+            store.put(outcome, data)
+    found = candidates(protocol, study.ledger, data, _network_in(store))
+    labels = data.labels[found.rows]
+    weights = select(found.out_of_fold, labels, metric)
+    at_1 = torch.tensor([cell.k == 1 for cell in found.cells])
+    plain_weights = torch.zeros_like(weights)
+    plain_weights[at_1] = select(found.out_of_fold[at_1], labels, metric)
+    model, plain = (calibrated(found, shares, labels) for shares in (weights, plain_weights))
+    _check_finite((*model.networks, *plain.networks))
+    assessment = _assessed(data, encoder, found, (model, weights), (plain, plain_weights), folder)
+    networks = {
+        name: (cell.k, found.networks[found.cells.index(cell)][0])
+        for name, cell in (("chosen", chosen), ("plain", plain_cell))
+    }
+    models = {MODEL: model}
+    if not torch.equal(weights, plain_weights):
+        models[PLAIN] = plain
+    ks = {cell.k for cell, _ in mixture(found.cells, weights)}
+    save_model(
+        study,
+        models,
+        {ASSESSMENT: assessment, EXAMPLES: difficulty(networks, data, encoder)},
+        encoder,
+        ks.pop() if len(ks) == 1 else None,
+        made_from,
+        test_error=assessment["model"]["error"],
+        members=assessment["members"],
+    )
+    return Combined(best, chosen, assessment)
+
+
+def _network_in(store: Store) -> Callable[[Trial], Network]:
+    def network_of(trial: Trial) -> Network:
+        network = store.get(trial)
+        if network is None:
+            raise OSError(f"{store.folder} lacks a network that was just saved: check the disk")
+        return network
+
+    return network_of
+
+
+def _assessed(
+    data: Dataset,
+    encoder: Encoder,
+    found: Candidates,
+    model: tuple[Ensemble, torch.Tensor],
+    plain: tuple[Ensemble, torch.Tensor],
+    folder: Path,
+) -> dict[str, Any]:
+    """Return the assessment of the model, and write which labels look wrong."""
+    features = data.features
+    test = features[data.train_size :]
+
+    def out_of_fold(ensemble: Ensemble, weights: torch.Tensor) -> Any:
+        # The few rows that every network was trained on are no suspects.
+        known = ensemble.probabilities(features[: data.train_size][_left_out(found, data)])
+        whole = torch.empty(data.train_size, data.classes)
+        whole[found.rows] = found.combined(weights)
+        whole[_left_out(found, data)] = known.float()
+        return whole.numpy()
+
+    votes = data.labels[: data.train_size].short().unsqueeze(1).repeat(1, found.votes.shape[1])
+    votes[found.rows] = found.votes
+    oof = {"model": out_of_fold(*model), "plain": out_of_fold(*plain)}
+    pairs = mixture(found.cells, model[1])
+    counts = Counter(cell.k for cell, _ in pairs)
+    members = {
+        "networks": len(model[0].networks),
+        "ks": [[k, len(found.networks[0]) * count] for k, count in counts.items()],
+        "pairs": [[cell.k, cell.learning_rate, round(weight, 4)] for cell, weight in pairs],
+        "temperature": model[0].temperature,
+        "plain_networks": len(plain[0].networks),
+    }
+    with writing(folder / SUSPECTS):
+        labels = data.labels[: data.train_size].numpy()
+        ranked = suspects(labels, oof["model"], oof["plain"], votes.numpy())
+        write_suspects(folder / SUSPECTS, ranked, data, encoder)
+    return assess(
+        data=data,
+        encoder=encoder,
+        test={
+            "model": model[0].probabilities(test).numpy(),
+            "uncalibrated": replace(model[0], temperature=1.0).probabilities(test).numpy(),
+            "plain": plain[0].probabilities(test).numpy(),
         },
+        out_of_fold=oof,
+        votes=votes.numpy(),
+        predict=lambda rows: model[0].probabilities(torch.from_numpy(rows)).numpy(),
+        members=members,
     )
 
 
-def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[Network, Encoder]:
-    """Return the model that a search has chosen, and the encoder for new rows.
-
-    Args:
-        folder: The folder of the search.
-        k: 1 for the best network of k = 1, which the choice was compared with.
-
-    Example:
-        >>> load_model("nowhere")
-        Traceback (most recent call last):
-        ...
-        FileNotFoundError: nowhere holds no run: there is no run.json
-
-    """
-    folder = _folder(Study.open(folder))
-    path = folder / "model.json"
-    if not path.exists():
-        raise ValueError(f"{folder} has no model yet: run its command again to finish the search")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        encoder = Encoder.from_json(json.dumps(fields["encoder"]))
-        files = {1.0: fields.get("plain"), fields["trial"]["k"]: fields["network"]}
-    except (KeyError, TypeError, ValueError) as problem:
-        raise ValueError(f"{path} is not the description of a model ({problem!r})") from problem
-    kept = [at for at, file in files.items() if file]
-    if k is not None:  # users see six digits of it
-        k = next((at for at in kept if math.isclose(at, k, rel_tol=1e-5)), k)
-    if k is not None and k not in kept:
-        raise ValueError(
-            f"{folder} has no network of k = {k:g}: give {' or '.join(f'{at:g}' for at in kept)}"
-        )
-    path = folder / (fields["network"] if k is None else files[k])
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} is missing: run the search's command again, which retrains only this network"
-        )
-    return Network.load(path), encoder
+def _left_out(found: Candidates, data: Dataset) -> torch.Tensor:
+    """Return the training examples that no fold holds."""
+    left = torch.ones(data.train_size, dtype=torch.bool)
+    left[found.rows] = False
+    return left
 
 
 def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:

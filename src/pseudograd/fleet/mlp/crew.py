@@ -20,7 +20,7 @@ from pseudograd.fleet import randomness
 from pseudograd.fleet.mlp.stack import Examples, Settings, Stack
 from pseudograd.fleet.recipe import MLPRecipe
 from pseudograd.fleet.splits import Parts, parts
-from pseudograd.fleet.trial import Outcome, Split, Stop, Trial
+from pseudograd.fleet.trial import Outcome, Split, Stop, Trial, mixed_score
 
 if TYPE_CHECKING:
     from pseudograd.fleet.mlp.fleet import Fleet
@@ -39,10 +39,30 @@ class Run:
     trial: Trial
     recipe: MLPRecipe
     epoch: int = 0
+    best_score: float = math.inf
     best_error: float = math.inf
     best_epoch: int = 0
-    since: int = 0  # the first epoch with the best error
+    since: int = 0  # the first epoch with the best score
     curve: list[float] = field(default_factory=list)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of this epoch on a cosine from its full value to 0."""
+        progress = (self.epoch + 0.5) / self.recipe.max_epochs
+        return self.trial.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+
+    def judge(self, error: float, cross_entropy: float) -> bool:
+        """Note how the epoch did on the early-stopping part; return whether it is to be kept."""
+        self.epoch += 1
+        self.curve.append(error)
+        score = error
+        if self.recipe.stop_by != "error":
+            score = mixed_score(error, cross_entropy)
+        if score < self.best_score:
+            self.best_score, self.since = score, self.epoch
+        if self.since == self.epoch or (score == self.best_score and self.recipe.ties == "last"):
+            self.best_epoch, self.best_error = self.epoch, error
+        return self.best_epoch == self.epoch
 
     def stopped_by(self, diverged: bool) -> str | None:
         """Return why the trial ends now, or None if it goes on."""
@@ -62,13 +82,16 @@ def mlp_recipe(trial: Trial) -> MLPRecipe:
 
 def check_alike(first: Trial, trial: Trial) -> None:
     """Raise unless the two can be trained in one stack."""
-    theirs = (mlp_recipe(trial).architecture, trial.split.retrain)
-    if theirs != (mlp_recipe(first).architecture, first.split.retrain):
+    if _kind(trial) != _kind(first):
         raise ValueError(
-            "trials of one fleet must share data, hidden_layer_sizes, optimizer, activation, "
-            "feature_range, batch_size, stratified, rule, whether they clip and whether they "
-            f"retrain; these do not:\n  {first}\n  {trial}"
+            "trials of one fleet must share data, hidden_layer_sizes, optimizer, schedule, "
+            "activation, feature_range, bins, sample, batch_size, stratified, rule, whether they "
+            f"clip, decay weights, retrain and are bagged; these do not:\n  {first}\n  {trial}"
         )
+
+
+def _kind(trial: Trial) -> tuple[object, ...]:
+    return mlp_recipe(trial).architecture, trial.split.retrain, trial.split.bagged
 
 
 def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> Stack:
@@ -81,6 +104,7 @@ def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> S
         and recipe.rule == "tunable"
         and fleet.precision == "tf32"
         and examples.weights is None
+        and examples.bins is None
     )
     if fusible and examples.labels.device.type == "cuda" and importlib.util.find_spec("triton"):
         from pseudograd.fleet.mlp.fused import FusedStack
@@ -96,12 +120,11 @@ def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def _relative_weights(data: Dataset, device: torch.device) -> Tensor | None:
-    """Return the examples' weights, 1 on average over the training set."""
-    if data.weights is None:
-        return None
-    weights = data.weights.double()
-    return (weights / weights[: data.train_size].mean()).to(device)
+def _sample(examples: Tensor, most: int) -> Tensor:
+    """Return at most so many of the examples, at equal steps; 0 for all."""
+    if not most or len(examples) <= most:
+        return examples
+    return examples[torch.arange(most, device=examples.device) * len(examples) // most]
 
 
 def _parts_on(device: torch.device, data: Dataset, stratified: bool, split: Split) -> Parts:
@@ -154,15 +177,7 @@ class Crew:
         self.parts = functools.cache(
             functools.partial(_parts_on, device, fleet.data, recipe.stratified)
         )
-        data = fleet.data
-        factor, offset = data.scaling(recipe.feature_range)
-        examples = Examples(
-            features=data.features.to(device).contiguous(),
-            labels=data.labels.to(device).contiguous(),
-            factor=factor,
-            offset=offset,
-            weights=_relative_weights(data, device),
-        )
+        data, examples = fleet.data, fleet.examples(recipe, device)
         self.stack = _stack(examples, fleet, recipe, slots)
         on_gpu = device.type == "cuda"
         self.products = "high" if on_gpu and fleet.precision == "tf32" else "highest"
@@ -206,22 +221,23 @@ class Crew:
         trials = [run.trial for run in runs]
         cuts = [self.parts(trial.split) for trial in trials]
         self.seeds = self._tensor([trial.seed for trial in trials])
-        self.train_parts = torch.stack([cut.train for cut in cuts])
+        self.train_parts = torch.stack([_sample(cut.train, self.recipe.sample) for cut in cuts])
         self.stop_parts = torch.stack([cut.stop for cut in cuts])
 
-        def column(values: Iterable[float]) -> Tensor:
-            values = torch.tensor(list(values), dtype=self.fleet.dtype, device=self.device)
-            return values.reshape(-1, 1, 1)
-
         clips = [run.recipe.clip for run in runs]
+        decays = [run.recipe.weight_decay for run in runs]
         self.settings = Settings(
-            k=column(trial.k for trial in trials),
-            learning_rate=column(trial.learning_rate for trial in trials),
-            momentum=column(run.recipe.momentum for run in runs),
-            clip=None if None in clips else column(clip for clip in clips if clip is not None),
+            k=self._column(trial.k for trial in trials).unsqueeze(-1),
+            learning_rate=self._column(trial.learning_rate for trial in trials),
+            momentum=self._column(run.recipe.momentum for run in runs),
+            clip=None if None in clips else self._column(clip for clip in clips if clip),
+            weight_decay=self._column(decays) if any(decays) else None,
         )
 
     def _train_an_epoch(self) -> None:
+        if self.recipe.schedule == "cosine":
+            rates = self._column(run.learning_rate if run else 0.0 for run in self.runs)
+            self.settings.learning_rate.copy_(rates)
         epochs = self._tensor([run.epoch if run else 0 for run in self.runs])
         order = randomness.order(self.seeds, epochs, self.train_parts.shape[1])
         self.stack.train(self.train_parts.gather(1, order), self.recipe.batch_size, self.settings)
@@ -235,12 +251,7 @@ class Crew:
         for slot, (run, (error, value, weight)) in enumerate(zip(self.runs, measured, strict=True)):
             if run is None:
                 continue
-            run.epoch += 1
-            run.curve.append(error)
-            if error < run.best_error:
-                run.best_error, run.since = error, run.epoch
-            if run.since == run.epoch or (error == run.best_error and run.recipe.ties == "last"):
-                run.best_epoch = run.epoch
+            if run.judge(error, value):
                 better.append(slot)
             lost = not weight < _EXPLODED and error > 0.99 * (1 - self.majority)
             reason = run.stopped_by(diverged=lost or not math.isfinite(value + weight))
@@ -304,6 +315,10 @@ class Crew:
         run = self.runs[slot]
         assert run is not None
         return run
+
+    def _column(self, numbers: Iterable[float]) -> Tensor:
+        values = torch.tensor(list(numbers), dtype=self.fleet.dtype, device=self.device)
+        return values.unsqueeze(-1)
 
     def _tensor(self, integers: list[int]) -> Tensor:
         return torch.tensor(integers, dtype=torch.int64, device=self.device)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from pseudograd.data import Dataset
+from pseudograd.fleet.mlp.bins import Bins
 from pseudograd.fleet.mlp.crew import Crew, check_alike, mlp_recipe
-from pseudograd.fleet.mlp.stack import launching
+from pseudograd.fleet.mlp.stack import Examples, launching
 from pseudograd.fleet.recipe import MLPRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial, never
 
@@ -72,6 +73,8 @@ class Fleet:
         self.precision = precision
         self.dtype = torch.float64 if precision == "float64" else torch.float32
         self.keep_parameters = keep_parameters
+        self._lock = threading.Lock()
+        self._examples: dict[object, Examples] = {}
 
     def run(self, trials: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
         """Train the trials; yield each one's outcome as it ends.
@@ -168,7 +171,23 @@ class Fleet:
 
     def layer_sizes(self, recipe: MLPRecipe) -> tuple[int, ...]:
         """Return the widths of all layers, inputs and classes included."""
-        return self.data.features.shape[1], *recipe.hidden_layer_sizes, self.data.classes
+        bins = self.bins(recipe)
+        inputs = self.data.features.shape[1] + (0 if bins is None else len(bins))
+        return inputs, *recipe.hidden_layer_sizes, self.data.classes
+
+    def bins(self, recipe: MLPRecipe) -> Bins | None:
+        """Return the bins of the numeric features, if the recipe has any."""
+        return Bins.fit(self.data, recipe.bins) if recipe.bins else None
+
+    def examples(self, recipe: MLPRecipe, device: torch.device) -> Examples:
+        """Return the data set on a device, shared by all workers there."""
+        bins = self.bins(recipe)
+        key = (device, recipe.feature_range, recipe.bins)
+        with self._lock:
+            if key not in self._examples:
+                scaling = self.data.scaling(recipe.feature_range)
+                self._examples = {key: Examples.of(self.data, device, scaling, bins)}
+            return self._examples[key]
 
 
 _Work = Callable[[Stop], Iterator[Outcome]]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pseudograd.fleet.mlp import kernels
 from pseudograd.fleet.mlp.kernels import PANEL
-from pseudograd.fleet.mlp.stack import Examples, Settings, Stack, launching
+from pseudograd.fleet.mlp.stack import Examples, Rows, Settings, Stack, launching
 
 # Tiles and warps that measured best on an H200.
 _GATHER = {"block": 128, "num_warps": 8}
@@ -66,9 +66,13 @@ class FusedStack(Stack):
         panels = [torch.empty(count, w, PANEL, dtype=torch.half, device=device) for w in widths]
         return [*panels, torch.empty(count, classes, PANEL, device=device)]
 
-    def _laid_out(self, matrices: Tensor) -> Tensor:
-        """Return them unchanged: the kernels' rounding does not depend on addresses."""
-        return matrices
+    def _rows(self, models: int) -> Rows:
+        """Return a tensor of its own for each layer, as the kernels expect."""
+        rows = super()._rows(0)
+        rows.tensors = [
+            torch.zeros(models, *view.shape[1:], device=view.device) for view in rows.tensors
+        ]
+        return rows
 
     def start(self, models: Tensor, seeds: Tensor) -> None:
         """Put fresh networks in the given slots."""
@@ -150,7 +154,7 @@ class FusedStack(Stack):
         # The first layer comes last: its new outputs overwrite those the second learns from.
         for at in reversed(range(len(self.shapes))):
             width, outputs = self.shapes[at]
-            velocity, bias_velocity = self.moments[0][2 * at : 2 * at + 2]
+            velocity, bias_velocity = self.moments[0].tensors[2 * at : 2 * at + 2]
             kernels.update_bias[(triton.cdiv(outputs, 64), models)](
                 self.deltas[at], *own, self.biases[at], bias_velocity, outputs, block=64
             )

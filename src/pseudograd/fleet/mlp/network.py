@@ -1,10 +1,13 @@
-"""A trained network on its own: it predicts, and is saved without pickle."""
+"""Trained networks and ensembles of them: they predict, and are saved without pickle."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +15,7 @@ from torch import Tensor
 from pseudograd.data import Dataset
 from pseudograd.extras import needed_for
 from pseudograd.files import write_whole
+from pseudograd.fleet.mlp.bins import Bins
 from pseudograd.fleet.mlp.crew import mlp_recipe
 from pseudograd.fleet.mlp.stack import ACTIVATE
 from pseudograd.fleet.trial import Outcome
@@ -28,6 +32,7 @@ class Network:
         activation: The activation of the hidden layers.
         factor: Raw features are multiplied by this ...
         offset: ... and this is added.
+        bins: The bins of numeric features, if the network has any.
 
     Example:
         >>> layer = (torch.eye(2), torch.zeros(2))
@@ -42,6 +47,7 @@ class Network:
     activation: str
     factor: float
     offset: float
+    bins: Bins | None = None
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATE:
@@ -55,7 +61,9 @@ class Network:
         if outcome.parameters is None:
             raise ValueError("outcome must carry parameters: run a Fleet with keep_parameters=True")
         recipe = mlp_recipe(outcome.trial)
-        return cls(outcome.parameters, recipe.activation, *data.scaling(recipe.feature_range))
+        bins = Bins.fit(data, recipe.bins) if recipe.bins else None
+        scaling = data.scaling(recipe.feature_range)
+        return cls(outcome.parameters, recipe.activation, *scaling, bins or None)
 
     @property
     def is_finite(self) -> bool:
@@ -64,7 +72,7 @@ class Network:
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the float64 logits (examples, classes) of raw features (examples, features)."""
-        inputs = len(self.parameters[0][0])
+        inputs = len(self.parameters[0][0]) - (len(self.bins) if self.bins else 0)
         if features.dim() != 2 or features.shape[1] != inputs:
             raise ValueError(
                 f"features must have the shape (examples, {inputs}), not {tuple(features.shape)}"
@@ -73,6 +81,8 @@ class Network:
 
     def _logits(self, features: Tensor) -> Tensor:
         x = self.factor * features.double() + self.offset
+        if self.bins:
+            x = torch.cat((x, self.bins.encode(features).double()), 1)
         for at, (weight, bias) in enumerate(self.parameters):
             if at:
                 x = ACTIVATE[self.activation](x)
@@ -85,28 +95,117 @@ class Network:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network to a safetensors file, whole or not at all."""
-        with needed_for("saving a network"):
-            from safetensors.torch import save
-
-        tensors = {}
-        for at, (weight, bias) in enumerate(self.parameters):
-            tensors[f"{at}.weight"] = weight.contiguous()
-            tensors[f"{at}.bias"] = bias.contiguous()
-        about = {"activation": self.activation, "factor": self.factor, "offset": self.offset}
-        write_whole(path, save(tensors, {"network": json.dumps(about)}))
+        Ensemble((self,), (1.0,)).save(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Network:
         """Return the network that `save` wrote."""
-        with needed_for("loading a network"):
+        return Ensemble.load(path).networks[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """Networks whose probabilities are averaged, and then calibrated by one temperature.
+
+    Attributes:
+        networks: The networks.
+        weights: How much each counts; they sum to 1.
+        temperature: The averaged probabilities p become p^(1 / temperature), normalized. The label
+            that they favour stays the same.
+
+    Example:
+        >>> layer = (torch.tensor([[1.0, 0.0]]), torch.zeros(2))
+        >>> network = Network((layer,), "relu", factor=1.0, offset=0.0)
+        >>> x = torch.tensor([[2.0]])
+        >>> Ensemble((network,), (1.0,)).probabilities(x).round(decimals=3)
+        tensor([[0.8810, 0.1190]], dtype=torch.float64)
+        >>> Ensemble((network,), (1.0,), temperature=2.0).probabilities(x).round(decimals=3)
+        tensor([[0.7310, 0.2690]], dtype=torch.float64)
+
+    """
+
+    networks: tuple[Network, ...]
+    weights: tuple[float, ...]
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.networks or len(self.networks) != len(self.weights):
+            raise ValueError(
+                f"weights must be one for each of the networks, at least one: there are "
+                f"{len(self.weights)} for {len(self.networks)}"
+            )
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a number above 0, not {self.temperature}")
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Return the probability of each class for raw features (examples, features)."""
+        averaged: Tensor = sum(
+            weight * network.probabilities(features)
+            for network, weight in zip(self.networks, self.weights, strict=True)
+        )  # type: ignore[assignment]
+        return tempered(averaged, self.temperature)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the ensemble to a safetensors file, whole or not at all."""
+        with needed_for("saving a model"):
+            from safetensors.torch import save
+
+        tensors, about = {}, []
+        for number, network in enumerate(self.networks):
+            for at, (weight, bias) in enumerate(network.parameters):
+                tensors[f"{number}.{at}.weight"] = weight.contiguous()
+                tensors[f"{number}.{at}.bias"] = bias.contiguous()
+            if network.bins:
+                for name, tensor in vars(network.bins).items():
+                    tensors[f"{number}.bins.{name}"] = tensor.clone()
+            about.append(
+                {
+                    "layers": len(network.parameters),
+                    "activation": network.activation,
+                    "factor": network.factor,
+                    "offset": network.offset,
+                }
+            )
+        ensemble = {"networks": about, "weights": self.weights, "temperature": self.temperature}
+        # A single entry: safetensors writes several in any order.
+        told = {"ensemble": json.dumps({**ensemble, "sha256": _sha256(ensemble, tensors)})}
+        write_whole(path, save(tensors, told))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Ensemble:
+        """Return the ensemble that `save` wrote."""
+        with needed_for("loading a model"):
             from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(path, "pt") as file:
-                about = json.loads(file.metadata()["network"])
+                about = json.loads(file.metadata()["ensemble"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            layers = range(len(tensors) // 2)
-            parameters = tuple((tensors[f"{at}.weight"], tensors[f"{at}.bias"]) for at in layers)
-            return cls(parameters, **about)
-        except (SafetensorError, KeyError, TypeError, ValueError) as problem:
-            raise ValueError(f"{path} is not a saved network ({problem})") from problem
+            if about.pop("sha256") != _sha256(about, tensors):
+                raise ValueError("its content has changed")
+            networks = []
+            for number, one in enumerate(about["networks"]):
+                names = [f"{number}.{at}" for at in range(one.pop("layers"))]
+                layers = tuple((tensors[f"{n}.weight"], tensors[f"{n}.bias"]) for n in names)
+                held = {n: tensors.get(f"{number}.bins.{n}") for n in ("feature", "low", "width")}
+                bins = None if held["low"] is None else Bins(**held)  # type: ignore[arg-type]
+                networks.append(Network(layers, **one, bins=bins))
+            return cls(tuple(networks), tuple(about["weights"]), about["temperature"])
+        except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise ValueError(f"{path} is not a saved model ({problem})") from problem
+
+
+def _sha256(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of what a file holds, by which damage is noticed."""
+    found = hashlib.sha256(json.dumps(about).encode())
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def tempered(probabilities: Tensor, temperature: float) -> Tensor:
+    """Return p^(1 / temperature), normalized."""
+    if temperature == 1:
+        return probabilities
+    return (probabilities.log() / temperature).softmax(-1)

@@ -10,13 +10,18 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pseudograd.data import Dataset
 from pseudograd.fleet import randomness
+from pseudograd.fleet.mlp.bins import Bins
 from pseudograd.rules import paper, reweighted
+
+# Bytes of features whose bins are encoded once; beyond, they are encoded batch by batch.
+_MOST_ENCODED = 1 << 29
 
 # Rows per evaluation step, over all models: enough to keep a device busy.
 _EVALUATED_AT_ONCE = 1 << 17
@@ -55,6 +60,7 @@ class Examples:
         factor: Features are multiplied by this when they are gathered ...
         offset: ... and this is added.
         weights: How much each example counts, 1 on average, float64; None if all count the same.
+        bins: Encodes the features before they are scaled; None if they are encoded already.
 
     Example:
         >>> pixels = torch.tensor([[0, 255]]).byte()
@@ -69,10 +75,34 @@ class Examples:
     factor: float
     offset: float
     weights: Tensor | None = None
+    bins: Bins | None = None
+
+    @classmethod
+    def of(
+        cls, data: Dataset, device: torch.device, scaling: tuple[float, float], bins: Bins | None
+    ) -> Examples:
+        """Return a data set on a device; its bins are encoded now, if there is room for that."""
+        features = data.features.to(device).contiguous()
+        weights = None
+        if data.weights is not None:
+            weights = data.weights.double()
+            weights = (weights / weights[: data.train_size].mean()).to(device)
+        examples = cls(features, data.labels.to(device).contiguous(), *scaling, weights)
+        if not bins:
+            return examples
+        bins = bins.to(device)
+        if 4 * len(features) * (features.shape[1] + len(bins)) > _MOST_ENCODED:
+            return replace(examples, bins=bins)
+        encoded = torch.cat((features.float() * scaling[0] + scaling[1], bins.encode(features)), 1)
+        return replace(examples, features=encoded, factor=1.0, offset=0.0)
 
     def gather(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the scaled features of the examples ``index``."""
-        return self.features[index].to(dtype).mul_(self.factor).add_(self.offset)
+        features = self.features[index]
+        # Encoded first: scaling is in place.
+        encoded = None if self.bins is None else self.bins.encode(features).to(dtype)
+        scaled = features.to(dtype).mul_(self.factor).add_(self.offset)
+        return scaled if encoded is None else torch.cat((scaled, encoded), -1)
 
 
 class Stack:
@@ -86,6 +116,10 @@ class Stack:
         models: The number of networks.
         dtype: The type of all weights and states.
         rule: "tunable", or the name of a `Reweighted` rule.
+
+    Attributes:
+        weights: The weights of each layer, shape (models, in, out).
+        biases: The biases of each layer, shape (models, 1, out).
 
     Example:
         >>> examples = Examples(torch.eye(4), torch.tensor([0, 1, 0, 1]), 1.0, 0.0)
@@ -112,60 +146,52 @@ class Stack:
         self.activate, self.pass_back = ACTIVATE[activation], _PASS_BACK[activation]
         self.optimizer = optimizer
         self.dtype = dtype
-        device = examples.labels.device
-        shapes = list(itertools.pairwise(layer_sizes))
-        self.weights = [
-            self._laid_out(torch.zeros(models, *shape, dtype=dtype, device=device))
-            for shape in shapes
-        ]
-        self.biases = [torch.zeros(models, 1, out, dtype=dtype, device=device) for _, out in shapes]
-        self.best = [torch.zeros_like(parameter) for parameter in self.parameters]
-        moments = 2 if optimizer == "adam" else 1
-        self.moments = [
-            [torch.zeros_like(parameter) for parameter in self.parameters] for _ in range(moments)
-        ]
-        self.steps = torch.zeros(models, 1, 1, dtype=dtype, device=device)
+        self._allocate(models)
+
+    def _allocate(self, models: int) -> None:
+        """Allocate parameters, their best versions, moments and gradients, all of them zero."""
+        self.current, self.best, self.gradients = (self._rows(models) for _ in range(3))
+        self.moments = [self._rows(models) for _ in range(2 if self.optimizer == "adam" else 1)]
+        self.weights, self.biases = self.current.tensors[::2], self.current.tensors[1::2]
+        self.steps = torch.zeros(models, 1, dtype=self.dtype, device=self.weights[0].device)
+
+    def _rows(self, models: int) -> Rows:
+        """Return a number for each parameter of each network."""
+        return Rows(models, self.layer_sizes, self.dtype, self.examples.labels.device)
 
     @property
     def parameters(self) -> list[Tensor]:
         """Weights and biases, layer by layer."""
-        return [
-            parameter
-            for layer in zip(self.weights, self.biases, strict=True)
-            for parameter in layer
-        ]
+        return self.current.tensors
 
     def start(self, models: Tensor, seeds: Tensor) -> None:
         """Start new networks in the given places: hidden layers Glorot-uniform, all else zero."""
-        for state in (self.parameters, *self.moments, self.best, [self.steps]):
-            for tensor in state:
+        for state in (self.current, *self.moments, self.best):
+            for tensor in state.tensors:
                 tensor[models] = 0
+        self.steps[models] = 0
         for layer, weight in enumerate(self.weights[:-1]):
             weight[models] = randomness.glorot_uniform(seeds, layer, *weight.shape[1:]).to(
                 self.dtype
             )
 
-    def _laid_out(self, matrices: Tensor) -> Tensor:
-        """A copy of the matrices, each aligned to a cache line."""
-        return _on_lines(matrices, *matrices.shape).copy_(matrices)
-
     def keep(self, models: Tensor) -> None:
         """Save the given networks as their best versions."""
-        for best, parameter in zip(self.best, self.parameters, strict=True):
+        for best, parameter in zip(self.best.tensors, self.parameters, strict=True):
             best[models] = parameter[models]
 
     def best_of(self, model: int) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the weights (in, out) and biases (out) of a network's best version."""
-        kept = [best[model].cpu().clone() for best in self.best]
+        kept = [best[model].cpu().clone() for best in self.best.tensors]
         return tuple((w, b.squeeze(0)) for w, b in zip(kept[::2], kept[1::2], strict=True))
 
     def select(self, models: Tensor) -> None:
         """Keep only the given networks."""
-        self.weights = [self._laid_out(weight[models]) for weight in self.weights]
-        self.biases = [bias[models] for bias in self.biases]
-        self.best = [best[models] for best in self.best]
-        self.moments = [[moment[models] for moment in moments] for moments in self.moments]
-        self.steps = self.steps[models]
+        before, steps = (self.current, self.best, *self.moments), self.steps
+        self._allocate(len(models))
+        for new, old in zip((self.current, self.best, *self.moments), before, strict=True):
+            new.fill(old, models)
+        self.steps.copy_(steps[models])
 
     def largest_weight(self) -> Tensor:
         """Return the largest absolute weight of each network."""
@@ -200,26 +226,21 @@ class Stack:
             strength *= self.examples.weights[index].to(self.dtype).unsqueeze(-1)
         delta = paper.push(logits, target, k, top, strength)
         # ... and the chain rule does the rest (Eq. 3).
-        gradients = []
         for layer in range(len(self.weights) - 1, -1, -1):
-            gradient = _on_lines(delta, *self.weights[layer].shape)
-            torch.bmm(hidden[layer].mT, delta, out=gradient)
-            gradients += [delta.sum(1, keepdim=True), gradient]
+            weight, bias = self.gradients.tensors[2 * layer : 2 * layer + 2]
+            torch.bmm(hidden[layer].mT, delta, out=weight)
+            torch.sum(delta, 1, keepdim=True, out=bias)
             if layer:
                 delta = self.pass_back(delta @ self.weights[layer].mT, hidden[layer])
-        gradients.reverse()
-        if settings.clip is not None:
-            norm = sum(gradient.square().sum((1, 2), keepdim=True) for gradient in gradients) ** 0.5
-            factor = (settings.clip / (norm + 1e-6)).clamp(max=1)  # as torch's clip_grad_norm_
-            for gradient in gradients:
-                gradient.mul_(factor)
-        self._update(gradients, settings)
+        self._update(self.gradients.flat, settings)
 
     def evaluated(self, models: Tensor | None) -> list[Tensor]:
         """Return the parameters to evaluate: the given networks' best, or all current ones."""
         if models is None:
             return self.parameters
-        return [self._laid_out(best[models]) for best in self.best]
+        chosen = self._rows(len(models))
+        chosen.fill(self.best, models)
+        return chosen.tensors
 
     def logits_of(self, index: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Return the logits of the examples ``index`` (models, rows) under these parameters."""
@@ -235,24 +256,27 @@ class Stack:
             layers.append(torch.baddbmm(bias, layers[-1], weight))
         return layers
 
-    def _update(self, gradients: list[Tensor], settings: Settings) -> None:
+    def _update(self, gradient: Tensor, settings: Settings) -> None:
         """One step of the optimizer, with `torch.optim`'s formulas and defaults."""
         self.steps += 1
-        rate = settings.learning_rate
-        for at, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
-            first = self.moments[0][at]
-            if self.optimizer == "sgd":
-                first.mul_(settings.momentum).add_(gradient)
-                parameter.addcmul_(first, rate, value=-1)
-            elif self.optimizer == "rmsprop":
-                first.mul_(0.99).addcmul_(gradient, gradient, value=0.01)
-                parameter.sub_(gradient.mul_(rate).div_(first.sqrt().add_(1e-8)))
-            else:
-                second = self.moments[1][at]
-                first.lerp_(gradient, 1 - 0.9)
-                second.mul_(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
-                spread = (second.sqrt() / (1 - 0.999**self.steps).sqrt()).add_(1e-8)
-                parameter.sub_(first * (rate / (1 - 0.9**self.steps)) / spread)
+        rate, parameter, first = settings.learning_rate, self.current.flat, self.moments[0].flat
+        if settings.clip is not None:
+            norm = gradient.square().sum(1, keepdim=True).sqrt()
+            gradient.mul_((settings.clip / (norm + 1e-6)).clamp(max=1))  # clip_grad_norm_
+        if self.optimizer == "sgd":
+            first.mul_(settings.momentum).add_(gradient)
+            parameter.addcmul_(first, rate, value=-1)
+        elif self.optimizer == "rmsprop":
+            first.mul_(0.99).addcmul_(gradient, gradient, value=0.01)
+            parameter.sub_(gradient.mul_(rate).div_(first.sqrt().add_(1e-8)))
+        else:  # with weight decay, AdamW
+            second = self.moments[1].flat
+            first.lerp_(gradient, 1 - 0.9)
+            second.mul_(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
+            spread = second.sqrt().div_((1 - 0.999**self.steps).sqrt()).add_(1e-8)
+            if settings.weight_decay is not None:
+                parameter.mul_(1 - rate * settings.weight_decay)
+            parameter.sub_((first * (rate / (1 - 0.9**self.steps))).div_(spread))
 
     def evaluate(self, index: Tensor, models: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the error and the mean cross-entropy of each network, weighted if examples are.
@@ -290,47 +314,73 @@ class Stack:
 # On a CPU, products of matrices that are not aligned to a cache line (64 bytes) round differently,
 # but a network's result must not depend on its place in the stack. So the inputs and outputs of
 # every product are aligned.
+_LINE = 16  # numbers
 
 
-def _on_lines(like: Tensor, models: int, rows: int, columns: int) -> Tensor:
-    """New matrices, padded so that each is aligned."""
-    size = rows * columns
-    lines: Tensor = like.new_empty(models, size + -size % 16)
-    return lines[:, :size].view(models, rows, columns)
+class Rows:
+    """A number for each parameter of each network: a row per network, and views of its layers.
+
+    Attributes:
+        flat: All numbers, shape (models, numbers), so that one operation updates all layers.
+        tensors: Views of it: the weights (models, in, out) and biases (models, 1, out) of each
+            layer in turn, each aligned.
+
+    """
+
+    def __init__(
+        self, models: int, layer_sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shapes = []
+        for inputs, outputs in itertools.pairwise(layer_sizes):
+            shapes += [(inputs, outputs), (1, outputs)]
+        sizes = [rows * columns for rows, columns in shapes]
+        starts = [0, *itertools.accumulate(size + -size % _LINE for size in sizes)]
+        self.flat = torch.zeros(models, starts.pop(), dtype=dtype, device=device)
+        self.tensors = [
+            self.flat[:, start : start + size].view(models, *shape)
+            for start, size, shape in zip(starts, sizes, shapes, strict=True)
+        ]
+
+    def fill(self, other: Rows, models: Tensor) -> None:
+        """Copy the rows of the given networks."""
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            mine.copy_(theirs[models])
 
 
 def _whole_lines(index: Tensor) -> Tensor:
-    """The columns, padded with the first to a multiple of 16."""
-    missing = -index.shape[1] % 16
+    """The columns, padded with the first to whole lines."""
+    missing = -index.shape[1] % _LINE
     return torch.cat((index, index[:, :1].expand(-1, missing)), 1) if missing else index
 
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """The settings of each network, shape (models, 1, 1).
+    """The settings of each network.
 
     Attributes:
-        k: The sensitivity to large errors.
+        k: The sensitivity to large errors, shape (models, 1, 1); all others have (models, 1).
         learning_rate: The step size.
         momentum: Classical momentum.
         clip: The largest norm of a gradient; None for no limit.
+        weight_decay: AdamW's, for "adam"; None for none.
 
     """
 
     k: Tensor
     learning_rate: Tensor
     momentum: Tensor
-    clip: Tensor | None
+    clip: Tensor | None = None
+    weight_decay: Tensor | None = None
 
     def clone(self) -> Settings:
         """Return a deep copy."""
-        clip = None if self.clip is None else self.clip.clone()
-        return Settings(self.k.clone(), self.learning_rate.clone(), self.momentum.clone(), clip)
+        return Settings(*(None if one is None else one.clone() for one in self._all()))  # type: ignore[arg-type]
 
     def copy_(self, other: Settings) -> None:
         """Copy the values of ``other``, in place."""
-        self.k.copy_(other.k)
-        self.learning_rate.copy_(other.learning_rate)
-        self.momentum.copy_(other.momentum)
-        if self.clip is not None and other.clip is not None:
-            self.clip.copy_(other.clip)
+        for mine, theirs in zip(self._all(), other._all(), strict=True):
+            if mine is not None and theirs is not None:
+                mine.copy_(theirs)
+
+    def _all(self) -> tuple[Tensor | None, ...]:
+        return self.k, self.learning_rate, self.momentum, self.clip, self.weight_decay

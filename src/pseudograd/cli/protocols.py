@@ -1,0 +1,211 @@
+"""What ``pseudograd tune`` searches and trains: its options, and the protocol they describe."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from pseudograd.cli.options import Different, add_k, number, positive, whole
+
+if TYPE_CHECKING:
+    from pseudograd.data import Dataset, Encoder
+    from pseudograd.search import Protocol
+
+# Options that only the paper's protocol has, and their defaults there.
+_PAPER = {
+    "optimizer": "sgd",
+    "momentum": 0.9,
+    "patience": 15,
+    "retrainings": 5,
+    "stratify": False,
+}
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the network and its training."""
+    network = parser.add_argument_group("the network")
+    network.add_argument(
+        "--hidden",
+        type=whole(0, 10**8),
+        nargs="+",
+        metavar="SIZE",
+        help="sizes of the hidden layers; 0 for none (two of 32 to 128, by the size of the table; "
+        "the paper's: 400)",
+    )
+    # Repeated from `fleet.recipe`, which takes too long to import for every command.
+    network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
+    network.add_argument(
+        "--batch-size",
+        type=whole(1),
+        metavar="N",
+        help="examples per step (by the size of the table)",
+    )
+    network.add_argument(
+        "--clip",
+        type=positive,
+        help="largest norm of a gradient (none; the paper's: 100 with several hidden layers)",
+    )
+    network.add_argument(
+        "--max-epochs",
+        type=whole(1),
+        metavar="EPOCHS",
+        help="length of a training (by the size of the table; the paper's: 1000)",
+    )
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the search."""
+    search = parser.add_argument_group("the search")
+    search.add_argument(
+        "--protocol",
+        choices=("bagging", "paper"),
+        default="bagging",
+        help="bagging: an ensemble of the networks of cross-validation, of any k; paper: one "
+        "network, as in the paper (%(default)s)",
+    )
+    search.add_argument(
+        "--metric",
+        choices=("error", "balanced", "log-loss"),
+        default="error",
+        help="what the ensemble is chosen by; balanced counts every class the same (%(default)s)",
+    )
+    add_k(search, "2 1 1/2; the paper's: 4 to 1/4 and, with up to one hidden layer, 1/8 1/16")
+    search.add_argument(
+        "--rates",
+        type=_rate,
+        nargs="+",
+        action=Different,
+        metavar="RATE",
+        help="learning rates to start from (0.003 0.01 0.03; the paper's: found by a sweep)",
+    )
+    search.add_argument(
+        "--repetitions",
+        type=whole(1, 10**5),
+        metavar="N",
+        help="networks of each pair of k and rate (5, one per fold; the paper's: 7, 10 for mnist)",
+    )
+    search.add_argument(
+        "--seed",
+        type=whole(0, 2**32),
+        default=0,
+        help="seed of the folds, weights and orders (%(default)s)",
+    )
+    paper = parser.add_argument_group("only with --protocol paper")
+    paper.add_argument("--optimizer", choices=("sgd", "adam", "rmsprop"), help="(sgd)")
+    paper.add_argument("--momentum", type=_momentum, help="momentum of sgd (0.9)")
+    paper.add_argument(
+        "--patience",
+        type=whole(1),
+        metavar="EPOCHS",
+        help="stop training after this many epochs without improvement (15)",
+    )
+    paper.add_argument(
+        "--retrainings",
+        type=whole(1, 10**5),
+        metavar="N",
+        help="final trainings of the choice and of k = 1 (5)",
+    )
+    paper.add_argument(
+        "--stratify",
+        action="store_true",
+        default=None,
+        help="give all folds equal shares of each class, as bagging does",
+    )
+
+
+def protocol_of(options: argparse.Namespace, data: Dataset, encoder: Encoder) -> Protocol:
+    """Return the protocol that the options describe."""
+    if options.k and 1 not in options.k:
+        raise ValueError("--k must have 1 among its values, which the choice is compared with")
+    hidden = None
+    if options.hidden:
+        hidden = tuple(size for size in options.hidden if size)
+        if len(hidden) < len(options.hidden) > 1:
+            raise ValueError(
+                "--hidden must be whole numbers above 0, or 0 alone for no hidden layer"
+            )
+    if options.protocol == "paper":
+        return _paper(options, data, (400,) if hidden is None else hidden)
+    for name in _PAPER:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} needs --protocol paper: add that, or leave it out")
+    return _bagging(options, data, encoder, hidden)
+
+
+def _bagging(
+    options: argparse.Namespace, data: Dataset, encoder: Encoder, hidden: tuple[int, ...] | None
+) -> Protocol:
+    from pseudograd.search.bagging import bagging_for, table_recipe
+
+    recipe = table_recipe(
+        data.name,
+        data.train_size,
+        data.sha256[:16],
+        pixels=encoder.pixels is not None,
+        hidden_layer_sizes=hidden,
+        activation=options.activation,
+        batch_size=options.batch_size,
+        clip=options.clip,
+        max_epochs=options.max_epochs,
+    )
+    if options.repetitions and options.repetitions % 5:
+        raise ValueError(
+            f"--repetitions must be a multiple of 5, one network per fold, not "
+            f"{options.repetitions}"
+        )
+    return bagging_for(
+        recipe,
+        data.train_size,
+        ks=tuple(options.k) if options.k else None,
+        learning_rates=tuple(options.rates) if options.rates else None,
+        repetitions=options.repetitions,
+        seed=options.seed,
+    )
+
+
+def _paper(options: argparse.Namespace, data: Dataset, hidden: tuple[int, ...]) -> Protocol:
+    from pseudograd.fleet import MLPRecipe
+    from pseudograd.search import Protocol, batch_size_for, clip_for, ks_for, repetitions_for
+
+    if options.metric != "error":
+        raise ValueError("--metric must be left out with --protocol paper, which has the error")
+    given: dict[str, Any] = {
+        name: default if getattr(options, name) is None else getattr(options, name)
+        for name, default in _PAPER.items()
+    }
+    recipe = MLPRecipe(
+        data.name,
+        hidden,
+        data.sha256[:16],
+        momentum=given["momentum"],
+        optimizer=given["optimizer"],
+        activation=options.activation,
+        batch_size=options.batch_size or batch_size_for(data.train_size),
+        clip=options.clip or clip_for(len(hidden)),
+        patience=given["patience"],
+        ties="last",
+        max_epochs=options.max_epochs or 1000,
+        stratified=given["stratify"],
+    )
+    rates = options.rates or []
+    return Protocol(
+        recipe,
+        ks=tuple(options.k or ks_for(len(hidden))),
+        initial_rate=rates[0] if len(rates) == 1 else None,
+        learning_rates=tuple(rates) if len(rates) > 1 else (),
+        repetitions=options.repetitions or repetitions_for(data.name),
+        retrainings=given["retrainings"],
+        seed=options.seed,
+    )
+
+
+def _rate(text: str) -> float:
+    if not 1e-9 <= (value := number(text)) <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1e-9 to 1e9, like 0.1")
+    return value
+
+
+def _momentum(text: str) -> float:
+    if not 0 <= (value := number(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number in [0, 1), like 0.9")
+    return value

@@ -1,0 +1,83 @@
+"""Piecewise-linear encoding of numeric features (Gorishniy et al., NeurIPS 2022).
+
+A feature x becomes x and, for each of its bins [a, b], how far x has passed through it: 0 below a,
+1 above b, and (x - a) / (b - a) between. Bins end at quantiles of the training part, so a network
+can bend its response to a feature wherever the examples are.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from pseudograd.data import Dataset
+
+# A feature with fewer different values, such as an indicator, has no bins of its own.
+_FEWEST_VALUES = 6
+_LOOKED_AT = 50_000  # training examples, evenly spaced, that quantiles are taken from
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """The bins of all features, one after the other.
+
+    Attributes:
+        feature: The feature of each bin.
+        low: Its lower end.
+        width: Its width.
+
+    Example:
+        >>> bins = Bins(torch.tensor([0, 0]), torch.tensor([0.0, 1.0]), torch.tensor([1.0, 4.0]))
+        >>> bins.encode(torch.tensor([[0.5], [3.0]]))
+        tensor([[0.5000, 0.0000],
+                [1.0000, 0.5000]])
+
+    """
+
+    feature: Tensor
+    low: Tensor
+    width: Tensor
+
+    @classmethod
+    @functools.lru_cache(maxsize=4)  # all networks of a data set share them
+    def fit(cls, data: Dataset, count: int) -> Self:
+        """Return up to ``count`` bins of each feature, equally full in the training part."""
+        step = -(-data.train_size // _LOOKED_AT)
+        features = data.features[: data.train_size : step].double()
+        weights = torch.ones(data.train_size) if data.weights is None else data.weights
+        weights = weights[: data.train_size : step].double()
+        shares = torch.linspace(0, 1, count + 1, dtype=torch.float64)
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        for at, column in enumerate(features.T):
+            edges = quantiles(column, weights, shares).unique()
+            if len(edges) > 2 and len(column.unique()) >= _FEWEST_VALUES:
+                low = edges[:-1]
+                found.append((torch.full((len(low),), at), low, edges[1:] - low))
+        if not found:
+            return cls(torch.zeros(0, dtype=torch.int64), torch.zeros(0), torch.zeros(0))
+        feature, low, width = map(torch.cat, zip(*found, strict=True))
+        return cls(feature, low.float(), width.float())
+
+    def __len__(self) -> int:
+        return len(self.feature)
+
+    def to(self, device: torch.device) -> Bins:
+        """Return the bins on a device."""
+        return Bins(self.feature.to(device), self.low.to(device), self.width.to(device))
+
+    def encode(self, features: Tensor) -> Tensor:
+        """Return how far raw features (..., features) have passed through each bin."""
+        passed = features[..., self.feature].to(self.low.dtype).sub_(self.low)
+        return passed.div_(self.width).clamp_(0, 1)
+
+
+def quantiles(values: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
+    """Return weighted quantiles that are values themselves: a weight of 2 equals a second copy."""
+    ordered, order = values.sort()
+    passed = weights[order].cumsum(0)
+    at = torch.searchsorted(passed, shares * passed[-1] * (1 - 1e-12))
+    return ordered[at.clamp(max=len(ordered) - 1)]

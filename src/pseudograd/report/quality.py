@@ -1,0 +1,208 @@
+"""Is the classifier any good: its own error, beside what simpler classifiers get."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pseudograd.fleet import Outcome
+from pseudograd.report import charts
+from pseudograd.report.drawing import image
+from pseudograd.search import Comparison, Difference
+from pseudograd.search.assessment import share
+from pseudograd.search.comparison import best_stopped
+from pseudograd.search.measures import compare_counts
+from pseudograd.words import DASH, percent
+
+Assessment = Mapping[str, Any]
+
+_WEAK = 0.2  # above this error, few suspects are wrong labels (docs/page.md)
+
+# What an assessment from outcomes alone knows nothing of.
+_UNKNOWN = dict.fromkeys(
+    ("uncalibrated", "confusion", "comparison", "importance", "suspects", "members")
+)
+
+
+def assessed(comparison: Comparison, count: int | None = None) -> Assessment:
+    """Return what the outcomes alone tell about the network that is kept, as `assess` has it.
+
+    Args:
+        comparison: The final networks; by class, if the test labels are known.
+        count: The number of test examples, if it is known otherwise.
+
+    """
+    classes = comparison.by_class
+    count = sum(one.count for one in classes) or count
+    kept, plain = comparison.kept, best_stopped(comparison.plain)
+    baselines = []
+    if classes:
+        common = max(classes, key=lambda one: one.count)
+        others = sum(one.count for one in classes if one is not common)
+        wrong_of_others = sum(one.wrong for one in classes if one is not common)
+        against = compare_counts(others - wrong_of_others, common.wrong, count or 1)
+        baselines.append(
+            {"name": "majority", "label": common.label, "trained_on": None, "against": against}
+            | share(others, count or 1)
+        )
+    return {
+        **_UNKNOWN,
+        "classes": [one.label for one in classes],
+        "model": _own(kept, count),
+        "plain": None if kept in comparison.plain else _own(plain, count),
+        "baselines": baselines,
+        "unequal": False,
+        "by_class": [{"label": one.label, **share(one.wrong, one.count)} for one in classes],
+        "confused": [],
+        "reliability": {},
+    }
+
+
+def _own(outcome: Outcome, count: int | None) -> dict[str, Any]:
+    """The error of one network, with its interval if the number of test examples is known."""
+    known: dict[str, Any] = {"error": outcome.error, "wrong": None, "count": count}
+    known |= {"low": None, "high": None}
+    if count:
+        known = share(round(outcome.error * count), count)
+    return {**known, "log_loss": outcome.cross_entropy, "balanced_error": None, "ece": None}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a model stands beside the baselines.
+
+    Attributes:
+        majority: Always answering the most common label; None if the labels are not known.
+        no_better: Whether the model has as many test errors as that, or more.
+        unclear: Whether it has fewer, but not beyond noise.
+        rivals: The other baselines, the best first.
+        only_right: The only label that the model ever gets right, if there is but one.
+        untested: Labels that the test set has no example of.
+        plain_no_better: Whether the model of k = 1, unlike the model, is no better than one label.
+
+    """
+
+    majority: Mapping[str, Any] | None
+    no_better: bool
+    unclear: bool
+    rivals: tuple[Mapping[str, Any], ...]
+    only_right: tuple[object, ...]
+    untested: tuple[object, ...]
+    plain_no_better: bool
+
+    def those(self, verdict: str) -> list[Mapping[str, Any]]:
+        """Return the rivals that the model is "better" than, "level" with or "worse" than."""
+        return [rival for rival in self.rivals if rival["against"]["verdict"] == verdict]
+
+
+def standing(assessment: Assessment) -> Standing:
+    """Place the model among the baselines."""
+    majority = next((one for one in assessment["baselines"] if one["name"] == "majority"), None)
+    rivals = [one for one in assessment["baselines"] if one is not majority]
+    error, plain = assessment["model"]["error"], assessment["plain"]
+    useless = majority is not None and error >= majority["error"] > 0
+    classes = assessment["by_class"]
+    right = tuple(one["label"] for one in classes if one["wrong"] < one["count"])
+    return Standing(
+        majority=majority,
+        no_better=useless,
+        unclear=majority is not None
+        and not useless
+        and majority["error"] > 0
+        and majority["against"]["verdict"] != "better",
+        rivals=tuple(sorted(rivals, key=lambda one: one["error"])),
+        only_right=right if len(right) == 1 else (),
+        untested=tuple(one["label"] for one in classes if not one["count"]),
+        plain_no_better=bool(
+            majority and plain and not useless and 0 < majority["error"] <= plain["error"]
+        ),
+    )
+
+
+def quality(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict[str, Any]:
+    """Return what the template says about the model, and its figures."""
+    if assessment is None:
+        return {"quality": None, "standing": None, "suspects": None}
+    after = assessment["reliability"].get("model")
+    return {
+        "quality": assessment,
+        "standing": standing(assessment),
+        "errors": _errors(assessment),
+        "confusion": assessment["confusion"]
+        and charts.confusion_map(assessment["confusion"], assessment["classes"]),
+        "errors_by_class": assessment["by_class"]
+        and charts.errors_by_class(assessment["by_class"]),
+        "class_rows": [
+            (one["label"], f"{one['count']:,}", f"{one['wrong']:,}",
+             percent(one["error"]) if one["count"] else DASH)
+            for one in assessment["by_class"]
+        ],
+        "calibration": after
+        and charts.calibration(after, assessment["reliability"].get("uncalibrated")),
+        "columns": assessment["importance"]
+        and charts.importance(assessment["importance"]["columns"]),
+        "column_rows": [
+            (one["column"], percent(one["increase"]), percent(one["spread"]),
+             f"{one['log_loss_increase']:.3f}")
+            for one in (assessment["importance"] or {"columns": ()})["columns"]
+        ],
+        "suspects": assessment["suspects"] and _suspects(assessment, pixels),
+    }  # fmt: skip
+
+
+def column_notes(notes: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what was done with the columns of a table, those that need a word first."""
+    if not notes or not notes.get("columns"):
+        return None
+    columns = notes["columns"]
+    return {
+        "told": [one for one in columns if one.get("why") or one["used_as"] == "left out"],
+        "rows": [f"{count:,} {what}" for what, count in notes.get("rows", {}).items()],
+        "table": [(one["name"], one["used_as"], one.get("features", DASH)) for one in columns],
+    }
+
+
+def _suspects(assessment: Assessment, pixels: Sequence[int] | None) -> dict[str, Any]:
+    """The suspects with their images, and where the model is too weak to doubt a label.
+
+    That is the whole test set, or the label of most suspects; there its mistakes outnumber theirs.
+    """
+    found, weak = assessment["suspects"], None
+    if assessment["model"]["error"] > _WEAK:
+        weak = {"label": None, "error": assessment["model"]["error"]}
+    elif found["first"]:
+        label, count = Counter(one["label"] for one in found["first"]).most_common(1)[0]
+        error = assessment["by_class"][label]["error"] or 0.0
+        if error > _WEAK and count > len(found["first"]) / 2:
+            weak = {"label": assessment["classes"][label], "error": error}
+    first = [
+        {**one, "image": image(one["pixels"], pixels or ()) if one["pixels"] else None}
+        for one in found["first"]
+    ]
+    return {**found, "first": first, "weak": weak}
+
+
+def ensembles(assessment: Assessment | None) -> dict[str, Any] | None:
+    """Return the comparison of the model with that of k = 1, its differences with intervals."""
+    if not assessment or not assessment["comparison"]:
+        return None
+    found = assessment["comparison"]
+    difference = Difference(found["difference"], found["low"], found["high"])
+    return {**found, "difference": difference, "log_loss": Difference(**found["log_loss"])}
+
+
+def _errors(assessment: Assessment) -> Any:
+    """The chart of errors: the model, k = 1, and the baselines from best to worst."""
+    if assessment["model"]["low"] is None:
+        return None
+    rows = [{"name": "this model", "kind": "chosen", **assessment["model"]}]
+    if assessment["plain"]:
+        rows.append({"name": "the same with k = 1", "kind": "plain", **assessment["plain"]})
+    names = {"majority": "always the most common label"}
+    rows += [
+        {**one, "kind": "other", "name": names.get(one["name"], one["name"])}
+        for one in sorted(assessment["baselines"], key=lambda one: one["error"])
+    ]
+    return charts.errors(rows)

@@ -1,0 +1,162 @@
+"""Is the model any good? Everything that the page says about it, as plain values for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pseudograd.search.baselines import Predict, baselines, permutation_importance
+from pseudograd.search.measures import (
+    Floats,
+    are_unequal,
+    balanced_error,
+    compare_on_rows,
+    confusion,
+    expected_calibration_error,
+    log_loss,
+    log_loss_difference,
+    reliability,
+    wilson,
+)
+from pseudograd.search.suspects import shown_suspects, suspects
+
+if TYPE_CHECKING:
+    from pseudograd.data import Dataset, Encoder
+
+_MATRIX = 20  # classes that a confusion matrix is readable for
+_PAIRS = 12  # most confused pairs
+_FEWEST = 20  # examples of a point of the reliability diagram
+
+
+def assess(
+    *,
+    data: Dataset,
+    encoder: Encoder,
+    test: Mapping[str, Floats],
+    out_of_fold: Mapping[str, Floats] | None = None,
+    votes: NDArray[np.integer[Any]] | None = None,
+    predict: Predict | None = None,
+    members: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return how good a model is on the test part, and which training labels look wrong.
+
+    Args:
+        data: The data set.
+        encoder: Its encoder, for the names of classes and columns.
+        test: Test probabilities of the "model" that is kept, and, where there are any, of the
+            "uncalibrated" model and of the model of k = 1, "plain".
+        out_of_fold: The same of training rows, from networks not trained on them: "model", "plain".
+        votes: The class that each candidate network predicts out of fold, training rows × networks.
+        predict: Returns the model's probabilities of rows of features; without it, the importance
+            of columns is not measured.
+        members: What the model is made of, handed to the page: "networks" (how many), "ks" (a list
+            of [k, how many of them]), "temperature".
+
+    Returns:
+        JSON-able values: classes, model, uncalibrated, plain, baselines, unequal, by_class,
+        confusion, confused, reliability, comparison, importance, suspects and members; None where
+        nothing is known.
+
+    """
+    labels = data.labels[data.train_size :].numpy()
+    wrong = {name: found.argmax(1) != labels for name, found in test.items()}
+    found = {name: _quality(probabilities, labels) for name, probabilities in test.items()}
+    counts = np.bincount(labels, minlength=len(encoder.labels))
+    predicted = test["model"].argmax(1)
+    matrix = confusion(predicted, labels, len(encoder.labels))
+    ranked = None
+    if out_of_fold is not None:
+        given = data.labels[: data.train_size].numpy()
+        ranked = suspects(given, out_of_fold["model"], out_of_fold.get("plain"), votes)
+    return {
+        "classes": list(encoder.labels),
+        "model": found["model"],
+        "uncalibrated": found.get("uncalibrated"),
+        "plain": found.get("plain"),
+        "baselines": _baselines(data, encoder, wrong["model"]),
+        "unequal": are_unequal(counts),
+        "by_class": [
+            share(int(row.sum() - row[at]), int(row.sum())) | {"label": encoder.labels[at]}
+            for at, row in enumerate(matrix)
+        ],
+        "confusion": matrix.tolist() if len(matrix) <= _MATRIX else None,
+        "confused": _confused(matrix),
+        "reliability": {
+            name: reliability(test[name], labels, fewest=_FEWEST)
+            for name in ("model", "uncalibrated")
+            if name in test
+        },
+        "comparison": _comparison(wrong, test, labels) if "plain" in test else None,
+        "importance": None if predict is None else permutation_importance(predict, data, encoder),
+        "suspects": None if ranked is None else shown_suspects(ranked, data, encoder),
+        "members": members,
+    }
+
+
+def share(wrong: int, count: int) -> dict[str, Any]:
+    """Return an error with its 95% interval."""
+    low, high = wilson(wrong, count)
+    error = wrong / count if count else None
+    return {"wrong": wrong, "count": count, "error": error, "low": low, "high": high}
+
+
+def _quality(probabilities: Floats, labels: NDArray[np.int64]) -> dict[str, Any]:
+    predicted = probabilities.argmax(1)
+    return share(int((predicted != labels).sum()), len(labels)) | {
+        "balanced_error": balanced_error(predicted, labels),
+        "log_loss": log_loss(probabilities, labels),
+        "ece": expected_calibration_error(probabilities, labels),
+    }
+
+
+def _baselines(data: Dataset, encoder: Encoder, wrong: NDArray[np.bool_]) -> list[dict[str, Any]]:
+    """The quality of each baseline, and the model's verdict against it."""
+    labels = data.labels[data.train_size :].numpy()
+    found = [
+        {
+            "name": name,
+            "trained_on": rows,
+            **_quality(probabilities, labels),
+            "against": compare_on_rows(wrong, probabilities.argmax(1) != labels),
+        }
+        for name, (probabilities, rows) in baselines(data).items()
+    ]
+    most_common = int(data.labels[: data.train_size].bincount().argmax())
+    found[0]["label"] = encoder.labels[most_common]
+    return found
+
+
+def _confused(matrix: NDArray[np.int64]) -> list[dict[str, int]]:
+    """The most frequent mistakes: label and predicted, as class indices, and their number."""
+    mistakes = matrix.copy()
+    np.fill_diagonal(mistakes, 0)
+    order = np.argsort(-mistakes, axis=None, kind="stable")[:_PAIRS]
+    pairs = [divmod(int(at), len(matrix)) for at in order]
+    return [
+        {"label": label, "predicted": predicted, "count": int(mistakes[label, predicted])}
+        for label, predicted in pairs
+        if mistakes[label, predicted]
+    ]
+
+
+def _comparison(
+    wrong: Mapping[str, NDArray[np.bool_]],
+    test: Mapping[str, Floats],
+    labels: NDArray[np.int64],
+) -> dict[str, Any]:
+    """The model against that of k = 1; "kind" as in `report.verdict`.
+
+    "proof" if the interval leaves out 0 and McNemar's test has p < 0.05, "hint" if one of the two
+    holds, "noise" if neither does, and "same" if the probabilities are equal.
+    """
+    judged = compare_on_rows(wrong["model"], wrong["plain"])
+    told = (judged["low"] > 0 or judged["high"] < 0) + (judged["verdict"] != "level")
+    same = np.array_equal(test["model"], test["plain"])
+    return {
+        **judged,
+        "kind": "same" if same else ("noise", "hint", "proof")[told],
+        "log_loss": vars(log_loss_difference(test["model"], test["plain"], labels)),
+    }

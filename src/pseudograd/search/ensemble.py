@@ -1,0 +1,180 @@
+"""The ensemble of a bagging study: chosen on predictions of examples that a network has not seen.
+
+Pairs of k and learning rate are added one by one, the one that helps most, any of them repeatedly
+(Caruana et al., "Ensemble selection from libraries of models", ICML 2004). All networks of a pair,
+one per fold, join together. This is the paper's plan of "combining the predictions of models with
+different levels of this sensitivity".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pseudograd.data import Dataset
+from pseudograd.fleet import Ensemble, Network, Trial, parts
+from pseudograd.search.bagging import Bagging
+from pseudograd.search.measures import fit_temperature
+from pseudograd.search.protocol import Cell, Outcomes
+
+METRICS = ("error", "balanced", "log-loss")
+_PICKS = 20  # a pair's weight is a multiple of 1/20
+_PAIRS = 3  # in an ensemble at most: as many as k = 1 has to choose from
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """What the networks of each pair predict.
+
+    Attributes:
+        cells: The pairs of k and learning rate.
+        networks: The networks of each.
+        rows: The training examples that some network has not seen: all but up to four.
+        out_of_fold: Their probabilities by the networks that have not seen them, shape (cells,
+            rows, classes).
+        votes: The class that each single network favours for each of them, shape (rows, networks);
+            networks of the same repetition of folds share a column.
+
+    """
+
+    cells: tuple[Cell, ...]
+    networks: tuple[tuple[Network, ...], ...]
+    rows: Tensor
+    out_of_fold: Tensor
+    votes: Tensor
+
+    def ensemble(self, weights: Tensor, temperature: float = 1.0) -> Ensemble:
+        """Return the ensemble in which cells have these weights.
+
+        A network that diverged would spoil the average, so the others of its cell stand in for it.
+        """
+        pairs = []
+        for networks, weight in zip(self.networks, weights.tolist(), strict=True):
+            if weight:
+                finite = [one for one in networks if one.is_finite] or networks
+                pairs += [(network, weight / len(finite)) for network in finite]
+        members, shares = zip(*pairs, strict=True)
+        return Ensemble(members, shares, temperature)
+
+    def combined(self, weights: Tensor) -> Tensor:
+        """Return the out-of-fold probabilities of an ensemble."""
+        return torch.einsum("c,cnk->nk", weights, self.out_of_fold)
+
+
+def candidates(
+    protocol: Bagging, outcomes: Outcomes, data: Dataset, network_of: Callable[[Trial], Network]
+) -> Candidates:
+    """Return the candidates for the ensemble of a finished study.
+
+    Args:
+        protocol: The study's protocol.
+        outcomes: Its outcomes.
+        data: Its data set.
+        network_of: Returns the network of a trial.
+
+    """
+    recipe = protocol.recipe
+    stratified = getattr(recipe, "stratified", False)
+    cells = tuple(protocol.cells(outcomes))
+    networks, predictions = [], []
+    votes: list[Tensor] = []
+    held_out: list[Tensor] = []
+    for cell in cells:
+        members, total = [], torch.zeros(data.train_size, data.classes)
+        counts = torch.zeros(data.train_size, 1)
+        favoured: dict[int, Tensor] = {}
+        for trial in protocol.trials_of(cell):
+            network = network_of(trial)
+            judged = parts(data, trial.split, stratified).judge
+            probabilities = network.probabilities(data.features[judged]).float().nan_to_num()
+            total[judged] += probabilities
+            counts[judged] += 1
+            cut = favoured.setdefault(
+                trial.split.repetition // 5, torch.zeros(data.train_size, dtype=torch.int16)
+            )
+            cut[judged] = probabilities.argmax(-1).short()
+            members.append(network)
+        seen = counts.squeeze(1) > 0
+        held_out.append(seen)
+        networks.append(tuple(members))
+        predictions.append(total / counts.clamp(min=1))
+        votes += favoured.values()
+    rows = torch.stack(held_out).all(0).nonzero()[:, 0]
+    return Candidates(
+        cells,
+        tuple(networks),
+        rows,
+        torch.stack([prediction[rows] for prediction in predictions]),
+        torch.stack([vote[rows] for vote in votes], 1),
+    )
+
+
+def select(
+    out_of_fold: Tensor,
+    labels: Tensor,
+    metric: str = "error",
+    example_weights: Tensor | None = None,
+) -> Tensor:
+    """Return the weight of each candidate in the ensemble that is best on these predictions.
+
+    Args:
+        out_of_fold: Probabilities, shape (candidates, examples, classes).
+        labels: The examples' class indices.
+        metric: "error" or "balanced" (both with a quarter of the log loss, so that few examples
+            decide less), or "log-loss".
+        example_weights: How much each example counts; None if all count the same.
+
+    Example:
+        >>> right = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
+        >>> wrong = torch.tensor([[0.2, 0.8], [0.4, 0.6]])
+        >>> select(torch.stack([wrong, right]), torch.tensor([0, 1]))
+        tensor([0., 1.])
+
+    """
+    counts = torch.zeros(len(out_of_fold))
+    total = torch.zeros_like(out_of_fold[0])
+    for picked in range(_PICKS):
+        scores = torch.tensor(
+            [
+                score((total + one) / (picked + 1), labels, metric, example_weights)
+                for one in out_of_fold
+            ]
+        )
+        if (counts > 0).sum() == _PAIRS:
+            scores[counts == 0] = torch.inf
+        best = int(scores.argmin())
+        counts[best] += 1
+        total += out_of_fold[best]
+    return counts / _PICKS
+
+
+def score(
+    probabilities: Tensor, labels: Tensor, metric: str, example_weights: Tensor | None = None
+) -> float:
+    """Return what an ensemble is chosen by, lower is better: see `select`."""
+    weights = torch.ones(len(labels)) if example_weights is None else example_weights.float()
+    if metric == "balanced":  # every class counts the same
+        weights = weights / torch.bincount(labels, weights)[labels]
+    own = probabilities.gather(1, labels.unsqueeze(1)).squeeze(1).clamp(min=1e-7)
+    wrong = probabilities.argmax(1) != labels
+    loss = -own.log()
+    judged = loss if metric == "log-loss" else wrong + 0.25 * loss
+    return float((weights * judged).sum() / weights.sum())
+
+
+def calibrated(
+    found: Candidates, weights: Tensor, labels: Tensor, example_weights: Tensor | None = None
+) -> Ensemble:
+    """Return the ensemble of these weights, with the temperature that its predictions call for."""
+    log_probabilities = found.combined(weights).clamp(min=1e-7).log().numpy()
+    counts = None if example_weights is None else example_weights.double().numpy()
+    return found.ensemble(weights, fit_temperature(log_probabilities, labels.numpy(), counts))
+
+
+def mixture(cells: Sequence[Cell], weights: Tensor) -> list[tuple[Cell, float]]:
+    """Return the cells of an ensemble with their weights, the heaviest first."""
+    chosen = [(cell, w) for cell, w in zip(cells, weights.tolist(), strict=True) if w]
+    return sorted(chosen, key=lambda one: -one[1])

@@ -1,0 +1,234 @@
+"""Models in a run folder: saved whole, checked when they are loaded, and never unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pseudograd.data import Dataset, Encoder
+from pseudograd.files import writing
+from pseudograd.fleet import Ensemble, Network, Outcome, Trial
+from pseudograd.search.documents import read_json, write_json
+from pseudograd.search.ledger import trial_to_json
+from pseudograd.search.study import Study
+
+MODEL, PLAIN = "model.safetensors", "plain.safetensors"
+_REPAIR = "run the search's command again, which repairs it"
+
+
+class Store:
+    """The networks of a bagging study, a file each, until and after the model is chosen.
+
+    A network that is missing or damaged counts as not trained.
+
+    Args:
+        folder: Where they are kept.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, outcome: Outcome, data: Dataset) -> None:
+        """Keep the network of an outcome."""
+        path = self._path(outcome.trial)
+        with writing(path):
+            self.folder.mkdir(exist_ok=True)
+            Network.of(outcome, data).save(path)
+
+    def get(self, trial: Trial) -> Network | None:
+        """Return the network of a trial, or None if there is none that can be read."""
+        try:
+            return Network.load(self._path(trial))
+        except (ValueError, OSError):
+            return None
+
+    def missing(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Return the trials that have no network here."""
+        return [trial for trial in trials if self.get(trial) is None]
+
+    def _path(self, trial: Trial) -> Path:
+        key = json.dumps(trial_to_json(trial), sort_keys=True)
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What model.json says about the model of a study.
+
+    Attributes:
+        folder: The study's folder.
+        k: The model's k; None if it mixes several.
+        digests: The SHA-256 of each file.
+        made_from: What the model follows from.
+        encoder: The encoder for new rows.
+
+    """
+
+    folder: Path
+    k: float | None
+    digests: Mapping[str, str]
+    made_from: Mapping[str, Any]
+    encoder: Encoder
+
+    def check(self, name: str) -> Path:
+        """Return the path of one of the files, which is as it was saved."""
+        path = self.folder / name
+        if not path.exists():
+            raise ValueError(f"{path} is missing: {_REPAIR}")
+        if not path.is_file() or _sha256(path) != self.digests.get(name):
+            raise ValueError(f"{path} is damaged, or was changed by hand: {_REPAIR}")
+        return path
+
+    def are_whole(self) -> bool:
+        """Return whether no file is missing or damaged."""
+        try:
+            return all(self.check(name) for name in self.digests)
+        except (OSError, ValueError):
+            return False
+
+
+def save_model(
+    study: Study,
+    models: Mapping[str, Ensemble],
+    documents: Mapping[str, Mapping[str, Any]],
+    encoder: Encoder,
+    k: float | None,
+    made_from: Mapping[str, Any],
+    **about: Any,
+) -> None:
+    """Save the model of a finished study, and what is known about it.
+
+    Args:
+        study: The study.
+        models: The model under the name `MODEL`, and that of k = 1 under `PLAIN` unless it is the
+            same.
+        documents: What goes into JSON files, by name.
+        encoder: The encoder for new rows.
+        k: The model's k; None if it mixes several.
+        made_from: What the model follows from, to notice when that changes.
+        about: What else to note, as JSON can hold it.
+
+    """
+    folder = folder_of(study)
+    path = folder / "model.json"
+    with writing(path):
+        path.unlink(missing_ok=True)
+    for name, document in documents.items():
+        write_json(folder / name, document)
+    for name, model in models.items():
+        with writing(folder / name):
+            model.save(folder / name)
+    fields = {
+        "k": k,
+        "sha256": {name: _sha256(folder / name) for name in (*models, *documents)},
+        "run": study.fingerprint,
+        "made_from": made_from,
+        **about,
+        "encoder": json.loads(encoder.to_json()),
+    }
+    # Written last: if it exists, all the files do.
+    write_json(path, {**fields, "checksum": _checksum(fields)})
+
+
+def saved(study: Study) -> Saved | None:
+    """Return what model.json says; None if there is no model yet.
+
+    Raises:
+        ValueError: If it is damaged or does not belong to this study.
+
+    """
+    folder = folder_of(study)
+    path = folder / "model.json"
+    if not path.exists():
+        return None
+    fields = read_json(path, _REPAIR)
+    checksum = fields.pop("checksum", None)
+    if checksum != _checksum(fields):
+        raise ValueError(f"{path} is damaged, or was changed by hand: {_REPAIR}")
+    if fields["run"] != study.fingerprint:
+        raise ValueError(f"{path} does not belong to the run.json beside it: {_REPAIR}")
+    encoder = Encoder.from_json(json.dumps(fields["encoder"]))
+    return Saved(folder, fields["k"], fields["sha256"], fields["made_from"], encoder)
+
+
+def is_saved(study: Study, made_from: Mapping[str, Any]) -> bool:
+    """Return whether the model that follows from this is saved, and none of its files damaged."""
+    try:
+        found = saved(study)
+    except (OSError, ValueError):
+        return False
+    return found is not None and found.made_from == made_from and found.are_whole()
+
+
+def saved_network(study: Study, name: str, made_from: Mapping[str, Any]) -> Network | None:
+    """Return the only network of a saved model that follows from this, if it is undamaged."""
+    try:
+        found = saved(study)
+        if found is None or found.made_from != made_from:
+            return None
+        return Ensemble.load(found.check(name)).networks[0]
+    except (OSError, ValueError):
+        return None
+
+
+def read_document(study: Study, name: str) -> dict[str, Any] | None:
+    """Return what was saved about the model in a JSON file; None if there is no model yet."""
+    found = saved(study)
+    if found is None or name not in found.digests:
+        return None
+    return read_json(found.check(name), _REPAIR)
+
+
+def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[Ensemble, Encoder]:
+    """Return the model that a search has chosen, and the encoder for new rows.
+
+    Args:
+        folder: The folder of the search.
+        k: 1 for the model of k = 1, which the choice was compared with.
+
+    Example:
+        >>> load_model("nowhere")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: nowhere holds no run: there is no run.json
+
+    """
+    found = saved(Study.open(folder))
+    if found is None:
+        raise ValueError(f"{folder} has no model yet: run its command again to finish the search")
+    return Ensemble.load(found.check(_wanted(found, k))), found.encoder
+
+
+def _wanted(found: Saved, k: float | None) -> str:
+    """Return the file of the model with this k."""
+    own = found.k
+    if k is None or (own is not None and math.isclose(own, k, rel_tol=1e-5)):
+        return MODEL
+    if k == 1 and PLAIN in found.digests:
+        return PLAIN
+    kept = ([] if own is None else [f"{own:g}"]) + ["1"] * (PLAIN in found.digests)
+    raise ValueError(f"{found.folder} has no model of k = {k:g}: give {' or '.join(kept)}")
+
+
+def folder_of(study: Study) -> Path:
+    """Return the folder of a study, which must have one."""
+    if study.folder is None:
+        raise ValueError("study must be kept in a folder, for its model to be saved there")
+    return study.folder
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    """Return a hash of what model.json says."""
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()

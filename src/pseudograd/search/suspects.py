@@ -1,0 +1,128 @@
+"""Which labels look wrong: training rows whose label the networks that never saw them give little.
+
+The ranking was chosen by flipping labels of real tables (`benchmarks/suspects.py`): the plain
+probability of the given label, averaged over the model and the model of k = 1, finds more of them
+than margins, or than probabilities adjusted by class as confident learning does.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pseudograd.files import write_whole
+from pseudograd.search.measures import Floats
+from pseudograd.search.shown import distinct, shown
+
+if TYPE_CHECKING:
+    from pseudograd.data import Dataset, Encoder
+
+_SHOWN = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Suspects:
+    """Training rows whose label is not the one that networks predict, the most suspicious first.
+
+    Attributes:
+        rows: Their indices in the training part.
+        predicted: The class predicted for each.
+        self_confidence: The out-of-fold probability of each one's label.
+        agreement: The share of the networks that predict the same class; None if it is not known.
+        of: How many training rows there are.
+
+    """
+
+    rows: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+    self_confidence: NDArray[np.float64]
+    agreement: NDArray[np.float64] | None
+    of: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def suspects(
+    labels: NDArray[np.integer[Any]],
+    model: Floats,
+    plain: Floats | None = None,
+    votes: NDArray[np.integer[Any]] | None = None,
+) -> Suspects:
+    """Rank the rows whose label may be wrong.
+
+    Args:
+        labels: The class indices of the training rows.
+        model: Their out-of-fold probabilities.
+        plain: The same from networks of k = 1, which are averaged with the model's.
+        votes: The class that each network predicts out of fold, rows × networks.
+
+    Example:
+        >>> found = suspects(np.array([0, 1, 1]), np.array([[0.9, 0.1], [0.6, 0.4], [0.95, 0.05]]))
+        >>> found.rows.tolist(), found.self_confidence.tolist()
+        ([2, 1], [0.05, 0.4])
+
+    """
+    probabilities = model.astype(np.float64)
+    if plain is not None:
+        probabilities = (probabilities + plain) / 2
+    confidence = probabilities[np.arange(len(labels)), labels]
+    predicted = probabilities.argmax(1)
+    agreement = None if votes is None else (votes == predicted[:, None]).mean(1)
+    rows = np.flatnonzero(predicted != labels)
+    rows = rows[np.argsort(confidence[rows], kind="stable")]
+    return Suspects(
+        rows,
+        predicted[rows],
+        confidence[rows],
+        None if agreement is None else agreement[rows],
+        len(labels),
+    )
+
+
+def write_suspects(path: Path, found: Suspects, data: Dataset, encoder: Encoder) -> None:
+    """Write all suspects as CSV: row, label, predicted, self_confidence, agreement.
+
+    The row is that of the file, or of the training part if there is no file, counted from 1.
+    """
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["row", "label", "predicted", "self_confidence", "agreement"])
+    for at, row in enumerate(found.rows.tolist()):
+        table.writerow(
+            [
+                row + 1 if data.rows is None else int(data.rows[row]),
+                encoder.labels[int(data.labels[row])],
+                encoder.labels[int(found.predicted[at])],
+                f"{found.self_confidence[at]:.4f}",
+                "" if found.agreement is None else f"{found.agreement[at]:.3f}",
+            ]
+        )
+    write_whole(path, text.getvalue())
+
+
+def shown_suspects(found: Suspects, data: Dataset, encoder: Encoder) -> dict[str, Any]:
+    """Return the first suspects, all different, as the page shows them."""
+    place = {row: at for at, row in enumerate(found.rows.tolist())}
+    return {
+        "count": len(found),
+        "of": found.of,
+        "first": [
+            {
+                **shown(data, encoder, row),
+                "predicted": int(found.predicted[place[row]]),
+                "self_confidence": round(float(found.self_confidence[place[row]]), 4),
+                "agreement": None
+                if found.agreement is None
+                else round(float(found.agreement[place[row]]), 3),
+            }
+            for row in itertools.islice(distinct(data, place), _SHOWN)
+        ],
+    }

@@ -1,0 +1,126 @@
+"""Which labels look wrong: the ranking, the file, and what the page is given."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.suspects import flip, found_among
+from pseudograd.data import Dataset, Encoder, open_data
+from pseudograd.data.features import Categories, Numbers
+from pseudograd.search.shown import distinct, shown
+from pseudograd.search.suspects import shown_suspects, suspects, write_suspects
+
+LABELS = np.array([0, 0, 1, 1, 2])
+MODEL = np.array(
+    [[0.9, 0.1, 0.0], [0.3, 0.7, 0.0], [0.2, 0.7, 0.1], [0.5, 0.3, 0.2], [0.8, 0.15, 0.05]]
+)
+
+
+def table(rows: torch.Tensor | None = None) -> tuple[Dataset, Encoder]:
+    features = torch.tensor([[0.0, 1, 0], [0.5, 0, 1], [0.2, 1, 0], [0.0, 1, 0], [1 / 3, 0, 1]])
+    columns = (
+        Numbers("size", 0.0, 10.0, 5.0, 0.2, missing=False),
+        Categories("code", ("007", "blue"), missing=False),
+    )
+    encoder = Encoder("pet", ("cat", "dog", 'a "fish", live'), columns)
+    return Dataset("pets", features, torch.from_numpy(LABELS), 5, (-1.0, 1.0), rows=rows), encoder
+
+
+def test_rows_are_ranked_by_the_probability_of_their_label() -> None:
+    found = suspects(LABELS, MODEL)
+    assert found.rows.tolist() == [4, 1, 3]  # row 1 and row 3 are level: the first comes first
+    assert found.predicted.tolist() == [0, 1, 0]
+    assert found.self_confidence.tolist() == [0.05, 0.3, 0.3]
+    assert found.agreement is None
+    assert (len(found), found.of) == (3, 5)
+
+
+def test_both_models_have_a_say() -> None:
+    plain = MODEL.copy()
+    plain[1] = [0.9, 0.1, 0.0]  # takes row 1 for what its label says
+    found = suspects(LABELS, MODEL, plain)
+    assert found.rows.tolist() == [4, 3]
+
+
+def test_agreement_is_the_share_of_networks_that_predict_the_same() -> None:
+    votes = np.array([[0] * 4, [1, 1, 1, 0], [1] * 4, [0, 1, 2, 0], [0] * 4], np.int8)
+    found = suspects(LABELS, MODEL, votes=votes)
+    assert found.agreement is not None
+    assert found.agreement.tolist() == [1.0, 0.75, 0.5]
+
+
+@pytest.mark.parametrize(("numbers", "rows"), [(None, "524"), ([11, 12, 13, 14, 15], "15 12 14")])
+def test_the_file_has_all_suspects(numbers: list[int] | None, rows: str, tmp_path: Path) -> None:
+    data, encoder = table(None if numbers is None else torch.tensor(numbers))
+    votes = np.zeros((5, 3), np.int8)
+    write_suspects(tmp_path / "suspects.csv", suspects(LABELS, MODEL, votes=votes), data, encoder)
+    with (tmp_path / "suspects.csv").open(newline="") as file:
+        first, *others = found = list(csv.DictReader(file))
+    assert [one["row"] for one in found] == (rows.split() if numbers else list(rows))
+    assert first == {
+        "row": first["row"],
+        "label": 'a "fish", live',
+        "predicted": "cat",
+        "self_confidence": "0.0500",
+        "agreement": "1.000",
+    }
+    assert [one["agreement"] for one in others] == ["0.000", "1.000"]
+
+
+def test_without_votes_the_agreement_is_left_empty(tmp_path: Path) -> None:
+    data, encoder = table()
+    write_suspects(tmp_path / "suspects.csv", suspects(LABELS, MODEL), data, encoder)
+    _, *lines = (tmp_path / "suspects.csv").read_text().splitlines()
+    assert [line[-1] for line in lines] == [","] * 3
+
+
+def test_the_page_is_given_rows_in_the_users_terms() -> None:
+    data, encoder = table(torch.tensor([11, 12, 13, 14, 15]))
+    found = shown_suspects(suspects(LABELS, MODEL), data, encoder)
+    assert (found["count"], found["of"]) == (3, 5)
+    first = found["first"][0]
+    assert first["row"] == {"size": "6.677", "code": "blue"}  # features are squeezed
+    assert (first["row_number"], first["label"], first["predicted"]) == (15, 2, 0)
+    assert first["self_confidence"] == 0.05
+    assert first["pixels"] is first["agreement"] is None
+
+
+def test_images_come_as_pixels() -> None:
+    data, encoder = open_data("digits")
+    found = shown(data, encoder, 3)
+    assert (len(found["pixels"]), max(found["pixels"]), found["row"]) == (64, 255, None)
+
+
+def test_a_code_is_not_rounded_as_if_it_were_a_number() -> None:
+    data, encoder = table()
+    assert shown(data, encoder, 0)["row"] == {"size": "5", "code": "007"}
+
+
+def test_equal_rows_are_shown_once_unless_their_labels_differ() -> None:
+    data, _ = table()
+    assert list(distinct(data, [3, 0, 1])) == [3, 0, 1]  # equal rows, of two classes
+    labels = torch.tensor([1, 0, 1, 1, 2])
+    same = Dataset("pets", data.features, labels, 5, (-1.0, 1.0))
+    assert list(distinct(same, [3, 0, 1])) == [3, 1]
+
+
+# --- the benchmark ---------------------------------------------------------------------------
+
+
+def test_flipped_labels_are_5_percent_and_another_class() -> None:
+    labels = np.arange(400) % 4
+    changed, flipped = flip(labels, np.random.default_rng(0))
+    assert flipped.sum() == 20
+    np.testing.assert_array_equal(changed != labels, flipped)
+    assert set(changed) == {0, 1, 2, 3}
+
+
+def test_precision_and_area_under_the_curve() -> None:
+    flipped = np.array([True, False, True, False])
+    assert found_among(np.array([0.1, 0.5, 0.2, 0.9]), flipped) == (1.0, 1.0)
+    assert found_among(np.array([0.1, 0.5, 0.7, 0.9]), flipped) == (0.5, 0.75)
