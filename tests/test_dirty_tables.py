@@ -71,6 +71,7 @@ SCATTERED = np.arange(40) * 7 % 41
         ("none", [None] * 40, "it is empty"),
         ("none", ["?", "-"] * 20, "it is empty"),
         ("name", [f"Miller {at}" for at in SCATTERED], "nearly all its texts differ, as names do"),
+        ("name", [f"Miller {at}" for at in SCATTERED // 2], "none of its texts is in three rows"),
     ],
 )
 def test_what_carries_nothing_is_left_out(name: str, entries: Sequence[object], why: str) -> None:
@@ -97,7 +98,7 @@ def test_what_carries_nothing_is_left_out(name: str, entries: Sequence[object], 
         ("patient_id", SCATTERED // 8),
         ("year", sorted(SCATTERED // 2)),
         ("mark", ["x", None] * 20),  # the gaps are what it tells
-        ("name", [f"Miller {at}" for at in SCATTERED // 2]),
+        ("name", [f"Miller {at}" for at in [*range(20), *range(18), 0, 0]]),
     ],
 )
 def test_what_may_carry_something_is_kept(name: str, entries: Sequence[object]) -> None:
@@ -173,9 +174,9 @@ def test_numbers_in_order_are_warned_of() -> None:
 
 
 def test_measurements_with_a_unit_are_warned_of() -> None:
-    saved(weight=[f"{at}.5 kg" for at in SCATTERED // 2])
+    saved(80, weight=[f"{at}.5 kg" for at in np.arange(80) * 7 % 23])
     _, (line,) = loaded()
-    assert line.startswith("!column 'weight' has 21 different texts, such as '0.5 kg'")
+    assert line.startswith("!column 'weight' has 23 different texts, such as '0.5 kg'")
 
 
 # --- scaling -------------------------------------------------------------------------------------
@@ -635,7 +636,7 @@ gt towny csd_type | name website |
 modeldata Chicago Cubs_Home | | date
 mosaicData Births78 wday | year day_of_year | date
 mosaicData Gestation smoke | id plurality outcome sex | date
-mosaicData Marriage sign | | appdate ceremonydate dob
+mosaicData Marriage sign | bookpageID | appdate ceremonydate dob
 mosaicData Weather events | | date
 nlme Orthodont Sex | |
 nycflights13 planes engine | tailnum |
@@ -769,6 +770,9 @@ def test_ids_that_come_again_are_told(name: str) -> None:
         f"--group {name} keeps rows of one on the same side of every split"
     ]
     assert loaded(group=name)[1] == []
+    columns = {name: [f"p{at // 2}" for at in SCATTERED]}
+    saved(**columns)
+    assert [line[: line.index(" has") + 4] for line in loaded()[1][:1]] == [f"!column {name!r} has"]
 
 
 def test_rows_in_both_parts_are_counted() -> None:
