@@ -26,7 +26,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 # --- what is left out ----------------------------------------------------------------------------
 
-ROW_NUMBERS = "its whole numbers only rise or only fall from row to row, as row numbers do"
+ROW_NUMBERS = "whole numbers only rise or only fall, as row numbers do (--numbers NAME keeps them)"
 IDS = "all entries differ, as ids do"
 
 
@@ -47,10 +47,10 @@ IDS = "all entries differ, as ids do"
         ("at", range(2**60, 2**60 + 40), ROW_NUMBERS),  # alike as float64
         ("same", [7] * 40, "all entries are the same"),
         ("same", ["u"] * 40, "all entries are the same"),
-        ("none", [None] * 40, "it is empty"),
-        ("none", ["?", "-"] * 20, "it is empty"),
-        ("name", [f"Miller {at}" for at in SCATTERED], "nearly all its texts differ, as names do"),
-        ("name", [f"Miller {at}" for at in SCATTERED // 2], "none of its texts is in three rows"),
+        ("none", [None] * 40, "no entries"),
+        ("none", ["?", "-"] * 20, "no entries"),
+        ("name", [f"Miller {at}" for at in SCATTERED], "nearly all texts differ, as names do"),
+        ("name", [f"Miller {at}" for at in SCATTERED // 2], "no text is in three rows"),
     ],
 )
 def test_what_carries_nothing_is_left_out(name: str, entries: Sequence[object], why: str) -> None:

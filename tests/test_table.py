@@ -447,7 +447,7 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: arrays(y=np.array([None] * 10)), {}, "Python objects in array 'y'"),
         (lambda: arrays(y=np.ones(9)), {}, "10 rows in 'X', but the shape (9,) in 'y'"),
         (lambda: arrays(y=np.ones((10, 2))), {}, "10 rows in 'X', but the shape (10, 2) in 'y'"),
-        (lambda: arrays(X=np.ones((10, 2), complex)), {}, "left out: it holds neither numbers"),
+        (lambda: arrays(X=np.ones((10, 2), complex)), {}, "left out: neither numbers"),
         (lambda: arrays(X_test=np.ones((2, 2))), {}, "a.npz has no array 'y_test'"),
         (lambda: arrays(y_test=np.ones(2)), {}, "a.npz has no array 'X_test'"),
         (
@@ -538,7 +538,7 @@ def test_lines_that_have_all_their_fields() -> None:
     )
     assert data.labels[:6].tolist() == [0, 1] * 3
     text("y,\n0,\n1,\n" + "0,\n" * 4)  # a separator at the end of every line
-    with pytest.raises(ValueError, match="column 'Unnamed: 1' left out: it is empty"):
+    with pytest.raises(ValueError, match="column 'Unnamed: 1' left out: no entries"):
         load_table("a.csv", "y")
 
 

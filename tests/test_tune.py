@@ -600,8 +600,8 @@ def test_columns_left_out_and_texts_never_seen(capsys: pytest.CaptureFixture[str
     options = ["pets.csv", "--target", "pet", *SMALL, "--out", "run"]
     left_out = (
         "column 'id' left out: all entries differ, as ids do",
-        "column 'when' left out: its whole numbers only rise or only fall from row to row, as row "
-        "numbers do",
+        "column 'when' left out: whole numbers only rise or only fall, as row numbers do "
+        "(--numbers NAME keeps them)",
     )
     said = refusal(capsys, "tune", *options, "--strict")
     assert said == f"pseudograd: pets.csv is refused, since strict is set: {'; '.join(left_out)}"

@@ -126,6 +126,8 @@ def _read_plain(
     doubts: tuple[str, ...] = (),
 ) -> Reading:
     """Read a column of numbers: which of them stand for a gap?"""
+    import pandas as pd
+
     if entries.dtype == np.float16:  # which pandas does not know how to look up
         entries = entries.astype(np.float32)
     values = as_floats(entries)
@@ -143,7 +145,7 @@ def _read_plain(
     if (gaps | np.isnan(values)).all():
         return Reading(None, entries)
     if gaps.any():
-        entries = entries.astype(np.float64).mask(gaps)
+        entries = pd.Series(values, entries.index).mask(gaps)
     return Reading("numbers", entries, form, codes=codes, doubts=doubts)
 
 

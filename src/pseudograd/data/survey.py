@@ -112,8 +112,8 @@ def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -
 def empty(name: str, reading: Reading) -> str | None:
     """Leave out columns without an entry, or with entries that cannot be features."""
     if reading.kind is None:
-        return "it is empty"
-    return "it holds neither numbers nor texts nor dates" if reading.kind == "other" else None
+        return "no entries"
+    return "neither numbers nor texts nor dates" if reading.kind == "other" else None
 
 
 def constant(name: str, reading: Reading) -> str | None:
@@ -140,7 +140,7 @@ def row_number(name: str, reading: Reading) -> str | None:
     """
     if not _in_order(reading) or not _whole(reading):
         return None
-    return "its whole numbers only rise or only fall from row to row, as row numbers do"
+    return "whole numbers only rise or only fall, as row numbers do (--numbers NAME keeps them)"
 
 
 def all_different(name: str, reading: Reading) -> str | None:
@@ -151,8 +151,8 @@ def all_different(name: str, reading: Reading) -> str | None:
     if len(counts) < _FEW:
         return None
     if len(counts) >= _NEARLY_ALL * counts.sum():
-        return "nearly all its texts differ, as names do"
-    return None if counts.max() >= FEWEST_ROWS else "none of its texts is in three rows"
+        return "nearly all texts differ, as names do"
+    return None if counts.max() >= FEWEST_ROWS else "no text is in three rows"
 
 
 # --- what is doubtful: a check returns the rest of "column 'x' ...", or None ----------------------
