@@ -94,8 +94,27 @@ def _optimizer(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
     if recipe_of(trial).optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), trial.learning_rate, recipe_of(trial).momentum)
     if recipe_of(trial).optimizer == "adam":
+        decay = recipe_of(trial).weight_decay
+        if decay:
+            return torch.optim.AdamW(model.parameters(), trial.learning_rate, weight_decay=decay)
         return torch.optim.Adam(model.parameters(), trial.learning_rate)
     return torch.optim.RMSprop(model.parameters(), trial.learning_rate)
+
+
+def _scheduler(
+    optimizer: torch.optim.Optimizer, trial: Trial
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Half a period of a cosine; an epoch has the rate of its middle."""
+    epochs, cosine = recipe_of(trial).max_epochs, recipe_of(trial).schedule == "cosine"
+
+    def factor(epoch: int) -> float:
+        return (1 + math.cos(math.pi * (epoch + 0.5) / epochs)) / 2 if cosine else 1.0
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def _sampled(examples: Tensor, most: int) -> Tensor:
+    return examples[[at * len(examples) // most for at in range(most)]] if most else examples
 
 
 def _layers(model: nn.Sequential) -> Layers:
@@ -113,17 +132,19 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
     weights = weights / weights[: data.train_size].mean()
     model = network(data, trial, initial_layers(data, trial), dtype)
     optimizer = _optimizer(model, trial)
+    scheduler = _scheduler(optimizer, trial)
+    trained = _sampled(cut.train, recipe_of(trial).sample)
     votes = y[: data.train_size].bincount(weights[: data.train_size])
     chance = 1 - votes.max().item() / data.train_size
     clip, criterion = recipe_of(trial).clip, _criterion(trial)
     curve: list[float] = []
     epochs: list[Layers] = []
-    best_error, best_epoch, since, stopped_by, clipped, steps = math.inf, 0, 0, "limit", 0, 0
+    best_score, best_epoch, since, stopped_by, clipped, steps = math.inf, 0, 0, "limit", 0, 0
     for epoch in range(1, recipe_of(trial).max_epochs + 1):
         order = randomness.order(
-            torch.tensor([trial.seed]), torch.tensor([epoch - 1]), len(cut.train)
+            torch.tensor([trial.seed]), torch.tensor([epoch - 1]), len(trained)
         )
-        for batch in cut.train[order[0]].split(recipe_of(trial).batch_size):
+        for batch in trained[order[0]].split(recipe_of(trial).batch_size):
             optimizer.zero_grad()
             losses = criterion(model(x[batch]), y[batch])
             (weights[batch] * losses).mean().backward()
@@ -132,12 +153,14 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
                 clipped += int(norm > clip)
             optimizer.step()
             steps += 1
+        scheduler.step()
         error, value = error_and_cross_entropy(model, x[cut.stop], y[cut.stop], weights[cut.stop])
         curve.append(error)
         epochs.append(_layers(model))
-        if error < best_error:
-            best_error, best_epoch, since = error, epoch, epoch
-        elif error == best_error and recipe_of(trial).ties == "last":
+        score = error if recipe_of(trial).stop_by == "error" else error + value / 4
+        if score < best_score:
+            best_score, best_epoch, since = score, epoch, epoch
+        elif score == best_score and recipe_of(trial).ties == "last":
             best_epoch = epoch
         largest = max(weight.abs().max().item() for weight, _ in epochs[-1])
         if not math.isfinite(value) or (error > 0.99 * chance and not largest < 1e4):
@@ -153,7 +176,7 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
     mistakes = tuple(at for at, mistaken in enumerate(wrong.tolist()) if mistaken)
     outcome = Outcome(
         trial=trial,
-        stop_error=best_error,
+        stop_error=curve[best_epoch - 1],
         best_epoch=best_epoch,
         error=error,
         cross_entropy=value,

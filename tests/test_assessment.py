@@ -16,7 +16,6 @@ from pseudograd.search import baselines as baselines_module
 from pseudograd.search.assessment import assess
 from pseudograd.search.baselines import baselines, permutation_importance
 from pseudograd.search.measures import (
-    at_temperature,
     balanced_error,
     compare_on_rows,
     confusion,
@@ -94,16 +93,14 @@ def test_calibration_error_is_the_mean_gap_weighted_by_examples() -> None:
 def test_the_temperature_that_made_predictions_too_sure_is_found(temperature: float) -> None:
     true = RANDOM.dirichlet([0.7] * 4, 20_000)
     labels = (true.cumsum(1) > RANDOM.random((20_000, 1))).argmax(1)
-    stated = at_temperature(true, 1 / temperature)  # flattened or sharpened
-    found = fit_temperature(np.log(stated), labels)
+    found = fit_temperature(temperature * np.log(true), labels)  # flattened or sharpened
     assert found == pytest.approx(temperature, rel=0.06)
-    np.testing.assert_allclose(at_temperature(stated, temperature), true, atol=1e-6)
 
 
 def test_few_right_predictions_do_not_make_for_certainty() -> None:
     logits = np.array([[4.0, 0.0]] * 30)
-    scaled = at_temperature(np.exp(logits), fit_temperature(logits, np.zeros(30, int)))
-    assert 0.95 < scaled[0, 0] < 0.98  # 31 of 32, by Laplace's rule
+    margin = 4.0 / fit_temperature(logits, np.zeros(30, int))
+    assert 0.95 < 1 / (1 + np.exp(-margin)) < 0.98  # 31 of 32, by Laplace's rule
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 1], [1, 1, 0]])
@@ -147,9 +144,9 @@ def blobs(rows: int = 300, seed: int = 0) -> tuple[Dataset, Encoder]:
     hue = np.eye(3)[random.integers(0, 3, rows)]
     features = np.column_stack([random.uniform(-1, 1, rows), hue, signal]).astype(np.float32)
     columns = (
-        Numbers("noise", 0.0, 1.0, 0.5, 1.0, missing=False),
+        Numbers("noise", 0.0, 1.0, 0.5, 2.0, missing=False),
         Categories("hue", ("blue", "green", "red"), missing=False),
-        Numbers("signal", 0.0, 10.0, 5.0, 1.0, missing=False),
+        Numbers("signal", 0.0, 10.0, 5.0, 0.2, missing=False),
     )
     encoder = Encoder("ill", ("no", "yes"), columns)
     tensors = torch.from_numpy(features), torch.from_numpy(labels.astype(np.int64))
@@ -230,10 +227,11 @@ def test_an_assessment_of_a_good_model() -> None:
     probabilities = by_signal(data.features.numpy())
     train, test = probabilities[: data.train_size], probabilities[data.train_size :]
     flat = np.tile([0.9, 0.1], (data.test_size, 1))
+    sharp = test**5
     found = assess(
         data=data,
         encoder=encoder,
-        test={"model": test, "uncalibrated": at_temperature(test, 0.2), "plain": flat},
+        test={"model": test, "uncalibrated": sharp / sharp.sum(1, keepdims=True), "plain": flat},
         out_of_fold={"model": train, "plain": train},
         votes=np.repeat(train.argmax(1)[:, None], 4, 1).astype(np.int8),
         predict=by_signal,
@@ -276,7 +274,7 @@ def test_of_many_classes_the_most_confused_pairs_are_kept() -> None:
     labels = np.concatenate([np.arange(30), np.repeat(np.arange(30), 4)])
     features = torch.from_numpy(random.normal(size=(150, 2)).astype(np.float32))
     data = Dataset("many", features, torch.from_numpy(labels), 30, (-1.0, 1.0))
-    columns = tuple(Numbers(name, 0.0, 1.0, 0.5, 1.0, missing=False) for name in "ab")
+    columns = tuple(Numbers(name, 0.0, 1.0, 0.5, 2.0, missing=False) for name in "ab")
     encoder = Encoder("y", tuple(range(30)), columns)
     predicted = labels[30:].copy()
     predicted[:3], predicted[-1] = 7, 2  # three 0s taken for 7, a 29 for 2

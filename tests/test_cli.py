@@ -79,7 +79,7 @@ def test_warnings_are_lines_of_their_own() -> None:
     Path("mice.csv").write_text(f"id,weight,kind\n{weights}")
     command = ["tune", "mice.csv", "--target", "kind", "--k", "1", "--max-epochs", "1"]
     run = subprocess.run(
-        [sys.executable, "-m", "pseudograd", *command, "--repetitions", "1", "--hidden", "2"],
+        [sys.executable, "-m", "pseudograd", *command, "--hidden", "2"],
         capture_output=True,
         text=True,
         check=True,

@@ -53,7 +53,7 @@ ONE = a_trial("blobs", (9,), k=1, learning_rate=0.3, batch_size=32, max_epochs=8
 def mixed(**shared: Any) -> list[Trial]:
     """Trials that differ in all that a fleet's trials may differ in."""
     base = replace(ONE, **shared)
-    retrain = base.split.retrain
+    retrain, bagged = base.split.retrain, base.split.bagged
     step = (
         0.03
         if recipe_of(base).optimizer != "sgd"
@@ -77,7 +77,7 @@ def mixed(**shared: Any) -> list[Trial]:
             learning_rate=rate * step,
             momentum=momentum if recipe_of(base).optimizer == "sgd" else 0.0,
             seed=seed,
-            split=Split(plan, repetition, retrain),
+            split=Split(plan, repetition, retrain, bagged=bagged),
             patience=patience,
             max_epochs=limit,
             clip=None if recipe_of(base).clip is None else clip,
@@ -124,7 +124,7 @@ def assert_same(ours: Outcome, theirs: Outcome) -> None:
     assert replace(ours, cross_entropy=0) == replace(theirs, cross_entropy=0)
 
 
-RETRAIN = Split(retrain=True)
+RETRAIN, BAGGED = Split(retrain=True), Split(bagged=True)
 SHARED: list[dict[str, Any]] = [
     {},
     {"hidden_layer_sizes": ()},
@@ -139,6 +139,10 @@ SHARED: list[dict[str, Any]] = [
     {"optimizer": "rmsprop", "hidden_layer_sizes": (8, 6, 7)},
     {"rule": "focal"},
     {"rule": "log_of_power", "hidden_layer_sizes": (8, 6, 7)},
+    {"optimizer": "adam", "weight_decay": 0.3, "split": BAGGED, "stratified": True},
+    {"optimizer": "adam", "weight_decay": 0.01, "schedule": "cosine", "sample": 100, "clip": 1.0},
+    {"schedule": "cosine", "hidden_layer_sizes": (8, 6), "split": BAGGED},
+    {"stop_by": "error and cross-entropy", "split": BAGGED},
     {"ties": "last"},
 ]
 
@@ -188,6 +192,11 @@ def test_the_trials_above_do_what_they_are_there_for() -> None:
     ]
     assert any(later)
     assert [run.outcome.epochs for run in lasts] == [run.outcome.epochs for run in firsts]
+    # By the mixed score, others are the best epochs than by the error.
+    mixed_scores, errors = every[-2], [plain(trial) for trial in mixed(split=BAGGED)]
+    assert [run.outcome.best_epoch for run in mixed_scores] != [
+        run.outcome.best_epoch for run in errors
+    ]
     # The last batch of an epoch is short.
     assert len(parts(blobs(), ONE.split).train) % recipe_of(ONE).batch_size != 0
 
@@ -436,6 +445,24 @@ def test_the_final_training_is_judged_on_the_test_set(size: int) -> None:
         search = parts(data, Split(3, repetition))
         assert torch.equal(cut.stop, search.stop)
         assert set(cut.train.tolist()) >= {*search.train.tolist(), *search.judge.tolist()}
+
+
+@pytest.mark.parametrize("size", [5, 9, 213])
+def test_bagged_networks_train_on_all_that_they_are_not_judged_on(size: int) -> None:
+    data = Dataset("any", torch.zeros(size + 7, 1), torch.arange(size + 7) % 2, size)
+    cuts = [parts(data, Split(3, number, bagged=True), stratified=True) for number in range(10)]
+    for cut in cuts:
+        assert torch.equal(cut.stop, cut.judge)
+        assert len(cut.judge) == size // 5
+        assert sorted(torch.cat((cut.train, cut.judge)).tolist()) == list(range(size))
+        classes = data.labels[cut.judge].bincount(minlength=2)
+        assert (classes[0] - classes[1]).abs() <= 2
+    rounds = [torch.cat([cut.judge for cut in cuts[start : start + 5]]) for start in (0, 5)]
+    for judged in rounds:
+        assert len(judged.unique()) == len(judged) == size // 5 * 5
+    if size > 9:  # after five repetitions the cut is a new one
+        folds = [{*cut.judge.tolist()} for cut in cuts]
+        assert all(fold not in folds[5:] for fold in folds[:5])
 
 
 def test_the_plan_is_a_pure_function() -> None:
@@ -1008,9 +1035,13 @@ def test_no_trials_no_outcomes() -> None:
         ("feature_range", (0.0, 1.0)),
         ("batch_size", 31),
         ("clip", 1.0),
+        ("schedule", "cosine"),
+        ("bins", 4),
+        ("sample", 50),
         ("stratified", True),
         ("rule", "focal"),
         ("split", RETRAIN),
+        ("split", BAGGED),
     ],
 )
 def test_trials_of_different_architectures(field: str, value: Any) -> None:
@@ -1056,6 +1087,10 @@ BAD: list[tuple[str, Any]] = [
     *(("batch_size", value) for value in (0, -128, 32.5, NAN)),
     *(("clip", value) for value in (0, -1.0, NAN, INF, "1")),
     *(("ties", value) for value in ("lowest", None)),
+    *(("weight_decay", value) for value in (-0.1, NAN, INF, "0.1", 0.1)),  # the last for "sgd"
+    *(("schedule", value) for value in ("linear", None)),
+    *(("stop_by", value) for value in ("loss", None)),
+    *((name, value) for name in ("bins", "sample") for value in (-1, 1.5, None)),
     *(("patience", value) for value in (0, -1, 1.5, INF)),
     *(("max_epochs", value) for value in (0, -1, 1.5, INF)),
     *(("rule", value) for value in ("cross-entropy", "no_module:focal", "math:sin")),
@@ -1079,6 +1114,18 @@ def test_a_bad_trial_is_refused(field: str, value: Any) -> None:
 def test_a_bad_split_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} must be .*, not {value}$"):
         replace(Split(), **{field: value})
+
+
+@pytest.mark.parametrize("other", ["retrain", "test"])
+def test_bagging_has_its_own_folds(other: str) -> None:
+    with pytest.raises(ValueError, match="bagged must be left out with test or retrain"):
+        replace(BAGGED, **{other: True})
+
+
+def test_weight_decay_is_adams() -> None:
+    with pytest.raises(ValueError, match=r"^weight_decay must be 0 for optimizers other than"):
+        replace(ONE, weight_decay=0.1, optimizer="rmsprop")
+    assert recipe_of(replace(ONE, weight_decay=1, optimizer="adam")).fields()["weight_decay"] == 1.0
 
 
 def test_the_last_split_there_is() -> None:

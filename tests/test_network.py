@@ -55,5 +55,5 @@ def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
         Network((), "gelu", 1.0, 0.0)
     path = tmp_path / "other.safetensors"
     path.write_bytes(b"not a network")
-    with pytest.raises(ValueError, match="is not a saved network"):
+    with pytest.raises(ValueError, match="is not a saved model"):
         Network.load(path)

@@ -27,6 +27,7 @@ from pseudograd.search import (
     Ledger,
     Progress,
     Protocol,
+    Result,
     Runner,
     Study,
     compare,
@@ -379,9 +380,9 @@ def test_errors_of_the_model_are_counted_by_class(tmp_path: Path) -> None:
     protocol = Protocol(recipe, ks=(1.0,), initial_rate=0.1, repetitions=1, retrainings=2)
     study = study_of(data, encoder, protocol, tmp_path / "run")
     found = tune(study, data, encoder, Fleet(data, keep_parameters=True).run)
-    assert found is not None
-    network, _ = load_model(tmp_path / "run")
-    answers = network.logits(data.features[data.train_size :]).argmax(1)
+    assert isinstance(found, Result)
+    model, _ = load_model(tmp_path / "run")
+    answers = model.probabilities(data.features[data.train_size :]).argmax(1)
     assert set(answers.tolist()) == {0}
     assert found.comparison.by_class == (ByClass("no", 38, 0), ByClass("yes", 2, 2))
     examples = read_examples(study)
@@ -516,6 +517,12 @@ OTHER_RECIPES: list[dict[str, Any]] = [
     {"data_hash": "0123456789abcdef"},
     {"stratified": True},
     {"clip": 100.0},
+    {"optimizer": "adam"},
+    {"optimizer": "adam", "weight_decay": 0.1},
+    {"schedule": "cosine"},
+    {"stop_by": "error and cross-entropy"},
+    {"bins": 16},
+    {"sample": 1000},
 ]
 
 
@@ -538,6 +545,11 @@ def test_settings_as_by_default_are_not_in_a_fingerprint() -> None:
     """So that a setting that is added later leaves the recipes of committed ledgers alone."""
     assert RECIPE.fingerprint == "9c6dd9058aeb"
     assert MLPRecipe("digits", (400,), optimizer="sgd", clip=None) == RECIPE
+    committed = MLPRecipe(
+        "cifar10", (400,), "679a0a54bc26fa54", momentum=0.5, activation="tanh", patience=5,
+        max_epochs=5,
+    )  # fmt: skip
+    assert committed.fingerprint == "e64271fc7e7b"
     different = {replace(RECIPE, **change).fingerprint for change in OTHER_RECIPES}
     assert len(different | {RECIPE.fingerprint}) == 1 + len(OTHER_RECIPES)
 

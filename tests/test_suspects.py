@@ -24,7 +24,7 @@ MODEL = np.array(
 def table(rows: torch.Tensor | None = None) -> tuple[Dataset, Encoder]:
     features = torch.tensor([[0.0, 1, 0], [0.5, 0, 1], [0.2, 1, 0], [0.0, 1, 0], [1 / 3, 0, 1]])
     columns = (
-        Numbers("size", 0.0, 10.0, 5.0, 1.0, missing=False),
+        Numbers("size", 0.0, 10.0, 5.0, 0.2, missing=False),
         Categories("code", ("007", "blue"), missing=False),
     )
     encoder = Encoder("pet", ("cat", "dog", 'a "fish", live'), columns)
@@ -84,7 +84,7 @@ def test_the_page_is_given_rows_in_the_users_terms() -> None:
     found = shown_suspects(suspects(LABELS, MODEL), data, encoder)
     assert (found["count"], found["of"]) == (3, 5)
     first = found["first"][0]
-    assert first["row"] == {"size": "5.335", "code": "blue"}
+    assert first["row"] == {"size": "6.677", "code": "blue"}  # features are squeezed
     assert (first["row_number"], first["label"], first["predicted"]) == (15, 2, 0)
     assert first["self_confidence"] == 0.05
     assert first["pixels"] is first["agreement"] is None

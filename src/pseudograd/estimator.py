@@ -28,7 +28,7 @@ from pseudograd.fleet.mlp.bins import quantiles
 from pseudograd.search import Bagging, Cell, Study, table_recipe
 from pseudograd.search.bagging import bagging_for
 from pseudograd.search.display import Display
-from pseudograd.search.ensemble import METRICS, candidates, fit_temperature, mixture, select
+from pseudograd.search.ensemble import METRICS, calibrated, candidates, mixture, select
 
 _FLOATS = (np.float64, np.float32)  # kept as they are; other features become float64
 _DATA = "examples"
@@ -247,8 +247,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         labels = data.labels[found.rows]
         weights = None if data.weights is None else data.weights[found.rows]
         shares = select(found.out_of_fold, labels, self.metric, weights)
-        temperature = fit_temperature(found.combined(shares), labels, weights)
-        self.ensemble_ = found.ensemble(shares, temperature)
+        self.ensemble_ = calibrated(found, shares, labels, weights)
         if not all(network.is_finite for network in self.ensemble_.networks):
             raise ValueError("training diverged: lower learning_rate or weight_decay")
         best = protocol.best(found.cells)

@@ -31,14 +31,24 @@ from pseudograd.search import (
 )
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import ByClass
+from pseudograd.search.documents import misfit
 from pseudograd.words import DASH, counted, fraction, interval, joined, percent
 
 Outcomes = Mapping[Trial, Outcome]
 
 _NEEDED = ("command", "versions", "commit", "hardware", "devices", "started", "seconds", "seed",
            "data")  # fmt: skip
-_NEEDED_OF_DATA = ("name", "sha256", "train_size", "test_size", "features", "classes", "labels",
-                   "pixels", "target")  # fmt: skip
+_DATA = {
+    "name": str,
+    "sha256": str,
+    "train_size": int,
+    "test_size": int,
+    "features": int,
+    "classes": int,
+    "labels": [(str, int, bool)],
+    "pixels": (None, [int]),
+    "target": str,
+}
 
 
 def _recipe(protocol: Protocol) -> dict[str, Any]:
@@ -54,8 +64,7 @@ def _recipe(protocol: Protocol) -> dict[str, Any]:
 def _check(about: Mapping[str, Any]) -> None:
     """Refuse facts that lack something."""
     missing = [name for name in _NEEDED if name not in about]
-    known = about.get("data", _NEEDED_OF_DATA)
-    missing += [f"data[{name!r}]" for name in _NEEDED_OF_DATA if name not in known]
+    missing += [f"data[{name!r}]" for name in _DATA if name not in about.get("data", _DATA)]
     if missing:
         raise ValueError(f"about must have {', '.join(missing)}")
 
@@ -64,6 +73,12 @@ def write_page(study: Study) -> Path:
     """Write the page of a study into its folder, and return its path."""
     if study.folder is None:
         raise ValueError("study must be kept in a folder, for its page to be written there")
+    _recipe(study.protocol)  # raises if there is no page for it
+    if wrong := misfit(study.data, _DATA, "data"):
+        raise ValueError(
+            f"{study.folder / 'run.json'} lacks what the page says about the data ({wrong}): name "
+            "a run of pseudograd tune, or read study.result"
+        )
     path = study.folder / "report.html"
     with writing(path):
         write_whole(

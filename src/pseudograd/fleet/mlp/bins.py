@@ -48,7 +48,7 @@ class Bins:
         """Return up to ``count`` bins of each feature, equally full in the training part."""
         step = -(-data.train_size // _LOOKED_AT)
         features = data.features[: data.train_size : step].double()
-        weights = torch.ones(len(features)) if data.weights is None else data.weights
+        weights = torch.ones(data.train_size) if data.weights is None else data.weights
         weights = weights[: data.train_size : step].double()
         shares = torch.linspace(0, 1, count + 1, dtype=torch.float64)
         found: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -104,6 +104,7 @@ def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> S
         and recipe.rule == "tunable"
         and fleet.precision == "tf32"
         and examples.weights is None
+        and examples.bins is None
     )
     if fusible and examples.labels.device.type == "cuda" and importlib.util.find_spec("triton"):
         from pseudograd.fleet.mlp.fused import FusedStack

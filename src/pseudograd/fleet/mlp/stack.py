@@ -99,10 +99,10 @@ class Examples:
     def gather(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the scaled features of the examples ``index``."""
         features = self.features[index]
+        # Encoded first: scaling is in place.
+        encoded = None if self.bins is None else self.bins.encode(features).to(dtype)
         scaled = features.to(dtype).mul_(self.factor).add_(self.offset)
-        if self.bins is None:
-            return scaled
-        return torch.cat((scaled, self.bins.encode(features).to(dtype)), -1)
+        return scaled if encoded is None else torch.cat((scaled, encoded), -1)
 
 
 class Stack:
