@@ -845,6 +845,13 @@ def test_networks_that_all_diverge(protocol: Protocol) -> None:
     assert not Path("run/model.json").exists()
 
 
+def test_the_choice_is_compared_with_k_1() -> None:
+    data, encoder = open_data("digits")
+    run = study_of(data, encoder, Bagging(RECIPE, (2.0, 0.5)), "run")
+    with pytest.raises(ValueError, match="ks must contain 1, which the choice is compared with"):
+        tune(run, data, encoder, diverging)
+
+
 def test_a_fold_that_diverged_is_no_part_of_the_model() -> None:
     data, encoder = open_data("digits")
     protocol = Bagging(RECIPE, (1.0,), learning_rates=(0.1,), most_extensions=0)

@@ -171,7 +171,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the most probable label of each row."""
-        labels: NDArray[Any] = self.classes_[self._probabilities(X).argmax(-1).numpy()]
+        likeliest = self._probabilities(X).argmax(-1).numpy()
+        labels: NDArray[Any] = self.classes_[likeliest]
         return labels
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -248,9 +249,11 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         weights = None if data.weights is None else data.weights[found.rows]
         shares = select(found.out_of_fold, labels, self.metric, weights)
         temperature = fit_temperature(found.combined(shares), labels, weights)
-        self.ensemble_ = found.ensemble(shares, temperature)
-        if not all(network.is_finite for network in self.ensemble_.networks):
+        ensemble = found.ensemble(shares, temperature)
+        if not all(network.is_finite for network in ensemble.networks):
+            vars(self).pop("ensemble_", None)  # of an earlier fit
             raise ValueError("training diverged: lower learning_rate or weight_decay")
+        self.ensemble_ = ensemble
         best = protocol.best(found.cells)
         self.k_, self.learning_rate_ = best.k, best.learning_rate
         self.members_ = [
