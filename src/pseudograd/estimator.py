@@ -251,7 +251,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         temperature = fit_temperature(found.combined(shares), labels, weights)
         ensemble = found.ensemble(shares, temperature)
         if not all(network.is_finite for network in ensemble.networks):
-            vars(self).pop("ensemble_", None)  # of an earlier fit
+            self.__dict__.pop("ensemble_", None)  # of an earlier fit
             raise ValueError("training diverged: lower learning_rate or weight_decay")
         self.ensemble_ = ensemble
         best = protocol.best(found.cells)
