@@ -153,7 +153,7 @@ def installed(package: str) -> str:
 
 
 def run(names: Sequence[str], chosen: Sequence[Table], ledger: Path) -> None:
-    """Run what the ledger does not have: the first seed by all methods, small tables first."""
+    """Run what the ledger does not have: first seeds first, then small tables."""
     done = {(r["table"], r["method"], r["seed"]) for r in records(ledger)}
     facts = {key: environment("cpu")[key] for key in ("hardware", "python", "commit", "date")}
     ledger.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ def run(names: Sequence[str], chosen: Sequence[Table], ledger: Path) -> None:
             print(f"{name} is left out: {METHODS[name][0]} is not installed")
     names = [name for name in names if installed(METHODS[name][0])]
     seeds = sorted({seed for table in chosen for seed in table.seeds})
-    for seed, name, table in itertools.product(seeds, names, chosen):
+    for seed, table, name in itertools.product(seeds, chosen, names):
         if seed not in table.seeds or (table.name, name, seed) in done:
             continue
         package, method = METHODS[name]

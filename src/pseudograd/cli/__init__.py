@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from pseudograd import __version__
 from pseudograd.cli.data import data
 from pseudograd.cli.options import Parser
-from pseudograd.cli.tune import predict, report, runs, tune
+from pseudograd.cli.results import predict, report, runs
+from pseudograd.cli.tune import tune
 from pseudograd.extras import needed_for
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def run_command(
     Args:
         program: The program's name, which begins its messages.
         about: One sentence for ``--help``.
-        commands: Functions that add a subcommand's parser and set the function it runs as ``run``.
+        commands: Functions that add a subcommand's parser and set the function it runs as ``run``,
+            which may return an exit status.
         arguments: The arguments after the program's name; by default those of ``sys.argv``.
 
     Returns:
@@ -62,7 +64,7 @@ def run_command(
     options.arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with _plain_warnings(), needed_for(f"pseudograd {options.command}"):
-            options.run(options)
+            status = options.run(options) or 0
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
         print(f"{program}: {str(stop) or 'stopped by Ctrl-C before the end'}", file=sys.stderr)
@@ -78,7 +80,7 @@ def run_command(
     except (ValueError, OSError, ImportError) as problem:
         print(f"{program}: {problem}", file=sys.stderr)
         return 1
-    return 0
+    return int(status)
 
 
 @contextlib.contextmanager

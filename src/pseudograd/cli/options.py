@@ -127,3 +127,8 @@ def file(text: str) -> Path:
             f"{text!r} cannot be written ({reason}): name a file in a folder you may write to"
         ) from problem
     return path
+
+
+def is_same_file(one: str | Path, other: str | Path) -> bool:
+    """Return whether two paths lead to one file."""
+    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)

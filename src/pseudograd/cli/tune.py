@@ -1,4 +1,4 @@
-"""``pseudograd tune``, ``predict``, ``report`` and ``runs``: a search, and its results."""
+"""``pseudograd tune``: a search, from the options to the model."""
 
 from __future__ import annotations
 
@@ -8,20 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pseudograd.cli.options import (
-    add_time_limit,
-    deadline,
-    file,
-    number,
-    positive,
-)
+from pseudograd.cli.options import add_time_limit, deadline, is_same_file, number
 from pseudograd.cli.place import Place, add_place, lacks_memory
 from pseudograd.cli.protocols import add_network, add_search, protocol_of
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset, Encoder
-    from pseudograd.search import Study
 
 
 def tune(commands: Commands) -> None:
@@ -160,7 +153,7 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
     from pseudograd.data import open_data
     from pseudograd.data.columns import OptionError
 
-    if options.test and _is_same_file(options.test, options.data):
+    if options.test and is_same_file(options.test, options.data):
         raise ValueError(f"--test {options.test} is the training file itself: name another")
     try:
         return open_data(
@@ -211,118 +204,6 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
             "write them the same way",
             file=sys.stderr,
         )
-
-
-def predict(commands: Commands) -> None:
-    """``pseudograd predict``: apply the model of a run to new rows."""
-    about = "apply the model of a run to new rows: labels and probabilities as CSV"
-    parser = commands.add_parser("predict", help=about, description=about.capitalize() + ".")
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("file", metavar="FILE", help="a .csv, .parquet or .npz file of rows")
-    parser.add_argument(
-        "--k",
-        type=positive,
-        metavar="K",
-        help="apply the network of this k: the chosen one or 1 (the chosen one)",
-    )
-    parser.add_argument("--out", type=file, metavar="FILE", help="write here instead of printing")
-
-    def run(options: argparse.Namespace) -> None:
-        import pandas as pd
-        import torch
-
-        from pseudograd.data import read_frame
-        from pseudograd.search import load_model
-
-        if options.out and _is_same_file(options.out, options.file):
-            raise ValueError(f"--out {options.out} is the file of rows itself: name another")
-        if options.out and options.out.suffix.lower() in (".parquet", ".npz"):
-            raise ValueError(f"--out {options.out} must end in .csv: predictions are CSV")
-        network, encoder = load_model(options.run_folder, options.k)
-        frame = read_frame(options.file, encoder)
-        probabilities = network.probabilities(torch.from_numpy(encoder.transform(frame)))
-        for name, entries in encoder.unseen(frame).items():
-            print(
-                f"column {name!r}: {len(entries)} of {len(frame)} entries were never seen in "
-                f"training, such as {entries.iloc[0]!r}; they count as none of its categories",
-                file=sys.stderr,
-            )
-        if beyond := encoder.beyond(frame):
-            columns = [
-                f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:g})"
-                for name, entries in beyond.items()
-            ]
-            more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
-            print(
-                f"numbers outside the range of the training data: {', '.join(columns[:8])}{more}",
-                file=sys.stderr,
-            )
-        table = pd.DataFrame(
-            probabilities.numpy(), columns=[f"p({label})" for label in encoder.labels]
-        )
-        labels = [encoder.labels[at] for at in probabilities.argmax(1).tolist()]
-        table.insert(0, encoder.target, labels)
-        table.to_csv(options.out or sys.stdout, index=False, float_format="%.6g")
-        if options.out:
-            print(f"{len(table)} predictions: {options.out}")
-
-    parser.set_defaults(run=run)
-
-
-def _is_same_file(one: str | Path, other: str | Path) -> bool:
-    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
-
-
-def report(commands: Commands) -> None:
-    """``pseudograd report``: write the page of a run again."""
-    about = "write the page of a run again from its ledger"
-    parser = commands.add_parser("report", help=about, description=about.capitalize() + ".")
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
-
-    def run(options: argparse.Namespace) -> None:
-        from pseudograd.search import Study
-        from pseudograd.search.display import tell_set_aside
-
-        study = Study.open(options.run_folder)
-        tell_set_aside(study.ledger)
-        print(f"page: {study.report()}")
-
-    parser.set_defaults(run=run)
-
-
-def runs(commands: Commands) -> None:
-    """``pseudograd runs``: list runs."""
-    about = "list the runs in a folder"
-    parser = commands.add_parser("runs", help=about, description=about.capitalize() + ".")
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        default=Path("runs"),
-        metavar="FOLDER",
-        help="the folder (%(default)s)",
-    )
-
-    def run(options: argparse.Namespace) -> None:
-        from pseudograd.report.summary import table_of_runs
-        from pseudograd.search import Study
-
-        def opened(folder: Path) -> Study | None:
-            try:
-                return Study.open(folder)
-            except (ValueError, OSError) as problem:
-                print(problem, file=sys.stderr)
-                return None
-
-        if not options.folder.is_dir():
-            raise FileNotFoundError(f"{options.folder} is not a folder: name one that holds runs")
-        found = sorted(path.parent for path in options.folder.glob("*/run.json"))
-        if not found:
-            print(f"no runs in {options.folder}")
-            return
-        print(table_of_runs(filter(None, map(opened, found))))
-
-    parser.set_defaults(run=run)
 
 
 def _fraction(text: str) -> float:

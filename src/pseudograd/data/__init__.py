@@ -3,7 +3,7 @@
 from pseudograd.data.benchmarks import data_folder, fetch, load, variant
 from pseudograd.data.dataset import Dataset, digits
 from pseudograd.data.encoder import Encoder
-from pseudograd.data.table import load_table, open_data, read_frame
+from pseudograd.data.table import load_table, open_data, read_frame, read_rows
 
 __all__ = [
     "Dataset",
@@ -15,5 +15,6 @@ __all__ = [
     "load_table",
     "open_data",
     "read_frame",
+    "read_rows",
     "variant",
 ]

@@ -76,6 +76,10 @@ class Delimited:
                     frame[at] = entries
         return frame, decimal == ","
 
+    def verbatim(self, places: Sequence[int]) -> DataFrame:
+        """Return the columns at these places as the texts that are in the file, in this order."""
+        return self._read(places, dtype=str, na_filter=False)[[*places]]
+
     def _read(self, places: Sequence[int], **options: Any) -> DataFrame:
         """Have pandas read some columns, and call them by their places."""
         import pandas as pd

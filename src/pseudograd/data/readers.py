@@ -32,6 +32,7 @@ class Table:
     frame: DataFrame | Delimited  # all columns; those of a text file are typed later
     test: DataFrame | None = None  # the test part, if the file has one
     pixels: tuple[int, ...] | None = None  # the shape of a picture, if the columns are pixels
+    kept: DataFrame | None = None  # columns that are asked for as they are
     comma: bool = False  # whether the decimal mark is a comma
     said: str = ""  # what was assumed, to be told
 

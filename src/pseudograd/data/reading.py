@@ -31,10 +31,12 @@ def read_table(
     target: str | None,
     choices: Choices = AS_IT_IS,
     encoder: Encoder | None = None,
+    keep: Sequence[str] = (),
 ) -> Table:
     """Return the wanted columns of a file or a frame, typed, and its test part if any.
 
-    With an encoder the rows are new: they need no labels, and other columns are left out.
+    With an encoder the rows are new: they need no labels, and other columns are left out, except
+    that those to ``keep`` are returned as they are in the file.
     """
     with needed_for("reading tables"):
         import pandas as pd
@@ -48,7 +50,8 @@ def read_table(
     names = unique_names(names)
     if encoder is None:
         _check_choices(place, names, choices, table.pixels is not None)
-    places = _wanted(names, encoder, choices)
+    _check_names("keep", keep, names, place)
+    places, kept = _wanted(names, encoder, choices), [names.index(name) for name in keep]
     if isinstance(table.frame, Delimited):
         # What was text stays text, even where it looks like numbers.
         known: dict[str, Collection[object]] = dict.fromkeys(choices.categories, ())
@@ -57,15 +60,19 @@ def read_table(
         text = replace(table.frame, columns=names)
         with _in_a_sentence(place):
             frame, comma = text.typed(places, known, codes=encoder is None)
+            as_it_is = text.verbatim(kept) if kept else None
         said = "is not UTF-8 and was read as Windows-1252: save it as UTF-8 if letters look wrong"
         table = replace(table, comma=comma, said=f"{place} {said}" * bool(text.assumed))
     else:
         frame = table.frame.iloc[:, places].reset_index(drop=True)
+        as_it_is = table.frame.iloc[:, kept].reset_index(drop=True) if kept else None
     frame = frame.set_axis(pd.Index([names[at] for at in places], dtype=object), axis=1)
     for part in (frame, table.test):
         if part is not None and part.empty:
             raise ValueError(f"{place} is empty: it must have columns and rows")
-    return replace(table, frame=frame)
+    if as_it_is is not None:
+        as_it_is = as_it_is.set_axis([*keep], axis=1)
+    return replace(table, frame=frame, kept=as_it_is)
 
 
 def name_of(source: Source) -> str:
@@ -127,9 +134,13 @@ def _check_choices(place: str, names: list[str], choices: Choices, pictures: boo
     for option, given in options.items():
         if given and pictures:
             raise OptionError(option, f"cannot be set for {place}, which has pictures")
-        for name in given:
-            if name not in names:
-                raise OptionError(option, f"names {name!r}: {place} has {nearest(name, names)}")
+        _check_names(option, given, names, place)
+
+
+def _check_names(option: str, given: Sequence[str], names: list[str], place: str) -> None:
+    for name in given:
+        if name not in names:
+            raise OptionError(option, f"names {name!r}: {place} has {nearest(name, names)}")
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -
         kept.append(name)
         doubts = [*reading.doubts]
         if not chosen:
-            doubts += filter(None, (check(name, reading) for check in DOUBTFUL))
+            doubts += [*filter(None, (check(name, reading) for check in DOUBTFUL))][:1]
         used_as = {"text": "categories"}.get(str(reading.kind), reading.kind)
         notes.columns[name] = {"used_as": used_as, "why": "; ".join(doubts)}
         for doubt in doubts:
@@ -195,7 +195,7 @@ def entity(name: str, reading: Reading) -> str | None:
 
 Check = Callable[[str, Reading], str | None]
 LEFT_OUT: tuple[Check, ...] = (empty, constant, identity, row_number, all_different)
-DOUBTFUL: tuple[Check, ...] = (rises, measured, entity)
+DOUBTFUL: tuple[Check, ...] = (entity, rises, measured)
 
 
 def _whole(reading: Reading) -> bool:

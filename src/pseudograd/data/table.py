@@ -319,5 +319,13 @@ def read_frame(source: Source, encoder: Encoder) -> DataFrame:
             numbers in these rows.
 
     """
-    frame: Any = read_table(source, encoder.target, encoder=encoder).frame
-    return frame
+    return read_rows(source, encoder)[0]
+
+
+def read_rows(
+    source: str | Path | DataFrame, encoder: Encoder, keep: Sequence[str] = ()
+) -> tuple[DataFrame, DataFrame | None]:
+    """Read new rows as `read_frame` does, and the columns to ``keep`` as they are in the file."""
+    table = read_table(source, encoder.target, encoder=encoder, keep=keep)
+    frame: Any = table.frame
+    return frame, table.kept

@@ -159,6 +159,8 @@ class MLPRecipe(Recipe):
             if not holds:
                 raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
 
+        for name in ("data", "data_hash"):
+            require(isinstance(getattr(self, name), str), name, "a text")
         require(
             isinstance(self.hidden_layer_sizes, tuple)
             and all(is_whole(size, 1, math.inf) for size in self.hidden_layer_sizes),

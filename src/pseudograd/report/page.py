@@ -16,7 +16,7 @@ from pseudograd.files import write_whole, writing
 from pseudograd.fleet import MLPRecipe, Outcome, Trial
 from pseudograd.report import figures
 from pseudograd.report.drawing import image
-from pseudograd.report.quality import assessed, ensembles, quality
+from pseudograd.report.quality import assessed, column_notes, ensembles, quality
 from pseudograd.report.template import render
 from pseudograd.report.verdict import error_interval, possible, unfinished, verdict
 from pseudograd.search import (
@@ -30,14 +30,24 @@ from pseudograd.search import (
     read_examples,
 )
 from pseudograd.search.comparison import ByClass
+from pseudograd.search.documents import misfit
 from pseudograd.words import DASH, counted, fraction, interval, joined, percent
 
 Outcomes = Mapping[Trial, Outcome]
 
 _NEEDED = ("command", "versions", "commit", "hardware", "devices", "started", "seconds", "seed",
            "data")  # fmt: skip
-_NEEDED_OF_DATA = ("name", "sha256", "train_size", "test_size", "features", "classes", "labels",
-                   "pixels", "target")  # fmt: skip
+_DATA = {
+    "name": str,
+    "sha256": str,
+    "train_size": int,
+    "test_size": int,
+    "features": int,
+    "classes": int,
+    "labels": [(str, int, bool)],
+    "pixels": (None, [int]),
+    "target": str,
+}
 
 
 def _recipe(protocol: Protocol) -> dict[str, Any]:
@@ -54,6 +64,12 @@ def write_page(study: Study) -> Path:
     """Write the page of a study into its folder, and return its path."""
     if study.folder is None:
         raise ValueError("study must be kept in a folder, for its page to be written there")
+    _recipe(study.protocol)  # raises if there is no page for it
+    if wrong := misfit(study.data, _DATA, "data"):
+        raise ValueError(
+            f"{study.folder / 'run.json'} lacks what the page says about the data ({wrong}): name "
+            "a run of pseudograd tune, or read study.result"
+        )
     path = study.folder / "report.html"
     with writing(path):
         write_whole(
@@ -92,8 +108,7 @@ def page(
     """
     recipe = _recipe(protocol)
     missing = [name for name in _NEEDED if name not in about]
-    known = about.get("data", _NEEDED_OF_DATA)
-    missing += [f"data[{name!r}]" for name in _NEEDED_OF_DATA if name not in known]
+    missing += [f"data[{name!r}]" for name in _DATA if name not in about.get("data", _DATA)]
     if missing:
         raise ValueError(f"about must have {', '.join(missing)}")
     wanted = protocol.wanted(ledger)
@@ -133,6 +148,7 @@ def page(
         ],
         groups=groups,
         ensembles=None if comparison else ensembles(assessment),
+        column_notes=column_notes(about["data"].get("notes")),
         **quality(assessment, about["data"]["pixels"]),
         **_answer(protocol, ledger, chosen, comparison),
         **_search(protocol, ledger, chosen, plain),

@@ -18,7 +18,7 @@ from pseudograd.words import DASH, percent
 
 Assessment = Mapping[str, Any]
 
-_WEAK = 0.2  # above this error, few suspects are wrong labels (docs/tune.md)
+_WEAK = 0.2  # above this error, few suspects are wrong labels (docs/page.md)
 
 # What an assessment from outcomes alone knows nothing of.
 _UNKNOWN = dict.fromkeys(
@@ -150,6 +150,18 @@ def quality(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict
         ],
         "suspects": assessment["suspects"] and _suspects(assessment, pixels),
     }  # fmt: skip
+
+
+def column_notes(notes: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what was done with the columns of a table, those that need a word first."""
+    if not notes or not notes.get("columns"):
+        return None
+    columns = notes["columns"]
+    return {
+        "told": [one for one in columns if one.get("why") or one["used_as"] == "left out"],
+        "rows": [f"{count:,} {what}" for what, count in notes.get("rows", {}).items()],
+        "table": [(one["name"], one["used_as"], one.get("features", DASH)) for one in columns],
+    }
 
 
 def _suspects(assessment: Assessment, pixels: Sequence[int] | None) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from pseudograd.report.quality import Assessment, assessed, ensembles, standing
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import unfinished, verdict
-from pseudograd.search import Cell, Result, Study, read_assessment
+from pseudograd.search import Bagging, Cell, Result, Study, read_assessment
 from pseudograd.words import fraction, percent
 
 
@@ -98,32 +99,32 @@ def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
     return "\n".join(lines)
 
 
-def table_of_runs(runs: Iterable[Study]) -> str:
-    """Return a line for each run: how far it is, and what it found.
-
-    >>> print(table_of_runs([]))
-    started            trials   k     test error, %   with k = 1   folder
-    """
-    lines = ["started            trials   k     test error, %   with k = 1   folder"]
-    for run in runs:
-        started = run.sessions[0]["started"][:16].replace("T", " ") if run.sessions else ""
-        ledger = run.ledger
-        line = f"{started:<16} {len(ledger):>8}   "
-        if run.protocol.wanted(ledger):
-            line += "unfinished".ljust(37)
-        else:
-            known = read_assessment(run) or assessed(run.result.comparison)
-            error, plain_error = (
-                percent(one["error"]) for one in (known["model"], known["plain"] or known["model"])
-            )
-            line += f"{_k_of(run, known):<5} {error:>13}   {plain_error:>10}   "
-        lines.append(line + str(run.folder))
-    return "\n".join(lines)
+RUNS_HEAD = "started            trials   k         test error, %   with k = 1   folder"
 
 
-def _k_of(run: Study, assessment: Assessment) -> str:
-    """Return the k of a run's model."""
-    if not assessment["members"]:
-        return fraction(run.result.chosen.k)
-    ks = assessment["members"]["ks"]
-    return fraction(ks[0][0]) if len(ks) == 1 else "mixed"
+def line_of_run(run: Study) -> str:
+    """Return how far a run is, and what it found, as a line below `RUNS_HEAD`."""
+    started = run.sessions[0]["started"][:16].replace("T", " ") if run.sessions else ""
+    found = _found(run)
+    told = "unfinished"
+    if found:
+        ks, error, plain = found
+        told = f"{'+'.join(map(fraction, ks)):<9} {percent(error):>13}   {percent(plain):>10}"
+    return f"{started:<16} {len(run.ledger):>8}   {told:<36}   {run.folder}"
+
+
+def _found(run: Study) -> tuple[list[float], float, float] | None:
+    """The values of k in the model, its test error and that with k = 1; None if unfinished."""
+    if not run.finished:
+        return None
+    if isinstance(run.protocol, Bagging):
+        known = read_assessment(run)
+        if known is None:
+            return None
+        ks = sorted(k for k, _ in known["members"]["ks"])
+        return ks, known["model"]["error"], known["plain"]["error"]
+    if not run.protocol.retrainings:
+        return [run.best.k], math.nan, math.nan
+    own = assessed(run.result.comparison)
+    model, plain = own["model"]["error"], own["plain"]
+    return [run.result.chosen.k], model, plain["error"] if plain else model

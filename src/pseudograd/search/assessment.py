@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pseudograd.search.baselines import Predict, baselines, permutation_importance
 from pseudograd.search.measures import (
     Floats,
+    are_unequal,
     balanced_error,
     compare_on_rows,
     confusion,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 _MATRIX = 20  # classes that a confusion matrix is readable for
 _PAIRS = 12  # most confused pairs
 _FEWEST = 20  # examples of a point of the reliability diagram
-_UNEQUAL = 1.5  # times as many examples in the largest class as in the smallest
 
 
 def assess(
@@ -77,7 +77,7 @@ def assess(
         "uncalibrated": found.get("uncalibrated"),
         "plain": found.get("plain"),
         "baselines": _baselines(data, encoder, wrong["model"]),
-        "unequal": bool(counts.max() > _UNEQUAL * counts.min()),
+        "unequal": are_unequal(counts),
         "by_class": [
             share(int(row.sum() - row[at]), int(row.sum())) | {"label": encoder.labels[at]}
             for at, row in enumerate(matrix)

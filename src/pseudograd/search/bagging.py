@@ -15,12 +15,16 @@ from typing import Any, ClassVar
 
 from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import MLPRecipe, Outcome, Recipe, Trial
+from pseudograd.fleet.recipe import is_whole
 from pseudograd.fleet.trial import mixed_score
 from pseudograd.search.protocol import Cell, Outcomes, Protocol, Stage, trial_at
 
 KS = (2.0, 1.0, 0.5)
 LEARNING_RATES = (0.003, 0.01, 0.03)
+_LOW_RATES = (0.001, 0.003, 0.01)
+_SMALL = 600  # training examples below which bins and large steps overfit
 _LARGE = 2_000  # training examples from which on bad pairs are dropped after one fold
+_BATCHES = (400, 1_500, 6_000, 50_000, 200_000)  # training examples where batches double
 _SAMPLE = 50_000  # training examples that pairs of a very large table are first tried on
 
 
@@ -64,8 +68,12 @@ class Bagging(Protocol):
             )
         if self.retrainings:
             raise ValueError("retrainings must be 0: the networks of the folds are the model")
-        if self.finalists is not None and self.finalists < 1:
-            raise ValueError(f"finalists must be 1 or more, or None, not {self.finalists}")
+        if not self.learning_rates:
+            raise ValueError("learning_rates must be at least one number, not ()")
+        if self.finalists is not None and not is_whole(self.finalists, 1, math.inf):
+            raise ValueError(f"finalists must be 1 or more, or None, not {self.finalists!r}")
+        if not is_whole(self.sample, 0, math.inf):
+            raise ValueError(f"sample must be a whole number, 0 or more, not {self.sample!r}")
 
     @property
     def foretold(self) -> int:
@@ -170,6 +178,8 @@ def bagging_for(recipe: Recipe, train_size: int, **settings: Any) -> Bagging:
 
     """
     defaults: dict[str, Any] = {}
+    if train_size < _SMALL:
+        defaults = {"learning_rates": _LOW_RATES}
     if train_size >= _LARGE:
         defaults = {"finalists": 4}
     if train_size >= 2 * _SAMPLE:
@@ -199,17 +209,15 @@ def table_recipe(
         ((64, 64), 16, 32, 53)
 
     """
-    width = 32 if train_size < 700 else 64 if train_size < 10_000 else 128
-    bins = 8 if train_size < 700 else 16
-    size = train_size // 50
+    width = 32 if train_size < _SMALL else 64 if train_size < 10_000 else 128
+    bins = 0 if train_size < _SMALL else 16
     defaults: dict[str, Any] = {
         "hidden_layer_sizes": (2 * width, 2 * width) if pixels else (width, width),
         "bins": 0 if pixels else bins,
         "optimizer": "adam",
         "weight_decay": 0.1,
         "schedule": "cosine",
-        # A power of two between 32 and 1024: about fifty steps an epoch.
-        "batch_size": min(1024, max(32, 1 << max(size - 1, 1).bit_length())),
+        "batch_size": 32 << sum(train_size >= size for size in _BATCHES),
         "max_epochs": epochs_for(train_size),
         "stop_by": "error and cross-entropy",
         "stratified": True,

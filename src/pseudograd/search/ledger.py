@@ -22,6 +22,7 @@ import numpy as np
 
 from pseudograd.files import writing
 from pseudograd.fleet import Outcome, Recipe, Split, Trial
+from pseudograd.fleet.recipe import are_numbers, is_whole
 
 
 @dataclass(frozen=True)
@@ -181,13 +182,17 @@ def outcome_from_json(fields: Any, recipes: Mapping[str, Recipe]) -> Outcome:
         # Comparisons fail for what is not a number.
         if not (0 <= fields["error"] <= 1 and 0 <= fields["stop_error"] <= 1):
             raise ValueError
-        if not fields["epochs"] >= 0:
+        if not (is_whole(fields["epochs"], 0, 2**63) and is_whole(fields["best_epoch"], 0, 2**63)):
+            raise ValueError
+        if not are_numbers(fields["cross_entropy"], *fields["curve"]):
             raise ValueError
         if fingerprint in recipes:
             trial["recipe"] = recipes[fingerprint]
             trial["split"] = Split(**trial.get("split", {}))
-            return Outcome(**{**fields, "trial": Trial(**trial)})
-    except (AttributeError, KeyError, TypeError, ValueError):
+            outcome = Outcome(**{**fields, "trial": Trial(**trial)})
+            hash(outcome.trial)  # fails if a list or an object is in a wrong place
+            return outcome
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise ValueError("it is JSON, but not the outcome of a trial of this version") from None
     raise ValueError(f"it is the outcome of a trial of another recipe, {fingerprint}")
 
@@ -208,8 +213,14 @@ def _from_bits(text: str) -> tuple[int, ...]:
 def _lines(path: Path | None) -> list[str]:
     if path is None or not path.exists():
         return []
-    # A crash can leave bytes that are not text; they must cost their own line only.
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        # A crash can leave bytes that are not text; they must cost their own line only.
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        raise OSError(
+            f"{path} cannot be read ({reason}): bring the file back, or name another folder"
+        ) from problem
 
 
 def _mend_end(path: Path, file: BinaryIO) -> None:

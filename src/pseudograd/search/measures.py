@@ -21,6 +21,7 @@ BINS = 15
 _Z = 1.959964  # the normal quantile of a 95% interval
 _LEAST = 1e-15  # as in scikit-learn's log_loss
 _LEVEL = 0.05
+_UNEQUAL = 1.5  # times as many examples in the largest class as in the smallest
 
 
 def wilson(wrong: int, count: int) -> tuple[float, float]:
@@ -73,6 +74,15 @@ def balanced_error(predicted: Indices, labels: Indices) -> float:
     0.5
     """
     return float(np.mean([(predicted[labels == at] != at).mean() for at in np.unique(labels)]))
+
+
+def are_unequal(counts: Indices) -> bool:
+    """Return whether one class has over 1.5 times as many examples as another.
+
+    >>> are_unequal(np.array([30, 20])), are_unequal(np.array([31, 20]))
+    (False, True)
+    """
+    return bool(counts.max() > _UNEQUAL * counts.min())
 
 
 def confusion(predicted: Indices, labels: Indices, classes: int) -> NDArray[np.int64]:

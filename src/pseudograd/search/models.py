@@ -7,16 +7,19 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pseudograd.data import Dataset, Encoder
 from pseudograd.files import writing
 from pseudograd.fleet import Ensemble, Network, Outcome, Trial
+from pseudograd.search.documents import read_json, write_json
 from pseudograd.search.ledger import trial_to_json
-from pseudograd.search.study import Study, write_json
+from pseudograd.search.study import Study
 
 MODEL, PLAIN = "model.safetensors", "plain.safetensors"
+_REPAIR = "run the search's command again, which repairs it"
 
 
 class Store:
@@ -55,55 +58,132 @@ class Store:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What model.json says about the model of a study.
+
+    Attributes:
+        folder: The study's folder.
+        k: The model's k; None if it mixes several.
+        digests: The SHA-256 of each file.
+        made_from: What the model follows from.
+        encoder: The encoder for new rows.
+
+    """
+
+    folder: Path
+    k: float | None
+    digests: Mapping[str, str]
+    made_from: Mapping[str, Any]
+    encoder: Encoder
+
+    def check(self, name: str) -> Path:
+        """Return the path of one of the files, which is as it was saved."""
+        path = self.folder / name
+        if not path.exists():
+            raise ValueError(f"{path} is missing: {_REPAIR}")
+        if not path.is_file() or _sha256(path) != self.digests.get(name):
+            raise ValueError(f"{path} is damaged, or was changed by hand: {_REPAIR}")
+        return path
+
+    def are_whole(self) -> bool:
+        """Return whether no file is missing or damaged."""
+        try:
+            return all(self.check(name) for name in self.digests)
+        except (OSError, ValueError):
+            return False
+
+
 def save_model(
-    folder: Path,
+    study: Study,
     models: Mapping[str, Ensemble],
+    documents: Mapping[str, Mapping[str, Any]],
     encoder: Encoder,
     k: float | None,
     made_from: Mapping[str, Any],
     **about: Any,
 ) -> None:
-    """Save the model of a finished study.
+    """Save the model of a finished study, and what is known about it.
 
     Args:
-        folder: The study's folder.
+        study: The study.
         models: The model under the name `MODEL`, and that of k = 1 under `PLAIN` unless it is the
             same.
+        documents: What goes into JSON files, by name.
         encoder: The encoder for new rows.
         k: The model's k; None if it mixes several.
         made_from: What the model follows from, to notice when that changes.
         about: What else to note, as JSON can hold it.
 
     """
+    folder = folder_of(study)
     path = folder / "model.json"
-    path.unlink(missing_ok=True)
+    with writing(path):
+        path.unlink(missing_ok=True)
+    for name, document in documents.items():
+        write_json(folder / name, document)
     for name, model in models.items():
         with writing(folder / name):
             model.save(folder / name)
+    fields = {
+        "k": k,
+        "sha256": {name: _sha256(folder / name) for name in (*models, *documents)},
+        "run": study.fingerprint,
+        "made_from": made_from,
+        **about,
+        "encoder": json.loads(encoder.to_json()),
+    }
     # Written last: if it exists, all the files do.
-    write_json(
-        path,
-        {
-            "k": k,
-            "sha256": {name: _sha256(folder / name) for name in models},
-            "made_from": made_from,
-            **about,
-            "encoder": json.loads(encoder.to_json()),
-        },
-    )
+    write_json(path, {**fields, "checksum": _checksum(fields)})
 
 
-def is_saved(folder: Path, made_from: Mapping[str, Any]) -> bool:
+def saved(study: Study) -> Saved | None:
+    """Return what model.json says; None if there is no model yet.
+
+    Raises:
+        ValueError: If it is damaged or does not belong to this study.
+
+    """
+    folder = folder_of(study)
+    path = folder / "model.json"
+    if not path.exists():
+        return None
+    fields = read_json(path, _REPAIR)
+    checksum = fields.pop("checksum", None)
+    if checksum != _checksum(fields):
+        raise ValueError(f"{path} is damaged, or was changed by hand: {_REPAIR}")
+    if fields["run"] != study.fingerprint:
+        raise ValueError(f"{path} does not belong to the run.json beside it: {_REPAIR}")
+    encoder = Encoder.from_json(json.dumps(fields["encoder"]))
+    return Saved(folder, fields["k"], fields["sha256"], fields["made_from"], encoder)
+
+
+def is_saved(study: Study, made_from: Mapping[str, Any]) -> bool:
     """Return whether the model that follows from this is saved, and none of its files damaged."""
     try:
-        fields = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-        return fields["made_from"] == json.loads(json.dumps(made_from)) and all(
-            _sha256(folder / name) == digest
-            for name, digest in fields["sha256"].items()
-            if name in (MODEL, PLAIN)
-        )
-    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+        found = saved(study)
+    except (OSError, ValueError):
         return False
+    return found is not None and found.made_from == made_from and found.are_whole()
+
+
+def saved_network(study: Study, name: str, made_from: Mapping[str, Any]) -> Network | None:
+    """Return the only network of a saved model that follows from this, if it is undamaged."""
+    try:
+        found = saved(study)
+        if found is None or found.made_from != made_from:
+            return None
+        return Ensemble.load(found.check(name)).networks[0]
+    except (OSError, ValueError):
+        return None
+
+
+def read_document(study: Study, name: str) -> dict[str, Any] | None:
+    """Return what was saved about the model in a JSON file; None if there is no model yet."""
+    found = saved(study)
+    if found is None or name not in found.digests:
+        return None
+    return read_json(found.check(name), _REPAIR)
 
 
 def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[Ensemble, Encoder]:
@@ -120,44 +200,35 @@ def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[
         FileNotFoundError: nowhere holds no run: there is no run.json
 
     """
-    folder = Path(folder)
-    Study.open(folder)  # says what is wrong with the folder, if anything is
-    path = folder / "model.json"
-    if not path.exists():
+    found = saved(Study.open(folder))
+    if found is None:
         raise ValueError(f"{folder} has no model yet: run its command again to finish the search")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        encoder = Encoder.from_json(json.dumps(fields["encoder"]))
-        digests = {name: fields["sha256"].get(name) for name in (MODEL, PLAIN)}
-        own = fields["k"] if fields["k"] is None else float(fields["k"])
-    except (AttributeError, KeyError, TypeError, ValueError) as problem:
-        raise ValueError(
-            f"{path} is not the description of a model ({problem!r}): run the search's command "
-            "again, which repairs it"
-        ) from problem
-    name = _wanted(folder, k, own, digests)
-    file = folder / name
-    if not file.exists() or _sha256(file) != digests[name]:
-        raise ValueError(
-            f"{file} is {'damaged' if file.exists() else 'missing'}: run the search's command "
-            "again, which repairs it"
-        )
-    return Ensemble.load(file), encoder
+    return Ensemble.load(found.check(_wanted(found, k))), found.encoder
 
 
-def _wanted(
-    folder: Path, k: float | None, own: float | None, digests: Mapping[str, str | None]
-) -> str:
+def _wanted(found: Saved, k: float | None) -> str:
     """Return the file of the model with this k."""
+    own = found.k
     if k is None or (own is not None and math.isclose(own, k, rel_tol=1e-5)):
         return MODEL
-    if k == 1 and digests[PLAIN]:
+    if k == 1 and PLAIN in found.digests:
         return PLAIN
-    kept = ([] if own is None else [f"{own:g}"]) + (["1"] if digests[PLAIN] else [])
-    there = f"give {' or '.join(kept)}" if kept else "all of its networks have k = 1"
-    raise ValueError(f"{folder} has no model of k = {k:g}: {there}")
+    kept = ([] if own is None else [f"{own:g}"]) + ["1"] * (PLAIN in found.digests)
+    raise ValueError(f"{found.folder} has no model of k = {k:g}: give {' or '.join(kept)}")
+
+
+def folder_of(study: Study) -> Path:
+    """Return the folder of a study, which must have one."""
+    if study.folder is None:
+        raise ValueError("study must be kept in a folder, for its model to be saved there")
+    return study.folder
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    """Return a hash of what model.json says."""
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()

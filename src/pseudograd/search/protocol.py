@@ -23,6 +23,7 @@ SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 
 CLIP = 100.0
+_MOST = 100_000  # trials of a pair
 
 Outcomes = Mapping[Trial, Outcome]
 Stage = Callable[[Outcomes], list[Trial]]
@@ -192,8 +193,10 @@ class Protocol:
             if not 0 < rate < math.inf:
                 raise ValueError(f"learning rates must be finite numbers above 0, not {rate}")
         for name, least in {"repetitions": 1, "retrainings": 0, "most_extensions": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be {least} or more, not {getattr(self, name)}")
+            if not least <= getattr(self, name) < _MOST:
+                raise ValueError(
+                    f"{name} must be {least} or more and below {_MOST}, not {getattr(self, name)}"
+                )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be a whole number in [0, 2^32), not {self.seed}")
         _ = self.sweep  # raises now if the recipe cannot be swept

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -19,11 +20,12 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from pseudograd.environment import session
-from pseudograd.files import UNFINISHED, locked, write_whole, writing
+from pseudograd.files import UNFINISHED, locked, writing
 from pseudograd.fleet import Outcome, Stop, Trial, never
 from pseudograd.fleet.recipe import recipe_from_json
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import Comparison, compare
+from pseudograd.search.documents import misfit, read_json, write_json
 from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Cell, Outcomes, Protocol
 from pseudograd.words import counted
@@ -33,6 +35,17 @@ from pseudograd.words import counted
 Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
 
 _SECONDS_BETWEEN_NOTES = 5.0
+_SESSION = {
+    "command": str,
+    "started": str,
+    "seconds": float,
+    "hardware": str,
+    "versions": {"pseudograd": str, ...: str},
+    "commit": str,
+    "devices": [str],
+    "trials": int,
+}
+_RUN = {"recipe": dict, "protocol": dict, "data": dict, "sessions": [_SESSION]}
 _PROTOCOLS: dict[str, type[Protocol]] = {kind.kind: kind for kind in (Protocol, Bagging)}
 
 
@@ -125,7 +138,7 @@ class Study:
     def open(cls, folder: str | os.PathLike[str]) -> Study:
         """Open the study in a folder."""
         folder = Path(folder)
-        written = _read_json(folder)
+        written = _read_run(folder)
         path = folder / "run.json"
         try:
             settings: dict[str, Any] = {
@@ -136,10 +149,7 @@ class Study:
             kind = _PROTOCOLS[settings.pop("kind", Protocol.kind)]
             protocol, data = kind(**settings), written["data"]
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise ValueError(
-                f"{path} is not the description of a run ({problem!r}): if another version of "
-                "pseudograd made it, use that one, or name another folder"
-            ) from problem
+            raise ValueError(_foreign(path, repr(problem))) from problem
         return cls(folder, protocol, data)
 
     # --- the loop ----------------------------------------------------------------------------
@@ -331,7 +341,7 @@ class Study:
             return
         with locked(self.folder / "ledger.jsonl"):
             # Another process may have run since this study was opened.
-            self.sessions[:] = _read_json(self.folder)["sessions"]
+            self.sessions[:] = _read_run(self.folder)["sessions"]
             self.ledger = self._read_ledger()
             now = {**session(command, *devices), "devices": list(devices), "trials": 0}
             if share != 1:
@@ -370,7 +380,7 @@ class Study:
                 raise ValueError(f"{folder} is not empty and holds no run: name another folder")
             self._write()
             return
-        written = _read_json(folder)
+        written = _read_run(folder)
         if not check_data:
             self.data = written["data"]
         if not written["sessions"] and not (folder / "ledger.jsonl").exists():
@@ -383,17 +393,21 @@ class Study:
                 f"{folder} holds a run on other data, called {name!r}: name another folder, or "
                 "bring back the data as it was"
             )
-        before = {**written["recipe"], **written["protocol"]}
-        now = {**ours["recipe"], **ours["protocol"]}
         defaults = {field.name: field.default for field in fields(self.protocol.recipe)}  # type: ignore[arg-type]
-        for name in before | now:
-            old, new = (one.get(name, defaults.get(name)) for one in (before, now))
-            if old != new:
-                raise ValueError(
-                    f"{folder} holds a run with other settings ({name} was {old}, is now {new}): "
-                    "name another folder, or repeat its settings"
-                )
+        for part in ("recipe", "protocol"):
+            for name in written[part] | ours[part]:
+                old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))
+                if old != new:
+                    raise ValueError(
+                        f"{folder} holds a run with other settings ({name} was {old}, is now "
+                        f"{new}): name another folder, or repeat its settings"
+                    )
         self.sessions = written["sessions"]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the recipe, the protocol and the facts about the data."""
+        return hashlib.sha256(json.dumps(self._description()).encode()).hexdigest()
 
     def _description(self) -> dict[str, Any]:
         recipe = self.protocol.recipe.to_json()
@@ -437,35 +451,28 @@ def result(protocol: Protocol, outcomes: Outcomes) -> Result:
     )
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
+def _read_run(folder: Path) -> dict[str, Any]:
+    """Return what run.json holds: recipe, protocol, data and sessions."""
     path = folder / "run.json"
     if not path.exists():
         raise FileNotFoundError(f"{folder} holds no run: there is no run.json")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
-        raise ValueError(
-            f"{path} is damaged ({problem}): run the search's command with another --out; to "
-            f"keep what is done, stop it by Ctrl-C, copy {folder / 'ledger.jsonl'} into its "
-            "folder and run it again"
-        ) from problem
-    kinds = {"recipe": dict, "protocol": dict, "data": dict, "sessions": list}
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(name), kind) for name, kind in kinds.items()
-    ):
-        raise ValueError(
-            f"{path} is not the description of a run: if another version of pseudograd made it, "
-            "use that one, or name another folder"
-        )
+    found = read_json(
+        path,
+        "run the search's command with another --out; to keep what is done, stop it by Ctrl-C, "
+        f"copy {folder / 'ledger.jsonl'} into its folder and run it again",
+    )
+    if wrong := misfit(found, _RUN, "it"):
+        raise ValueError(_foreign(path, wrong))
     return found
+
+
+def _foreign(path: Path, wrong: str) -> str:
+    return (
+        f"{path} is not the description of a run ({wrong}): if another version of pseudograd made "
+        "it, use that one, or name another folder"
+    )
 
 
 def _joined(separator: str, texts: Iterable[str]) -> str:
     """Return different texts as one, in the order they came."""
     return separator.join(dict.fromkeys(texts))
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file all at once or not at all."""
-    with writing(path):
-        write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,21 @@ from pseudograd.search.comparison import best_stopped, by_class
 from pseudograd.search.difficulty import difficulty
 from pseudograd.search.ensemble import Candidates, candidates, fit_temperature, mixture, select
 from pseudograd.search.ledger import trial_to_json
-from pseudograd.search.models import MODEL, PLAIN, Store, is_saved, save_model
+from pseudograd.search.models import (
+    MODEL,
+    PLAIN,
+    Store,
+    folder_of,
+    is_saved,
+    read_document,
+    save_model,
+    saved_network,
+)
 from pseudograd.search.protocol import Cell, Protocol
-from pseudograd.search.study import Progress, Result, Runner, Study, write_json
+from pseudograd.search.study import Progress, Result, Runner, Study
 from pseudograd.search.suspects import suspects, write_suspects
+
+ASSESSMENT, EXAMPLES, SUSPECTS = "assessment.json", "examples.json", "suspects.csv"
 
 
 @dataclass(frozen=True)
@@ -114,59 +125,39 @@ def tune(
         ['examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', 'run.json']
 
     """
-    folder = _folder(study)
     bagging = isinstance(study.protocol, Bagging)
     if not study.protocol.retrainings and not bagging:
         raise ValueError("retrainings must be 1 or more, for there to be a model")
     if 1.0 not in study.protocol.ks:
         raise ValueError("ks must contain 1, which the choice is compared with")
     trained: dict[Trial, Outcome] = {}
-    store = Store(folder / "networks")
+    store = Store(folder_of(study) / "networks")
 
-    def note(progress: Progress) -> None:
-        outcome = progress.outcome
-        if bagging:
-            store.put(outcome, data)
-        elif outcome.trial.split.retrain:
-            trained[outcome.trial] = outcome
-        watch(progress)
+    def training(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        for outcome in runner(trials, stop):
+            # On disk before the ledger has the outcome: a kill in between costs no other training.
+            if bagging and outcome.trial.recipe == study.protocol.recipe:
+                store.put(outcome, data)
+            elif outcome.trial.split.retrain:
+                trained[outcome.trial] = outcome
+            yield outcome
 
     with study.session(command, devices):
-        if not study.run(runner, stop=stop, watch=note):
+        if not study.run(training, stop=stop, watch=watch):
             return None
         if bagging:
             return _combine(study, data, encoder, runner, store, metric)
         return _compare(study, data, encoder, runner, trained)
 
 
-def _folder(study: Study) -> Path:
-    if study.folder is None:
-        raise ValueError("study must be kept in a folder, for its model to be saved there")
-    return study.folder
-
-
 def read_examples(study: Study) -> dict[str, Any] | None:
     """Return `difficulty` and the errors by class of the saved model; None if there is none yet."""
-    return _read(study, "examples.json")
+    return read_document(study, EXAMPLES)
 
 
 def read_assessment(study: Study) -> dict[str, Any] | None:
     """Return what `assess` found about the saved model; None if there is nothing yet."""
-    return _read(study, "assessment.json")
-
-
-def _read(study: Study, name: str) -> dict[str, Any] | None:
-    path = _folder(study) / name
-    if not path.exists():
-        return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
-        raise ValueError(
-            f"{path} cannot be read ({problem}): remove it and model.json, and run the "
-            "search's command again"
-        ) from problem
-    return found
+    return read_document(study, ASSESSMENT)
 
 
 # --- the paper's protocol: one network ------------------------------------------------------------
@@ -176,31 +167,47 @@ def _compare(
     study: Study, data: Dataset, encoder: Encoder, runner: Runner, trained: dict[Trial, Outcome]
 ) -> Result:
     """Save the best networks of the chosen k and of k = 1, and the examples they find difficult."""
-    folder, found = _folder(study), study.result
+    found = study.result
     comparison = found.comparison
     labels = data.labels[data.train_size :].tolist()
     comparison = replace(comparison, by_class=by_class(comparison.kept, labels, encoder.labels))
     found = replace(found, comparison=comparison)
-    made_from = trial_to_json(comparison.kept.trial)
-    if is_saved(folder, made_from):
+    best = {MODEL: comparison.kept.trial, PLAIN: best_stopped(comparison.plain).trial}
+    made_from = {**trial_to_json(best[MODEL]), "plain": trial_to_json(best[PLAIN])}
+    if is_saved(study, made_from):
         return found
-    best = [comparison.kept, best_stopped(comparison.plain)]
-    # Retrain networks of an earlier session: the ledger keeps no weights.
-    lost = {outcome.trial: None for outcome in best if outcome.trial not in trained}
-    if lost:
-        trained |= {outcome.trial: outcome for outcome in runner(deque(lost), never)}
-    chosen, plain = (Network.of(trained[outcome.trial], data) for outcome in best)
+    chosen, plain = _networks(study, data, runner, trained, best, made_from)
     _check_finite([chosen])
     networks = {"chosen": (found.chosen.k, chosen), "plain": (found.plain.k, plain)}
     examples = difficulty(networks, data, encoder)
     examples["by_class"] = [asdict(one) for one in comparison.by_class]
-    write_json(folder / "examples.json", examples)
     models = {MODEL: Ensemble((chosen,), (1.0,))}
     if found.chosen.k != 1 and plain.is_finite:
         models[PLAIN] = Ensemble((plain,), (1.0,))
-    error = trained[best[0].trial].error
-    save_model(folder, models, encoder, found.chosen.k, made_from, test_error=error)
+    error = comparison.kept.error
+    documents = {EXAMPLES: examples}
+    save_model(study, models, documents, encoder, found.chosen.k, made_from, test_error=error)
     return found
+
+
+def _networks(
+    study: Study,
+    data: Dataset,
+    runner: Runner,
+    trained: dict[Trial, Outcome],
+    best: Mapping[str, Trial],
+    made_from: Mapping[str, Any],
+) -> list[Network]:
+    """Return the networks of trials; those of an earlier session from their file, or retrained."""
+    networks = {
+        trial: network
+        for name, trial in best.items()
+        if trial not in trained and (network := saved_network(study, name, made_from))
+    }
+    lost = {trial: None for trial in best.values() if trial not in {**trained, **networks}}
+    if lost:
+        trained |= {outcome.trial: outcome for outcome in runner(deque(lost), never)}
+    return [networks.get(trial) or Network.of(trained[trial], data) for trial in best.values()]
 
 
 def _check_finite(networks: Iterable[Network]) -> None:
@@ -217,14 +224,17 @@ def _combine(
     study: Study, data: Dataset, encoder: Encoder, runner: Runner, store: Store, metric: str
 ) -> Combined:
     """Choose the ensemble, save it, and assess it on the test part."""
-    folder, protocol = _folder(study), study.protocol
+    folder, protocol = folder_of(study), study.protocol
     assert isinstance(protocol, Bagging)
     chosen, plain_cell = protocol.chosen(study.ledger)
-    made_from = {"trials": len(study.ledger), "metric": metric}
+    made_from = {
+        "trials": len(study.ledger),
+        "metric": metric,
+        "pairs": [[cell.k, cell.learning_rate] for cell in (chosen, plain_cell)],
+    }
     best = tuple(protocol.best_of_each_k(study.ledger))
-    known = read_assessment(study)
-    if known is not None and is_saved(folder, made_from):
-        return Combined(best, chosen, known)
+    if is_saved(study, made_from) and (folder / SUSPECTS).exists():
+        return Combined(best, chosen, read_assessment(study) or {})
     trials = [trial for c in protocol.cells(study.ledger) for trial in protocol.trials_of(c)]
     if lost := store.missing(trials):
         for outcome in runner(deque(lost), never):
@@ -241,19 +251,18 @@ def _combine(
     )
     _check_finite((*model.networks, *plain.networks))
     assessment = _assessed(data, encoder, found, (model, weights), (plain, plain_weights), folder)
-    write_json(folder / "assessment.json", assessment)
     networks = {
         name: (cell.k, found.networks[found.cells.index(cell)][0])
         for name, cell in (("chosen", chosen), ("plain", plain_cell))
     }
-    write_json(folder / "examples.json", difficulty(networks, data, encoder))
     models = {MODEL: model}
     if not torch.equal(weights, plain_weights):
         models[PLAIN] = plain
     ks = {cell.k for cell, _ in mixture(found.cells, weights)}
     save_model(
-        folder,
+        study,
         models,
+        {ASSESSMENT: assessment, EXAMPLES: difficulty(networks, data, encoder)},
         encoder,
         ks.pop() if len(ks) == 1 else None,
         made_from,
@@ -305,10 +314,10 @@ def _assessed(
         "temperature": model[0].temperature,
         "plain_networks": len(plain[0].networks),
     }
-    with writing(folder / "suspects.csv"):
+    with writing(folder / SUSPECTS):
         labels = data.labels[: data.train_size].numpy()
         ranked = suspects(labels, oof["model"], oof["plain"], votes.numpy())
-        write_suspects(folder / "suspects.csv", ranked, data, encoder)
+        write_suspects(folder / SUSPECTS, ranked, data, encoder)
     return assess(
         data=data,
         encoder=encoder,

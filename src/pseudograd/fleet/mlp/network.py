@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,7 +167,9 @@ class Ensemble:
                 }
             )
         ensemble = {"networks": about, "weights": self.weights, "temperature": self.temperature}
-        write_whole(path, save(tensors, {"ensemble": json.dumps(ensemble)}))
+        # A single entry: safetensors writes several in any order.
+        told = {"ensemble": json.dumps({**ensemble, "sha256": _sha256(ensemble, tensors)})}
+        write_whole(path, save(tensors, told))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Ensemble:
@@ -176,6 +181,8 @@ class Ensemble:
             with safe_open(path, "pt") as file:
                 about = json.loads(file.metadata()["ensemble"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if about.pop("sha256") != _sha256(about, tensors):
+                raise ValueError("its content has changed")
             networks = []
             for number, one in enumerate(about["networks"]):
                 names = [f"{number}.{at}" for at in range(one.pop("layers"))]
@@ -186,6 +193,15 @@ class Ensemble:
             return cls(tuple(networks), tuple(about["weights"]), about["temperature"])
         except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ValueError(f"{path} is not a saved model ({problem})") from problem
+
+
+def _sha256(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of what a file holds, by which damage is noticed."""
+    found = hashlib.sha256(json.dumps(about).encode())
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].cpu().numpy().tobytes())
+    return found.hexdigest()
 
 
 def tempered(probabilities: Tensor, temperature: float) -> Tensor:

@@ -1,0 +1,203 @@
+"""``pseudograd predict``, ``report`` and ``runs``: what a search has found."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pseudograd.cli.options import file, is_same_file, positive
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from pseudograd.cli.options import Commands
+    from pseudograd.data import Encoder
+
+
+def predict(commands: Commands) -> None:
+    """``pseudograd predict``: apply the model of a run to new rows."""
+    about = "apply the model of a run to new rows: labels and probabilities as CSV"
+    parser = commands.add_parser("predict", help=about, description=about.capitalize() + ".")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="a file of rows, such as a .csv or .parquet table, - for standard input; if it has "
+        "labels, too, the error is told",
+    )
+    parser.add_argument(
+        "--k",
+        type=positive,
+        metavar="K",
+        help="apply the model of this k: the chosen one or 1 (the chosen one)",
+    )
+    parser.add_argument(
+        "--keep",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="columns of FILE to write beside the predictions, such as an id",
+    )
+    parser.add_argument("--out", type=file, metavar="FILE", help="write here instead of printing")
+    parser.set_defaults(run=_run_predict)
+
+
+def _run_predict(options: argparse.Namespace) -> None:
+    import pandas as pd
+    import torch
+
+    from pseudograd.data import read_rows
+    from pseudograd.data.columns import OptionError
+    from pseudograd.search import load_model
+
+    if options.out and is_same_file(options.out, options.file):
+        raise ValueError(f"--out {options.out} is the file of rows itself: name another")
+    if options.out and options.out.suffix.lower() in (".parquet", ".npz"):
+        raise ValueError(f"--out {options.out} must end in .csv: predictions are CSV")
+    model, encoder = load_model(options.run_folder, options.k)
+    names = [f"p({label})" for label in encoder.labels]
+    keep = [*dict.fromkeys(options.keep)]
+    for name in keep:
+        if name in (encoder.target, *names):
+            raise ValueError(f"--keep names {name!r}, a column of the predictions: leave it out")
+    try:
+        frame, kept = read_rows(options.file, encoder, keep)
+    except OptionError as problem:
+        raise ValueError(f"--{problem.option} {problem.complaint}") from problem
+    probabilities = model.probabilities(torch.from_numpy(encoder.transform(frame)))
+    _tell_entries(frame, encoder)
+    table = pd.DataFrame(probabilities.numpy(), columns=names)
+    labels = [encoder.labels[at] for at in probabilities.argmax(1).tolist()]
+    table.insert(0, encoder.target, labels)
+    _tell_error(frame, encoder, labels)
+    if kept is not None:
+        # As objects, numbers are written in full.
+        table = pd.concat([kept.astype(object), table], axis=1)
+    if options.out:
+        _write(options.out, table.to_csv(index=False, float_format="%.6g"))
+        print(f"{len(table)} predictions: {options.out}")
+    else:
+        table.to_csv(sys.stdout, index=False, float_format="%.6g")
+
+
+def _tell_entries(frame: DataFrame, encoder: Encoder) -> None:
+    """Tell of entries that the training part had nothing like."""
+    for name, entries in encoder.unseen(frame).items():
+        print(
+            f"column {name!r}: {len(entries)} of {len(frame)} entries were never seen in "
+            f"training, such as {entries.iloc[0]!r}; they count as none of its categories",
+            file=sys.stderr,
+        )
+    if beyond := encoder.beyond(frame):
+        columns = [
+            f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:g})"
+            for name, entries in beyond.items()
+        ]
+        more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
+        print(
+            f"numbers outside the range of the training data: {', '.join(columns[:8])}{more}",
+            file=sys.stderr,
+        )
+
+
+def _tell_error(frame: DataFrame, encoder: Encoder, predicted: list[Any]) -> None:
+    """Tell the error on the rows that have a label."""
+    import numpy as np
+
+    from pseudograd.data.columns import labels_in, unlabelled
+    from pseudograd.search.measures import are_unequal, balanced_error
+    from pseudograd.words import counted, listed, percent
+
+    if encoder.target not in frame.columns:
+        return
+    known = ~unlabelled(frame[encoder.target])
+    if not known.any():
+        return
+    try:
+        places, found = labels_in(encoder.target, frame[encoder.target][known].infer_objects())
+    except ValueError as problem:
+        print(f"the error is not told: {problem}", file=sys.stderr)
+        return
+    if unseen := [label for label in found if label not in encoder.labels]:
+        print(
+            f"target {encoder.target!r} has labels that were never seen in training, "
+            f"{listed(unseen)}; they count as errors",
+            file=sys.stderr,
+        )
+    # The classes of this file first, then those that only the model has.
+    codes = {label: at for at, label in enumerate(dict.fromkeys([*found, *encoder.labels]))}
+    guessed = np.array([codes[label] for label in predicted])[known]
+    wrong, count = int((guessed != places).sum()), len(places)
+    said = f"error {percent(wrong / count)}% ({wrong:,} of {counted(count, 'row')} with a label)"
+    if len(found) > 1 and are_unequal(np.bincount(places)):
+        said += f", balanced error {percent(balanced_error(guessed, places))}%"
+    print(said, file=sys.stderr)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all; what is no file, such as a pipe, is written to."""
+    from pseudograd.files import write_whole, writing
+
+    with writing(path):
+        if path.exists() and not path.is_file():
+            with path.open("w", encoding="utf-8") as out:
+                out.write(text)
+        else:
+            write_whole(path.resolve(), text)  # the target of a link, not the link
+
+
+def report(commands: Commands) -> None:
+    """``pseudograd report``: write the page of a run again."""
+    about = "write the page of a run again from its ledger"
+    parser = commands.add_parser("report", help=about, description=about.capitalize() + ".")
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
+
+    def run(options: argparse.Namespace) -> None:
+        from pseudograd.search import Study
+        from pseudograd.search.display import tell_set_aside
+
+        study = Study.open(options.run_folder)
+        tell_set_aside(study.ledger)
+        print(f"page: {study.report()}")
+
+    parser.set_defaults(run=run)
+
+
+def runs(commands: Commands) -> None:
+    """``pseudograd runs``: list runs."""
+    about = "list the runs in a folder"
+    parser = commands.add_parser("runs", help=about, description=about.capitalize() + ".")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
+        metavar="FOLDER",
+        help="the folder (%(default)s)",
+    )
+    parser.set_defaults(run=_run_runs)
+
+
+def _run_runs(options: argparse.Namespace) -> int:
+    """List the runs; return 1 if one could not be read."""
+    from pseudograd.report.summary import RUNS_HEAD, line_of_run
+    from pseudograd.search import Study
+
+    if not options.folder.is_dir():
+        raise FileNotFoundError(f"{options.folder} is not a folder: name one that holds runs")
+    found = sorted(path.parent for path in options.folder.glob("*/run.json"))
+    if not found:
+        print(f"no runs in {options.folder}")
+        return 0
+    print(RUNS_HEAD)
+    status = 0
+    for folder in found:
+        try:
+            print(line_of_run(Study.open(folder)))
+        except (ValueError, OSError) as problem:
+            print(f"pseudograd: {problem}", file=sys.stderr)
+            status = 1
+    return status

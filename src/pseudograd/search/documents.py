@@ -1,0 +1,125 @@
+"""JSON files of a run folder: written whole, and read with one sentence for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pseudograd.files import write_whole, writing
+
+# The shape of a value: a type; a list of one shape, for all items; a dict of shapes, where ``...``
+# stands for all other names; or a tuple of shapes, one of which must fit.
+Shape = Any
+
+_LARGEST = 10**300  # beyond it, a whole number may have no float
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file all at once or not at all."""
+    with writing(path):
+        write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path, advice: str) -> dict[str, Any]:
+    """Return the JSON object in a file, in which all numbers are finite.
+
+    Args:
+        path: The file.
+        advice: What to do if it cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "run.json")
+        >>> _ = path.write_text("[1, 2")
+        >>> read_json(path, "run the command again")
+        Traceback (most recent call last):
+        ...
+        ValueError: ...run.json is damaged (Expecting ',' delimiter: line 1 column 6 (char 5)): run
+        the command again
+
+    """
+    try:
+        found = json.loads(
+            path.read_text(encoding="utf-8"),
+            parse_float=_finite,
+            parse_int=_not_huge,
+            parse_constant=_refused,
+        )
+        if not isinstance(found, dict):
+            raise ValueError("it holds no JSON object")
+        json.dumps(found, ensure_ascii=False).encode()  # fails if half a character is in a text
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        raise OSError(f"{path} cannot be read ({reason}): {advice}") from problem
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"{path} is damaged ({problem}): {advice}") from problem
+    return found
+
+
+def _refused(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large")
+    return value
+
+
+def _not_huge(text: str) -> int:
+    value = int(text)
+    if abs(value) > _LARGEST:
+        raise ValueError(f"a number of {len(text)} digits is too large")
+    return value
+
+
+def misfit(value: object, shape: Shape, at: str) -> str | None:
+    """Return what is wrong with a value that was read from JSON, or None if it has the shape.
+
+    Args:
+        value: The value.
+        shape: The shape it must have.
+        at: What to call it.
+
+    Example:
+        >>> session = {"started": str, "devices": [str], "versions": {...: str}}
+        >>> misfit({"started": "", "devices": ["cpu", 1], "versions": {}}, session, "session")
+        "session['devices'][1] is not a text"
+        >>> misfit({"started": ""}, session, "session")
+        "session['devices'] is missing"
+
+    """
+    if isinstance(shape, tuple):
+        wrong = [misfit(value, one, at) for one in shape]
+        return None if None in wrong else wrong[0]
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return f"{at} is not a list"
+        wrong = [misfit(one, shape[0], f"{at}[{number}]") for number, one in enumerate(value)]
+        return next(filter(None, wrong), None)
+    if isinstance(shape, dict):
+        return _dict_misfit(value, shape, at)
+    if shape is None:
+        return None if value is None else f"{at} is not null"
+    kinds = (int, float) if shape is float else shape
+    if not isinstance(value, kinds) or (isinstance(value, bool) and shape is not bool):
+        named = {str: "a text", int: "a whole number", float: "a number", dict: "an object"}
+        return f"{at} is not {named.get(shape, shape.__name__)}"
+    return None
+
+
+def _dict_misfit(value: object, shape: dict[Any, Shape], at: str) -> str | None:
+    if not isinstance(value, dict):
+        return f"{at} is not an object"
+    for name, inner in shape.items():
+        if name is not ... and name not in value:
+            return f"{at}[{name!r}] is missing"
+        names = value.keys() - shape.keys() if name is ... else [name]
+        for one in names:
+            if wrong := misfit(value[one], inner, f"{at}[{one!r}]"):
+                return wrong
+    return None
