@@ -239,6 +239,24 @@ def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) ->
     assert again["members"]["pairs"] != members["pairs"]
 
 
+def test_pairs_are_first_tried_on_a_sample_of_a_large_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pseudograd.search.bagging._LARGE", 50)
+    monkeypatch.setattr("pseudograd.search.bagging._SAMPLE", 40)
+    pets()
+    options = ["pets.csv", "--target", "pet", *BAGGED, "--rates", "0.1", "0.3", "--out", "run"]
+    _, err = tuned(capsys, *options)
+    assert "first look: 4 of " in err
+    run = Study.open("run")
+    stages = [run.protocol.stage_of(trial) for trial in run.ledger]
+    assert stages == ["first look"] * 4 + ["search"] * (len(stages) - 4)
+    assert len(stages) - 4 in (10, 15)  # two finalists, and the best of k = 1 if it is neither
+    model, _ = load_model("run")
+    assert len(model.networks) % 5 == 0
+    assert main(["predict", "run", "pets.csv"]) == 0
+
+
 def test_lost_and_damaged_networks_are_trained_again(capsys: pytest.CaptureFixture[str]) -> None:
     pets()
     options = ["pets.csv", "--target", "pet", *BAGGED, "--out", "run"]
@@ -457,7 +475,7 @@ def test_options_reach_the_networks_of_bagging(capsys: pytest.CaptureFixture[str
         "pets.csv", 96, data.sha256[:16], hidden_layer_sizes=(5, 4), activation="tanh",
         batch_size=16, clip=7.0, max_epochs=2,
     )  # fmt: skip
-    assert (recipe.optimizer, recipe.bins, recipe.schedule) == ("adam", 8, "cosine")
+    assert (recipe.optimizer, recipe.weight_decay, recipe.schedule) == ("adam", 0.1, "cosine")
     protocol = Study.open("run").protocol
     assert protocol == Bagging(
         recipe, ks=(1.0, 2.0), learning_rates=(0.01, 0.02), repetitions=10, seed=3
