@@ -213,7 +213,7 @@ def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) ->
     assert written["test_error"] == errors[0]
     assert f"a test error of {100 * errors[0]:.2f}%" in out.splitlines()[0]
     assert written["k"] is None  # it mixes both
-    assert set(written["sha256"]) == {"model.safetensors", "plain.safetensors"}
+    assert set(written["sha256"]) >= {"model.safetensors", "plain.safetensors"}
     assessment = read_assessment(Study.open("run"))
     assert assessment is not None
     assert [assessment[name]["error"] for name in ("model", "plain")] == errors
@@ -494,7 +494,7 @@ def test_defaults_of_bagging_follow_the_table() -> None:
     assert (protocol.ks, protocol.learning_rates) == ((2.0, 1.0, 0.5), (0.003, 0.01, 0.03))
     recipe = protocol.recipe
     assert isinstance(recipe, MLPRecipe)
-    assert (recipe.bins, recipe.hidden_layer_sizes, recipe.batch_size) == (0, (128, 128), 32)
+    assert (recipe.bins, recipe.hidden_layer_sizes, recipe.batch_size) == (0, (128, 128), 64)
     large = Dataset("large", torch.zeros(2500, 1), torch.zeros(2500).long(), 2000, (-1.0, 1.0))
     found = protocol_of(options, large, replace(encoder, pixels=None))
     assert isinstance(found, Bagging)
@@ -714,7 +714,7 @@ def test_too_little_memory_is_told(
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
 
     monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", full)
-    assert refusal(capsys, "tune", "digits", *SMALL, "--out", "run") == (
+    assert refusal(capsys, "tune", "digits", *SMALL, "--out", "run", seen=True) == (
         "pseudograd: there is not enough memory for these networks: lower --hidden (now 6) or "
         "--batch-size (now 128)"
     )
@@ -796,7 +796,8 @@ def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_cluster_that_cannot_be_reached(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray", reason="needs Ray")
-    said = refusal(capsys, "tune", "digits", *SMALL, "--ray", "127.0.0.1:1", "--out", "run")
+    options = ["digits", *SMALL, "--ray", "127.0.0.1:1", "--out", "run"]
+    said = refusal(capsys, "tune", *options, seen=True)
     assert "127.0.0.1:1" in said
     said = refusal(capsys, "tune", "digits", *SMALL, "--ray", "--device", "cpu", "--out", "run")
     assert "--device must be left out with --ray" in said
