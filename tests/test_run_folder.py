@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,8 @@ from typing import Any
 import pytest
 
 from pseudograd.cli import main
-from pseudograd.search import Study
+from pseudograd.data import open_data
+from pseudograd.search import Bagging, Study, study_of, table_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -328,7 +333,207 @@ def is_harmless(at: tuple[Any, ...], new: Any) -> bool:
     """Whether a change in run.json is one that a person may make: in the notes of a session."""
     if at == ("sessions",) or at[-1] == "devices":
         return new == []
-    if at[0] == "protocol" and new is ...:  # all of them are written, null or not
-        return at[-1] == "initial_rate"
+    if at[0] == "protocol" and new is ...:  # most are the default
+        return at[-1] not in ("kind", "ks", "learning_rates")
     kind = {"seconds": (int, float), "trials": int}.get(at[-1], str)
     return at[0] == "sessions" and len(at) > 2 and isinstance(new, kind)
+
+
+@pytest.mark.parametrize("new", STRANGE, ids=repr)
+def test_facts_about_the_data_are_checked_before_there_is_a_model(
+    new: Any, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(finished, "bagging")
+    stop_after(7)
+    path = Path("run/run.json")
+    right = json.loads(path.read_text())
+    for name in ("name", "train_size", "test_size", "labels", "pixels", "target"):
+        path.write_text(json.dumps(changed(right, ("data", name), new)))
+        capsys.readouterr()
+        if main(["report", "run"]):
+            assert capsys.readouterr().err.startswith(
+                "pseudograd: run/run.json lacks what the page"
+            )
+        else:
+            assert isinstance(new, type(right["data"][name]))
+
+
+def test_lines_of_the_ledger_that_are_no_outcomes_are_set_aside(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(finished, "bagging")
+    path = Path("run/ledger.jsonl")
+    right = json.loads(path.read_text().splitlines()[-1])
+    for at in places(right):
+        for new in STRANGE:
+            with path.open("a") as file:
+                file.write(json.dumps(changed(right, at, new)) + "\n")
+    for command in ("report", "runs", "predict"):
+        assert main(COMMANDS[command]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+    assert len(Study.open("run").ledger.set_aside) > 30
+
+
+# --- a list of runs ---------------------------------------------------------------------------
+
+
+def test_runs_tells_the_models_own_errors(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for protocol in OPTIONS:
+        shutil.copytree(finished / protocol, Path("runs", protocol))
+    use(finished, "bagging")
+    stop_after(5)
+    Path("run").rename("runs/cut")
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    head, bagging, cut_off, paper = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["started", "trials"]
+    told = json.loads(Path("runs/bagging/assessment.json").read_text())
+    ks = "+".join("1/2" if k == 0.5 else "1" for k in sorted(k for k, _ in told["members"]["ks"]))
+    errors = [f"{100 * told[name]['error']:.2f}" for name in ("model", "plain")]
+    assert bagging.split()[2:] == ["20", ks, *errors, "runs/bagging"]
+    assert cut_off.split()[2:] == ["4", "unfinished", "runs/cut"]
+    error = json.loads(Path("runs/paper/model.json").read_text())["test_error"]
+    assert paper.split()[3:5] == ["1/2", f"{100 * error:.2f}"]
+
+
+def test_unreadable_runs_do_not_end_the_list(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abcde":
+        shutil.copytree(finished / "bagging", Path("runs", name))
+    Path("runs/a/run.json").write_text("[]")
+    Path("runs/b/ledger.jsonl").unlink()
+    Path("runs/b/ledger.jsonl").mkdir()
+    cut(Path("runs/c/assessment.json"))
+    Path("runs/d/model.json").unlink()
+    capsys.readouterr()
+    assert main(["runs"]) == 1
+    captured = capsys.readouterr()
+    listed = [line.split() for line in captured.out.splitlines()[1:]]
+    assert [(line[3] == "unfinished", line[-1]) for line in listed] == [
+        (True, "runs/d"),
+        (False, "runs/e"),
+    ]
+    for line, file in zip(
+        captured.err.splitlines(),
+        ["a/run.json is damaged", "b/ledger.jsonl cannot be read", "c/assessment.json is damaged"],
+        strict=True,
+    ):
+        assert line.startswith(f"pseudograd: runs/{file}")
+
+
+# --- unfinished runs --------------------------------------------------------------------------
+
+
+def stop_after(lines: int) -> None:
+    """Make a run what it was after a few lines of its ledger."""
+    path = Path("run/ledger.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    for name in ("model.json", "model.safetensors", "assessment.json", "examples.json"):
+        Path("run", name).unlink()
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2, 6, 7, 16, 20])
+def test_the_page_of_an_unfinished_run(
+    lines: int, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(finished, "bagging")
+    stop_after(lines)
+    Path("run/report.html").unlink()
+    assert main(["report", "run"]) == 0
+    page = Path("run/report.html").read_text()
+    assert "None" not in page
+    assert "nan" not in page
+    assert ("so far" in page) or ("yet" in page)
+
+
+@pytest.mark.parametrize("sample", [0, 20])
+def test_the_page_while_pairs_are_first_looked_at(
+    sample: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, encoder = open_data("pets.csv", target="pet")
+    recipe = table_recipe("pets.csv", data.train_size)
+    protocol = Bagging(recipe, ks=(2.0, 1.0), finalists=2, sample=sample)
+    study = study_of(data, encoder, protocol, "run")
+    with study.session("", ["cpu"]):
+        for count in range(17):
+            trial = study.ask()
+            assert trial is not None
+            study.tell(trial, error=0.1 * trial.k + trial.learning_rate, cross_entropy=trial.k)
+            assert main(["report", "run"]) == 0
+            page = Path("run/report.html").read_text()
+            assert "nan" not in page
+            assert main(["runs", "."]) == 0
+            assert "unfinished" in capsys.readouterr().out, count
+    assert not study.finished or sample == 0
+
+
+# --- stopped in the middle --------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+import torch
+from pseudograd.cli import main
+from pseudograd.search import ledger
+
+torch.set_num_threads(1)
+append = ledger.Ledger.append
+
+def killing(self, outcome):
+    if len(self) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    append(self, outcome)
+
+ledger.Ledger.append = killing
+main(sys.argv[1:])
+"""
+
+
+def test_a_kill_costs_no_finished_training(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed with the fourth network on disk, but not its outcome."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, *COMMANDS["tune"]], env=environment, capture_output=True
+    )
+    assert process.returncode == -signal.SIGKILL
+    assert len(Study.open("run").ledger) == 3
+    assert main(["report", "run"]) == 0
+    resumes(finished, monkeypatch, capsys)
+
+
+def resumes(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same command trains what has no outcome, and ends as if undisturbed."""
+    kept = set(Study.open("run").ledger)
+    noted = trained(monkeypatch)
+    assert tune(*BAGGING) == 0
+    assert f"resuming run: {len(kept)} trials are done" in capsys.readouterr().err
+    after, right = content(), use(finished, "bagging")
+    del after["ledger.jsonl"], right["ledger.jsonl"]  # in another order
+    assert after == right
+    assert kept.isdisjoint(noted)
+    assert len(kept) + len(noted) == 20
+
+
+@pytest.mark.parametrize("moment", ["search.display.Display.show", "search.tuning.save_model"])
+def test_ctrl_c_costs_no_finished_training(
+    moment: str,
+    finished: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def stopping(*_: object, **__: object) -> None:
+            if len(Study.open("run").ledger) in (3, 20):
+                raise KeyboardInterrupt
+
+        patch.setattr(f"pseudograd.{moment}", stopping)
+        assert tune(*BAGGING) == 130
+    assert "and the same command resumes from there" in capsys.readouterr().err
+    resumes(finished, monkeypatch, capsys)

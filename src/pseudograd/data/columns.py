@@ -20,9 +20,9 @@ from pseudograd.data.values import (
     Form,
     as_text,
     different,
+    gaps_in,
     is_ambiguous,
     is_code,
-    is_gap,
     read_dates,
     read_numbers,
     sentinels,
@@ -146,7 +146,7 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
     import pandas as pd
 
     places, texts = different(entries)
-    gaps = np.array([is_gap(text, GAPS, choices.codes) for text in texts], bool)
+    gaps = gaps_in(texts, GAPS, choices.codes)
     there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
     if there and name not in choices.categories and entries.dtype != "category":
         counts = np.bincount(places[places >= 0], minlength=len(texts))[~gaps]
@@ -165,7 +165,7 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
                 return Reading("dates", column, None, dates[1], choices.codes, doubts)
     # Where "+" is a text, "-" is its opposite, and no gap.
     usual = TEXT_GAPS - {"-"} if "+" in texts else TEXT_GAPS
-    gaps = np.array([is_gap(text, usual, choices.codes) for text in texts], bool)
+    gaps = gaps_in(texts, usual, choices.codes)
     if gaps.all():
         return Reading(None, entries)
     column = pd.Series(pd.Categorical.from_codes(places, texts), entries.index)
@@ -262,11 +262,9 @@ def target_column(frame: DataFrame, target: str, place: object) -> Series:
 def unlabelled(column: Series, codes: Collection[Code] = ()) -> NDArray[np.bool_]:
     """Return which rows have no label."""
     places, values = different(column, texts=False)
-    gaps = [
-        is_gap(as_text(value), LABEL_GAPS, codes) or (isinstance(value, float) and value in codes)
-        for value in values
-    ]
-    return np.array([*gaps, True], bool)[places]
+    gaps = gaps_in([as_text(value) for value in values], LABEL_GAPS, codes)
+    gaps |= np.array([isinstance(value, float) and value in codes for value in values], bool)
+    return np.append(gaps, True)[places]
 
 
 def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label]]:
