@@ -22,7 +22,7 @@ from pseudograd.data import digits
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Trial
 from pseudograd.report.drawing import image
 from pseudograd.report.page import page
-from pseudograd.report.summary import summary, table_of_runs
+from pseudograd.report.summary import line_of_run, summary
 from pseudograd.report.verdict import error_interval, verdict
 from pseudograd.search import Cell, Ledger, Protocol, Result, Study, compare, result
 from pseudograd.search.comparison import ByClass, Difference
@@ -368,7 +368,7 @@ def test_the_error_of_the_network_that_is_kept_is_the_headline(tmp_path: Path) -
     study = Study(tmp_path / "run", protocol)
     for trial, outcome in outcomes.items():
         study.tell(trial, outcome)
-    assert "25.00         5.56" in table_of_runs([study])
+    assert "25.00         5.56" in line_of_run(study)
 
 
 def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: Path) -> None:

@@ -117,7 +117,9 @@ def page(
         chosen, plain = protocol.chosen(ledger)
     selected = not wanted or wanted[0].split.retrain
     k = chosen.k if chosen else 1.0
-    groups = _retrained(protocol, ledger, chosen, plain) if selected else {}
+    groups = {}
+    if selected and protocol.retrainings:
+        groups = _retrained(protocol, ledger, chosen, plain)
     comparison = _comparison(groups, examples) if groups and not wanted else None
     if wanted:
         assessment = None
