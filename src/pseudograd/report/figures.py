@@ -147,7 +147,7 @@ def learning_curves(
     # A logarithm, since errors fall by factors; an error of 0 is drawn at half the smallest one.
     least = min((error for error in errors if error), default=1.0)
     foot = least / 2 if 0 in errors else least
-    high = max(*errors, least) * 1.03
+    high = max([*errors, least]) * 1.03
     y = log_scale(foot / 1.03, high, 276, 32)
     epochs = max(outcome.epochs for outcome in outcomes)
     x = scale(min(1, epochs - 1), epochs, 50, WIDTH - 8)
