@@ -213,7 +213,8 @@ def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) ->
     assert written["test_error"] == errors[0]
     assert f"a test error of {100 * errors[0]:.2f}%" in out.splitlines()[0]
     assert written["k"] is None  # it mixes both
-    assert set(written["sha256"]) == {"model.safetensors", "plain.safetensors"}
+    models = {"model.safetensors", "plain.safetensors"}
+    assert set(written["sha256"]) == models | {"assessment.json", "examples.json"}
     assessment = read_assessment(Study.open("run"))
     assert assessment is not None
     assert [assessment[name]["error"] for name in ("model", "plain")] == errors
