@@ -33,10 +33,9 @@ from scipy import stats
 from sklearn import datasets
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
-from sklearn.pipeline import make_pipeline
 
 from benchmarks.environment import RESULTS, environment
-from benchmarks.peers import PEERS, Method, Task, cores, dense
+from benchmarks.peers import PEERS, Method, Task, cores
 
 LIST = Path(__file__).with_name("tables.json")
 SMOKE_TABLES = ("iris", "penguins", "tae")
@@ -107,8 +106,7 @@ def ours(frame: pd.DataFrame, target: str, train: np.ndarray, test: np.ndarray) 
     from pseudograd.estimator import TunableMLPClassifier
 
     x = frame.drop(columns=target)
-    model = make_pipeline(dense(), TunableMLPClassifier(random_state=0))
-    model.fit(x.iloc[train], frame[target].iloc[train])
+    model = TunableMLPClassifier(random_state=0).fit(x.iloc[train], frame[target].iloc[train])
     return np.asarray(model.predict_proba(x.iloc[test]))
 
 
@@ -200,16 +198,15 @@ def summary(ledger: Path, reference: str) -> str:
     if reference not in set(all_rows.method):
         reference = str(all_rows.method[0])
     about = {t.name: t for t in tables()}
-    means = all_rows.groupby(["table", "method"]).mean(numeric_only=True).reset_index()
-    half = means.table.map(lambda name: about[name].half)
-    rows = means.table.map(lambda name: about[name].rows)
+    half = all_rows.table.map(lambda name: about[name].half)
+    size = all_rows.table.map(lambda name: about[name].rows)
     parts = {
         "The half that is reported": half == "report",
         "The half on which defaults were decided": half == "tune",
         "Both halves": half != "",
     }
-    for size, (low, high) in SIZES.items():
-        parts[f"Both halves, {size}"] = (rows >= low) & (rows < high)
+    for title, (low, high) in SIZES.items():
+        parts[f"Both halves, {title}"] = (size >= low) & (size < high)
 
     def unique(key: str) -> str:
         return ", ".join(sorted({str(value) for value in all_rows[key]}))
@@ -224,43 +221,49 @@ def summary(ledger: Path, reference: str) -> str:
         f"splits counts once. *Behind* is the mean error minus that of {reference} on the tables "
         "that both have, with its 95% interval (Student's t, over tables), and p is of Wilcoxon's "
         "signed-rank test. *Better* and *worse* count the tables on which the method's error, or "
-        f"its log loss, is lower or higher than that of {reference}. Ranks are by error, over the "
-        "tables that all methods have.",
+        f"its log loss, is lower or higher than that of {reference}. Ranks are by error.",
     ]
     for title, part in parts.items():
-        if part.any():
-            lines += ["", f"## {title}", "", *compared(means[part], reference)]
+        if (all_rows[part].method == reference).any():
+            lines += ["", f"## {title}", "", *compared(all_rows[part], reference)]
     return "\n".join(lines) + "\n"
 
 
-def compared(means: pd.DataFrame, reference: str) -> Iterator[str]:
-    """Yield the lines of a table that has one row for each method."""
-    errors = means.pivot(index="table", columns="method", values="error") * 100
-    methods = [name for name in METHODS if name in errors]
-    common = errors[methods].dropna()
-    ranks = common.rank(axis=1).mean()
-    losses = means.pivot(index="table", columns="method", values="log_loss")
+def compared(rows: pd.DataFrame, reference: str) -> Iterator[str]:
+    """Yield the lines of a table that has one row for each method.
+
+    A method that has not run on all splits of the reference is only compared with the reference,
+    on the splits that both have: its means and ranks would be those of other tables.
+    """
+    metrics = ["error", "log_loss", "balanced_error", "ece", "cpu_seconds"]
+    by_split = rows.pivot(index=["table", "seed"], columns="method", values=metrics)
+    by_split = by_split[by_split["error", reference].notna()]
+    by_split = by_split.dropna(axis=1, how="all")
+    found = [name for name in METHODS if name in by_split["error"]]
+    complete = [name for name in found if by_split["error", name].notna().all()]
+    ranks = by_split["error"][complete].groupby("table").mean().rank(axis=1).mean()
     columns = ["method", "tables", "error", "rank", "behind", "better / equal / worse", "p"]
     columns += ["log loss", "better / worse", "balanced error", "ECE", "CPU seconds"]
     yield f"| {' | '.join(columns)} |"
     yield "|---" + "|---:" * (len(columns) - 1) + "|"
-    for name in methods:
-        mine = means[means.method == name].mean(numeric_only=True)
-        cells = [name, str(errors[name].count()), f"{errors[name].mean():.2f}"]
-        cells.append(f"{ranks[name]:.2f}" if len(common) else "")
-        behind = (errors[name] - errors[reference]).dropna().round(6)
-        loss_behind = losses[name] - losses[reference]
-        if name == reference or len(behind) < 2 or not behind.any():
-            cells += ["", "", "", f"{mine.log_loss:.3f}", ""]
-        else:
+    for name in found:
+        both = by_split[by_split["error", name].notna()].groupby("table").mean()
+        row = dict.fromkeys(columns, "") | {"method": name, "tables": str(len(both))}
+        if name in complete:
+            error, loss, balanced, ece, seconds = (both[metric, name].mean() for metric in metrics)
+            row |= {"error": f"{100 * error:.2f}", "rank": f"{ranks[name]:.2f}"}
+            row |= {"log loss": f"{loss:.3f}", "balanced error": f"{100 * balanced:.2f}"}
+            row |= {"ECE": f"{100 * ece:.2f}", "CPU seconds": f"{seconds:.1f}"}
+        behind = 100 * (both["error", name] - both["error", reference]).round(8)
+        if len(behind) > 1 and behind.any():
             low, high = stats.t.interval(0.95, len(behind) - 1, behind.mean(), stats.sem(behind))
-            cells.append(f"{behind.mean():+.2f} ({low:+.2f} to {high:+.2f})")
-            cells.append(f"{sum(behind < 0)} / {sum(behind == 0)} / {sum(behind > 0)}")
-            cells += [f"{stats.wilcoxon(behind).pvalue:.2g}", f"{mine.log_loss:.3f}"]
-            cells.append(f"{sum(loss_behind < 0)} / {sum(loss_behind > 0)}")
-        cells += [f"{100 * mine.balanced_error:.2f}", f"{100 * mine.ece:.2f}"]
-        cells.append(f"{mine.cpu_seconds:.1f}")
-        yield f"| {' | '.join(cells)} |"
+            row["behind"] = f"{behind.mean():+.2f} ({low:+.2f} to {high:+.2f})"
+            counts = (sum(behind < 0), sum(behind == 0), sum(behind > 0))
+            row["better / equal / worse"] = " / ".join(map(str, counts))
+            row["p"] = f"{stats.wilcoxon(behind).pvalue:.2g}"
+            further = both["log_loss", name] - both["log_loss", reference]
+            row["better / worse"] = f"{sum(further < 0)} / {sum(further > 0)}"
+        yield f"| {' | '.join(row.values())} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

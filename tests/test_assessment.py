@@ -16,7 +16,6 @@ from pseudograd.search import baselines as baselines_module
 from pseudograd.search.assessment import assess
 from pseudograd.search.baselines import baselines, permutation_importance
 from pseudograd.search.measures import (
-    at_temperature,
     balanced_error,
     compare_on_rows,
     confusion,
@@ -94,16 +93,14 @@ def test_calibration_error_is_the_mean_gap_weighted_by_examples() -> None:
 def test_the_temperature_that_made_predictions_too_sure_is_found(temperature: float) -> None:
     true = RANDOM.dirichlet([0.7] * 4, 20_000)
     labels = (true.cumsum(1) > RANDOM.random((20_000, 1))).argmax(1)
-    stated = at_temperature(true, 1 / temperature)  # flattened or sharpened
-    found = fit_temperature(np.log(stated), labels)
+    found = fit_temperature(temperature * np.log(true), labels)  # flattened or sharpened
     assert found == pytest.approx(temperature, rel=0.06)
-    np.testing.assert_allclose(at_temperature(stated, temperature), true, atol=1e-6)
 
 
 def test_few_right_predictions_do_not_make_for_certainty() -> None:
     logits = np.array([[4.0, 0.0]] * 30)
-    scaled = at_temperature(np.exp(logits), fit_temperature(logits, np.zeros(30, int)))
-    assert 0.95 < scaled[0, 0] < 0.98  # 31 of 32, by Laplace's rule
+    margin = 4.0 / fit_temperature(logits, np.zeros(30, int))
+    assert 0.95 < 1 / (1 + np.exp(-margin)) < 0.98  # 31 of 32, by Laplace's rule
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 1], [1, 1, 0]])
@@ -230,10 +227,11 @@ def test_an_assessment_of_a_good_model() -> None:
     probabilities = by_signal(data.features.numpy())
     train, test = probabilities[: data.train_size], probabilities[data.train_size :]
     flat = np.tile([0.9, 0.1], (data.test_size, 1))
+    sharp = test**5
     found = assess(
         data=data,
         encoder=encoder,
-        test={"model": test, "uncalibrated": at_temperature(test, 0.2), "plain": flat},
+        test={"model": test, "uncalibrated": sharp / sharp.sum(1, keepdims=True), "plain": flat},
         out_of_fold={"model": train, "plain": train},
         votes=np.repeat(train.argmax(1)[:, None], 4, 1).astype(np.int8),
         predict=by_signal,

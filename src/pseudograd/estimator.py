@@ -28,7 +28,7 @@ from pseudograd.fleet.mlp.bins import quantiles
 from pseudograd.search import Bagging, Cell, Study, table_recipe
 from pseudograd.search.bagging import bagging_for
 from pseudograd.search.display import Display
-from pseudograd.search.ensemble import METRICS, candidates, fit_temperature, mixture, select
+from pseudograd.search.ensemble import METRICS, calibrated, candidates, mixture, select
 
 _FLOATS = (np.float64, np.float32)  # kept as they are; other features become float64
 _DATA = "examples"
@@ -171,7 +171,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the most probable label of each row."""
-        labels: NDArray[Any] = self.classes_[self._probabilities(X).argmax(-1).numpy()]
+        likeliest = self._probabilities(X).argmax(-1).numpy()
+        labels: NDArray[Any] = self.classes_[likeliest]
         return labels
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -184,12 +185,11 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def _probabilities(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self, "ensemble_")
-        frame = _mixed_frame(X) if self.encoder_ is not None else None
-        if frame is None:
+        if self.encoder_ is None:
             rows = validate_data(self, X, dtype=_FLOATS, reset=False)
         else:
             validate_data(self, X, reset=False, skip_check_array=True)
-            rows = frame
+            rows = _as_frame(X)
         return self.ensemble_.probabilities(torch.from_numpy(self._features(rows)))
 
     def _features(self, rows: Any) -> NDArray[np.float32]:
@@ -247,10 +247,11 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         labels = data.labels[found.rows]
         weights = None if data.weights is None else data.weights[found.rows]
         shares = select(found.out_of_fold, labels, self.metric, weights)
-        temperature = fit_temperature(found.combined(shares), labels, weights)
-        self.ensemble_ = found.ensemble(shares, temperature)
-        if not all(network.is_finite for network in self.ensemble_.networks):
+        ensemble = calibrated(found, shares, labels, weights)
+        if not all(network.is_finite for network in ensemble.networks):
+            self.__dict__.pop("ensemble_", None)  # of an earlier fit
             raise ValueError("training diverged: lower learning_rate or weight_decay")
+        self.ensemble_ = ensemble
         best = protocol.best(found.cells)
         self.k_, self.learning_rate_ = best.k, best.learning_rate
         self.members_ = [
@@ -276,15 +277,21 @@ def _check_labels(targets: NDArray[Any]) -> None:
 
 
 def _mixed_frame(X: Any) -> Any:
-    """Return X as a pandas frame if it is a frame with columns that are not numbers, else None."""
+    """Return X as a pandas frame if it is a frame with gaps or other things than numbers."""
     if not hasattr(X, "columns") or not hasattr(X, "dtypes"):
         return None
-    if hasattr(X, "to_pandas"):  # polars
-        X = X.to_pandas()
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
+    X = _as_frame(X)
     plain = all(is_numeric_dtype(kind) or is_bool_dtype(kind) for kind in X.dtypes)
-    return None if plain else X.reset_index(drop=True)
+    return None if plain and not X.isna().any(axis=None) else X
+
+
+def _as_frame(X: Any) -> Any:
+    """Return a data frame of pandas or polars, or an array, as one of pandas."""
+    import pandas as pd
+
+    return pd.DataFrame(X.to_pandas() if hasattr(X, "to_pandas") else X).reset_index(drop=True)
 
 
 def _encoder(frame: Any, labels: NDArray[np.int64]) -> Encoder:

@@ -20,9 +20,9 @@ from pseudograd.data.values import (
     Form,
     as_text,
     different,
+    gaps_in,
     is_ambiguous,
     is_code,
-    is_gap,
     read_dates,
     read_numbers,
     sentinels,
@@ -118,19 +118,25 @@ def read_column(
     return _read_texts(name, entries, choices, comma)
 
 
-def _read_plain(name: str, entries: Series, choices: Choices) -> Reading:
+def _read_plain(
+    name: str,
+    entries: Series,
+    choices: Choices,
+    form: Form | None = None,
+    doubts: tuple[str, ...] = (),
+) -> Reading:
     """Read a column of numbers: which of them stand for a gap?"""
     if entries.dtype == np.float16:  # which pandas does not know how to look up
         entries = entries.astype(np.float32)
-    values, doubts = as_floats(entries), []
+    values = as_floats(entries)
     codes = choices.codes
     if infinite := int(np.isinf(values).sum()):
-        doubts.append(f"has {counted(infinite, 'infinite number')}, which count as missing")
+        doubts += (f"has {counted(infinite, 'infinite number')}, which count as missing",)
     chosen = name in choices.numbers
     for code in () if chosen else sentinels(values[~np.isin(values, _floats(codes))]):
-        doubts.append(
+        doubts += (
             f"has {code:g} in {counted(int((values == code).sum()), 'row')}, far from all other "
-            f"numbers, which counts as missing: --numbers {shlex.quote(name)} keeps it"
+            f"numbers, which counts as missing: --numbers {shlex.quote(name)} keeps it",
         )
         codes += (code,)
     gaps = np.isinf(values) | np.isin(values, _floats(codes))
@@ -138,7 +144,7 @@ def _read_plain(name: str, entries: Series, choices: Choices) -> Reading:
         return Reading(None, entries)
     if gaps.any():
         entries = entries.astype(np.float64).mask(gaps)
-    return Reading("numbers", entries, codes=codes, doubts=tuple(doubts))
+    return Reading("numbers", entries, form, codes=codes, doubts=doubts)
 
 
 def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Reading:
@@ -146,7 +152,7 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
     import pandas as pd
 
     places, texts = different(entries)
-    gaps = np.array([is_gap(text, GAPS, choices.codes) for text in texts], bool)
+    gaps = gaps_in(texts, GAPS, choices.codes)
     there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
     if there and name not in choices.categories and entries.dtype != "category":
         counts = np.bincount(places[places >= 0], minlength=len(texts))[~gaps]
@@ -157,7 +163,7 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
                 values, form = found
                 column = pd.Series(np.append(values, np.nan)[to], entries.index)
                 doubts = _unread(name, there, counts, np.isnan(values))
-                return Reading("numbers", column, form, codes=choices.codes, doubts=doubts)
+                return _read_plain(name, column, choices, form, doubts)
             if dates := read_dates(there):
                 column = pd.Series(dates[0].append(pd.DatetimeIndex([None]))[to], entries.index)
                 unsure = f"holds dates that may be read in two ways: they are read as {dates[1]}"
@@ -165,7 +171,7 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
                 return Reading("dates", column, None, dates[1], choices.codes, doubts)
     # Where "+" is a text, "-" is its opposite, and no gap.
     usual = TEXT_GAPS - {"-"} if "+" in texts else TEXT_GAPS
-    gaps = np.array([is_gap(text, usual, choices.codes) for text in texts], bool)
+    gaps = gaps_in(texts, usual, choices.codes)
     if gaps.all():
         return Reading(None, entries)
     column = pd.Series(pd.Categorical.from_codes(places, texts), entries.index)
@@ -201,7 +207,7 @@ def kind_of(entries: Series) -> str | None:
         "timedelta64",
     ):
         return "numbers"
-    if kind in ("datetime", "datetime64", "date"):
+    if kind in ("datetime", "datetime64", "date", "period"):
         return "dates"
     if kind in ("string", "boolean", "categorical", "time"):
         return "text"
@@ -227,6 +233,8 @@ def as_dates(entries: Series) -> Series:
     """Return dates of any type as datetime64 in UTC."""
     import pandas as pd
 
+    if isinstance(entries.dtype, pd.PeriodDtype):
+        return entries.dt.to_timestamp()
     return pd.to_datetime(entries, utc=True, errors="coerce").dt.tz_localize(None)
 
 
@@ -262,11 +270,9 @@ def target_column(frame: DataFrame, target: str, place: object) -> Series:
 def unlabelled(column: Series, codes: Collection[Code] = ()) -> NDArray[np.bool_]:
     """Return which rows have no label."""
     places, values = different(column, texts=False)
-    gaps = [
-        is_gap(as_text(value), LABEL_GAPS, codes) or (isinstance(value, float) and value in codes)
-        for value in values
-    ]
-    return np.array([*gaps, True], bool)[places]
+    gaps = gaps_in([as_text(value) for value in values], LABEL_GAPS, codes)
+    gaps |= np.array([isinstance(value, float) and value in codes for value in values], bool)
+    return np.append(gaps, True)[places]
 
 
 def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label]]:

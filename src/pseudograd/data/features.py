@@ -20,7 +20,7 @@ from pseudograd.data.values import (
     Code,
     Form,
     different,
-    is_gap,
+    gaps_in,
     numbers_of_form,
     plain_numbers,
     read_dates,
@@ -176,7 +176,7 @@ class Numbers:
     def _read(self, column: Series) -> NDArray[np.float64]:
         """Return texts as numbers."""
         places, texts = different(column)
-        gaps = np.array([is_gap(text, GAPS, self.codes) for text in texts], bool)
+        gaps = gaps_in(texts, GAPS, self.codes)
         values = plain_numbers(texts)
         if self.marks:
             written = numbers_of_form(texts, Form(*self.marks))
@@ -266,22 +266,25 @@ class Categories:
             raise Misfit("dates or objects", "text belongs", column.dropna().iloc[0])
         places, texts = different(column)
         known = {text: at for at, text in enumerate(self.categories)}
+        if known and texts and kind_of(column) == "numbers" and known.keys().isdisjoint(texts):
+            raise Misfit("numbers", "text belongs", column.dropna().iloc[0])
         other = len(known) if self.other else self.width
         gap = self.width - 1 if self.missing else self.width
-        to = [known.get(text, gap if self._is_gap(text) else other) for text in texts]
-        if texts and kind_of(column) == "numbers" and known.keys().isdisjoint(texts) and known:
-            raise Misfit("numbers", "text belongs", column.dropna().iloc[0])
+        gaps = gaps_in(texts, TEXT_GAPS, self.codes)
+        to = [
+            known.get(text, gap if is_gap else other)
+            for text, is_gap in zip(texts, gaps, strict=True)
+        ]
         return np.array([*to, gap], np.intp)[places]
-
-    def _is_gap(self, text: str) -> bool:
-        return is_gap(text, TEXT_GAPS, self.codes)
 
     def outside(self, column: Series) -> Series:
         """Return the entries that are none of the categories, unless others have a feature."""
+        if self.other:
+            return column[:0]
         places, texts = different(column)
-        known = {*self.categories}
-        new = [not (self.other or text in known or self._is_gap(text)) for text in texts]
-        return column[np.array([*new, False], bool)[places]]
+        known = np.array([text in self.categories for text in texts], bool)
+        new = ~(known | gaps_in(texts, TEXT_GAPS, self.codes))
+        return column[np.append(new, False)[places]]
 
     def show(self, features: Features) -> str:
         """Return an entry of the column as text, from its features."""
@@ -359,7 +362,8 @@ class Dates:
         if kind != "text":
             raise Misfit(kind or "", "dates belong", column.dropna().iloc[0])
         places, texts = different(column)
-        there = [text for text in texts if not is_gap(text, GAPS, self.codes)]
+        gaps = gaps_in(texts, GAPS, self.codes)
+        there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
         times = dict(zip(there, self._read(there), strict=True))
         wrong = np.array([*(times.get(text, 0) is pd.NaT for text in texts), False], bool)[places]
         _tell_unread(self.name, "dates", column, wrong)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pseudograd.data.columns import Refusal, feature_names
-from pseudograd.data.delimited import Delimited, read_delimited
+from pseudograd.data.delimited import read_delimited
 from pseudograd.data.memory import check_size, check_unpacked
 from pseudograd.extras import needed_for
 from pseudograd.words import nearest
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Table:
     """What a reader returns, and how it is to be told."""
 
-    frame: DataFrame | Delimited  # all columns; those of a text file are typed later
+    frame: Any  # all columns, as a DataFrame; as Delimited, if they are typed later
     test: DataFrame | None = None  # the test part, if the file has one
     pixels: tuple[int, ...] | None = None  # the shape of a picture, if the columns are pixels
     kept: DataFrame | None = None  # columns that are asked for as they are

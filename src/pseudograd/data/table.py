@@ -138,19 +138,15 @@ def load_table(
             "target", f"must name the column of labels: one of {listed(table.frame.columns)}"
         )
     _check_parts(place, table.test is not None, test_path, test_fraction)
-    if table.said:
-        notes.say(table.said)
-    frame = _labelled(table.frame, target, choices, place, notes)
-    classes = _classes(frame, target, notes)
-    groups = _groups(frame[group]) if group is not None else None
-    frame, readings = _read_columns(frame, table, target, choices, place, notes)
+    frame, classes, readings = _looked_over(table, target, choices, place, notes)
     if strict and notes.said:
         raise ValueError(f"{place} is refused, since strict is set: {'; '.join(notes.said)}")
     notes.tell(stacklevel=2)
+    groups = None if group is None else _groups(table.frame.loc[frame.index, group])
     drawn = np.zeros(len(frame), bool)
     if test_path is None and table.test is None:
         drawn = draw(classes, test_fraction or 0.2, stratify, seed, groups)
-    train, test = frame[~drawn], table.test if table.test is not None else frame[drawn]
+    train = frame[~drawn]
     if len(train) < FOLDS:
         fix = "add rows" if test_fraction is None else "add rows, or lower test_fraction"
         raise ValueError(
@@ -158,15 +154,14 @@ def load_table(
             f"at least {FOLDS}: {fix}"
         )
     encoder = _fit(train, target, table.pixels, readings, notes)
-    if test_path is not None:
-        test = read_frame(test_path, encoder)
+    test = frame[drawn]
     if not drawn.any():
-        test = _labelled(test, target, choices, test_path or place, notes)
+        given = table.test if test_path is None else read_frame(test_path, encoder)
+        test = _labelled(given, target, choices, test_path or place, notes)
     if groups is not None:
         unknown = np.full(0 if drawn.any() else len(test), -1)
         groups = np.concatenate([groups[~drawn], groups[drawn], unknown])
-    name = Path(source).name if isinstance(source, (str, Path)) else "frame"
-    data = _dataset("stdin" if name == "-" else name, train, test, encoder, groups)
+    data = _dataset(source, train, test, encoder, groups)
     if count := in_both_parts(data):
         notes.rows["test rows that equal a training row"] = count
         notes.say(
@@ -174,6 +169,18 @@ def load_table(
         )
     notes.tell(stacklevel=2)
     return data, replace(encoder, notes=notes.plain(encoder))
+
+
+def _looked_over(
+    table: Table, target: str, choices: Choices, place: str, notes: Notes
+) -> tuple[DataFrame, NDArray[np.intp], dict[str, Reading]]:
+    """Return the rows and columns that are kept, the classes, and what columns are read as."""
+    if table.said:
+        notes.say(table.said)
+    frame = _labelled(table.frame, target, choices, place, notes)
+    classes = _classes(frame, target, notes)
+    frame, readings = _read_columns(frame, table, target, choices, place, notes)
+    return frame, classes, readings
 
 
 def _check_parts(place: str, has_test: bool, test_path: object, test_fraction: object) -> None:
@@ -284,12 +291,13 @@ def _fit(
 
 
 def _dataset(
-    name: str,
+    source: Source,
     train: DataFrame,
     test: DataFrame,
     encoder: Encoder,
     groups: NDArray[np.int64] | None,
 ) -> Dataset:
+    name = Path(source).name if isinstance(source, (str, Path)) else "frame"
     rows = len(train) + len(test)
     kind = np.float32 if encoder.pixels is None else np.uint8
     features = np.empty((rows, encoder.width), kind)
@@ -297,7 +305,7 @@ def _dataset(
     encoder.transform(test, features[len(train) :])
     labels = [encoder.encode_labels(part[encoder.target]) for part in (train, test)]
     return Dataset(
-        name=name,
+        name="stdin" if name == "-" else name,
         features=torch.from_numpy(features),
         labels=torch.from_numpy(np.concatenate(labels)),
         train_size=len(train),

@@ -23,6 +23,7 @@ TEXT_GAPS = LABEL_GAPS | {"-", "–", "—", "--", "."}
 GAPS = TEXT_GAPS | {"None", "none", "NONE", "na", "Na"}
 
 _SIGNS = "$€£¥₹%‰"
+_USUAL = str.maketrans("\u00a0\u2009\u202f’−", "   '-")  # what typographers put for blanks, ' and -
 _DATES = (
     *("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
     *("%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%d-%m-%y", "%m-%d-%y"),
@@ -52,10 +53,11 @@ def different(entries: Series, *, texts: bool = True) -> tuple[NDArray[np.intp],
     if entries.dtype == np.float16:  # which pandas does not know how to look up
         entries = entries.astype(np.float32)
     places, values = pd.factorize(entries, use_na_sentinel=True)
-    if not texts:
-        return places, list(values)
-    again, names = pd.factorize(np.array([as_text(value) for value in values], object))
-    return np.append(again, -1)[places], list(names)
+    found = values.tolist()
+    if not texts or entries.dtype == "str":
+        return places, found
+    again, names = pd.factorize(np.array([as_text(value) for value in found], object))
+    return np.append(again, -1)[places], names.tolist()
 
 
 def as_text(value: Any) -> str:
@@ -78,16 +80,17 @@ def plain_numbers(texts: Sequence[str]) -> NDArray[np.float64]:
 def numbers_of_form(texts: Sequence[str], form: Form) -> NDArray[np.float64]:
     """Return numbers that are written for people, NaN where a text is none of this form."""
     thousands, decimal = map(re.escape, (form.thousands, form.decimal))
-    number = re.compile(rf"[+-]?(\d{{1,3}}({thousands}\d{{3}})+|\d+)?({decimal}\d*)?")
+    digits = rf"(?:\d{{1,3}}(?:{thousands}\d{{3}})+|\d+)?(?:{decimal}\d*)?"
+    # Round brackets stand for a debt.
+    number = re.compile(rf"(\(?)([+-]?) ?[{_SIGNS}]? ?([+-]?)({digits}) ?[{_SIGNS}]?\)?").fullmatch
 
     def bare(text: str) -> str:
-        text = re.sub(r"\s", " ", text.strip()).replace("’", "'").replace("−", "-")
-        if text.startswith("(") and text.endswith(")"):  # a debt
-            text = "-" + text[1:-1]
-        text = re.sub(rf"^([+-]?) ?[{_SIGNS}] ?| ?[{_SIGNS}]$", r"\1", text)
-        if not number.fullmatch(text):
+        found = number(text.strip().translate(_USUAL))
+        if found is None:
             return ""
-        return text.replace(form.thousands, "").replace(form.decimal, ".")
+        debt, first, second, size = found.groups()
+        sign = "-" if debt or "-" in (first, second) else ""
+        return sign + size.replace(form.thousands, "").replace(form.decimal, ".")
 
     return plain_numbers([bare(text) for text in texts])
 
@@ -135,24 +138,20 @@ def read_dates(texts: Sequence[str], format_: str = "") -> tuple[Index, str] | N
     """Return texts as dates, and their format, if all agree in one of the usual formats."""
     import pandas as pd
 
-    def read(texts: Sequence[str], format_: str) -> Index:
+    def read(texts: Sequence[str], format_: str) -> Index | None:
         found = pd.to_datetime(pd.Index(texts), format=format_, errors="coerce", utc=True)
-        return found.tz_localize(None).as_unit("s")
-
-    def agree(texts: Sequence[str], format_: str) -> bool:
-        return bool(read(texts, format_).notna().all())
+        return found.tz_localize(None).as_unit("s") if found.notna().all() else None
 
     few = texts[:20]
     usual = re.compile(r"\d{1,4}[-/.: ]|[A-Za-z]{3,9} \d{1,2},? \d{4}")
-    if not all(usual.match(text) for text in few):
+    if not all(usual.match(text.strip()) for text in few):
         return None
-    dates = [date for date in _DATES if agree([text.split(" ")[0] for text in few], date)]
-    spaced = [date for date in _DATES if " " in date]
-    formats = [_ISO, *_TIMES, *(date for date in dates), *spaced]
-    formats += [f"{date} {time}" for date in [*dates, *spaced] for time in _TIMES]
+    first = [text.split(" ")[0] for text in few]
+    dates = [date for date in _DATES if " " in date or read(first, date) is not None]
+    formats = [_ISO, *_TIMES, *dates, *(f"{date} {time}" for date in dates for time in _TIMES)]
     for tried in [format_] * bool(format_) + formats:
-        if agree(few, tried) and agree(texts, tried):
-            return read(texts, tried), tried
+        if read(few, tried) is not None and (found := read(texts, tried)) is not None:
+            return found, tried
     return None
 
 
@@ -163,17 +162,24 @@ def is_ambiguous(texts: Sequence[str], format_: str) -> bool:
     if not {"%d", "%m"} <= set(re.findall(r"%[dm]", format_)):
         return False
     other = format_.replace("%d", "%_").replace("%m", "%d").replace("%_", "%m")
-    return bool(pd.to_datetime(pd.Index(texts), format=other, errors="coerce").notna().all())
+    return all(
+        pd.to_datetime(pd.Index(some), format=other, errors="coerce").notna().all()
+        for some in (texts[:100], texts)
+    )
 
 
 def is_code(text: str) -> bool:
     """Return whether a text is a number that begins with a zero, like 007."""
-    return bool(re.fullmatch(r"[+-]?0\d+", text.strip()))
+    digits = text.strip().lstrip("+-")
+    return len(digits) > 1 and digits[0] == "0" and digits.isdecimal()
 
 
-def is_gap(text: str, gaps: Collection[str], codes: Collection[Code]) -> bool:
-    """Return whether a text stands for a missing entry."""
-    return text.strip() in gaps or text in codes or text.strip() in codes
+def gaps_in(
+    texts: Sequence[str], gaps: Collection[str], codes: Collection[Code]
+) -> NDArray[np.bool_]:
+    """Return which texts stand for a missing entry."""
+    known = {*gaps, *codes}
+    return np.array([text.strip() in known or text in known for text in texts], bool)
 
 
 def sentinels(values: NDArray[np.float64]) -> tuple[float, ...]:

@@ -13,6 +13,8 @@ from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import randomness
 from pseudograd.fleet.trial import Split
 
+_MOST_STOPPING = 10_000  # examples of a bagged split's fold that tell which epoch is best
+
 
 @dataclass(frozen=True, eq=False)
 class Parts:
@@ -20,7 +22,7 @@ class Parts:
 
     Attributes:
         train: The training examples.
-        stop: The early-stopping fold; in bagging the fold that judges.
+        stop: The early-stopping fold; in bagging the fold that judges, or some of it.
         judge: The examples of the reported error: the validation fold, or the test set.
 
     """
@@ -70,7 +72,8 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
     judge = folds[judging][: sizes[0]]
     if split.bagged:
         train = torch.cat((*_without(folds, judging), left_over))
-        return Parts(train[: data.train_size - sizes[-1]], judge, judge)
+        stop = judge[:: -(-len(judge) // _MOST_STOPPING)]  # evaluated after every epoch
+        return Parts(train[: data.train_size - sizes[-1]], stop, judge)
     train = torch.cat(_without(folds, stopping, judging))[: sum(sizes[:-2])]
     return Parts(train, folds[stopping][: sizes[0]], test if split.test else judge)
 

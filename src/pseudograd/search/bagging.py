@@ -21,6 +21,8 @@ from pseudograd.search.protocol import Cell, Outcomes, Protocol, Stage, trial_at
 
 KS = (2.0, 1.0, 0.5)
 LEARNING_RATES = (0.003, 0.01, 0.03)
+_LOW_RATES = (0.001, 0.003, 0.01)
+_SMALL = 600  # training examples below which bins and large steps overfit
 _LARGE = 2_000  # training examples from which on bad pairs are dropped after one fold
 _BATCHES = (400, 1_500, 6_000, 50_000, 200_000)  # training examples where batches double
 _SAMPLE = 50_000  # training examples that pairs of a very large table are first tried on
@@ -176,6 +178,8 @@ def bagging_for(recipe: Recipe, train_size: int, **settings: Any) -> Bagging:
 
     """
     defaults: dict[str, Any] = {}
+    if train_size < _SMALL:
+        defaults = {"learning_rates": _LOW_RATES}
     if train_size >= _LARGE:
         defaults = {"finalists": 4}
     if train_size >= 2 * _SAMPLE:
@@ -202,11 +206,11 @@ def table_recipe(
     Example:
         >>> recipe = table_recipe("patients.csv", 800)
         >>> recipe.hidden_layer_sizes, recipe.bins, recipe.batch_size, recipe.max_epochs
-        ((64, 64), 16, 32, 53)
+        ((64, 64), 16, 64, 53)
 
     """
-    width = 32 if train_size < 700 else 64 if train_size < 10_000 else 128
-    bins = 8 if train_size < 700 else 16
+    width = 32 if train_size < _SMALL else 64 if train_size < 10_000 else 128
+    bins = 0 if train_size < _SMALL else 16
     defaults: dict[str, Any] = {
         "hidden_layer_sizes": (2 * width, 2 * width) if pixels else (width, width),
         "bins": 0 if pixels else bins,

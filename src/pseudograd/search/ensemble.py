@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pseudograd.data import Dataset
 from pseudograd.fleet import Ensemble, Network, Trial, parts
-from pseudograd.fleet.mlp.network import tempered
 from pseudograd.search.bagging import Bagging
+from pseudograd.search.measures import fit_temperature
 from pseudograd.search.protocol import Cell, Outcomes
 
 METRICS = ("error", "balanced", "log-loss")
@@ -165,24 +165,13 @@ def score(
     return float((weights * judged).sum() / weights.sum())
 
 
-def fit_temperature(
-    probabilities: Tensor, labels: Tensor, example_weights: Tensor | None = None
-) -> float:
-    """Return the temperature that makes the log loss least, by golden-section search.
-
-    Example:
-        >>> overconfident = torch.tensor([[0.99, 0.01]] * 4)
-        >>> round(fit_temperature(overconfident, torch.tensor([0, 0, 0, 1])), 1)
-        4.2
-
-    """
-    from scipy.optimize import minimize_scalar
-
-    def loss(log_temperature: float) -> float:
-        calibrated = tempered(probabilities.clamp(min=1e-7), 2.0**log_temperature)
-        return score(calibrated, labels, "log-loss", example_weights)
-
-    return float(2.0 ** minimize_scalar(loss, bounds=(-3, 5), method="bounded").x)
+def calibrated(
+    found: Candidates, weights: Tensor, labels: Tensor, example_weights: Tensor | None = None
+) -> Ensemble:
+    """Return the ensemble of these weights, with the temperature that its predictions call for."""
+    log_probabilities = found.combined(weights).clamp(min=1e-7).log().numpy()
+    counts = None if example_weights is None else example_weights.double().numpy()
+    return found.ensemble(weights, fit_temperature(log_probabilities, labels.numpy(), counts))
 
 
 def mixture(cells: Sequence[Cell], weights: Tensor) -> list[tuple[Cell, float]]:

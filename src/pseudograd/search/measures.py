@@ -136,7 +136,9 @@ def expected_calibration_error(probabilities: Floats, labels: Indices, bins: int
     return sum(gaps) / len(labels)
 
 
-def fit_temperature(log_probabilities: Floats, labels: Indices) -> float:
+def fit_temperature(
+    log_probabilities: Floats, labels: Indices, weights: Floats | None = None
+) -> float:
     """Return the temperature with the lowest log loss of softmax(log p / temperature).
 
     Fit it on out-of-fold predictions. It lies between 1/20 and 20. One made-up mistake, at the
@@ -146,6 +148,7 @@ def fit_temperature(log_probabilities: Floats, labels: Indices) -> float:
     Args:
         log_probabilities: Logarithms of probabilities, or logits.
         labels: The right classes.
+        weights: How much each example counts; None if all count the same.
 
     """
     with needed_for("fitting a temperature"):
@@ -155,28 +158,17 @@ def fit_temperature(log_probabilities: Floats, labels: Indices) -> float:
     logits -= logits.max(1, keepdims=True)
     right = logits[np.arange(len(labels)), labels]
     runner_up = float(np.median(np.partition(logits, -2, axis=1)[:, -2]))
+    counts = np.ones(len(labels)) if weights is None else weights / weights.mean()
 
     def loss(power: float) -> float:
         inverse = math.exp(power)
-        total = np.log(np.exp(inverse * logits).sum(1)).sum() - inverse * right.sum()
+        losses = np.log(np.exp(inverse * logits).sum(1)) - inverse * right
         made_up = math.log1p(math.exp(inverse * runner_up)) - inverse * runner_up
-        return float(total + made_up)
+        return float(counts @ losses + made_up)
 
     # Convex in 1 / temperature, so there is one minimum, also over its logarithm.
     found = minimize_scalar(loss, bounds=(-math.log(20), math.log(20)), method="bounded")
     return math.exp(-float(found.x))
-
-
-def at_temperature(probabilities: Floats, temperature: float) -> NDArray[np.float64]:
-    """Return softmax(log p / temperature).
-
-    >>> at_temperature(np.array([[0.9, 0.1]]), 0.5).round(3).tolist()
-    [[0.988, 0.012]]
-    """
-    logits = np.log(np.maximum(probabilities.astype(np.float64), 1e-300)) / temperature
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    scaled: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
-    return scaled
 
 
 def compare_on_rows(

@@ -25,7 +25,7 @@ from pseudograd.search.assessment import assess
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import best_stopped, by_class
 from pseudograd.search.difficulty import difficulty
-from pseudograd.search.ensemble import Candidates, candidates, fit_temperature, mixture, select
+from pseudograd.search.ensemble import Candidates, calibrated, candidates, mixture, select
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.models import (
     MODEL,
@@ -245,10 +245,7 @@ def _combine(
     at_1 = torch.tensor([cell.k == 1 for cell in found.cells])
     plain_weights = torch.zeros_like(weights)
     plain_weights[at_1] = select(found.out_of_fold[at_1], labels, metric)
-    model, plain = (
-        found.ensemble(w, fit_temperature(found.combined(w), labels))
-        for w in (weights, plain_weights)
-    )
+    model, plain = (calibrated(found, shares, labels) for shares in (weights, plain_weights))
     _check_finite((*model.networks, *plain.networks))
     assessment = _assessed(data, encoder, found, (model, weights), (plain, plain_weights), folder)
     networks = {
