@@ -28,7 +28,6 @@ TABLES = [table for table in TABLES if table[1] not in LARGE]
 def _quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search of five small networks that learn little: what counts here is the way."""
     monkeypatch.chdir(tmp_path)
-    small = {"ks": (1.0,), "learning_rates": (0.01,), "most_extensions": 0, "finalists": None}
     usual = bagging.table_recipe
 
     def recipe(*given: Any, **settings: Any) -> MLPRecipe:
