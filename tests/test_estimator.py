@@ -33,7 +33,7 @@ X, Y = load_iris(return_X_y=True)
 
 def trained(**parameters: Any) -> TunableMLPClassifier:
     """With k and learning rate given: it just trains five networks."""
-    given = {"k": 0.5, "learning_rate": 0.03, "random_state": 0, "max_iter": 10, **parameters}
+    given = {"k": 0.5, "learning_rate": 0.1, "random_state": 0, "max_iter": 12, **parameters}
     return TunableMLPClassifier((8,), **given)
 
 
@@ -89,6 +89,46 @@ def test_features_have_names() -> None:
     assert model.score(table, Y) > 0.9
     with pytest.raises(ValueError, match="feature names"):
         model.predict(table[["b", "a", "c", "d"]])
+
+
+def pets(rows: int = 120) -> tuple[pd.DataFrame, NDArray[Any]]:
+    """Weights with gaps, and colours as texts: cats are light or grey, dogs heavy or black."""
+    random = np.random.RandomState(0)
+    dog = random.rand(rows) < 0.5
+    weight = np.where(dog, 20, 4) + random.randn(rows)
+    weight[random.rand(rows) < 0.2] = np.nan
+    colour = np.where(dog, "black", "grey").astype(object)
+    return pd.DataFrame({"weight": weight, "colour": colour}), np.where(dog, "dog", "cat")
+
+
+def test_a_frame_may_have_texts_and_gaps() -> None:
+    frame, labels = pets()
+    model = trained().fit(frame, labels)
+    assert model.score(frame, labels) > 0.95
+    assert model.feature_names_in_.tolist() == ["weight", "colour"]
+    new = pd.DataFrame({"weight": [np.nan, 4.0], "colour": ["black", "blue"]}, index=[7, 7])
+    assert model.predict(new).tolist() == ["dog", "cat"]
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(new[["colour", "weight"]])
+    again = pickle.loads(pickle.dumps(model))
+    assert (again.predict_proba(frame) == model.predict_proba(frame)).all()
+
+
+def test_a_frame_of_numbers_with_gaps() -> None:
+    frame, labels = pets()
+    only = frame[["weight"]]
+    model = trained().fit(only, labels)
+    known = only["weight"].notna()
+    assert model.score(only[known], labels[known]) > 0.95
+    assert model.predict_proba(only.fillna(5.0)).shape == (120, 2)  # new rows need have no gaps
+
+
+def test_frames_of_polars() -> None:
+    polars = pytest.importorskip("polars")
+    frame, labels = pets()
+    theirs = polars.DataFrame({"weight": frame["weight"].tolist(), "colour": [*frame["colour"]]})
+    ours = trained().fit(frame, labels)
+    assert (trained().fit(theirs, labels).predict_proba(theirs) == ours.predict_proba(frame)).all()
 
 
 def test_scores_have_the_form_of_a_grid_searchs() -> None:
