@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import shlex
@@ -246,7 +247,7 @@ def check(
         assert status == 0
         return
     assert status == 1, (command, how)
-    lines = [line for line in captured.err.splitlines() if "is set aside: " not in line]
+    lines = [line for line in captured.err.splitlines() if " set aside" not in line]
     assert len(lines) == 1, (command, how, lines)
     assert lines[0].startswith("pseudograd: ")
     assert "run/" in lines[0] or "run holds" in lines[0]
@@ -368,10 +369,29 @@ def test_lines_of_the_ledger_that_are_no_outcomes_are_set_aside(
         for new in STRANGE:
             with path.open("a") as file:
                 file.write(json.dumps(changed(right, at, new)) + "\n")
-    for command in ("report", "runs", "predict"):
+    capsys.readouterr()
+    assert main(COMMANDS["report"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    count = len(Study.open("run").ledger.set_aside)
+    assert count > 30
+    assert len(lines) == 6
+    assert f"run/ledger.jsonl: {count - 5} more lines are set aside, up to " in lines[-1]
+    for command in ("runs", "predict"):
         assert main(COMMANDS[command]) == 0
-    assert "Traceback" not in capsys.readouterr().err
-    assert len(Study.open("run").ledger.set_aside) > 30
+
+
+def test_a_model_of_another_version_is_refused(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its checksum may be right, but what it says is in other words."""
+    use(finished, "bagging")
+    path = Path("run/model.json")
+    fields = json.loads(path.read_text())
+    del fields["checksum"], fields["made_from"]
+    fields["checksum"] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+    path.write_text(json.dumps(fields))
+    said = "run/model.json is that of another version (it['made_from'] is missing): run the search"
+    assert said in said_by(capsys, "predict", "run", "pets.csv")
 
 
 # --- a list of runs ---------------------------------------------------------------------------

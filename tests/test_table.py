@@ -579,7 +579,7 @@ def measured(count: int, rows: int = 200) -> list[str]:
     "entries",
     [
         measured(19),
-        [f"P{at % 100}" for at in range(200)],
+        [f"P{at % 60}" for at in range(200)],
         [f"{at % 60:05d}" for at in range(200)],  # codes
     ],
 )

@@ -7,9 +7,11 @@ import csv
 import gzip
 import io
 import itertools
+import json
 import lzma
 import os
 import random
+import shlex
 import sys
 import time
 import warnings
@@ -22,6 +24,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pseudograd.cli import main
 from pseudograd.data import delimited, load_table, open_data, read_frame
 from pseudograd.data.columns import Refusal
 from pseudograd.data.survey import Note
@@ -337,3 +340,28 @@ def test_lines_counted_by_bytes_are_even(monkeypatch: pytest.MonkeyPatch) -> Non
     assert passed > 300
     for even in ("a,b\n1,2\n3,4", "a,b\r\n1,2\r\n\r\n", 'a,b\n"1,\n""2",3\n\n4,5\n'):
         assert delimited._is_even(even.encode(), ",", 0)
+
+
+def test_the_command_takes_what_the_user_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From standard input, too."""
+    frame = FRAME.assign(patient=np.arange(40) % 13, year=range(1980, 2020), code=[5, -1] * 20)
+    content = frame.to_csv(index=False).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    options = shlex.split(
+        "--target y --group patient --numbers year --missing -1 u --drop when --hidden 2 --k 1 "
+        "--protocol paper --rates 0.1 --repetitions 1 --retrainings 1 --max-epochs 1 --out run"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["tune", "-", *options]) == 0
+    assert "columns taken for numbers: 'größe', 'year', 'code'; for categories: 'hue'" in (
+        capsys.readouterr().err
+    )
+    facts = json.loads(Path("run/run.json").read_text("utf-8"))["data"]
+    assert facts["name"] == "stdin"
+    used = {column["name"]: column["used_as"] for column in facts["notes"]["columns"]}
+    assert used == dict.fromkeys(["größe", "year", "code"], "numbers") | {"hue": "categories"}
+    encoder = json.loads(Path("run/model.json").read_text("utf-8"))["encoder"]
+    assert [column["codes"] for column in encoder["columns"]] == [["-1", "u", -1.0]] * 4

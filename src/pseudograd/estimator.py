@@ -62,8 +62,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         ks: The values that "auto" chooses k from; None for 2, 1 and 1/2.
         metric: What the ensemble is chosen by: "error", "balanced" (every class counts the same)
             or "log-loss".
-        repetitions: How many networks each pair has, a multiple of five; "auto" for 5, or 10 with
-            fewer than 600 examples.
+        repetitions: How many networks each pair has, a multiple of five.
         activation: "relu", "tanh" or "sigmoid".
         weight_decay: AdamW's.
         batch_size: Examples per step; "auto" for 32 to 1024, by the number of examples.
@@ -106,7 +105,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         *,
         ks: Sequence[float] | None = None,
         metric: str = "error",
-        repetitions: int | str = "auto",
+        repetitions: int = 5,
         activation: str = "relu",
         weight_decay: float = 0.1,
         batch_size: int | str = "auto",
@@ -218,7 +217,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 max_epochs=_unless_auto(self.max_iter),
             )
             Trial(recipe, k, rate)  # checks the two
-            settings: dict[str, Any] = {"repetitions": _unless_auto(self.repetitions), "seed": seed}
+            settings: dict[str, Any] = {"repetitions": self.repetitions, "seed": seed}
             if self.ks is not None:
                 settings["ks"] = _as_tuple(self.ks)
             protocol = bagging_for(recipe, train_size, **settings)
@@ -401,7 +400,7 @@ def _own_names() -> Iterator[None]:
     except ValueError as problem:
         said = re.sub("^max_epochs ", "max_iter ", str(problem))
         said = re.sub("^ks must be ", "ks must be None or ", said)
-        auto = "k|learning_rate|batch_size|hidden_layer_sizes|max_iter|repetitions"
+        auto = "k|learning_rate|batch_size|hidden_layer_sizes|max_iter"
         said = re.sub(f"^({auto}) must be ", r"\1 must be 'auto' or ", said)
         raise ValueError(said) from None
 

@@ -82,8 +82,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--repetitions",
         type=whole(1, 10**5),
         metavar="N",
-        help="networks of each pair of k and rate (5, one per fold, or 10 below 600 training rows; "
-        "the paper's: 7, 10 for mnist)",
+        help="networks of each pair of k and rate (5, one per fold; the paper's: 7, 10 for mnist)",
     )
     search.add_argument(
         "--seed",

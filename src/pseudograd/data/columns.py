@@ -111,7 +111,7 @@ def read_column(
     kind = kind_of(entries)
     if kind is None or kind == "other":
         return Reading(kind, entries)
-    if kind == "dates":
+    if kind == "dates" and name not in choices.categories:
         return Reading(kind, as_dates(entries), codes=choices.codes)
     if kind == "numbers" and name not in choices.categories:
         return _read_plain(name, entries, choices)
@@ -140,7 +140,7 @@ def _read_plain(
         )
         codes += (code,)
     gaps = np.isinf(values) | np.isin(values, _floats(codes))
-    if gaps.all():
+    if (gaps | np.isnan(values)).all():
         return Reading(None, entries)
     if gaps.any():
         entries = entries.astype(np.float64).mask(gaps)

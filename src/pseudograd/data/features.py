@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Features = NDArray[np.float32]
 
 MOST_CATEGORIES = 100  # features of one column
-_FEWEST_ROWS = 3  # of a category that has a feature of its own ...
+FEWEST_ROWS = 3  # of a category that has a feature of its own ...
 _FEW_CATEGORIES = 10  # ... unless there are so few
 _MOST_UNREAD = 0.1  # of new entries, before they are refused
 _SOFT = 3.0  # scaled numbers lie between -3 and 3
@@ -235,7 +235,7 @@ class Categories:
         """Learn from a column of the training part, at most ``most`` categories."""
         places, texts = different(column)
         counts = np.bincount(places[places >= 0], minlength=len(texts))
-        fewest = _FEWEST_ROWS if len(texts) > _FEW_CATEGORIES else 1
+        fewest = FEWEST_ROWS if len(texts) > _FEW_CATEGORIES else 1
         common = [
             (-count, text) for count, text in zip(counts, texts, strict=True) if count >= fewest
         ]
@@ -262,12 +262,13 @@ class Categories:
 
     def _places(self, column: Series) -> NDArray[np.intp]:
         """Return which feature of each entry is on, or the width if none is."""
-        if kind_of(column) in ("dates", "other") and self.kind:
-            raise Misfit("dates or objects", "text belongs", column.dropna().iloc[0])
+        kind = kind_of(column)
+        if kind == "other" and self.kind:
+            raise Misfit("objects", "text belongs", column.dropna().iloc[0])
         places, texts = different(column)
         known = {text: at for at, text in enumerate(self.categories)}
-        if known and texts and kind_of(column) == "numbers" and known.keys().isdisjoint(texts):
-            raise Misfit("numbers", "text belongs", column.dropna().iloc[0])
+        if known and kind in ("numbers", "dates") and known.keys().isdisjoint(texts):
+            raise Misfit(kind, "text belongs", column.dropna().iloc[0])
         other = len(known) if self.other else self.width
         gap = self.width - 1 if self.missing else self.width
         gaps = gaps_in(texts, TEXT_GAPS, self.codes)

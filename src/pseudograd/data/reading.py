@@ -18,7 +18,7 @@ from pseudograd.data.encoder import Encoder
 from pseudograd.data.opening import COMPRESSIONS, opened
 from pseudograd.data.readers import READERS, Table
 from pseudograd.extras import needed_for
-from pseudograd.words import nearest
+from pseudograd.words import listed, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -138,9 +138,9 @@ def _check_choices(place: str, names: list[str], choices: Choices, pictures: boo
 
 
 def _check_names(option: str, given: Sequence[str], names: list[str], place: str) -> None:
-    for name in given:
-        if name not in names:
-            raise OptionError(option, f"names {name!r}: {place} has {nearest(name, names)}")
+    if wrong := [name for name in given if name not in names]:
+        there = nearest(wrong[0], names) if len(wrong) == 1 else listed(names)
+        raise OptionError(option, f"names {listed(wrong)}: {place} has {there}")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pseudograd.data.columns import Choices, Reading, as_floats
+from pseudograd.data.features import FEWEST_ROWS
 from pseudograd.data.values import different
 from pseudograd.words import listed
 
@@ -88,6 +89,8 @@ def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -
         if why:
             left_out.setdefault(why, []).append(name)
             notes.columns[name] = {"used_as": "left out", "why": why}
+            if hint := entity(name, reading):
+                notes.say(f"column {name!r} {hint}", doubt=True)
             continue
         kept.append(name)
         doubts = [*reading.doubts]
@@ -144,10 +147,12 @@ def all_different(name: str, reading: Reading) -> str | None:
     """Leave out texts that tell single rows apart, such as names."""
     if reading.kind != "text":
         return None
-    different_, there = reading.entries.nunique(), int(reading.entries.notna().sum())
-    if different_ < max(_FEW, _NEARLY_ALL * there):
+    counts = reading.entries.value_counts()
+    if len(counts) < _FEW:
         return None
-    return "nearly all its texts differ, as names do"
+    if len(counts) >= _NEARLY_ALL * counts.sum():
+        return "nearly all its texts differ, as names do"
+    return None if counts.max() >= FEWEST_ROWS else "none of its texts is in three rows"
 
 
 # --- what is doubtful: a check returns the rest of "column 'x' ...", or None ----------------------

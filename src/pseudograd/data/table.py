@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ from pseudograd.data.parts import draw, in_both_parts
 from pseudograd.data.readers import READERS, Table
 from pseudograd.data.reading import Source, name_of, read_table
 from pseudograd.data.registry import BENCHMARKS
-from pseudograd.data.survey import Notes, look_over, question_target
+from pseudograd.data.survey import Note, Notes, look_over, question_target
 from pseudograd.data.values import different
 from pseudograd.words import counted, listed, nearest
 
@@ -331,9 +332,11 @@ def read_frame(source: Source, encoder: Encoder) -> DataFrame:
 
 
 def read_rows(
-    source: str | Path | DataFrame, encoder: Encoder, keep: Sequence[str] = ()
+    source: Source, encoder: Encoder, keep: Sequence[str] = ()
 ) -> tuple[DataFrame, DataFrame | None]:
     """Read new rows as `read_frame` does, and the columns to ``keep`` as they are in the file."""
     table = read_table(source, encoder.target, encoder=encoder, keep=keep)
+    if table.said:
+        warnings.warn(table.said, Note, stacklevel=3)
     frame: Any = table.frame
     return frame, table.kept

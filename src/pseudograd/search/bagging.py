@@ -179,7 +179,7 @@ def bagging_for(recipe: Recipe, train_size: int, **settings: Any) -> Bagging:
     """
     defaults: dict[str, Any] = {}
     if train_size < _SMALL:
-        defaults = {"learning_rates": _LOW_RATES, "repetitions": 2 * FOLDS}
+        defaults = {"learning_rates": _LOW_RATES}
     if train_size >= _LARGE:
         defaults = {"finalists": 4}
     if train_size >= 2 * _SAMPLE:
