@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help demo toy test check bench clean
 
 help:
-	@echo "make demo    find the best k for scikit-learn's digits, with a page that shows why"
+	@echo "make demo    tune an ensemble on scikit-learn's digits, with a page that shows how good it is"
 	@echo "make toy     run the paper's toy example, and draw it to toy.png"
 	@echo "make test    ruff, mypy, and all tests and doctests"
 	@echo "make check   only ruff and mypy"
@@ -21,7 +21,7 @@ help:
 	@echo "make clean   remove the virtual environment and all caches"
 
 demo: $(INSTALLED)
-	$(BIN)/pseudograd tune digits --hidden 400 --repetitions 10 --out runs/demo
+	$(BIN)/pseudograd tune digits --out runs/demo
 
 toy: $(INSTALLED)
 	$(BIN)/python -m paper toy --picture toy.png

@@ -64,7 +64,8 @@ def test_every_pair_has_a_network_for_every_fold() -> None:
     # Weights, order and folds are the same for every pair, so that differences are paired.
     assert len({(t.seed, t.split) for t in trials}) == 10
     assert {protocol.stage_of(t) for t in trials} == {"search"}
-    assert len(finished(protocol, world())) == 3 * 3 * 10
+    assert len(finished(protocol, world())) == protocol.foretold == 3 * 3 * 10
+    assert protocol.plan() == "90 networks or more: 3 values of k × 3 learning rates × 10 folds"
 
 
 @pytest.mark.parametrize(("best", "beyond"), [(1e-9, 0.001), (1e9, 0.09)])
@@ -104,23 +105,23 @@ def test_pairs_are_compared_by_error_and_cross_entropy() -> None:
 
 
 def test_only_finalists_go_on() -> None:
-    protocol = replace(SMALL, finalists=2)
+    protocol = replace(SMALL, finalists=1)
     first = protocol.wanted({})
     assert len(first) == 9
     assert {t.split.repetition for t in first} == {0}
     outcomes = {trial: world(best_k=0.5)(trial) for trial in first}
     going_on = protocol.wanted(outcomes)
-    # The best two have k = 1/2; k = 1 is there to compare with. One of five is trained already.
-    best = sorted(pairs(first), key=lambda p: abs(math.log2(2 * p[0])) + abs(math.log(100 * p[1])))
-    assert best[0] == (0.5, 0.01)
-    assert (1.0, 0.01) not in best[:2] or len(pairs(going_on)) == 2
-    assert pairs(going_on) == {*best[:2], (1.0, 0.01)}
+    # The best of k = 1 is there to compare with. One of five is trained already.
+    assert pairs(going_on) == {(0.5, 0.01), (1.0, 0.01)}
     assert {t.split.repetition for t in going_on} == {1, 2, 3, 4}
     outcomes = finished(protocol, world(best_k=0.5), outcomes)
     assert {(c.k, c.learning_rate) for c in protocol.cells(outcomes)} == pairs(going_on)
     assert protocol.chosen(outcomes)[0].k == 0.5
-    # Even if the best is on the edge: the first looks have seen all rates.
-    assert len(finished(protocol, world(best_rate=1e9))) == 9 + 4 * len(pairs(going_on))
+    assert len(outcomes) == protocol.foretold == 9 + 2 * 4
+    # No rate is added, even if the best is on the edge.
+    assert len(finished(protocol, world(best_rate=1e9))) == protocol.foretold
+    without_1 = replace(protocol, ks=(2.0, 0.5))
+    assert pairs(t for t in finished(without_1, world()) if t.split.repetition) == {(0.5, 0.01)}
 
 
 def test_the_best_of_k_1_is_not_there_twice() -> None:
@@ -139,6 +140,11 @@ def test_first_looks_may_be_at_a_sample() -> None:
     assert {protocol.stage_of(trial) for trial in later} == {"search"}
     assert len(later) == 2 * 5  # the best, and the best of k = 1: a sample's network is no member
     assert len(protocol.recipes) == 2
+    assert len(outcomes) == protocol.foretold == 9 + 10
+    assert protocol.plan() == (
+        "about 19 networks: first 3 values of k × 3 learning rates on 40 training examples, then "
+        "the best 1 pairs and the best of k = 1 × 5 folds"
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,8 +167,11 @@ def test_a_search_can_be_resumed_anywhere(protocol: Bagging) -> None:
     ("change", "said"),
     [
         ({"repetitions": 7}, "repetitions must be a multiple of 5, .* not 7"),
-        ({"repetitions": 0}, "repetitions must be 1 or more and below"),
+        ({"repetitions": 0}, "repetitions must be 1 or more.*, not 0"),
+        ({"ks": ()}, "ks must be at least one number"),
+        ({"learning_rates": ()}, "learning_rates must be at least one number"),
         ({"finalists": 0}, "finalists must be 1 or more, or None, not 0"),
+        ({"sample": -1}, "sample must be a whole number, 0 or more, not -1"),
         ({"retrainings": 1}, "retrainings must be 0: the networks of the folds are the model"),
     ],
 )
@@ -180,6 +189,8 @@ def test_a_sample_needs_a_recipe_that_can_be_sampled() -> None:
 def test_larger_tables_have_fewer_finalists() -> None:
     found = [bagging_for(RECIPE, size) for size in (1999, 2000, 99_999, 100_000)]
     assert [(p.finalists, p.sample) for p in found] == [(None, 0), (4, 0), (4, 0), (2, 50_000)]
+    small = bagging_for(RECIPE, 100)
+    assert max(small.learning_rates) < max(found[0].learning_rates)  # large steps overfit
     given = bagging_for(RECIPE, 5000, finalists=3, ks=None, seed=4)
     assert (given.finalists, given.ks, given.seed) == (3, (2.0, 1.0, 0.5), 4)
 
@@ -192,6 +203,7 @@ def test_the_recipe_follows_the_size_of_the_table() -> None:
     assert (widths[0], widths[-1]) == (32, 128)
     batches = [recipe.batch_size for recipe in recipes]
     assert batches == [32, 32, 64, 256, 1024, 1024]
+    assert [bool(recipe.bins) for recipe in recipes] == [False, False, True, True, True, True]
     assert [recipe.max_epochs for recipe in recipes] == [epochs_for(size) for size in sizes]
     assert all(recipe.patience == recipe.max_epochs for recipe in recipes)
     given = table_recipe("any", 1000, "ab", max_epochs=7, batch_size=None, bins=0)

@@ -465,6 +465,50 @@ def test_bagged_networks_train_on_all_that_they_are_not_judged_on(size: int) -> 
         assert all(fold not in folds[5:] for fold in folds[:5])
 
 
+def test_of_a_large_fold_some_examples_tell_the_best_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pseudograd.fleet.splits._MOST_STOPPING", 10)
+    cut = parts(blobs(), BAGGED, stratified=True)
+    assert len(cut.judge) == 42
+    assert 5 < len(cut.stop) <= 10
+    assert set(cut.stop.tolist()) < set(cut.judge.tolist())
+    outcomes = list(
+        Fleet(blobs()).run([replace(ONE, split=BAGGED), replace(ONE, split=BAGGED, k=2)])
+    )
+    assert all((error * len(cut.stop)).is_integer() for o in outcomes for error in o.curve)
+
+
+SPLITS = [Split(3, repetition, **role) for repetition in (0, 1, 7, 21)
+          for role in ({}, {"bagged": True}, {"retrain": True})]  # fmt: skip
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_groups_stay_on_one_side_of_every_split(split: Split) -> None:
+    """Of 1 to 20 examples each; rows of one group lie apart in the data."""
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.arange(20).repeat_interleave(torch.arange(1, 21))
+    groups = groups[torch.randperm(210, generator=generator)]
+    features, labels = torch.randn(220, 2, generator=generator), torch.arange(220) % 2
+    groups = torch.cat((groups, torch.full((10,), -1)))
+    data = Dataset("grouped", features, labels, 210, (-4.0, 4.0), groups=groups)
+    cut = parts(data, split, stratified=True)
+    held_out = [cut.stop] if split.retrain else [cut.stop, cut.judge]
+    seen = set(groups[cut.train].tolist())
+    for part in held_out:
+        assert not seen & set(groups[part].tolist())
+    assert len(cut.stop) == 42  # these groups can be parted evenly
+    # Networks of one stack have equally many examples, whatever their fold.
+    other = parts(data, replace(split, repetition=split.repetition + 13), stratified=True)
+    assert [len(part) for part in vars(cut).values()] == [len(p) for p in vars(other).values()]
+
+
+def test_groups_that_cannot_be_folds() -> None:
+    data = Dataset("few", torch.zeros(20, 1), torch.arange(20) % 2, 20, groups=torch.arange(20) % 4)
+    with pytest.raises(ValueError, match="groups must be at least 5 in the training part"):
+        parts(data, Split())
+
+
 def test_the_plan_is_a_pure_function() -> None:
     """Of sizes and split: not of the features, the labels, the name, or what was asked before."""
     other = Dataset("other", torch.ones(263, 3), torch.zeros(263).long(), 213, (0.0, 1.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from pseudograd.data import Encoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-OPTIONS = ["--hidden", "4", "--k", "1", "--rates", "0.03", "--max-epochs", "6", "--out", "run"]
+OPTIONS = shlex.split(
+    "--hidden 8 --k 1 --rates 0.03 --repetitions 5 --max-epochs 30 --batch-size 8 --out run"
+)
 
 
 def patients(rows: int = 60) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from pseudograd.report.page import page
 from pseudograd.report.quality import standing
 from pseudograd.report.summary import ensemble_summary
-from pseudograd.search import Protocol
+from pseudograd.search import Bagging
 from pseudograd.search.assessment import share
 from pseudograd.search.measures import compare_counts
 from test_page import ABOUT, DATA, HOSTILE, RECIPE, Parsed, browser, made_up, open_page
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["browser"]
 
-PROTOCOL = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=5, retrainings=0)
+PROTOCOL = Bagging(RECIPE, ks=(1.0, 0.5), learning_rates=(0.05, 0.1, 0.2))
 OUTCOMES = made_up(PROTOCOL)
 PIXELS = [0, 255] * 32
 
@@ -257,7 +257,16 @@ def test_what_was_done_with_the_columns_is_told() -> None:
 
 
 def test_axes_that_are_logarithmic_say_so() -> None:
-    assert drawn().html.count("(log scale)</text>") == 1  # k; without final networks, no curves
+    html = drawn().html
+    assert "k, sensitivity to large errors (log scale)</text>" in html
+    assert "held-out error, % (log scale)</text>" in html
+
+
+def test_the_networks_of_the_best_pair_have_learning_curves() -> None:
+    parsed = drawn()
+    assert "Held-out error by epoch. k = 1/2: 5 networks" in parsed.said
+    assert "each on the fold held out from it" in parsed.text
+    assert "final networks" not in parsed.text
 
 
 # --- labels worth a second look --------------------------------------------------------------

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+import hashlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,85 +18,35 @@ import pytest
 from pseudograd.cli import main
 from pseudograd.data import open_data
 from pseudograd.search import Bagging, Study, study_of, table_recipe
+from run_folders import (
+    BAGGING,
+    OPTIONS,
+    changed,
+    content,
+    cut,
+    flip,
+    make_runs,
+    places,
+    stop_after,
+    trained,
+    tune,
+    use,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-COMMON = ["--hidden", "4", "--k", "1", "0.5", "--max-epochs", "2", "--out", "run"]
-BAGGING = ["--rates", "0.01", *COMMON]
-PAPER = shlex.split("--protocol paper --rates 0.01 --repetitions 1 --retrainings 2") + COMMON
-OPTIONS = {"bagging": BAGGING, "paper": PAPER}
-
-
-def tune(*options: str) -> int:
-    return main(["tune", "pets.csv", "--target", "pet", *options])
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a table, and a finished run of each protocol."""
     folder = tmp_path_factory.mktemp("finished")
-    lines = ["weight,colour,pet"]
-    for at in range(60):
-        pet = "cat" if at % 5 < 3 else "dog"
-        weight = at * 7 % 11 + 6 * (pet == "dog")
-        lines.append(f"{weight},{'grey' if at % 3 else 'black'},{pet}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        Path("pets.csv").write_text("\n".join(lines) + "\n")
-        for protocol, options in OPTIONS.items():
-            assert tune(*options) == 0
-            if protocol == "paper":
-                choose_one_half()
-                assert tune(*options) == 0
-            Path("run").rename(protocol)
+    make_runs(folder)
     return folder
-
-
-def choose_one_half() -> None:
-    """Make the outcomes of the other k so good that it is chosen, and both models are kept."""
-    path = Path("run/ledger.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        if line.get("trial", {}).get("k") == 0.5:
-            line["error"] = 0.0
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(finished / "pets.csv", "pets.csv")
-
-
-def use(finished: Path, protocol: str) -> dict[str, bytes]:
-    """Make the folder "run" a copy of a finished run, and return its files by name."""
-    shutil.rmtree("run", ignore_errors=True)
-    shutil.copytree(finished / protocol, "run")
-    return content()
-
-
-def content() -> dict[str, bytes]:
-    """The files of the run by name, except for those that tell the time."""
-    return {
-        path.relative_to("run").as_posix(): path.read_bytes()
-        for path in Path("run").rglob("*")
-        if path.is_file() and path.name not in ("run.json", "report.html")
-    }
-
-
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Where the trials of later fleets are noted."""
-    from pseudograd.fleet import Fleet
-
-    run, noted = Fleet.run, []
-
-    def noting(self: Fleet, trials: Any, *stop: Any) -> Any:
-        for outcome in run(self, trials, *stop):
-            noted.append(outcome.trial)
-            yield outcome
-
-    monkeypatch.setattr(Fleet, "run", noting)
-    return noted
 
 
 def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -111,17 +60,6 @@ def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 # --- damage -----------------------------------------------------------------------------------
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def flip(path: Path) -> None:
-    """Change a weight: the file is as long as before and still a safetensors file."""
-    damaged = bytearray(path.read_bytes())
-    damaged[-3] ^= 1
-    path.write_bytes(damaged)
 
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
@@ -246,7 +184,7 @@ def check(
         assert status == 0
         return
     assert status == 1, (command, how)
-    lines = [line for line in captured.err.splitlines() if "is set aside: " not in line]
+    lines = [line for line in captured.err.splitlines() if " set aside" not in line]
     assert len(lines) == 1, (command, how, lines)
     assert lines[0].startswith("pseudograd: ")
     assert "run/" in lines[0] or "run holds" in lines[0]
@@ -283,29 +221,7 @@ def test_a_folder_in_place_of_a_file(
     assert "(is a directory): " in last
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the values are in what was read from JSON."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, one in inner:
-        yield (*at, name)
-        if isinstance(one, dict | list):
-            yield from places(one, (*at, name))
-
-
-def changed(value: Any, at: tuple[Any, ...], new: Any) -> Any:
-    """A copy with another value at a place, or without one if that is ``...``."""
-    value = copy.deepcopy(value)
-    inner = value
-    for name in at[:-1]:
-        inner = inner[name]
-    if new is ...:
-        del inner[at[-1]]
-    else:
-        inner[at[-1]] = new
-    return value
-
-
-STRANGE = [..., None, [], {}, "x", -1, 1e300, 0.5]
+STRANGE: list[Any] = [..., None, [], {}, "x", -1, 1e300, 0.5]
 
 
 @pytest.mark.parametrize("new", STRANGE, ids=repr)
@@ -332,10 +248,12 @@ def test_changed_values_are_refused_in_a_sentence(
 def is_harmless(at: tuple[Any, ...], new: Any) -> bool:
     """Whether a change in run.json is one that a person may make: in the notes of a session."""
     if at == ("sessions",) or at[-1] == "devices":
-        return new == []
+        return isinstance(new, list) and not new
+    if at[0] == "sessions" and new is ...:
+        return at == ("sessions", 0) or (len(at) == 4 and at[-1] != "pseudograd")
     if at[0] == "protocol" and new is ...:  # most are the default
         return at[-1] not in ("kind", "ks", "learning_rates")
-    kind = {"seconds": (int, float), "trials": int}.get(at[-1], str)
+    kind: Any = {"seconds": (int, float), "trials": int}.get(at[-1], str)
     return at[0] == "sessions" and len(at) > 2 and isinstance(new, kind)
 
 
@@ -350,12 +268,10 @@ def test_facts_about_the_data_are_checked_before_there_is_a_model(
     for name in ("name", "train_size", "test_size", "labels", "pixels", "target"):
         path.write_text(json.dumps(changed(right, ("data", name), new)))
         capsys.readouterr()
-        if main(["report", "run"]):
-            assert capsys.readouterr().err.startswith(
-                "pseudograd: run/run.json lacks what the page"
-            )
-        else:
-            assert isinstance(new, type(right["data"][name]))
+        status = main(["report", "run"])
+        assert status or name == "pixels" or isinstance(new, type(right["data"][name]))
+        said = "pseudograd: run/run.json lacks what the page says about the data (data"
+        assert capsys.readouterr().err.startswith(said if status else "")
 
 
 def test_lines_of_the_ledger_that_are_no_outcomes_are_set_aside(
@@ -368,10 +284,29 @@ def test_lines_of_the_ledger_that_are_no_outcomes_are_set_aside(
         for new in STRANGE:
             with path.open("a") as file:
                 file.write(json.dumps(changed(right, at, new)) + "\n")
-    for command in ("report", "runs", "predict"):
+    capsys.readouterr()
+    assert main(COMMANDS["report"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    count = len(Study.open("run").ledger.set_aside)
+    assert count > 30
+    assert len(lines) == 6
+    assert f"run/ledger.jsonl: {count - 5} more lines are set aside, up to " in lines[-1]
+    for command in ("runs", "predict"):
         assert main(COMMANDS[command]) == 0
-    assert "Traceback" not in capsys.readouterr().err
-    assert len(Study.open("run").ledger.set_aside) > 30
+
+
+def test_a_model_of_another_version_is_refused(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its checksum may be right, but what it says is in other words."""
+    use(finished, "bagging")
+    path = Path("run/model.json")
+    fields = json.loads(path.read_text())
+    del fields["checksum"], fields["made_from"]
+    fields["checksum"] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+    path.write_text(json.dumps(fields))
+    said = "run/model.json is that of another version (it['made_from'] is missing): run the search"
+    assert said in said_by(capsys, "predict", "run", "pets.csv")
 
 
 # --- a list of runs ---------------------------------------------------------------------------
@@ -427,14 +362,6 @@ def test_unreadable_runs_do_not_end_the_list(
 # --- unfinished runs --------------------------------------------------------------------------
 
 
-def stop_after(lines: int) -> None:
-    """Make a run what it was after a few lines of its ledger."""
-    path = Path("run/ledger.jsonl")
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
-    for name in ("model.json", "model.safetensors", "assessment.json", "examples.json"):
-        Path("run", name).unlink()
-
-
 @pytest.mark.parametrize("lines", [0, 1, 2, 6, 7, 16, 20])
 def test_the_page_of_an_unfinished_run(
     lines: int, finished: Path, capsys: pytest.CaptureFixture[str]
@@ -458,16 +385,16 @@ def test_the_page_while_pairs_are_first_looked_at(
     protocol = Bagging(recipe, ks=(2.0, 1.0), finalists=2, sample=sample)
     study = study_of(data, encoder, protocol, "run")
     with study.session("", ["cpu"]):
-        for count in range(17):
-            trial = study.ask()
-            assert trial is not None
+        while (trial := study.ask()) is not None:
             study.tell(trial, error=0.1 * trial.k + trial.learning_rate, cross_entropy=trial.k)
             assert main(["report", "run"]) == 0
             page = Path("run/report.html").read_text()
+            assert "Not finished yet" in page
             assert "nan" not in page
             assert main(["runs", "."]) == 0
-            assert "unfinished" in capsys.readouterr().out, count
-    assert not study.finished or sample == 0
+            assert "unfinished" in capsys.readouterr().out
+    # Six first looks, which go on if they were at the whole table, and two pairs of five folds.
+    assert len(study.ledger) == (6 + 10 if sample else 4 + 10)
 
 
 # --- stopped in the middle --------------------------------------------------------------------

@@ -30,6 +30,7 @@ from pseudograd.search import (
     Result,
     Runner,
     Study,
+    batch_size_for,
     compare,
     ks_for,
     load_model,
@@ -112,6 +113,18 @@ def test_numbers_of_numpy_become_pythons() -> None:
 def test_the_papers_ks_follow_the_depth() -> None:
     assert Protocol(RECIPE).ks == ks_for(1) == SHALLOW_KS
     assert ks_for(3) == DEEP_KS
+
+
+@pytest.mark.parametrize("size", [*range(1, 50), 426, 427, 854, 855, 60_000])
+def test_batches_leave_five_steps_an_epoch(size: int) -> None:
+    batch = batch_size_for(size)
+    assert batch in {1, 2, 4, 8, 16, 32, 64, 128}
+
+    def steps(batch: int) -> int:
+        return math.ceil(3 * (size // 5) / batch)
+
+    assert batch == 1 or steps(batch) >= 5
+    assert batch == 128 or steps(2 * batch) < 5
 
 
 def test_first_round_is_three_rates_of_every_k_on_permuted_folds() -> None:

@@ -213,7 +213,7 @@ def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) ->
     assert written["test_error"] == errors[0]
     assert f"a test error of {100 * errors[0]:.2f}%" in out.splitlines()[0]
     assert written["k"] is None  # it mixes both
-    assert set(written["sha256"]) == {"model.safetensors", "plain.safetensors"}
+    assert set(written["sha256"]) >= {"model.safetensors", "plain.safetensors"}
     assessment = read_assessment(Study.open("run"))
     assert assessment is not None
     assert [assessment[name]["error"] for name in ("model", "plain")] == errors
@@ -237,6 +237,24 @@ def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) ->
     again = json.loads(Path("run/model.json").read_text())
     assert again["made_from"]["metric"] == "log-loss"
     assert again["members"]["pairs"] != members["pairs"]
+
+
+def test_pairs_are_first_tried_on_a_sample_of_a_large_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pseudograd.search.bagging._LARGE", 50)
+    monkeypatch.setattr("pseudograd.search.bagging._SAMPLE", 40)
+    pets()
+    options = ["pets.csv", "--target", "pet", *BAGGED, "--rates", "0.1", "0.3", "--out", "run"]
+    _, err = tuned(capsys, *options)
+    run = Study.open("run")
+    assert f"search: {len(run.ledger)} of {len(run.ledger)} trials" in err
+    stages = [run.protocol.stage_of(trial) for trial in run.ledger]
+    assert stages == ["first look"] * 4 + ["search"] * (len(stages) - 4)
+    assert len(stages) - 4 in (10, 15)  # two finalists, and the best of k = 1 if it is neither
+    model, _ = load_model("run")
+    assert len(model.networks) % 5 == 0
+    assert main(["predict", "run", "pets.csv"]) == 0
 
 
 def test_lost_and_damaged_networks_are_trained_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -457,7 +475,7 @@ def test_options_reach_the_networks_of_bagging(capsys: pytest.CaptureFixture[str
         "pets.csv", 96, data.sha256[:16], hidden_layer_sizes=(5, 4), activation="tanh",
         batch_size=16, clip=7.0, max_epochs=2,
     )  # fmt: skip
-    assert (recipe.optimizer, recipe.bins, recipe.schedule) == ("adam", 8, "cosine")
+    assert (recipe.optimizer, recipe.weight_decay, recipe.schedule) == ("adam", 0.1, "cosine")
     protocol = Study.open("run").protocol
     assert protocol == Bagging(
         recipe, ks=(1.0, 2.0), learning_rates=(0.01, 0.02), repetitions=10, seed=3
@@ -476,7 +494,7 @@ def test_defaults_of_bagging_follow_the_table() -> None:
     assert (protocol.ks, protocol.learning_rates) == ((2.0, 1.0, 0.5), (0.003, 0.01, 0.03))
     recipe = protocol.recipe
     assert isinstance(recipe, MLPRecipe)
-    assert (recipe.bins, recipe.hidden_layer_sizes, recipe.batch_size) == (0, (128, 128), 32)
+    assert (recipe.bins, recipe.hidden_layer_sizes, recipe.batch_size) == (0, (128, 128), 64)
     large = Dataset("large", torch.zeros(2500, 1), torch.zeros(2500).long(), 2000, (-1.0, 1.0))
     found = protocol_of(options, large, replace(encoder, pixels=None))
     assert isinstance(found, Bagging)
@@ -696,7 +714,7 @@ def test_too_little_memory_is_told(
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
 
     monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", full)
-    assert refusal(capsys, "tune", "digits", *SMALL, "--out", "run") == (
+    assert refusal(capsys, "tune", "digits", *SMALL, "--out", "run", seen=True) == (
         "pseudograd: there is not enough memory for these networks: lower --hidden (now 6) or "
         "--batch-size (now 128)"
     )
@@ -778,7 +796,8 @@ def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_cluster_that_cannot_be_reached(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray", reason="needs Ray")
-    said = refusal(capsys, "tune", "digits", *SMALL, "--ray", "127.0.0.1:1", "--out", "run")
+    options = ["digits", *SMALL, "--ray", "127.0.0.1:1", "--out", "run"]
+    said = refusal(capsys, "tune", *options, seen=True)
     assert "127.0.0.1:1" in said
     said = refusal(capsys, "tune", "digits", *SMALL, "--ray", "--device", "cpu", "--out", "run")
     assert "--device must be left out with --ray" in said
@@ -843,6 +862,13 @@ def test_networks_that_all_diverge(protocol: Protocol) -> None:
         tune(run, data, encoder, diverging)
     assert {outcome.cross_entropy for outcome in run.ledger.values()} == {math.inf}
     assert not Path("run/model.json").exists()
+
+
+def test_the_choice_is_compared_with_k_1() -> None:
+    data, encoder = open_data("digits")
+    run = study_of(data, encoder, Bagging(RECIPE, (2.0, 0.5)), "run")
+    with pytest.raises(ValueError, match="ks must contain 1, which the choice is compared with"):
+        tune(run, data, encoder, diverging)
 
 
 def test_a_fold_that_diverged_is_no_part_of_the_model() -> None:

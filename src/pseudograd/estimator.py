@@ -171,7 +171,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the most probable label of each row."""
-        labels: NDArray[Any] = self.classes_[self._probabilities(X).argmax(-1).numpy()]
+        likeliest = self._probabilities(X).argmax(-1).numpy()
+        labels: NDArray[Any] = self.classes_[likeliest]
         return labels
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -246,9 +247,11 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         labels = data.labels[found.rows]
         weights = None if data.weights is None else data.weights[found.rows]
         shares = select(found.out_of_fold, labels, self.metric, weights)
-        self.ensemble_ = calibrated(found, shares, labels, weights)
-        if not all(network.is_finite for network in self.ensemble_.networks):
+        ensemble = calibrated(found, shares, labels, weights)
+        if not all(network.is_finite for network in ensemble.networks):
+            self.__dict__.pop("ensemble_", None)  # of an earlier fit
             raise ValueError("training diverged: lower learning_rate or weight_decay")
+        self.ensemble_ = ensemble
         best = protocol.best(found.cells)
         self.k_, self.learning_rate_ = best.k, best.learning_rate
         self.members_ = [

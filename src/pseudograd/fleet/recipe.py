@@ -200,7 +200,7 @@ class MLPRecipe(Recipe):
         require(self.stop_by in STOP_BY, "stop_by", f"one of {STOP_BY}")
         for name in ("bins", "sample"):
             require(is_whole(getattr(self, name), 0, math.inf), name, "a whole number, 0 or more")
-        for name in ("batch_size", "patience", "max_epochs"):
+        for name in ("batch_size", "max_epochs", "patience"):
             require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
         if self.rule != "tunable":
             reweighted(self.rule)

@@ -204,8 +204,7 @@ def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
     columns = columns[:_COLUMNS]
     row_height, top = 26, 4
     left, right = _beside([cut(one["column"], 16) for one in columns]), WIDTH - 66
-    ends = [100 * (one["increase"] + sign * one["spread"]) for one in columns for sign in (-1, 1)]
-    ticks = round_numbers([0, *ends, 1], 4)
+    ticks = round_numbers([0, 1, *(100 * (one["increase"] + one["spread"]) for one in columns)], 4)
     x = scale(ticks[0], ticks[-1], left, right)
     bottom = top + row_height * len(columns)
     said = "; ".join(f"{one['column']}: {signed(100 * one['increase'])}" for one in columns)
@@ -217,9 +216,8 @@ def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
         told = f"{one['column']}: {signed(increase)} points, ± {spread:.2f} over the shuffles"
         with drawing.group("mark chosen", told):
             drawing.text(left - 10, y + 4, cut(one["column"], 16), "end")
-            start, end = sorted((x(0), x(increase)))
-            drawing.box(start, y - 7, max(end - start, 1), 14, "bar", 0.75)
-            reach = [x(max(increase - spread, ticks[0])), x(min(increase + spread, ticks[-1]))]
+            drawing.box(left, y - 7, max(x(increase) - left, 1), 14, "bar", 0.75)
+            reach = [x(max(increase + sign * spread, 0)) for sign in (-1, 1)]
             drawing.line([(reach[0], y), (reach[1], y)], "whisker over")
             drawing.text(WIDTH, y + 4, signed(increase), "end small")
     return drawing.svg()

@@ -132,11 +132,14 @@ def palest(cells: Sequence[Cell]) -> float:
     return min(max(errors), 2 * middle - least) if middle > least else max(errors)
 
 
-def learning_curves(groups: Mapping[str, Sequence[Outcome]]) -> Markup:
-    """Draw the early-stopping error by epoch, each network thin and their mean thick.
+def learning_curves(
+    groups: Mapping[str, Sequence[Outcome]], fold: str = "early-stopping"
+) -> Markup:
+    """Draw the error by epoch on a fold, each network thin and their mean thick.
 
     Args:
         groups: The outcomes of "chosen" and "plain", or of one of them.
+        fold: What the fold is called.
 
     """
     outcomes = [outcome for group in groups.values() for outcome in group]
@@ -144,7 +147,7 @@ def learning_curves(groups: Mapping[str, Sequence[Outcome]]) -> Markup:
     # A logarithm, since errors fall by factors; an error of 0 is drawn at half the smallest one.
     least = min((error for error in errors if error), default=1.0)
     foot = least / 2 if 0 in errors else least
-    high = max(*errors, least) * 1.03
+    high = max([*errors, least]) * 1.03
     y = log_scale(foot / 1.03, high, 276, 32)
     epochs = max(outcome.epochs for outcome in outcomes)
     x = scale(min(1, epochs - 1), epochs, 50, WIDTH - 8)
@@ -157,8 +160,8 @@ def learning_curves(groups: Mapping[str, Sequence[Outcome]]) -> Markup:
         f"{statistics.fmean(outcome.best_epoch for outcome in group):.0f} epochs on average"
         for group in groups.values()
     )
-    drawing = Drawing(320, f"Early-stopping error by epoch. {said}.")
-    drawing.grid(log_ticks(least / 1.03, high), y, "early-stopping error, % (log scale)")
+    drawing = Drawing(320, f"{fold.capitalize()} error by epoch. {said}.")
+    drawing.grid(log_ticks(least / 1.03, high), y, f"{fold} error, % (log scale)")
     if foot < least:
         drawing.text(34, at(1, 0)[1] + 4, "0", "end")
     for tick in round_numbers([0, epochs], 5):
@@ -188,7 +191,7 @@ def pull_shares(edges: Sequence[float], networks: Mapping[str, Mapping[str, Any]
         networks: "chosen" and "plain", or one of them: k, and count and mass of each bin.
 
     """
-    left, bar = 100, 15
+    left, bar = 118, 15
     row = bar * len(networks) + 14
     most = max(found["mass"] for network in networks.values() for found in network["bins"])
     length = scale(0, most, 0, WIDTH - left - 108)

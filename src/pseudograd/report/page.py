@@ -29,6 +29,7 @@ from pseudograd.search import (
     read_assessment,
     read_examples,
 )
+from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import ByClass
 from pseudograd.search.documents import misfit
 from pseudograd.words import DASH, counted, fraction, interval, joined, percent
@@ -58,6 +59,14 @@ def _recipe(protocol: Protocol) -> dict[str, Any]:
             f"the page is for studies of an MLPRecipe so far, not of {recipe!r}: read study.result"
         )
     return {**vars(recipe), "momentum": recipe.momentum if recipe.optimizer == "sgd" else 0}
+
+
+def _check(about: Mapping[str, Any]) -> None:
+    """Refuse facts that lack something."""
+    missing = [name for name in _NEEDED if name not in about]
+    missing += [f"data[{name!r}]" for name in _DATA if name not in about.get("data", _DATA)]
+    if missing:
+        raise ValueError(f"about must have {', '.join(missing)}")
 
 
 def write_page(study: Study) -> Path:
@@ -107,18 +116,17 @@ def page(
 
     """
     recipe = _recipe(protocol)
-    missing = [name for name in _NEEDED if name not in about]
-    missing += [f"data[{name!r}]" for name in _DATA if name not in about.get("data", _DATA)]
-    if missing:
-        raise ValueError(f"about must have {', '.join(missing)}")
+    _check(about)
     wanted = protocol.wanted(ledger)
     chosen = plain = None
     if any(cell.k == 1 for cell in protocol.cells(ledger)):
         chosen, plain = protocol.chosen(ledger)
     selected = not wanted or wanted[0].split.retrain
     k = chosen.k if chosen else 1.0
-    groups = _retrained(protocol, ledger, chosen, plain) if selected else {}
-    comparison = _comparison(groups, examples) if groups and not wanted else None
+    groups = _trained(protocol, ledger, chosen, plain) if selected else {}
+    bagged = isinstance(protocol, Bagging)
+    compared = groups and protocol.retrainings and not wanted
+    comparison = _comparison(groups, examples) if compared else None
     if wanted:
         assessment = None
     elif comparison and not assessment:
@@ -141,12 +149,8 @@ def page(
         hatch=figures.HATCH,
         slider=_slider(k),
         pull_curve=figures.pull_curve(k),
-        curves=figures.learning_curves(groups) if groups else None,
-        epochs_kept=[
-            (outcomes[0].trial.k, statistics.fmean(outcome.best_epoch for outcome in outcomes))
-            for outcomes in groups.values()
-        ],
-        groups=groups,
+        bagged=bagged,
+        **_curves(groups, bagged),
         ensembles=None if comparison else ensembles(assessment),
         column_notes=column_notes(about["data"].get("notes")),
         **quality(assessment, about["data"]["pixels"]),
@@ -156,16 +160,34 @@ def page(
     )
 
 
-def _retrained(
+def _trained(
     protocol: Protocol, ledger: Outcomes, chosen: Cell | None, plain: Cell | None
 ) -> dict[str, list[Outcome]]:
-    """The final networks so far, those of k = 1 only once."""
+    """The networks of the chosen pair and of k = 1 so far, those of k = 1 only once.
+
+    They are the final ones, or those of all folds if a bagging study has no others.
+    """
     groups = {}
     for kind, cell in (("chosen", chosen), ("plain", plain)):
         if cell and not (kind == "plain" and cell == chosen):
-            trials = protocol.retrainings_of(cell.k, cell.learning_rate)
+            if isinstance(protocol, Bagging):
+                trials = protocol.trials_of(cell)
+            else:
+                trials = protocol.retrainings_of(cell.k, cell.learning_rate)
             groups[kind] = [ledger[trial] for trial in trials if trial in ledger]
     return {kind: outcomes for kind, outcomes in groups.items() if outcomes}
+
+
+def _curves(groups: Mapping[str, list[Outcome]], bagged: bool) -> dict[str, Any]:
+    """The learning curves of networks, and how many epochs of each k were kept."""
+    if not groups:
+        return {"curves": None}
+    kept = {
+        outcomes[0].trial.k: statistics.fmean(outcome.best_epoch for outcome in outcomes)
+        for outcomes in groups.values()
+    }
+    fold = "held-out" if bagged else "early-stopping"
+    return {"curves": figures.learning_curves(groups, fold), "epochs_kept": kept.items()}
 
 
 def _comparison(

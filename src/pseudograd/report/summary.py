@@ -67,7 +67,7 @@ def _filled(
 ) -> str:
     text = fill(
         "summary.txt",
-        table=table_of_k(cells, chosen),
+        table=table_of_k(cells, chosen, "best pair" if told["ensembles"] else "chosen"),
         chosen=chosen,
         quality=assessment,
         standing=standing(assessment),
@@ -77,12 +77,13 @@ def _filled(
     return text.strip().replace("−", "-")
 
 
-def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
+def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None, mark: str = "chosen") -> str:
     """Return a line for each k: its best rate, its validation error and that one's standard error.
 
     Args:
         cells: The best of each k.
         chosen: The one to mark.
+        mark: How to mark it.
 
     Example:
         >>> print(table_of_k((Cell(1.0, 0.2, (0.02, 0.03)), Cell(0.5, 0.1, (0.01, 0.02)))))
@@ -94,8 +95,8 @@ def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None) -> str:
     lines = [f"{'k':>6}   {'best rate':>9}   validation error, % (± standard error)"]
     for cell in sorted(cells, key=lambda cell: -cell.k):
         error = f"{percent(cell.error)} ± {percent(cell.standard_error)}"
-        mark = "   chosen" if cell == chosen else ""
-        lines.append(f"{fraction(cell.k):>6}   {cell.learning_rate:>9.4g}   {error}{mark}")
+        marked = f"   {mark}" if cell == chosen else ""
+        lines.append(f"{fraction(cell.k):>6}   {cell.learning_rate:>9.4g}   {error}{marked}")
     return "\n".join(lines)
 
 

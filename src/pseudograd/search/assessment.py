@@ -67,10 +67,6 @@ def assess(
     counts = np.bincount(labels, minlength=len(encoder.labels))
     predicted = test["model"].argmax(1)
     matrix = confusion(predicted, labels, len(encoder.labels))
-    ranked = None
-    if out_of_fold is not None:
-        given = data.labels[: data.train_size].numpy()
-        ranked = suspects(given, out_of_fold["model"], out_of_fold.get("plain"), votes)
     return {
         "classes": list(encoder.labels),
         "model": found["model"],
@@ -91,7 +87,7 @@ def assess(
         },
         "comparison": _comparison(wrong, test, labels) if "plain" in test else None,
         "importance": None if predict is None else permutation_importance(predict, data, encoder),
-        "suspects": None if ranked is None else shown_suspects(ranked, data, encoder),
+        "suspects": out_of_fold and _suspects(data, encoder, out_of_fold, votes),
         "members": members,
     }
 
@@ -127,6 +123,17 @@ def _baselines(data: Dataset, encoder: Encoder, wrong: NDArray[np.bool_]) -> lis
     most_common = int(data.labels[: data.train_size].bincount().argmax())
     found[0]["label"] = encoder.labels[most_common]
     return found
+
+
+def _suspects(
+    data: Dataset,
+    encoder: Encoder,
+    out_of_fold: Mapping[str, Floats],
+    votes: NDArray[np.integer[Any]] | None,
+) -> dict[str, Any]:
+    labels = data.labels[: data.train_size].numpy()
+    found = suspects(labels, out_of_fold["model"], out_of_fold.get("plain"), votes)
+    return shown_suspects(found, data, encoder)
 
 
 def _confused(matrix: NDArray[np.int64]) -> list[dict[str, int]]:

@@ -206,7 +206,7 @@ def table_recipe(
     Example:
         >>> recipe = table_recipe("patients.csv", 800)
         >>> recipe.hidden_layer_sizes, recipe.bins, recipe.batch_size, recipe.max_epochs
-        ((64, 64), 16, 32, 53)
+        ((64, 64), 16, 64, 53)
 
     """
     width = 32 if train_size < _SMALL else 64 if train_size < 10_000 else 128

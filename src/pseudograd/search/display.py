@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _SECONDS_BETWEEN_LINES = 10.0
+_LINES = 5  # of a ledger that are reported one by one
 
 
 class Display(contextlib.AbstractContextManager["Display"]):
@@ -125,6 +126,9 @@ class Display(contextlib.AbstractContextManager["Display"]):
 
 
 def tell_set_aside(ledger: Ledger) -> None:
-    """Report the lines of a ledger that could not be used."""
-    for line in ledger.set_aside:
+    """Report the lines of a ledger that could not be used, the first few one by one."""
+    for line in ledger.set_aside[:_LINES]:
         print(f"{ledger.path}: {line}", file=sys.stderr)
+    if (more := len(ledger.set_aside) - _LINES) > 0:
+        last = ledger.set_aside[-1].number
+        print(f"{ledger.path}: {more} more lines are set aside, up to {last}", file=sys.stderr)

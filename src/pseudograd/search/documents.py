@@ -107,7 +107,8 @@ def misfit(value: object, shape: Shape, at: str) -> str | None:
         return None if value is None else f"{at} is not null"
     kinds = (int, float) if shape is float else shape
     if not isinstance(value, kinds) or (isinstance(value, bool) and shape is not bool):
-        named = {str: "a text", int: "a whole number", float: "a number", dict: "an object"}
+        named = {str: "a text", int: "a whole number", float: "a number"}
+        named |= {dict: "an object", list: "a list"}
         return f"{at} is not {named.get(shape, shape.__name__)}"
     return None
 

@@ -14,12 +14,19 @@ from typing import Any
 from pseudograd.data import Dataset, Encoder
 from pseudograd.files import writing
 from pseudograd.fleet import Ensemble, Network, Outcome, Trial
-from pseudograd.search.documents import read_json, write_json
+from pseudograd.search.documents import misfit, read_json, write_json
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.study import Study
 
 MODEL, PLAIN = "model.safetensors", "plain.safetensors"
 _REPAIR = "run the search's command again, which repairs it"
+_SHAPE = {
+    "k": (float, None),
+    "sha256": {...: str},
+    "run": str,
+    "made_from": dict,
+    "encoder": {"target": str, "labels": list, "columns": [dict]},
+}
 
 
 class Store:
@@ -152,6 +159,8 @@ def saved(study: Study) -> Saved | None:
     checksum = fields.pop("checksum", None)
     if checksum != _checksum(fields):
         raise ValueError(f"{path} is damaged, or was changed by hand: {_REPAIR}")
+    if wrong := misfit(fields, _SHAPE, "it"):
+        raise ValueError(f"{path} is that of another version ({wrong}): {_REPAIR}")
     if fields["run"] != study.fingerprint:
         raise ValueError(f"{path} does not belong to the run.json beside it: {_REPAIR}")
     encoder = Encoder.from_json(json.dumps(fields["encoder"]))

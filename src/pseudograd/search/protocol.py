@@ -193,10 +193,10 @@ class Protocol:
             if not 0 < rate < math.inf:
                 raise ValueError(f"learning rates must be finite numbers above 0, not {rate}")
         for name, least in {"repetitions": 1, "retrainings": 0, "most_extensions": 0}.items():
-            if not least <= getattr(self, name) < _MOST:
-                raise ValueError(
-                    f"{name} must be {least} or more and below {_MOST}, not {getattr(self, name)}"
-                )
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{name} must be {least} or more, not {value}")
+            if value >= _MOST:
+                raise ValueError(f"{name} must be below {_MOST}, not {value}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be a whole number in [0, 2^32), not {self.seed}")
         _ = self.sweep  # raises now if the recipe cannot be swept

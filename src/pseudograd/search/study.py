@@ -272,7 +272,9 @@ class Study:
                         self._note_time()
                         noted = time.monotonic()
                     stage = self.protocol.stage_of(outcome.trial)
-                    total = max(done + left.total(), foretold)
+                    # Fewer may have been needed than foretold.
+                    ended = not left.total() and self.finished
+                    total = done if ended else max(done + left.total(), foretold)
                     watch(Progress(stage, done, total, outcome))
                 if len(self.ledger) == known and not stop():
                     raise RuntimeError(
