@@ -97,10 +97,17 @@ def test_the_temperature_that_made_predictions_too_sure_is_found(temperature: fl
     assert found == pytest.approx(temperature, rel=0.06)
 
 
-def test_few_right_predictions_do_not_make_for_certainty() -> None:
+@pytest.mark.parametrize("wrong", [0, 20])
+def test_few_predictions_move_the_temperature_little(wrong: int) -> None:
+    """Whether all are right, which calls for certainty, or most are wrong, which calls for none."""
+    labels = (np.arange(30) < wrong).astype(int)
     logits = np.array([[4.0, 0.0]] * 30)
-    margin = 4.0 / fit_temperature(logits, np.zeros(30, int))
-    assert 0.95 < 1 / (1 + np.exp(-margin)) < 0.98  # 31 of 32, by Laplace's rule
+    few, many = (
+        fit_temperature(logits, labels),
+        fit_temperature(np.tile(logits, (50, 1)), np.tile(labels, 50)),
+    )
+    assert 0.5 < few < 1 if not wrong else 1 < few < 7
+    assert many < few if not wrong else many > 15
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 1], [1, 1, 0]])

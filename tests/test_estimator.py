@@ -34,12 +34,12 @@ X, Y = load_iris(return_X_y=True)
 def trained(**parameters: Any) -> TunableMLPClassifier:
     """With k and learning rate given: it just trains five networks."""
     given = {"k": 0.5, "learning_rate": 0.1, "random_state": 0, "max_iter": 12, **parameters}
-    return TunableMLPClassifier((8,), **{"repetitions": 5, **given})
+    return TunableMLPClassifier((8,), **given)
 
 
 def tuned(**parameters: Any) -> TunableMLPClassifier:
     """With a choice that takes little time."""
-    given = {"ks": (0.5, 1), "repetitions": 5, "random_state": 0, "max_iter": 4, **parameters}
+    given = {"ks": (0.5, 1), "random_state": 0, "max_iter": 4, **parameters}
     return TunableMLPClassifier((8,), **given)
 
 

@@ -15,7 +15,9 @@ from pseudograd.data import Encoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-OPTIONS = shlex.split("--hidden 8 --k 1 --rates 0.03 --max-epochs 30 --batch-size 8 --out run")
+OPTIONS = shlex.split(
+    "--hidden 8 --k 1 --rates 0.03 --repetitions 5 --max-epochs 30 --batch-size 8 --out run"
+)
 
 
 def patients(rows: int = 60) -> list[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,85 +18,35 @@ import pytest
 from pseudograd.cli import main
 from pseudograd.data import open_data
 from pseudograd.search import Bagging, Study, study_of, table_recipe
+from run_folders import (
+    BAGGING,
+    OPTIONS,
+    changed,
+    content,
+    cut,
+    flip,
+    make_runs,
+    places,
+    stop_after,
+    trained,
+    tune,
+    use,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-COMMON = ["--hidden", "4", "--k", "1", "0.5", "--max-epochs", "2", "--out", "run"]
-BAGGING = ["--rates", "0.01", *COMMON]
-PAPER = shlex.split("--protocol paper --rates 0.01 --repetitions 1 --retrainings 2") + COMMON
-OPTIONS = {"bagging": BAGGING, "paper": PAPER}
-
-
-def tune(*options: str) -> int:
-    return main(["tune", "pets.csv", "--target", "pet", *options])
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a table, and a finished run of each protocol."""
     folder = tmp_path_factory.mktemp("finished")
-    lines = ["weight,colour,pet"]
-    for at in range(60):
-        pet = "cat" if at % 5 < 3 else "dog"
-        weight = at * 7 % 11 + 6 * (pet == "dog")
-        lines.append(f"{weight},{'grey' if at % 3 else 'black'},{pet}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        Path("pets.csv").write_text("\n".join(lines) + "\n")
-        for protocol, options in OPTIONS.items():
-            assert tune(*options) == 0
-            if protocol == "paper":
-                choose_one_half()
-                assert tune(*options) == 0
-            Path("run").rename(protocol)
+    make_runs(folder)
     return folder
-
-
-def choose_one_half() -> None:
-    """Make the outcomes of the other k so good that it is chosen, and both models are kept."""
-    path = Path("run/ledger.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        if line.get("trial", {}).get("k") == 0.5:
-            line["error"] = 0.0
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(finished / "pets.csv", "pets.csv")
-
-
-def use(finished: Path, protocol: str) -> dict[str, bytes]:
-    """Make the folder "run" a copy of a finished run, and return its files by name."""
-    shutil.rmtree("run", ignore_errors=True)
-    shutil.copytree(finished / protocol, "run")
-    return content()
-
-
-def content() -> dict[str, bytes]:
-    """The files of the run by name, except for those that tell the time."""
-    return {
-        path.relative_to("run").as_posix(): path.read_bytes()
-        for path in Path("run").rglob("*")
-        if path.is_file() and path.name not in ("run.json", "report.html")
-    }
-
-
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Where the trials of later fleets are noted."""
-    from pseudograd.fleet import Fleet
-
-    run, noted = Fleet.run, []
-
-    def noting(self: Fleet, trials: Any, *stop: Any) -> Any:
-        for outcome in run(self, trials, *stop):
-            noted.append(outcome.trial)
-            yield outcome
-
-    monkeypatch.setattr(Fleet, "run", noting)
-    return noted
 
 
 def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -112,17 +60,6 @@ def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 # --- damage -----------------------------------------------------------------------------------
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def flip(path: Path) -> None:
-    """Change a weight: the file is as long as before and still a safetensors file."""
-    damaged = bytearray(path.read_bytes())
-    damaged[-3] ^= 1
-    path.write_bytes(damaged)
 
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
@@ -284,28 +221,6 @@ def test_a_folder_in_place_of_a_file(
     assert "(is a directory): " in last
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the values are in what was read from JSON."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, one in inner:
-        yield (*at, name)
-        if isinstance(one, dict | list):
-            yield from places(one, (*at, name))
-
-
-def changed(value: Any, at: tuple[Any, ...], new: Any) -> Any:
-    """A copy with another value at a place, or without one if that is ``...``."""
-    value = copy.deepcopy(value)
-    inner = value
-    for name in at[:-1]:
-        inner = inner[name]
-    if new is ...:
-        del inner[at[-1]]
-    else:
-        inner[at[-1]] = new
-    return value
-
-
 STRANGE: list[Any] = [..., None, [], {}, "x", -1, 1e300, 0.5]
 
 
@@ -445,14 +360,6 @@ def test_unreadable_runs_do_not_end_the_list(
 
 
 # --- unfinished runs --------------------------------------------------------------------------
-
-
-def stop_after(lines: int) -> None:
-    """Make a run what it was after a few lines of its ledger."""
-    path = Path("run/ledger.jsonl")
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
-    for name in ("model.json", "model.safetensors", "assessment.json", "examples.json"):
-        Path("run", name).unlink()
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2, 6, 7, 16, 20])
