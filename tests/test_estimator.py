@@ -214,6 +214,7 @@ def test_settings_follow_the_number_of_examples(trials: list[Trial]) -> None:
     expected = table_recipe("examples", 147, max_epochs=1)  # 3 flowers come twice
     assert {trial.recipe for trial in trials} == {expected}
     assert {trial.k for trial in trials} == {2.0, 1.0, 0.5}
+    assert len(trials) == 3 * 5
     assert expected.hidden_layer_sizes == (32, 32)
 
 
@@ -438,7 +439,7 @@ def test_divergence_is_told() -> None:
         ("ks", [(0.5, 0), (1, 1e-200)], "None or finite numbers above 0"),
         ("ks", [()], "None or at least one number"),
         ("metric", ["accuracy", None], "one of .'error', 'balanced', 'log-loss'"),
-        ("repetitions", [2.5], "a whole number"),
+        ("repetitions", [2.5, "some"], "a whole number"),
         ("repetitions", [0], "1 or more"),
         ("repetitions", [7], "a multiple of 5"),
         ("activation", ["logistic"], "one of .'relu', 'tanh', 'sigmoid'"),
