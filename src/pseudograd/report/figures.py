@@ -165,7 +165,7 @@ def learning_curves(
     if foot < least:
         drawing.text(34, at(1, 0)[1] + 4, "0", "end")
     for tick in round_numbers([0, epochs], 5):
-        if x(1) - 1 <= x(tick) <= WIDTH:
+        if x(1) - 1 <= x(tick) <= WIDTH - 7:
             drawing.text(x(tick), 295, f"{tick:g}", "middle")
     drawing.text((WIDTH + 42) / 2, 316, "epoch", "middle soft")
     for kind, group in reversed(list(groups.items())):  # the chosen one last, on top
