@@ -26,6 +26,7 @@ from pseudograd.fleet import Fleet, Outcome, Split, Stop, Trial, never, parts, r
 from pseudograd.fleet.mlp.crew import Crew, _MatmulPrecision
 from pseudograd.fleet.mlp.fleet import _side_by_side
 from pseudograd.fleet.mlp.stack import Examples, Stack
+from pseudograd.fleet.splits import held_out
 from trials import a_trial, recipe_of, replace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -493,14 +494,26 @@ def test_groups_stay_on_one_side_of_every_split(split: Split) -> None:
     groups = torch.cat((groups, torch.full((10,), -1)))
     data = Dataset("grouped", features, labels, 210, (-4.0, 4.0), groups=groups)
     cut = parts(data, split, stratified=True)
-    held_out = [cut.stop] if split.retrain else [cut.stop, cut.judge]
     seen = set(groups[cut.train].tolist())
-    for part in held_out:
+    for part in [cut.stop] if split.retrain else [cut.stop, cut.judge]:
         assert not seen & set(groups[part].tolist())
     assert len(cut.stop) == 42  # these groups can be parted evenly
     # Networks of one stack have equally many examples, whatever their fold.
     other = parts(data, replace(split, repetition=split.repetition + 13), stratified=True)
     assert [len(part) for part in vars(cut).values()] == [len(p) for p in vars(other).values()]
+
+
+def test_every_example_of_a_large_group_is_held_out_once() -> None:
+    """Folds are cut to the shortest for training, but each example still has its prediction."""
+    groups = torch.tensor([0] * 30 + [*range(1, 11)] * 4)
+    data = Dataset("large", torch.zeros(70, 1), torch.arange(70) % 2, 70, groups=groups)
+    splits = [Split(3, repetition, bagged=True) for repetition in range(5)]
+    assert {len(parts(data, split).judge) for split in splits} == {8}
+    held = torch.cat([held_out(data, split) for split in splits])
+    assert held.sort().values.tolist() == list(range(70))
+    for split in splits:
+        assert set(parts(data, split).judge.tolist()) <= set(held_out(data, split).tolist())
+        assert set(parts(data, split).train.tolist()).isdisjoint(held_out(data, split).tolist())
 
 
 def test_groups_that_cannot_be_folds() -> None:

@@ -58,10 +58,7 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
         raise ValueError(f"data {data.name!r} must have at least {FOLDS} training examples")
     if (split.retrain or split.test) and not data.test_size:
         raise ValueError(f"data {data.name!r} must have a test set to be judged on")
-    # Five choices of the judging fold, times four of the stopping fold if there is one.
-    recut, turn = divmod(split.repetition, FOLDS if split.bagged else FOLDS * (FOLDS - 1))
-    judging = turn % FOLDS
-    stopping = (judging + 1 + turn // FOLDS) % FOLDS
+    recut, judging, stopping = _roles(split)
     folds, left_over = _folds(data, split.plan + (recut << 32), stratified)
     test = torch.arange(data.train_size, len(data.labels))
     # Networks of one stack have equally many examples: folds of groups are cut to the shortest.
@@ -76,6 +73,27 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
         return Parts(train[: data.train_size - sizes[-1]], stop, judge)
     train = torch.cat(_without(folds, stopping, judging))[: sum(sizes[:-2])]
     return Parts(train, folds[stopping][: sizes[0]], test if split.test else judge)
+
+
+def held_out(data: Dataset, split: Split, stratified: bool = False) -> Tensor:
+    """Return all examples of a bagged split's fold, also those that its network is not judged by.
+
+    Example:
+        >>> from pseudograd.data import digits
+        >>> len(held_out(digits(), Split(bagged=True)))
+        287
+
+    """
+    recut, judging, _ = _roles(split)
+    return _folds(data, split.plan + (recut << 32), stratified)[0][judging]
+
+
+def _roles(split: Split) -> tuple[int, int, int]:
+    """Return the number of the cut, and which of its folds judges and which stops."""
+    # Five choices of the judging fold, times four of the stopping fold if there is one.
+    recut, turn = divmod(split.repetition, FOLDS if split.bagged else FOLDS * (FOLDS - 1))
+    judging = turn % FOLDS
+    return recut, judging, (judging + 1 + turn // FOLDS) % FOLDS
 
 
 def _folds(data: Dataset, seed: int, stratified: bool) -> tuple[Sequence[Tensor], Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.data import Dataset
-from pseudograd.fleet import Ensemble, Network, Trial, parts
+from pseudograd.fleet import Ensemble, Network, Trial
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.measures import fit_temperature
 from pseudograd.search.protocol import Cell, Outcomes
@@ -88,7 +88,7 @@ def candidates(
         favoured: dict[int, Tensor] = {}
         for trial in protocol.trials_of(cell):
             network = network_of(trial)
-            judged = parts(data, trial.split, stratified).judge
+            judged = held_out(data, trial.split, stratified)
             probabilities = network.probabilities(data.features[judged]).float().nan_to_num()
             total[judged] += probabilities
             counts[judged] += 1
