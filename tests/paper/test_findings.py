@@ -154,7 +154,8 @@ def test_studies_one_after_another_are_one_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "other",
     [{"commit": "abcdef"}, {"hardware": "another"}, {"command": "python -m paper run table1"},
-     {"started": "2026-01-02T12:00:00+00:00"}, {"versions": {"torch": "2.12.0"}}],
+     {"started": "2026-01-02T12:00:00+00:00"},
+     {"versions": {"pseudograd": "0.1.0", "torch": "2.12.0"}}],
 )  # fmt: skip
 def test_other_calls_are_told_apart(tmp_path: Path, other: dict[str, Any]) -> None:
     """Also at the same time, on two machines."""

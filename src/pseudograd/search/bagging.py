@@ -18,6 +18,7 @@ from pseudograd.fleet import MLPRecipe, Outcome, Recipe, Trial
 from pseudograd.fleet.recipe import is_whole
 from pseudograd.fleet.trial import mixed_score
 from pseudograd.search.protocol import Cell, Outcomes, Protocol, Stage, trial_at
+from pseudograd.words import counted
 
 KS = (2.0, 1.0, 0.5)
 LEARNING_RATES = (0.003, 0.01, 0.03)
@@ -87,7 +88,8 @@ class Bagging(Protocol):
 
     def plan(self) -> str:
         """Return in a line what will be trained."""
-        pairs = f"{len(self.ks)} values of k × {len(self.learning_rates)} learning rates"
+        rates = counted(len(self.learning_rates), "learning rate")
+        pairs = f"{counted(len(self.ks), 'value')} of k × {rates}"
         if self.finalists is None:
             return f"{self.foretold} networks or more: {pairs} × {self.repetitions} folds"
         on = f" on {self.sample:,} training examples" if self.sample else ""

@@ -81,7 +81,7 @@ def candidates(
     cells = tuple(protocol.cells(outcomes))
     networks, predictions = [], []
     votes: list[Tensor] = []
-    held_out: list[Tensor] = []
+    covered: list[Tensor] = []
     for cell in cells:
         members, total = [], torch.zeros(data.train_size, data.classes)
         counts = torch.zeros(data.train_size, 1)
@@ -98,11 +98,11 @@ def candidates(
             cut[judged] = probabilities.argmax(-1).short()
             members.append(network)
         seen = counts.squeeze(1) > 0
-        held_out.append(seen)
+        covered.append(seen)
         networks.append(tuple(members))
         predictions.append(total / counts.clamp(min=1))
         votes += favoured.values()
-    rows = torch.stack(held_out).all(0).nonzero()[:, 0]
+    rows = torch.stack(covered).all(0).nonzero()[:, 0]
     return Candidates(
         cells,
         tuple(networks),

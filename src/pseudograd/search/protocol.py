@@ -18,6 +18,7 @@ from pseudograd.fleet import Outcome, Recipe, Split, Trial
 from pseudograd.fleet.recipe import are_numbers
 from pseudograd.fleet.trial import mixed_score
 from pseudograd.rules.checks import check_k
+from pseudograd.words import counted
 
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
@@ -220,11 +221,11 @@ class Protocol:
 
     def plan(self) -> str:
         """Return in a line what will be trained."""
-        rates = len(self.learning_rates) or 3
         return (
-            f"{self.foretold} networks or more: {len(self.ks)} values of k × {rates} learning "
-            f"rates × {self.repetitions} repetitions, and {self.retrainings} final networks each "
-            "of the choice and of k = 1"
+            f"{self.foretold} networks or more: {counted(len(self.ks), 'value')} of k × "
+            f"{counted(len(self.learning_rates) or 3, 'learning rate')} × "
+            f"{counted(self.repetitions, 'repetition')}, and "
+            f"{counted(self.retrainings, 'final network')} each of the choice and of k = 1"
         )
 
     @property
