@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pseudograd.data import Dataset
 from pseudograd.fleet import Ensemble, Network, Trial
+from pseudograd.fleet.splits import held_out
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.measures import fit_temperature
 from pseudograd.search.protocol import Cell, Outcomes
