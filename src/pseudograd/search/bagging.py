@@ -94,8 +94,8 @@ class Bagging(Protocol):
             return f"{self.foretold} networks or more: {pairs} × {self.repetitions} folds"
         on = f" on {self.sample:,} training examples" if self.sample else ""
         return (
-            f"about {self.foretold} networks: first {pairs}{on}, then the best {self.finalists} "
-            f"pairs and the best of k = 1 × {self.repetitions} folds"
+            f"about {self.foretold} networks: first {pairs}{on}, then the best "
+            f"{counted(self.finalists, 'pair')} and the best of k = 1 × {self.repetitions} folds"
         )
 
     @property
@@ -176,7 +176,7 @@ def bagging_for(recipe: Recipe, train_size: int, **settings: Any) -> Bagging:
     Example:
         >>> bagging_for(table_recipe("patients.csv", 800), 800).finalists
         >>> bagging_for(table_recipe("visits.csv", 800_000), 800_000).finalists
-        2
+        1
 
     """
     defaults: dict[str, Any] = {}
@@ -185,7 +185,7 @@ def bagging_for(recipe: Recipe, train_size: int, **settings: Any) -> Bagging:
     if train_size >= _LARGE:
         defaults = {"finalists": 4}
     if train_size >= 2 * _SAMPLE:
-        defaults = {"finalists": 2, "sample": _SAMPLE}
+        defaults = {"finalists": 1, "sample": _SAMPLE}
     settings = {name: value for name, value in settings.items() if value is not None}
     return Bagging(recipe, **defaults | settings)
 

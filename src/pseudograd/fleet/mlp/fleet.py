@@ -20,6 +20,7 @@ from pseudograd.fleet.trial import Outcome, Stop, Trial, never
 
 # Per worker on a CPU: more models at once gain nothing, and outgrow the cache.
 _SLOTS_ON_CPU = 8
+_LONG = 4e10  # parameters times examples of the epochs that run on a CPU at once
 _MOST_SLOTS = 256
 _SECONDS_BETWEEN_LOOKS = 0.1  # at whether all workers have ended
 
@@ -155,11 +156,12 @@ class Fleet:
                     torch.cuda.empty_cache()
 
     def _planned_slots(self, recipe: MLPRecipe, device: torch.device) -> int:
-        """Return how many fit into nine tenths of the free memory."""
-        if device.type != "cuda":
-            return _SLOTS_ON_CPU
+        """Return how many fit into nine tenths of the free memory; on a CPU how many pay."""
         sizes = self.layer_sizes(recipe)
         parameters = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(sizes))
+        if device.type != "cuda":
+            # Long epochs gain nothing either, and one by one their outcomes show progress.
+            return max(1, min(_SLOTS_ON_CPU, int(_LONG / (parameters * self.data.train_size))))
         # Weights, two moments, gradient, best version, and half-precision or temporary copies;
         # activations and errors, twice; the order of the examples while it is sorted.
         numbers = 6 * parameters + 4 * recipe.batch_size * sum(sizes)
