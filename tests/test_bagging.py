@@ -143,7 +143,7 @@ def test_first_looks_may_be_at_a_sample() -> None:
     assert len(outcomes) == protocol.foretold == 9 + 10
     assert protocol.plan() == (
         "about 19 networks: first 3 values of k × 3 learning rates on 40 training examples, then "
-        "the best 1 pairs and the best of k = 1 × 5 folds"
+        "the best 1 pair and the best of k = 1 × 5 folds"
     )
 
 
