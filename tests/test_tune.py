@@ -688,6 +688,17 @@ def test_classes_that_cannot_be_judged_are_told(capsys: pytest.CaptureFixture[st
     assert f"T{said}" in page
 
 
+def test_a_single_test_row_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    """The difference of log losses then has no interval."""
+    pets(rows=7)
+    out, _ = tuned(capsys, "pets.csv", "--target", "pet", *BAGGED, "--out", "run")
+    assert "of 1 test example" in out
+    assert "nan" not in out
+    comparison = json.loads(Path("run/assessment.json").read_text("utf-8"))["comparison"]
+    assert comparison["log_loss"]["low"] is None
+    assert "nan" not in html.unescape(Path("run/report.html").read_text("utf-8"))
+
+
 def test_the_network_of_k_1_is_kept_too(capsys: pytest.CaptureFixture[str]) -> None:
     """So few and small steps that k = 2 is ahead by far."""
     data, encoder = open_data("digits")
