@@ -699,6 +699,19 @@ def test_a_single_test_row_is_enough(capsys: pytest.CaptureFixture[str]) -> None
     assert "nan" not in html.unescape(Path("run/report.html").read_text("utf-8"))
 
 
+def test_rows_that_every_network_has_seen_are_no_suspects(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of 19 training rows four are in no fold; labels by chance make most rows suspects."""
+    rows = [f"{at * 7 % 24},{'ab'[at * at % 11 % 2]}" for at in range(24)]
+    Path("a.csv").write_text("\n".join(["size,y", *rows]))
+    tuned(capsys, "a.csv", "--target", "y", *BAGGED, "--out", "run")
+    _, *found = Path("run/suspects.csv").read_text().splitlines()
+    assert found
+    # With two classes, some network favours what all of them favour together.
+    assert all(float(line.split(",")[-1]) > 0 for line in found)
+
+
 def test_the_network_of_k_1_is_kept_too(capsys: pytest.CaptureFixture[str]) -> None:
     """So few and small steps that k = 2 is ahead by far."""
     data, encoder = open_data("digits")
