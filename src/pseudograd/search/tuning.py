@@ -241,11 +241,14 @@ def _combine(
             store.put(outcome, data)
     found = candidates(protocol, study.ledger, data, _network_in(store))
     labels = data.labels[found.rows]
-    weights = select(found.out_of_fold, labels, metric)
+    counts = None if data.weights is None else data.weights[found.rows]
+    weights = select(found.out_of_fold, labels, metric, counts)
     at_1 = torch.tensor([cell.k == 1 for cell in found.cells])
     plain_weights = torch.zeros_like(weights)
-    plain_weights[at_1] = select(found.out_of_fold[at_1], labels, metric)
-    model, plain = (calibrated(found, shares, labels) for shares in (weights, plain_weights))
+    plain_weights[at_1] = select(found.out_of_fold[at_1], labels, metric, counts)
+    model, plain = (
+        calibrated(found, shares, labels, counts) for shares in (weights, plain_weights)
+    )
     _check_finite((*model.networks, *plain.networks))
     assessment = _assessed(data, encoder, found, (model, weights), (plain, plain_weights), folder)
     networks = {
