@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,16 @@ def test_a_weight_of_two_equals_a_second_copy() -> None:
     assert torch.equal(ours.low, theirs.low)
     assert torch.equal(ours.width, theirs.width)
     assert not torch.equal(ours.low, Bins.fit(a_set(values), 7).low)
+
+
+def test_bins_are_shared_and_do_not_keep_the_data_in_memory() -> None:
+    data = a_set(shuffled(50).unsqueeze(1))
+    assert Bins.fit(data, 4) is Bins.fit(data, 4)
+    assert len(Bins.fit(data, 5)) == 5
+    seen = weakref.ref(data)
+    del data
+    gc.collect()
+    assert seen() is None
 
 
 def test_features_of_few_values_have_none() -> None:
