@@ -699,6 +699,26 @@ def test_a_single_test_row_is_enough(capsys: pytest.CaptureFixture[str]) -> None
     assert "nan" not in html.unescape(Path("run/report.html").read_text("utf-8"))
 
 
+def test_suspects_are_of_the_model_beside_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a stop while the model of another metric was being saved."""
+    pets(rows=40)
+    command = ["pets.csv", "--target", "pet", *BAGGED, "--out", "run"]
+    tuned(capsys, *command)
+    expected = Path("run/suspects.csv").read_text()
+
+    def stopped(*_: Any, **__: Any) -> None:
+        Path("run/suspects.csv").write_text("those of another model")
+        raise ValueError("stopped")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pseudograd.search.tuning.save_model", stopped)
+        assert main(["tune", *command, "--metric", "log-loss"]) == 1
+    tuned(capsys, *command)
+    assert Path("run/suspects.csv").read_text() == expected
+
+
 def test_rows_that_every_network_has_seen_are_no_suspects(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -32,6 +32,7 @@ from pseudograd.search.models import (
     PLAIN,
     Store,
     folder_of,
+    forget_model,
     is_saved,
     read_document,
     save_model,
@@ -250,6 +251,7 @@ def _combine(
         calibrated(found, shares, labels, counts) for shares in (weights, plain_weights)
     )
     _check_finite((*model.networks, *plain.networks))
+    forget_model(study)  # suspects.csv will not be of that model any more
     assessment = _assessed(data, encoder, found, (model, weights), (plain, plain_weights), folder)
     networks = {
         name: (cell.k, found.networks[found.cells.index(cell)][0])
