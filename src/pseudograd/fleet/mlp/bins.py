@@ -52,9 +52,9 @@ class Bins:
     @classmethod
     def _fit(cls, data: Dataset, count: int) -> Bins:
         step = -(-data.train_size // _LOOKED_AT)
-        features = data.features[: data.train_size : step].double()
+        features = data.features[: data.train_size : step].cpu().double()
         weights = torch.ones(data.train_size) if data.weights is None else data.weights
-        weights = weights[: data.train_size : step].double()
+        weights = weights[: data.train_size : step].cpu().double()
         shares = torch.linspace(0, 1, count + 1, dtype=torch.float64)
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         for at, column in enumerate(features.T):
