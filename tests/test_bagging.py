@@ -120,6 +120,9 @@ def test_only_finalists_go_on() -> None:
     assert len(outcomes) == protocol.foretold == 9 + 2 * 4
     # No rate is added, even if the best is on the edge.
     assert len(finished(protocol, world(best_rate=1e9))) == protocol.foretold
+    # Whether it is, first looks tell as well: the rates of these two were not the only ones.
+    assert protocol.open_ks(outcomes) == []
+    assert protocol.open_ks(finished(protocol, world(best_rate=1e9))) == [1.0, 0.5]
     without_1 = replace(protocol, ks=(2.0, 0.5))
     assert pairs(t for t in finished(without_1, world()) if t.split.repetition) == {(0.5, 0.01)}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,23 @@ def test_a_weight_of_two_equals_a_second_copy() -> None:
     assert torch.equal(ours.low, theirs.low)
     assert torch.equal(ours.width, theirs.width)
     assert not torch.equal(ours.low, Bins.fit(a_set(values), 7).low)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_bins_of_data_on_a_gpu_are_the_same() -> None:
+    features, weights = shuffled(50).unsqueeze(1), torch.rand(50) + 1
+    ours = Bins.fit(a_set(features.cuda(), weights=weights.cuda()), 4)
+    assert torch.equal(ours.low, Bins.fit(a_set(features, weights=weights), 4).low)
+
+
+def test_bins_are_shared_and_do_not_keep_the_data_in_memory() -> None:
+    data = a_set(shuffled(50).unsqueeze(1))
+    assert Bins.fit(data, 4) is Bins.fit(data, 4)
+    assert len(Bins.fit(data, 5)) == 5
+    seen = weakref.ref(data)
+    del data
+    gc.collect()
+    assert seen() is None
 
 
 def test_features_of_few_values_have_none() -> None:

@@ -278,7 +278,7 @@ def test_what_a_careful_reader_should_know(tmp_path: Path) -> None:
     )
     outcomes = made_up(protocol, stopped_by="limit")
     text = Parsed(page(ABOUT, protocol, outcomes, None)).text
-    assert "For k = 1 and 1/2 the best rate is the last one tried" in text
+    assert "For k = 1 and 1/2 the best rate is the lowest or the highest one tried" in text
     assert "4 of the 4 final networks were still learning" in text
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
     assert "\n4 of the 4 final networks were still learning" in printed

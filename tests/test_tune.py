@@ -688,6 +688,50 @@ def test_classes_that_cannot_be_judged_are_told(capsys: pytest.CaptureFixture[st
     assert f"T{said}" in page
 
 
+def test_a_single_test_row_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    """The difference of log losses then has no interval."""
+    pets(rows=7)
+    out, _ = tuned(capsys, "pets.csv", "--target", "pet", *BAGGED, "--out", "run")
+    assert "of 1 test example" in out
+    assert "nan" not in out
+    comparison = json.loads(Path("run/assessment.json").read_text("utf-8"))["comparison"]
+    assert comparison["log_loss"]["low"] is None
+    assert "nan" not in html.unescape(Path("run/report.html").read_text("utf-8"))
+
+
+def test_suspects_are_of_the_model_beside_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a stop while the model of another metric was being saved."""
+    pets(rows=40)
+    command = ["pets.csv", "--target", "pet", *BAGGED, "--out", "run"]
+    tuned(capsys, *command)
+    expected = Path("run/suspects.csv").read_text()
+
+    def stopped(*_: Any, **__: Any) -> None:
+        Path("run/suspects.csv").write_text("those of another model")
+        raise ValueError("stopped")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pseudograd.search.tuning.save_model", stopped)
+        assert main(["tune", *command, "--metric", "log-loss"]) == 1
+    tuned(capsys, *command)
+    assert Path("run/suspects.csv").read_text() == expected
+
+
+def test_rows_that_every_network_has_seen_are_no_suspects(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of 19 training rows four are in no fold; labels by chance make most rows suspects."""
+    rows = [f"{at * 7 % 24},{'ab'[at * at % 11 % 2]}" for at in range(24)]
+    Path("a.csv").write_text("\n".join(["size,y", *rows]))
+    tuned(capsys, "a.csv", "--target", "y", *BAGGED, "--out", "run")
+    _, *found = Path("run/suspects.csv").read_text().splitlines()
+    assert found
+    # With two classes, some network favours what all of them favour together.
+    assert all(float(line.split(",")[-1]) > 0 for line in found)
+
+
 def test_the_network_of_k_1_is_kept_too(capsys: pytest.CaptureFixture[str]) -> None:
     """So few and small steps that k = 2 is ahead by far."""
     data, encoder = open_data("digits")

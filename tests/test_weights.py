@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ import torch
 from torch import Tensor
 
 import plain_loop
-from pseudograd.data import Dataset
+from pseudograd.data import Dataset, open_data
 from pseudograd.fleet import Fleet, Outcome, Split, Trial
 from pseudograd.fleet.mlp import crew as fleet_module
 from pseudograd.fleet.mlp.stack import Examples, Settings, Stack
+from pseudograd.search import Bagging, table_recipe, tuning
 from trials import a_trial, recipe_of, replace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,6 +76,33 @@ def test_weights_change_training_and_judgement() -> None:
     weights = uneven()[113:]
     share = weights[list(weighted.wrong)].sum() / weights.sum()
     assert weighted.error == pytest.approx(share.item())
+
+
+def test_the_ensemble_is_chosen_and_calibrated_by_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, encoder = open_data("digits")
+    weights = torch.linspace(1, 2, len(data.labels))
+    data = dataclasses.replace(data, weights=weights)
+    seen = []
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            seen.append(arguments[3])
+            return function(*arguments)
+
+        return call
+
+    for name in ("select", "calibrated"):
+        monkeypatch.setattr(tuning, name, noted(getattr(tuning, name)))
+    protocol = Bagging(
+        table_recipe("digits", data.train_size, pixels=True, hidden_layer_sizes=(4,), max_epochs=1),
+        ks=(1.0, 0.5), learning_rates=(0.01,), most_extensions=0,
+    )  # fmt: skip
+    study = tuning.study_of(data, encoder, protocol, tmp_path)
+    tuning.tune(study, data, encoder, Fleet(data, keep_parameters=True).run)
+    assert [len(counts) for counts in seen] == [data.train_size // 5 * 5] * 4
+    assert all(bool((counts > 1).any()) for counts in seen)
 
 
 def test_equal_weights_change_nothing() -> None:

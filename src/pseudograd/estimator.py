@@ -339,14 +339,12 @@ def _dataset(
     total = np.bincount(example, weights).astype(np.float64, copy=False)
     pieces = np.where(_in_every_fold(row[index], labels[index], total), FOLDS, 1)
     pieces_of = np.arange(len(index)).repeat(pieces)
-    # The final training is judged on a test set; a copy of an example stands in for it.
-    pieces_of = np.append(pieces_of, 0)
     index, total = index[pieces_of], (total / pieces)[pieces_of]
     return Dataset(
         _DATA,
         torch.from_numpy(features[index]),
         torch.from_numpy(labels[index]),
-        len(index) - 1,
+        len(index),
         (-1.0, 1.0),
         None if (total == total[0]).all() else torch.from_numpy(total),
         pieces_of=torch.from_numpy(pieces_of) if pieces.max() > 1 else None,

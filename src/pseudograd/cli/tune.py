@@ -21,7 +21,7 @@ def tune(commands: Commands) -> None:
     """``pseudograd tune``: find the best k and learning rate for a data set."""
     from pseudograd.data.registry import BENCHMARKS
 
-    about = "find the best k and learning rate for a data set, and train the best network"
+    about = "train networks with several k and learning rates, and keep the best ensemble"
     parser = commands.add_parser("tune", help=about, description=about.capitalize() + ".")
     parser.add_argument(
         "data",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -190,7 +191,8 @@ def ensembles(assessment: Assessment | None) -> dict[str, Any] | None:
         return None
     found = assessment["comparison"]
     difference = Difference(found["difference"], found["low"], found["high"])
-    return {**found, "difference": difference, "log_loss": Difference(**found["log_loss"])}
+    loss = {end: math.nan if at is None else at for end, at in found["log_loss"].items()}
+    return {**found, "difference": difference, "log_loss": Difference(**loss)}
 
 
 def _errors(assessment: Assessment) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -162,8 +163,10 @@ def _comparison(
     judged = compare_on_rows(wrong["model"], wrong["plain"])
     told = (judged["low"] > 0 or judged["high"] < 0) + (judged["verdict"] != "level")
     same = np.array_equal(test["model"], test["plain"])
+    loss = log_loss_difference(test["model"], test["plain"], labels)
     return {
         **judged,
         "kind": "same" if same else ("noise", "hint", "proof")[told],
-        "log_loss": vars(log_loss_difference(test["model"], test["plain"], labels)),
+        # A single test example gives no interval, and JSON holds no NaN.
+        "log_loss": {end: None if math.isnan(at) else at for end, at in vars(loss).items()},
     }

@@ -165,6 +165,14 @@ class Bagging(Protocol):
         plain = [pair for pair in ranked if pair[0] == 1]
         return [*dict.fromkeys((*ranked[: self.finalists], *plain[:1]))]
 
+    def open_ks(self, outcomes: Outcomes) -> list[float]:
+        """Return each k whose best rate is the lowest or the highest one tried."""
+        if self.finalists is None:
+            return super().open_ks(outcomes)
+        ends = min(self.learning_rates), max(self.learning_rates)
+        best = self.best_of_each_k(outcomes)
+        return [cell.k for cell in best if cell.error and cell.learning_rate in ends]
+
     def trials_of(self, cell: Cell) -> list[Trial]:
         """Return the trials of a pair."""
         return [self._at(cell.k, cell.learning_rate, number) for number in range(self.repetitions)]

@@ -124,9 +124,7 @@ def save_model(
 
     """
     folder = folder_of(study)
-    path = folder / "model.json"
-    with writing(path):
-        path.unlink(missing_ok=True)
+    forget_model(study)
     for name, document in documents.items():
         write_json(folder / name, document)
     for name, model in models.items():
@@ -141,7 +139,14 @@ def save_model(
         "encoder": json.loads(encoder.to_json()),
     }
     # Written last: if it exists, all the files do.
-    write_json(path, {**fields, "checksum": _checksum(fields)})
+    write_json(folder / "model.json", {**fields, "checksum": _checksum(fields)})
+
+
+def forget_model(study: Study) -> None:
+    """Remove model.json, before any file of the model that it describes is replaced."""
+    path = folder_of(study) / "model.json"
+    with writing(path):
+        path.unlink(missing_ok=True)
 
 
 def saved(study: Study) -> Saved | None:

@@ -32,6 +32,7 @@ from pseudograd.search.models import (
     PLAIN,
     Store,
     folder_of,
+    forget_model,
     is_saved,
     read_document,
     save_model,
@@ -241,12 +242,16 @@ def _combine(
             store.put(outcome, data)
     found = candidates(protocol, study.ledger, data, _network_in(store))
     labels = data.labels[found.rows]
-    weights = select(found.out_of_fold, labels, metric)
+    counts = None if data.weights is None else data.weights[found.rows]
+    weights = select(found.out_of_fold, labels, metric, counts)
     at_1 = torch.tensor([cell.k == 1 for cell in found.cells])
     plain_weights = torch.zeros_like(weights)
-    plain_weights[at_1] = select(found.out_of_fold[at_1], labels, metric)
-    model, plain = (calibrated(found, shares, labels) for shares in (weights, plain_weights))
+    plain_weights[at_1] = select(found.out_of_fold[at_1], labels, metric, counts)
+    model, plain = (
+        calibrated(found, shares, labels, counts) for shares in (weights, plain_weights)
+    )
     _check_finite((*model.networks, *plain.networks))
+    forget_model(study)  # suspects.csv will not be of that model any more
     assessment = _assessed(data, encoder, found, (model, weights), (plain, plain_weights), folder)
     networks = {
         name: (cell.k, found.networks[found.cells.index(cell)][0])
@@ -288,20 +293,18 @@ def _assessed(
     folder: Path,
 ) -> dict[str, Any]:
     """Return the assessment of the model, and write which labels look wrong."""
-    features = data.features
-    test = features[data.train_size :]
+    test = data.features[data.train_size :]
+    labels = data.labels[: data.train_size]
 
-    def out_of_fold(ensemble: Ensemble, weights: torch.Tensor) -> Any:
-        # The few rows that every network was trained on are no suspects.
-        known = ensemble.probabilities(features[: data.train_size][_left_out(found, data)])
-        whole = torch.empty(data.train_size, data.classes)
+    def out_of_fold(weights: torch.Tensor) -> Any:
+        # The few rows that every network was trained on keep their label: they are no suspects.
+        whole = torch.zeros(data.train_size, data.classes).scatter_(1, labels.unsqueeze(1), 1.0)
         whole[found.rows] = found.combined(weights)
-        whole[_left_out(found, data)] = known.float()
         return whole.numpy()
 
-    votes = data.labels[: data.train_size].short().unsqueeze(1).repeat(1, found.votes.shape[1])
+    votes = labels.short().unsqueeze(1).repeat(1, found.votes.shape[1])
     votes[found.rows] = found.votes
-    oof = {"model": out_of_fold(*model), "plain": out_of_fold(*plain)}
+    oof = {"model": out_of_fold(model[1]), "plain": out_of_fold(plain[1])}
     pairs = mixture(found.cells, model[1])
     counts = Counter(cell.k for cell, _ in pairs)
     members = {
@@ -312,8 +315,7 @@ def _assessed(
         "plain_networks": len(plain[0].networks),
     }
     with writing(folder / SUSPECTS):
-        labels = data.labels[: data.train_size].numpy()
-        ranked = suspects(labels, oof["model"], oof["plain"], votes.numpy())
+        ranked = suspects(labels.numpy(), oof["model"], oof["plain"], votes.numpy())
         write_suspects(folder / SUSPECTS, ranked, data, encoder)
     return assess(
         data=data,
@@ -328,13 +330,6 @@ def _assessed(
         predict=lambda rows: model[0].probabilities(torch.from_numpy(rows)).numpy(),
         members=members,
     )
-
-
-def _left_out(found: Candidates, data: Dataset) -> torch.Tensor:
-    """Return the training examples that no fold holds."""
-    left = torch.ones(data.train_size, dtype=torch.bool)
-    left[found.rows] = False
-    return left
 
 
 def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:

@@ -7,9 +7,8 @@ can bend its response to a feature wherever the examples are.
 
 from __future__ import annotations
 
-import functools
+import weakref
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -43,13 +42,19 @@ class Bins:
     width: Tensor
 
     @classmethod
-    @functools.lru_cache(maxsize=4)  # all networks of a data set share them
-    def fit(cls, data: Dataset, count: int) -> Self:
+    def fit(cls, data: Dataset, count: int) -> Bins:
         """Return up to ``count`` bins of each feature, equally full in the training part."""
+        fitted = _fitted.setdefault(data, {})
+        if count not in fitted:
+            fitted[count] = cls._fit(data, count)
+        return fitted[count]
+
+    @classmethod
+    def _fit(cls, data: Dataset, count: int) -> Bins:
         step = -(-data.train_size // _LOOKED_AT)
-        features = data.features[: data.train_size : step].double()
+        features = data.features[: data.train_size : step].cpu().double()
         weights = torch.ones(data.train_size) if data.weights is None else data.weights
-        weights = weights[: data.train_size : step].double()
+        weights = weights[: data.train_size : step].cpu().double()
         shares = torch.linspace(0, 1, count + 1, dtype=torch.float64)
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         for at, column in enumerate(features.T):
@@ -73,6 +78,10 @@ class Bins:
         """Return how far raw features (..., features) have passed through each bin."""
         passed = features[..., self.feature].to(self.low.dtype).sub_(self.low)
         return passed.div_(self.width).clamp_(0, 1)
+
+
+# All networks of a data set share its bins, which do not keep it in memory.
+_fitted: weakref.WeakKeyDictionary[Dataset, dict[int, Bins]] = weakref.WeakKeyDictionary()
 
 
 def quantiles(values: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
