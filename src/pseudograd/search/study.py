@@ -457,7 +457,8 @@ def _read_run(folder: Path) -> dict[str, Any]:
     """Return what run.json holds: recipe, protocol, data and sessions."""
     path = folder / "run.json"
     if not path.exists():
-        raise FileNotFoundError(f"{folder} holds no run: there is no run.json")
+        why = "there is no run.json" if folder.is_dir() else "there is no such folder"
+        raise FileNotFoundError(f"{folder} holds no run: {why}; pseudograd runs lists those there are")
     found = read_json(
         path,
         "run the search's command with another --out; to keep what is done, stop it by Ctrl-C, "
