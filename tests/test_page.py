@@ -333,7 +333,7 @@ def test_a_model_no_better_than_one_label_is_no_success(
     if warning:
         assert warning in parsed.text
         assert warning[1:] in printed
-        for advice in ("sample_weight of TunableMLPClassifier.fit", "--metric balanced", "more data"):
+        for advice in ("sample_weight of TunableMLPClassifier", "--metric balanced", "more data"):
             assert advice in parsed.text
             assert advice in printed
     # What is not known, as in a folder of an earlier version, is left out.

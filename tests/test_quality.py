@@ -166,7 +166,8 @@ def test_balanced_error_is_shown_where_classes_are_unequal() -> None:
 
 def test_the_balanced_error_stands_beside_those_of_the_others() -> None:
     perfect = baseline("gradient boosting", 0, 0, 9, balanced_error=0.0)
-    change = {"unequal": True, "baselines": [perfect], "plain": measured(12, balanced_error=0.07)}
+    plain = measured(12, balanced_error=0.07)
+    change: dict[str, Any] = {"unequal": True, "baselines": [perfect], "plain": plain}
     others = "gradient boosting 0.00%, k = 1 alone 7.00%"
     assert f"classes: 5.00% ({others})" in printed(**change)
     assert f"as common ones; {others}" in drawn(**change).text
