@@ -171,6 +171,7 @@ def test_digits() -> None:
     assert len(model.ensemble_.networks) == 5 * len(model.members_)
     assert {k for k, _, _ in model.members_} <= {0.25, 1}
     assert sum(share for _, _, share in model.members_) == pytest.approx(1)
+    assert all(len(str(share)) <= 4 for _, _, share in model.members_)  # twentieths
 
 
 @pytest.fixture

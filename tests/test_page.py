@@ -333,7 +333,7 @@ def test_a_model_no_better_than_one_label_is_no_success(
     if warning:
         assert warning in parsed.text
         assert warning[1:] in printed
-        for advice in ("sample_weight of TunableMLPClassifier.fit", "another measure", "more data"):
+        for advice in ("sample_weight of TunableMLPClassifier", "--metric balanced", "more data"):
             assert advice in parsed.text
             assert advice in printed
     # What is not known, as in a folder of an earlier version, is left out.
@@ -468,7 +468,7 @@ def test_given_rates_and_a_k_beyond_the_usual() -> None:
         RECIPE, ks=(1.0, 10.0), learning_rates=(0.3, 0.1), repetitions=1, retrainings=1
     )
     parsed = Parsed(page(ABOUT, protocol, made_up(protocol, best_k=10.0), examples(10.0)))
-    assert "started with the rates 0.1 and 0.3, as given" in parsed.text
+    assert "started with the rates 0.1 and 0.3, and went on" in parsed.text
     slider = next(attributes for tag, attributes in parsed.tags if tag == "input")
     assert (slider["min"], slider["max"], slider["value"]) == ("-4", "4", "3.3219")
 

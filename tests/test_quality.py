@@ -161,7 +161,31 @@ def test_a_baseline_that_was_left_out_is_named() -> None:
 def test_balanced_error_is_shown_where_classes_are_unequal() -> None:
     assert "Balanced error" not in drawn().text
     assert "Balanced error 5.00%" in drawn(unequal=True).text.replace("error5", "error 5")
-    assert "balanced error, the mean over the classes: 5.00%" in printed(unequal=True)
+    assert "balanced error, the mean over the classes: 5.00% (" in printed(unequal=True)
+
+
+def test_the_balanced_error_stands_beside_those_of_the_others() -> None:
+    perfect = baseline("gradient boosting", 0, 0, 9, balanced_error=0.0)
+    plain = measured(12, balanced_error=0.07)
+    change: dict[str, Any] = {"unequal": True, "baselines": [perfect], "plain": plain}
+    others = "gradient boosting 0.00%, k = 1 alone 7.00%"
+    assert f"classes: 5.00% ({others})" in printed(**change)
+    assert f"as common ones; {others}" in drawn(**change).text
+
+
+def test_a_single_example_is_not_in_the_plural() -> None:
+    one = compare_counts(1, 2, 360)
+    kind = {"kind": "noise", "log_loss": {"mean": -0.05, "low": -0.1, "high": 0.0}}
+    text = drawn(comparison=one | kind, baselines=[baseline("logistic regression", 9, 1, 1)]).text
+    assert "1 test example right only with the model" in text
+    assert "gets 1 test example wrong that the model gets right" in text
+    assert "1 test examples" not in text
+
+
+def test_what_the_best_pair_is_best_by_is_told() -> None:
+    rule = "the validation error plus a quarter of the cross-entropy"
+    assert rule in printed()
+    assert f"Frames mark the best rate of each k: {rule}" in drawn().text
 
 
 # --- the figures -----------------------------------------------------------------------------

@@ -759,3 +759,16 @@ def test_a_folder_of_another_study_is_refused(tmp_path: Path) -> None:
     for recipe, settings, data, said in refused:
         with pytest.raises(ValueError, match=said):
             Study(tmp_path / "run", Protocol(recipe, initial_rate=0.1, **settings), data)
+
+
+def test_a_run_goes_on_if_only_the_words_about_its_columns_changed(tmp_path: Path) -> None:
+    protocol = Protocol(RECIPE, initial_rate=0.1)
+    data = {"name": "mine", "sha256": "ab", "columns": "of old", "notes": {"columns": []}}
+    first = Study(tmp_path / "run", protocol, data)
+    with first.session("", []):
+        pass
+    again = Study(tmp_path / "run", protocol, data | {"columns": "of new", "notes": {}})
+    assert again.sessions
+    assert again.fingerprint == first.fingerprint  # the model of a finished run stays its own
+    with pytest.raises(ValueError, match="other data"):
+        Study(tmp_path / "run", protocol, data | {"sha256": "cd"})

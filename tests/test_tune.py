@@ -831,7 +831,7 @@ def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> Non
     assert "other data, called" in refusal(capsys, "tune", "digits", *SMALL, "--out", "run")
     Path("run/run.json").write_text("{}")
     assert "is not the description of a run" in refusal(capsys, "report", "run")
-    assert "holds no run" in refusal(capsys, "report", "nowhere")
+    assert "holds no run: there is no such folder" in refusal(capsys, "report", "nowhere")
     assert "holds no run" in refusal(capsys, "predict", "nowhere", "new.csv")
     assert "nowhere is not a folder" in refusal(capsys, "runs", "nowhere")
     assert main(["runs", "mine"]) == 0

@@ -255,7 +255,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         best = protocol.best(found.cells)
         self.k_, self.learning_rate_ = best.k, best.learning_rate
         self.members_ = [
-            (cell.k, cell.learning_rate, share) for cell, share in mixture(found.cells, shares)
+            (cell.k, cell.learning_rate, round(share, 6))  # of float32: 0.3, not 0.30000001
+            for cell, share in mixture(found.cells, shares)
         ]
         self.cv_results_ = _cv_results(list(found.cells))
         self.best_index_ = found.cells.index(best)

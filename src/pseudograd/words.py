@@ -183,8 +183,10 @@ def shortened(texts: Sequence[str], to: str = "", most: int = 8) -> str:
     ('a, b', 'a, b, c, d and 2 more')
     >>> shortened(list("abcdef"), "up to", most=4)
     'a, b, c, and 2 more up to f'
+    >>> shortened(list("abcde"), "up to", most=4)
+    'a, b, c, d, e'
     """
-    if len(texts) <= most:
+    if len(texts) <= most + bool(to):  # to name the last one takes no more room than "1 more"
         return ", ".join(texts)
     if not to:
         return f"{', '.join(texts[:most])} and {len(texts) - most} more"

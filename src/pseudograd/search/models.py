@@ -211,7 +211,7 @@ def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[
         >>> load_model("nowhere")
         Traceback (most recent call last):
         ...
-        FileNotFoundError: nowhere holds no run: there is no run.json
+        FileNotFoundError: nowhere holds no run: there is no such folder...
 
     """
     found = saved(Study.open(folder))

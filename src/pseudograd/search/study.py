@@ -389,12 +389,13 @@ class Study:
             self._write()  # it was never started, and may still be changed
             return
         ours = json.loads(json.dumps(self._description()))  # with JSON's lists
-        if written["data"] != ours["data"]:
+        if _facts(written["data"]) != _facts(ours["data"]):
             name = written["data"].get("name")
             raise ValueError(
                 f"{folder} holds a run on other data, called {name!r}: name another folder, or "
                 "bring back the data as it was"
             )
+        self.data = written["data"]  # in the words of the version that began it
         defaults = {field.name: field.default for field in fields(self.protocol.recipe)}  # type: ignore[arg-type]
         for part in ("recipe", "protocol"):
             for name in written[part] | ours[part]:
@@ -418,6 +419,11 @@ class Study:
     def _write(self) -> None:
         if self.folder is not None:
             write_json(self.folder / "run.json", {**self._description(), "sessions": self.sessions})
+
+
+def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells data from others: all but the sentences, which may change between versions."""
+    return {name: value for name, value in data.items() if name not in ("columns", "notes")}
 
 
 def _group(trial: Trial) -> tuple[object, ...]:
@@ -457,7 +463,8 @@ def _read_run(folder: Path) -> dict[str, Any]:
     """Return what run.json holds: recipe, protocol, data and sessions."""
     path = folder / "run.json"
     if not path.exists():
-        raise FileNotFoundError(f"{folder} holds no run: there is no run.json")
+        why = "there is no run.json" if folder.is_dir() else "there is no such folder"
+        raise FileNotFoundError(f"{folder} holds no run: {why}; pseudograd runs lists them")
     found = read_json(
         path,
         "run the search's command with another --out; to keep what is done, stop it by Ctrl-C, "
