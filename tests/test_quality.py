@@ -331,7 +331,7 @@ def test_no_suspects() -> None:
 @pytest.mark.parametrize(
     ("kind", "counts", "headline", "said"),
     [
-        ("noise", (5, 2), "k = 1 alone does as well", "not beyond noise"),
+        ("noise", (5, 2), "k makes no difference beyond noise", "not beyond noise"),
         ("hint", (9, 2), "Mixing k may make fewer errors than k = 1", "perhaps"),
         ("proof", (30, 2), "Mixing k makes fewer errors than k = 1", "yes: "),
         ("proof", (2, 30), "Mixing k makes more errors than k = 1", "yes, k = 1 is better"),
