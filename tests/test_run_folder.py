@@ -241,7 +241,8 @@ def test_changed_values_are_refused_in_a_sentence(
             continue
         path.write_text(json.dumps(strange))
         for command in READ_BY[name]:
-            if command != "tune" or new == "x":
+            words = at[:2] in (("data", "columns"), ("data", "notes"))  # tell, and decide nothing
+            if command != "tune" or (new == "x" and not words):
                 check(capsys, command, name, at)
 
 

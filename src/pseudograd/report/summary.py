@@ -67,9 +67,7 @@ def _filled(
 ) -> str:
     text = fill(
         "summary.txt",
-        table=table_of_k(
-            cells, chosen, "best, by error and log loss" if told["ensembles"] else "chosen"
-        ),
+        table=table_of_k(cells, chosen, "best pair" if told["ensembles"] else "chosen"),
         chosen=chosen,
         quality=assessment,
         standing=standing(assessment),
