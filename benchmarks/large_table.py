@@ -9,7 +9,6 @@ some of them, with noise. Whether the model is any good is told by the baselines
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import resource
 import subprocess
@@ -21,9 +20,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from benchmarks.environment import RESULTS, write
 from pseudograd.environment import session
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def write_table(path: Path, rows: int) -> None:
@@ -66,11 +64,8 @@ def main() -> None:
             "versions": json.dumps(about["versions"]),
             "commit": about["commit"],
         }
-    with options.out.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, row)
-        table.writeheader()
-        table.writerow(row)
     print(row)
+    write([row], options.out)
 
 
 if __name__ == "__main__":
