@@ -192,6 +192,16 @@ def records(ledger: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ledger.read_text("utf-8").splitlines()]
 
 
+# The column of each figure, the factor and the digits to show it by.
+SHOWN = {
+    "error": ("error", 100, 2),
+    "log_loss": ("log loss", 1, 3),
+    "balanced_error": ("balanced error", 100, 2),
+    "ece": ("ECE", 100, 2),
+    "cpu_seconds": ("CPU seconds", 1, 1),
+}
+
+
 def summary(ledger: Path, reference: str) -> str:
     """Return the figures of the ledger as Markdown, all methods beside the reference."""
     all_rows = pd.DataFrame(records(ledger))
@@ -232,11 +242,10 @@ def summary(ledger: Path, reference: str) -> str:
 def compared(rows: pd.DataFrame, reference: str) -> Iterator[str]:
     """Yield the lines of a table that has one row for each method.
 
-    A method that has not run on all splits of the reference is only compared with the reference,
-    on the splits that both have: its means and ranks would be those of other tables.
+    A method that has not run on all splits of the reference has no rank, and its means stand
+    against those of the reference on the splits that both have.
     """
-    metrics = ["error", "log_loss", "balanced_error", "ece", "cpu_seconds"]
-    by_split = rows.pivot(index=["table", "seed"], columns="method", values=metrics)
+    by_split = rows.pivot(index=["table", "seed"], columns="method", values=list(SHOWN))
     by_split = by_split[by_split["error", reference].notna()]
     by_split = by_split.dropna(axis=1, how="all")
     found = [name for name in METHODS if name in by_split["error"]]
@@ -250,10 +259,12 @@ def compared(rows: pd.DataFrame, reference: str) -> Iterator[str]:
         both = by_split[by_split["error", name].notna()].groupby("table").mean()
         row = dict.fromkeys(columns, "") | {"method": name, "tables": str(len(both))}
         if name in complete:
-            error, loss, balanced, ece, seconds = (both[metric, name].mean() for metric in metrics)
-            row |= {"error": f"{100 * error:.2f}", "rank": f"{ranks[name]:.2f}"}
-            row |= {"log loss": f"{loss:.3f}", "balanced error": f"{100 * balanced:.2f}"}
-            row |= {"ECE": f"{100 * ece:.2f}", "CPU seconds": f"{seconds:.1f}"}
+            row["rank"] = f"{ranks[name]:.2f}"
+        for metric, (column, factor, digits) in SHOWN.items():
+            mean, ours = (factor * both[metric, one].mean() for one in (name, reference))
+            row[column] = f"{mean:.{digits}f}"
+            if name not in complete:
+                row[column] += f" against {ours:.{digits}f}"
         behind = 100 * (both["error", name] - both["error", reference]).round(8)
         if len(behind) > 1 and behind.any():
             low, high = stats.t.interval(0.95, len(behind) - 1, behind.mean(), stats.sem(behind))
