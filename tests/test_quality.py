@@ -353,7 +353,8 @@ def test_two_ensembles_tell_whether_k_matters(
 
 
 def test_what_the_ensemble_is_made_of() -> None:
-    said = "he model averages 12 networks: 7 with k = 1/2 and 5 with k = 1"
+    said = "he model averages 12 networks: 7 with k = 1/2 and 5 with k = 1, chosen by the error on "
+    said += "rows that they have not seen"
     assert f"T{said}." in drawn().text.replace("\xa0", " ")
     assert f"t{said}" in printed()
     assert "averages" not in drawn(members=None).text

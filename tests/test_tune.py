@@ -233,7 +233,8 @@ def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) ->
 
     # Another metric chooses among the same networks.
     ledger = Path("run/ledger.jsonl").read_bytes()
-    tuned(capsys, *options, "--metric", "log-loss")
+    out, _ = tuned(capsys, *options, "--metric", "log-loss")
+    assert ", chosen by the log loss on rows that they have not seen" in out
     assert Path("run/ledger.jsonl").read_bytes() == ledger
     again = json.loads(Path("run/model.json").read_text())
     assert again["made_from"]["metric"] == "log-loss"

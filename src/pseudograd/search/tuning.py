@@ -252,7 +252,8 @@ def _combine(
     )
     _check_finite((*model.networks, *plain.networks))
     forget_model(study)  # suspects.csv will not be of that model any more
-    assessment = _assessed(data, encoder, found, (model, weights), (plain, plain_weights), folder)
+    both = (model, weights), (plain, plain_weights)
+    assessment = _assessed(data, encoder, found, *both, metric, folder)
     networks = {
         name: (cell.k, found.networks[found.cells.index(cell)][0])
         for name, cell in (("chosen", chosen), ("plain", plain_cell))
@@ -290,6 +291,7 @@ def _assessed(
     found: Candidates,
     model: tuple[Ensemble, torch.Tensor],
     plain: tuple[Ensemble, torch.Tensor],
+    metric: str,
     folder: Path,
 ) -> dict[str, Any]:
     """Return the assessment of the model, and write which labels look wrong."""
@@ -313,6 +315,7 @@ def _assessed(
         "pairs": [[cell.k, cell.learning_rate, round(weight, 4)] for cell, weight in pairs],
         "temperature": model[0].temperature,
         "plain_networks": len(plain[0].networks),
+        "metric": metric,
     }
     with writing(folder / SUSPECTS):
         ranked = suspects(labels.numpy(), oof["model"], oof["plain"], votes.numpy())
