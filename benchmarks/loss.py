@@ -76,7 +76,7 @@ def steps(shape: tuple[int, int], kind: str) -> dict[tuple[str, str], Step]:
 
     contenders = {("cross_entropy", ""): step(F.cross_entropy)}
     contenders |= {("compiled", k): tunable(k) for k in KS}
-    # Of soft targets the plain way takes so long that one k has to do, and seconds for large ones.
+    # For soft targets, PyTorch ops take seconds on large shapes: time one k, and only small shapes.
     if kind == "labels":
         contenders |= {("plain", k): tunable(k) for k in KS}
     elif logits.numel() < 1e7:

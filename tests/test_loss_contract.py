@@ -108,7 +108,7 @@ both_paths = pytest.mark.usefixtures("path")
 def value_and_gradient(
     loss: Any, logits: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """With a gradient from above that differs between the examples, where there are several."""
+    """The upstream gradient differs between the examples, where there are several."""
     logits = logits.detach().clone().requires_grad_()
     value = loss(logits, *args, **kwargs)
     (gradient,) = torch.autograd.grad((value * upstream_of(value)).sum(), logits)

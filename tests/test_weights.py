@@ -172,7 +172,7 @@ def of_classes(classes: int) -> Dataset:
 
 @pytest.mark.usefixtures("nothing_built")
 def test_kernels_are_not_asked_to_weigh() -> None:
-    """They cannot: weighted data go the plain way wherever they are."""
+    """They cannot: weighted data fall back to PyTorch ops on every device."""
     assert kind_on_gpu(blobs()) == "FusedStack"
     assert kind_on_gpu(blobs(uneven())) == "Stack"
 

@@ -21,6 +21,7 @@ import torch
 from pseudograd.data import Dataset, Encoder
 from pseudograd.files import writing
 from pseudograd.fleet import Ensemble, Network, Outcome, Stop, Trial, never
+from pseudograd.fleet.mlp.network import tempered
 from pseudograd.search.assessment import assess
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import best_stopped, by_class
@@ -320,12 +321,13 @@ def _assessed(
     with writing(folder / SUSPECTS):
         ranked = suspects(labels.numpy(), oof["model"], oof["plain"], votes.numpy())
         write_suspects(folder / SUSPECTS, ranked, data, encoder)
+    uncalibrated = replace(model[0], temperature=1.0).probabilities(test)
     return assess(
         data=data,
         encoder=encoder,
         test={
-            "model": model[0].probabilities(test).numpy(),
-            "uncalibrated": replace(model[0], temperature=1.0).probabilities(test).numpy(),
+            "model": tempered(uncalibrated, model[0].temperature).numpy(),
+            "uncalibrated": uncalibrated.numpy(),
             "plain": plain[0].probabilities(test).numpy(),
         },
         out_of_fold=oof,
