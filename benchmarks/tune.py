@@ -30,6 +30,7 @@ from pseudograd import TunableCrossEntropyLoss
 from pseudograd.data import Dataset, digits
 from pseudograd.environment import version
 from pseudograd.fleet import Fleet, MLPRecipe, Split, Trial, parts, randomness
+from pseudograd.fleet.ramp import level
 from pseudograd.search import Protocol, Study, ks_for
 
 RATES = (0.25, 0.5, 1.0)
@@ -86,7 +87,7 @@ def train(trial: Trial, data: Dataset, features: Tensor) -> tuple[float, float]:
         nn.init.zeros_(parameter)
     network = nn.Sequential(hidden, nn.ReLU(), last)
     optimizer = torch.optim.SGD(network.parameters(), trial.learning_rate, MOMENTUM)
-    criterion = TunableCrossEntropyLoss(trial.k)
+    criterion = TunableCrossEntropyLoss(level(trial.k))
 
     @torch.no_grad()
     def error(index: Tensor) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss
 from pseudograd.data import Dataset
-from pseudograd.fleet import Outcome, Trial, parts, randomness
+from pseudograd.fleet import Outcome, Ramp, Trial, parts, randomness
 from pseudograd.rules import reweighted
 from trials import recipe_of
 
@@ -81,12 +81,16 @@ def error_and_cross_entropy(
     return ((weights * wrong).sum() / total).item(), ((weights * losses).sum() / total).item()
 
 
-def _criterion(trial: Trial) -> nn.Module:
+def _criterion(trial: Trial, epoch: int) -> nn.Module:
+    """The loss of an epoch, counted from 1; a ramp has the k of the epoch's middle."""
+    k = trial.k
+    if isinstance(k, Ramp):
+        k = k.start + (k.end - k.start) * (epoch - 0.5) / recipe_of(trial).max_epochs
     if recipe_of(trial).rule == "tunable":
-        return TunableCrossEntropyLoss(k=trial.k, reduction="none")
+        return TunableCrossEntropyLoss(k=k, reduction="none")
     rule = reweighted(recipe_of(trial).rule)
     _, parameter, *_ = inspect.signature(rule.factor).parameters
-    with_k: Any = partial(rule, **{parameter: trial.k})  # type: ignore[arg-type]
+    with_k: Any = partial(rule, **{parameter: k})  # type: ignore[arg-type]
     return RuleCrossEntropyLoss(with_k, reduction="none")
 
 
@@ -136,11 +140,12 @@ def train(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Pl
     trained = _sampled(cut.train, recipe_of(trial).sample)
     votes = y[: data.train_size].bincount(weights[: data.train_size])
     chance = 1 - votes.max().item() / data.train_size
-    clip, criterion = recipe_of(trial).clip, _criterion(trial)
+    clip = recipe_of(trial).clip
     curve: list[float] = []
     epochs: list[Layers] = []
     best_score, best_epoch, since, stopped_by, clipped, steps = math.inf, 0, 0, "limit", 0, 0
     for epoch in range(1, recipe_of(trial).max_epochs + 1):
+        criterion = _criterion(trial, epoch)
         order = randomness.order(
             torch.tensor([trial.seed]), torch.tensor([epoch - 1]), len(trained)
         )

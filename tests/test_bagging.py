@@ -13,6 +13,7 @@ import torch
 
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, OwnRecipe, Split, Trial
+from pseudograd.fleet.ramp import level
 from pseudograd.fleet.trial import mixed_score
 from pseudograd.search import Bagging, Cell, Study
 from pseudograd.search.bagging import bagging_for, epochs_for, table_recipe
@@ -30,7 +31,8 @@ def world(best_k: float = 0.5, best_rate: float = 0.01) -> World:
     """Errors that grow with the distance from (best_k, best_rate), and with the repetition."""
 
     def outcome(trial: Trial) -> Outcome:
-        distance = abs(math.log2(trial.k / best_k)) + abs(math.log(trial.learning_rate / best_rate))
+        distance = abs(math.log2(level(trial.k) / best_k))
+        distance += abs(math.log(trial.learning_rate / best_rate))
         error = 0.02 + 0.01 * distance + 0.001 * trial.split.repetition
         return Outcome(trial, error, 3, error, 2 * error, 4, "limit", (error,))
 

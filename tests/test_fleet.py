@@ -22,7 +22,7 @@ from torch import Tensor
 import plain_loop
 from plain_loop import Layers, PlainRun
 from pseudograd.data import Dataset, digits
-from pseudograd.fleet import Fleet, Outcome, Split, Stop, Trial, never, parts, randomness
+from pseudograd.fleet import Fleet, Outcome, Ramp, Split, Stop, Trial, never, parts, randomness
 from pseudograd.fleet.mlp.crew import Crew, _MatmulPrecision
 from pseudograd.fleet.mlp.fleet import _side_by_side
 from pseudograd.fleet.mlp.stack import Examples, Stack
@@ -216,6 +216,29 @@ def test_outcomes_depend_on_the_trial_alone(shared: dict[str, Any]) -> None:
             for trial in set(order).difference(wild):
                 assert_same(together[trial], alone[trial])
                 assert_same_layers(together[trial].parameters, alone[trial].parameters)
+
+
+@pytest.mark.parametrize("slots", [None, 3], ids=["all at once", "refilled"])
+@pytest.mark.parametrize("shared", [SHARED[0], SHARED[11], SHARED[14]], ids=str)
+def test_ramps_follow_a_plain_loop(shared: dict[str, Any], slots: int | None) -> None:
+    """Beside constant k, of other lengths, up and down."""
+    ks: list[float | Ramp] = [Ramp(0.25, 4), Ramp(2, 0.5), 1.0, Ramp(1, 3), 4.0, Ramp(4, 0.25), 2.0]
+    trials = [replace(one, k=k) for one, k in zip(mixed(**shared), ks, strict=True)]
+    fleet = Fleet(blobs(), slots=slots, precision="float64", keep_parameters=True)
+    outcomes = {outcome.trial: outcome for outcome in fleet.run(trials)}
+    for trial in trials:
+        assert_same(outcomes[trial], plain(trial).outcome)
+        assert_same_layers(outcomes[trial].parameters, plain(trial).outcome.parameters)
+
+
+def test_a_nearly_flat_ramp_is_nearly_a_constant_k() -> None:
+    flat, ramp, steep = (replace(ONE, k=k) for k in (0.5, Ramp(0.5, 0.5 + 1e-9), Ramp(0.5, 2)))
+    fleet = Fleet(blobs(), precision="float64", keep_parameters=True)
+    found = {outcome.trial: outcome.parameters for outcome in fleet.run([flat, ramp, steep])}
+    torch.testing.assert_close(found[flat], found[ramp], rtol=1e-6, atol=1e-6)
+    (weight, _), *_ = found[flat] or ()
+    (other, _), *_ = found[steep] or ()
+    assert (weight - other).abs().max() > 0.01
 
 
 def test_the_same_trial_may_be_given_twice() -> None:

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from pseudograd.data import digits
-from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Trial
+from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Ramp, Trial
+from pseudograd.fleet.ramp import level
 from pseudograd.report.drawing import image
 from pseudograd.report.page import page
 from pseudograd.report.summary import line_of_run, summary
@@ -82,7 +83,7 @@ def examples(k: float = 0.5, row: Mapping[str, str] | None = None) -> dict[str, 
 def made_up(
     protocol: Protocol,
     best_k: float = 0.5,
-    wrong: Mapping[float, list[set[int]]] | None = None,
+    wrong: Mapping[float | Ramp, list[set[int]]] | None = None,
     stop: int | None = None,
     **change: Any,
 ) -> dict[Trial, Outcome]:
@@ -92,7 +93,8 @@ def made_up(
         for trial in wanted:
             if len(outcomes) == stop:
                 return outcomes
-            distance = abs(math.log2(trial.k / best_k)) + abs(math.log2(trial.learning_rate / 0.1))
+            distance = abs(math.log2(level(trial.k) / best_k))
+            distance += abs(math.log2(trial.learning_rate / 0.1))
             error = 0.02 + 0.01 * distance + 0.001 * trial.split.repetition
             missed = None
             if trial.split.retrain:

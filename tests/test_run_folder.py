@@ -17,6 +17,7 @@ import pytest
 
 from pseudograd.cli import main
 from pseudograd.data import open_data
+from pseudograd.fleet.ramp import level
 from pseudograd.search import Bagging, Study, study_of, table_recipe
 from run_folders import (
     BAGGING,
@@ -387,7 +388,8 @@ def test_the_page_while_pairs_are_first_looked_at(
     study = study_of(data, encoder, protocol, "run")
     with study.session("", ["cpu"]):
         while (trial := study.ask()) is not None:
-            study.tell(trial, error=0.1 * trial.k + trial.learning_rate, cross_entropy=trial.k)
+            k = level(trial.k)
+            study.tell(trial, error=0.1 * k + trial.learning_rate, cross_entropy=k)
             assert main(["report", "run"]) == 0
             page = Path("run/report.html").read_text()
             assert "Not finished yet" in page

@@ -20,6 +20,7 @@ import torch
 from pseudograd.data import open_data
 from pseudograd.files import locked
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, OwnRecipe, Split, Stop, Trial
+from pseudograd.fleet.ramp import level
 from pseudograd.search import (
     DEEP_KS,
     SHALLOW_KS,
@@ -49,7 +50,10 @@ TRIAL = Trial(RECIPE, k=1, learning_rate=1)
 
 def made_up(trial: Trial, best_k: float = 0.5, best_rate: float = 0.1) -> Outcome:
     """An error that grows with the distance from (best_k, best_rate), and with the repetition."""
-    distance = abs(math.log2(trial.k / best_k)) + abs(math.log2(trial.learning_rate / best_rate))
+    distance = abs(math.log2(level(trial.k) / best_k))
+    distance += abs(
+        math.log2(trial.learning_rate / best_rate)
+    )
     error = 0.01 * distance + 0.001 * trial.split.repetition + 0.02
     wrong = tuple(range(round(1000 * error))) if trial.split.retrain else None
     return Outcome(trial, error, 3, error, 2 * error, 18, "patience", (0.5, error), wrong)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
-from pseudograd.fleet import MLPRecipe, Split, Trial
+from pseudograd.fleet import MLPRecipe, Ramp, Split, Trial
 
 _OWN = {field.name for field in dataclasses.fields(Trial)}
 VALIDATION = Split()
@@ -15,7 +15,7 @@ _Dataclass = TypeVar("_Dataclass")
 def a_trial(
     data: str,
     hidden_layer_sizes: tuple[int, ...],
-    k: float,
+    k: float | Ramp,
     learning_rate: float,
     split: Split = VALIDATION,
     seed: int = 0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, SupportsFloat
 
 DASH = "–"  # stands for a number that does not exist
 
@@ -25,15 +25,29 @@ class Interval(Protocol):
     def high(self) -> float: ...  # noqa: D102
 
 
+class Change(Protocol):
+    """A k that changes during training, such as a `pseudograd.fleet.Ramp`."""
+
+    @property
+    def start(self) -> float: ...  # noqa: D102
+    @property
+    def end(self) -> float: ...  # noqa: D102
+
+
 # --- numbers -------------------------------------------------------------------------------------
 
 
-def fraction(k: float) -> str:
-    """Return k as people write it.
+def fraction(k: float | Change) -> str:
+    """Return k as people write it, of a changing one its start and its end.
 
     >>> fraction(4.0), fraction(0.125), fraction(0.3)
     ('4', '1/8', '0.3')
+    >>> from types import SimpleNamespace
+    >>> fraction(SimpleNamespace(start=0.5, end=2.0))
+    '1/2→2'
     """
+    if not isinstance(k, SupportsFloat):
+        return f"{fraction(k.start)}→{fraction(k.end)}"
     return f"1/{1 / k:g}" if k < 1 and (1 / k).is_integer() else f"{k:g}"
 
 

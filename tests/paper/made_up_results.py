@@ -14,6 +14,7 @@ from paper.rows import Experiment
 from paper.run import folder_of
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome, Trial
+from pseudograd.fleet.ramp import level
 from pseudograd.search.ledger import outcome_to_json, trial_to_json
 from trials import recipe_of
 
@@ -28,7 +29,8 @@ def made_up(trial: Trial) -> Outcome:
     Some of it is chance, which depends on the trial alone.
     """
     best = BEST_K[len(recipe_of(trial).hidden_layer_sizes)]
-    distance = abs(math.log2(trial.k / best)) + abs(math.log2(trial.learning_rate / BEST_RATE))
+    k = level(trial.k)
+    distance = abs(math.log2(k / best)) + abs(math.log2(trial.learning_rate / BEST_RATE))
     chance = random.Random(repr(trial_to_json(trial))).random()
     error = 0.1 + 0.01 * distance + 0.001 * chance
     final = trial.split.retrain
@@ -37,7 +39,7 @@ def made_up(trial: Trial) -> Outcome:
         stop_error=error,
         best_epoch=1,
         error=error,
-        cross_entropy=(1 + 0.01 * chance) / trial.k,
+        cross_entropy=(1 + 0.01 * chance) / k,
         epochs=2,
         stopped_by="patience",
         curve=(error, error) if final else (),

@@ -12,6 +12,7 @@ import pytest
 from paper.protocol import PaperProtocol
 from paper.rows import Experiment, Row, experiments, in_turn, paper_rows, rows, select
 from pseudograd.fleet import MLPRecipe, Outcome, Trial
+from pseudograd.fleet.ramp import level
 from pseudograd.search import DEEP_KS, SHALLOW_KS, Protocol
 
 
@@ -133,7 +134,7 @@ def answered(protocol: Protocol, valley: float = 0.125) -> dict[Trial, Outcome]:
     while wanted := protocol.wanted(outcomes):
         for trial in wanted:
             best = 1.0 if trial.k == 2 else valley
-            distance = abs(trial.learning_rate / best - 1) + abs(trial.k - 2)
+            distance = abs(trial.learning_rate / best - 1) + abs(level(trial.k) - 2)
             error = 0.02 + 0.01 * distance + 0.001 * trial.split.repetition
             outcomes[trial] = Outcome(trial, error, 1, error, 0.1, 2, "patience", ())
     return outcomes

@@ -26,6 +26,7 @@ from pseudograd.cli.place import Place
 from pseudograd.data import Dataset, Encoder
 from pseudograd.files import locked
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Stop, Trial
+from pseudograd.fleet.ramp import level
 from pseudograd.search import Progress, Study
 from pseudograd.search.ledger import outcome_to_json
 
@@ -44,7 +45,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def made_up(trial: Trial) -> Outcome:
     """The best rate is 0.1 at k = 1/2."""
-    distance = abs(trial.learning_rate / 0.1 - 1) + abs(trial.k - 0.5)
+    distance = abs(trial.learning_rate / 0.1 - 1) + abs(level(trial.k) - 0.5)
     error = 0.02 + 0.01 * min(distance, 10) + 0.001 * trial.split.repetition
     wrong = (1, 2) if trial.split.retrain else None
     curve = (0.9, 0.8, 0.7, 0.6, 0.123456789)

@@ -2,6 +2,7 @@
 
 from pseudograd.fleet.mlp.fleet import Fleet
 from pseudograd.fleet.mlp.network import Ensemble, Network
+from pseudograd.fleet.ramp import Ramp, k_at
 from pseudograd.fleet.recipe import MLPRecipe, OwnRecipe, Recipe
 from pseudograd.fleet.splits import Parts, parts
 from pseudograd.fleet.trial import Outcome, Split, Stop, Trial, never
@@ -14,10 +15,12 @@ __all__ = [
     "Outcome",
     "OwnRecipe",
     "Parts",
+    "Ramp",
     "Recipe",
     "Split",
     "Stop",
     "Trial",
+    "k_at",
     "never",
     "parts",
 ]

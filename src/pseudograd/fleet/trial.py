@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pseudograd.fleet.ramp import Ramp
 from pseudograd.fleet.recipe import Recipe, are_numbers, is_whole, make_plain
 from pseudograd.rules.checks import check_k
 
@@ -82,7 +83,7 @@ class Trial:
 
     Attributes:
         recipe: Everything else that the outcome depends on.
-        k: The sensitivity to large errors (Eq. 5).
+        k: The sensitivity to large errors (Eq. 5): a number, or a `Ramp` over the training.
         learning_rate: The step size.
         split: Which examples have which role.
         seed: Determines the initial weights and the order of the examples.
@@ -96,7 +97,7 @@ class Trial:
     """
 
     recipe: Recipe
-    k: float
+    k: float | Ramp
     learning_rate: float
     split: Split = Split()
     seed: int = 0
@@ -109,9 +110,10 @@ class Trial:
                 raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
 
         require(isinstance(self.recipe, Recipe), "recipe", "a Recipe")
-        for name in ("k", "learning_rate"):
-            require(are_numbers(getattr(self, name)), name, "a number")
-        check_k(self.k)
+        require(are_numbers(self.learning_rate), "learning_rate", "a number")
+        if not isinstance(self.k, Ramp):
+            require(are_numbers(self.k), "k", "a number or a Ramp")
+            check_k(self.k)
         require(0 < self.learning_rate < math.inf, "learning_rate", "a finite number above 0")
         require(is_whole(self.seed, -(2**63), 2**63), "seed", "a whole number of 64 bits")
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from pseudograd.files import writing
 from pseudograd.fleet import Outcome, Recipe, Split, Trial
+from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.fleet.recipe import are_numbers, is_whole
 
 
@@ -161,7 +162,7 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
     split = {name: value for name, value in vars(trial.split).items() if value}
     return {
         "recipe": trial.recipe.fingerprint,
-        "k": trial.k,
+        "k": plain_k(trial.k),
         "learning_rate": trial.learning_rate,
         **({"split": split} if split else {}),
         **({"seed": trial.seed} if trial.seed else {}),
@@ -188,6 +189,7 @@ def outcome_from_json(fields: Any, recipes: Mapping[str, Recipe]) -> Outcome:
             raise ValueError
         if fingerprint in recipes:
             trial["recipe"] = recipes[fingerprint]
+            trial["k"] = as_k(trial["k"])
             trial["split"] = Split(**trial.get("split", {}))
             outcome = Outcome(**{**fields, "trial": Trial(**trial)})
             hash(outcome.trial)  # fails if a list or an object is in a wrong place

@@ -18,6 +18,7 @@ from torch import Tensor
 from pseudograd.data import Dataset
 from pseudograd.fleet import randomness
 from pseudograd.fleet.mlp.stack import Examples, Settings, Stack
+from pseudograd.fleet.ramp import Ramp, k_at
 from pseudograd.fleet.recipe import MLPRecipe
 from pseudograd.fleet.splits import Parts, parts
 from pseudograd.fleet.trial import Outcome, Split, Stop, Trial, mixed_score
@@ -46,10 +47,19 @@ class Run:
     curve: list[float] = field(default_factory=list)
 
     @property
+    def progress(self) -> float:
+        """The share of ``max_epochs`` that is done in the middle of this epoch."""
+        return (self.epoch + 0.5) / self.recipe.max_epochs
+
+    @property
+    def k(self) -> float:
+        """The k of this epoch."""
+        return k_at(self.trial.k, self.progress)
+
+    @property
     def learning_rate(self) -> float:
         """The learning rate of this epoch on a cosine from its full value to 0."""
-        progress = (self.epoch + 0.5) / self.recipe.max_epochs
-        return self.trial.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+        return self.trial.learning_rate * 0.5 * (1 + math.cos(math.pi * self.progress))
 
     def judge(self, error: float, cross_entropy: float) -> bool:
         """Note how the epoch did on the early-stopping part; return whether it is to be kept."""
@@ -227,7 +237,7 @@ class Crew:
         clips = [run.recipe.clip for run in runs]
         decays = [run.recipe.weight_decay for run in runs]
         self.settings = Settings(
-            k=self._column(trial.k for trial in trials).unsqueeze(-1),
+            k=self._column(run.k for run in runs).unsqueeze(-1),
             learning_rate=self._column(trial.learning_rate for trial in trials),
             momentum=self._column(run.recipe.momentum for run in runs),
             clip=None if None in clips else self._column(clip for clip in clips if clip),
@@ -238,6 +248,9 @@ class Crew:
         if self.recipe.schedule == "cosine":
             rates = self._column(run.learning_rate if run else 0.0 for run in self.runs)
             self.settings.learning_rate.copy_(rates)
+        if any(run and isinstance(run.trial.k, Ramp) for run in self.runs):
+            ks = self._column(run.k if run else 1.0 for run in self.runs)
+            self.settings.k.copy_(ks.unsqueeze(-1))
         epochs = self._tensor([run.epoch if run else 0 for run in self.runs])
         order = randomness.order(self.seeds, epochs, self.train_parts.shape[1])
         self.stack.train(self.train_parts.gather(1, order), self.recipe.batch_size, self.settings)

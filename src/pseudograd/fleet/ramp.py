@@ -1,0 +1,158 @@
+"""Ramps: a k that changes while a network is trained."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from pseudograd.rules.checks import check_k
+
+_ARROWS = re.compile("→|->")
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A k that goes linearly from ``start`` to ``end`` over a training.
+
+    Attributes:
+        start: k at the beginning.
+        end: k at the end, different from ``start``.
+
+    Example:
+        >>> ramp = Ramp(0.5, 2)
+        >>> ramp.at(0), ramp.at(0.5), ramp.at(1)
+        (0.5, 1.25, 2.0)
+        >>> print(ramp, Ramp.parse("0.5->2") == ramp)
+        0.5→2 True
+
+    """
+
+    start: float
+    end: float
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"{name} of a ramp must be a number, not {value!r}")
+            try:
+                check_k(float(value))
+            except (OverflowError, ValueError):
+                raise ValueError(
+                    f"{name} of a ramp must be a finite number above 0 (2^-100 to 2^100), "
+                    f"not {value}"
+                ) from None
+            object.__setattr__(self, name, float(value))
+        if self.start == self.end:
+            raise ValueError(
+                f"a ramp must end at another k than it starts with: give the number {self.start:g} "
+                f"instead of {self}"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the ramp that a text like "0.5→2", "0.5->2" or "1/2→2" describes.
+
+        Example:
+            >>> Ramp.parse("1/2 -> 2")
+            Ramp(start=0.5, end=2.0)
+            >>> Ramp.parse("0.5")
+            Traceback (most recent call last):
+            ...
+            ValueError: a ramp must be two numbers like '0.5→2' or '0.5->2', not '0.5'
+
+        """
+        try:
+            start, end = map(_number, _ARROWS.split(text))
+        except (ArithmeticError, TypeError, ValueError):
+            raise ValueError(
+                f"a ramp must be two numbers like '0.5→2' or '0.5->2', not {text!r}"
+            ) from None
+        return cls(start, end)
+
+    def at(self, progress: float) -> float:
+        """Return k when this share of the training is done: 0 at the beginning, 1 at the end."""
+        if not 0 <= progress <= 1:
+            raise ValueError(f"progress must be a number from 0 to 1, not {progress}")
+        return (1 - progress) * self.start + progress * self.end
+
+    @property
+    def level(self) -> float:
+        """The geometric mean of start and end: the ramp's place among constant k."""
+        return math.sqrt(self.start * self.end)
+
+    def __str__(self) -> str:
+        return f"{_exact(self.start)}→{_exact(self.end)}"
+
+
+def k_at(k: float | Ramp, progress: float) -> float:
+    """Return k when this share of a training is done, whether it is constant or a ramp.
+
+    Args:
+        k: A number or a ramp, such as a trial's k.
+        progress: 0 at the beginning of the training, 1 at its end.
+
+    Example:
+        >>> k_at(0.5, 0.75), k_at(Ramp(0.5, 2), 0.75)
+        (0.5, 1.625)
+
+    """
+    return k.at(progress) if isinstance(k, Ramp) else k
+
+
+def level(k: float | Ramp) -> float:
+    """Return the number that places k on an axis, in an order and in ties: k, or a ramp's level.
+
+    Example:
+        >>> level(0.5), level(Ramp(0.5, 2))
+        (0.5, 1.0)
+
+    """
+    return k.level if isinstance(k, Ramp) else k
+
+
+def by_level(k: float | Ramp) -> tuple[float, bool, float]:
+    """Return the key that sorts k: by `level`, and at equal levels numbers before ramps.
+
+    Example:
+        >>> [str(k) for k in sorted([Ramp(2, 0.5), 4, Ramp(0.5, 2), 1], key=by_level)]
+        ['1', '0.5→2', '2→0.5', '4']
+
+    """
+    return level(k), isinstance(k, Ramp), k_at(k, 0)
+
+
+def plain_k(k: float | Ramp) -> float | str:
+    """Return k as JSON can hold it: a number, or a ramp's text.
+
+    Example:
+        >>> plain_k(0.5), plain_k(Ramp(0.5, 2))
+        (0.5, '0.5→2')
+
+    """
+    return str(k) if isinstance(k, Ramp) else k
+
+
+def as_k(k: float | str | Ramp) -> float | Ramp:
+    """Return the k that `plain_k` wrote, or that a user gave: texts become ramps.
+
+    Example:
+        >>> as_k(0.5), as_k("0.5→2")
+        (0.5, Ramp(start=0.5, end=2.0))
+
+    """
+    return Ramp.parse(k) if isinstance(k, str) else k
+
+
+def _number(text: str) -> float:
+    over, stroke, under = text.partition("/")
+    return int(over) / int(under) if stroke else float(text)
+
+
+def _exact(k: float) -> str:
+    """Return the shortest text that is exactly this number, whole numbers without a point."""
+    text = f"{k:g}"
+    return text if float(text) == k else repr(k)
