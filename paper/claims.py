@@ -24,6 +24,7 @@ import numpy as np
 from paper.findings import Finding, side
 from paper.rows import Row
 from paper.toy import ToyRun, summarize
+from pseudograd.fleet.ramp import level
 from pseudograd.search import DEEP_KS, SHALLOW_KS, Difference, Protocol, paired_difference
 from pseudograd.search.comparison import sign_test
 
@@ -58,7 +59,7 @@ def our_points(findings: Iterable[Finding], mnist: tuple[float, float]) -> list[
         Point(
             finding.experiment.row,
             finding.k,
-            Protocol.best(c for c in finding.result.best_of_each_k if c.k in DEEP_KS).k,
+            level(Protocol.best(c for c in finding.result.best_of_each_k if c.k in DEEP_KS).k),
             # Rounded, so that a difference of rounding errors is 0.
             round(100 * finding.result.comparison.error.mean, 9),
             finding.result.comparison.cross_entropy.mean,

@@ -16,7 +16,8 @@ from paper.rows import Experiment, in_turn
 from paper.run import device_seconds, study_of
 from paper.toy import Spread, ToyRun, read_csv
 from pseudograd.data.registry import BENCHMARKS
-from pseudograd.fleet import Outcome
+from pseudograd.fleet import Outcome, Ramp
+from pseudograd.fleet.ramp import level
 from pseudograd.search import Cell, Difference, Result, Study, paired_difference, result
 
 # The most that passes between two studies of one call: the time to read a data set.
@@ -45,7 +46,7 @@ class Finding:
     @property
     def k(self) -> float:
         """The selected k."""
-        return self.result.chosen.k
+        return level(self.result.chosen.k)
 
     @property
     def error_pct(self) -> Spread:
@@ -251,7 +252,7 @@ def stability(finding: Finding, resamples: int = 10_000) -> Stability:
     """
     # In the order of the rule for ties, since argmin gives the first of equals.
     cells = sorted(
-        finding.result.cells, key=lambda cell: (abs(math.log2(cell.k)), cell.learning_rate)
+        finding.result.cells, key=lambda cell: (abs(math.log2(level(cell.k))), cell.learning_rate)
     )
     # Whole numbers of mistakes: equal sums are then equal on every machine.
     part = BENCHMARKS[finding.experiment.row.data].train_size // 5
@@ -262,7 +263,7 @@ def stability(finding: Finding, resamples: int = 10_000) -> Stability:
     best = np.bincount((times @ mistakes.T).argmin(1), minlength=len(cells))
     counts: dict[float, int] = {}
     for cell, count in zip(cells, best.tolist(), strict=True):
-        counts[cell.k] = counts.get(cell.k, 0) + count
+        counts[level(cell.k)] = counts.get(level(cell.k), 0) + count
     most_frequent_first = sorted(counts.items(), key=lambda item: -item[1])
     shares = {k: count / resamples for k, count in most_frequent_first if count}
     on_side = sum(count for k, count in counts.items() if side(k) == side(finding.k))
@@ -299,7 +300,7 @@ def error_against_k(findings: Iterable[Finding]) -> dict[float, Difference]:
     for finding in findings:
         plain = finding.result.plain.error
         for cell in finding.result.best_of_each_k:
-            relative.setdefault(cell.k, []).append(100 * (cell.error / plain - 1))
+            relative.setdefault(level(cell.k), []).append(100 * (cell.error / plain - 1))
     return {k: paired_difference(relative[k], [0.0] * len(relative[k])) for k in sorted(relative)}
 
 
@@ -309,10 +310,10 @@ def untried_rates(finding: Finding) -> dict[float, tuple[float, ...]]:
     The search goes on while the best rate is at an end of those tried. Where the error has more
     than one valley along the rates, each k ends in the one where its search began.
     """
-    best = sorted(finding.result.best_of_each_k, key=lambda cell: cell.k)
+    best = sorted(finding.result.best_of_each_k, key=lambda cell: level(cell.k))
     tried = {(cell.k, cell.learning_rate) for cell in finding.result.cells}
     found = {
-        cell.k: tuple(
+        level(cell.k): tuple(
             sorted({
                 other.learning_rate
                 for other in best[max(at - 1, 0) : at + 2]
@@ -324,7 +325,7 @@ def untried_rates(finding: Finding) -> dict[float, tuple[float, ...]]:
     return {k: rates for k, rates in found.items() if rates}
 
 
-def rates_tried(finding: Finding, k: float) -> list[float]:
+def rates_tried(finding: Finding, k: float | Ramp) -> list[float]:
     """Return the rates that a k was tried at."""
     return [cell.learning_rate for cell in finding.result.cells if cell.k == k]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from pseudograd.fleet import Trial
+from pseudograd.fleet import Ramp, Trial
 from pseudograd.search import Cell, Protocol
 from pseudograd.search.protocol import Outcomes, Stage
 
@@ -39,7 +39,7 @@ class PaperProtocol(Protocol):
         pairs = {(cell.k, cell.learning_rate): None for cell in self.chosen(outcomes)}
         return [trial for pair in pairs for trial in self.tested_of(*pair)]
 
-    def tested_of(self, k: float, rate: float) -> list[Trial]:
+    def tested_of(self, k: float | Ramp, rate: float) -> list[Trial]:
         """Return the trials of one pair's cross-validation, judged on the test set."""
         return [self._at(k, rate, number, test=True) for number in range(self.repetitions)]
 

@@ -19,6 +19,7 @@ from paper.rows import Experiment, in_turn
 from pseudograd.data import Dataset
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.fleet import Outcome, Stop, Trial, never
+from pseudograd.fleet.ramp import level
 from pseudograd.search import Progress, Runner, Study
 
 _USUAL_EPOCHS = 60.0  # of a trial, where nothing like it has been run
@@ -249,7 +250,7 @@ def _status(experiment: Experiment, study: Study, pace: float | None) -> Status:
         done=len(ledger),
         left=left,
         seconds=None if pace is None else pace * _cost(experiment) * epochs,
-        k=protocol.chosen(ledger)[0].k if searched else None,
+        k=level(protocol.chosen(ledger)[0].k) if searched else None,
     )
 
 

@@ -19,6 +19,7 @@ from paper.findings import (
 from paper.rows import TABLES, UNPRINTED, Experiment
 from paper.toy import Spread
 from pseudograd.fleet import Outcome
+from pseudograd.fleet.ramp import level
 from pseudograd.search import Comparison, Difference
 
 _WIDE = 1.0  # a spread, in percentage points, that is looked into
@@ -114,7 +115,8 @@ def _marks(finding: Finding) -> str:
 
 
 def _tied_ks(finding: Finding) -> list[float]:
-    return list(dict.fromkeys(cell.k for cell in finding.result.ties if cell.k != finding.k))
+    tied = (level(cell.k) for cell in finding.result.ties)
+    return [k for k in dict.fromkeys(tied) if k != finding.k]
 
 
 def _notes(finding: Finding) -> dict[str, Any]:

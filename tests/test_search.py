@@ -51,9 +51,7 @@ TRIAL = Trial(RECIPE, k=1, learning_rate=1)
 def made_up(trial: Trial, best_k: float = 0.5, best_rate: float = 0.1) -> Outcome:
     """An error that grows with the distance from (best_k, best_rate), and with the repetition."""
     distance = abs(math.log2(level(trial.k) / best_k))
-    distance += abs(
-        math.log2(trial.learning_rate / best_rate)
-    )
+    distance += abs(math.log2(trial.learning_rate / best_rate))
     error = 0.01 * distance + 0.001 * trial.split.repetition + 0.02
     wrong = tuple(range(round(1000 * error))) if trial.split.retrain else None
     return Outcome(trial, error, 3, error, 2 * error, 18, "patience", (0.5, error), wrong)
@@ -332,7 +330,7 @@ def test_the_test_set_is_read_by_the_final_trials_alone() -> None:
         ({"ks": (2.0, 0.5)}, "ks"),
         ({"ks": (1.0, 1.0)}, "ks"),
         ({"ks": (1.0, 1e300)}, "ks must be finite numbers above 0"),
-        ({"ks": 1.0}, "ks must be different numbers, not 1.0"),
+        ({"ks": 1.0}, "ks must be different numbers, or ramps like '0.5→2', not 1.0"),
         ({"repetitions": 0}, "repetitions"),
         ({"retrainings": -1}, "retrainings"),
         ({"repetitions": 2.5}, "repetitions must be a whole number, not 2.5"),

@@ -23,8 +23,9 @@ from torch import Tensor
 from pseudograd.data import Dataset, Encoder
 from pseudograd.data.dataset import FOLDS
 from pseudograd.data.features import Scale
-from pseudograd.fleet import Fleet, Network, Outcome, Stop, Trial
+from pseudograd.fleet import Fleet, Network, Outcome, Ramp, Stop, Trial
 from pseudograd.fleet.mlp.bins import quantiles
+from pseudograd.fleet.ramp import as_k
 from pseudograd.search import Bagging, Cell, Study, table_recipe
 from pseudograd.search.bagging import bagging_for
 from pseudograd.search.display import Display
@@ -56,10 +57,11 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     Args:
         hidden_layer_sizes: The widths of the hidden layers; a single number for one layer, () for
             none; "auto" for two of 32 to 128, by the number of examples.
-        k: The sensitivity to large errors (Eq. 5), 1 for cross-entropy; "auto" to choose from
+        k: The sensitivity to large errors (Eq. 5), 1 for cross-entropy; "0.5→2" or a
+            `pseudograd.fleet.Ramp` to change it linearly during training; "auto" to choose from
             ``ks``, and to mix.
         learning_rate: The step size; "auto" to choose it.
-        ks: The values that "auto" chooses k from; None for 2, 1 and 1/2.
+        ks: The values that "auto" chooses k from, numbers or ramps; None for 2, 1 and 1/2.
         metric: What the ensemble is chosen by: "error", "balanced" (every class counts the same)
             or "log-loss".
         repetitions: How many networks each pair has, a multiple of five.
@@ -100,10 +102,10 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def __init__(
         self,
         hidden_layer_sizes: int | Sequence[int] | str = "auto",
-        k: float | str = "auto",
+        k: float | str | Ramp = "auto",
         learning_rate: float | str = "auto",
         *,
-        ks: Sequence[float] | None = None,
+        ks: Sequence[float | str | Ramp] | None = None,
         metric: str = "error",
         repetitions: int = 5,
         activation: str = "relu",
@@ -203,7 +205,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         sizes: Any = self.hidden_layer_sizes
         if not _is_auto(sizes):
             sizes = _as_tuple([sizes] if isinstance(sizes, Integral) else sizes)
-        k: Any = 1.0 if _is_auto(self.k) else self.k
+        k: Any = 1.0 if _is_auto(self.k) else as_k(self.k)
         rate: Any = 1.0 if _is_auto(self.learning_rate) else self.learning_rate
         with _own_names():
             recipe = table_recipe(

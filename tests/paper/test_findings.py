@@ -28,6 +28,7 @@ from paper.rows import Experiment, experiments, rows
 from paper.run import folder_of, study_of
 from paper.toy import ToyRun, write_csv
 from pseudograd.fleet import Outcome, Trial
+from pseudograd.fleet.ramp import level
 from pseudograd.search import Cell, Protocol, Result, compare
 from trials import a_trial
 
@@ -237,8 +238,8 @@ def test_stability_is_that_of_selecting_anew() -> None:
     )
     assert found.shares == {k: count / 500 for k, count in again.items()}
     assert list(found.shares.values()) == sorted(found.shares.values(), reverse=True)
-    assert found.same_k == found.shares[chosen.k]
-    same_side = [k for k in found.shares if side(k) == side(chosen.k)]
+    assert found.same_k == found.shares[level(chosen.k)]
+    same_side = [k for k in found.shares if side(k) == side(level(chosen.k))]
     assert found.same_side == pytest.approx(sum(found.shares[k] for k in same_side))
     assert 0 < found.same_k < found.same_side < 1
 

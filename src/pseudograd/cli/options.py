@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    from pseudograd.fleet import Ramp
     from pseudograd.search import Deadline
 
     Commands = argparse._SubParsersAction["Parser"]
@@ -23,16 +24,20 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_k(
-    parser: argparse._ActionsContainer, default: str = "the paper's: 4 2 1 1/2 1/4 1/8 1/16"
+    parser: argparse._ActionsContainer,
+    default: str = "the paper's: 4 2 1 1/2 1/4 1/8 1/16",
+    *,
+    ramps: bool = False,
 ) -> None:
-    """Add ``--k``, which takes several different sensitivities."""
+    """Add ``--k``, which takes several different sensitivities, perhaps also ramps."""
+    others = "; '0.5→2' or '0.5->2' for one that changes during training" if ramps else ""
     parser.add_argument(
         "--k",
-        type=sensitivity,
+        type=or_ramp(sensitivity) if ramps else sensitivity,
         nargs="+",
         action=Different,
         metavar="K",
-        help=f"sensitivities to large errors ({default})",
+        help=f"sensitivities to large errors{others} ({default})",
     )
 
 
@@ -110,6 +115,22 @@ def sensitivity(text: str) -> float:
         advice = f"{text!r} must be from 2^-100 to 2^100, like 0.25 or 1/4"
         raise argparse.ArgumentTypeError(advice) from problem
     return value
+
+
+def or_ramp(number: Callable[[str], float]) -> Callable[[str], float | Ramp]:
+    """Return the type of an option that takes a number or a ramp of k, like 0.5→2."""
+
+    def parse(text: str) -> float | Ramp:
+        if "→" not in text and "->" not in text:
+            return number(text)
+        from pseudograd.fleet import Ramp
+
+        try:
+            return Ramp.parse(text)
+        except ValueError as problem:
+            raise argparse.ArgumentTypeError(str(problem)) from problem
+
+    return parse
 
 
 def file(text: str) -> Path:

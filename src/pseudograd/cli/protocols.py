@@ -69,7 +69,8 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         default="error",
         help="what the ensemble is chosen by; balanced counts every class the same (%(default)s)",
     )
-    add_k(search, "2 1 1/2; the paper's: 4 to 1/4 and, with up to one hidden layer, 1/8 1/16")
+    default = "2 1 1/2; the paper's: 4 to 1/4 and, with up to one hidden layer, 1/8 1/16"
+    add_k(search, default, ramps=True)
     search.add_argument(
         "--rates",
         type=_rate,

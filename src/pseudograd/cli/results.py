@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import file, is_same_file, positive
+from pseudograd.cli.options import file, is_same_file, or_ramp, positive
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,7 +29,7 @@ def predict(commands: Commands) -> None:
     )
     parser.add_argument(
         "--k",
-        type=positive,
+        type=or_ramp(positive),
         metavar="K",
         help="apply the model of this k: the chosen one or 1 (the chosen one)",
     )

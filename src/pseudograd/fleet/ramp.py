@@ -6,7 +6,7 @@ import math
 import numbers
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from pseudograd.rules.checks import check_k
 
@@ -136,15 +136,15 @@ def plain_k(k: float | Ramp) -> float | str:
     return str(k) if isinstance(k, Ramp) else k
 
 
-def as_k(k: float | str | Ramp) -> float | Ramp:
-    """Return the k that `plain_k` wrote, or that a user gave: texts become ramps.
+def as_k(k: Any) -> Any:
+    """Return the ramp that a text with an arrow describes; all else is left for others to check.
 
     Example:
-        >>> as_k(0.5), as_k("0.5→2")
-        (0.5, Ramp(start=0.5, end=2.0))
+        >>> as_k("0.5→2"), as_k(0.5), as_k("auto")
+        (Ramp(start=0.5, end=2.0), 0.5, 'auto')
 
     """
-    return Ramp.parse(k) if isinstance(k, str) else k
+    return Ramp.parse(k) if isinstance(k, str) and _ARROWS.search(k) else k
 
 
 def _number(text: str) -> float:

@@ -10,7 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pseudograd.fleet import Outcome
+from pseudograd.fleet import Outcome, Ramp
+from pseudograd.fleet.ramp import as_k, by_level, level
 from pseudograd.report.drawing import (
     WIDTH,
     Drawing,
@@ -45,35 +46,53 @@ def describe(cell: Cell) -> str:
 
 
 def error_by_k(best: Sequence[Cell], chosen: Cell | None) -> Markup:
-    """Draw the validation error of each k.
+    """Draw the validation error of each k: constants on an axis, then ramps side by side.
 
     Args:
         best: The best rate of each k.
         chosen: The best of them, if it is known yet.
 
     """
-    best = sorted(best, key=lambda cell: cell.k)
+    best = sorted(best, key=lambda cell: (isinstance(cell.k, Ramp), by_level(cell.k)))
     reaches = [error_interval(cell.errors) or (cell.error, cell.error) for cell in best]
     ticks = round_numbers([100 * end for reach in reaches for end in reach])
     base = 276
     ks = [cell.k for cell in best]
-    x = log_scale(ks[0], ks[-1], 66, WIDTH - 24)
+    x = _places(ks)
     y = scale(ticks[0], ticks[-1], base, 32)
     said = "; ".join(f"k = {fraction(cell.k)}: {percent(cell.error)}%" for cell in best)
     drawing = Drawing(base + 44, f"Validation error of the best rate of each k. {said}.")
     drawing.grid(ticks, y, "validation error, %")
-    named: list[float] = []
-    for k in sorted(ks, key=lambda k: (chosen is None or k != chosen.k, k != 1, k)):
-        if all(abs(x(k) - x(other)) > 26 for other in named):  # leave out labels that would overlap
-            drawing.text(x(k), base + 19, fraction(k), "middle")
-            named.append(k)
+    named: list[tuple[float, float]] = []
+    for k in sorted(ks, key=lambda k: (chosen is None or k != chosen.k, k != 1, by_level(k))):
+        half = 13 if not isinstance(k, Ramp) else 4 * len(fraction(k))
+        # Leave out labels that would overlap.
+        if all(abs(x[k] - place) > half + other for place, other in named):
+            drawing.text(x[k], base + 19, fraction(k), "middle")
+            named.append((x[k], half))
     drawing.text((WIDTH + 42) / 2, base + 40, f"{_K_AXIS} (log scale)", "middle soft")
-    drawing.line([(x(cell.k), y(100 * cell.error)) for cell in best], "thread")
+    constant = [cell for cell in best if not isinstance(cell.k, Ramp)]
+    drawing.line([(x[cell.k], y(100 * cell.error)) for cell in constant], "thread")
     for cell, (low, high) in zip(best, reaches, strict=True):
         with drawing.group(f"mark {_kind(cell, chosen)}", describe(cell)):
-            drawing.line([(x(cell.k), y(100 * low)), (x(cell.k), y(100 * high))], "whisker")
-            drawing.symbol(x(cell.k), y(100 * cell.error), _kind(cell, chosen))
+            drawing.line([(x[cell.k], y(100 * low)), (x[cell.k], y(100 * high))], "whisker")
+            drawing.symbol(x[cell.k], y(100 * cell.error), _kind(cell, chosen))
     return drawing.svg()
+
+
+def _places(ks: Sequence[float | Ramp]) -> dict[float | Ramp, float]:
+    """The place of each k: constants from left to right on a log scale, ramps to their right."""
+    left, right = 66.0, WIDTH - 24.0
+    constant = [level(k) for k in ks if not isinstance(k, Ramp)]
+    ramps = [k for k in ks if isinstance(k, Ramp)]
+    step = min(60.0, (right - left) / (len(ramps) + bool(constant)))
+    places: dict[float | Ramp, float] = {
+        k: right - 12 - step * back for back, k in enumerate(reversed(ramps))
+    }
+    if constant:
+        x = log_scale(constant[0], constant[-1], left, right - step * len(ramps))
+        places |= {k: x(k) for k in constant}
+    return places
 
 
 def heat_map(
@@ -88,11 +107,12 @@ def heat_map(
         start: The rate at which the arrows start.
 
     """
-    ks = sorted({cell.k for cell in cells})
+    ks = sorted({cell.k for cell in cells}, key=by_level)
     rates = sorted({cell.learning_rate for cell in cells} | {start}, reverse=True)
     margin, top = 60, 26
     row = min(max(250 // len(rates), 30), 60)
-    column = max(50, (WIDTH - margin) / len(ks))
+    widest = max(len(fraction(k)) for k in ks)
+    column = max(50, 8 * widest, (WIDTH - margin) / len(ks))
     x = {k: margin + column * number for number, k in enumerate(ks)}
     y = {rate: top + row * number for number, rate in enumerate(rates)}
     bottom = top + row * len(rates)
@@ -208,7 +228,8 @@ def pull_shares(edges: Sequence[float], networks: Mapping[str, Mapping[str, Any]
             found, y = network["bins"][number], top + 4 + bar * place
             share = "under 1%" if 0 < found["mass"] < 0.01 else f"{percent(found['mass'], 0)}%"
             examples = counted(found["count"], "example")
-            said.append(f"1 − p {span}, k = {fraction(network['k'])}: {share} from {examples}")
+            k = fraction(as_k(network["k"]))
+            said.append(f"1 − p {span}, k = {k}: {share} from {examples}")
             with drawing.group(f"mark {kind}", said[-1]):
                 reach = length(found["mass"])
                 drawing.box(left, y, max(reach, 1.5), bar - 2, f"bar {kind}")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pseudograd.files import write_whole, writing
-from pseudograd.fleet import MLPRecipe, Outcome, Trial
+from pseudograd.fleet import MLPRecipe, Outcome, Ramp, Trial, k_at
+from pseudograd.fleet.ramp import by_level
 from pseudograd.report import figures
 from pseudograd.report.drawing import image
 from pseudograd.report.quality import assessed, column_notes, ensembles, quality
@@ -147,8 +148,10 @@ def page(
         plain=plain,
         key=figures.key,
         hatch=figures.HATCH,
-        slider=_slider(k),
-        pull_curve=figures.pull_curve(k),
+        ramp=isinstance(k, Ramp),
+        ramps=any(isinstance(k, Ramp) for k in protocol.ks),
+        slider=_slider(k_at(k, 1)),
+        pull_curve=figures.pull_curve(k_at(k, 1)),
         bagged=bagged,
         **_curves(groups, bagged),
         ensembles=None if comparison else ensembles(assessment),
@@ -239,12 +242,15 @@ def _search(
     return {
         "error_by_k": figures.error_by_k(best, chosen),
         "k_rows": [
-            (*_row(cell), _against(cell, plain)) for cell in sorted(best, key=lambda cell: cell.k)
+            (*_row(cell), _against(cell, plain))
+            for cell in sorted(best, key=lambda cell: by_level(cell.k))
         ],
         "heat_map": figures.heat_map(cells, best, chosen, first[len(first) // 2]),
         "heat_range": (min(errors), palest, max(errors) > palest),
         "first_rates": [f"{rate:.3g}" for rate in first],
-        "cell_rows": [_row(cell) for cell in sorted(cells, key=lambda c: (c.k, c.learning_rate))],
+        "cell_rows": [
+            _row(cell) for cell in sorted(cells, key=lambda c: (by_level(c.k), c.learning_rate))
+        ],
     }
 
 
@@ -306,4 +312,4 @@ def _slider(k: float) -> dict[str, float]:
     at = math.log2(k)
     ends = {"low": min(-4, math.floor(at)), "high": max(2, math.ceil(at))}
     pulls = {"ratio": 9 ** min(k, 300), "easy": 0.1 ** (k - 1), "hard": 0.9 ** (k - 1)}
-    return {"at": at, **ends, **pulls}
+    return {"k": k, "at": at, **ends, **pulls}

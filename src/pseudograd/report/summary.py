@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pseudograd.fleet import Ramp
+from pseudograd.fleet.ramp import as_k, by_level
 from pseudograd.report.quality import Assessment, assessed, ensembles, standing
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import unfinished, verdict
@@ -73,8 +75,7 @@ def _filled(
         standing=standing(assessment),
         **told,
     )
-    # Not every terminal knows the typographic minus.
-    return text.strip().replace("−", "-")
+    return _typed(text.strip())
 
 
 def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None, mark: str = "chosen") -> str:
@@ -92,12 +93,19 @@ def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None, mark: str = 
            1/2         0.1   1.50 ± 0.50
 
     """
-    lines = [f"{'k':>6}   {'best rate':>9}   validation error, % (± standard error)"]
-    for cell in sorted(cells, key=lambda cell: -cell.k):
+    names = {cell.k: _typed(fraction(cell.k)) for cell in cells}
+    width = max(6, *map(len, names.values()))
+    lines = [f"{'k':>{width}}   {'best rate':>9}   validation error, % (± standard error)"]
+    for cell in sorted(cells, key=lambda cell: by_level(cell.k), reverse=True):
         error = f"{percent(cell.error)} ± {percent(cell.standard_error)}"
         marked = f"   {mark}" if cell == chosen else ""
-        lines.append(f"{fraction(cell.k):>6}   {cell.learning_rate:>9.4g}   {error}{marked}")
+        lines.append(f"{names[cell.k]:>{width}}   {cell.learning_rate:>9.4g}   {error}{marked}")
     return "\n".join(lines)
+
+
+def _typed(text: str) -> str:
+    """Replace the minus and the arrow of typography, which not every terminal knows."""
+    return text.replace("−", "-").replace("→", "->")
 
 
 RUNS_HEAD = "started            trials   k         test error, %   with k = 1   folder"
@@ -110,11 +118,12 @@ def line_of_run(run: Study) -> str:
     told = "unfinished"
     if found:
         ks, error, plain = found
-        told = f"{'+'.join(map(fraction, ks)):<9} {percent(error):>13}   {percent(plain):>10}"
+        named = _typed("+".join(map(fraction, ks)))
+        told = f"{named:<9} {percent(error):>13}   {percent(plain):>10}"
     return f"{started:<16} {len(run.ledger):>8}   {told:<36}   {run.folder}"
 
 
-def _found(run: Study) -> tuple[list[float], float, float] | None:
+def _found(run: Study) -> tuple[list[float | Ramp], float, float] | None:
     """The values of k in the model, its test error and that with k = 1; None if unfinished."""
     if not run.finished:
         return None
@@ -122,7 +131,7 @@ def _found(run: Study) -> tuple[list[float], float, float] | None:
         known = read_assessment(run)
         if known is None:
             return None
-        ks = sorted(k for k, _ in known["members"]["ks"])
+        ks = sorted((as_k(k) for k, _ in known["members"]["ks"]), key=by_level)
         return ks, known["model"]["error"], known["plain"]["error"]
     if not run.protocol.retrainings:
         return [run.best.k], math.nan, math.nan

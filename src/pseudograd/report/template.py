@@ -12,6 +12,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from pseudograd import words
+from pseudograd.fleet.ramp import as_k
 
 
 def fill(template: str, *, html: bool = False, **values: object) -> str:
@@ -70,10 +71,11 @@ def _read(name: str) -> str:
 _FILTERS = {
     name: getattr(words, name)
     for name in (
-        "between", "counted", "duration", "fraction", "interval", "joined", "listed", "p_value",
+        "between", "counted", "duration", "interval", "joined", "listed", "p_value",
         "percent", "ratio", "shortened", "signed",
     )
 } | {
+    "fraction": lambda k: words.fraction(as_k(k)),  # JSON holds a ramp as its text
     "sentence": lambda text: type(text)(words.sentence(text)),  # Markup stays Markup
     "quoted": lambda label: repr(str(label)),
     "rate": lambda rate: f"{rate:.4g}",

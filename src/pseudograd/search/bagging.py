@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pseudograd.data.dataset import FOLDS
-from pseudograd.fleet import MLPRecipe, Outcome, Recipe, Trial
+from pseudograd.fleet import MLPRecipe, Outcome, Ramp, Recipe, Trial
 from pseudograd.fleet.recipe import is_whole
 from pseudograd.fleet.trial import mixed_score
 from pseudograd.search.protocol import Cell, Outcomes, Protocol, Stage, trial_at
@@ -34,7 +34,7 @@ class Bagging(Protocol):
     """Cross-validation of every pair of k and learning rate, and an ensemble of its networks.
 
     Attributes:
-        ks: The values of k to try.
+        ks: The values of k to try, numbers or ramps, as in `Protocol`.
         learning_rates: The rates to start from. While the best rate of a k is the first or last,
             another one is tried, up to ``most_extensions`` times.
         repetitions: Networks of each pair, a multiple of five: every fold is held out equally
@@ -52,7 +52,7 @@ class Bagging(Protocol):
     """
 
     kind: ClassVar[str] = "bagging"
-    ks: tuple[float, ...] = KS
+    ks: tuple[float | Ramp, ...] = KS
     learning_rates: tuple[float, ...] = LEARNING_RATES
     repetitions: int = FOLDS
     retrainings: int = 0
@@ -122,10 +122,10 @@ class Bagging(Protocol):
         """Return "first look" or "search"."""
         return "first look" if trial.recipe == self.sampled != self.recipe else "search"
 
-    def _at(self, k: float, rate: float, repetition: int, **judged: bool) -> Trial:
+    def _at(self, k: float | Ramp, rate: float, repetition: int, **judged: bool) -> Trial:
         return trial_at(self.recipe, self.seed, k, rate, repetition, bagged=True)
 
-    def _cell(self, k: float, rate: float, outcomes: Iterable[Outcome]) -> Cell:
+    def _cell(self, k: float | Ramp, rate: float, outcomes: Iterable[Outcome]) -> Cell:
         outcomes = list(outcomes)
         losses = tuple(outcome.cross_entropy for outcome in outcomes)
         return Cell(k, rate, tuple(outcome.error for outcome in outcomes), losses)
@@ -135,7 +135,7 @@ class Bagging(Protocol):
         """The first looks, if there are any, and the grid."""
         return (lambda _: list(self._first_looks().values()), self._grid)
 
-    def _first_looks(self) -> dict[tuple[float, float], Trial]:
+    def _first_looks(self) -> dict[tuple[float | Ramp, float], Trial]:
         if self.finalists is None:
             return {}
         return {
@@ -153,11 +153,11 @@ class Bagging(Protocol):
             for repetition in range(self.repetitions)
         ]
 
-    def _going_on(self, outcomes: Outcomes) -> list[tuple[float, float]]:
+    def _going_on(self, outcomes: Outcomes) -> list[tuple[float | Ramp, float]]:
         """Return the best pairs by their first network, the best of k = 1 included."""
         looks = self._first_looks()
 
-        def score(pair: tuple[float, float]) -> float:
+        def score(pair: tuple[float | Ramp, float]) -> float:
             outcome = outcomes[looks[pair]]
             return mixed_score(outcome.error, outcome.cross_entropy)
 
@@ -165,7 +165,7 @@ class Bagging(Protocol):
         plain = [pair for pair in ranked if pair[0] == 1]
         return [*dict.fromkeys((*ranked[: self.finalists], *plain[:1]))]
 
-    def open_ks(self, outcomes: Outcomes) -> list[float]:
+    def open_ks(self, outcomes: Outcomes) -> list[float | Ramp]:
         """Return each k whose best rate is the lowest or the highest one tried."""
         if self.finalists is None:
             return super().open_ks(outcomes)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from pseudograd.data import Dataset, Encoder
-from pseudograd.fleet import Network
+from pseudograd.fleet import Network, Ramp, k_at
+from pseudograd.fleet.ramp import plain_k
 from pseudograd.rules import paper
 from pseudograd.search.shown import distinct, shown
 
@@ -19,12 +20,12 @@ _SHOWN = 24
 
 
 def difficulty(
-    networks: Mapping[str, tuple[float, Network]], data: Dataset, encoder: Encoder
+    networks: Mapping[str, tuple[float | Ramp, Network]], data: Dataset, encoder: Encoder
 ) -> dict[str, Any]:
     """Return how the pull of the training examples is distributed over their difficulty.
 
     An example's difficulty is 1 - p_y, the probability missing from the right class. It pulls with
-    strength |f_y| = (1 - p_y)^k (Eq. 5).
+    strength |f_y| = (1 - p_y)^k (Eq. 5), of a ramp with its last k.
 
     Args:
         networks: k and a network trained with it, by name. One is called "plain"; the first decides
@@ -54,7 +55,7 @@ def difficulty(
         _, margin = paper.top_and_margin(logits, labels)
         # NaN, from a diverged network, counts as the greatest difficulty.
         lack, pull = (
-            paper.strength(margin, power).squeeze(-1).nan_to_num(1.0) for power in (1.0, k)
+            paper.strength(margin, power).squeeze(-1).nan_to_num(1.0) for power in (1.0, k_at(k, 1))
         )
         place = torch.bucketize(lack, edges[1:-1], right=True)
         counts = place.bincount(minlength=len(EDGES) - 1)
@@ -63,7 +64,7 @@ def difficulty(
             {"count": count, "mass": round(mass, 6)}
             for count, mass in zip(counts.tolist(), masses.tolist(), strict=True)
         ]
-        told[name] = {"k": k, "bins": bins}
+        told[name] = {"k": plain_k(k), "bins": bins}
         lacking[name], predicted[name] = lack, logits.argmax(-1)
     first = next(iter(networks))
     order = lacking[first].argsort(descending=True, stable=True).tolist()

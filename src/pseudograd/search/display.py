@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from pseudograd.fleet import Outcome, Trial
+from pseudograd.fleet.ramp import by_level
 from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Protocol
 from pseudograd.search.study import Progress
@@ -113,7 +114,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
             table.add_column(heading, justify="right")
         cells = {cell.k: cell for cell in self.protocol.best_of_each_k(self.outcomes)}
         least = min((cell.error for cell in cells.values()), default=None)
-        for k in sorted(self.protocol.ks, reverse=True):
+        for k in sorted(self.protocol.ks, key=by_level, reverse=True):
             if cell := cells.get(k):
                 error = f"{percent(cell.error)} ± {percent(cell.standard_error)}"
                 style = "bold green" if cell.error == least else ""

@@ -13,7 +13,8 @@ from typing import Any
 
 from pseudograd.data import Dataset, Encoder
 from pseudograd.files import writing
-from pseudograd.fleet import Ensemble, Network, Outcome, Trial
+from pseudograd.fleet import Ensemble, Network, Outcome, Ramp, Trial
+from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.search.documents import misfit, read_json, write_json
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.study import Study
@@ -21,7 +22,7 @@ from pseudograd.search.study import Study
 MODEL, PLAIN = "model.safetensors", "plain.safetensors"
 _REPAIR = "run the search's command again, which repairs it"
 _SHAPE = {
-    "k": (float, None),
+    "k": (float, str, None),
     "sha256": {...: str},
     "run": str,
     "made_from": dict,
@@ -79,7 +80,7 @@ class Saved:
     """
 
     folder: Path
-    k: float | None
+    k: float | Ramp | None
     digests: Mapping[str, str]
     made_from: Mapping[str, Any]
     encoder: Encoder
@@ -106,7 +107,7 @@ def save_model(
     models: Mapping[str, Ensemble],
     documents: Mapping[str, Mapping[str, Any]],
     encoder: Encoder,
-    k: float | None,
+    k: float | Ramp | None,
     made_from: Mapping[str, Any],
     **about: Any,
 ) -> None:
@@ -131,7 +132,7 @@ def save_model(
         with writing(folder / name):
             model.save(folder / name)
     fields = {
-        "k": k,
+        "k": None if k is None else plain_k(k),
         "sha256": {name: _sha256(folder / name) for name in (*models, *documents)},
         "run": study.fingerprint,
         "made_from": made_from,
@@ -169,7 +170,7 @@ def saved(study: Study) -> Saved | None:
     if fields["run"] != study.fingerprint:
         raise ValueError(f"{path} does not belong to the run.json beside it: {_REPAIR}")
     encoder = Encoder.from_json(json.dumps(fields["encoder"]))
-    return Saved(folder, fields["k"], fields["sha256"], fields["made_from"], encoder)
+    return Saved(folder, as_k(fields["k"]), fields["sha256"], fields["made_from"], encoder)
 
 
 def is_saved(study: Study, made_from: Mapping[str, Any]) -> bool:
@@ -200,12 +201,15 @@ def read_document(study: Study, name: str) -> dict[str, Any] | None:
     return read_json(found.check(name), _REPAIR)
 
 
-def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[Ensemble, Encoder]:
+def load_model(
+    folder: str | os.PathLike[str], k: float | str | Ramp | None = None
+) -> tuple[Ensemble, Encoder]:
     """Return the model that a search has chosen, and the encoder for new rows.
 
     Args:
         folder: The folder of the search.
-        k: 1 for the model of k = 1, which the choice was compared with.
+        k: 1 for the model of k = 1, which the choice was compared with; a ramp may be given as a
+            text like "0.5→2".
 
     Example:
         >>> load_model("nowhere")
@@ -217,18 +221,28 @@ def load_model(folder: str | os.PathLike[str], k: float | None = None) -> tuple[
     found = saved(Study.open(folder))
     if found is None:
         raise ValueError(f"{folder} has no model yet: run its command again to finish the search")
-    return Ensemble.load(found.check(_wanted(found, k))), found.encoder
+    return Ensemble.load(found.check(_wanted(found, as_k(k)))), found.encoder
 
 
-def _wanted(found: Saved, k: float | None) -> str:
+def _wanted(found: Saved, k: float | Ramp | None) -> str:
     """Return the file of the model with this k."""
     own = found.k
-    if k is None or (own is not None and math.isclose(own, k, rel_tol=1e-5)):
+    if k is None or (own is not None and _same(own, k)):
         return MODEL
     if k == 1 and PLAIN in found.digests:
         return PLAIN
-    kept = ([] if own is None else [f"{own:g}"]) + ["1"] * (PLAIN in found.digests)
-    raise ValueError(f"{found.folder} has no model of k = {k:g}: give {' or '.join(kept)}")
+    kept = ([] if own is None else [_told(own)]) + ["1"] * (PLAIN in found.digests)
+    raise ValueError(f"{found.folder} has no model of k = {_told(k)}: give {' or '.join(kept)}")
+
+
+def _same(own: float | Ramp, k: float | Ramp) -> bool:
+    if isinstance(own, Ramp) or isinstance(k, Ramp):
+        return own == k
+    return math.isclose(own, k, rel_tol=1e-5)
+
+
+def _told(k: float | Ramp) -> str:
+    return str(k) if isinstance(k, Ramp) else f"{k:g}"
 
 
 def folder_of(study: Study) -> Path:

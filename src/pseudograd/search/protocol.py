@@ -14,7 +14,8 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any, ClassVar
 
-from pseudograd.fleet import Outcome, Recipe, Split, Trial
+from pseudograd.fleet import Outcome, Ramp, Recipe, Split, Trial
+from pseudograd.fleet.ramp import as_k, level, plain_k
 from pseudograd.fleet.recipe import are_numbers
 from pseudograd.fleet.trial import mixed_score
 from pseudograd.rules.checks import check_k
@@ -85,7 +86,7 @@ class Cell:
     """One pair of k and learning rate, and its validation errors.
 
     Attributes:
-        k: The sensitivity.
+        k: The sensitivity, a number or a `pseudograd.fleet.Ramp`.
         learning_rate: The step size.
         errors: One for each repetition, fractions.
         losses: The cross-entropies of the repetitions, where they help to choose.
@@ -97,7 +98,7 @@ class Cell:
 
     """
 
-    k: float
+    k: float | Ramp
     learning_rate: float
     errors: tuple[float, ...]
     losses: tuple[float, ...] = ()
@@ -129,7 +130,8 @@ class Protocol:
 
     Attributes:
         recipe: What all trials share.
-        ks: The values of k to try; by default the paper's for one hidden layer.
+        ks: The values of k to try; by default the paper's for one hidden layer. A text like "0.5→2"
+            or a `pseudograd.fleet.Ramp` is a k that changes linearly over ``max_epochs``.
         initial_rate: The learning rate to start from, with its half and its double; by default a
             short sweep finds it.
         learning_rates: The rates to start from, in place of ``initial_rate``.
@@ -150,7 +152,7 @@ class Protocol:
 
     kind: ClassVar[str] = "paper"
     recipe: Recipe
-    ks: tuple[float, ...] = SHALLOW_KS
+    ks: tuple[float | Ramp, ...] = SHALLOW_KS
     initial_rate: float | None = None
     learning_rates: tuple[float, ...] = ()
     repetitions: int = 7
@@ -160,12 +162,12 @@ class Protocol:
 
     def __post_init__(self) -> None:
         # Convert to Python's own numbers, since JSON holds no others.
-        for name in ("ks", "learning_rates"):
-            values = getattr(self, name)
-            numbers = isinstance(values, Iterable) and are_numbers(*values)
-            if not numbers or len(set(values)) < len(values):
-                raise ValueError(f"{name} must be different numbers, not {values!r}")
-            object.__setattr__(self, name, tuple(map(float, values)))
+        object.__setattr__(self, "ks", _ks(self.ks))
+        rates = self.learning_rates
+        numbers = isinstance(rates, Iterable) and are_numbers(*rates)
+        if not numbers or len(set(rates)) < len(rates):
+            raise ValueError(f"learning_rates must be different numbers, not {rates!r}")
+        object.__setattr__(self, "learning_rates", tuple(map(float, rates)))
         if self.initial_rate is not None:
             object.__setattr__(self, "initial_rate", float(self.initial_rate))
         for name in ("repetitions", "retrainings", "seed", "most_extensions"):
@@ -180,7 +182,7 @@ class Protocol:
             raise ValueError("ks must be at least one number, not ()")
         for k in self.ks:
             try:
-                check_k(k)
+                check_k(level(k))
             except ValueError as problem:
                 raise ValueError(
                     f"ks must be finite numbers above 0 (2^-100 to 2^100), not {self.ks}"
@@ -267,19 +269,19 @@ class Protocol:
         pairs = {(cell.k, cell.learning_rate): None for cell in self.chosen(outcomes)}
         return [trial for pair in pairs for trial in self.retrainings_of(*pair)]
 
-    def retrainings_of(self, k: float, rate: float) -> list[Trial]:
+    def retrainings_of(self, k: float | Ramp, rate: float) -> list[Trial]:
         """Return the final trials of one pair."""
         count = max(1, self.retrainings)
         return [self._at(k, rate, number, retrain=True) for number in range(count)]
 
-    def _at(self, k: float, rate: float, repetition: int, **judged: bool) -> Trial:
+    def _at(self, k: float | Ramp, rate: float, repetition: int, **judged: bool) -> Trial:
         return trial_at(self.recipe, self.seed, k, rate, repetition, **judged)
 
     def settings(self) -> dict[str, Any]:
         """Return everything except the recipe, in a form that JSON can hold."""
         kind = {"kind": self.kind} if self.kind != Protocol.kind else {}
         return kind | {
-            field.name: list(value) if isinstance(value, tuple) else value
+            field.name: list(map(plain_k, value)) if isinstance(value, tuple) else value
             for field in fields(self)
             if field.name != "recipe"
             for value in [getattr(self, field.name)]
@@ -321,7 +323,7 @@ class Protocol:
         middle = self.first_rate(outcomes)
         return [middle / 2, middle, middle * 2]
 
-    def rates(self, k: float, outcomes: Outcomes) -> list[float]:
+    def rates(self, k: float | Ramp, outcomes: Outcomes) -> list[float]:
         """Return the rates to try for this k: a few, and more while the best is on an edge."""
         return self._tried(k, outcomes)[0]
 
@@ -331,7 +333,7 @@ class Protocol:
             return []
         return [cell for k in self.ks for cell in self._tried(k, outcomes)[1]]
 
-    def _tried(self, k: float, outcomes: Outcomes) -> tuple[list[float], list[Cell]]:
+    def _tried(self, k: float | Ramp, outcomes: Outcomes) -> tuple[list[float], list[Cell]]:
         """The rates to try for this k, and the cells of those that are complete."""
         rates = self.first_rates(outcomes)
         cells = self._cells(k, rates, outcomes)
@@ -349,7 +351,7 @@ class Protocol:
                 break
         return rates, cells
 
-    def _cells(self, k: float, rates: Iterable[float], outcomes: Outcomes) -> list[Cell]:
+    def _cells(self, k: float | Ramp, rates: Iterable[float], outcomes: Outcomes) -> list[Cell]:
         cells = []
         for rate in rates:
             trials = [self._at(k, rate, repetition) for repetition in range(self.repetitions)]
@@ -357,7 +359,7 @@ class Protocol:
                 cells.append(self._cell(k, rate, [outcomes[trial] for trial in trials]))
         return cells
 
-    def _cell(self, k: float, rate: float, outcomes: Iterable[Outcome]) -> Cell:
+    def _cell(self, k: float | Ramp, rate: float, outcomes: Iterable[Outcome]) -> Cell:
         return Cell(k, rate, tuple(outcome.error for outcome in outcomes))
 
     def best_of_each_k(self, outcomes: Outcomes) -> list[Cell]:
@@ -376,7 +378,7 @@ class Protocol:
         best, _ = self.chosen(outcomes)
         return [c for c in self.cells(outcomes) if c.score == best.score and c != best]
 
-    def open_ks(self, outcomes: Outcomes) -> list[float]:
+    def open_ks(self, outcomes: Outcomes) -> list[float | Ramp]:
         """Return each k whose best rate is still on an edge after ``most_extensions``."""
         tried = self.cells(outcomes)
         by_k = {k: [cell for cell in tried if cell.k == k] for k in self.ks}
@@ -384,8 +386,16 @@ class Protocol:
 
     @staticmethod
     def best(cells: Iterable[Cell]) -> Cell:
-        """Return the cell of lowest score; ties go to the k nearest 1, then to the smaller rate."""
-        return min(cells, key=lambda c: (c.score, abs(math.log2(c.k)), c.learning_rate))
+        """Return the cell of lowest score; ties go to the k nearest 1, then to the smaller rate.
+
+        A ramp stands at the geometric mean of its ends, behind a constant k of that value.
+        """
+
+        def rank(cell: Cell) -> tuple[float, ...]:
+            distance = abs(math.log2(level(cell.k)))
+            return cell.score, distance, isinstance(cell.k, Ramp), cell.learning_rate
+
+        return min(cells, key=rank)
 
     def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
         """The edge of a k's rates that the best one is on, "low" or "high", or None.
@@ -410,10 +420,21 @@ class Protocol:
         return None if learned else "low"
 
 
+def _ks(values: Any) -> tuple[float | Ramp, ...]:
+    """Return the values of k with texts replaced by ramps, and other numbers by Python's."""
+    refused = ValueError(f"ks must be different numbers, or ramps like '0.5→2', not {values!r}")
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise refused
+    ks = [as_k(k) for k in values]
+    if not all(isinstance(k, Ramp) or are_numbers(k) for k in ks) or len(set(ks)) < len(ks):
+        raise refused
+    return tuple(k if isinstance(k, Ramp) else float(k) for k in ks)
+
+
 # Cached: a search asks for the same trials after every few outcomes, while a device waits.
 @functools.lru_cache(maxsize=4096)
 def trial_at(
-    recipe: Recipe, seed: int, k: float, rate: float, repetition: int,
+    recipe: Recipe, seed: int, k: float | Ramp, rate: float, repetition: int,
     retrain: bool = False, test: bool = False, bagged: bool = False,
 ) -> Trial:  # fmt: skip
     """Return the trial of a pair of k and rate in one repetition."""

@@ -21,7 +21,7 @@ from typing import Any, SupportsFloat
 
 from pseudograd.environment import session
 from pseudograd.files import UNFINISHED, locked, writing
-from pseudograd.fleet import Outcome, Stop, Trial, never
+from pseudograd.fleet import Outcome, Ramp, Stop, Trial, never
 from pseudograd.fleet.recipe import recipe_from_json
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import Comparison, compare
@@ -87,7 +87,7 @@ class Result:
     chosen: Cell
     plain: Cell
     ties: tuple[Cell, ...]
-    open_ks: tuple[float, ...]
+    open_ks: tuple[float | Ramp, ...]
     comparison: Comparison
 
 

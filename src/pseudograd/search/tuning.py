@@ -22,6 +22,7 @@ from pseudograd.data import Dataset, Encoder
 from pseudograd.files import writing
 from pseudograd.fleet import Ensemble, Network, Outcome, Stop, Trial, never
 from pseudograd.fleet.mlp.network import tempered
+from pseudograd.fleet.ramp import plain_k
 from pseudograd.search.assessment import assess
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import best_stopped, by_class
@@ -232,7 +233,7 @@ def _combine(
     made_from = {
         "trials": len(study.ledger),
         "metric": metric,
-        "pairs": [[cell.k, cell.learning_rate] for cell in (chosen, plain_cell)],
+        "pairs": [[plain_k(cell.k), cell.learning_rate] for cell in (chosen, plain_cell)],
     }
     best = tuple(protocol.best_of_each_k(study.ledger))
     if is_saved(study, made_from) and (folder / SUSPECTS).exists():
@@ -312,8 +313,10 @@ def _assessed(
     counts = Counter(cell.k for cell, _ in pairs)
     members = {
         "networks": len(model[0].networks),
-        "ks": [[k, len(found.networks[0]) * count] for k, count in counts.items()],
-        "pairs": [[cell.k, cell.learning_rate, round(weight, 4)] for cell, weight in pairs],
+        "ks": [[plain_k(k), len(found.networks[0]) * count] for k, count in counts.items()],
+        "pairs": [
+            [plain_k(cell.k), cell.learning_rate, round(weight, 4)] for cell, weight in pairs
+        ],
         "temperature": model[0].temperature,
         "plain_networks": len(plain[0].networks),
         "metric": metric,
