@@ -24,7 +24,7 @@ from plain_loop import Layers, PlainRun
 from pseudograd.data import Dataset, digits
 from pseudograd.fleet import Fleet, Outcome, Ramp, Split, Stop, Trial, never, parts, randomness
 from pseudograd.fleet.mlp.crew import Crew, _MatmulPrecision
-from pseudograd.fleet.mlp.fleet import _side_by_side
+from pseudograd.fleet.mlp.fleet import side_by_side
 from pseudograd.fleet.mlp.stack import Examples, Stack
 from pseudograd.fleet.splits import held_out
 from trials import a_trial, recipe_of, replace
@@ -1084,7 +1084,7 @@ def test_what_ends_while_workers_stop_is_given_out(
         monkeypatch.setattr(queue, "SimpleQueue", Interrupted)
     given: list[Outcome] = []
     with pytest.raises(failure):
-        given.extend(_side_by_side([breaks, is_within_an_epoch], never))  # as far as it comes
+        given.extend(side_by_side([breaks, is_within_an_epoch], never))  # as far as it comes
     assert set(given) == {first, second}
 
 

@@ -21,6 +21,7 @@ OPTIMIZERS = ("sgd", "adam", "rmsprop")
 SCHEDULES = ("constant", "cosine")
 STOP_BY = ("error", "error and cross-entropy")
 TIES = ("first", "last")
+PRECISIONS = ("float32", "tf32", "bf16")
 _FINGERPRINT_LENGTH = 12
 
 
@@ -213,13 +214,7 @@ class MLPRecipe(Recipe):
 
     def fields(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as JSON can hold them."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in values.items()
-            if value != defaults[name]
-        }
+        return differing_fields(self)
 
     def shortened(self, epochs: int) -> Self:
         """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
@@ -247,8 +242,100 @@ class MLPRecipe(Recipe):
         )
 
 
-_KINDS: dict[str, type[MLPRecipe] | type[OwnRecipe]] = {
-    recipe.kind: recipe for recipe in (MLPRecipe, OwnRecipe)
+@dataclass(frozen=True, eq=False)
+class ModuleRecipe(Recipe):
+    """Any network on a data set, and how it is trained, in words and numbers.
+
+    `pseudograd.fleet.modules.Training` has the functions that these describe, and makes the recipe.
+
+    Attributes:
+        network: Its class, its number of parameters, and a hash of its structure.
+        data: The name of the data set.
+        data_hash: The first 16 digits of its hash.
+        optimizer: With its settings.
+        epochs: How long a training lasts, at most.
+        batch_size: Examples per step.
+        schedule: Of the learning rate.
+        clip: The largest norm of a step's gradient over all parameters; None for no limit.
+        patience: Stop after this many epochs without a better one; None to keep the last epoch.
+        validation: The share of the training examples that is held out; None for five folds.
+        augment: What is done to a batch of inputs in training.
+        precision: "float32", "tf32" or "bf16".
+        label_smoothing: As for the loss.
+        class_weights: As for the loss; () for none.
+        ignore_index: As for the loss.
+
+    Example:
+        >>> ModuleRecipe("ResNet", "cifar10", optimizer="SGD(momentum=0.9)", epochs=30).fields()
+        {'network': 'ResNet', 'data': 'cifar10', 'optimizer': 'SGD(momentum=0.9)', 'epochs': 30}
+
+    """
+
+    kind: ClassVar[str] = "module"
+    network: str
+    data: str
+    data_hash: str = ""
+    optimizer: str = ""
+    epochs: int = 0
+    batch_size: int = 0
+    schedule: str = "constant"
+    clip: float | None = None
+    patience: int | None = None
+    validation: float | None = None
+    augment: str = ""
+    precision: str = "float32"
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+    ignore_index: int = -100
+
+    def __post_init__(self) -> None:
+        make_plain(self)
+
+        def require(holds: bool, name: str, wanted: str) -> None:
+            if not holds:
+                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+
+        for name in ("epochs", "batch_size"):
+            least = 0 if getattr(self, name) == 0 else 1
+            require(is_whole(getattr(self, name), least, math.inf), name, "a whole number above 0")
+        require(
+            self.clip is None or (are_numbers(self.clip) and 0 < self.clip < math.inf),
+            "clip",
+            "a finite number above 0, or None",
+        )
+        require(
+            self.patience is None or is_whole(self.patience, 1, math.inf),
+            "patience",
+            "a whole number above 0, or None",
+        )
+        require(
+            self.validation is None or (are_numbers(self.validation) and 0 < self.validation < 1),
+            "validation",
+            "a share between 0 and 1, such as 0.1, or None for five folds",
+        )
+        require(
+            are_numbers(self.label_smoothing) and 0 <= self.label_smoothing <= 1,
+            "label_smoothing",
+            "a number in [0, 1]",
+        )
+        require(is_whole(self.ignore_index, -(2**63), 2**63), "ignore_index", "a whole number")
+
+    def fields(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults, as JSON can hold them."""
+        return differing_fields(self)
+
+    def shortened(self, epochs: int) -> Self:
+        """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
+        return dataclasses.replace(self, epochs=min(epochs, self.epochs), patience=None)
+
+    @property
+    def architecture(self) -> tuple[object, ...]:
+        """What trials must share to be trained side by side."""
+        return (self.kind, self.fingerprint)
+
+
+_KINDS: dict[str, type[MLPRecipe] | type[ModuleRecipe] | type[OwnRecipe]] = {
+    recipe.kind: recipe for recipe in (MLPRecipe, ModuleRecipe, OwnRecipe)
 }
 
 
@@ -265,6 +352,15 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
     return _KINDS[values.pop("kind")](**values)
+
+
+def differing_fields(recipe: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ from their defaults, as JSON can hold them."""
+    return {
+        field.name: list(value) if isinstance(value, tuple) else value
+        for field in dataclasses.fields(recipe)
+        if (value := getattr(recipe, field.name)) != field.default
+    }
 
 
 # --- checks of numbers, for recipes and trials alike ---------------------------------------------

@@ -104,7 +104,7 @@ class Fleet:
         if workers[0].type != "cpu" and len(works) == 1:
             yield from works[0](stop)
         else:  # a single one on a CPU too: products round by the number of threads
-            yield from _side_by_side(works, stop)
+            yield from side_by_side(works, stop)
 
     def _check_data(self, recipe: MLPRecipe) -> None:
         if recipe.data != self.data.name:
@@ -195,7 +195,7 @@ class Fleet:
 _Work = Callable[[Stop], Iterator[Outcome]]
 
 
-def _side_by_side(works: Sequence[_Work], asked: Stop) -> Iterator[Outcome]:
+def side_by_side(works: Sequence[_Work], asked: Stop) -> Iterator[Outcome]:
     """Yield what several workers yield, as it comes; all stop if one fails or nobody asks any more.
 
     Each stops after its epoch, and what ends with that is yielded before the failure is raised.

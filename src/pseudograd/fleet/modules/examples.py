@@ -1,0 +1,328 @@
+"""The examples of a study of any network: tensors of any shape, or a map-style Dataset."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from pseudograd.fleet import randomness
+from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.fleet.splits import Parts, parts
+from pseudograd.fleet.trial import Split
+
+_HASHED = 1 << 12  # examples of a Dataset read from disk that its hash covers
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Examples of a classification problem, the training ones first.
+
+    Attributes:
+        name: The name that recipes refer to.
+        inputs: What the network takes, one tensor per argument, a row per example; () if they are
+            read from ``source``.
+        labels: Class indices, shape (examples) or, for sequences and images, (examples, ...).
+        train_size: The number of training examples; the rest is the test set.
+        source: Reads the inputs of an example, where they do not fit into memory or differ each
+            time that they are read.
+        notes: What was done to the data.
+
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    labels: Tensor
+    train_size: int
+    source: Sequence[tuple[Tensor, ...]] | None = None
+    notes: tuple[str, ...] = ()
+    groups: Tensor | None = None
+    pieces_of: Tensor | None = None
+
+    @classmethod
+    def of(cls, train: Any, test: Any, name: str = "data", ignore_index: int = -100) -> Examples:
+        """Return the examples of a training and a test set.
+
+        Args:
+            train: A pair of inputs and labels, or a map-style `torch.utils.data.Dataset` of such
+                pairs. Inputs are a tensor or array with a row per example, or a tuple of these if
+                the network takes several arguments.
+            test: The test set, in the same form.
+            name: A name for the data.
+            ignore_index: A label that does not count.
+
+        Example:
+            >>> x, y = torch.rand(10, 3, 8, 8), torch.arange(10) % 2
+            >>> found = Examples.of((x[:8], y[:8]), (x[8:], y[8:]))
+            >>> found.train_size, found.test_size, found.shapes
+            (8, 2, ((3, 8, 8),))
+
+        """
+        both = [_Part.of(part, which) for part, which in ((train, "train"), (test, "test"))]
+        first, second = both
+        if first.shapes != second.shapes:
+            raise ValueError(
+                f"test must have inputs of the shape that train has, {_shown(first.shapes)}, not "
+                f"{_shown(second.shapes)}"
+            )
+        if first.labels.shape[1:] != second.labels.shape[1:]:
+            raise ValueError(
+                f"test must have labels of the shape that train has, {tuple(first.labels.shape[1:])}"
+                f" per example, not {tuple(second.labels.shape[1:])}"
+            )
+        labels = torch.cat([part.labels for part in both])
+        counted = labels[labels != ignore_index]
+        if len(counted) and int(counted.min()) < 0:
+            at = "train" if bool((first.labels[first.labels != ignore_index] < 0).any()) else "test"
+            raise ValueError(
+                f"{at} must have labels of at least 0, or ignore_index ({ignore_index}), not "
+                f"{int(counted.min())}"
+            )
+        if not len(counted):
+            raise ValueError("train must have labels other than ignore_index")
+        notes = tuple(dict.fromkeys(note for part in both for note in part.notes))
+        if all(part.inputs for part in both):
+            columns = zip(first.inputs, second.inputs, strict=True)
+            inputs = tuple(torch.cat([one, other]) for one, other in columns)
+            return cls(name, inputs, labels, len(first), None, notes)
+        return cls(name, (), labels, len(first), _Joined(first, second), notes)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def test_size(self) -> int:
+        """The number of test examples."""
+        return len(self.labels) - self.train_size
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each input of one example."""
+        return tuple(tuple(one.shape[1:]) for one in self.batch(torch.arange(1)))
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return the inputs of some examples, as they are stored."""
+        if self.source is None:
+            return tuple(one[rows] for one in self.inputs)
+        read = [self.source[row] for row in rows.tolist()]
+        return tuple(torch.stack(column) for column in zip(*read, strict=True))
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The SHA-256 of the inputs and the labels; of a Dataset that is read, of the first ones."""
+        digest = hashlib.sha256()
+        inputs = self.inputs
+        if self.source is not None:
+            digest.update(f"{self.source!r}".encode())
+        for tensor in (*inputs, self.labels):
+            digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def parts(self, recipe: ModuleRecipe, split: Split) -> Parts:
+        """Return which examples train, stop and judge a trial of a split.
+
+        Without patience nothing is needed to stop by, so those examples train too: four folds of
+        five, and all of the training set in the end.
+        """
+        stratified = self.labels.dim() == 1
+        rest = torch.arange(self.train_size, len(self))
+        nothing = rest[:0]
+        if split.retrain and recipe.patience is None:
+            return Parts(torch.arange(self.train_size), nothing, rest)
+        if recipe.validation is None:
+            if recipe.patience is None:
+                cut = parts(self, Split(split.plan, split.repetition, bagged=True), stratified)
+                return Parts(cut.train, nothing, cut.judge)
+            return parts(self, split, stratified)
+        held = held_out_share(self, recipe.validation, split, stratified)
+        trained = torch.ones(self.train_size, dtype=torch.bool)
+        trained[held] = False
+        train = trained.nonzero()[:, 0]
+        if split.retrain:
+            return Parts(train, held, rest)
+        return Parts(train, held if recipe.patience else nothing, held)
+
+
+def held_out_share(
+    data: Examples, share: float, split: Split, stratified: bool = False
+) -> Tensor:
+    """Return the training examples that are held out: other ones in every repetition."""
+    order = randomness.folds(split.plan + (split.repetition << 32), data.train_size)
+    if stratified:  # equally spaced, class by class: every class has its share
+        order = order[data.labels[order].argsort(stable=True)]
+    count = max(1, round(share * data.train_size))
+    if count >= data.train_size:
+        raise ValueError(
+            f"validation must leave examples to train on, not {share} of {data.train_size}"
+        )
+    places = torch.arange(count) * data.train_size // count + data.train_size // count // 2
+    return order[places.clamp(max=data.train_size - 1)].sort().values
+
+
+class _Part:
+    """A training or test set: labels in memory, inputs too where they fit."""
+
+    def __init__(
+        self,
+        inputs: tuple[Tensor, ...],
+        labels: Tensor,
+        source: Dataset[Any] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.inputs, self.labels, self.source, self.notes = inputs, labels, source, notes
+
+    @classmethod
+    def of(cls, given: Any, which: str) -> _Part:
+        if isinstance(given, TensorDataset):
+            *inputs, labels = given.tensors
+            given = (tuple(inputs), labels)
+        if isinstance(given, tuple | list) and len(given) == 2:
+            inputs = given[0] if isinstance(given[0], tuple | list) else (given[0],)
+            made = cls(
+                tuple(_tensor(one, f"{which} inputs") for one in inputs),
+                _labels(given[1], which),
+            )
+        elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+            made = cls._read(given, which)
+        else:
+            raise ValueError(
+                f"{which} must be a pair (inputs, labels) or a map-style Dataset of such pairs, "
+                f"not {type(given).__name__}"
+            )
+        made._check(which)
+        return made
+
+    @classmethod
+    def _read(cls, given: Any, which: str) -> _Part:
+        """Read a Dataset into memory, unless it is too large or differs from time to time."""
+        from pseudograd.data.memory import available
+
+        if not len(given):
+            raise ValueError(f"{which} must have examples, but has none")
+        first, again = _example(given, 0, which), _example(given, 0, which)
+        same = all(torch.equal(a, b) for a, b in zip(first[0], again[0], strict=True))
+        size = len(given) * sum(one.nbytes for one in first[0])
+        keep = same and size < available() / 3
+        columns: list[list[Tensor]] = [[] for _ in first[0]]
+        labels = []
+        shapes = [one.shape for one in first[0]]
+        for at in range(len(given)):
+            inputs, label = _example(given, at, which)
+            if [one.shape for one in inputs] != shapes or label.shape != first[1].shape:
+                raise ValueError(
+                    f"{which} must have examples of one shape, but example {at} has "
+                    f"{_shown([one.shape for one in inputs])} and example 0 has {_shown(shapes)}: "
+                    "pad or crop them to one"
+                )
+            labels.append(label)
+            if keep:
+                for column, one in zip(columns, inputs, strict=True):
+                    column.append(one)
+        targets = _labels(torch.stack(labels), which)
+        if keep:
+            return cls(tuple(torch.stack(column) for column in columns), targets)
+        why = "is larger than a third of the free memory" if same else "differs from time to time"
+        note = f"{which} {why}, so its examples are read again in every epoch"
+        return cls((), targets, given, (note,))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(one.shape) for one in self[0]]
+
+    def __getitem__(self, at: int) -> tuple[Tensor, ...]:
+        if self.source is None:
+            return tuple(one[at] for one in self.inputs)
+        return _example(self.source, at, "data")[0]
+
+    def _check(self, which: str) -> None:
+        if not len(self.labels):
+            raise ValueError(f"{which} must have examples, but has none")
+        for one in self.inputs:
+            if len(one) != len(self.labels):
+                raise ValueError(
+                    f"{which} must have one label for each example, but has {len(one)} examples "
+                    f"and {len(self.labels)} labels"
+                )
+            if one.is_floating_point():
+                finite = one.isfinite().flatten(1).all(1) if one.dim() > 1 else one.isfinite()
+                if not bool(finite.all()):
+                    at = int((~finite).nonzero()[0])
+                    raise ValueError(
+                        f"{which} must have finite inputs, but example {at} has NaN or infinity: "
+                        "fill these in or leave the example out"
+                    )
+        self.inputs = tuple(one.float() if _is_other_float(one) else one for one in self.inputs)
+        if any(one.dtype == torch.uint8 for one in self.inputs):
+            self.notes += ("bytes are divided by 255, as ToTensor does",)
+
+
+def _is_other_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float32
+
+
+class _Joined(Sequence[tuple[Tensor, ...]]):
+    """The inputs of the training and the test set, one after the other, read as they are asked."""
+
+    def __init__(self, first: _Part, second: _Part) -> None:
+        self.first, self.second = first, second
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def __getitem__(self, at: Any) -> Any:
+        inputs = self.first[at] if at < len(self.first) else self.second[at - len(self.first)]
+        return tuple(one.float() if _is_other_float(one) else one for one in inputs)
+
+    def __repr__(self) -> str:
+        return f"{type(self.first.source).__name__} of {len(self.first)} and {len(self.second)}"
+
+
+def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return the inputs and the label of one example of a Dataset."""
+    example = source[at]
+    if not isinstance(example, tuple | list) or len(example) != 2:
+        raise ValueError(
+            f"{which} must have examples (x, y), but example {at} is a {type(example).__name__}"
+            + (f" of {len(example)}" if isinstance(example, tuple | list) else "")
+        )
+    x, y = example
+    inputs = x if isinstance(x, tuple | list) else (x,)
+    return tuple(_tensor(one, f"{which} inputs") for one in inputs), torch.as_tensor(y)
+
+
+def _tensor(given: Any, what: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise ValueError(
+            f"{what} must be tensors or arrays of numbers, not {type(given).__name__}: convert "
+            "them, for example by a transform"
+        ) from problem
+    return tensor.detach().cpu()
+
+
+def _labels(given: Any, which: str) -> Tensor:
+    labels = _tensor(given, f"{which} labels")
+    if labels.is_floating_point() or labels.is_complex():
+        if not bool((labels == labels.round()).all()):
+            raise ValueError(f"{which} must have class indices as labels, not fractions or NaN")
+    return labels.long()
+
+
+def _shown(shapes: Sequence[Sequence[int]]) -> str:
+    return " and ".join(str(tuple(shape)) for shape in shapes)
+
+
+def prepared(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return a batch as the network takes it: bytes become numbers in [0, 1]."""
+    return tuple(one.float() / 255 if one.dtype == torch.uint8 else one for one in inputs)

@@ -1,0 +1,167 @@
+"""Trials of any module in, outcomes out: graphs on GPUs, processes on CPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from pseudograd.fleet.mlp.fleet import side_by_side
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.loop import train
+from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.fleet.trial import Outcome, Stop, Trial, never
+
+
+class ModuleFleet:
+    """Trains trials of any network, several at once.
+
+    On a GPU every trial is a CUDA graph on a stream of its own; on a CPU, a process. An outcome
+    depends on its trial alone: to the last bit on a CPU, and on a GPU as far as the kernels that
+    PyTorch picks are deterministic.
+
+    Args:
+        training: The network and how it is trained.
+        examples: The data.
+        device: Where to train: "cpu", "cuda", ..., or several of these, which share the trials.
+        slots: How many trials at once: per GPU (8, or as many as fit), or processes on a CPU (one
+            per PyTorch thread).
+        keep_parameters: Whether outcomes of retraining carry the weights.
+
+    Attributes:
+        notes: What a user should know about how the trials are run.
+
+    Example:
+        >>> from torch import nn
+        >>> x, y = torch.rand(60, 4), torch.arange(60) % 2
+        >>> examples = Examples.of((x[:50], y[:50]), (x[50:], y[50:]))
+        >>> training = Training(lambda: nn.Linear(4, 2), epochs=2, batch_size=10)
+        >>> trial = Trial(training.recipe("data"), k=0.5, learning_rate=0.1)
+        >>> [outcome.epochs for outcome in ModuleFleet(training, examples).run([trial])]
+        [2]
+
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        examples: Examples,
+        device: str | torch.device | Sequence[str | torch.device] = "cpu",
+        slots: int | None = None,
+        keep_parameters: bool = False,
+    ) -> None:
+        if slots is not None and slots < 1:
+            raise ValueError(f"slots must be 1 or more, not {slots}")
+        several = [device] if isinstance(device, str | torch.device) else device
+        self.devices = tuple(torch.device(one) for one in several)
+        if not self.devices:
+            raise ValueError("device must name at least one device, such as 'cpu'")
+        self.training, self.examples = training, examples
+        self.slots, self.keep_parameters = slots, keep_parameters
+        self.notes: list[str] = list(examples.notes)
+
+    def run(self, trials: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
+        """Train the trials; yield each one's outcome as it ends.
+
+        Args:
+            trials: All of one recipe. A deque is taken from as slots become free, and may be added
+                to meanwhile.
+            stop: Asked between steps or epochs. Once it says True, trials under way are dropped.
+
+        """
+        pending = trials if isinstance(trials, deque) else deque(trials)
+        if not pending:
+            return
+        recipe = self._recipe(pending)
+        if all(device.type == "cpu" for device in self.devices):
+            yield from self._in_processes(recipe, pending, stop)
+            return
+        works = [
+            functools.partial(self._on_gpu, recipe, device, pending) for device in self.devices
+        ]
+        if len(works) == 1:
+            yield from works[0](stop)
+        else:
+            yield from side_by_side(works[: len(pending)], stop)
+
+    def _recipe(self, pending: deque[Trial]) -> ModuleRecipe:
+        """Return the recipe that all trials share, which must be of this training and data."""
+        recipe = pending[0].recipe
+        if not isinstance(recipe, ModuleRecipe):
+            raise TypeError(f"a ModuleFleet trains trials of a ModuleRecipe, not of {recipe!r}")
+        if any(trial.recipe != recipe for trial in pending):
+            raise ValueError("trials of one fleet must share a recipe")
+        ours = self.training.recipe(recipe.data, recipe.data_hash)
+        ours = dataclasses.replace(ours, epochs=recipe.epochs, patience=recipe.patience)
+        for field in dataclasses.fields(recipe):
+            theirs, mine = getattr(recipe, field.name), getattr(ours, field.name)
+            if theirs != mine:
+                raise ValueError(
+                    f"trials are of another training: their {field.name} is {theirs!r}, the "
+                    f"fleet's is {mine!r}"
+                )
+        if recipe.data_hash and not self.examples.sha256.startswith(recipe.data_hash):
+            raise ValueError(
+                f"trials are of data whose hash begins with {recipe.data_hash}, the fleet's begins "
+                f"with {self.examples.sha256[:16]}: use the same data"
+            )
+        return recipe
+
+    def _on_gpu(
+        self, recipe: ModuleRecipe, device: torch.device, pending: deque[Trial], stop: Stop
+    ) -> Iterator[Outcome]:
+        if device.type == "cuda":
+            from pseudograd.fleet.modules.graphs import Crew, Uncapturable
+
+            index = torch.cuda.current_device() if device.index is None else device.index
+            device = torch.device("cuda", index)
+            crew = Crew(
+                self.training, self.examples, recipe, device, self.slots, self.keep_parameters
+            )
+            try:
+                yield from crew.through(pending, stop)
+                return
+            except Uncapturable as reason:
+                self._note(f"trained step by step, since no CUDA graph can be captured: {reason}")
+            finally:
+                for note in crew.notes:
+                    self._note(note)
+        yield from self._one_by_one(recipe, device, pending, stop)
+
+    def _one_by_one(
+        self, recipe: ModuleRecipe, device: torch.device, pending: deque[Trial], stop: Stop
+    ) -> Iterator[Outcome]:
+        while pending and not stop():
+            trial = pending.popleft()
+            keep = self.keep_parameters and trial.split.retrain
+            outcome = train(
+                self.training, self.examples, recipe, trial, device,
+                stop=stop, keep_parameters=keep,
+            )  # fmt: skip
+            if outcome is not None:
+                yield outcome
+
+    def _in_processes(
+        self, recipe: ModuleRecipe, pending: deque[Trial], stop: Stop
+    ) -> Iterator[Outcome]:
+        count = min(self.slots or torch.get_num_threads(), len(pending))
+        if count > 1:
+            from pseudograd.fleet.modules.processes import Processes
+
+            with Processes(self.training, self.examples, recipe, self.keep_parameters, count) as run:
+                yield from run(pending, stop)
+            return
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)  # sums round by the number of threads
+        try:
+            yield from self._one_by_one(recipe, torch.device("cpu"), pending, stop)
+        finally:
+            torch.set_num_threads(before)
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)

@@ -1,0 +1,492 @@
+"""Trials on a GPU: one CUDA graph per trial, several on streams of their own.
+
+A step of a small network is many short kernels, which Python launches more slowly than a GPU runs
+them. A graph launches a step at once, and graphs of several trials fill the GPU. All that differs
+from step to step (examples, learning rate, k) is read from tables on the device by a counter on the
+device; so a step needs nothing from the host, and the next trial only new tables and weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from pseudograd.fleet import randomness
+from pseudograd.fleet.modules.examples import Examples, prepared
+from pseudograd.fleet.modules.loop import (
+    NOISE,
+    Course,
+    Judged,
+    batches,
+    precision,
+    sensitivities,
+    watched_rows,
+)
+from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.fleet.splits import Parts
+from pseudograd.fleet.trial import Outcome, Stop, Trial
+
+SLOTS = 8  # more gain nothing on an H200, even for small networks
+_STEPS_AHEAD = 16  # that the host may be ahead of the GPU, so that it can still be told to stop
+_WARM_UPS = 3  # steps before a capture, in which libraries choose and compile their kernels
+_EVALUATED = 4  # batches of training that make a batch of evaluation
+_NAP = 5e-5  # seconds to leave other threads, while all slots wait for the GPU
+_READERS, _BATCHES_AHEAD = 2, 4  # of data that is read on the host
+_SHARE = 0.8  # of the free memory that slots may take
+
+# Their state is all zeros before the first step, so setting it to zero begins a training.
+_RESETTABLE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adadelta,
+)
+
+
+class Uncapturable(Exception):
+    """A training that cannot be a CUDA graph, and why."""
+
+
+class Resident:
+    """Examples that a device holds; a step picks its rows there.
+
+    Args:
+        examples: The examples.
+        device: The GPU.
+
+    """
+
+    def __init__(self, examples: Examples, device: torch.device) -> None:
+        self.inputs = tuple(one.to(device) for one in examples.inputs)
+        self.labels = examples.labels.to(device)
+
+
+class Taker:
+    """Hands a captured step its batch."""
+
+    def __init__(self, data: Resident) -> None:
+        self.data = data
+
+    def take(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the inputs and the labels of rows on the device."""
+        inputs = tuple(one.index_select(0, rows) for one in self.data.inputs)
+        return inputs, self.data.labels.index_select(0, rows)
+
+    def feed(self, rows: Tensor) -> Iterator[None]:
+        """Bring each batch of rows to the device before its step."""
+        while True:
+            yield
+
+
+class Streamed(Taker):
+    """Hands a captured step batches that are read on the host, pinned, a few steps ahead.
+
+    Args:
+        examples: The examples.
+        size: Examples per batch.
+        device: The GPU.
+
+    """
+
+    def __init__(self, examples: Examples, size: int, device: torch.device) -> None:
+        self.examples = examples
+        rows = torch.zeros(size, dtype=torch.int64)
+        self.inputs = tuple(one.to(device) for one in examples.batch(rows))
+        self.labels = examples.labels[rows].to(device)
+        self.readers = ThreadPoolExecutor(_READERS)
+
+    def take(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the batch that was brought to the device last."""
+        return self.inputs, self.labels
+
+    def feed(self, rows: Tensor) -> Iterator[None]:
+        """Bring each batch of rows to the device before its step."""
+        coming = deque(self.readers.submit(self._read, some) for some in rows[:_BATCHES_AHEAD])
+        for at in range(len(rows)):
+            *inputs, labels = coming.popleft().result()
+            if at + _BATCHES_AHEAD < len(rows):
+                coming.append(self.readers.submit(self._read, rows[at + _BATCHES_AHEAD]))
+            for mine, new in zip((*self.inputs, self.labels), (*inputs, labels), strict=True):
+                mine.copy_(new, non_blocking=True)
+            yield
+
+    def _read(self, rows: Tensor) -> list[Tensor]:
+        return [
+            one.pin_memory() for one in (*self.examples.batch(rows), self.examples.labels[rows])
+        ]
+
+
+def fits(examples: Examples, device: torch.device) -> bool:
+    """Return whether the examples take less than half of the device's free memory."""
+    if examples.source is not None:
+        return False
+    size = sum(one.nbytes for one in (*examples.inputs, examples.labels))
+    return size < torch.cuda.mem_get_info(device)[0] / 2
+
+
+class Slot:
+    """A network, its optimizer and its captured steps, which trials use one after the other.
+
+    Args:
+        training: The network and how it is trained.
+        source: Returns what hands over batches of a size.
+        recipe: The trials' recipe.
+        cut: Examples by role, of which all trials have equally many.
+        device: Where it is.
+        compiled: Whether to compile the network.
+
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        source: Callable[[int], Taker],
+        recipe: ModuleRecipe,
+        cut: Parts,
+        device: torch.device,
+        compiled: bool,
+    ) -> None:
+        self.training, self.recipe, self.device = training, recipe, device
+        self.steps, self.size = batches(len(cut.train), recipe.batch_size)
+        self.stream = torch.cuda.Stream(device)
+        self.generator = torch.Generator(device)  # of dropout and augmentation
+        with torch.cuda.device(device), torch.cuda.stream(self.stream):
+            self._allocate(source, cut, compiled)
+            self._capture()
+        self.stream.synchronize()
+
+    def _allocate(self, source: Callable[[int], Taker], cut: Parts, compiled: bool) -> None:
+        device, total = self.device, self.recipe.epochs * self.steps
+        self.batch = source(self.size)
+        self.module = self.training.module(0).to(device)
+        if any(isinstance(one, nn.Conv2d) for one in self.module.modules()):
+            # The faster layout for convolutions.
+            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.forward: Callable[..., Tensor] = (
+            torch.compile(self.module) if compiled else self.module
+        )
+        # The step's own learning rate and k: one row of the table.
+        self.now = torch.zeros(1, 2, device=device)
+        self.table = torch.zeros(total, 2, device=device)
+        self.counters = torch.zeros(2, dtype=torch.int64, device=device)  # training, epoch
+        self.order = torch.zeros(self.steps, self.size, dtype=torch.int64, device=device)
+        self.train_rows = torch.zeros(len(cut.train), dtype=torch.int64, device=device)
+        self.value = torch.zeros((), dtype=torch.float32, device=device)
+        self.optimizer = capturable_optimizer(self.training, self.module, self.now[0, 0])
+        # Evaluation: rows in batches, the last one filled up with rows that do not count.
+        most = max(len(cut.stop), len(cut.judge))
+        self.evaluated = min(most, _EVALUATED * self.size)
+        self.judged_batch = source(self.evaluated)
+        rounds = -(-most // self.evaluated)
+        self.rows = torch.zeros(rounds, self.evaluated, dtype=torch.int64, device=device)
+        self.round = torch.zeros(1, dtype=torch.int64, device=device)
+        self.matters = torch.zeros(rounds, self.evaluated, dtype=torch.bool, device=device)
+        labels = self.judged_batch.take(self.rows[0])[1]
+        self.wrong = torch.zeros(rounds, *labels.shape, dtype=torch.bool, device=device)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # counted, cross-entropy
+        self.best = [torch.empty_like(one) for one in self._state()]
+
+    def _state(self) -> list[Tensor]:
+        return [*self.module.parameters(), *self.module.buffers()]
+
+    # --- what is captured --------------------------------------------------------------------
+
+    def _capture(self) -> None:
+        usual = torch.cuda.default_generators[self.device.index or 0]
+        before = usual.graphsafe_get_state()
+        usual.graphsafe_set_state(self.generator)
+        try:
+            self._graph = self._captured(self._step, warm_ups=_WARM_UPS)
+            self._evaluation = self._captured(self._evaluate_batch, pool=self._graph.pool())
+        finally:
+            usual.graphsafe_set_state(before)
+
+    def _captured(
+        self, step: Callable[[], None], warm_ups: int = 1, pool: Any = None
+    ) -> torch.cuda.CUDAGraph:
+        for _ in range(warm_ups):
+            step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.stream.synchronize()
+        self.counters.zero_()
+        self.round.zero_()
+        graph = torch.cuda.CUDAGraph()
+        # On its own stream, so that no two graphs share a workspace of cuBLAS.
+        with torch.cuda.graph(
+            graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"
+        ):
+            step()
+        return graph
+
+    def _step(self) -> None:
+        """One step of training, as in `loop.train`."""
+        torch.index_select(self.table, 0, self.counters[:1], out=self.now)
+        rows = self.order.index_select(0, self.counters[1:])[0]
+        inputs, labels = self.batch.take(rows)
+        self.module.train()
+        inputs = self.training.augmented(prepared(inputs))
+        logits = self.training.logits(self.forward, _images_last(inputs))
+        loss = self.training.loss(logits, labels, self.now[0, 1])
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.module.parameters(), self.recipe.clip)
+        self.optimizer.step()
+        self.value.copy_(loss.detach())
+        self.counters.add_(1)
+
+    @torch.no_grad()
+    def _evaluate_batch(self) -> None:
+        """One batch of evaluation, as in `loop.evaluate`."""
+        rows = self.rows.index_select(0, self.round)[0]
+        inputs, labels = self.judged_batch.take(rows)
+        self.module.eval()
+        logits = self.training.logits(self.module, _images_last(prepared(inputs))).float()
+        ignored = self.training.ignore_index
+        present = self.matters.index_select(0, self.round)[0]
+        present = present.reshape(-1, *(1,) * (labels.dim() - 1)).expand_as(labels)
+        counted = present & (labels != ignored)
+        wrong = (logits.argmax(1) != labels) & counted
+        self.wrong.index_copy_(0, self.round, wrong.unsqueeze(0))
+        labels = torch.where(counted, labels, ignored)
+        value = F.cross_entropy(logits, labels, ignore_index=ignored, reduction="sum")
+        self.sums.add_(torch.stack((counted.sum().double(), value.double())))
+        self.round.add_(1)
+
+    # --- a trial -----------------------------------------------------------------------------
+
+    def run(
+        self, trial: Trial, cut: Parts, keep_parameters: bool
+    ) -> Generator[bool, None, Outcome]:
+        """Train a trial; yields whether it launched a step, for other slots to launch theirs."""
+        course = Course(trial, self.recipe)
+        watched = watched_rows(cut, trial)
+        self._begin(trial, cut)
+        while True:
+            feed = self.batch.feed(self._shuffled(trial.seed, course.epoch))
+            yield from self._replay(self._graph, self.steps, feed)
+            judged = None
+            if len(watched):
+                judged = yield from self._judge(watched)
+            if course.note(judged.error if judged else None) and self.recipe.patience is not None:
+                torch._foreach_copy_(self.best, self._state())
+            finite = yield from self._read(self.value.isfinite())
+            if reason := course.stopped_by(bool(finite)):
+                break
+        if self.recipe.patience is not None:
+            torch._foreach_copy_(self._state(), self.best)
+        final = yield from self._judge(cut.judge)
+        kept = self.module.state_dict() if keep_parameters else None
+        parameters = None if kept is None else {name: one.cpu() for name, one in kept.items()}
+        return course.outcome(reason, final, parameters)
+
+    @torch.no_grad()
+    def _begin(self, trial: Trial, cut: Parts) -> None:
+        fresh = self.training.module(trial.seed)
+        initial = [*fresh.parameters(), *fresh.buffers()]
+        for mine, theirs in zip(self._state(), initial, strict=True):
+            mine.copy_(theirs)
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+        self.generator.manual_seed((trial.seed + NOISE) % 2**63)
+        total = self.recipe.epochs * self.steps
+        rates = [trial.learning_rate * factor for factor in self.training.factors(total)]
+        self.table.copy_(torch.tensor([rates, sensitivities(trial, total)]).T)
+        self.train_rows.copy_(cut.train)
+        self.counters.zero_()
+
+    def _shuffled(self, seed: int, epoch: int) -> Tensor:
+        """Draw the order of an epoch, as `loop.train` does; return its rows, a batch each."""
+        place = {"device": self.device, "dtype": torch.int64}
+        order = randomness.order(
+            torch.full((1,), seed, **place), torch.full((1,), epoch, **place), len(self.train_rows)
+        )
+        taken = self.train_rows[order[0, : self.steps * self.size]]
+        self.order.copy_(taken.reshape(self.steps, self.size))
+        self.counters[1].zero_()
+        return self.order
+
+    def _replay(
+        self, graph: torch.cuda.CUDAGraph, times: int, feed: Iterator[None]
+    ) -> Generator[bool, None, None]:
+        """Launch steps, not too far ahead of the GPU."""
+        behind: deque[torch.cuda.Event] = deque()
+        for at in range(times):
+            next(feed)
+            graph.replay()
+            yield True
+            if at % (_STEPS_AHEAD // 2) == 0:
+                behind.append(self.stream.record_event())
+                if len(behind) > 2:
+                    yield from _done(behind.popleft())
+
+    def _judge(self, rows: Tensor) -> Generator[bool, None, Judged]:
+        count = len(rows)
+        rounds = -(-count // self.evaluated)
+        flat = self.rows.reshape(-1)
+        flat[:count] = rows.to(self.device)
+        flat[count : rounds * self.evaluated] = flat[0]
+        mark = self.matters.reshape(-1)
+        mark[:count] = True
+        mark[count:] = False
+        self.round.zero_()
+        self.sums.zero_()
+        yield from self._replay(self._evaluation, rounds, self.judged_batch.feed(self.rows))
+        counted, value = (yield from self._read(self.sums)).tolist()
+        wrong = yield from self._read(self.wrong[:rounds].flatten(0, 1)[:count].flatten())
+        return Judged.of(wrong, counted, value)
+
+    def _read(self, tensor: Tensor) -> Generator[bool, None, Tensor]:
+        """Return a tensor on the host, while other slots go on."""
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        copy.copy_(tensor, non_blocking=True)
+        yield from _done(self.stream.record_event())
+        return copy
+
+
+def _done(event: torch.cuda.Event) -> Generator[bool, None, None]:
+    """Wait for the GPU; yields False meanwhile."""
+    while not event.query():
+        yield False
+
+
+def _images_last(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(
+        one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one
+        for one in inputs
+    )
+
+
+def capturable_optimizer(training: Training, module: nn.Module, rate: Tensor) -> Optimizer:
+    """Return the optimizer in the form that a graph can repeat, its learning rate a tensor."""
+    try:
+        known = inspect.signature(training.optimizer).parameters
+    except (TypeError, ValueError):
+        known = {}  # type: ignore[assignment]
+    wanted = {name: True for name in ("capturable", "fused") if name in known}
+    settings = {**wanted, **training.optimizer_settings}
+    if training.optimizer_settings.get("foreach"):
+        settings.pop("fused", None)
+    optimizer = training.optimizer(module.parameters(), lr=rate, **settings)
+    if type(optimizer) not in _RESETTABLE:
+        names = ", ".join(kind.__name__ for kind in _RESETTABLE)
+        raise Uncapturable(f"{type(optimizer).__name__} is none of {names}")
+    if any(group.get("dampening") for group in optimizer.param_groups):
+        raise Uncapturable("the first step with dampening is unlike the others")
+    return optimizer
+
+
+class Crew:
+    """The slots of one device, and the trials in them.
+
+    Args:
+        training: The network and how it is trained.
+        examples: The data.
+        recipe: The trials' recipe.
+        device: The GPU.
+        slots: How many trials at once, at most.
+        keep_parameters: Whether outcomes of retraining carry the weights.
+
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        examples: Examples,
+        recipe: ModuleRecipe,
+        device: torch.device,
+        slots: int | None,
+        keep_parameters: bool,
+    ) -> None:
+        self.training, self.examples, self.recipe, self.device = training, examples, recipe, device
+        self.most, self.keep_parameters = slots or SLOTS, keep_parameters
+        self.notes: list[str] = []
+        self.slots: list[Slot] = []
+        # More hardware queues, for more than eight streams; heeded before CUDA starts.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+    def through(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        """Train the pending trials, and yield outcomes as they come; those under way end at stop."""
+        with torch.cuda.device(self.device), precision(self.recipe.precision):
+            self._make_slots(pending)
+            running: dict[Slot, Generator[bool, None, Outcome]] = {}
+            while not stop():
+                for slot in self.slots:
+                    if slot not in running and pending:
+                        trial = pending.popleft()
+                        cut = self.examples.parts(self.recipe, trial.split)
+                        keep = self.keep_parameters and trial.split.retrain
+                        running[slot] = slot.run(trial, cut, keep)
+                if not running:
+                    return
+                idle = True
+                for slot, steps in list(running.items()):
+                    with torch.cuda.stream(slot.stream):
+                        try:
+                            idle = not next(steps) and idle
+                        except StopIteration as ended:
+                            del running[slot]
+                            yield ended.value
+                            idle = False
+                if idle:
+                    time.sleep(_NAP)
+
+    def _make_slots(self, pending: deque[Trial]) -> None:
+        """Make as many slots as there are trials and memory for."""
+        cut = self.examples.parts(self.recipe, pending[0].split)
+        source: Callable[[int], Taker]
+        if fits(self.examples, self.device):
+            taker = Taker(Resident(self.examples, self.device))
+            source = lambda _: taker  # noqa: E731
+        else:
+            source = functools.partial(Streamed, self.examples, device=self.device)
+        free = torch.cuda.mem_get_info(self.device)[0]
+        compiled = self.training.compile
+        while len(self.slots) < min(self.most, len(pending)):
+            began = time.monotonic()
+            try:
+                self.slots.append(
+                    Slot(self.training, source, self.recipe, cut, self.device, compiled)
+                )
+            except torch.OutOfMemoryError:
+                if not self.slots:
+                    raise
+                self.most = len(self.slots)
+                torch.cuda.empty_cache()
+                break
+            except Uncapturable:
+                raise
+            except Exception as problem:
+                if self.slots:
+                    raise
+                if not compiled:
+                    raise Uncapturable(_reason(problem)) from problem
+                compiled = False
+                self.notes.append(f"the network is not compiled: {_reason(problem)}")
+                continue
+            if len(self.slots) == 1 and compiled:
+                self.notes.append(f"compiled in {time.monotonic() - began:.0f} s")
+            taken = free - torch.cuda.mem_get_info(self.device)[0]
+            self.most = min(self.most, max(1, int(_SHARE * free / (taken / len(self.slots) + 1))))
+
+
+def _reason(problem: BaseException) -> str:
+    lines = str(problem).strip().splitlines() or [type(problem).__name__]
+    return lines[0][:200]

@@ -1,0 +1,233 @@
+"""One training of any module, step by step: the loop that the graphs of a GPU repeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pseudograd.fleet import randomness
+from pseudograd.fleet.modules.examples import Examples, prepared
+from pseudograd.fleet.modules.training import Training, seeded
+from pseudograd.fleet.ramp import k_at
+from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.fleet.splits import Parts
+from pseudograd.fleet.trial import Outcome, Stop, Trial, never
+
+NOISE = 1 << 40  # keeps the seeds of dropout and augmentation apart from those of the weights
+
+
+@dataclass
+class Course:
+    """A trial under way: its errors so far, and whether it ends."""
+
+    trial: Trial
+    recipe: ModuleRecipe
+    epoch: int = 0
+    best_error: float = math.inf
+    best_epoch: int = 0
+    curve: list[float] = field(default_factory=list)
+
+    def note(self, error: float | None) -> bool:
+        """Note an epoch's error, if it was measured; return whether to keep its weights."""
+        self.epoch += 1
+        if error is not None:
+            self.curve.append(error)
+        if self.recipe.patience is None or (error is not None and error < self.best_error):
+            self.best_epoch = self.epoch
+            self.best_error = math.nan if error is None else error
+        return self.best_epoch == self.epoch
+
+    def stopped_by(self, finite: bool) -> str | None:
+        """Return why the trial ends now, or None if it goes on."""
+        if not finite:
+            return "diverged"
+        patience = self.recipe.patience
+        if patience is not None and self.epoch - self.best_epoch >= patience:
+            return "patience"
+        return "limit" if self.epoch >= self.recipe.epochs else None
+
+    def outcome(
+        self, reason: str, judged: Judged, parameters: dict[str, Tensor] | None
+    ) -> Outcome:
+        """Return the outcome, given how the kept network did on the judged examples."""
+        known = self.recipe.patience is not None and math.isfinite(self.best_error)
+        wrong = judged.wrong.nonzero()[:, 0].tolist() if self.trial.split.retrain else None
+        return Outcome(
+            trial=self.trial,
+            stop_error=self.best_error if known else judged.error,
+            best_epoch=self.best_epoch or self.epoch,
+            error=judged.error,
+            cross_entropy=judged.cross_entropy,
+            epochs=self.epoch,
+            stopped_by=reason,
+            curve=tuple(self.curve),
+            wrong=None if wrong is None else tuple(wrong),
+            parameters=parameters,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """How a network does on some examples.
+
+    Attributes:
+        error: The share of labels that it gets wrong; those of ignore_index do not count.
+        cross_entropy: The mean cross-entropy.
+        wrong: Which labels it gets wrong, flat.
+
+    """
+
+    error: float
+    cross_entropy: float
+    wrong: Tensor
+
+    @classmethod
+    def of(cls, wrong: Tensor, counted: float, cross_entropy: float) -> Judged:
+        """Return it from flags and from sums over the labels that count."""
+        counted = max(1.0, counted)
+        value = cross_entropy / counted
+        if not math.isfinite(value):  # NaN logits have an argmax, too
+            return cls(1.0, math.inf, torch.ones_like(wrong))
+        return cls(float(wrong.sum()) / counted, value, wrong)
+
+
+def batches(count: int, batch_size: int) -> tuple[int, int]:
+    """Return the number of steps per epoch and of examples per step.
+
+    Example:
+        >>> batches(1000, 128), batches(100, 128)
+        ((7, 128), (1, 100))
+
+    """
+    return max(1, count // batch_size), min(count, batch_size)
+
+
+def sensitivities(trial: Trial, steps: int) -> list[float]:
+    """Return k at each step."""
+    return [k_at(trial.k, (step + 0.5) / steps) for step in range(steps)]
+
+
+def train(
+    training: Training,
+    examples: Examples,
+    recipe: ModuleRecipe,
+    trial: Trial,
+    device: torch.device,
+    *,
+    stop: Stop = never,
+    keep_parameters: bool = False,
+) -> Outcome | None:
+    """Train one network from its seed, and return its outcome; None if told to stop.
+
+    Args:
+        training: The network and how it is trained.
+        examples: The data.
+        recipe: The trial's recipe; its epochs and patience hold, which a sweep shortens.
+        trial: k, learning rate, split and seed.
+        device: Where to train.
+        stop: Asked after every epoch.
+        keep_parameters: Whether the outcome carries the weights.
+
+    """
+    cut = examples.parts(recipe, trial.split)
+    steps, size = batches(len(cut.train), recipe.batch_size)
+    rates = [trial.learning_rate * factor for factor in training.factors(recipe.epochs * steps)]
+    ks = sensitivities(trial, recipe.epochs * steps)
+    seeds = torch.tensor([trial.seed])
+    course = Course(trial, recipe)
+    with _deterministic_noise(trial.seed, device), precision(recipe.precision):
+        module = training.module(trial.seed).to(device)
+        optimizer = training.optimizer(
+            module.parameters(), lr=trial.learning_rate, **training.optimizer_settings
+        )
+        best: dict[str, Tensor] = {}
+        while not stop():
+            order = randomness.order(seeds, torch.tensor([course.epoch]), len(cut.train))[0]
+            order = cut.train[order[: steps * size]].reshape(steps, size)
+            finite = True
+            module.train()
+            for at, rows in enumerate(order, course.epoch * steps):
+                for group in optimizer.param_groups:
+                    group["lr"] = rates[at]
+                inputs = tuple(one.to(device) for one in examples.batch(rows))
+                labels = examples.labels[rows].to(device)
+                logits = training.logits(module, training.augmented(prepared(inputs)))
+                loss = training.loss(logits, labels, ks[at])
+                optimizer.zero_grad()
+                loss.backward()
+                if recipe.clip is not None:
+                    nn.utils.clip_grad_norm_(module.parameters(), recipe.clip)
+                optimizer.step()
+            finite = bool(loss.isfinite())
+            watched = watched_rows(cut, trial)
+            judged = evaluate(training, module, examples, watched, device) if len(watched) else None
+            if course.note(judged.error if judged else None) and recipe.patience is not None:
+                best = {name: value.clone() for name, value in module.state_dict().items()}
+            if reason := course.stopped_by(finite):
+                if best:
+                    module.load_state_dict(best)
+                final = evaluate(training, module, examples, cut.judge, device)
+                kept = module.state_dict() if keep_parameters else None
+                return course.outcome(reason, final, None if kept is None else _on_cpu(kept))
+    return None
+
+
+def watched_rows(cut: Parts, trial: Trial) -> Tensor:
+    """Return the examples that are judged after each epoch: never the test set."""
+    if len(cut.stop) or trial.split.retrain:
+        return cut.stop
+    return cut.judge
+
+
+@torch.no_grad()
+def evaluate(
+    training: Training, module: nn.Module, examples: Examples, rows: Tensor, device: torch.device
+) -> Judged:
+    """Return how a network does on some examples."""
+    module.eval()
+    wrong, counted, total = [], 0, 0.0
+    for some in rows.split(training.batch_size):
+        inputs = tuple(one.to(device) for one in examples.batch(some))
+        labels = examples.labels[some].to(device)
+        logits = training.logits(module, prepared(inputs)).float()
+        matters = labels != training.ignore_index
+        wrong.append(((logits.argmax(1) != labels) & matters).flatten().cpu())
+        counted += int(matters.sum())
+        total += float(
+            F.cross_entropy(logits, labels, ignore_index=training.ignore_index, reduction="sum")
+        )
+    return Judged.of(torch.cat(wrong), counted, total)
+
+
+def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().clone() for name, value in state.items()}
+
+
+@contextmanager
+def _deterministic_noise(seed: int, device: torch.device) -> Iterator[None]:
+    """Let dropout and augmentation depend on the seed alone."""
+    with seeded((seed + NOISE) % 2**63):
+        if device.type == "cuda":
+            torch.cuda.manual_seed((seed + NOISE) % 2**63)
+        yield
+
+
+@contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Set how PyTorch multiplies float32 numbers on a GPU, and leave it as it was."""
+    flags: Any = torch.backends
+    before = flags.cuda.matmul.allow_tf32, flags.cudnn.allow_tf32
+    flags.cuda.matmul.allow_tf32 = flags.cudnn.allow_tf32 = name != "float32"
+    try:
+        yield
+    finally:
+        flags.cuda.matmul.allow_tf32, flags.cudnn.allow_tf32 = before
+
+

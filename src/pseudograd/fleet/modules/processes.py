@@ -1,0 +1,149 @@
+"""Trials on a CPU: one process per core. A process that dies costs only the trials under way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import tempfile
+import warnings
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pseudograd.extras import needed_for
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.loop import train
+from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.fleet.trial import Outcome, Stop, Trial
+
+_MOST_LOSSES = 3  # of one trial with its process, before it is given up
+_LOOK_AROUND = 0.2  # seconds between looks at whether to stop
+
+
+class Processes:
+    """Worker processes that train trials; use it in a ``with`` block.
+
+    Functions are sent by cloudpickle, so they may be lambdas and classes of a script; tensors are
+    shared by files in memory's cache.
+
+    Args:
+        training: The network and how it is trained.
+        examples: The data.
+        recipe: The trials' recipe.
+        keep_parameters: Whether outcomes of retraining carry the weights.
+        count: How many processes.
+
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        examples: Examples,
+        recipe: ModuleRecipe,
+        keep_parameters: bool,
+        count: int,
+    ) -> None:
+        with needed_for("training in several processes"):
+            from cloudpickle import dumps
+
+        self.count = count
+        self._until_closed = contextlib.ExitStack()
+        folder = Path(self._until_closed.enter_context(tempfile.TemporaryDirectory()))
+        tensors = (*examples.inputs, examples.labels)
+        for at, tensor in enumerate(tensors):
+            np.save(folder / f"{at}.npy", tensor.numpy())
+        rest = (examples.name, examples.train_size, examples.source)
+        self.task = dumps((training, recipe, keep_parameters, folder, len(tensors), rest))
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._until_closed.close()
+
+    def __call__(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        """Train the pending trials; yield outcomes as they come."""
+        losses: Counter[Trial] = Counter()
+        while pending and not stop():
+            running: dict[Future[Outcome | None], Trial] = {}
+            executor = self._executor()
+            try:
+                yield from self._through(executor, running, pending, stop)
+            except BrokenExecutor as problem:
+                for trial in running.values():
+                    losses[trial] += 1
+                    if losses[trial] >= _MOST_LOSSES:
+                        raise ConnectionError(
+                            f"a trial was lost with its process {_MOST_LOSSES} times: check that "
+                            f"there is enough memory for {trial}"
+                        ) from problem
+                pending.extendleft(running.values())
+            finally:
+                executor.shutdown(wait=True, kill_workers=True)
+
+    def _through(
+        self,
+        executor: Any,
+        running: dict[Future[Outcome | None], Trial],
+        pending: deque[Trial],
+        stop: Stop,
+    ) -> Iterator[Outcome]:
+        while not stop():
+            while pending and len(running) < self.count:
+                trial = pending.popleft()
+                running[executor.submit(_train, trial)] = trial
+            if not running:
+                return
+            ended, _ = wait(running, _LOOK_AROUND, return_when=FIRST_COMPLETED)
+            for future in ended:
+                outcome = future.result()  # raises if its process died: it still counts as running
+                del running[future]
+                if outcome is not None:
+                    yield outcome
+
+    def _executor(self) -> Any:
+        from loky import ProcessPoolExecutor
+
+        return ProcessPoolExecutor(
+            self.count, initializer=_begin, initargs=(self.task, os.getpid()), timeout=None
+        )
+
+
+_worker: dict[str, Any] = {}
+
+
+def _begin(task: bytes, parent: int) -> None:
+    """Prepare a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    torch.set_num_threads(1)
+    training, recipe, keep_parameters, folder, count, (name, train_size, source) = pickle.loads(task)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the arrays are read-only, and we never write to them
+        *inputs, labels = (
+            torch.from_numpy(np.load(folder / f"{at}.npy", mmap_mode="r")) for at in range(count)
+        )
+    examples = Examples(name, tuple(inputs), labels, train_size, source)
+    _worker.update(
+        training=training, examples=examples, recipe=recipe, keep=keep_parameters, parent=parent
+    )
+
+
+def _train(trial: Trial) -> Outcome | None:
+    """Train a trial in a worker process, which ends with its parent."""
+    return train(
+        _worker["training"],
+        _worker["examples"],
+        _worker["recipe"],
+        trial,
+        torch.device("cpu"),
+        stop=lambda: os.getppid() != _worker["parent"],
+        keep_parameters=_worker["keep"] and trial.split.retrain,
+    )

@@ -1,0 +1,263 @@
+"""What a training of any module is made of, and how a recipe describes it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pseudograd.fleet.recipe import PRECISIONS, ModuleRecipe
+from pseudograd.loss import tunable_cross_entropy
+
+Inputs = Tensor | tuple[Tensor, ...]
+Augment = Callable[[Any], Any]
+Schedule = Callable[[float], float]
+
+# The learning rate's factor as a function of progress in [0, 1].
+SCHEDULES: dict[str, Schedule] = {
+    "constant": lambda _: 1.0,
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+    "linear": lambda progress: 1 - progress,
+    # Warm up over the first fifth, then fall to 0, as in short recipes for images.
+    "one-cycle": lambda progress: progress / 0.2 if progress < 0.2 else (1 - progress) / 0.8,
+}
+
+_lock = RLock()  # PyTorch's CPU generator is the process's
+
+
+@dataclass(frozen=True)
+class Training:
+    """A network and how it is trained; a search varies only k, the learning rate and the seed.
+
+    Attributes:
+        network: Returns a fresh, untrained module. Its initial weights may depend on PyTorch's
+            random numbers, and on nothing else that changes.
+        optimizer: A class of `torch.optim`, or what makes one from ``(parameters, lr=..., ...)``.
+        optimizer_settings: Its keyword arguments except the learning rate.
+        epochs: How long a training lasts, at most.
+        batch_size: Examples per step. What is left over at the end of an epoch is not used in it.
+        schedule: The learning rate's factor as a function of progress in [0, 1], or one of
+            "constant", "cosine", "linear" and "one-cycle".
+        clip: The largest norm of a step's gradient over all parameters; None for no limit.
+        patience: Stop after this many epochs without a lower error, and keep the best epoch; None
+            to train for all epochs and keep the last.
+        validation: The share of the training examples that is held out, such as 0.1; None for the
+            paper's five folds.
+        augment: A function of a batch of inputs, applied on the device in training.
+        precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
+        label_smoothing: As for the loss.
+        class_weights: A factor for each class, as for the loss.
+        ignore_index: Labels that do not count, as for the loss.
+        compile: Whether to compile the network on a GPU.
+
+    """
+
+    network: Callable[[], nn.Module]
+    optimizer: Callable[..., Optimizer] = torch.optim.AdamW
+    optimizer_settings: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 30
+    batch_size: int = 128
+    schedule: str | Schedule = "cosine"
+    clip: float | None = None
+    patience: int | None = None
+    validation: float | None = None
+    augment: Augment | None = None
+    precision: str = "float32"
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+    ignore_index: int = -100
+    compile: bool = True
+
+    def recipe(self, data: str, data_hash: str = "") -> ModuleRecipe:
+        """Return the description of this training on a data set."""
+        for name in ("network", "optimizer"):
+            if not callable(getattr(self, name)):
+                raise ValueError(
+                    f"{name} must be a function or a class, not {getattr(self, name)!r}"
+                    + (": give the function that makes it" if name == "network" else "")
+                )
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {PRECISIONS}, not {self.precision!r}")
+        return ModuleRecipe(
+            network=describe_network(self.network),
+            data=data,
+            data_hash=data_hash,
+            optimizer=self._optimizer_description(),
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            schedule=self._schedule_description(),
+            clip=self.clip,
+            patience=self.patience,
+            validation=self.validation,
+            augment=describe(self.augment) if self.augment else "",
+            precision=self.precision,
+            label_smoothing=self.label_smoothing,
+            class_weights=self.class_weights or (),
+            ignore_index=self.ignore_index,
+        )
+
+    def _optimizer_description(self) -> str:
+        settings = [f"{name}={value!r}" for name, value in sorted(self.optimizer_settings.items())]
+        return f"{describe(self.optimizer)}({', '.join(settings)})"
+
+    def _schedule_description(self) -> str:
+        if isinstance(self.schedule, str):
+            if self.schedule not in SCHEDULES:
+                raise ValueError(
+                    f"schedule must be a function of progress in [0, 1] or one of "
+                    f"{tuple(SCHEDULES)}, not {self.schedule!r}"
+                )
+            return self.schedule
+        if not callable(self.schedule):
+            raise ValueError(f"schedule must be a function or a name, not {self.schedule!r}")
+        return describe(self.schedule)
+
+    def factors(self, steps: int) -> list[float]:
+        """Return the schedule's factor of each step."""
+        schedule = SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
+        values = [float(schedule((step + 0.5) / steps)) for step in range(steps)]
+        if not all(0 <= value < math.inf for value in values):
+            raise ValueError("schedule must return finite numbers of at least 0 for [0, 1]")
+        return values
+
+    def module(self, seed: int) -> nn.Module:
+        """Return a fresh network whose initial weights depend on the seed alone."""
+        with seeded(seed):
+            return self.network()
+
+    def logits(self, module: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+        """Return what the network makes of a batch."""
+        device = inputs[0].device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
+            return module(*inputs)
+
+    def loss(self, logits: Tensor, labels: Tensor, k: float | Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        return tunable_cross_entropy(
+            logits,
+            labels,
+            k=k,
+            weight=self.class_weights and _on(logits.device, self.class_weights),
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+        )
+
+    def augmented(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return a batch of training inputs as the network gets it."""
+        if self.augment is None:
+            return inputs
+        changed = self.augment(inputs[0] if len(inputs) == 1 else inputs)
+        return changed if isinstance(changed, tuple) else (changed,)
+
+
+@functools.cache  # a graph cannot copy them from the host
+def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
+    return torch.tensor(weights, device=device)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let PyTorch's CPU generator begin with a seed, and leave it as it was."""
+    with _lock:
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
+
+
+# --- descriptions, by which a study knows its own training again ---------------------------------
+
+
+def describe(function: Callable[..., Any]) -> str:
+    """Return a function's name, with a hash of its code unless it is PyTorch's.
+
+    Example:
+        >>> describe(torch.optim.AdamW)
+        'AdamW'
+        >>> describe(lambda x: x + 1)
+        '<lambda> ...'
+
+    """
+    if isinstance(function, functools.partial):
+        given = [*map(repr, function.args), *(f"{n}={v!r}" for n, v in function.keywords.items())]
+        return f"{describe(function.func)}({', '.join(given)})"
+    kind = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+    name = kind.__qualname__.removeprefix("<locals>.").rpartition("<locals>.")[2]
+    if (kind.__module__ or "").partition(".")[0] == "torch":
+        return name
+    return f"{name} {_digest(_source(kind))}"
+
+
+def describe_network(network: Callable[[], nn.Module]) -> str:
+    """Return the class of a network, its number of parameters, and a hash of its structure.
+
+    Example:
+        >>> describe_network(lambda: nn.Linear(4, 3))
+        'Linear, 15 parameters, ...'
+
+    """
+    module = _checked_network(network)
+    sizes = [(name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
+    own = {type(one) for one in module.modules()}
+    sources = sorted(_source(kind) for kind in own if not kind.__module__.startswith("torch."))
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    digest = _digest(f"{module!r} {sizes} {sources}")
+    return f"{type(module).__name__}, {parameters:,} parameters, {digest}"
+
+
+def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
+    """Return a network of the function, which must return a fresh one of the same kind each time."""
+    try:
+        with seeded(0):
+            first = network()
+        with seeded(0):
+            second = network()
+    except TypeError as problem:
+        raise ValueError(
+            f"network must be a function without arguments that returns a module ({problem})"
+        ) from problem
+    if not isinstance(first, nn.Module):
+        raise ValueError(f"network must return a torch.nn.Module, not {first!r}")
+    shared = {id(parameter) for parameter in first.parameters()}
+    if first is second or any(id(parameter) in shared for parameter in second.parameters()):
+        raise ValueError(
+            "network must return a fresh module at every call, but returned the same weights "
+            "twice: make the module inside the function"
+        )
+    one, other = first.state_dict(), second.state_dict()
+    if one.keys() != other.keys() or not all(
+        one[name].shape == other[name].shape and torch.equal(one[name], other[name])
+        for name in one
+    ):
+        raise ValueError(
+            "network must return the same module whenever PyTorch's seed is the same, but its "
+            "weights differ between two calls: draw initial weights with PyTorch on the CPU, and "
+            "depend on nothing global that changes"
+        )
+    if not any(parameter.requires_grad for parameter in first.parameters()):
+        raise ValueError("network must have parameters to train")
+    return first
+
+
+def _source(kind: Any) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(kind))
+    except (OSError, TypeError):
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
