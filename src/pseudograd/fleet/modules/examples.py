@@ -150,9 +150,7 @@ class Examples:
         return Parts(train, held if recipe.patience else nothing, held)
 
 
-def held_out_share(
-    data: Examples, share: float, split: Split, stratified: bool = False
-) -> Tensor:
+def held_out_share(data: Examples, share: float, split: Split, stratified: bool = False) -> Tensor:
     """Return the training examples that are held out: other ones in every repetition."""
     order = randomness.folds(split.plan + (split.repetition << 32), data.train_size)
     if stratified:  # equally spaced, class by class: every class has its share

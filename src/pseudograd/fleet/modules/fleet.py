@@ -152,7 +152,9 @@ class ModuleFleet:
         if count > 1:
             from pseudograd.fleet.modules.processes import Processes
 
-            with Processes(self.training, self.examples, recipe, self.keep_parameters, count) as run:
+            with Processes(
+                self.training, self.examples, recipe, self.keep_parameters, count
+            ) as run:
                 yield from run(pending, stop)
             return
         before = torch.get_num_threads()

@@ -53,9 +53,7 @@ class Course:
             return "patience"
         return "limit" if self.epoch >= self.recipe.epochs else None
 
-    def outcome(
-        self, reason: str, judged: Judged, parameters: dict[str, Tensor] | None
-    ) -> Outcome:
+    def outcome(self, reason: str, judged: Judged, parameters: dict[str, Tensor] | None) -> Outcome:
         """Return the outcome, given how the kept network did on the judged examples."""
         known = self.recipe.patience is not None and math.isfinite(self.best_error)
         wrong = judged.wrong.nonzero()[:, 0].tolist() if self.trial.split.retrain else None
@@ -229,5 +227,3 @@ def precision(name: str) -> Iterator[None]:
         yield
     finally:
         flags.cuda.matmul.allow_tf32, flags.cudnn.allow_tf32 = before
-
-

@@ -124,7 +124,9 @@ def _begin(task: bytes, parent: int) -> None:
     """Prepare a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     torch.set_num_threads(1)
-    training, recipe, keep_parameters, folder, count, (name, train_size, source) = pickle.loads(task)
+    training, recipe, keep_parameters, folder, count, (name, train_size, source) = pickle.loads(
+        task
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the arrays are read-only, and we never write to them
         *inputs, labels = (

@@ -210,7 +210,9 @@ def describe_network(network: Callable[[], nn.Module]) -> str:
 
     """
     module = _checked_network(network)
-    sizes = [(name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
+    sizes = [
+        (name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()
+    ]
     own = {type(one) for one in module.modules()}
     sources = sorted(_source(kind) for kind in own if not kind.__module__.startswith("torch."))
     parameters = sum(parameter.numel() for parameter in module.parameters())
@@ -239,8 +241,7 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
         )
     one, other = first.state_dict(), second.state_dict()
     if one.keys() != other.keys() or not all(
-        one[name].shape == other[name].shape and torch.equal(one[name], other[name])
-        for name in one
+        one[name].shape == other[name].shape and torch.equal(one[name], other[name]) for name in one
     ):
         raise ValueError(
             "network must return the same module whenever PyTorch's seed is the same, but its "

@@ -1,0 +1,199 @@
+"""Do graphs train as a plain loop does? One line for each check, into a CSV file.
+
+    python -m benchmarks.check_modules --out benchmarks/results/check_modules_cuda.csv
+
+On a GPU: trainings by CUDA graphs against the loop of `fleet.modules.loop` on the same GPU, with
+deterministic kernels and without compiling; the same trial alone and in company; and what happens
+to networks that no graph can hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.environment import RESULTS, environment, write
+from benchmarks.networks import CNN, GRU, Transformer
+from pseudograd.fleet import Outcome
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.fleet import ModuleFleet
+from pseudograd.fleet.modules.loop import train
+from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.ramp import Ramp
+from pseudograd.fleet.trial import Split, Trial
+
+DEVICE = torch.device("cuda", 0)
+Check = dict[str, object]
+
+
+def data(shape: tuple[int, ...], examples: int = 600) -> Examples:
+    """A problem that can be learned: which of ten places is brightest."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(examples, *shape, generator=generator)
+    y = x.flatten(1)[:, :10].argmax(1)
+    return Examples.of((x[:500], y[:500]), (x[500:], y[500:]))
+
+
+def flipped(x: Tensor) -> Tensor:
+    return torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(3), x)
+
+
+class Tokens(nn.Module):
+    """A label for each place of a sequence, from two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 32)
+        self.rnn = nn.GRU(33, 64, batch_first=True)
+        self.head = nn.Linear(64, 12)
+
+    def forward(self, tokens: Tensor, numbers: Tensor) -> Tensor:
+        out: Tensor = self.head(self.rnn(torch.cat((self.embed(tokens), numbers), 2))[0])
+        return out.transpose(1, 2)
+
+
+class Wandering(nn.Module):
+    """Control flow that depends on the data, which no graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(784, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        out: Tensor = self.layer(x if float(x.mean()) > 0.4 else -x)
+        return out
+
+
+def tokens() -> Examples:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(12, (600, 9), generator=generator)
+    y = x.roll(1, 1)
+    y[:, 0] = -100
+    inputs = x, torch.rand(600, 9, 1, generator=generator)
+    return Examples.of(
+        (tuple(one[:500] for one in inputs), y[:500]), (tuple(one[500:] for one in inputs), y[500:])
+    )
+
+
+class Reading(torch.utils.data.Dataset[Any]):
+    """Examples that differ each time they are read, if only a little."""
+
+    def __init__(self, examples: Examples, start: int, end: int) -> None:
+        self.examples, self.start, self.end = examples, start, end
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __getitem__(self, at: int) -> Any:
+        x = self.examples.inputs[0][self.start + at]
+        return x + 1e-7 * torch.rand(()), self.examples.labels[self.start + at]
+
+
+def cases() -> Iterator[tuple[str, Training, Examples]]:
+    images, rows = data((3, 32, 32)), data((28, 28))
+    common: dict[str, Any] = {"epochs": 4, "batch_size": 64, "compile": False}
+    momentum = {"momentum": 0.9, "nesterov": True}
+    yield "CNN, SGD", Training(CNN, torch.optim.SGD, momentum, **common), images
+    yield "CNN, augmented", Training(CNN, augment=flipped, **common), images
+    yield "CNN, share held out", Training(CNN, validation=0.2, **common), images
+    yield "CNN, patience", Training(CNN, patience=2, **common), images
+    yield "CNN, clipped", Training(CNN, clip=0.5, **common), images
+    weights = tuple(1.0 + at / 10 for at in range(10))
+    smooth: dict[str, Any] = {"label_smoothing": 0.1, "class_weights": weights}
+    yield "CNN, smoothed, weighted", Training(CNN, **smooth, **common), images
+    yield "CNN, bf16", Training(CNN, precision="bf16", **common), images
+    yield "GRU, Adam", Training(GRU, torch.optim.Adam, **common), rows
+    yield "GRU, RMSprop", Training(GRU, torch.optim.RMSprop, {"momentum": 0.5}, **common), rows
+    decay = {"weight_decay": 0.05}
+    yield "transformer, AdamW", Training(Transformer, torch.optim.AdamW, decay, **common), rows
+    yield "tokens", Training(Tokens, schedule="one-cycle", **common), tokens()
+    read = Examples.of(Reading(images, 0, 500), Reading(images, 500, 600))
+    yield "CNN, data read on the host", Training(CNN, **common), read
+
+
+def trials(training: Training, examples: Examples) -> list[Trial]:
+    recipe = training.recipe("data", examples.sha256[:16])
+    found = [
+        Trial(recipe, k, 0.003, Split(0, at), seed=at)
+        for at, k in enumerate((1.0, 0.5, 2.0, Ramp(0.5, 2.0)))
+    ]
+    return found + [replace(found[0], seed=9), replace(found[1], seed=10)]
+
+
+def outcomes(fleet: ModuleFleet, wanted: list[Trial]) -> dict[Trial, Outcome]:
+    return {outcome.trial: outcome for outcome in fleet.run(list(wanted))}
+
+
+def checks() -> Iterator[Check]:
+    def check(what: str, case: str, worst: float, allowed: float) -> Check:
+        good = worst <= allowed
+        print(f"{'ok ' if good else 'BAD'} {case}: {what}: {worst:.3g} ({allowed:g})", flush=True)
+        return {"case": case, "check": what, "worst": worst, "allowed": allowed, "ok": good}
+
+    for name, training, examples in cases():
+        began = time.monotonic()
+        wanted = trials(training, examples)
+        fleet = ModuleFleet(training, examples, DEVICE, slots=3)
+        together = outcomes(fleet, wanted)
+        captured = not any("step by step" in note for note in fleet.notes)
+        yield check("captured" + "".join(f"; {n}" for n in fleet.notes), name, 1 - captured, 0)
+        alone = outcomes(ModuleFleet(training, examples, DEVICE, slots=1), wanted[1:2])
+        same = together[wanted[1]] == alone[wanted[1]] or "host" in name
+        yield check("alone and in company differ", name, 1 - same, 0)
+        recipe = training.recipe("data", examples.sha256[:16])
+        for trial in wanted[:2]:
+            plain = train(training, examples, recipe, trial, DEVICE)
+            assert plain is not None
+            one = together[trial]
+            random = name in ("CNN, augmented", "transformer, AdamW")
+            close = 0.25 if random else 0.08 if "bf16" in name else 0.02
+            apart = abs(one.cross_entropy - plain.cross_entropy) / plain.cross_entropy
+            yield check("cross-entropy against the plain loop", name, apart, close)
+        final = replace(wanted[0], split=Split(0, 0, retrain=True))
+        keeping = ModuleFleet(training, examples, DEVICE, keep_parameters=True)
+        kept = outcomes(keeping, [final])[final]
+        assert kept.parameters is not None
+        print(f"    {time.monotonic() - began:.1f} s; final error {kept.error}", flush=True)
+
+    training = Training(Wandering, epochs=2, batch_size=64)
+    examples = data((28, 28))
+    fleet = ModuleFleet(training, examples, DEVICE)
+    found = outcomes(fleet, trials(training, examples))
+    said = [note for note in fleet.notes if "step by step" in note]
+    print("   ", fleet.notes)
+    yield check("trained step by step, and said so", "control flow", 1 - len(said), 0)
+    yield check("missing outcomes", "control flow", 6 - len(found), 0)
+    torch.use_deterministic_algorithms(False)
+    training = Training(Transformer, epochs=2, batch_size=64)
+    fleet = ModuleFleet(training, data((28, 28)), DEVICE, slots=3)
+    found = outcomes(fleet, trials(training, data((28, 28))))
+    print("   ", fleet.notes)
+    yield check("missing outcomes", "transformer, compiled", 6 - len(found), 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "check_modules_cuda.csv")
+    options = parser.parse_args()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    about = environment("cuda")
+    rows: list[dict[str, object]] = [{**row, **about} for row in checks()]
+    write(rows, options.out)
+    wrong = sum(not row["ok"] for row in rows)
+    print(f"{len(rows)} checks, {wrong} wrong")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

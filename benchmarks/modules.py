@@ -1,0 +1,231 @@
+"""Microseconds per model and step of any network: our graphs against other ways, in one run.
+
+    python -m benchmarks.modules --out benchmarks/results/modules_cuda.csv
+
+All figures are all in: drawing the order, gathering batches on the device, training, and an
+evaluation after every epoch, over whole trainings; ours has the making of slots, weights and graphs
+in it, too. Compiling stands apart, for us and for others. The ways:
+
+- eager: a loop of PyTorch, one training at a time;
+- compiled: the same with torch.compile(mode="reduce-overhead"), whose steps are CUDA graphs;
+- 4 and 8 processes: the eager loop in processes that share the GPU, as Ray Tune runs trials on a
+  fraction of a GPU each (without Ray's own overhead: it is not needed here);
+- graphs: `ModuleFleet`, 8 trials at once; compiled or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.environment import RESULTS, environment, write
+from benchmarks.networks import CASES, EXAMPLES, Case
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.fleet import ModuleFleet
+from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.trial import Split, Trial
+
+RATE, MOMENTUM, VALIDATION = 0.01, 0.9, 0.1
+SLOTS, TRIALS = 8, 16
+TARGETS = {"CNN 32-64-128": 5, "GRU 128": 15, "transformer 4×128": 7}
+
+
+def noise(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Inputs and labels in the shape of a real set: speed does not depend on what they show."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(10, (EXAMPLES,), generator=generator)
+    return torch.rand(EXAMPLES, *shape, generator=generator), labels
+
+
+class Loop:
+    """The training of a careful user: data on the device, no synchronization within an epoch."""
+
+    def __init__(self, case: Case, compiled: bool) -> None:
+        x, y = noise(case.shape)
+        held = int(EXAMPLES * VALIDATION)
+        self.x, self.y, self.case = x.cuda(), y.cuda(), case
+        self.held = torch.arange(held, device="cuda")
+        self.trained = torch.arange(held, EXAMPLES, device="cuda")
+        self.module = case.network().cuda()
+        self.forward: Any = self.module
+        if compiled:
+            self.forward = torch.compile(self.module, mode="reduce-overhead")
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=RATE, momentum=MOMENTUM)
+        self.steps = len(self.trained) // case.batch_size
+
+    def epoch(self) -> None:
+        self.module.train()
+        order = self.trained[torch.randperm(len(self.trained), device="cuda")]
+        for rows in order[: self.steps * self.case.batch_size].split(self.case.batch_size):
+            x, y = self.x[rows], self.y[rows]
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.case.precision == "bf16"):
+                logits = self.forward(x)
+            loss = F.cross_entropy(logits.float(), y)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        self.module.eval()
+        wrong = torch.zeros((), device="cuda")
+        with torch.no_grad():
+            for rows in self.held.split(4 * self.case.batch_size):
+                wrong += (self.module(self.x[rows]).argmax(1) != self.y[rows]).sum()
+        wrong.item()
+
+    def microseconds(self, epochs: int) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(epochs):
+            self.epoch()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / (epochs * self.steps) * 1e6
+
+
+def in_processes(name: str, count: int, epochs: int) -> float:
+    """Microseconds per model and step where processes share the GPU."""
+    command = [sys.executable, "-m", "benchmarks.modules", "--child", name, str(epochs)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    children = [subprocess.Popen(command, **pipes) for _ in range(count)]
+    steps = 0
+    for child in children:
+        steps = int(child.stdout.readline())  # type: ignore[union-attr]
+    began = time.perf_counter()
+    for child in children:
+        child.stdin.write("\n")  # type: ignore[union-attr]
+        child.stdin.flush()  # type: ignore[union-attr]
+    for child in children:
+        child.wait()
+    return (time.perf_counter() - began) / (count * epochs * steps) * 1e6
+
+
+def child(name: str, epochs: int) -> None:
+    loop = Loop(CASES[name], compiled=False)
+    loop.epoch()
+    torch.cuda.synchronize()
+    print(loop.steps, flush=True)
+    sys.stdin.readline()
+    loop.microseconds(epochs)
+
+
+def graphs(case: Case, compiled: bool) -> dict[str, float]:
+    """Microseconds per model and step of our fleet, and how busy the GPU is meanwhile."""
+    x, y = noise(case.shape)
+    examples = Examples.of((x, y), (x[:1000], y[:1000]))
+    training = Training(
+        case.network,
+        torch.optim.SGD,
+        {"momentum": MOMENTUM},
+        epochs=case.epochs,
+        batch_size=case.batch_size,
+        validation=VALIDATION,
+        precision=case.precision,
+        compile=compiled,
+    )
+    recipe = training.recipe("noise")
+    trials = [Trial(recipe, 0.5, RATE, Split(0, at), seed=at) for at in range(TRIALS)]
+    fleet = ModuleFleet(training, examples, "cuda", SLOTS)
+    began = time.perf_counter()
+    done = list(fleet.run(trials[:1]))
+    first = time.perf_counter() - began
+    steps = (EXAMPLES - round(EXAMPLES * VALIDATION)) // case.batch_size * case.epochs
+    torch.cuda.synchronize()
+    with watched() as busy:
+        began = time.perf_counter()
+        done = list(fleet.run(trials))
+        torch.cuda.synchronize()
+        passed = time.perf_counter() - began
+    assert len(done) == TRIALS, fleet.notes
+    print("   ", fleet.notes, flush=True)
+    return {
+        "microseconds": passed / (TRIALS * steps) * 1e6,
+        "first_seconds": first,
+        "busy": sum(busy) / max(1, len(busy)),
+    }
+
+
+@contextmanager
+def watched() -> Iterator[list[float]]:
+    """Sample the share of time in which the GPU runs kernels, as the driver counts it."""
+    samples: list[float] = []
+    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms",
+               "100"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as smi:
+
+        def read() -> None:
+            for line in smi.stdout:  # type: ignore[union-attr]
+                samples.append(float(line) / 100)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            yield samples
+        finally:
+            smi.terminate()
+            reader.join()
+
+
+def measured(name: str, case: Case) -> Iterator[dict[str, object]]:
+    def row(way: str, microseconds: float, **more: float) -> dict[str, object]:
+        figures = {"first_seconds": "", "busy": "", **more}
+        print(f"{name}: {way}: {microseconds:.0f} µs", figures, flush=True)
+        return {
+            "network": name,
+            "batch_size": case.batch_size,
+            "precision": case.precision,
+            "way": way,
+            "microseconds": round(microseconds, 1),
+            **{k: v if v == "" else round(float(v), 3) for k, v in figures.items()},
+        }
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    epochs = max(1, case.epochs // 2)
+    for way, compiled in (("eager", False), ("compiled, reduce-overhead", True)):
+        loop = Loop(case, compiled)
+        began = time.perf_counter()
+        loop.epoch()
+        torch.cuda.synchronize()
+        first = time.perf_counter() - began
+        yield row(way, loop.microseconds(epochs), first_seconds=first)
+        del loop
+        torch.cuda.empty_cache()
+    for count in (4, 8):
+        yield row(f"{count} processes", in_processes(name, count, epochs))
+    for way, compiled in (("graphs", False), ("graphs, compiled", True)):
+        found = graphs(case, compiled)
+        yield row(way, found.pop("microseconds"), **found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "modules_cuda.csv")
+    parser.add_argument("--networks", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--child", nargs=2, metavar=("NETWORK", "EPOCHS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child[0], int(options.child[1]))
+        return
+    rows: list[dict[str, object]] = []
+    about = environment("cuda")
+    for name in options.networks:
+        found = list(measured(name, CASES[name]))
+        eager = float(str(found[0]["microseconds"]))
+        for row in found:
+            speedup = eager / float(str(row["microseconds"]))
+            rows.append({**row, "times_eager": round(speedup, 2), **about})
+        write(rows, options.out)
+
+
+if __name__ == "__main__":
+    main()
