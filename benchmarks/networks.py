@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ class CNN(nn.Module):
                     nn.ReLU(),
                     nn.MaxPool2d(2),
                 )
-                for before, after in zip(widths, widths[1:], strict=False)
+                for before, after in itertools.pairwise(widths)
             )
         )
         self.head = nn.Linear(128 * 16, 10)

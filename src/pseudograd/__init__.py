@@ -22,8 +22,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from pseudograd.estimator import TunableMLPClassifier as TunableMLPClassifier
+    from pseudograd.study import Study as Study
 
-# Without the classifier, so that `import *` works without the extra it needs.
+# Without the classifier and the study, so that `import *` works without the extra they need.
 __all__ = [
     "RuleCrossEntropyLoss",
     "TunableCrossEntropyLoss",
@@ -34,7 +35,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The estimator needs scikit-learn, which is slow to import: only those who ask for it wait.
+    # They need packages that are slow to import: only those who ask for them wait.
+    if name == "Study":
+        from pseudograd.study import Study
+
+        return Study
     if name == "TunableMLPClassifier":
         from pseudograd.extras import needed_for
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -124,7 +124,8 @@ class Outcome:
 
     Attributes:
         trial: The trial.
-        stop_error: The best epoch's error on the early-stopping fold, a fraction.
+        stop_error: The best epoch's error on the early-stopping fold, a fraction; 0 for a final
+            training that nothing stops early.
         best_epoch: The epoch that was kept, from 1, by the recipe's ``stop_by`` and ``ties``.
         error: The error of that epoch's network on the validation fold (with ``retrain``, on the
             test set).
@@ -133,8 +134,8 @@ class Outcome:
         stopped_by: "patience", "limit" (of epochs) or "diverged".
         curve: The error on the early-stopping fold after each epoch.
         wrong: With ``retrain``, the indices of the test examples that the network got wrong.
-        parameters: The weights (in, out) and biases (out) of each layer at the best epoch, if the
-            fleet keeps them.
+        parameters: The weights (in, out) and biases (out) of each layer at the best epoch, or a
+            module's state, if the fleet keeps them.
 
     """
 
@@ -147,6 +148,6 @@ class Outcome:
     stopped_by: str
     curve: tuple[float, ...]
     wrong: tuple[int, ...] | None = None
-    parameters: tuple[tuple[Tensor, Tensor], ...] | None = field(
+    parameters: tuple[tuple[Tensor, Tensor], ...] | Mapping[str, Tensor] | None = field(
         default=None, compare=False, repr=False
     )

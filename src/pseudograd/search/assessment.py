@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,20 +63,39 @@ def assess(
 
     """
     labels = data.labels[data.train_size :].numpy()
+    wrong = test["model"].argmax(1) != labels
+    return assess_probabilities(labels, encoder.labels, test) | {
+        "baselines": _baselines(data, encoder, wrong),
+        "importance": None if predict is None else permutation_importance(predict, data, encoder),
+        "suspects": out_of_fold and _suspects(data, encoder, out_of_fold, votes),
+        "members": members,
+    }
+
+
+def assess_probabilities(
+    labels: NDArray[np.int64], classes: Sequence[Any], test: Mapping[str, Floats]
+) -> dict[str, Any]:
+    """Return what test probabilities alone tell, in the form of `assess`.
+
+    Args:
+        labels: The class indices of the test examples.
+        classes: The names of the classes.
+        test: As for `assess`.
+
+    """
     wrong = {name: found.argmax(1) != labels for name, found in test.items()}
     found = {name: _quality(probabilities, labels) for name, probabilities in test.items()}
-    counts = np.bincount(labels, minlength=len(encoder.labels))
-    predicted = test["model"].argmax(1)
-    matrix = confusion(predicted, labels, len(encoder.labels))
+    counts = np.bincount(labels, minlength=len(classes))
+    matrix = confusion(test["model"].argmax(1), labels, len(classes))
     return {
-        "classes": list(encoder.labels),
+        "classes": list(classes),
         "model": found["model"],
         "uncalibrated": found.get("uncalibrated"),
         "plain": found.get("plain"),
-        "baselines": _baselines(data, encoder, wrong["model"]),
+        "baselines": [],
         "unequal": are_unequal(counts),
         "by_class": [
-            share(int(row.sum() - row[at]), int(row.sum())) | {"label": encoder.labels[at]}
+            share(int(row.sum() - row[at]), int(row.sum())) | {"label": classes[at]}
             for at, row in enumerate(matrix)
         ],
         "confusion": matrix.tolist() if len(matrix) <= _MATRIX else None,
@@ -87,9 +106,9 @@ def assess(
             if name in test
         },
         "comparison": _comparison(wrong, test, labels) if "plain" in test else None,
-        "importance": None if predict is None else permutation_importance(predict, data, encoder),
-        "suspects": out_of_fold and _suspects(data, encoder, out_of_fold, votes),
-        "members": members,
+        "importance": None,
+        "suspects": None,
+        "members": None,
     }
 
 

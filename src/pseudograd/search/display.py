@@ -59,8 +59,8 @@ class Display(contextlib.AbstractContextManager["Display"]):
             from rich.console import Console
             from rich.live import Live
 
-            console = Console(file=self.out)
-            live = Live(console=console, refresh_per_second=4, get_renderable=self._table)
+            self._console = Console(file=self.out)
+            live = Live(console=self._console, refresh_per_second=4, get_renderable=self._table)
             self._exits.enter_context(live)
         return self
 
@@ -78,6 +78,13 @@ class Display(contextlib.AbstractContextManager["Display"]):
         if last or now - self.line_written >= _SECONDS_BETWEEN_LINES:
             self.line_written = now
             print(self._line() + self._best(), file=self.out, flush=True)
+
+    def tell(self, note: str) -> None:
+        """Write a line that stays above the table."""
+        if self.live:
+            self._console.print(note)
+        else:
+            print(note, file=self.out, flush=True)
 
     def _line(self) -> str:
         """Return the progress of the study as a line."""

@@ -431,6 +431,41 @@ def _ks(values: Any) -> tuple[float | Ramp, ...]:
     return tuple(k if isinstance(k, Ramp) else float(k) for k in ks)
 
 
+@dataclass(frozen=True)
+class NetworkProtocol(Protocol):
+    """The paper's search, for any network; its final networks also include other k.
+
+    Attributes:
+        ks: The values of k to try.
+        mixed: Whether to train final networks of other k, too, for an ensemble of mixed k that is
+            as large as those of the chosen k and of k = 1.
+
+    """
+
+    kind: ClassVar[str] = "network"
+    ks: tuple[float | Ramp, ...] = DEEP_KS
+    repetitions: int = 5
+    mixed: bool = True
+
+    def final_trials(self, outcomes: Outcomes) -> list[Trial]:
+        """Return the trials that retrain the choice, k = 1 and the ensemble of mixed k."""
+        return [*dict.fromkeys((*super().final_trials(outcomes), *self.mixed_trials(outcomes)))]
+
+    def mixed_trials(self, outcomes: Outcomes) -> list[Trial]:
+        """Return the networks of the ensemble of mixed k: the best k first, one of each in turn."""
+        if not self.mixed or not self.retrainings or len(self.ks) < 2:
+            return []
+        cells = sorted(self.best_of_each_k(outcomes), key=lambda cell: cell.score)
+        turns = [(cells[at % len(cells)], at // len(cells)) for at in range(self.retrainings)]
+        return [self.retrainings_of(c.k, c.learning_rate)[turn] for c, turn in turns]
+
+    @property
+    def foretold(self) -> int:
+        """How many trials the search needs if no learning rate lies on an edge."""
+        others = min(self.retrainings, len(self.ks)) - 2 if self.mixed else 0
+        return super().foretold + max(0, others)
+
+
 # Cached: a search asks for the same trials after every few outcomes, while a device waits.
 @functools.lru_cache(maxsize=4096)
 def trial_at(

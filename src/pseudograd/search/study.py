@@ -27,7 +27,7 @@ from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import Comparison, compare
 from pseudograd.search.documents import misfit, read_json, write_json
 from pseudograd.search.ledger import Ledger
-from pseudograd.search.protocol import Cell, Outcomes, Protocol
+from pseudograd.search.protocol import Cell, NetworkProtocol, Outcomes, Protocol
 from pseudograd.words import counted
 
 # Takes trials from the left, trains them and yields their outcomes in any order, until none is left
@@ -46,7 +46,9 @@ _SESSION = {
     "trials": int,
 }
 _RUN = {"recipe": dict, "protocol": dict, "data": dict, "sessions": [_SESSION]}
-_PROTOCOLS: dict[str, type[Protocol]] = {kind.kind: kind for kind in (Protocol, Bagging)}
+_PROTOCOLS: dict[str, type[Protocol]] = {
+    kind.kind: kind for kind in (Protocol, Bagging, NetworkProtocol)
+}
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from pseudograd.data import Dataset as Table
 from pseudograd.fleet import randomness
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts, parts
 from pseudograd.fleet.trial import Split
-
-_HASHED = 1 << 12  # examples of a Dataset read from disk that its hash covers
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +42,6 @@ class Examples:
     train_size: int
     source: Sequence[tuple[Tensor, ...]] | None = None
     notes: tuple[str, ...] = ()
-    groups: Tensor | None = None
-    pieces_of: Tensor | None = None
 
     @classmethod
     def of(cls, train: Any, test: Any, name: str = "data", ignore_index: int = -100) -> Examples:
@@ -74,8 +71,8 @@ class Examples:
             )
         if first.labels.shape[1:] != second.labels.shape[1:]:
             raise ValueError(
-                f"test must have labels of the shape that train has, {tuple(first.labels.shape[1:])}"
-                f" per example, not {tuple(second.labels.shape[1:])}"
+                "test must have labels of the shape that train has per example, "
+                f"{tuple(first.labels.shape[1:])}, not {tuple(second.labels.shape[1:])}"
             )
         labels = torch.cat([part.labels for part in both])
         counted = labels[labels != ignore_index]
@@ -116,14 +113,24 @@ class Examples:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """The SHA-256 of the inputs and the labels; of a Dataset that is read, of the first ones."""
+        """The SHA-256 of the inputs and the labels; of the labels alone if inputs are read."""
         digest = hashlib.sha256()
-        inputs = self.inputs
         if self.source is not None:
             digest.update(f"{self.source!r}".encode())
-        for tensor in (*inputs, self.labels):
+        for tensor in (*self.inputs, self.labels):
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+    @property
+    def _has_classes(self) -> bool:
+        """Whether every example has one class, so that folds can have equal shares of each."""
+        return self.labels.dim() == 1 and bool((self.labels >= 0).all())
+
+    @functools.cached_property
+    def _table(self) -> Table:
+        """The examples as a table without columns, for the cut into folds."""
+        labels = self.labels if self._has_classes else torch.zeros(len(self), dtype=torch.int64)
+        return Table(self.name, torch.empty(len(self), 0), labels, self.train_size)
 
     def parts(self, recipe: ModuleRecipe, split: Split) -> Parts:
         """Return which examples train, stop and judge a trial of a split.
@@ -131,16 +138,17 @@ class Examples:
         Without patience nothing is needed to stop by, so those examples train too: four folds of
         five, and all of the training set in the end.
         """
-        stratified = self.labels.dim() == 1
+        stratified = self._has_classes
         rest = torch.arange(self.train_size, len(self))
         nothing = rest[:0]
         if split.retrain and recipe.patience is None:
             return Parts(torch.arange(self.train_size), nothing, rest)
         if recipe.validation is None:
             if recipe.patience is None:
-                cut = parts(self, Split(split.plan, split.repetition, bagged=True), stratified)
+                bagged = Split(split.plan, split.repetition, bagged=True)
+                cut = parts(self._table, bagged, stratified)
                 return Parts(cut.train, nothing, cut.judge)
-            return parts(self, split, stratified)
+            return parts(self._table, split, stratified)
         held = held_out_share(self, recipe.validation, split, stratified)
         trained = torch.ones(self.train_size, dtype=torch.bool)
         trained[held] = False
@@ -182,9 +190,9 @@ class _Part:
             *inputs, labels = given.tensors
             given = (tuple(inputs), labels)
         if isinstance(given, tuple | list) and len(given) == 2:
-            inputs = given[0] if isinstance(given[0], tuple | list) else (given[0],)
+            several = given[0] if isinstance(given[0], tuple | list) else (given[0],)
             made = cls(
-                tuple(_tensor(one, f"{which} inputs") for one in inputs),
+                tuple(_tensor(one, f"{which} inputs") for one in several),
                 _labels(given[1], which),
             )
         elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
@@ -311,9 +319,8 @@ def _tensor(given: Any, what: str) -> Tensor:
 
 def _labels(given: Any, which: str) -> Tensor:
     labels = _tensor(given, f"{which} labels")
-    if labels.is_floating_point() or labels.is_complex():
-        if not bool((labels == labels.round()).all()):
-            raise ValueError(f"{which} must have class indices as labels, not fractions or NaN")
+    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+        raise ValueError(f"{which} must have class indices as labels, not fractions or NaN")
     return labels.long()
 
 

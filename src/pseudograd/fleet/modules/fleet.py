@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Self
 
 import torch
 
 from pseudograd.fleet.mlp.fleet import side_by_side
 from pseudograd.fleet.modules.examples import Examples
-from pseudograd.fleet.modules.loop import train
+from pseudograd.fleet.modules.loop import module_recipe, train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial, never
+
+if TYPE_CHECKING:
+    from pseudograd.fleet.modules.processes import Processes
 
 
 class ModuleFleet:
@@ -22,7 +26,7 @@ class ModuleFleet:
 
     On a GPU every trial is a CUDA graph on a stream of its own; on a CPU, a process. An outcome
     depends on its trial alone: to the last bit on a CPU, and on a GPU as far as the kernels that
-    PyTorch picks are deterministic.
+    PyTorch picks are deterministic. In a ``with`` block, processes stay from one run to the next.
 
     Args:
         training: The network and how it is trained.
@@ -63,6 +67,22 @@ class ModuleFleet:
         self.training, self.examples = training, examples
         self.slots, self.keep_parameters = slots, keep_parameters
         self.notes: list[str] = list(examples.notes)
+        self._processes: Processes | None = None
+        self._stays_open = False
+        self.tell: Callable[[str], None] = lambda _: None  # called with each new note
+
+    def __enter__(self) -> Self:
+        self._stays_open = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stays_open = False
+        self._close()
+
+    def _close(self) -> None:
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
 
     def run(self, trials: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
         """Train the trials; yield each one's outcome as it ends.
@@ -78,7 +98,7 @@ class ModuleFleet:
             return
         recipe = self._recipe(pending)
         if all(device.type == "cpu" for device in self.devices):
-            yield from self._in_processes(recipe, pending, stop)
+            yield from self._on_cpu(pending, stop)
             return
         works = [
             functools.partial(self._on_gpu, recipe, device, pending) for device in self.devices
@@ -90,9 +110,7 @@ class ModuleFleet:
 
     def _recipe(self, pending: deque[Trial]) -> ModuleRecipe:
         """Return the recipe that all trials share, which must be of this training and data."""
-        recipe = pending[0].recipe
-        if not isinstance(recipe, ModuleRecipe):
-            raise TypeError(f"a ModuleFleet trains trials of a ModuleRecipe, not of {recipe!r}")
+        recipe = module_recipe(pending[0])
         if any(trial.recipe != recipe for trial in pending):
             raise ValueError("trials of one fleet must share a recipe")
         ours = self.training.recipe(recipe.data, recipe.data_hash)
@@ -122,48 +140,50 @@ class ModuleFleet:
             crew = Crew(
                 self.training, self.examples, recipe, device, self.slots, self.keep_parameters
             )
+            crew.tell = self._note
             try:
                 yield from crew.through(pending, stop)
                 return
             except Uncapturable as reason:
                 self._note(f"trained step by step, since no CUDA graph can be captured: {reason}")
-            finally:
-                for note in crew.notes:
-                    self._note(note)
-        yield from self._one_by_one(recipe, device, pending, stop)
+        yield from self._one_by_one(device, pending, stop)
 
     def _one_by_one(
-        self, recipe: ModuleRecipe, device: torch.device, pending: deque[Trial], stop: Stop
+        self, device: torch.device, pending: deque[Trial], stop: Stop
     ) -> Iterator[Outcome]:
         while pending and not stop():
             trial = pending.popleft()
             keep = self.keep_parameters and trial.split.retrain
             outcome = train(
-                self.training, self.examples, recipe, trial, device,
+                self.training, self.examples, trial, device,
                 stop=stop, keep_parameters=keep,
             )  # fmt: skip
             if outcome is not None:
                 yield outcome
 
-    def _in_processes(
-        self, recipe: ModuleRecipe, pending: deque[Trial], stop: Stop
-    ) -> Iterator[Outcome]:
-        count = min(self.slots or torch.get_num_threads(), len(pending))
-        if count > 1:
+    def _on_cpu(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        count = self.slots or torch.get_num_threads()
+        if count > 1 and (len(pending) > 1 or self._processes):
             from pseudograd.fleet.modules.processes import Processes
 
-            with Processes(
-                self.training, self.examples, recipe, self.keep_parameters, count
-            ) as run:
-                yield from run(pending, stop)
+            if self._processes is None:
+                self._processes = Processes(
+                    self.training, self.examples, self.keep_parameters, count
+                )
+            try:
+                yield from self._processes(pending, stop)
+            finally:
+                if not self._stays_open:
+                    self._close()
             return
         before = torch.get_num_threads()
         torch.set_num_threads(1)  # sums round by the number of threads
         try:
-            yield from self._one_by_one(recipe, torch.device("cpu"), pending, stop)
+            yield from self._one_by_one(torch.device("cpu"), pending, stop)
         finally:
             torch.set_num_threads(before)
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
+            self.tell(note)

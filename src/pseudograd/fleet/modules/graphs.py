@@ -116,6 +116,7 @@ class Streamed(Taker):
 
     def feed(self, rows: Tensor) -> Iterator[None]:
         """Bring each batch of rows to the device before its step."""
+        rows = rows.cpu()
         coming = deque(self.readers.submit(self._read, some) for some in rows[:_BATCHES_AHEAD])
         for at in range(len(rows)):
             *inputs, labels = coming.popleft().result()
@@ -202,7 +203,7 @@ class Slot:
         self.best = [torch.empty_like(one) for one in self._state()]
 
     def _state(self) -> list[Tensor]:
-        return [*self.module.parameters(), *self.module.buffers()]
+        return [one.detach() for one in (*self.module.parameters(), *self.module.buffers())]
 
     # --- what is captured --------------------------------------------------------------------
 
@@ -314,10 +315,8 @@ class Slot:
 
     def _shuffled(self, seed: int, epoch: int) -> Tensor:
         """Draw the order of an epoch, as `loop.train` does; return its rows, a batch each."""
-        place = {"device": self.device, "dtype": torch.int64}
-        order = randomness.order(
-            torch.full((1,), seed, **place), torch.full((1,), epoch, **place), len(self.train_rows)
-        )
+        seeds, epochs = (torch.full((1,), one, device=self.device) for one in (seed, epoch))
+        order = randomness.order(seeds, epochs, len(self.train_rows))
         taken = self.train_rows[order[0, : self.steps * self.size]]
         self.order.copy_(taken.reshape(self.steps, self.size))
         self.counters[1].zero_()
@@ -417,13 +416,13 @@ class Crew:
     ) -> None:
         self.training, self.examples, self.recipe, self.device = training, examples, recipe, device
         self.most, self.keep_parameters = slots or SLOTS, keep_parameters
-        self.notes: list[str] = []
+        self.tell: Callable[[str], None] = lambda _: None
         self.slots: list[Slot] = []
         # More hardware queues, for more than eight streams; heeded before CUDA starts.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
     def through(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-        """Train the pending trials, and yield outcomes as they come; those under way end at stop."""
+        """Train the pending trials, and yield outcomes as they come."""
         with torch.cuda.device(self.device), precision(self.recipe.precision):
             self._make_slots(pending)
             running: dict[Slot, Generator[bool, None, Outcome]] = {}
@@ -460,7 +459,6 @@ class Crew:
         free = torch.cuda.mem_get_info(self.device)[0]
         compiled = self.training.compile
         while len(self.slots) < min(self.most, len(pending)):
-            began = time.monotonic()
             try:
                 self.slots.append(
                     Slot(self.training, source, self.recipe, cut, self.device, compiled)
@@ -479,10 +477,8 @@ class Crew:
                 if not compiled:
                     raise Uncapturable(_reason(problem)) from problem
                 compiled = False
-                self.notes.append(f"the network is not compiled: {_reason(problem)}")
+                self.tell(f"the network is not compiled: {_reason(problem)}")
                 continue
-            if len(self.slots) == 1 and compiled:
-                self.notes.append(f"compiled in {time.monotonic() - began:.0f} s")
             taken = free - torch.cuda.mem_get_info(self.device)[0]
             self.most = min(self.most, max(1, int(_SHARE * free / (taken / len(self.slots) + 1))))
 

@@ -55,11 +55,15 @@ class Course:
 
     def outcome(self, reason: str, judged: Judged, parameters: dict[str, Tensor] | None) -> Outcome:
         """Return the outcome, given how the kept network did on the judged examples."""
-        known = self.recipe.patience is not None and math.isfinite(self.best_error)
+        stop_error = judged.error
+        if self.recipe.patience is not None:
+            stop_error = min(self.best_error, 1.0)
+        elif self.trial.split.retrain:
+            stop_error = 0.0  # not the test error, which must not choose among networks
         wrong = judged.wrong.nonzero()[:, 0].tolist() if self.trial.split.retrain else None
         return Outcome(
             trial=self.trial,
-            stop_error=self.best_error if known else judged.error,
+            stop_error=stop_error,
             best_epoch=self.best_epoch or self.epoch,
             error=judged.error,
             cross_entropy=judged.cross_entropy,
@@ -96,6 +100,13 @@ class Judged:
         return cls(float(wrong.sum()) / counted, value, wrong)
 
 
+def module_recipe(trial: Trial) -> ModuleRecipe:
+    """Return the trial's recipe, which must be a `ModuleRecipe`."""
+    if not isinstance(trial.recipe, ModuleRecipe):
+        raise TypeError(f"a ModuleFleet trains trials of a ModuleRecipe, not of {trial.recipe!r}")
+    return trial.recipe
+
+
 def batches(count: int, batch_size: int) -> tuple[int, int]:
     """Return the number of steps per epoch and of examples per step.
 
@@ -115,7 +126,6 @@ def sensitivities(trial: Trial, steps: int) -> list[float]:
 def train(
     training: Training,
     examples: Examples,
-    recipe: ModuleRecipe,
     trial: Trial,
     device: torch.device,
     *,
@@ -127,13 +137,14 @@ def train(
     Args:
         training: The network and how it is trained.
         examples: The data.
-        recipe: The trial's recipe; its epochs and patience hold, which a sweep shortens.
-        trial: k, learning rate, split and seed.
+        trial: k, learning rate, split and seed, and a recipe whose epochs and patience hold: a
+            sweep shortens them.
         device: Where to train.
         stop: Asked after every epoch.
         keep_parameters: Whether the outcome carries the weights.
 
     """
+    recipe = module_recipe(trial)
     cut = examples.parts(recipe, trial.split)
     steps, size = batches(len(cut.train), recipe.batch_size)
     rates = [trial.learning_rate * factor for factor in training.factors(recipe.epochs * steps)]
@@ -202,6 +213,20 @@ def evaluate(
             F.cross_entropy(logits, labels, ignore_index=training.ignore_index, reduction="sum")
         )
     return Judged.of(torch.cat(wrong), counted, total)
+
+
+@torch.no_grad()
+def predict(
+    training: Training, module: nn.Module, examples: Examples, rows: Tensor, device: torch.device
+) -> Tensor:
+    """Return the probabilities of the classes, (rows, classes) or (rows, classes, ...)."""
+    module.eval()
+    found = []
+    with precision(training.precision):
+        for some in rows.split(training.batch_size):
+            inputs = tuple(one.to(device) for one in examples.batch(some))
+            found.append(training.logits(module, prepared(inputs)).float().softmax(1).cpu())
+    return torch.cat(found)
 
 
 def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,6 @@ from pseudograd.extras import needed_for
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.loop import train
 from pseudograd.fleet.modules.training import Training
-from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial
 
 _MOST_LOSSES = 3  # of one trial with its process, before it is given up
@@ -29,7 +28,7 @@ _LOOK_AROUND = 0.2  # seconds between looks at whether to stop
 
 
 class Processes:
-    """Worker processes that train trials; use it in a ``with`` block.
+    """Worker processes that train trials, until they are closed.
 
     Functions are sent by cloudpickle, so they may be lambdas and classes of a script; tensors are
     shared by files in memory's cache.
@@ -37,19 +36,13 @@ class Processes:
     Args:
         training: The network and how it is trained.
         examples: The data.
-        recipe: The trials' recipe.
         keep_parameters: Whether outcomes of retraining carry the weights.
         count: How many processes.
 
     """
 
     def __init__(
-        self,
-        training: Training,
-        examples: Examples,
-        recipe: ModuleRecipe,
-        keep_parameters: bool,
-        count: int,
+        self, training: Training, examples: Examples, keep_parameters: bool, count: int
     ) -> None:
         with needed_for("training in several processes"):
             from cloudpickle import dumps
@@ -61,22 +54,29 @@ class Processes:
         for at, tensor in enumerate(tensors):
             np.save(folder / f"{at}.npy", tensor.numpy())
         rest = (examples.name, examples.train_size, examples.source)
-        self.task = dumps((training, recipe, keep_parameters, folder, len(tensors), rest))
+        self.task = dumps((training, keep_parameters, folder, len(tensors), rest))
 
-    def __enter__(self) -> Processes:
-        return self
+        self._executor: Any = None
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the processes."""
+        self._end()
         self._until_closed.close()
+
+    def _end(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, kill_workers=True)
+            self._executor = None
 
     def __call__(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
         """Train the pending trials; yield outcomes as they come."""
         losses: Counter[Trial] = Counter()
         while pending and not stop():
             running: dict[Future[Outcome | None], Trial] = {}
-            executor = self._executor()
+            if self._executor is None:
+                self._executor = self._started()
             try:
-                yield from self._through(executor, running, pending, stop)
+                yield from self._through(running, pending, stop)
             except BrokenExecutor as problem:
                 for trial in running.values():
                     losses[trial] += 1
@@ -86,12 +86,16 @@ class Processes:
                             f"there is enough memory for {trial}"
                         ) from problem
                 pending.extendleft(running.values())
-            finally:
-                executor.shutdown(wait=True, kill_workers=True)
+                self._end()
+            except BaseException:
+                self._end()
+                raise
+            else:
+                if running:  # told to stop
+                    self._end()
 
     def _through(
         self,
-        executor: Any,
         running: dict[Future[Outcome | None], Trial],
         pending: deque[Trial],
         stop: Stop,
@@ -99,7 +103,7 @@ class Processes:
         while not stop():
             while pending and len(running) < self.count:
                 trial = pending.popleft()
-                running[executor.submit(_train, trial)] = trial
+                running[self._executor.submit(_train, trial)] = trial
             if not running:
                 return
             ended, _ = wait(running, _LOOK_AROUND, return_when=FIRST_COMPLETED)
@@ -109,7 +113,7 @@ class Processes:
                 if outcome is not None:
                     yield outcome
 
-    def _executor(self) -> Any:
+    def _started(self) -> Any:
         from loky import ProcessPoolExecutor
 
         return ProcessPoolExecutor(
@@ -124,28 +128,29 @@ def _begin(task: bytes, parent: int) -> None:
     """Prepare a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     torch.set_num_threads(1)
-    training, recipe, keep_parameters, folder, count, (name, train_size, source) = pickle.loads(
-        task
+    _worker.update(task=task, parent=parent)
+
+
+def _train(trial: Trial) -> Outcome | None:
+    """Train a trial in a worker process, which ends with its parent."""
+    if "training" not in _worker:  # here, where a failure reaches the parent
+        _worker.update(_unpacked(_worker["task"]))
+    return train(
+        _worker["training"],
+        _worker["examples"],
+        trial,
+        torch.device("cpu"),
+        stop=lambda: os.getppid() != _worker["parent"],
+        keep_parameters=_worker["keep"] and trial.split.retrain,
     )
+
+
+def _unpacked(task: bytes) -> dict[str, Any]:
+    training, keep, folder, count, (name, train_size, source) = pickle.loads(task)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the arrays are read-only, and we never write to them
         *inputs, labels = (
             torch.from_numpy(np.load(folder / f"{at}.npy", mmap_mode="r")) for at in range(count)
         )
     examples = Examples(name, tuple(inputs), labels, train_size, source)
-    _worker.update(
-        training=training, examples=examples, recipe=recipe, keep=keep_parameters, parent=parent
-    )
-
-
-def _train(trial: Trial) -> Outcome | None:
-    """Train a trial in a worker process, which ends with its parent."""
-    return train(
-        _worker["training"],
-        _worker["examples"],
-        _worker["recipe"],
-        trial,
-        torch.device("cpu"),
-        stop=lambda: os.getppid() != _worker["parent"],
-        keep_parameters=_worker["keep"] and trial.split.retrain,
-    )
+    return {"training": training, "examples": examples, "keep": keep}

@@ -148,7 +148,7 @@ class Training:
             logits,
             labels,
             k=k,
-            weight=self.class_weights and _on(logits.device, self.class_weights),
+            weight=_on(logits.device, self.class_weights) if self.class_weights else None,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
         )
@@ -221,7 +221,7 @@ def describe_network(network: Callable[[], nn.Module]) -> str:
 
 
 def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
-    """Return a network of the function, which must return a fresh one of the same kind each time."""
+    """Return a network, after a look at whether the function returns a fresh one each time."""
     try:
         with seeded(0):
             first = network()

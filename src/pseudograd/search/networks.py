@@ -1,0 +1,172 @@
+"""Studies of any network: the trained networks, and what they say together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pseudograd.extras import needed_for
+from pseudograd.files import write_whole, writing
+from pseudograd.fleet import Trial
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.loop import predict
+from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.ramp import plain_k
+from pseudograd.search.assessment import assess_probabilities, share
+from pseudograd.search.ledger import trial_to_json
+from pseudograd.search.measures import compare_on_rows, log_loss
+
+_MOST_NUMBERS = 1 << 28  # test probabilities of a network that are held at once
+
+
+class Weights:
+    """The weights of trained networks: a file each in a folder, or in memory without one.
+
+    Args:
+        folder: Where they are kept; None for memory.
+
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._kept: dict[Trial, Mapping[str, Tensor]] = {}
+
+    def put(self, trial: Trial, state: Mapping[str, Tensor]) -> None:
+        """Keep the weights of a trial's network."""
+        if self.folder is None:
+            self._kept[trial] = state
+            return
+        with needed_for("saving a network"):
+            from safetensors.torch import save
+
+        path = self._path(trial)
+        with writing(path):
+            self.folder.mkdir(exist_ok=True)
+            write_whole(path, save({name: one.contiguous() for name, one in state.items()}))
+
+    def get(self, trial: Trial) -> Mapping[str, Tensor] | None:
+        """Return the weights of a trial's network; None if there are none that can be read."""
+        if self.folder is None:
+            return self._kept.get(trial)
+        with needed_for("loading a network"):
+            from safetensors import SafetensorError
+            from safetensors.torch import load
+
+        try:
+            return load(self._path(trial).read_bytes())
+        except (OSError, SafetensorError):
+            return None
+
+    def _path(self, trial: Trial) -> Path:
+        assert self.folder is not None
+        key = json.dumps(trial_to_json(trial), sort_keys=True)
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
+
+
+class ModuleEnsemble(nn.Module):
+    """Networks whose probabilities are averaged.
+
+    Args:
+        networks: The networks.
+
+    Example:
+        >>> ensemble = ModuleEnsemble([nn.Linear(2, 3), nn.Linear(2, 3)])
+        >>> ensemble(torch.rand(5, 2)).exp().sum(1)
+        tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000], grad_fn=...)
+
+    """
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the logarithm of the mean probabilities, which serve as logits."""
+        found = torch.stack([network(*inputs).float().log_softmax(1) for network in self.networks])
+        return found.logsumexp(0) - float(np.log(len(self.networks)))
+
+
+def assess_networks(
+    training: Training,
+    examples: Examples,
+    classes: Sequence[Any],
+    groups: Mapping[str, Sequence[Trial]],
+    kept: Trial,
+    weights: Weights,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Return how good the kept network is on the test set, and how good ensembles are.
+
+    Args:
+        training: The network and how it is trained.
+        examples: The data.
+        classes: The names of the classes.
+        groups: The networks of each ensemble: "chosen", "plain" (of k = 1) and "mixed".
+        kept: The network that becomes the model.
+        weights: The trained networks.
+        device: Where to predict.
+
+    """
+    rows = torch.arange(examples.train_size, len(examples))
+    labels = examples.labels[rows].flatten()
+    matters = labels != training.ignore_index
+    known = labels[matters].numpy()
+    trials = [*dict.fromkeys((kept, *(trial for group in groups.values() for trial in group)))]
+    sums: dict[str, Tensor] = {}
+    own = None
+    for trial in trials:
+        module = trained(training, weights, trial)
+        found = predict(training, module.to(device), examples, rows, device)
+        if found.numel() > _MOST_NUMBERS:
+            return {}
+        found = found.movedim(1, -1).flatten(0, -2)[matters]
+        if trial == kept:
+            own = found
+        for name, group in groups.items():
+            if trial in group:
+                sums[name] = sums[name] + found if name in sums else found.clone()
+    assert own is not None
+    assessment = assess_probabilities(known, classes, {"model": own.double().numpy()})
+    learned = examples.labels[: examples.train_size].flatten()
+    common = int(learned[learned != training.ignore_index].bincount().argmax())
+    wrong_own, wrong_common = (own.argmax(1).numpy() != known), known != common
+    assessment["baselines"] = [
+        {
+            "name": "majority",
+            "label": classes[common],
+            "trained_on": None,
+            "against": compare_on_rows(wrong_own, wrong_common),
+            **share(int(wrong_common.sum()), len(known)),
+        }
+    ]
+    means = {name: (total / len(groups[name])).double().numpy() for name, total in sums.items()}
+    wrong = {name: mean.argmax(1) != known for name, mean in means.items()}
+    assessment["combined"] = [
+        {
+            "name": name,
+            "ks": [plain_k(trial.k) for trial in groups[name]],
+            "log_loss": log_loss(mean, known),
+            **share(int(wrong[name].sum()), len(known)),
+            "against_one": compare_on_rows(wrong[name], wrong_own),
+            "against_plain": compare_on_rows(wrong[name], wrong["plain"]),
+        }
+        for name, mean in means.items()
+    ]
+    return assessment
+
+
+def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:
+    """Return the network of a trial, as it was trained."""
+    state = weights.get(trial)
+    if state is None:
+        raise ValueError(f"the weights of {trial} are missing or damaged: run the study again")
+    module = training.module(trial.seed)
+    module.load_state_dict(state)
+    return module.eval()

@@ -1,0 +1,411 @@
+"""Which k for your network: a search over k and the learning rate for any `torch.nn.Module`."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pseudograd.extras import needed_for
+from pseudograd.fleet import Outcome, OwnRecipe, Stop, Trial, never
+from pseudograd.fleet.modules.checks import check_training
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.fleet import ModuleFleet
+from pseudograd.fleet.modules.training import Augment, Schedule, Training
+from pseudograd.fleet.ramp import Ramp, as_k
+from pseudograd.search import study as search
+from pseudograd.search.comparison import Comparison, best_stopped
+from pseudograd.search.deadline import Deadline
+from pseudograd.search.documents import write_json
+from pseudograd.search.networks import (
+    ModuleEnsemble,
+    Weights,
+    assess_networks,
+    trained,
+)
+from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, Protocol
+from pseudograd.search.study import Progress, Runner
+
+ASSESSMENT = "assessment.json"
+
+
+class Study(search.Study):
+    """A search for the best k and learning rate of your network, kept in a folder.
+
+    Every pair of k and learning rate is trained and validated; then networks of the best pair and
+    of k = 1 are trained on all training examples and compared on the test set. Making the same
+    study again resumes it.
+
+    Args:
+        network: Returns a fresh, untrained module.
+        train: A pair of inputs and labels (tensors or arrays), or a map-style Dataset of such
+            pairs; inputs are a tuple if the network takes several arguments. Bytes, as images are
+            stored, are divided by 255.
+        test: The test set, in the same form.
+        k: The values to try, 1 among them; a text like "0.5→2" is a k that changes linearly.
+        learning_rates: The rates to start from; while the best rate of a k is the lowest or highest
+            one, another is tried. By default a short sweep finds them.
+        folder: Where it is kept; None keeps it in memory.
+        epochs: How long a training lasts, at most.
+        batch_size: Examples per step.
+        optimizer: A class of `torch.optim`, or what makes one from ``(parameters, lr=..., ...)``.
+        schedule: The learning rate's factor as a function of progress in [0, 1], or "constant",
+            "cosine", "linear" or "one-cycle".
+        clip: The largest norm of a step's gradient over all parameters.
+        patience: Stop after this many epochs without a lower validation error, and keep the best
+            epoch; None keeps the last.
+        validation: The share of the training examples to validate on, such as 0.1; None for the
+            paper's five folds.
+        repetitions: How often each pair is trained, on other folds or another share: by default 5,
+            or 1 with a share.
+        retrainings: How many final networks of the choice and of k = 1 are compared.
+        augment: A function of a batch of inputs, applied on the device in training.
+        precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
+        label_smoothing: As for the loss.
+        class_weights: A factor for each class, as for the loss.
+        ignore_index: Labels that do not count, as for the loss.
+        compile: Whether to compile the network on a GPU.
+        classes: The names of the classes.
+        name: A name for the data.
+        seed: Determines the folds, the initial weights, the order of the examples and all noise.
+        optimizer_settings: Keyword arguments of the optimizer, such as ``weight_decay=0.05``.
+
+    Example:
+        >>> x = torch.randn(300, 8)
+        >>> y = (x[:, 0] * x[:, 1] > 0).long()
+        >>> study = Study(
+        ...     lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)),
+        ...     (x[:200], y[:200]), (x[200:], y[200:]), k=(0.5, 1), learning_rates=(0.01, 0.03),
+        ...     epochs=3, batch_size=50, validation=0.25, retrainings=2,
+        ... )
+        >>> study.run(device="cpu", slots=1, progress=False)
+        True
+        >>> study.best.k in (0.5, 1), study.comparison.error.mean < 1
+        (True, True)
+        >>> study.model()(x[:5]).shape
+        torch.Size([5, 2])
+
+    """
+
+    def __init__(
+        self,
+        network: Callable[[], nn.Module],
+        train: Any,
+        test: Any,
+        *,
+        k: Sequence[float | str | Ramp] = DEEP_KS,
+        learning_rates: Sequence[float] = (),
+        folder: str | Path | None = None,
+        epochs: int = 30,
+        batch_size: int = 128,
+        optimizer: Callable[..., Optimizer] = torch.optim.AdamW,
+        schedule: str | Schedule = "cosine",
+        clip: float | None = None,
+        patience: int | None = None,
+        validation: float | None = None,
+        repetitions: int | None = None,
+        retrainings: int = 5,
+        augment: Augment | None = None,
+        precision: str = "float32",
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
+        ignore_index: int = -100,
+        compile: bool = True,
+        classes: Sequence[str | int] | None = None,
+        name: str = "data",
+        seed: int = 0,
+        **optimizer_settings: Any,
+    ) -> None:
+        with needed_for("a study"):
+            import scipy  # noqa: F401, compares the networks in the end
+        self.training = Training(
+            network,
+            optimizer,
+            optimizer_settings,
+            epochs,
+            batch_size,
+            schedule,
+            clip,
+            patience,
+            validation,
+            augment,
+            precision,
+            label_smoothing,
+            None if class_weights is None else tuple(float(weight) for weight in class_weights),
+            int(ignore_index),
+            compile,
+        )
+        self.examples = Examples.of(train, test, name, self.training.ignore_index)
+        recipe = self.training.recipe(name, self.examples.sha256[:16])
+        outputs = check_training(self.training, self.examples)
+        self.classes = list(range(outputs) if classes is None else classes)
+        if len(self.classes) != outputs:
+            raise ValueError(
+                f"classes must name the network's {outputs} outputs, not {len(self.classes)}"
+            )
+        protocol = NetworkProtocol(
+            recipe,
+            ks=tuple(map(as_k, k)),
+            learning_rates=tuple(learning_rates),
+            repetitions=repetitions or (5 if validation is None else 1),
+            retrainings=retrainings,
+            seed=seed,
+        )
+        shapes = self.examples.shapes
+        facts = {
+            "name": name,
+            "sha256": self.examples.sha256,
+            "train_size": self.examples.train_size,
+            "test_size": self.examples.test_size,
+            "features": sum(torch.Size(shape).numel() for shape in shapes),
+            "shapes": [list(shape) for shape in shapes],
+            "classes": outputs,
+            "labels": self.classes,
+            "pixels": None,
+            "target": "label",
+        }
+        super().__init__(folder, protocol, facts)
+        self.weights = Weights(None if self.folder is None else self.folder / "networks")
+        self.notes: list[str] = list(self.examples.notes)
+        self._assessment: dict[str, Any] = {}
+
+    @classmethod
+    def own_training(
+        cls,
+        description: str,
+        *,
+        k: Sequence[float | str | Ramp] = DEEP_KS,
+        learning_rates: Sequence[float],
+        folder: str | Path | None = None,
+        repetitions: int = 5,
+        retrainings: int = 5,
+        seed: int = 0,
+    ) -> search.Study:
+        """Return a study of a training of your own: loop over its trials, and tell their errors.
+
+        Args:
+            description: What is trained, in your words. Change it when you change the training.
+            k: The values to try, 1 among them.
+            learning_rates: The rates to start from.
+            folder: Where it is kept, shared by all processes that take part; None for memory.
+            repetitions: How often each pair is trained.
+            retrainings: How many final networks of the choice and of k = 1 are compared.
+            seed: Determines the folds.
+
+        Example:
+            >>> study = Study.own_training("a formula", k=(0.5, 1), learning_rates=(0.1, 0.2, 0.4))
+            >>> for trial in study:
+            ...     study.tell(trial, error=0.1 * trial.k + (trial.learning_rate - 0.2) ** 2)
+            >>> study.best.k, study.best.learning_rate
+            (0.5, 0.2)
+
+        """
+        protocol = Protocol(
+            OwnRecipe(description),
+            ks=tuple(map(as_k, k)),
+            learning_rates=tuple(learning_rates),
+            repetitions=repetitions,
+            retrainings=retrainings,
+            seed=seed,
+        )
+        return search.Study(folder, protocol)
+
+    # --- running -----------------------------------------------------------------------------
+
+    def run(
+        self,
+        runner: Runner | None = None,
+        *,
+        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        slots: int | None = None,
+        ray: str | None = None,
+        time_limit: float | None = None,
+        progress: bool = True,
+        stop: Stop = never,
+        command: str = "",
+        devices: Sequence[str] = (),
+        share: float = 1.0,
+        watch: Callable[[Progress], None] = lambda _: None,
+    ) -> bool:
+        """Train until the study is finished; call again to resume.
+
+        Args:
+            runner: Trains trials in place of a `ModuleFleet`.
+            device: Where to train, such as "cuda:1"; by default all GPUs, or the CPU.
+            slots: How many trials at once on each GPU, or processes on a CPU.
+            ray: The address of a Ray cluster to train on; "auto" finds the one that runs here.
+            time_limit: Stop after this many seconds; trials under way are dropped.
+            progress: Whether to show the progress on standard error.
+            stop: Asked between epochs; once it says True, trials under way are dropped.
+            command: What to record as having been asked for.
+            devices: What to record as having been used.
+            share: Which share of them this study has, where several run side by side.
+            watch: Called after each trial.
+
+        Returns:
+            Whether the study is finished.
+
+        """
+        used = _devices(device)
+        limit = never if time_limit is None else Deadline(time_limit)
+
+        def stopped() -> bool:
+            return stop() or limit()
+
+        with contextlib.ExitStack() as stack:
+            if runner is None and ray is not None:
+                from pseudograd.search.cluster import ModuleRunner
+
+                runner = stack.enter_context(
+                    ModuleRunner(self.training, self.examples, address=ray)
+                )
+                used = ("ray",)
+            fleet = None
+            if runner is None:
+                fleet = stack.enter_context(
+                    ModuleFleet(self.training, self.examples, used, slots, keep_parameters=True)
+                )
+                runner = fleet.run
+            if progress:
+                from pseudograd.search.display import Display
+
+                display = stack.enter_context(Display(self.protocol, self.ledger))
+                if fleet is not None:
+                    fleet.tell = display.tell
+                watch = _both(display.show, watch)
+            finished = super().run(
+                self._keeping(runner),
+                stop=stopped,
+                command=command or shlex.join(Path(sys.argv[0]).parts[-1:]),
+                devices=devices or used,
+                share=share,
+                watch=watch,
+            )
+            if fleet is not None:
+                self.notes = fleet.notes
+            if finished:
+                self._finish(runner, torch.device(used[0] if used[0] != "ray" else "cpu"))
+        return finished
+
+    def _keeping(self, runner: Runner) -> Runner:
+        """Return the runner, with weights of final networks kept before the ledger has them."""
+
+        def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+            for outcome in runner(trials, stop):
+                if outcome.trial.split.retrain and isinstance(outcome.parameters, dict):
+                    self.weights.put(outcome.trial, outcome.parameters)
+                yield outcome
+
+        return run
+
+    def _finish(self, runner: Runner, device: torch.device) -> None:
+        """Train networks again whose weights are lost, and assess them all on the test set."""
+        if not self.protocol.retrainings:
+            return
+        groups = self._groups()
+        wanted = {trial: None for group in groups.values() for trial in group}
+        if lost := [trial for trial in wanted if self.weights.get(trial) is None]:
+            for _ in self._keeping(runner)(deque(lost), never):
+                pass
+        kept = self._kept(None)
+        self._assessment = assess_networks(
+            self.training, self.examples, self.classes, groups, kept, self.weights, device
+        )
+        if self.folder is not None:
+            made_from = {"trials": len(self.ledger), "run": self.fingerprint}
+            write_json(self.folder / ASSESSMENT, {**made_from, "found": self._assessment})
+
+    def _groups(self) -> dict[str, list[Trial]]:
+        """Return the networks of each ensemble, all of the same size."""
+        protocol = self.protocol
+        assert isinstance(protocol, NetworkProtocol)
+        chosen, plain = protocol.chosen(self.ledger)
+        groups = {
+            name: protocol.retrainings_of(cell.k, cell.learning_rate)
+            for name, cell in (("chosen", chosen), ("plain", plain))
+            if name == "plain" or cell != plain
+        }
+        if mixed := protocol.mixed_trials(self.ledger):
+            groups["mixed"] = mixed
+        return groups
+
+    # --- what was found ----------------------------------------------------------------------
+
+    @property
+    def comparison(self) -> Comparison:
+        """The final networks of the chosen k against those of k = 1."""
+        return self.result.comparison
+
+    @property
+    def assessment(self) -> dict[str, Any]:
+        """How good the model and the ensembles are on the test set; {} before the end."""
+        return self._assessment
+
+    def _kept(self, k: float | None) -> Trial:
+        comparison = self.comparison
+        if k is not None and k not in (comparison.chosen[0].trial.k, 1):
+            raise ValueError(
+                f"k must be the chosen one, {comparison.chosen[0].trial.k}, or 1, not {k}"
+            )
+        return best_stopped(comparison.plain if k == 1 else comparison.chosen).trial
+
+    def model(self, k: float | None = None) -> nn.Module:
+        """Return the trained network, on the CPU and in evaluation mode.
+
+        Args:
+            k: 1 for the network of k = 1, which the choice was compared with.
+
+        """
+        return trained(self.training, self.weights, self._kept(k))
+
+    def ensemble(self, which: str = "chosen") -> ModuleEnsemble:
+        """Return the final networks as one module, whose probabilities are their mean.
+
+        Args:
+            which: "chosen" for networks of the chosen k, "plain" for those of k = 1, "mixed" for
+                the best k and others, one of each.
+
+        """
+        if not self.finished:
+            raise ValueError("the study is not finished: call run() first")
+        groups = self._groups()
+        groups.setdefault("chosen", groups["plain"])
+        if which not in groups:
+            raise ValueError(f"which must be one of {', '.join(groups)}, not {which!r}")
+        networks: Iterable[nn.Module] = (
+            trained(self.training, self.weights, trial) for trial in groups[which]
+        )
+        return ModuleEnsemble(list(networks)).eval()
+
+    def summary(self) -> str:
+        """Return what the study found, in a few lines."""
+        from pseudograd.report.summary import network_summary
+
+        return network_summary(self.result, self._assessment)
+
+
+def _devices(
+    device: str | torch.device | Sequence[str | torch.device] | None,
+) -> tuple[str, ...]:
+    if device is None:
+        return tuple(f"cuda:{at}" for at in range(torch.cuda.device_count())) or ("cpu",)
+    several = [device] if isinstance(device, str | torch.device) else device
+    return tuple(str(one) for one in several)
+
+
+def _both(
+    first: Callable[[Progress], None], second: Callable[[Progress], None]
+) -> Callable[[Progress], None]:
+    def show(progress: Progress) -> None:
+        first(progress)
+        second(progress)
+
+    return show
