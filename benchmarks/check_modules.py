@@ -160,7 +160,7 @@ def checks() -> Iterator[Check]:
         final = replace(wanted[0], split=Split(0, 0, retrain=True))
         keeping = ModuleFleet(training, examples, DEVICE, keep_parameters=True)
         kept = outcomes(keeping, [final])[final]
-        assert kept.parameters is not None
+        assert kept.state is not None
         print(f"    {time.monotonic() - began:.1f} s; final error {kept.error}", flush=True)
 
     training = Training(Wandering, epochs=2, batch_size=64)

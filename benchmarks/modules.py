@@ -162,8 +162,7 @@ def watched() -> Iterator[list[float]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as smi:
 
         def read() -> None:
-            for line in smi.stdout:  # type: ignore[union-attr]
-                samples.append(float(line) / 100)
+            samples.extend(float(line) / 100 for line in smi.stdout)  # type: ignore[union-attr]
 
         reader = threading.Thread(target=read)
         reader.start()

@@ -300,8 +300,8 @@ class Study(search.Study):
 
         def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
             for outcome in runner(trials, stop):
-                if outcome.trial.split.retrain and isinstance(outcome.parameters, dict):
-                    self.weights.put(outcome.trial, outcome.parameters)
+                if outcome.state is not None:
+                    self.weights.put(outcome.trial, outcome.state)
                 yield outcome
 
         return run

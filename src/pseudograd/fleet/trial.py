@@ -134,8 +134,9 @@ class Outcome:
         stopped_by: "patience", "limit" (of epochs) or "diverged".
         curve: The error on the early-stopping fold after each epoch.
         wrong: With ``retrain``, the indices of the test examples that the network got wrong.
-        parameters: The weights (in, out) and biases (out) of each layer at the best epoch, or a
-            module's state, if the fleet keeps them.
+        parameters: The weights (in, out) and biases (out) of each layer at the best epoch, if the
+            fleet keeps them.
+        state: The same of any module: its `state_dict`.
 
     """
 
@@ -148,6 +149,7 @@ class Outcome:
     stopped_by: str
     curve: tuple[float, ...]
     wrong: tuple[int, ...] | None = None
-    parameters: tuple[tuple[Tensor, Tensor], ...] | Mapping[str, Tensor] | None = field(
+    parameters: tuple[tuple[Tensor, Tensor], ...] | None = field(
         default=None, compare=False, repr=False
     )
+    state: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)

@@ -105,8 +105,8 @@ class Ledger(Mapping[Trial, Outcome]):
         return outcome_from_json(fields, self.recipes)
 
     def append(self, outcome: Outcome) -> None:
-        """Add an outcome, and return when it is on disk. Its parameters are not kept."""
-        outcome = dataclasses.replace(outcome, parameters=None)
+        """Add an outcome, and return when it is on disk. Its weights are not kept."""
+        outcome = dataclasses.replace(outcome, parameters=None, state=None)
         if outcome.stopped_by and not math.isfinite(outcome.cross_entropy):
             # A fleet's NaN is a divergence, as it is read again; an own loop's means unknown.
             outcome = dataclasses.replace(outcome, cross_entropy=math.inf)
@@ -146,7 +146,9 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     Defaults of the trial are left out. The mistakes on the test set, which may be thousands, are
     the set bits of a string of bytes in base 64.
     """
-    fields = {name: value for name, value in vars(outcome).items() if name != "parameters"}
+    fields = {
+        name: value for name, value in vars(outcome).items() if name not in ("parameters", "state")
+    }
     fields["trial"] = trial_to_json(outcome.trial)
     if outcome.wrong is not None:
         fields["wrong"] = _to_bits(outcome.wrong)
