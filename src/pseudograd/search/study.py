@@ -325,6 +325,7 @@ class Study:
         self._notice_fork()
         if not self._loops:
             self.release()  # what an earlier loop asked for and never told is asked for again
+            self._place = None  # a loop is a session of its own
         process, asked = os.getpid(), list[Trial]()
         with self._guard():
             self._loops += 1
@@ -351,7 +352,7 @@ class Study:
                     self._loops -= 1
                     if not self._loops and self._place is not None:
                         self._note_time()
-                        self._place = None  # the next loop is another session
+                        self._place = None
                     self._leave()
 
     def run(
