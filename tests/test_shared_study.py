@@ -434,6 +434,24 @@ def ends_a_loop_of_its_parent(loop: Generator[Trial]) -> None:
     tell(study, study.ask())
 
 
+@pytest.mark.parametrize("system", ["without locks", "whose files have none"])
+def test_one_process_needs_no_locks(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    if system == "without locks":
+        monkeypatch.setattr("pseudograd.files.fcntl", None)
+    else:
+        monkeypatch.setattr("pseudograd.files.fcntl.flock", refusing)
+    study = Study("run", PROTOCOL)
+    first, second = study.ask(), study.ask()
+    assert first != second
+    tell(study, second)
+    for trial in study:
+        tell(study, trial)
+    check_as_alone()
+
+
 def test_locks(tmp_path: Path) -> None:
     path = tmp_path / "file"
     one, another = Lock.on(path, shared=True), Lock.on(path, shared=True)
