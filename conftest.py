@@ -35,6 +35,7 @@ CLUSTERS = (
     "test_cluster.py",
     "cluster.RayRunner",
     "cluster.md",
+    "test_ray_tune",
     "test_rows_on_a_cluster",
     "test_a_run_on_a_cluster",
 )
