@@ -122,10 +122,8 @@ def cases() -> Iterator[tuple[str, Training, Examples]]:
 
 def trials(training: Training, examples: Examples) -> list[Trial]:
     recipe = training.recipe("data", examples.sha256[:16])
-    found = [
-        Trial(recipe, k, 0.003, Split(0, at), seed=at)
-        for at, k in enumerate((1.0, 0.5, 2.0, Ramp(0.5, 2.0)))
-    ]
+    ks: tuple[float | Ramp, ...] = (1.0, 0.5, 2.0, Ramp(0.5, 2.0))
+    found = [Trial(recipe, k, 0.003, Split(0, at), seed=at) for at, k in enumerate(ks)]
     return [*found, replace(found[0], seed=9), replace(found[1], seed=10)]
 
 

@@ -175,7 +175,7 @@ def watched() -> Iterator[list[float]]:
 
 def measured(name: str, case: Case) -> Iterator[dict[str, object]]:
     def row(way: str, microseconds: float, **more: float) -> dict[str, object]:
-        figures = {"first_seconds": "", "busy": "", **more}
+        figures: dict[str, Any] = {"first_seconds": "", "busy": "", **more}
         print(f"{name}: {way}: {microseconds:.0f} µs", figures, flush=True)
         return {
             "network": name,

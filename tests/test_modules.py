@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
+from pseudograd import tunable_cross_entropy
 from pseudograd.fleet import Outcome, Split, Trial, randomness
 from pseudograd.fleet.modules import training as training_module
 from pseudograd.fleet.modules.examples import Examples
@@ -78,10 +79,11 @@ def test_at_k_1_it_trains_as_a_loop_by_hand(optimizer: Callable[..., Any]) -> No
     module = plain()
     steps = optimizer(module.parameters(), lr=0.01)
     count = data.train_size // 32
+    shuffled = data.parts(made.recipe("data"), one.split).train
     for epoch in range(3):
         order = randomness.order(torch.tensor([0]), torch.tensor([epoch]), data.train_size)[0]
         for at in range(count):
-            rows = order[32 * at : 32 * (at + 1)]
+            rows = shuffled[order[32 * at : 32 * (at + 1)]]
             progress = (epoch * count + at + 0.5) / (3 * count)
             factor = progress / 0.2 if progress < 0.2 else (1 - progress) / 0.8
             steps.param_groups[0]["lr"] = 0.01 * factor
@@ -104,11 +106,11 @@ def test_at_k_1_it_trains_as_a_loop_by_hand(optimizer: Callable[..., Any]) -> No
 
 def test_k_of_a_ramp_changes_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
-    real = training_module.tunable_cross_entropy
+    real: Any = tunable_cross_entropy
 
-    def noted(*given: Any, k: float, **more: Any) -> Tensor:
-        seen.append(k)
-        return real(*given, k=k, **more)
+    def noted(*given: Any, **more: Any) -> Any:
+        seen.append(more["k"])
+        return real(*given, **more)
 
     monkeypatch.setattr(training_module, "tunable_cross_entropy", noted)
     data, made = images(), training(validation=0.2)
@@ -122,9 +124,9 @@ def test_the_loss_gets_smoothing_weights_and_ignored_labels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: dict[str, Any] = {}
-    real = training_module.tunable_cross_entropy
+    real: Any = tunable_cross_entropy
 
-    def noted(*given: Any, **more: Any) -> Tensor:
+    def noted(*given: Any, **more: Any) -> Any:
         seen.update(more)
         return real(*given, **more)
 
@@ -145,7 +147,8 @@ class Tagger(nn.Module):
         self.embed, self.head = nn.Embedding(5, 8), nn.Linear(9, 5)
 
     def forward(self, tokens: Tensor, numbers: Tensor) -> Tensor:
-        return self.head(torch.cat((self.embed(tokens), numbers), 2)).transpose(1, 2)
+        out: Tensor = self.head(torch.cat((self.embed(tokens), numbers), 2))
+        return out.transpose(1, 2)
 
 
 def test_sequences_of_several_inputs_and_ignored_labels() -> None:
@@ -226,8 +229,7 @@ def test_roles_do_not_overlap(validation: float | None, patience: int | None) ->
         cut = data.parts(recipe, Split(0, at))
         assert not {*cut.train.tolist()} & {*cut.judge.tolist(), *cut.stop.tolist()}
         assert max(cut.train.max(), cut.judge.max()) < data.train_size
-        if validation is None:  # judged and stopped by different folds, if anything stops it
-            assert not {*cut.stop.tolist()} & {*cut.judge.tolist()}
+        assert not {*cut.stop.tolist()} & {*cut.judge.tolist()}
         assert len(cut.judge) == 36
         final = data.parts(recipe, Split(0, at, retrain=True))
         assert final.judge.tolist() == list(range(180, 240))
@@ -242,7 +244,7 @@ def test_a_share_has_every_class_in_proportion_and_differs_between_repetitions()
     assert first.tolist() != second.tolist()
     for held in (first, second):
         for found, of_all in zip(counts(data, held), counts(data, torch.arange(180)), strict=True):
-            assert abs(found - 0.2 * of_all) < 1
+            assert abs(found - 0.2 * of_all) <= 1
 
 
 # --- data ---------------------------------------------------------------------------------------
@@ -284,7 +286,8 @@ def test_bytes_become_numbers_up_to_1() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             seen.append(x)
-            return self.layer(x)
+            out: Tensor = self.layer(x)
+            return out
 
     x = torch.full((20, 4), 255, dtype=torch.uint8)
     data = Examples.of((x, torch.arange(20) % 2), (x, torch.arange(20) % 2))

@@ -22,6 +22,7 @@ import pytest
 
 from pseudograd.files import Lock, guarded, locked
 from pseudograd.fleet import OwnRecipe, Trial
+from pseudograd.fleet.ramp import level
 from pseudograd.search import Protocol, Study
 from pseudograd.search.claims import Claims
 
@@ -37,7 +38,7 @@ LONG = 120.0  # seconds: to wait for another process, however busy the machine i
 
 def error_of(trial: Trial) -> float:
     """An error that is lowest at k = 1/2 and rate 0.4, so that the rates are extended."""
-    distance = abs(math.log2(2 * trial.k)) + abs(math.log2(trial.learning_rate / 0.4))
+    distance = abs(math.log2(2 * level(trial.k))) + abs(math.log2(trial.learning_rate / 0.4))
     return 0.02 + 0.01 * distance + 0.001 * trial.split.repetition
 
 

@@ -62,8 +62,8 @@ class Study(search.Study):
         clip: The largest norm of a step's gradient over all parameters.
         patience: Stop after this many epochs without a lower validation error, and keep the best
             epoch; None keeps the last.
-        validation: The share of the training examples to validate on, such as 0.1; None for the
-            paper's five folds.
+        validation: The share of the training examples to validate on, such as 0.1 (with patience
+            as many again to stop by); None for the paper's five folds.
         repetitions: How often each pair is trained, on other folds or another share: by default 5,
             or 1 with a share.
         retrainings: How many final networks of the choice and of k = 1 are compared.

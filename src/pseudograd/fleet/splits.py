@@ -90,8 +90,15 @@ def held_out(data: Dataset, split: Split, stratified: bool = False) -> Tensor:
     return _folds(data, split.plan + (recut << 32), stratified)[0][judging]
 
 
-def indices(split: Split, count: int, *, early_stopping: bool, held_out: float | None) -> Parts:
-    """Return what `Split.indices` does."""
+def indices(
+    split: Split,
+    count: int,
+    *,
+    early_stopping: bool,
+    held_out: float | None,
+    labels: Tensor | None = None,
+) -> Parts:
+    """Return what `Split.indices` does; with labels, all parts have their share of each class."""
     stopping = early_stopping and not split.bagged  # bagging stops by the fold that judges
     if held_out is None:
         size = count // FOLDS if is_whole(count, 0, math.inf) else 0
@@ -107,6 +114,8 @@ def indices(split: Split, count: int, *, early_stopping: bool, held_out: float |
                 f"not {held_out!r}"
             )
     shuffled = randomness.folds(split.plan + (recut << 32), count)
+    if labels is not None:
+        shuffled = _mixed_evenly(shuffled, labels)
     judge = shuffled[judge_at * size : (judge_at + 1) * size]
     stop = shuffled[stop_at * size : (stop_at + 1) * size]
     trains = torch.ones(count, dtype=torch.bool)
@@ -118,6 +127,15 @@ def indices(split: Split, count: int, *, early_stopping: bool, held_out: float |
         stop=(judge if split.bagged else stop) if early_stopping else none,
         judge=none if split.retrain or split.test else judge,
     )
+
+
+def _mixed_evenly(shuffled: Tensor, labels: Tensor) -> Tensor:
+    """Reorder examples so that every stretch of them has its share of each class."""
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    ordered = labels[by_class]
+    counts = ordered.bincount()
+    rank = torch.arange(len(ordered)) - (counts.cumsum(0) - counts)[ordered]
+    return by_class[((rank + 0.5) / counts[ordered]).argsort(stable=True)]
 
 
 def _roles(repetition: int, *, stopping: bool) -> tuple[int, int, int]:
