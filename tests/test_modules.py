@@ -168,7 +168,7 @@ def test_sequences_of_several_inputs_and_ignored_labels() -> None:
 
 
 def test_patience_keeps_the_best_epoch() -> None:
-    data, made = images(), training(epochs=12, patience=3, schedule="constant", validation=0.25)
+    data, made = images(), training(epochs=60, patience=3, schedule="constant", validation=0.25)
     one = replace(trial(made, data, retrain=True), learning_rate=0.05)
     outcome = trained(made, data, one, keep_parameters=True)
     assert outcome.stopped_by == "patience"
