@@ -303,9 +303,9 @@ def test_the_model_of_a_ramp_is_saved_and_loaded(tuned: dict[str, Study]) -> Non
         again, _ = load_model(folder, k)
         assert again.probabilities(rows).equal(model.probabilities(rows))
     assert not plain.probabilities(rows).equal(model.probabilities(rows))
-    for k in (2.0, Ramp(0.5, 4)):
+    for other in (2.0, Ramp(0.5, 4)):
         with pytest.raises(ValueError, match=r"has no model of k = .*: give 0\.5→2 or 1$"):
-            load_model(folder, k)
+            load_model(folder, other)
 
 
 def test_the_ensemble_names_its_ramps(tuned: dict[str, Study]) -> None:
