@@ -330,7 +330,8 @@ def _share(log_bias: Array, side: Array, k: Array) -> tuple[Array, Array]:
 def _log_softmax(z: Array) -> Array:
     """Return log p, to all digits also near 0, because the sum leaves out the largest logit."""
     difference = z - z.max(-1, keepdims=True)
-    first = _is_label(z, z.argmax(-1, keepdims=True))
+    # Where the largest is +inf, the difference is NaN, which must stay visible.
+    first = _is_label(z, z.argmax(-1, keepdims=True)) & (difference == 0)
     rest = jnp.where(first, 0, jnp.exp(difference)).sum(-1, keepdims=True)
     return difference - jnp.log1p(rest)
 
