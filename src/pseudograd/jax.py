@@ -224,7 +224,7 @@ def _eq5(z: Array, y: Array, k: Array) -> Array:
     strength = jnp.exp(-k * _softplus(margin))
     # Subtract the top before multiplying by k, so that large logits keep their differences.
     power = jnp.where(_is_label(z, y), 0, jnp.exp(k * (z - top)))
-    share = power / jnp.maximum(sum(_total(power)), 1)
+    share = power / jnp.maximum(power.sum(-1, keepdims=True), 1)
     return jnp.where(_is_label(z, y), -strength, strength * share)
 
 
@@ -237,11 +237,10 @@ def _top_and_margin(z: Array, y: Array) -> tuple[Array, Array]:
     """
     is_label, lowest = _is_label(z, y), jnp.finfo(z.dtype).min
     # The lowest finite number, not -inf: if no other class is left (C = 1, or all others are -inf),
-    # the difference to the top is then 0 and not -inf + inf.
-    others = jnp.where(is_label, lowest, z)
-    top = others.max(-1, keepdims=True)
-    total, rest = _total(jnp.where(is_label, 0, jnp.exp(others - top)))
-    z_y = jnp.where(is_label, z, 0).sum(-1, keepdims=True)
+    # the difference to the top is then -inf and not -inf + inf.
+    top = jnp.where(is_label, lowest, z).max(-1, keepdims=True)
+    total, rest = _total(jnp.where(is_label, 0, jnp.exp(z - top)))
+    z_y = jnp.take_along_axis(z, y, -1, mode="clip")
     # Undefined, as in optax: z_y is +inf, all logits are -inf, or the label is no class.
     undefined = (z_y == jnp.inf) | ((z_y == -jnp.inf) & (total == 0))
     undefined |= (y < 0) | (y >= z.shape[-1])
