@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "environment": {"__version__"},
     "loss": {"rules"},
     "schedules": {"loss"},
+    "jax": {"rules", "extras"},
     "data": {"files", "extras", "words"},
     "fleet": {"rules", "loss", "data", "files", "extras", "words"},
     "search": {"rules", "data", "fleet", "files", "environment", "extras", "words"},
@@ -32,9 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The one step up: a study writes its page. It is taken when it is called.
 DOORS = {("pseudograd.search.study", "pseudograd.report.page.write_page")}
 HEAVY = {
-    "IPython", "PIL", "hypothesis", "jinja2", "llvmlite", "matplotlib", "mpmath", "numba", "pandas",
-    "pooch", "pytest", "ray", "requests", "rich", "safetensors", "scipy", "seaborn", "sklearn",
-    "tqdm", "triton",
+    "IPython", "PIL", "hypothesis", "jax", "jaxlib", "jinja2", "llvmlite", "matplotlib", "mpmath",
+    "numba", "optax", "pandas", "pooch", "pytest", "ray", "requests", "rich", "safetensors",
+    "scipy", "seaborn", "sklearn", "tqdm", "triton",
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ OPTIONAL = {
     "openpyxl": ("openpyxl", "excel"),
     "pyarrow": ("pyarrow", "parquet"),
     "ray": ("ray", "ray"),
+    "jax": ("jax", "jax"),
 }
 
 
