@@ -319,7 +319,7 @@ def test_words_follow_the_training() -> None:
         "bfloat16 autocast, labels of -1 ignored",
         "10% of the training examples, held out; training stops after 5 epochs without a lower "
         "error, and the best epoch is kept",
-        "more epochs (epochs) may change the result",
+        "still learning at the limit of 3 epochs; more epochs may change the result",
         "that early stopping likes best",
         "Validation selected k = 1/2",
     ):
