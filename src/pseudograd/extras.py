@@ -8,6 +8,7 @@ from collections.abc import Iterator
 # Import name → (name on PyPI, extra that installs it); tests compare this with pyproject.toml.
 OPTIONAL = {
     "jinja2": ("jinja2", "tune"),
+    "loky": ("loky", "tune"),
     "pandas": ("pandas", "tune"),
     "pooch": ("pooch", "tune"),
     "rich": ("rich", "tune"),

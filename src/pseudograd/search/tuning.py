@@ -42,7 +42,8 @@ from pseudograd.search.models import (
     saved_network,
 )
 from pseudograd.search.protocol import Cell, NetworkProtocol, Protocol
-from pseudograd.search.study import Progress, Result, Runner, Study
+from pseudograd.search.result import Result
+from pseudograd.search.study import Progress, Runner, Study
 from pseudograd.search.suspects import suspects, write_suspects
 
 EXAMPLES, SUSPECTS = "examples.json", "suspects.csv"
