@@ -451,7 +451,7 @@ class Study:
         with self._guard():
             written = read_run(self.folder)
             if self._is_started(written):
-                check_settings(folder, written, self._as_json(), self.protocol.recipe)
+                check_settings(self.folder, written, self._as_json(), self.protocol.recipe)
             self.sessions[:] = written["sessions"]
             self.ledger = self._read_ledger()
             self.sessions.append(now)
