@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 NEEDS = {
+    "jax": ["src/pseudograd/jax.py"],
     "numba": [f"src/pseudograd/loss/{name}.py" for name in ("cpu", "cpu_soft", "numba_tools")],
     "ray": ["src/pseudograd/search/cluster.py"],
     "triton": [
@@ -35,6 +36,7 @@ CLUSTERS = (
     "test_cluster.py",
     "cluster.RayRunner",
     "cluster.md",
+    "test_ray_tune",
     "test_rows_on_a_cluster",
     "test_a_run_on_a_cluster",
 )

@@ -122,10 +122,8 @@ def cases() -> Iterator[tuple[str, Training, Examples]]:
 
 def trials(training: Training, examples: Examples) -> list[Trial]:
     recipe = training.recipe("data", examples.sha256[:16])
-    found = [
-        Trial(recipe, k, 0.003, Split(0, at), seed=at)
-        for at, k in enumerate((1.0, 0.5, 2.0, Ramp(0.5, 2.0)))
-    ]
+    ks: tuple[float | Ramp, ...] = (1.0, 0.5, 2.0, Ramp(0.5, 2.0))
+    found = [Trial(recipe, k, 0.003, Split(0, at), seed=at) for at, k in enumerate(ks)]
     return [*found, replace(found[0], seed=9), replace(found[1], seed=10)]
 
 
@@ -160,7 +158,7 @@ def checks() -> Iterator[Check]:
         final = replace(wanted[0], split=Split(0, 0, retrain=True))
         keeping = ModuleFleet(training, examples, DEVICE, keep_parameters=True)
         kept = outcomes(keeping, [final])[final]
-        assert kept.parameters is not None
+        assert kept.state is not None
         print(f"    {time.monotonic() - began:.1f} s; final error {kept.error}", flush=True)
 
     training = Training(Wandering, epochs=2, batch_size=64)

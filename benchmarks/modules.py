@@ -162,8 +162,7 @@ def watched() -> Iterator[list[float]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as smi:
 
         def read() -> None:
-            for line in smi.stdout:  # type: ignore[union-attr]
-                samples.append(float(line) / 100)
+            samples.extend(float(line) / 100 for line in smi.stdout)  # type: ignore[union-attr]
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -176,7 +175,7 @@ def watched() -> Iterator[list[float]]:
 
 def measured(name: str, case: Case) -> Iterator[dict[str, object]]:
     def row(way: str, microseconds: float, **more: float) -> dict[str, object]:
-        figures = {"first_seconds": "", "busy": "", **more}
+        figures: dict[str, Any] = {"first_seconds": "", "busy": "", **more}
         print(f"{name}: {way}: {microseconds:.0f} µs", figures, flush=True)
         return {
             "network": name,

@@ -13,6 +13,8 @@ import torch
 
 # Without a GPU, Triton's interpreter runs the kernels; enable it before they are loaded.
 os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))
+# Give JAX two devices, to share arrays; it looks here when it is first used.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 from pseudograd.loss import functional
 

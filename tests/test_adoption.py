@@ -186,3 +186,18 @@ def test_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = run("A training loop", "Lightning")
     assert names["classifier"].trainer.global_step == 2
+
+
+def test_in_jax() -> None:
+    """Three steps, each with its own k, are those of PyTorch."""
+    pytest.importorskip("jax")
+    names = run("In JAX")
+    weights = torch.zeros(4, 3, requires_grad=True)
+    x, y = (torch.tensor(names[name].tolist()) for name in ("x", "y"))
+    for k in (0.25, 0.5, 1.0):
+        value, f = reference.loss(x @ weights, y, k)
+        weights = weights - 0.1 * (x.double().T @ f).float()
+    assert float(names["value"]) == pytest.approx(value.item(), rel=1e-5)
+    found = torch.tensor(names["weights"].tolist())
+    torch.testing.assert_close(found, weights, rtol=1e-4, atol=1e-6)
+    assert names["step"]._cache_size() == 1

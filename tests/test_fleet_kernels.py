@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.data import Dataset
-from pseudograd.fleet import Fleet, MLPRecipe, Split, Trial, never
+from pseudograd.fleet import Fleet, MLPRecipe, Ramp, Split, Trial, never
 from pseudograd.fleet.mlp.crew import Crew
 from pseudograd.fleet.mlp.stack import Examples, Settings, Stack, launching
 from pseudograd.rules import tunable
@@ -534,6 +534,25 @@ def test_the_fleet_on_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ours[trial].curve == pytest.approx(plain[trial].curve, abs=0.05)
         assert ours[trial].cross_entropy == pytest.approx(plain[trial].cross_entropy, rel=0.05)
         assert ours[trial].parameters is not None
+
+
+def test_ramps_on_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU all epochs but the first two replay one graph, which must read the new k."""
+
+    def fused(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> Stack:
+        return FusedStack(examples, fleet.layer_sizes(recipe), recipe.activation, slots)
+
+    base = a_trial("blobs", (9,), k=1, learning_rate=0.5, batch_size=50, max_epochs=6)
+    base = replace(base, stop_by="error and cross-entropy")  # so that the last epoch is the best
+    ramps, starts = [Ramp(4, 0.25), Ramp(0.25, 4)], [4.0, 0.25]
+    trials = [replace(base, k=k) for k in (*ramps, *starts)]
+    plain = {o.trial: o for o in Fleet(blobs(), DEVICE, precision="float64").run(trials)}
+    monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", fused)
+    ours = {o.trial: o for o in Fleet(blobs(), DEVICE).run(trials)}
+    for trial in trials:
+        assert ours[trial].cross_entropy == pytest.approx(plain[trial].cross_entropy, rel=0.02)
+    for ramp, start in zip(trials[:2], trials[2:], strict=True):
+        assert abs(plain[ramp].cross_entropy / plain[start].cross_entropy - 1) > 0.1
 
 
 def test_slots_of_the_kernels_follow_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

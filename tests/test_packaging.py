@@ -153,13 +153,17 @@ def test_what_is_missing_names_its_extra(tmp_path: Path, monkeypatch: pytest.Mon
         "pseudograd.data.formats import read_svhn; read_svhn(0)": "reading .mat files needs scipy",
         "pseudograd.fleet import Network; Network.load('a')": "loading a model needs safetensors",
         "pseudograd.search.cluster import connection as c; c().__enter__()": "a cluster needs ray",
+        "pseudograd.jax import tunable_cross_entropy": "pseudograd.jax needs jax",
     }
     code = "".join(
         f"try:\n    from {use}\nexcept ImportError as problem:\n    print(problem)\n"
         for use in needs
     )
     said = in_a_core_install(code).splitlines()
-    extras = ["ray" if sentence.endswith("ray") else "tune" for sentence in needs.values()]
+    extras = [
+        package if (package := sentence.split()[-1]) in ("ray", "jax") else "tune"
+        for sentence in needs.values()
+    ]
     assert said == [
         f"{sentence}: pip install 'pseudograd[{extra}]'"
         for sentence, extra in zip(needs.values(), extras, strict=True)
@@ -178,7 +182,7 @@ def test_optional_packages_are_in_their_extra() -> None:
     }
     assert set(OPTIONAL.values()) == declared
     everything = Requirement(*extras["all"])
-    assert everything.extras == extras.keys() - {"all"}
+    assert everything.extras == extras.keys() - {"all", "jax"}
 
 
 def test_every_version_is_pinned() -> None:

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
+from sklearn.base import clone
+from sklearn.datasets import load_iris
 
-from pseudograd.fleet import MLPRecipe, Outcome, Ramp, Trial, k_at
+from pseudograd.cli import main
+from pseudograd.data import digits, open_data
+from pseudograd.estimator import TunableMLPClassifier
+from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Ramp, Stop, Trial, k_at
 from pseudograd.fleet.ramp import as_k, by_level, level
-from pseudograd.search import Ledger
+from pseudograd.report.summary import line_of_run, summary
+from pseudograd.search import (
+    Bagging,
+    Cell,
+    Ledger,
+    Protocol,
+    Study,
+    load_model,
+    read_assessment,
+    study_of,
+    tune,
+)
+from pseudograd.search.difficulty import difficulty
+from pseudograd.search.display import Display
 from pseudograd.search.ledger import outcome_from_json, outcome_to_json, trial_to_json
 from pseudograd.words import fraction
 
@@ -143,3 +166,212 @@ def test_a_line_with_another_k_is_set_aside(k: Any) -> None:
     line["trial"]["k"] = k
     with pytest.raises(ValueError, match="not the outcome of a trial"):
         outcome_from_json(line, {RECIPE.fingerprint: RECIPE})
+
+
+# --- searches --------------------------------------------------------------------------------
+
+RAMP = Ramp(0.5, 2)
+KS: Any = (1, 0.5, "0.5→2")
+
+
+def in_favour_of(best: float | Ramp) -> Callable[[deque[Trial], Stop], Iterator[Outcome]]:
+    """A runner without training, for which one k is better than the others."""
+
+    def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        while trials:
+            trial = trials.popleft()
+            error = (
+                0.1 + 0.05 * (trial.k != best) + 0.02 * abs(math.log2(trial.learning_rate / 0.1))
+            )
+            wrong = (1,) if trial.split.retrain else None
+            yield Outcome(trial, error, 3, error, 2 * error, 18, "patience", (0.5, error), wrong)
+
+    return run
+
+
+@pytest.mark.parametrize("kind", [Protocol, Bagging])
+def test_a_protocol_takes_ramps_and_their_texts(kind: type[Protocol]) -> None:
+    protocol = kind(RECIPE, ks=KS, learning_rates=(0.1,))
+    assert protocol.ks == (1.0, 0.5, RAMP) == kind(RECIPE, ks=(1.0, 0.5, RAMP)).ks
+    settings = json.loads(json.dumps(protocol.settings()))
+    assert settings["ks"] == [1.0, 0.5, "0.5→2"]
+    wanted = {trial.k for trial in protocol.wanted({})}
+    assert wanted == {1.0, 0.5, RAMP}
+    assert all(protocol.covers(trial) for trial in protocol.wanted({}))
+    assert not protocol.covers(replace(protocol.wanted({})[0], k=Ramp(0.5, 4)))
+
+
+@pytest.mark.parametrize(
+    ("ks", "says"),
+    [
+        ((1, "0.5→2", "1/2->2"), "ks must be different numbers, or ramps like '0.5→2', not"),
+        ("0.5→2", "ks must be different numbers, or ramps"),
+        ((1, "0.5"), "ks must be different numbers, or ramps"),
+        ((1, "0.5→x"), "a ramp must be two numbers like"),
+        ((1, "1→1"), "give the number 1 instead of 1→1"),
+        (("0.5→2",), "ks must contain 1"),
+    ],
+)
+def test_other_ks_are_refused(ks: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        Protocol(RECIPE, ks=ks, initial_rate=0.1)
+
+
+def test_ties_go_to_the_constant_k_and_then_to_the_nearer_level() -> None:
+    cells = [Cell(k, 0.1, (0.02,)) for k in (Ramp(1, 4), RAMP, 1.0, 4.0)]
+    assert Protocol.best(cells).k == 1.0
+    assert Protocol.best([cells[0], cells[1], cells[3]]).k == RAMP
+    assert Protocol.best([cells[0], cells[3]]).k == Ramp(1, 4)
+    assert Protocol.best([*cells, Cell(RAMP, 0.1, (0.01,))]).k == RAMP  # no tie
+
+
+def test_a_study_with_a_ramp_is_opened_again(tmp_path: Path) -> None:
+    protocol = Protocol(RECIPE, ks=KS, initial_rate=0.1, repetitions=2, retrainings=2)
+    study = Study(tmp_path / "run", protocol)
+    for _ in range(9):
+        trial = study.ask()
+        assert trial is not None
+        study.tell(trial, error=0.3)
+    again = Study.open(tmp_path / "run")
+    assert again.protocol == protocol
+    assert len(again.ledger) == 9
+    assert not again.ledger.set_aside
+    study = Study(tmp_path / "other", protocol)
+    assert study.run(in_favour_of(RAMP))
+    found = Study.open(tmp_path / "other").result
+    assert (found.chosen.k, found.plain.k) == (RAMP, 1.0)
+    assert {outcome.trial.k for outcome in found.comparison.chosen} == {RAMP}
+    with pytest.raises(ValueError, match="holds a run with other settings"):
+        Study(tmp_path / "other", replace(protocol, ks=(1.0, 0.5, Ramp(0.5, 4))))
+
+
+def test_progress_and_summary_of_a_ramp() -> None:
+    protocol = Protocol(RECIPE, ks=(1, 4, "0.5→2", "1/16->1/2"), initial_rate=0.1, repetitions=2)  # type: ignore[arg-type]
+    study, shown = Study(None, protocol), io.StringIO()
+    with Display(protocol, {}, shown) as display:
+        assert study.run(in_favour_of(RAMP), watch=display.show)
+        table = Console(file=io.StringIO(), width=80)
+        with table.capture() as captured:
+            table.print(display._table())
+    assert "best so far k = 1/2→2, 10.00%" in shown.getvalue()
+    ks = ["4", "1/2→2", "1", "1/16→1/2"]
+    assert [line.split()[0] for line in captured.get().splitlines()[-4:]] == ks
+    told = summary(study.result)
+    assert told.isascii() or set(told) - set(map(chr, range(128))) <= {"±"}
+    start = told.splitlines().index(next(line for line in told.splitlines() if "best rate" in line))
+    rows = told.splitlines()[start : start + 5]
+    assert [row.split()[0] for row in rows] == ["k", "4", "1/2->2", "1", "1/16->1/2"]
+    assert len({row.index(row.split()[1]) + len(row.split()[1]) for row in rows[1:]}) == 1
+    assert rows[2].endswith("chosen")
+    assert "chosen: k = 1/2->2, learning rate 0.1" in told
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Study]:
+    """Trained studies of both protocols, in which the ramp is made the best k."""
+    data, encoder = open_data("digits")
+    fleet = Fleet(data, keep_parameters=True)
+
+    def runner(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        for outcome in fleet.run(trials, stop):
+            if not outcome.trial.split.retrain:
+                found = 0.1 if outcome.trial.k == RAMP else 0.2
+                outcome = replace(outcome, error=found, cross_entropy=found)
+            yield outcome
+
+    recipe = MLPRecipe("digits", (8,), max_epochs=3, batch_size=64, momentum=0.9)
+    studies = {}
+    for protocol in (
+        Protocol(recipe, ks=KS, learning_rates=(0.1, 0.2), repetitions=1, retrainings=2,
+                 most_extensions=0),
+        Bagging(recipe, ks=KS, learning_rates=(0.1,), most_extensions=0),
+    ):  # fmt: skip
+        folder = tmp_path_factory.mktemp("runs") / protocol.kind
+        study = studies[protocol.kind] = study_of(data, encoder, protocol, folder)
+        assert tune(study, data, encoder, runner) is not None
+    return studies
+
+
+def test_the_model_of_a_ramp_is_saved_and_loaded(tuned: dict[str, Study]) -> None:
+    folder = tuned["paper"].folder
+    assert folder is not None
+    assert json.loads((folder / "model.json").read_text())["k"] == "0.5→2"
+    model, _ = load_model(folder)
+    plain, _ = load_model(folder, 1)
+    rows = digits().features[:50]
+    for k in (RAMP, "0.5→2", "0.5->2"):
+        again, _ = load_model(folder, k)
+        assert again.probabilities(rows).equal(model.probabilities(rows))
+    assert not plain.probabilities(rows).equal(model.probabilities(rows))
+    for other in (2.0, Ramp(0.5, 4)):
+        with pytest.raises(ValueError, match=r"has no model of k = .*: give 0\.5→2 or 1$"):
+            load_model(folder, other)
+
+
+def test_the_ensemble_names_its_ramps(tuned: dict[str, Study]) -> None:
+    known = read_assessment(tuned["bagging"])
+    assert known is not None
+    ks = {as_k(k) for k, _ in known["members"]["ks"]}
+    assert ks <= {1.0, 0.5, RAMP}
+    assert {as_k(k) for k, *_ in known["members"]["pairs"]} == ks
+    assert line_of_run(tuned["paper"]).split()[3] == "1/2->2"
+
+
+@pytest.mark.parametrize("kind", ["paper", "bagging"])
+def test_the_page_shows_ramps(kind: str, tuned: dict[str, Study]) -> None:
+    text = tuned[kind].report().read_text("utf-8")
+    assert "nan" not in re.sub("<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert "The slider starts at 2, where the ramp k\xa0=\xa01/2→2 ends." in text
+    assert "with a ramp that of its last k" in text
+    # In the figure the ramp has a place of its own, to the right of all constants.
+    figure = text[text.index("<h2>Error against k</h2>") :]
+    labels = re.findall(r'<text[^>]* x="([\d.]+)"[^>]*>(1/2|1|1/2→2)</text>', figure)[:3]
+    places = {name: float(x) for x, name in labels}
+    assert places["1/2"] < places["1"] < places["1/2→2"] - 30
+    assert "k in 1, 1/2, 1/2→2" in text
+
+
+def test_which_examples_drive_a_ramp_goes_by_its_last_k(tuned: dict[str, Study]) -> None:
+    data, encoder = open_data("digits")
+    network = load_model(tuned["paper"].folder or "")[0].networks[0]
+    ramp, last = (difficulty({"plain": (k, network)}, data, encoder) for k in (RAMP, 2.0))
+    assert ramp["networks"]["plain"]["k"] == "0.5→2"
+    assert ramp["networks"]["plain"]["bins"] == last["networks"]["plain"]["bins"]
+
+
+def test_the_command_line_takes_ramps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "tune digits --k 1 0.5->2 --rates 0.03 --max-epochs 2 --hidden 8 --out run"
+    assert main(command.split()) == 0
+    assert Study.open("run").protocol.ks == (1.0, RAMP)
+    capsys.readouterr()
+    assert main(["runs", "."]) == 0
+    for k, says in (
+        (
+            "1→1",
+            "argument --k: a ramp must end at another k than it starts with: give the number 1",
+        ),
+        ("0.5→x", "argument --k: a ramp must be two numbers like '0.5→2' or '0.5->2', not '0.5→x'"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["tune", "digits", "--k", "1", k])
+        assert says in capsys.readouterr().err
+    assert main(["tune", "digits", "--k", "0.5→2"]) != 0
+    assert "--k must have 1 among its values" in capsys.readouterr().err
+
+
+def test_the_classifier_takes_ramps() -> None:
+    X, y = load_iris(return_X_y=True)
+    settings: dict[str, Any] = {"max_iter": 4, "learning_rate": 0.1, "random_state": 0}
+    model = clone(TunableMLPClassifier((8,), k="0.5→2", **settings)).fit(X, y)
+    assert model.k_ == RAMP
+    same = TunableMLPClassifier((8,), k=RAMP, **settings).fit(X, y)
+    flat = TunableMLPClassifier((8,), k=0.5, **settings).fit(X, y)
+    assert np.array_equal(model.predict_proba(X), same.predict_proba(X))
+    assert not np.array_equal(model.predict_proba(X), flat.predict_proba(X))
+    mixed = TunableMLPClassifier((8,), ks=(1, "0.5->2"), **settings).fit(X, y)
+    assert set(mixed.cv_results_["param_k"]) == {1.0, RAMP}
+    with pytest.raises(ValueError, match=r"^k must be 'auto' or a number or a Ramp, not 'best'"):
+        TunableMLPClassifier(k="best").fit(X, y)

@@ -739,7 +739,7 @@ def test_the_page_of_a_loop_of_ones_own_is_refused_in_a_sentence(tmp_path: Path)
     study = Study(tmp_path, Protocol(OwnRecipe("mine"), initial_rate=0.1), {"name": "mine"})
     with study.session("", ["cpu"]):
         pass
-    with pytest.raises(ValueError, match="so far"):
+    with pytest.raises(ValueError, match="for studies of an MLPRecipe or a ModuleRecipe"):
         study.report()
 
 

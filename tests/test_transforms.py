@@ -287,6 +287,22 @@ def test_a_changing_k_does_not_recompile(numbers: str, linear: bool) -> None:
     assert counter.frame_count == 1
 
 
+def test_a_changing_k_does_not_recompile_in_older_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, what the compiler traces is told that it is exported (pytorch#176347)."""
+    if torch.__version__ < "2.8":
+        pytest.skip("PyTorch 2.8 is the first whose flag tells the two apart")
+    logits, target = examples()
+    criterion = TunableCrossEntropyLoss(k=1, reduction="sum")
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(criterion, fullgraph=True, backend=counter)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    for k in range(2, 13):
+        criterion.k = k
+        assert_right(differentiate(step, logits, target), logits, target, k)
+    assert counter.frame_count == 1
+
+
 def test_on_a_gpu_k_is_a_constant_until_it_changes() -> None:
     """Where ½, 1 and 2 have kernels of their own: one graph for the first k, one for all others."""
     criterion = TunableCrossEntropyLoss(k=1.0)

@@ -10,6 +10,7 @@ k = 1 is cross-entropy; below 1 hard or mislabelled examples count less, above 1
 
 from typing import TYPE_CHECKING, Any
 
+from pseudograd import schedules as schedules
 from pseudograd.loss import (
     RuleCrossEntropyLoss,
     TunableCrossEntropyLoss,

@@ -22,6 +22,7 @@ OPTIONAL = {
     "openpyxl": ("openpyxl", "excel"),
     "pyarrow": ("pyarrow", "parquet"),
     "ray": ("ray", "ray"),
+    "jax": ("jax", "jax"),
 }
 
 

@@ -1,11 +1,19 @@
-"""Writing files whole or not at all, by one process at a time, and with clear errors."""
+"""Writing files whole or not at all, locking them, and clear errors for both."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # not POSIX
+    fcntl = None  # type: ignore[assignment]
 
 UNFINISHED = ".part"  # the suffix of a file while it is being written
 
@@ -59,26 +67,141 @@ def writing(path: Path) -> Iterator[None]:
         ) from problem
 
 
+class Lock:
+    """A lock on a file, held until `release` or until this process ends, even by kill -9.
+
+    Child processes do not inherit it. Where the operating system or the file system has no locks,
+    every lock is granted.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "ledger.jsonl")
+        >>> lock = Lock.on(path)
+        >>> Lock.on(path) is None  # somebody has it
+        True
+        >>> lock.release()
+        >>> Lock.on(path) is None
+        False
+
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: BinaryIO | None = file
+        _OPEN.add(self)
+
+    @classmethod
+    def on(cls, path: Path, *, shared: bool = False, wait: bool = False) -> Lock | None:
+        """Lock a file, which is created if it does not exist; return None if another has it.
+
+        Args:
+            path: The file.
+            shared: Whether others may have shared locks on the file at the same time.
+            wait: Whether to wait until the lock is granted.
+
+        """
+        with writing(path):
+            file = path.open("a+b")  # NFS wants writing for exclusive locks, reading for shared
+        if fcntl is not None:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            try:
+                fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                file.close()
+                return None
+            except OSError:  # this file system has no locks
+                pass
+            except BaseException:  # Ctrl-C while waiting
+                file.close()
+                raise
+        return cls(file)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process has the lock."""
+        return self._file is not None
+
+    def release(self) -> None:
+        """Unlock the file."""
+        if self._file is not None and fcntl is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._close()
+
+    def _close(self) -> None:
+        """Close the file, which unlocks it unless another process has a copy."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __del__(self) -> None:
+        self._close()
+
+
+_OPEN: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    """Close a forked child's copies of the locked files, which would keep the locks alive."""
+    for lock in list(_OPEN):
+        lock._close()  # not `release`, which would unlock the parent's
+    _GUARDED.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Lock a file for this process, and create it if it does not exist.
 
     Without support for locks in the operating system or the file system, nothing is locked.
+
+    Args:
+        path: The file.
+        shared: Whether others may have shared locks on the file at the same time.
+
     """
+    lock = Lock.on(path, shared=shared)
+    if lock is None:
+        raise busy(path)
     try:
-        import fcntl
-    except ImportError:  # not POSIX
+        yield
+    finally:
+        lock.release()
+
+
+def busy(path: Path) -> BlockingIOError:
+    """Return the error for a file that another process has locked."""
+    return BlockingIOError(
+        f"another process is at work on {path}: wait for it, or name another folder"
+    )
+
+
+_GUARDED: set[tuple[Path, int]] = set()
+
+
+@contextlib.contextmanager
+def guarded(path: Path) -> Iterator[None]:
+    """Wait for a lock on a file, and hold it; a thread that has it already goes on.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), ".lock")
+        >>> with guarded(path), guarded(path):
+        ...     print("no other process or thread is here")
+        no other process or thread is here
+
+    """
+    key = path.absolute(), threading.get_ident()
+    if key in _GUARDED:
         yield
         return
-    with writing(path):
-        file = path.open("ab")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                f"another process is at work on {path}: wait for it, or name another folder"
-            ) from None
-        except OSError:  # this file system has no locks
-            pass
+    lock = Lock.on(path, wait=True)
+    _GUARDED.add(key)
+    try:
         yield
+    finally:
+        _GUARDED.discard(key)
+        if lock is not None:
+            lock.release()

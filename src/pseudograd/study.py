@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections import deque
@@ -24,7 +25,7 @@ from pseudograd.fleet.ramp import Ramp, as_k
 from pseudograd.search import study as search
 from pseudograd.search.comparison import Comparison, best_stopped
 from pseudograd.search.deadline import Deadline
-from pseudograd.search.documents import write_json
+from pseudograd.search.found import read_found, write_found
 from pseudograd.search.networks import (
     ModuleEnsemble,
     Weights,
@@ -33,8 +34,6 @@ from pseudograd.search.networks import (
 )
 from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, Protocol
 from pseudograd.search.study import Progress, Runner
-
-ASSESSMENT = "assessment.json"
 
 
 class Study(search.Study):
@@ -62,8 +61,8 @@ class Study(search.Study):
         clip: The largest norm of a step's gradient over all parameters.
         patience: Stop after this many epochs without a lower validation error, and keep the best
             epoch; None keeps the last.
-        validation: The share of the training examples to validate on, such as 0.1; None for the
-            paper's five folds.
+        validation: The share of the training examples to validate on, such as 0.1 (with patience
+            as many again to stop by); None for the paper's five folds.
         repetitions: How often each pair is trained, on other folds or another share: by default 5,
             or 1 with a share.
         retrainings: How many final networks of the choice and of k = 1 are compared.
@@ -218,6 +217,11 @@ class Study(search.Study):
         )
         return search.Study(folder, protocol)
 
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> search.Study:
+        """Open the study in a folder to read what it found; to resume it, make it again."""
+        return search.Study.open(folder)
+
     # --- running -----------------------------------------------------------------------------
 
     def run(
@@ -300,8 +304,8 @@ class Study(search.Study):
 
         def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
             for outcome in runner(trials, stop):
-                if outcome.trial.split.retrain and isinstance(outcome.parameters, dict):
-                    self.weights.put(outcome.trial, outcome.parameters)
+                if outcome.state is not None:
+                    self.weights.put(outcome.trial, outcome.state)
                 yield outcome
 
         return run
@@ -315,13 +319,20 @@ class Study(search.Study):
         if lost := [trial for trial in wanted if self.weights.get(trial) is None]:
             for _ in self._keeping(runner)(deque(lost), never):
                 pass
+        elif self._known():
+            return
         kept = self._kept(None)
         self._assessment = assess_networks(
             self.training, self.examples, self.classes, groups, kept, self.weights, device
         )
-        if self.folder is not None:
-            made_from = {"trials": len(self.ledger), "run": self.fingerprint}
-            write_json(self.folder / ASSESSMENT, {**made_from, "found": self._assessment})
+        write_found(self, self._assessment)
+
+    def _known(self) -> bool:
+        """Return whether the networks were assessed before, and that can be read."""
+        try:
+            return read_found(self) is not None
+        except (OSError, ValueError):
+            return False
 
     def _groups(self) -> dict[str, list[Trial]]:
         """Return the networks of each ensemble, all of the same size."""
@@ -347,6 +358,8 @@ class Study(search.Study):
     @property
     def assessment(self) -> dict[str, Any]:
         """How good the model and the ensembles are on the test set; {} before the end."""
+        if not self._assessment and self.finished:
+            self._assessment = read_found(self) or {}
         return self._assessment
 
     def _kept(self, k: float | None) -> Trial:
@@ -389,7 +402,7 @@ class Study(search.Study):
         """Return what the study found, in a few lines."""
         from pseudograd.report.summary import network_summary
 
-        return network_summary(self.result, self._assessment)
+        return network_summary(self.result, self.assessment)
 
 
 def _devices(

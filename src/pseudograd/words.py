@@ -11,6 +11,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol, SupportsFloat
 
+_LETTERS = (
+    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve",
+)  # fmt: skip
 DASH = "–"  # stands for a number that does not exist
 
 
@@ -178,6 +182,15 @@ def counted(count: int, noun: str, *, spelled: bool = False) -> str:
     """
     number = {0: "no", 1: "one"}.get(count) if spelled else None
     return f"{number or f'{count:,}'} {noun}{'s' * (count != 1)}"
+
+
+def spelled(count: int) -> str:
+    """Return a whole number in letters, up to twelve.
+
+    >>> spelled(5), spelled(1200)
+    ('five', '1,200')
+    """
+    return _LETTERS[count - 1] if 1 <= count <= len(_LETTERS) else f"{count:,}"
 
 
 def joined(texts: Iterable[str], last: str = "and") -> str:

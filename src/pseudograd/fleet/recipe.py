@@ -251,10 +251,10 @@ class ModuleRecipe(Recipe):
     Attributes:
         network: Its class, its number of parameters, and a hash of its structure.
         data: The name of the data set.
-        data_hash: The first 16 digits of its hash.
-        optimizer: With its settings.
         epochs: How long a training lasts, at most.
         batch_size: Examples per step.
+        data_hash: The first 16 digits of the data's hash.
+        optimizer: With its settings.
         schedule: Of the learning rate.
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         patience: Stop after this many epochs without a better one; None to keep the last epoch.
@@ -266,18 +266,18 @@ class ModuleRecipe(Recipe):
         ignore_index: As for the loss.
 
     Example:
-        >>> ModuleRecipe("ResNet", "cifar10", optimizer="SGD(momentum=0.9)", epochs=30).fields()
-        {'network': 'ResNet', 'data': 'cifar10', 'optimizer': 'SGD(momentum=0.9)', 'epochs': 30}
+        >>> ModuleRecipe("ResNet", "cifar10", epochs=30, batch_size=256, clip=1.0).fields()
+        {'network': 'ResNet', 'data': 'cifar10', 'epochs': 30, 'batch_size': 256, 'clip': 1.0}
 
     """
 
     kind: ClassVar[str] = "module"
     network: str
     data: str
+    epochs: int
+    batch_size: int
     data_hash: str = ""
     optimizer: str = ""
-    epochs: int = 0
-    batch_size: int = 0
     schedule: str = "constant"
     clip: float | None = None
     patience: int | None = None
@@ -296,8 +296,7 @@ class ModuleRecipe(Recipe):
                 raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
 
         for name in ("epochs", "batch_size"):
-            least = 0 if getattr(self, name) == 0 else 1
-            require(is_whole(getattr(self, name), least, math.inf), name, "a whole number above 0")
+            require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
         require(
             self.clip is None or (are_numbers(self.clip) and 0 < self.clip < math.inf),
             "clip",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from pseudograd.data import Dataset
 from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import randomness
+from pseudograd.fleet.recipe import are_numbers, is_whole
 from pseudograd.fleet.trial import Split
 
 _MOST_STOPPING = 10_000  # examples of a bagged split's fold that tell which epoch is best
@@ -58,7 +60,7 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
         raise ValueError(f"data {data.name!r} must have at least {FOLDS} training examples")
     if (split.retrain or split.test) and not data.test_size:
         raise ValueError(f"data {data.name!r} must have a test set to be judged on")
-    recut, judging, stopping = _roles(split)
+    recut, judging, stopping = _roles(split.repetition, stopping=not split.bagged)
     folds, left_over = _folds(data, split.plan + (recut << 32), stratified)
     test = torch.arange(data.train_size, len(data.labels))
     # Networks of one stack have equally many examples: folds of groups are cut to the shortest.
@@ -84,14 +86,62 @@ def held_out(data: Dataset, split: Split, stratified: bool = False) -> Tensor:
         287
 
     """
-    recut, judging, _ = _roles(split)
+    recut, judging, _ = _roles(split.repetition, stopping=False)
     return _folds(data, split.plan + (recut << 32), stratified)[0][judging]
 
 
-def _roles(split: Split) -> tuple[int, int, int]:
+def indices(
+    split: Split,
+    count: int,
+    *,
+    early_stopping: bool,
+    held_out: float | None,
+    labels: Tensor | None = None,
+) -> Parts:
+    """Return what `Split.indices` does; with labels, all parts have their share of each class."""
+    stopping = early_stopping and not split.bagged  # bagging stops by the fold that judges
+    if held_out is None:
+        size = count // FOLDS if is_whole(count, 0, math.inf) else 0
+        recut, judge_at, stop_at = _roles(split.repetition, stopping=stopping)
+        if not size:
+            raise ValueError(f"count must be a whole number, {FOLDS} or more, not {count!r}")
+    else:
+        size = round(held_out * count) if are_numbers(held_out) and 0 < held_out < 1 else 0
+        recut, judge_at, stop_at = split.repetition % 2**31, 0, 1
+        if not 0 < (2 if stopping else 1) * size < count:
+            raise ValueError(
+                f"held_out must be a share of the {count} examples that leaves some to train on, "
+                f"not {held_out!r}"
+            )
+    shuffled = randomness.folds(split.plan + (recut << 32), count)
+    if labels is not None:
+        shuffled = _mixed_evenly(shuffled, labels)
+    judge = shuffled[judge_at * size : (judge_at + 1) * size]
+    stop = shuffled[stop_at * size : (stop_at + 1) * size]
+    trains = torch.ones(count, dtype=torch.bool)
+    trains[judge] = split.retrain
+    trains[stop] &= not stopping
+    none = shuffled[:0]
+    return Parts(
+        train=shuffled[trains[shuffled]],
+        stop=(judge if split.bagged else stop) if early_stopping else none,
+        judge=none if split.retrain or split.test else judge,
+    )
+
+
+def _mixed_evenly(shuffled: Tensor, labels: Tensor) -> Tensor:
+    """Reorder examples so that every stretch of them has its share of each class."""
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    ordered = labels[by_class]
+    counts = ordered.bincount()
+    rank = torch.arange(len(ordered)) - (counts.cumsum(0) - counts)[ordered]
+    return by_class[((rank + 0.5) / counts[ordered]).argsort(stable=True)]
+
+
+def _roles(repetition: int, *, stopping: bool) -> tuple[int, int, int]:
     """Return the number of the cut, and which of its folds judges and which stops."""
     # Five choices of the judging fold, times four of the stopping fold if there is one.
-    recut, turn = divmod(split.repetition, FOLDS if split.bagged else FOLDS * (FOLDS - 1))
+    recut, turn = divmod(repetition, FOLDS * (FOLDS - 1) if stopping else FOLDS)
     judging = turn % FOLDS
     return recut, judging, (judging + 1 + turn // FOLDS) % FOLDS
 

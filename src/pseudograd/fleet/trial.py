@@ -14,6 +14,8 @@ from pseudograd.rules.checks import check_k
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pseudograd.fleet.splits import Parts
+
 # Asked between epochs or outcomes; a runner returns soon after it says True.
 Stop = Callable[[], bool]
 
@@ -76,6 +78,44 @@ class Split:
         if self.bagged and (self.test or self.retrain):
             raise ValueError("bagged must be left out with test or retrain: it has its own folds")
 
+    def indices(
+        self, count: int, *, early_stopping: bool = True, held_out: float | None = None
+    ) -> Parts:
+        """Return the indices of your training examples by role, for a training loop of your own.
+
+        They depend on the arguments and the split alone: every k and learning rate is trained and
+        judged on the same examples.
+
+        Args:
+            count: How many training examples you have, the test set not counted.
+            early_stopping: Whether your loop stops early. Then one fold is set aside for that
+                (``stop``); otherwise ``stop`` is empty and that fold is trained on.
+            held_out: The share of the examples to judge by, and as many again to stop by, drawn
+                anew in each repetition; by default a fifth, in folds that take turns.
+
+        Returns:
+            ``train``, ``stop`` and ``judge``. With ``retrain`` or ``test``, ``judge`` is empty:
+            judge by your test set.
+
+        Example:
+            >>> part = Split(repetition=0).indices(1000)
+            >>> len(part.train), len(part.stop), len(part.judge)
+            (600, 200, 200)
+            >>> part = Split(repetition=0).indices(1000, early_stopping=False)
+            >>> len(part.train), len(part.stop), len(part.judge)
+            (800, 0, 200)
+            >>> part = Split(retrain=True).indices(1000, early_stopping=False)
+            >>> len(part.train), len(part.stop), len(part.judge)
+            (1000, 0, 0)
+            >>> part = Split(repetition=0).indices(1000, early_stopping=False, held_out=0.1)
+            >>> part.judge[:4].tolist(), len(part.train)
+            ([59, 169, 214, 165], 900)
+
+        """
+        from pseudograd.fleet.splits import indices
+
+        return indices(self, count, early_stopping=early_stopping, held_out=held_out)
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -134,8 +174,9 @@ class Outcome:
         stopped_by: "patience", "limit" (of epochs) or "diverged".
         curve: The error on the early-stopping fold after each epoch.
         wrong: With ``retrain``, the indices of the test examples that the network got wrong.
-        parameters: The weights (in, out) and biases (out) of each layer at the best epoch, or a
-            module's state, if the fleet keeps them.
+        parameters: The weights (in, out) and biases (out) of each layer at the best epoch, if the
+            fleet keeps them.
+        state: The same of any module: its `state_dict`.
 
     """
 
@@ -148,6 +189,7 @@ class Outcome:
     stopped_by: str
     curve: tuple[float, ...]
     wrong: tuple[int, ...] | None = None
-    parameters: tuple[tuple[Tensor, Tensor], ...] | Mapping[str, Tensor] | None = field(
+    parameters: tuple[tuple[Tensor, Tensor], ...] | None = field(
         default=None, compare=False, repr=False
     )
+    state: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)

@@ -280,8 +280,15 @@ _exported_zero.register_autograd(_times_gradient, setup_context=_keep_gradient)
 # --- export ---------------------------------------------------------------------------------------
 
 
+# `torch.compiler.is_exporting()` is also True in what `torch.compile` traces, before PyTorch 2.13
+# (pytorch#176347). The flag behind it is not, but strict export sets it only from 2.8 on.
+_FLAG_TELLS_EXPORT = torch.__version__ >= "2.8"  # compares versions, not texts
+
+
 def is_exporting() -> bool:
     """Return whether `torch.export` is tracing this call; always False before PyTorch 2.7."""
+    if _FLAG_TELLS_EXPORT:
+        return bool(torch.compiler._is_exporting_flag)
     exporting = getattr(torch.compiler, "is_exporting", None)
     return exporting is not None and bool(exporting())
 

@@ -2,7 +2,8 @@
 
 PyTorch's operations each read and write all the logits. These loops read them once forward and once
 backward, and write only the result. numba brings its own compiler; without numba, the same formula
-runs in `pseudograd.rules.paper`. In Triton it stands in `pseudograd.loss.triton.eq5`.
+runs in `pseudograd.rules.paper`. In Triton it stands in `pseudograd.loss.triton.eq5`, in JAX in
+`pseudograd.jax`.
 """
 
 from __future__ import annotations

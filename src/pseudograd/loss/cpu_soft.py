@@ -4,8 +4,9 @@ With ε = p - t / W, for a target t with the sum W:
 
     f_j = W sign(ε_j) S^k |ε_j|^k / Σ_{i: sign ε_i = sign ε_j} |ε_i|^k,   S = Σ_{ε_j > 0} ε_j.
 
-`pseudograd.rules.paper` has the same rule in PyTorch, `pseudograd.loss.triton.soft` in Triton;
-labels without smoothing are in `pseudograd.loss.cpu`, which also calls these passes.
+`pseudograd.rules.paper` has the same rule in PyTorch, `pseudograd.loss.triton.soft` in Triton,
+`pseudograd.jax` in JAX; labels without smoothing are in `pseudograd.loss.cpu`, which also calls
+these passes.
 """
 
 from __future__ import annotations

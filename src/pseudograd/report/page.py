@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ from typing import Any
 from pseudograd.files import write_whole, writing
 from pseudograd.fleet import MLPRecipe, Outcome, Ramp, Trial, k_at
 from pseudograd.fleet.ramp import by_level
+from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.report import figures
+from pseudograd.report.combined import combined_section
+from pseudograd.report.described import described, shapes_in_words
 from pseudograd.report.drawing import image
-from pseudograd.report.quality import assessed, column_notes, ensembles, quality
+from pseudograd.report.quality import assessed, column_notes, ensembles, quality, with_plain
 from pseudograd.report.template import render
 from pseudograd.report.verdict import error_interval, possible, unfinished, verdict
 from pseudograd.search import (
@@ -33,7 +36,7 @@ from pseudograd.search import (
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import ByClass
 from pseudograd.search.documents import misfit
-from pseudograd.words import DASH, counted, fraction, interval, joined, percent
+from pseudograd.words import DASH, fraction, interval, percent
 
 Outcomes = Mapping[Trial, Outcome]
 
@@ -50,22 +53,29 @@ _DATA = {
     "pixels": (None, [int]),
     "target": str,
 }
+_SHAPES = {"shapes": [[int]]}  # of the inputs of any network
 
 
 def _recipe(protocol: Protocol) -> dict[str, Any]:
     """Return what stayed fixed during the search, as plain values."""
     recipe = protocol.recipe
-    if not isinstance(recipe, MLPRecipe):
+    if not isinstance(recipe, MLPRecipe | ModuleRecipe):
         raise ValueError(
-            f"the page is for studies of an MLPRecipe so far, not of {recipe!r}: read study.result"
+            f"the page is for studies of an MLPRecipe or a ModuleRecipe, not of {recipe!r}: read "
+            "study.result"
         )
-    return {**vars(recipe), "momentum": recipe.momentum if recipe.optimizer == "sgd" else 0}
+    return described(recipe)
 
 
-def _check(about: Mapping[str, Any]) -> None:
+def _facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must be known of the data."""
+    return _DATA | (_SHAPES if recipe["kind"] == "module" else {})
+
+
+def _check(about: Mapping[str, Any], data: Mapping[str, Any]) -> None:
     """Refuse facts that lack something."""
     missing = [name for name in _NEEDED if name not in about]
-    missing += [f"data[{name!r}]" for name in _DATA if name not in about.get("data", _DATA)]
+    missing += [f"data[{name!r}]" for name in data if name not in about.get("data", data)]
     if missing:
         raise ValueError(f"about must have {', '.join(missing)}")
 
@@ -74,11 +84,12 @@ def write_page(study: Study) -> Path:
     """Write the page of a study into its folder, and return its path."""
     if study.folder is None:
         raise ValueError("study must be kept in a folder, for its page to be written there")
-    _recipe(study.protocol)  # raises if there is no page for it
-    if wrong := misfit(study.data, _DATA, "data"):
+    recipe = _recipe(study.protocol)  # raises if there is no page for it
+    if wrong := misfit(study.data, _facts(recipe), "data"):
+        made = "pseudograd.Study" if recipe["kind"] == "module" else "pseudograd tune"
         raise ValueError(
             f"{study.folder / 'run.json'} lacks what the page says about the data ({wrong}): name "
-            "a run of pseudograd tune, or read study.result"
+            f"a run of {made}, or read study.result"
         )
     path = study.folder / "report.html"
     with writing(path):
@@ -107,17 +118,17 @@ def page(
     Args:
         about: How the search was run: command, versions, commit, hardware, devices, started,
             seconds, seed, and data (name, sha256, train_size, test_size, features, classes, labels,
-            pixels, target).
+            pixels, target; of a study of any network also shapes, those of its inputs).
         protocol: What was searched, and how.
         ledger: The outcomes so far.
         examples: Which training examples pull hardest (networks, edges, hardest), and test errors
             by_class of the saved network if they are known; None if the search is unfinished.
-        assessment: How good the model is, from `pseudograd.search.assess`; without it, the page
-            says what the outcomes tell.
+        assessment: How good the model is, from `pseudograd.search.assess` or `assess_networks`;
+            without it, or if it is {}, the page says what the outcomes tell.
 
     """
     recipe = _recipe(protocol)
-    _check(about)
+    _check(about, _facts(recipe))
     wanted = protocol.wanted(ledger)
     chosen = plain = None
     if any(cell.k == 1 for cell in protocol.cells(ledger)):
@@ -128,17 +139,24 @@ def page(
     bagged = isinstance(protocol, Bagging)
     compared = groups and protocol.retrainings and not wanted
     comparison = _comparison(groups, examples) if compared else None
+    module = recipe["kind"] == "module"
+    unassessed = module and assessment is None
     if wanted:
         assessment = None
     elif comparison and not assessment:
-        assessment = assessed(comparison, about["data"]["test_size"])
+        # An example of any network may have several labels, or none that counts.
+        assessment = assessed(comparison, None if module else about["data"]["test_size"])
+    elif comparison and assessment:
+        assessment = with_plain(assessment, comparison)
     state = "finished" if assessment else "selected" if selected else "searching"
     return render(
         "page.html",
         "page.js",
         about=about,
         recipe=recipe,
-        network=_network(recipe),
+        folds=not module or recipe["validation"] is None,
+        shapes=shapes_in_words(about["data"]["shapes"]) if module else None,
+        unassessed=unassessed,
         protocol=protocol,
         trials=len(ledger),
         wanted=len(wanted),
@@ -153,10 +171,11 @@ def page(
         slider=_slider(k_at(k, 1)),
         pull_curve=figures.pull_curve(k_at(k, 1)),
         bagged=bagged,
-        **_curves(groups, bagged),
+        **_curves(protocol, ledger, groups, (chosen, plain) if selected else ()),
         ensembles=None if comparison else ensembles(assessment),
         column_notes=column_notes(about["data"].get("notes")),
         **quality(assessment, about["data"]["pixels"]),
+        **combined_section(assessment, k),
         **_answer(protocol, ledger, chosen, comparison),
         **_search(protocol, ledger, chosen, plain),
         **_driving(about["data"], examples),
@@ -181,16 +200,43 @@ def _trained(
     return {kind: outcomes for kind, outcomes in groups.items() if outcomes}
 
 
-def _curves(groups: Mapping[str, list[Outcome]], bagged: bool) -> dict[str, Any]:
-    """The learning curves of networks, and how many epochs of each k were kept."""
+def _curves(
+    protocol: Protocol,
+    ledger: Outcomes,
+    groups: Mapping[str, list[Outcome]],
+    pairs: Sequence[Cell | None],
+) -> dict[str, Any]:
+    """The learning curves of networks, and how many epochs of each k were kept.
+
+    They are those of the final networks. What trains for all epochs is watched in the search alone.
+    """
+    recipe = protocol.recipe
+    kinds = {"chosen": pairs[0], "plain": pairs[1]} if pairs else {}
+    searched = isinstance(recipe, ModuleRecipe) and recipe.patience is None
+    if searched:
+        groups = {
+            kind: [ledger[trial] for trial in protocol.trials_of(cell) if trial in ledger]
+            for kind, cell in kinds.items()
+            if cell and not (kind == "plain" and cell == pairs[0])
+        }
+    groups = {
+        kind: curved
+        for kind, outcomes in groups.items()
+        if (curved := [outcome for outcome in outcomes if outcome.curve])
+    }
     if not groups:
         return {"curves": None}
     kept = {
         outcomes[0].trial.k: statistics.fmean(outcome.best_epoch for outcome in outcomes)
         for outcomes in groups.values()
     }
-    fold = "held-out" if bagged else "early-stopping"
-    return {"curves": figures.learning_curves(groups, fold), "epochs_kept": kept.items()}
+    bagged = isinstance(protocol, Bagging)
+    fold = "validation" if searched else "held-out" if bagged else "early-stopping"
+    return {
+        "curves": figures.learning_curves(groups, fold),
+        "searched": searched,
+        "epochs_kept": kept.items(),
+    }
 
 
 def _comparison(
@@ -292,16 +338,6 @@ def _driving(data: Mapping[str, Any], examples: Mapping[str, Any] | None) -> dic
             for example in examples["hardest"]
         ],
     }  # fmt: skip
-
-
-def _network(recipe: Mapping[str, Any]) -> str:
-    """The network in a line, such as "one hidden layer of 400 units (relu)"."""
-    sizes = [f"{size:,}" for size in recipe["hidden_layer_sizes"]]
-    if not sizes:
-        return "no hidden layer"
-    units = joined(sizes[:1] if len(set(sizes)) == 1 else sizes)
-    layers = counted(len(sizes), "hidden layer", spelled=True)
-    return f"{layers} of {units} units ({recipe['activation']})"
 
 
 def _slider(k: float) -> dict[str, float]:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pseudograd.fleet import Ramp
+from pseudograd.fleet import Ramp, Recipe
 from pseudograd.fleet.ramp import as_k, by_level
-from pseudograd.report.quality import Assessment, assessed, ensembles, standing
+from pseudograd.report.combined import combined
+from pseudograd.report.described import described
+from pseudograd.report.quality import Assessment, assessed, ensembles, standing, with_plain
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import unfinished, verdict
 from pseudograd.search import Bagging, Cell, Result, Study, read_assessment
@@ -48,7 +50,9 @@ def summary(found: Result, assessment: Assessment | None = None) -> str:
         "unfinished": unfinished(comparison),
         "ensembles": None,
     }
-    return _filled(found.best_of_each_k, found.chosen, assessment or assessed(comparison), told)
+    recipe = comparison.chosen[0].trial.recipe
+    known = assessment or assessed(comparison)
+    return _filled(found.best_of_each_k, found.chosen, known, told, recipe)
 
 
 def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessment) -> str:
@@ -64,11 +68,30 @@ def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessme
     return _filled(cells, chosen, assessment, {**told, "ensembles": ensembles(assessment)})
 
 
+def network_summary(found: Result, assessment: Assessment) -> str:
+    """Return what a study of any network found; in one line more, if an ensemble is better.
+
+    Args:
+        found: What the study found.
+        assessment: How good the networks are on the test set; {} for what the outcomes tell.
+
+    """
+    if not assessment:
+        return summary(found)
+    return summary(found, with_plain(assessment, found.comparison))
+
+
 def _filled(
-    cells: tuple[Cell, ...], chosen: Cell, assessment: Assessment, told: Mapping[str, Any]
+    cells: tuple[Cell, ...],
+    chosen: Cell,
+    assessment: Assessment,
+    told: Mapping[str, Any],
+    recipe: Recipe | None = None,
 ) -> str:
     text = fill(
         "summary.txt",
+        recipe={"kind": "mlp"} if recipe is None else described(recipe),
+        combined=combined(assessment),
         table=table_of_k(cells, chosen, "best pair" if told["ensembles"] else "chosen"),
         chosen=chosen,
         quality=assessment,
@@ -95,9 +118,12 @@ def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None, mark: str = 
     """
     names = {cell.k: _typed(fraction(cell.k)) for cell in cells}
     width = max(6, *map(len, names.values()))
-    lines = [f"{'k':>{width}}   {'best rate':>9}   validation error, % (± standard error)"]
+    spread = " (± standard error)" if any(len(cell.errors) > 1 for cell in cells) else ""
+    lines = [f"{'k':>{width}}   {'best rate':>9}   validation error, %{spread}"]
     for cell in sorted(cells, key=lambda cell: by_level(cell.k), reverse=True):
-        error = f"{percent(cell.error)} ± {percent(cell.standard_error)}"
+        error = percent(cell.error)
+        if len(cell.errors) > 1:
+            error += f" ± {percent(cell.standard_error)}"
         marked = f"   {mark}" if cell == chosen else ""
         lines.append(f"{names[cell.k]:>{width}}   {cell.learning_rate:>9.4g}   {error}{marked}")
     return "\n".join(lines)

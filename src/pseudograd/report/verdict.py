@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.search import Comparison, Difference, paired_difference
 
 _LEVEL = 0.05  # of the sign test; the intervals are 95% ones
@@ -78,7 +79,13 @@ class Unfinished:
 
 
 def unfinished(comparison: Comparison) -> Unfinished | None:
-    """Count the final networks that were still learning at the last epoch; None if none were."""
+    """Count the final networks that were still learning at the last epoch; None if none were.
+
+    Those that are trained for all epochs, or whose rate falls with them, end where they should.
+    """
+    recipe = comparison.chosen[0].trial.recipe
+    if isinstance(recipe, ModuleRecipe) and not (recipe.patience and recipe.schedule == "constant"):
+        return None
     final = {*comparison.chosen, *comparison.plain}
     cut = [outcome for outcome in final if outcome.stopped_by == "limit"]
     return Unfinished(len(cut), len(final), cut[0].epochs) if cut else None

@@ -173,10 +173,6 @@ class Bagging(Protocol):
         best = self.best_of_each_k(outcomes)
         return [cell.k for cell in best if cell.error and cell.learning_rate in ends]
 
-    def trials_of(self, cell: Cell) -> list[Trial]:
-        """Return the trials of a pair."""
-        return [self._at(cell.k, cell.learning_rate, number) for number in range(self.repetitions)]
-
 
 def bagging_for(recipe: Recipe, train_size: int, **settings: Any) -> Bagging:
     """Return the search for a table of this size: with more examples, fewer pairs go on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -57,6 +58,15 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as problem:
         raise ValueError(f"{path} is damaged ({problem}): {advice}") from problem
     return found
+
+
+def checksum(fields: Mapping[str, Any]) -> str:
+    """Return a hash of what a file says, to be written into it.
+
+    >>> checksum({"k": 1.0})[:8] == checksum(json.loads('{"k": 1.0}'))[:8]
+    True
+    """
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def _refused(text: str) -> NoReturn:

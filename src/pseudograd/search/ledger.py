@@ -3,7 +3,8 @@
 A recipe is written once, before the first outcome of its trials, which then name its fingerprint. A
 line is written in one piece and forced to disk before the next trial's; a line that a crash cut off
 is removed when the next one is written. So a killed search loses at most the trials under way, and
-ledgers of several machines are merged by concatenation.
+ledgers of several machines are merged by concatenation. Processes that append to one file in turn,
+under a lock, read what the others have added by `refresh`.
 """
 
 from __future__ import annotations
@@ -80,18 +81,47 @@ class Ledger(Mapping[Trial, Outcome]):
         self.path = None if path is None else Path(path)
         self.recipes = {recipe.fingerprint: recipe for recipe in recipes}
         self.set_aside: list[SetAside] = []
+        self._belongs = belongs
         self._outcomes: dict[Trial, Outcome] = {}
         self._headed: set[str] = set()  # recipes that the file holds
-        for number, line in enumerate(_lines(self.path), 1):
+        self._bytes_read = self._lines_read = 0  # of lines that have an end
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Read what other processes have added since; return whether there was anything.
+
+        Example:
+            >>> import tempfile
+            >>> from pseudograd.fleet import MLPRecipe
+            >>> path, recipe = Path(tempfile.mkdtemp()) / "ledger.jsonl", MLPRecipe("digits", (9,))
+            >>> ours, theirs = Ledger(path, [recipe]), Ledger(path, [recipe])
+            >>> trial = Trial(recipe, k=0.5, learning_rate=0.1)
+            >>> theirs.append(Outcome(trial, 0.02, 12, 0.03, 0.1, 27, "patience", ()))
+            >>> trial in ours, ours.refresh(), trial in ours
+            (False, True, True)
+
+        """
+        content = _content(self.path, self._bytes_read)
+        if not content:
+            return False
+        # The last line may have been cut off when it was read before.
+        while self.set_aside and self.set_aside[-1].number > self._lines_read:
+            self.set_aside.pop()
+        *lines, rest = content.split(b"\n")
+        for number, line in enumerate([*lines, rest] if rest else lines, self._lines_read + 1):
             try:
-                outcome = self._read(line)
-                if outcome and not belongs(outcome.trial):
+                # A crash can leave bytes that are not text; they must cost their own line only.
+                outcome = self._read(line.decode("utf-8", errors="replace"))
+                if outcome and not self._belongs(outcome.trial):
                     raise ValueError("it is the outcome of a trial of another search")
             except ValueError as error:
                 self.set_aside.append(SetAside(number, str(error)))
             else:
                 if outcome:
                     self._outcomes[outcome.trial] = outcome
+        self._lines_read += len(lines)
+        self._bytes_read += len(content) - len(rest)
+        return True
 
     def _read(self, line: str) -> Outcome | None:
         """Return the outcome in a line, or None for a recipe."""
@@ -105,8 +135,8 @@ class Ledger(Mapping[Trial, Outcome]):
         return outcome_from_json(fields, self.recipes)
 
     def append(self, outcome: Outcome) -> None:
-        """Add an outcome, and return when it is on disk. Its parameters are not kept."""
-        outcome = dataclasses.replace(outcome, parameters=None)
+        """Add an outcome, and return when it is on disk. Its weights are not kept."""
+        outcome = dataclasses.replace(outcome, parameters=None, state=None)
         if outcome.stopped_by and not math.isfinite(outcome.cross_entropy):
             # A fleet's NaN is a divergence, as it is read again; an own loop's means unknown.
             outcome = dataclasses.replace(outcome, cross_entropy=math.inf)
@@ -125,10 +155,14 @@ class Ledger(Mapping[Trial, Outcome]):
             with path.open("ab") as file:
                 if file.tell() and _last_byte(path) != b"\n":
                     _mend_end(path, file)
+                known = file.tell() == self._bytes_read
                 file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
         self._headed.add(recipe.fingerprint)
+        if known:  # there is nothing new to read
+            self._bytes_read += len(text)
+            self._lines_read += len(lines)
 
     def __getitem__(self, trial: Trial) -> Outcome:
         return self._outcomes[trial]
@@ -146,7 +180,9 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     Defaults of the trial are left out. The mistakes on the test set, which may be thousands, are
     the set bits of a string of bytes in base 64.
     """
-    fields = {name: value for name, value in vars(outcome).items() if name != "parameters"}
+    fields = {
+        name: value for name, value in vars(outcome).items() if name not in ("parameters", "state")
+    }
     fields["trial"] = trial_to_json(outcome.trial)
     if outcome.wrong is not None:
         fields["wrong"] = _to_bits(outcome.wrong)
@@ -212,12 +248,14 @@ def _from_bits(text: str) -> tuple[int, ...]:
     return tuple(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
-def _lines(path: Path | None) -> list[str]:
+def _content(path: Path | None, start: int) -> bytes:
+    """Return what a file holds from a position on."""
     if path is None or not path.exists():
-        return []
+        return b""
     try:
-        # A crash can leave bytes that are not text; they must cost their own line only.
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read()
     except OSError as problem:
         reason = (problem.strerror or str(problem)).lower()
         raise OSError(
@@ -235,6 +273,7 @@ def _mend_end(path: Path, file: BinaryIO) -> None:
         json.loads(last)  # no part of an object is JSON, so this one is whole
     except ValueError:
         file.truncate(file.tell() - len(last))
+        file.seek(0, os.SEEK_END)
     else:
         file.write(b"\n")
 

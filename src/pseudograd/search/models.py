@@ -16,7 +16,7 @@ from pseudograd.files import writing
 from pseudograd.fleet import Ensemble, Network, Outcome, Ramp, Trial
 from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.search.bagging import Bagging
-from pseudograd.search.documents import misfit, read_json, write_json
+from pseudograd.search.documents import checksum, misfit, read_json, write_json
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.study import Study
 
@@ -143,7 +143,7 @@ def save_model(
         "encoder": json.loads(encoder.to_json()),
     }
     # Written last: if it exists, all the files do.
-    write_json(folder / "model.json", {**fields, "checksum": _checksum(fields)})
+    write_json(folder / "model.json", {**fields, "checksum": checksum(fields)})
 
 
 def forget_model(study: Study) -> None:
@@ -165,8 +165,7 @@ def saved(study: Study) -> Saved | None:
     if not path.exists():
         return None
     fields = read_json(path, _REPAIR)
-    checksum = fields.pop("checksum", None)
-    if checksum != _checksum(fields):
+    if fields.pop("checksum", None) != checksum(fields):
         raise ValueError(f"{path} is damaged, or was changed by hand: {_REPAIR}")
     if wrong := misfit(fields, _SHAPE, "it"):
         raise ValueError(f"{path} is that of another version ({wrong}): {_REPAIR}")
@@ -261,8 +260,3 @@ def folder_of(study: Study) -> Path:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _checksum(fields: Mapping[str, Any]) -> str:
-    """Return a hash of what model.json says."""
-    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()

@@ -108,6 +108,8 @@ def assess_networks(
 ) -> dict[str, Any]:
     """Return how good the kept network is on the test set, and how good ensembles are.
 
+    It is empty if the probabilities are too many to hold, or if a network diverged.
+
     Args:
         training: The network and how it is trained.
         examples: The data.
@@ -128,7 +130,7 @@ def assess_networks(
     for trial in trials:
         module = trained(training, weights, trial)
         found = predict(training, module.to(device), examples, rows, device)
-        if found.numel() > _MOST_NUMBERS:
+        if found.numel() > _MOST_NUMBERS or not bool(found.isfinite().all()):
             return {}
         found = found.movedim(1, -1).flatten(0, -2)[matters]
         if trial == kept:
@@ -138,6 +140,7 @@ def assess_networks(
                 sums[name] = sums[name] + found if name in sums else found.clone()
     assert own is not None
     assessment = assess_probabilities(known, classes, {"model": own.double().numpy()})
+    assessment["unit"] = "example" if examples.labels.dim() == 1 else "label"
     learned = examples.labels[: examples.train_size].flatten()
     common = int(learned[learned != training.ignore_index].bincount().argmax())
     wrong_own, wrong_common = (own.argmax(1).numpy() != known), known != common

@@ -269,6 +269,10 @@ class Protocol:
         pairs = {(cell.k, cell.learning_rate): None for cell in self.chosen(outcomes)}
         return [trial for pair in pairs for trial in self.retrainings_of(*pair)]
 
+    def trials_of(self, cell: Cell) -> list[Trial]:
+        """Return the trials that validate a pair of k and rate."""
+        return [self._at(cell.k, cell.learning_rate, number) for number in range(self.repetitions)]
+
     def retrainings_of(self, k: float | Ramp, rate: float) -> list[Trial]:
         """Return the final trials of one pair."""
         count = max(1, self.retrainings)

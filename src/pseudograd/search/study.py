@@ -2,6 +2,11 @@
 
 Users of the loop are `pseudograd tune`, the scikit-learn estimator, the paper's rows, and your own
 training loop by ``ask`` and ``tell``.
+
+A folder is locked in three ways. The processes of ``ask`` and ``tell`` share a lock on the ledger,
+and a session has it alone, so the two exclude each other. The file ``.lock`` is locked for moments,
+while a process looks what is wanted, claims a trial, or writes. And a claim on a trial is a lock of
+its own (`pseudograd.search.claims`).
 """
 
 from __future__ import annotations
@@ -20,10 +25,11 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from pseudograd.environment import session
-from pseudograd.files import UNFINISHED, locked, writing
+from pseudograd.files import UNFINISHED, Lock, busy, guarded, locked, writing
 from pseudograd.fleet import Outcome, Ramp, Stop, Trial, never
 from pseudograd.fleet.recipe import recipe_from_json
 from pseudograd.search.bagging import Bagging
+from pseudograd.search.claims import Claims
 from pseudograd.search.comparison import Comparison, compare
 from pseudograd.search.documents import misfit, read_json, write_json
 from pseudograd.search.ledger import Ledger
@@ -35,6 +41,8 @@ from pseudograd.words import counted
 Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
 
 _SECONDS_BETWEEN_NOTES = 5.0
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds until a loop looks again for a trial to run
+_LOCK = ".lock"
 _SESSION = {
     "command": str,
     "started": str,
@@ -97,7 +105,9 @@ class Study:
     """A search for the best k and learning rate, kept in a folder.
 
     The folder holds ``run.json`` (recipe, protocol, data, and when and where it ran) and
-    ``ledger.jsonl`` (the outcomes). Making the same study again resumes it.
+    ``ledger.jsonl`` (the outcomes). Making the same study again resumes it. If several processes
+    loop over the same folder at once, each trial goes to one of them, and the trials of a process
+    that is killed go to the others.
 
     Args:
         folder: Where it is kept; None keeps it in memory.
@@ -118,6 +128,9 @@ class Study:
         >>> study.result.chosen.k, study.result.chosen.learning_rate
         (0.5, 0.1)
 
+        To share the work, start these lines several times with the same folder in place of None,
+        in processes of one machine or of several machines with a common file system.
+
     """
 
     def __init__(
@@ -130,8 +143,14 @@ class Study:
         self.protocol = protocol
         self.data: Mapping[str, Any] = data or {}
         self.sessions: list[dict[str, Any]] = []
-        self._asked: set[Trial] = set()
+        self._asked: set[Trial] = set()  # where trials are not claimed
         self._in_session = False
+        self._claims = Claims(self.folder or Path())
+        self._presence: Lock | None = None  # the shared lock on the ledger
+        self._place: int | None = None  # of this process's session among the shared ones
+        self._process = os.getpid()
+        self._loops = 0  # over shared trials, now
+        self._noted = -math.inf
         if self.folder is not None:
             self._open_folder(self.folder, check_data=data is not None)
         self.ledger = self._read_ledger()
@@ -160,12 +179,58 @@ class Study:
         """Return a trial to run that was not asked for before, or None if there is none now.
 
         After None, telling outcomes may make further trials known, until the study is finished.
+        In a folder the trial is claimed: no other process is given it until this one has told its
+        outcome, has released it or has ended.
+
+        Raises:
+            BlockingIOError: If a fleet is at work on the folder.
+
+        Example:
+            >>> from pseudograd.fleet import OwnRecipe
+            >>> recipe = OwnRecipe("mine")
+            >>> study = Study(None, Protocol(recipe, ks=(1,), learning_rates=(0.1,), repetitions=2))
+            >>> first, second = study.ask(), study.ask()
+            >>> study.ask() is None  # what comes next depends on the outcomes of these
+            True
+
         """
-        for trial in self.protocol.wanted(self.ledger):
-            if trial not in self._asked:
-                self._asked.add(trial)
-                return trial
-        return None
+        if not self._shares:
+            for trial in self.protocol.wanted(self.ledger):
+                if trial not in self._asked:
+                    self._asked.add(trial)
+                    return trial
+            return None
+        with self._sharing():
+            wanted = self.protocol.wanted(self.ledger)
+            return next((trial for trial in wanted if self._claims.take(trial)), None)
+
+    def release(self, *trials: Trial) -> None:
+        """Give trials back without an outcome, so that they are asked for again.
+
+        A loop over the study does so by itself when it ends, whether by ``break``, an exception or
+        Ctrl-C, and the operating system does when a process ends.
+
+        Args:
+            trials: What to give back; by default all that were asked for and not told.
+
+        Example:
+            >>> from pseudograd.fleet import OwnRecipe
+            >>> study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
+            >>> trial = study.ask()
+            >>> study.release(trial)
+            >>> study.ask() == trial
+            True
+
+        """
+        if not self._shares:
+            untold = [trial for trial in self._asked if trial not in self.ledger]
+            self._asked.difference_update(trials or untold)
+            return
+        self._notice_fork()
+        with self._guard():
+            for trial in trials or self._claims.trials:
+                self._claims.release(trial)
+            self._leave()
 
     def tell(
         self,
@@ -180,13 +245,25 @@ class Study:
         """Record what came of a trial; it is on disk when this returns.
 
         Args:
-            trial: The trial.
+            trial: The trial. It need not have been asked for by this process.
             outcome: Its outcome, as a fleet gives it; or give what follows.
             error: The error on the split's validation fold, or on the test set if
                 ``trial.split.retrain``: a fraction.
             cross_entropy: The mean cross-entropy there.
             epochs: How many epochs were run.
             wrong: On the test set, the indices of the examples that the network got wrong.
+
+        Raises:
+            BlockingIOError: If another process has asked for this trial and is at work on it, or if
+                a fleet is at work on the folder.
+
+        Example:
+            >>> from pseudograd.fleet import OwnRecipe
+            >>> study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
+            >>> trial = study.ask()
+            >>> study.tell(trial, error=0.08, epochs=30)  # 8% of the validation fold
+            >>> study.ledger[trial].error
+            0.08
 
         """
         if outcome is None:
@@ -204,21 +281,81 @@ class Study:
             raise ValueError(f"outcome must be that of {trial}, not of {outcome.trial}")
         if not self.protocol.covers(trial):
             raise ValueError(f"trial must be one that this study asks for, not {trial}")
-        self.ledger.append(outcome)
-        if self._in_session:
-            self.sessions[-1]["trials"] += 1
+        if not self._shares:
+            self.ledger.append(outcome)
+            if self._in_session:
+                self.sessions[-1]["trials"] += 1
+            return
+        with self._sharing():
+            if trial in self._claims.trials:
+                if trial in self.ledger:  # the file system lost our lock, and another was faster
+                    self._claims.release(trial)
+                    return
+            elif not self._claims.take(trial):
+                raise BlockingIOError(
+                    f"another process is at work on {trial}: tell only what this one has asked for"
+                )
+            self.ledger.append(outcome)
+            self._claims.release(trial)
+            if self._place is not None:
+                self.sessions[self._place]["trials"] += 1
+            if not self._loops or time.monotonic() - self._noted > _SECONDS_BETWEEN_NOTES:
+                self._note_time()
 
     def __iter__(self) -> Iterator[Trial]:
-        """Yield trials to run until the study is finished; `tell` each one's outcome."""
+        """Yield trials to run until the study is finished; `tell` each one's outcome.
+
+        In a folder several processes may do so at once. A loop that finds all trials taken waits,
+        since they may make more known, or their process may end without an outcome.
+
+        Raises:
+            BlockingIOError: If a fleet is at work on the folder.
+            RuntimeError: If no outcome was told of a trial, and no other one is left.
+
+        """
+        if self._shares:
+            yield from self._shared_trials()
+            return
         # What an earlier loop asked for and never told is asked for again.
         self._asked = {trial for trial in self._asked if trial in self.ledger}
-        with self.session("", []):
-            while (trial := self.ask()) is not None:
-                yield trial
+        while (trial := self.ask()) is not None:
+            yield trial
         if left := len(self.protocol.wanted(self.ledger)):
-            raise RuntimeError(
-                f"no outcome was told of {counted(left, 'trial')}: call study.tell for each"
-            )
+            raise _untold(left)
+
+    def _shared_trials(self) -> Iterator[Trial]:
+        self._notice_fork()
+        if not self._loops:
+            self.release()  # what an earlier loop asked for and never told is asked for again
+            self._place = None  # a loop is a session of its own
+        process, asked = os.getpid(), list[Trial]()
+        with self._guard():
+            self._loops += 1
+        try:
+            wait = _SHORTEST_WAIT
+            while True:
+                if (trial := self.ask()) is not None:
+                    asked.append(trial)
+                    yield trial
+                    wait = _SHORTEST_WAIT
+                # Two loops that wait for what the other has not told would wait forever.
+                elif left := sum(trial not in self.ledger for trial in asked):
+                    raise _untold(left)
+                elif self.finished:
+                    return
+                else:
+                    time.sleep(wait)
+                    wait = min(2 * wait, _LONGEST_WAIT)
+        finally:
+            if process == os.getpid():  # not in a forked child, where the loop is not its own
+                with self._guard():
+                    for trial in asked:
+                        self._claims.release(trial)
+                    self._loops -= 1
+                    if not self._loops and self._place is not None:
+                        self._note_time()
+                        self._place = None
+                    self._leave()
 
     def run(
         self,
@@ -343,15 +480,9 @@ class Study:
         if self.folder is None or self._in_session:
             yield
             return
-        with locked(self.folder / "ledger.jsonl"):
-            # Another process may have run since this study was opened.
-            self.sessions[:] = _read_run(self.folder)["sessions"]
-            self.ledger = self._read_ledger()
-            now = {**session(command, *devices), "devices": list(devices), "trials": 0}
-            if share != 1:
-                now["share"] = share
-            self.sessions.append(now)
-            self._write()
+        now = _session(command, devices, share)
+        with locked(self._ledger_path):
+            self._begin(now)
             self._in_session = True
             try:
                 yield
@@ -359,18 +490,84 @@ class Study:
                 self._in_session = False
                 self._note_time()
 
+    def _begin(self, now: dict[str, Any]) -> None:
+        """Write down that a session begins, and read what others have done."""
+        assert self.folder is not None
+        with self._guard():
+            written = _read_run(self.folder)
+            if self._is_started(written):
+                self._check_settings(written)
+            self.sessions[:] = written["sessions"]
+            self.ledger = self._read_ledger()
+            self.sessions.append(now)
+            self._place = None
+            self._write()
+
     def _note_time(self) -> None:
-        """Write down how long the latest session has lasted."""
+        """Write down how long this process's session has lasted."""
         if not self.sessions:
             return
-        latest = self.sessions[-1]
-        started = datetime.datetime.fromisoformat(latest["started"])
-        passed = datetime.datetime.now(datetime.UTC) - started
-        latest["seconds"] = round(passed.total_seconds(), 1)
-        self._write()
+        with self._guard():
+            latest = self.sessions[-1 if self._place is None else self._place]
+            started = datetime.datetime.fromisoformat(latest["started"])
+            passed = datetime.datetime.now(datetime.UTC) - started
+            latest["seconds"] = round(passed.total_seconds(), 1)
+            if self._place is not None and self.folder is not None:
+                self.sessions[:] = _read_run(self.folder)["sessions"]
+                self.sessions[self._place] = latest
+            self._write()
+            self._noted = time.monotonic()
+
+    # --- a folder shared with other processes ------------------------------------------------
+
+    @property
+    def _shares(self) -> bool:
+        """Whether other processes may be at work on the same trials."""
+        return self.folder is not None and not self._in_session
+
+    @property
+    def _ledger_path(self) -> Path:
+        assert self.folder is not None
+        return self.folder / "ledger.jsonl"
+
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes and threads from reading and writing what belongs together."""
+        return contextlib.nullcontext() if self.folder is None else guarded(self.folder / _LOCK)
+
+    @contextlib.contextmanager
+    def _sharing(self) -> Iterator[None]:
+        """Join those at work on the folder, and keep them out for a moment."""
+        self._notice_fork()
+        now = _session("", []) if self._place is None else None
+        with self._guard():
+            if self._presence is None or not self._presence.held:
+                self._presence = Lock.on(self._ledger_path, shared=True)
+                if self._presence is None:
+                    raise busy(self._ledger_path)
+            try:
+                if self._place is None:
+                    self._begin(now or _session("", []))
+                    self._place, self._noted = len(self.sessions) - 1, -math.inf
+                self.ledger.refresh()
+                yield
+            finally:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Let others have the folder for themselves, if this process is not at work on it."""
+        if self._presence is not None and not self._loops and not self._claims.trials:
+            self._claims.clean()
+            self._presence.release()
+            self._presence = None
+
+    def _notice_fork(self) -> None:
+        """Forget the claims and the session of the parent process."""
+        if self._process != os.getpid():
+            self._process, self._claims = os.getpid(), Claims(self._claims.folder.parent)
+            self._presence, self._place, self._loops = None, None, 0
 
     def _read_ledger(self) -> Ledger:
-        path = None if self.folder is None else self.folder / "ledger.jsonl"
+        path = None if self.folder is None else self._ledger_path
         return Ledger(path, self.protocol.recipes, self.protocol.covers)
 
     def _open_folder(self, folder: Path, *, check_data: bool) -> None:
@@ -380,24 +577,38 @@ class Study:
         if not (folder / "run.json").exists():
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            if any(path.suffix != UNFINISHED for path in folder.iterdir()):
-                raise ValueError(f"{folder} is not empty and holds no run: name another folder")
-            self._write()
-            return
+            with self._guard():
+                if not (folder / "run.json").exists():
+                    _check_empty(folder)
+                    self._write()
+                    return
         written = _read_run(folder)
         if not check_data:
             self.data = written["data"]
-        if not written["sessions"] and not (folder / "ledger.jsonl").exists():
-            self._write()  # it was never started, and may still be changed
-            return
-        ours = json.loads(json.dumps(self._description()))  # with JSON's lists
+        if not self._is_started(written):  # it may still be changed
+            with self._guard():
+                written = _read_run(folder)
+                if not self._is_started(written):
+                    if {**self._as_json(), "sessions": []} != written:
+                        self._write()
+                    return
+        self._check_settings(written)
+        self.data = written["data"]  # in the words of the version that began it
+        self.sessions = written["sessions"]
+
+    def _is_started(self, written: Mapping[str, Any]) -> bool:
+        path = self._ledger_path
+        return bool(written["sessions"]) or (path.exists() and path.stat().st_size > 0)
+
+    def _check_settings(self, written: Mapping[str, Any]) -> None:
+        """Raise ValueError unless the study that was begun in the folder is this one."""
+        folder, ours = self.folder, self._as_json()
         if _facts(written["data"]) != _facts(ours["data"]):
             name = written["data"].get("name")
             raise ValueError(
                 f"{folder} holds a run on other data, called {name!r}: name another folder, or "
                 "bring back the data as it was"
             )
-        self.data = written["data"]  # in the words of the version that began it
         defaults = {field.name: field.default for field in fields(self.protocol.recipe)}  # type: ignore[arg-type]
         for part in ("recipe", "protocol"):
             for name in written[part] | ours[part]:
@@ -407,7 +618,6 @@ class Study:
                         f"{folder} holds a run with other settings ({name} was {old}, is now "
                         f"{new}): name another folder, or repeat its settings"
                     )
-        self.sessions = written["sessions"]
 
     @property
     def fingerprint(self) -> str:
@@ -418,9 +628,33 @@ class Study:
         recipe = self.protocol.recipe.to_json()
         return {"recipe": recipe, "protocol": self.protocol.settings(), "data": self.data}
 
+    def _as_json(self) -> dict[str, Any]:
+        """Return the description as it is read again, with JSON's lists."""
+        description: dict[str, Any] = json.loads(json.dumps(self._description()))
+        return description
+
     def _write(self) -> None:
         if self.folder is not None:
-            write_json(self.folder / "run.json", {**self._description(), "sessions": self.sessions})
+            with self._guard():
+                content = {**self._description(), "sessions": self.sessions}
+                write_json(self.folder / "run.json", content)
+
+
+def _check_empty(folder: Path) -> None:
+    if any(path.suffix != UNFINISHED and path.name != _LOCK for path in folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no run: name another folder")
+
+
+def _session(command: str, devices: Sequence[str], share: float = 1.0) -> dict[str, Any]:
+    """Return the record of a session that begins now."""
+    now = {**session(command, *devices), "devices": list(devices), "trials": 0}
+    return now | {"share": share} if share != 1 else now
+
+
+def _untold(count: int) -> RuntimeError:
+    return RuntimeError(
+        f"no outcome was told of {counted(count, 'trial')}: call study.tell for each"
+    )
 
 
 def _facts(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import best_stopped, by_class
 from pseudograd.search.difficulty import difficulty
 from pseudograd.search.ensemble import Candidates, calibrated, candidates, mixture, select
+from pseudograd.search.found import ASSESSMENT, read_found
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.models import (
     ENSEMBLES,
@@ -40,11 +41,11 @@ from pseudograd.search.models import (
     read_document,
     save_model,
 )
-from pseudograd.search.protocol import Cell, Protocol
+from pseudograd.search.protocol import Cell, NetworkProtocol, Protocol
 from pseudograd.search.study import Progress, Result, Runner, Study
 from pseudograd.search.suspects import suspects, write_suspects
 
-ASSESSMENT, EXAMPLES, SUSPECTS = "assessment.json", "examples.json", "suspects.csv"
+EXAMPLES, SUSPECTS = "examples.json", "suspects.csv"
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def tune(
         >>> study = study_of(data, encoder, protocol, tempfile.mkdtemp())
         >>> tune(study, data, encoder, Fleet(data, keep_parameters=True).run).chosen.k
         1.0
-        >>> sorted(path.name for path in study.folder.iterdir())
+        >>> sorted(path.name for path in study.folder.glob("[a-z]*"))
         ['examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', 'networks', 'run.json']
 
     """
@@ -157,7 +158,9 @@ def read_examples(study: Study) -> dict[str, Any] | None:
 
 
 def read_assessment(study: Study) -> dict[str, Any] | None:
-    """Return what `assess` found about the saved model; None if there is nothing yet."""
+    """Return what is known about the model on the test set; None if there is nothing yet."""
+    if isinstance(study.protocol, NetworkProtocol):
+        return read_found(study)
     return read_document(study, ASSESSMENT)
 
 

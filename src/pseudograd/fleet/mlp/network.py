@@ -58,7 +58,7 @@ class Network:
     @classmethod
     def of(cls, outcome: Outcome, data: Dataset) -> Network:
         """Return the network of an outcome from a fleet with ``keep_parameters``."""
-        if not isinstance(outcome.parameters, tuple):
+        if outcome.parameters is None:
             raise ValueError("outcome must carry parameters: run a Fleet with keep_parameters=True")
         recipe = mlp_recipe(outcome.trial)
         bins = Bins.fit(data, recipe.bins) if recipe.bins else None

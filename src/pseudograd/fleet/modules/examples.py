@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from pseudograd.data import Dataset as Table
-from pseudograd.fleet import randomness
 from pseudograd.fleet.recipe import ModuleRecipe
-from pseudograd.fleet.splits import Parts, parts
+from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
 
 
@@ -121,55 +119,22 @@ class Examples:
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    @property
-    def _has_classes(self) -> bool:
-        """Whether every example has one class, so that folds can have equal shares of each."""
-        return self.labels.dim() == 1 and bool((self.labels >= 0).all())
-
-    @functools.cached_property
-    def _table(self) -> Table:
-        """The examples as a table without columns, for the cut into folds."""
-        labels = self.labels if self._has_classes else torch.zeros(len(self), dtype=torch.int64)
-        return Table(self.name, torch.empty(len(self), 0), labels, self.train_size)
-
     def parts(self, recipe: ModuleRecipe, split: Split) -> Parts:
-        """Return which examples train, stop and judge a trial of a split.
+        """Return which examples train, stop and judge a trial of a split, as `Split.indices` does.
 
-        Without patience nothing is needed to stop by, so those examples train too: four folds of
-        five, and all of the training set in the end.
+        All parts have their share of each class, where every example has one.
         """
-        stratified = self._has_classes
-        rest = torch.arange(self.train_size, len(self))
-        nothing = rest[:0]
-        if split.retrain and recipe.patience is None:
-            return Parts(torch.arange(self.train_size), nothing, rest)
-        if recipe.validation is None:
-            if recipe.patience is None:
-                bagged = Split(split.plan, split.repetition, bagged=True)
-                cut = parts(self._table, bagged, stratified)
-                return Parts(cut.train, nothing, cut.judge)
-            return parts(self._table, split, stratified)
-        held = held_out_share(self, recipe.validation, split, stratified)
-        trained = torch.ones(self.train_size, dtype=torch.bool)
-        trained[held] = False
-        train = trained.nonzero()[:, 0]
-        if split.retrain:
-            return Parts(train, held, rest)
-        return Parts(train, held if recipe.patience else nothing, held)
-
-
-def held_out_share(data: Examples, share: float, split: Split, stratified: bool = False) -> Tensor:
-    """Return the training examples that are held out: other ones in every repetition."""
-    order = randomness.folds(split.plan + (split.repetition << 32), data.train_size)
-    if stratified:  # equally spaced, class by class: every class has its share
-        order = order[data.labels[order].argsort(stable=True)]
-    count = max(1, round(share * data.train_size))
-    if count >= data.train_size:
-        raise ValueError(
-            f"validation must leave examples to train on, not {share} of {data.train_size}"
+        labels = self.labels[: self.train_size]
+        has_classes = labels.dim() == 1 and bool((labels >= 0).all())
+        cut = indices(
+            split,
+            self.train_size,
+            early_stopping=recipe.patience is not None,
+            held_out=recipe.validation,
+            labels=labels if has_classes else None,
         )
-    places = torch.arange(count) * data.train_size // count + data.train_size // count // 2
-    return order[places.clamp(max=data.train_size - 1)].sort().values
+        test = torch.arange(self.train_size, len(self))
+        return Parts(cut.train, cut.stop, test if split.retrain else cut.judge)
 
 
 class _Part:

@@ -293,8 +293,8 @@ class Slot:
             torch._foreach_copy_(self._state(), self.best)
         final = yield from self._judge(cut.judge)
         kept = self.module.state_dict() if keep_parameters else None
-        parameters = None if kept is None else {name: one.cpu() for name, one in kept.items()}
-        return course.outcome(reason, final, parameters)
+        state = None if kept is None else {name: one.cpu() for name, one in kept.items()}
+        return course.outcome(reason, final, state)
 
     @torch.no_grad()
     def _begin(self, trial: Trial, cut: Parts) -> None:

@@ -53,7 +53,7 @@ class Course:
             return "patience"
         return "limit" if self.epoch >= self.recipe.epochs else None
 
-    def outcome(self, reason: str, judged: Judged, parameters: dict[str, Tensor] | None) -> Outcome:
+    def outcome(self, reason: str, judged: Judged, state: dict[str, Tensor] | None) -> Outcome:
         """Return the outcome, given how the kept network did on the judged examples."""
         stop_error = judged.error
         if self.recipe.patience is not None:
@@ -71,7 +71,7 @@ class Course:
             stopped_by=reason,
             curve=tuple(self.curve),
             wrong=None if wrong is None else tuple(wrong),
-            parameters=parameters,
+            state=state,
         )
 
 

@@ -52,8 +52,8 @@ class Training:
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         patience: Stop after this many epochs without a lower error, and keep the best epoch; None
             to train for all epochs and keep the last.
-        validation: The share of the training examples that is held out, such as 0.1; None for the
-            paper's five folds.
+        validation: The share of the training examples to validate on, such as 0.1 (with patience
+            as many again to stop by); None for the paper's five folds.
         augment: A function of a batch of inputs, applied on the device in training.
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
         label_smoothing: As for the loss.

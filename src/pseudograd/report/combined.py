@@ -1,0 +1,132 @@
+"""Ensembles of a study's final networks, all of the same size, beside the one that is kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from pseudograd.fleet.ramp import as_k
+from pseudograd.report import charts
+from pseudograd.words import fraction, joined, p_value, percent, spelled
+
+Found = Mapping[str, Any]
+
+_CALLS = {
+    "chosen": "study.ensemble()",
+    "mixed": 'study.ensemble("mixed")',
+    "plain": 'study.ensemble("plain")',
+}
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The ensembles of a study.
+
+    Attributes:
+        size: How many networks each has, in letters.
+        ensembles: What was found about each: that of the choice first, then that of mixed k.
+        told: The one that a sentence is about: the first that is better than one network beyond
+            noise. The order does not depend on the test set; without any, it is the first.
+        of: What its networks have, such as "k = 1/2".
+        call: What returns it.
+        one: The error of the network that is kept.
+        plain: The error of the ensemble of k = 1; None if that is the one.
+
+    """
+
+    size: str
+    ensembles: tuple[Found, ...]
+    told: Found
+    of: str
+    call: str
+    one: float
+    plain: float | None
+
+    @property
+    def better(self) -> bool:
+        """Whether an ensemble is better than one network beyond noise."""
+        return bool(self.told["against_one"]["verdict"] == "better")
+
+
+def combined(assessment: Found) -> Combined | None:
+    """Return the ensembles of an assessment; None if it has none of two networks or more."""
+    found = {one["name"]: one for one in assessment.get("combined") or ()}
+    if "plain" not in found or len(found["plain"]["ks"]) < 2:
+        return None
+    # Without networks of another k, those of k = 1 are the choice.
+    names = [name for name in ("chosen", "mixed", "plain") if name in found]
+    if "chosen" not in found:
+        names.sort(key=lambda name: name != "plain")
+    told = next((n for n in names if found[n]["against_one"]["verdict"] == "better"), names[0])
+    return Combined(
+        size=spelled(len(found["plain"]["ks"])),
+        ensembles=tuple(found[name] for name in names),
+        told=found[told],
+        of=_of(found[told]),
+        call=_CALLS["chosen" if told == names[0] else told],
+        one=assessment["model"]["error"],
+        plain=None if told == "plain" else found["plain"]["error"],
+    )
+
+
+def combined_section(assessment: Found | None, k: object) -> dict[str, Any]:
+    """Return the sentence, the table and the figure of the page's section.
+
+    Args:
+        assessment: What was found, if anything.
+        k: That of the network that is kept.
+
+    """
+    found = None if assessment is None else combined(assessment)
+    if assessment is None or found is None:
+        return {"combined": None}
+    one = {**assessment["model"], "name": f"one network of k = {fraction(as_k(k))}"}
+    rows = [(one["name"], *_numbers(one), "", "")]
+    for each in found.ensembles:
+        plain = "" if each["name"] == "plain" else _verdict(each["against_plain"])
+        name = f"{found.size} of {_of(each, exactly=True)}"
+        rows.append((name, *_numbers(each), _verdict(each["against_one"]), plain))
+    return {"combined": found, "combined_rows": rows, "combined_errors": _figure(found, one)}
+
+
+def _figure(found: Combined, one: Found) -> Markup:
+    kinds = {"chosen": "chosen", "plain": "plain", "mixed": "other"}
+    several = [
+        {
+            **each,
+            "name": f"{found.size} of {'mixed k' if each['name'] == 'mixed' else _of(each)}",
+            "kind": kinds[each["name"]],
+        }
+        for each in found.ensembles
+    ]
+    return charts.errors([{**one, "kind": "other"}, *several])
+
+
+def _numbers(row: Found) -> Sequence[str]:
+    interval = f"{percent(row['low'])} to {percent(row['high'])}"
+    return percent(row["error"]), interval, f"{row['log_loss']:.3f}"
+
+
+def _verdict(against: Found) -> str:
+    return f"{against['verdict']} ({p_value(against['p'])})"
+
+
+def _of(ensemble: Found, *, exactly: bool = False) -> str:
+    """What the networks of an ensemble have: one k, or several; ``exactly`` says how many of each.
+
+    >>> _of({"ks": [0.5, 0.5]}), _of({"ks": [0.5, 1.0, "0.5→2"]})
+    ('k = 1/2', 'mixed k (1/2, 1 and 1/2→2)')
+    >>> _of({"ks": [0.5, 1.0, 0.5]}, exactly=True)
+    'mixed k (two of 1/2 and one of 1)'
+    """
+    counts = Counter(as_k(k) for k in ensemble["ks"])
+    if len(counts) == 1:
+        return f"k = {fraction(next(iter(counts)))}"
+    each = [fraction(k) for k in counts]
+    if exactly and max(counts.values()) > 1:
+        each = [f"{spelled(count)} of {k}" for k, count in zip(each, counts.values(), strict=True)]
+    return f"mixed k ({joined(each)})"

@@ -1,0 +1,57 @@
+"""What stayed fixed in a study, as plain values for the templates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pseudograd.fleet import MLPRecipe, Recipe
+from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.words import counted, joined
+
+_DIGEST = re.compile(r",? [0-9a-f]{8}(?=[(,)]|$)")
+
+
+def described(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings of a recipe, its "kind" among them, and its network in a line."""
+    settings = {**vars(recipe), "kind": recipe.kind}
+    if isinstance(recipe, MLPRecipe):
+        momentum = recipe.momentum if recipe.optimizer == "sgd" else 0
+        return {**settings, "network": _layers(recipe), "momentum": momentum}
+    if isinstance(recipe, ModuleRecipe):
+        named = ("network", "optimizer", "schedule", "augment")
+        return settings | {name: without_digests(getattr(recipe, name)) for name in named}
+    return settings
+
+
+def _layers(recipe: MLPRecipe) -> str:
+    """The network in a line, such as "one hidden layer of 400 units (relu)"."""
+    sizes = [f"{size:,}" for size in recipe.hidden_layer_sizes]
+    if not sizes:
+        return "no hidden layer"
+    units = joined(sizes[:1] if len(set(sizes)) == 1 else sizes)
+    layers = counted(len(sizes), "hidden layer", spelled=True)
+    return f"{layers} of {units} units ({recipe.activation})"
+
+
+def without_digests(text: str) -> str:
+    """Return a description of code for readers, who have no use for hashes.
+
+    >>> without_digests("ResNet, 6,573,120 parameters, 95b4ed6d"), without_digests("AdamW()")
+    ('ResNet, 6,573,120 parameters', 'AdamW')
+    >>> without_digests("<lambda> 0f3c2a19"), without_digests("make 0f3c2a19(flip 95b4ed6d, p=0.5)")
+    ('a lambda', 'make(flip, p=0.5)')
+    """
+    return _DIGEST.sub("", text).replace("<lambda>", "a lambda").removesuffix("()")
+
+
+def shapes_in_words(shapes: Sequence[Sequence[int]]) -> str:
+    """Return the shapes of a network's inputs.
+
+    >>> shapes_in_words([[3, 32, 32]]), shapes_in_words([[128], []])
+    ('inputs of 3 × 32 × 32 numbers', 'inputs of 128 numbers and 1 number')
+    """
+    sizes = [" × ".join(map(str, shape)) or "1" for shape in shapes]
+    numbers = [f"{size} number{'s' * (size != '1')}" for size in sizes]
+    return f"inputs of {joined(numbers)}"

@@ -1,0 +1,82 @@
+"""Claims: which trials of a study's folder are under way, so that processes can share the work.
+
+A claim is a file in the folder ``claims``, named after its trial and locked by the process that
+trains it. The operating system releases the lock when that process ends, even by kill -9, and the
+trial is free again. All methods must be called under the lock of the study's folder
+(`pseudograd.files.guarded`), so that no file is removed while another process is opening it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+
+from pseudograd.files import Lock
+from pseudograd.fleet import Trial
+from pseudograd.search.ledger import trial_to_json
+
+FOLDER = "claims"
+
+
+class Claims:
+    """The claims of one process.
+
+    Args:
+        folder: The study's folder.
+
+    Example:
+        >>> import tempfile
+        >>> from pseudograd.fleet import OwnRecipe
+        >>> folder, trial = Path(tempfile.mkdtemp()), Trial(OwnRecipe("mine"), 0.5, 0.1)
+        >>> ours, theirs = Claims(folder), Claims(folder)
+        >>> ours.take(trial), theirs.take(trial)
+        (True, False)
+        >>> ours.release(trial)
+        >>> theirs.take(trial)
+        True
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / FOLDER
+        self._locks: dict[Trial, Lock] = {}
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trials that this process has claimed."""
+        return [trial for trial, lock in self._locks.items() if lock.held]
+
+    def take(self, trial: Trial) -> bool:
+        """Claim a trial; return False if it is claimed already."""
+        if trial in self.trials:
+            return False
+        self.folder.mkdir(exist_ok=True)
+        lock = Lock.on(self._file(trial))
+        if lock is None:
+            return False
+        self._locks[trial] = lock
+        return True
+
+    def release(self, trial: Trial) -> None:
+        """Give up a claim, if this process has it."""
+        lock = self._locks.pop(trial, None)
+        if lock is not None and lock.held:  # a forked child does not hold its parent's
+            lock.release()
+            self._file(trial).unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Remove what processes that were killed have left behind."""
+        if not self.folder.is_dir():
+            return
+        for path in self.folder.iterdir():
+            if (lock := Lock.on(path)) is not None:
+                lock.release()
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others have claims
+            self.folder.rmdir()
+
+    def _file(self, trial: Trial) -> Path:
+        text = json.dumps(trial_to_json(trial), sort_keys=True)
+        return self.folder / hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,75 @@
+"""``assessment.json`` of a study of any network: what was found, written, and read with checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pseudograd.search.documents import checksum, misfit, read_json, write_json
+from pseudograd.search.study import Study
+
+ASSESSMENT = "assessment.json"
+_REPAIR = "run the study again, which writes it anew"
+
+_SHARE = {"wrong": int, "count": int, "error": float, "low": float, "high": float}
+_AGAINST = {
+    "difference": float,
+    "low": float,
+    "high": float,
+    "only_first_right": int,
+    "only_second_right": int,
+    "p": float,
+    "verdict": str,
+}
+_LABEL = (str, int, bool)
+_FOUND = {
+    "classes": [_LABEL],
+    "unit": str,
+    "model": {**_SHARE, "balanced_error": float, "log_loss": float, "ece": float},
+    "baselines": [{**_SHARE, "name": str, "label": _LABEL, "against": _AGAINST}],
+    "unequal": bool,
+    "by_class": [{**_SHARE, "label": _LABEL, "error": (float, None)}],
+    "confusion": ([[int]], None),
+    "confused": [{"label": int, "predicted": int, "count": int}],
+    "reliability": {"model": [{"confidence": float, "accuracy": float, "count": int}]},
+    **dict.fromkeys(("uncalibrated", "plain", "comparison", "importance", "suspects", "members")),
+    "combined": [
+        {
+            **_SHARE,
+            "name": str,
+            "ks": [(float, str)],
+            "log_loss": float,
+            "against_one": _AGAINST,
+            "against_plain": _AGAINST,
+        }
+    ],
+}
+
+
+def write_found(study: Study, found: Mapping[str, Any]) -> None:
+    """Write what `assess_networks` found into the study's folder, if it has one."""
+    if study.folder is not None:
+        fields = {"trials": len(study.ledger), "run": study.fingerprint, "found": found}
+        write_json(study.folder / ASSESSMENT, {**fields, "checksum": checksum(fields)})
+
+
+def read_found(study: Study) -> dict[str, Any] | None:
+    """Return what `assess_networks` found; None if that was not written, or of other outcomes.
+
+    Raises:
+        ValueError: If the file is damaged, or of another version.
+
+    """
+    if study.folder is None or not (study.folder / ASSESSMENT).exists():
+        return None
+    path = study.folder / ASSESSMENT
+    fields = read_json(path, _REPAIR)
+    if fields.pop("checksum", None) != checksum(fields):
+        raise ValueError(f"{path} is damaged, or was changed by hand: {_REPAIR}")
+    if fields.get("trials") != len(study.ledger) or fields.get("run") != study.fingerprint:
+        return None
+    found = fields.get("found")
+    if found != {} and (wrong := misfit(found, _FOUND, "it")):
+        raise ValueError(f"{path} is that of another version ({wrong}): {_REPAIR}")
+    assert isinstance(found, dict)
+    return found

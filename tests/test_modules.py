@@ -1,0 +1,440 @@
+"""Trainings of any module: the loop, its data, and processes on a CPU."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from pseudograd import tunable_cross_entropy
+from pseudograd.fleet import Outcome, Split, Trial, randomness
+from pseudograd.fleet.modules import training as training_module
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.fleet import ModuleFleet
+from pseudograd.fleet.modules.loop import train
+from pseudograd.fleet.modules.training import SCHEDULES, Training, describe
+from pseudograd.fleet.ramp import Ramp
+
+CPU = torch.device("cpu")
+
+
+def images(count: int = 240, test: int = 60) -> Examples:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(count, 1, 6, 6, generator=generator)
+    y = x.flatten(1)[:, :3].argmax(1)
+    return Examples.of((x[:-test], y[:-test]), (x[-test:], y[-test:]))
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2),
+        nn.Linear(64, 3),
+    )  # fmt: skip
+
+
+def brightened(x: Tensor) -> Tensor:
+    return x * (1 + 0.1 * torch.rand(len(x), 1, 1, 1))
+
+
+def training(**settings: Any) -> Training:
+    return Training(**{"network": network, "epochs": 3, "batch_size": 32, **settings})
+
+
+def trial(made: Training, data: Examples, k: Any = 0.5, at: int = 0, **split: Any) -> Trial:
+    recipe = made.recipe(data.name, data.sha256[:16])
+    return Trial(recipe, k, 0.01, Split(0, at, **split), seed=at)
+
+
+def trained(made: Training, data: Examples, one: Trial, **settings: Any) -> Outcome:
+    outcome = train(made, data, one, CPU, **settings)
+    assert outcome is not None
+    return outcome
+
+
+# --- the loop -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+def test_at_k_1_it_trains_as_a_loop_by_hand(optimizer: Callable[..., Any]) -> None:
+    def plain() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    data = images()
+    made = training(network=plain, optimizer=optimizer, clip=0.5, schedule="one-cycle")
+    one = trial(made, data, k=1, retrain=True)
+    outcome = trained(made, data, one, keep_parameters=True)
+
+    torch.manual_seed(0)
+    module = plain()
+    steps = optimizer(module.parameters(), lr=0.01)
+    count = data.train_size // 32
+    shuffled = data.parts(made.recipe("data"), one.split).train
+    for epoch in range(3):
+        order = randomness.order(torch.tensor([0]), torch.tensor([epoch]), data.train_size)[0]
+        for at in range(count):
+            rows = shuffled[order[32 * at : 32 * (at + 1)]]
+            progress = (epoch * count + at + 0.5) / (3 * count)
+            factor = progress / 0.2 if progress < 0.2 else (1 - progress) / 0.8
+            steps.param_groups[0]["lr"] = 0.01 * factor
+            loss = F.cross_entropy(module(data.inputs[0][rows]), data.labels[rows])
+            steps.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+            steps.step()
+    assert outcome.state is not None
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(outcome.state[name], value, rtol=1e-4, atol=1e-6)
+    rows = torch.arange(data.train_size, len(data))
+    logits = module(data.inputs[0][rows])
+    wrong = logits.argmax(1) != data.labels[rows]
+    assert outcome.wrong == tuple(wrong.nonzero()[:, 0].tolist())
+    assert outcome.error == pytest.approx(float(wrong.float().mean()))
+    value = float(F.cross_entropy(logits, data.labels[rows]).detach())
+    assert outcome.cross_entropy == pytest.approx(value, rel=1e-4)
+
+
+def test_k_of_a_ramp_changes_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    real: Any = tunable_cross_entropy
+
+    def noted(*given: Any, **more: Any) -> Any:
+        seen.append(more["k"])
+        return real(*given, **more)
+
+    monkeypatch.setattr(training_module, "tunable_cross_entropy", noted)
+    data, made = images(), training(validation=0.2)
+    trained(made, data, trial(made, data, k=Ramp(0.5, 2.0)))
+    assert len(seen) == 3 * (144 // 32)
+    places = [(at + 0.5) / len(seen) for at in range(len(seen))]
+    assert seen == pytest.approx([0.5 + 1.5 * place for place in places])
+
+
+def test_the_loss_gets_smoothing_weights_and_ignored_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, Any] = {}
+    real: Any = tunable_cross_entropy
+
+    def noted(*given: Any, **more: Any) -> Any:
+        seen.update(more)
+        return real(*given, **more)
+
+    monkeypatch.setattr(training_module, "tunable_cross_entropy", noted)
+    made = training(label_smoothing=0.1, class_weights=(1.0, 2.0, 0.5), ignore_index=7)
+    data = images()
+    trained(made, data, trial(made, data))
+    assert seen["label_smoothing"] == 0.1
+    assert seen["ignore_index"] == 7
+    assert seen["weight"].tolist() == [1.0, 2.0, 0.5]
+
+
+class Tagger(nn.Module):
+    """A class for each place, from tokens and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 8), nn.Linear(9, 5)
+
+    def forward(self, tokens: Tensor, numbers: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.cat((self.embed(tokens), numbers), 2))
+        return out.transpose(1, 2)
+
+
+def test_sequences_of_several_inputs_and_ignored_labels() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, (200, 7), generator=generator)
+    labels = tokens.clone()
+    labels[:, 0] = -100
+    numbers = torch.rand(200, 7, 1, generator=generator)
+    data = Examples.of(
+        ((tokens[:150], numbers[:150]), labels[:150]), ((tokens[150:], numbers[150:]), labels[150:])
+    )
+    made = training(network=Tagger, epochs=30, schedule="constant", batch_size=50)
+    one = replace(trial(made, data, k=2, retrain=True), learning_rate=0.05)
+    outcome = trained(made, data, one)
+    assert outcome.error == 0  # the first places, which do not count, are wrong or not
+    assert outcome.wrong == ()
+
+
+def test_patience_keeps_the_best_epoch() -> None:
+    data, made = images(), training(epochs=60, patience=3, schedule="constant", validation=0.25)
+    one = replace(trial(made, data, retrain=True), learning_rate=0.05)
+    outcome = trained(made, data, one, keep_parameters=True)
+    assert outcome.stopped_by == "patience"
+    assert outcome.epochs == outcome.best_epoch + 3
+    assert outcome.curve[outcome.best_epoch - 1] == min(outcome.curve) == outcome.stop_error
+    cut = data.parts(made.recipe("data"), one.split)
+    module = network()
+    assert outcome.state is not None
+    module.load_state_dict(outcome.state)
+    logits = module.eval()(data.inputs[0][cut.stop])
+    wrong = (logits.argmax(1) != data.labels[cut.stop]).float().mean()
+    assert float(wrong) == pytest.approx(outcome.stop_error)
+
+
+def test_the_test_set_does_not_choose_among_final_networks() -> None:
+    data, made = images(), training()
+    outcome = trained(made, data, trial(made, data, retrain=True))
+    assert outcome.error > 0
+    assert outcome.stop_error == 0
+    assert outcome.curve == ()  # and is looked at once
+
+
+def test_a_training_that_diverges_says_so() -> None:
+    def deep() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    data, made = images(), training(network=deep, optimizer=torch.optim.SGD, epochs=6)
+    outcome = trained(made, data, replace(trial(made, data), learning_rate=1e30))
+    assert outcome.stopped_by == "diverged"
+    assert outcome.error == 1
+    assert outcome.cross_entropy == math.inf
+
+
+def test_global_random_numbers_and_precision_are_left_as_they_were() -> None:
+    data, made = images(), training(augment=brightened)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    before = torch.backends.cuda.matmul.allow_tf32
+    trained(made, data, trial(made, data))
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.backends.cuda.matmul.allow_tf32 == before
+
+
+# --- which examples -----------------------------------------------------------------------------
+
+
+def counts(data: Examples, rows: Tensor) -> list[int]:
+    return data.labels[rows].bincount(minlength=3).tolist()
+
+
+@pytest.mark.parametrize("patience", [None, 3])
+@pytest.mark.parametrize("validation", [None, 0.2])
+def test_roles_do_not_overlap(validation: float | None, patience: int | None) -> None:
+    data = images()
+    recipe = training(validation=validation, patience=patience).recipe("data")
+    for at in range(5):
+        cut = data.parts(recipe, Split(0, at))
+        assert not {*cut.train.tolist()} & {*cut.judge.tolist(), *cut.stop.tolist()}
+        assert max(cut.train.max(), cut.judge.max()) < data.train_size
+        assert not {*cut.stop.tolist()} & {*cut.judge.tolist()}
+        assert len(cut.judge) == 36
+        final = data.parts(recipe, Split(0, at, retrain=True))
+        assert final.judge.tolist() == list(range(180, 240))
+        assert len(final.train) + len(final.stop) == data.train_size
+        assert bool(len(final.stop)) == bool(patience)
+
+
+def test_a_share_has_every_class_in_proportion_and_differs_between_repetitions() -> None:
+    data = images()
+    recipe = training(validation=0.2).recipe("data")
+    first, second = (data.parts(recipe, Split(0, at)).judge for at in (0, 1))
+    assert first.tolist() != second.tolist()
+    for held in (first, second):
+        for found, of_all in zip(counts(data, held), counts(data, torch.arange(180)), strict=True):
+            assert abs(found - 0.2 * of_all) <= 1
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+class Given(Dataset[Any]):
+    """Examples by a function."""
+
+    def __init__(self, count: int, example: Callable[[int], Any]) -> None:
+        self.count, self.example = count, example
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, at: int) -> Any:
+        return self.example(at)
+
+
+def test_tensors_arrays_and_datasets_are_the_same_data() -> None:
+    x, y = torch.rand(20, 4), torch.arange(20) % 2
+    forms: list[Any] = [
+        (x, y),
+        (x.double().numpy(), y.int().numpy()),
+        TensorDataset(x, y),
+        Given(20, lambda at: (x[at].numpy(), int(y[at]))),
+    ]
+    made = [Examples.of(form, form) for form in forms]
+    assert len({one.sha256 for one in made}) == 1
+    assert made[0].notes == ()
+
+
+def test_bytes_become_numbers_up_to_1() -> None:
+    seen: list[Tensor] = []
+
+    class Seeing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x)
+            out: Tensor = self.layer(x)
+            return out
+
+    x = torch.full((20, 4), 255, dtype=torch.uint8)
+    data = Examples.of((x, torch.arange(20) % 2), (x, torch.arange(20) % 2))
+    made = training(network=Seeing, epochs=1)
+    trained(made, data, trial(made, data))
+    assert all(bool((one == 1).all()) for one in seen)
+    assert data.notes == ("bytes are divided by 255, as ToTensor does",)
+
+
+def test_a_dataset_that_differs_from_time_to_time_is_read_in_every_epoch() -> None:
+    x, y = torch.rand(60, 4), torch.arange(60) % 2
+    reads: list[int] = []
+
+    def noisy(at: int) -> Any:
+        reads.append(at)
+        return x[at] + 0.01 * torch.rand(4), y[at]
+
+    data = Examples.of(Given(60, noisy), (x, y))
+    assert data.inputs == ()
+    assert "differs from time to time" in data.notes[0]
+    reads.clear()
+    made = training(network=lambda: nn.Linear(4, 2), epochs=2, batch_size=12)
+    outcome = trained(made, data, trial(made, data, retrain=True))
+    assert outcome.epochs == 2
+    assert sorted(reads) == sorted([*range(60)] * 2)
+
+
+# --- several at once ----------------------------------------------------------------------------
+
+
+def outcomes(fleet: ModuleFleet, wanted: list[Trial]) -> dict[Trial, Outcome]:
+    return {outcome.trial: outcome for outcome in fleet.run(deque(wanted))}
+
+
+def test_a_trial_alone_and_in_company_is_the_same_to_the_last_bit() -> None:
+    data, made = images(), training(augment=brightened)
+    wanted = [trial(made, data, k, at) for k in (0.5, 1) for at in (0, 1)]
+    wanted += [trial(made, data, 2, 0, retrain=True)]
+    with ModuleFleet(made, data, slots=2, keep_parameters=True) as fleet:
+        together = outcomes(fleet, wanted[:4]) | outcomes(fleet, wanted[4:])
+    for one in wanted:
+        alone = outcomes(ModuleFleet(made, data, slots=1, keep_parameters=True), [one])[one]
+        assert together[one] == alone
+        if one.split.retrain:
+            kept, own = together[one].state, alone.state
+            assert kept is not None
+            assert own is not None
+            assert all(torch.equal(kept[name], own[name]) for name in own)
+        else:
+            assert together[one].state is None
+
+
+def dying(flag: Path, times: int) -> Callable[[], nn.Module]:
+    """Return a network function that kills its process the first times, if that is a worker's."""
+    parent = os.getpid()
+
+    def made() -> nn.Module:
+        if os.getpid() != parent and len(list(flag.iterdir())) < times:
+            (flag / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+
+    return made
+
+
+def test_a_worker_that_dies_loses_no_trial(tmp_path: Path) -> None:
+    data, made = images(), training(network=dying(tmp_path, 1), epochs=1)
+    wanted = [trial(made, data, k) for k in (0.5, 1, 2)]
+    assert outcomes(ModuleFleet(made, data, slots=2), wanted).keys() == {*wanted}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_trial_that_always_kills_its_worker_is_given_up(tmp_path: Path) -> None:
+    data, made = images(), training(network=dying(tmp_path, 10**6), epochs=1)
+    with pytest.raises(ConnectionError, match="lost with its process 3 times"):
+        outcomes(ModuleFleet(made, data, slots=2), [trial(made, data, k) for k in (0.5, 1)])
+
+
+def test_an_error_in_a_worker_is_raised_here() -> None:
+    parent = os.getpid()
+
+    class Failing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if os.getpid() != parent:
+                raise LookupError("no such thing")
+            return super().forward(x.flatten(1))
+
+    data, made = images(), training(network=lambda: Failing(36, 3))
+    with pytest.raises(LookupError, match="no such thing"):
+        outcomes(ModuleFleet(made, data, slots=2), [trial(made, data, k) for k in (0.5, 1)])
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_it_stops_when_told(slots: int) -> None:
+    data, made = images(), training(epochs=10**6)
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 3
+
+    pending = deque(trial(made, data, k) for k in (0.5, 1, 2))
+    assert list(ModuleFleet(made, data, slots=slots).run(pending, stop)) == []
+
+
+def test_trials_of_another_training_are_refused() -> None:
+    data = images()
+    one = trial(training(), data)
+    with pytest.raises(ValueError, match=r"their optimizer is 'AdamW.*the fleet's is 'SGD"):
+        outcomes(ModuleFleet(training(optimizer=torch.optim.SGD), data), [one])
+    with pytest.raises(ValueError, match="data whose hash begins with"):
+        outcomes(ModuleFleet(training(), images(250)), [one])
+
+
+# --- descriptions -------------------------------------------------------------------------------
+
+
+def test_a_recipe_knows_what_changes_the_training() -> None:
+    def other() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+
+    first = training(augment=brightened).recipe("data")
+    assert first == training(augment=brightened).recipe("data")
+    changes: list[dict[str, Any]] = [
+        {"network": other},
+        {"augment": lambda x: x},
+        {"optimizer": torch.optim.SGD},
+        {"optimizer_settings": {"weight_decay": 0.1}},
+        {"schedule": "linear"},
+        {"schedule": lambda progress: 1 - progress},
+        {"epochs": 4},
+        {"class_weights": (1.0, 1.0, 2.0)},
+    ]
+    recipes = [training(**{"augment": brightened, **change}).recipe("data") for change in changes]
+    assert len({first.fingerprint, *(one.fingerprint for one in recipes)}) == len(changes) + 1
+
+
+def test_functions_of_pytorch_go_by_their_name_alone() -> None:
+    assert describe(torch.optim.AdamW) == "AdamW"
+    assert describe(SCHEDULES["cosine"]) != describe(SCHEDULES["linear"])
+
+
+@pytest.mark.parametrize(
+    "schedule", [lambda _: float("nan"), lambda _: -1.0], ids=["NaN", "below 0"]
+)
+def test_a_schedule_must_give_rates(schedule: Callable[[float], float]) -> None:
+    data, made = images(), training(schedule=schedule)
+    with pytest.raises(ValueError, match="schedule must return finite numbers of at least 0"):
+        trained(made, data, trial(made, data))

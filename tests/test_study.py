@@ -1,0 +1,297 @@
+"""`pseudograd.Study`: which k for a network of your own."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pseudograd
+from pseudograd.search import Study as AnyStudy
+from pseudograd.search.networks import ModuleEnsemble
+from pseudograd.search.protocol import NetworkProtocol
+from pseudograd.study import Study
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(240, 6, generator=GENERATOR)
+Y = X[:, :3].argmax(1)
+TRAIN, TEST = (X[:180], Y[:180]), (X[180:], Y[180:])
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+def study(folder: Path | None = None, **settings: Any) -> Study:
+    chosen: dict[str, Any] = {
+        "network": network,
+        "train": TRAIN,
+        "test": TEST,
+        "k": (0.5, 1, 2),
+        "learning_rates": (0.01, 0.03),
+        "epochs": 2,
+        "batch_size": 45,
+        "validation": 0.25,
+        "retrainings": 3,
+        "folder": folder,
+        **settings,
+    }
+    return Study(chosen.pop("network"), chosen.pop("train"), chosen.pop("test"), **chosen)
+
+
+def run(one: Study) -> Study:
+    assert one.run(device="cpu", slots=1, progress=False)
+    return one
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return run(study(tmp_path_factory.mktemp("study") / "run"))
+
+
+def test_it_answers_which_k(finished: Study) -> None:
+    assert finished.finished
+    assert finished.best.k in (0.5, 1, 2)
+    assert finished.comparison.error.mean == pytest.approx(
+        sum(one.error for one in finished.comparison.chosen) / 3
+        - sum(one.error for one in finished.comparison.plain) / 3
+    )
+    assert pseudograd.Study is Study
+
+
+def test_the_model_has_the_test_error_of_its_outcome(finished: Study) -> None:
+    for k in (None, 1):
+        model = finished.model(k)
+        assert not model.training
+        wrong = (model(TEST[0]).argmax(1) != TEST[1]).float().mean()
+        outcomes = finished.comparison.plain if k == 1 else finished.comparison.chosen
+        assert float(wrong) == pytest.approx(outcomes[0].error)  # none is stopped early
+    with pytest.raises(ValueError, match="k must be the chosen one"):
+        finished.model(17)
+
+
+def test_ensembles_are_of_one_size_and_average_probabilities(finished: Study) -> None:
+    found = {one["name"]: one for one in finished.assessment["combined"]}
+    assert {"plain", "mixed"} <= found.keys()
+    for name, one in found.items():
+        ensemble = finished.ensemble(name)
+        assert isinstance(ensemble, ModuleEnsemble)
+        assert len(ensemble.networks) == 3 == len(one["ks"])
+        each = torch.stack([network(TEST[0]).softmax(1) for network in ensemble.networks])
+        torch.testing.assert_close(ensemble(TEST[0]).exp(), each.mean(0))
+        wrong = (ensemble(TEST[0]).argmax(1) != TEST[1]).sum()
+        assert int(wrong) == one["wrong"]
+    assert set(found["plain"]["ks"]) == {1}
+    assert sorted(found["mixed"]["ks"]) == [0.5, 1, 2]
+    with pytest.raises(ValueError, match="which must be one of"):
+        finished.ensemble("all")
+
+
+def test_it_is_resumed_from_its_folder(finished: Study, tmp_path: Path) -> None:
+    assert finished.folder is not None
+    again = study(finished.folder)
+    assert again.finished
+    assert again.best == finished.best
+    kept, own = again.model().state_dict(), finished.model().state_dict()
+    assert all(torch.equal(kept[name], own[name]) for name in own)
+    opened = AnyStudy.open(finished.folder)
+    assert isinstance(opened.protocol, NetworkProtocol)
+    assert opened.result == finished.result
+
+
+def test_weights_that_are_lost_are_trained_again(tmp_path: Path) -> None:
+    first = run(study(tmp_path / "run"))
+    before = {name: value.clone() for name, value in first.model().state_dict().items()}
+    for path in (tmp_path / "run" / "networks").iterdir():
+        path.unlink()
+    again = study(tmp_path / "run")
+    with pytest.raises(ValueError, match="missing or damaged: run the study again"):
+        again.model()
+    run(again)
+    assert all(torch.equal(again.model().state_dict()[name], before[name]) for name in before)
+
+
+def test_in_memory_it_is_the_same(finished: Study) -> None:
+    alone = run(study(None))
+    assert alone.result == finished.result
+    assert alone.assessment == finished.assessment
+
+
+def test_a_time_limit_leaves_it_unfinished(tmp_path: Path) -> None:
+    one = study(tmp_path / "run", epochs=10**5)
+    assert not one.run(device="cpu", slots=1, progress=False, time_limit=0.2)
+    with pytest.raises(ValueError, match="not finished"):
+        _ = one.comparison
+    with pytest.raises(ValueError, match="not finished"):
+        one.ensemble()
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from test_study import study
+one = study(Path({folder!r}), repetitions=4)
+one.run(device="cpu", slots=1, progress=False)
+"""
+
+
+def test_kill_9_loses_no_finished_trial(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code = SCRIPT.format(path=[str(Path(__file__).parent)], folder=str(folder))
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    ledger = folder / "ledger.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if ledger.exists() and len(ledger.read_text().splitlines()) > 4:
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.01)
+    process.wait()
+    one = study(folder, repetitions=4)
+    before = dict(one.ledger)
+    assert before
+    run(one)
+    assert all(one.ledger[trial] == outcome for trial, outcome in before.items())
+    assert one.result == run(study(None, repetitions=4)).result
+
+
+def test_a_sweep_finds_the_first_learning_rate() -> None:
+    one = study(learning_rates=(), k=(1,), retrainings=0, epochs=8)
+    run(one)
+    swept = [trial for trial in one.ledger if one.protocol.stage_of(trial) == "sweep"]
+    assert len(swept) == 8
+    assert {trial.recipe.epochs for trial in swept} == {5}  # type: ignore[attr-defined]
+
+
+# --- bad input: one sentence, before any training -----------------------------------------------
+
+
+class Wrapped(nn.Module):
+    """Returns what a function makes of the output."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.inner, self.change = network(), change
+
+    def forward(self, x: Tensor) -> Any:
+        return self.change(self.inner(x))
+
+
+SHARED = network()
+NAN = (torch.cat((TRAIN[0][:5], torch.full((175, 6), torch.nan))), TRAIN[1])
+UNEQUAL = [(torch.zeros(6), 0), (torch.zeros(5), 1), (torch.zeros(6), 2)]
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "too few outputs": (
+        {"network": lambda: nn.Linear(6, 2)},
+        "network has 2 outputs, but train has the label 2: labels count from 0, so it needs 3",
+    ),
+    "probably transposed": (
+        {"network": lambda: Wrapped(lambda z: z.unsqueeze(2)), "train": TRAIN},
+        r"network must return logits of the shape \(N, classes\), not \(4, 3, 1\)",
+    ),
+    "no tensor": (
+        {"network": lambda: Wrapped(lambda z: (z, z))},
+        "network must return a tensor of logits, not a tuple",
+    ),
+    "wrong inputs": (
+        {"network": lambda: nn.Linear(5, 3)},
+        r"network must take a batch of the shape \(4, 6\), but fails \(mat1 and mat2",
+    ),
+    "same object": ({"network": lambda: SHARED}, "must return a fresh module at every call"),
+    "a module": ({"network": SHARED}, "network must be a function without arguments"),
+    "global state": (
+        {"network": lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1), Noisy())},
+        "network must return the same module whenever PyTorch's seed is the same",
+    ),
+    "no parameters": ({"network": nn.Identity}, "network must have parameters to train"),
+    "not a module": ({"network": lambda: 3}, "network must return a torch.nn.Module, not 3"),
+    "labels below 0": (
+        {"train": (TRAIN[0], TRAIN[1] - 1)},
+        r"train must have labels of at least 0, or ignore_index \(-100\), not -1",
+    ),
+    "fractions": (
+        {"train": (TRAIN[0], TRAIN[1] + 0.5)},
+        "train must have class indices as labels, not fractions",
+    ),
+    "too many labels": (
+        {"test": (TEST[0], TEST[1][:-1])},
+        "test must have one label for each example, but has 60 examples and 59 labels",
+    ),
+    "NaN": ({"train": NAN}, "train must have finite inputs, but example 5 has NaN or infinity"),
+    "unequal shapes": (
+        {"train": UNEQUAL},
+        r"train must have examples of one shape, but example 1 has \(5,\) and example 0 has \(6,\)",
+    ),
+    "another test shape": (
+        {"test": (TEST[0][:, :5], TEST[1])},
+        r"test must have inputs of the shape that train has, \(6,\), not \(5,\)",
+    ),
+    "nothing to test on": ({"test": (TEST[0][:0], TEST[1][:0])}, "test must have examples"),
+    "no data": ({"train": 7}, "train must be a pair .inputs, labels. or a map-style Dataset"),
+    "no pairs": (
+        {"train": [1, 2, 3]},
+        r"train must have examples \(x, y\), but example 0 is a int",
+    ),
+    "LBFGS": ({"optimizer": torch.optim.LBFGS}, "optimizer must make steps from gradients alone"),
+    "unknown setting": ({"wait_decay": 1}, "optimizer must make steps.*wait_decay"),
+    "no optimizer": ({"optimizer": "adam"}, "optimizer must be a function or a class, not 'adam'"),
+    "k without 1": ({"k": (0.5, 2)}, "ks must contain 1"),
+    "class weights": (
+        {"class_weights": (1, 2)},
+        "class_weights must be one for each of the network's 3 outputs, not 2",
+    ),
+    "class names": ({"classes": ["a", "b"]}, "classes must name the network's 3 outputs, not 2"),
+    "precision": ({"precision": "fp8"}, "precision must be one of"),
+    "schedule": ({"schedule": "triangle"}, "schedule must be a function of progress"),
+    "validation": ({"validation": 1.5}, "validation must be a share between 0 and 1"),
+    "epochs": ({"epochs": -1}, "epochs must be a whole number above 0"),
+    "no epochs": ({"epochs": 0}, "epochs must be a whole number above 0"),
+    "augment": ({"augment": lambda x: x[:1]}, "augment must return a batch as it gets it"),
+    "failing augment": (
+        {"augment": lambda x: x.flip(3)},
+        "augment must be a function of a batch of inputs, but fails",
+    ),
+}
+
+
+class Noisy(nn.Module):
+    """Weights by Python's random numbers, which a seed of PyTorch does not fix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(random.random()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_sentence(case: str) -> None:
+    settings, sentence = BAD[case]
+    with pytest.raises((ValueError, TypeError), match=sentence) as problem:
+        study(None, **settings)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_folder_of_another_recipe_is_refused(finished: Study) -> None:
+    with pytest.raises(ValueError, match=r"holds a run with other settings .batch_size was 45"):
+        study(finished.folder, batch_size=30)
+    with pytest.raises(ValueError, match=r"other settings .network was Sequential, 123 param"):
+        study(finished.folder, network=lambda: nn.Linear(6, 3))
+    with pytest.raises(ValueError, match="holds a run on other data"):
+        study(finished.folder, train=(TRAIN[0] + 1, TRAIN[1]))
+
+
+def test_too_large_a_network_for_the_labels_is_allowed() -> None:
+    one = study(network=lambda: nn.Linear(6, 5))
+    assert one.classes == [0, 1, 2, 3, 4]
