@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -65,16 +65,14 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
             step()
         return Graph(step)
 
-    def read(self: Slot, tensor: Tensor) -> Iterator[Any]:
+    def read(self: Slot, tensor: Tensor) -> Generator[bool, None, Tensor]:
         yield False
         return tensor.clone()
 
     def optimizer(training: Training, module: nn.Module, rate: Tensor) -> Any:
         # Only on a GPU may the rate of all optimizers be a tensor.
         made = training.optimizer(module.parameters(), lr=0.0, **training.optimizer_settings)
-        made.register_step_pre_hook(
-            lambda one, *_: one.param_groups[0].update(lr=float(rate))  # type: ignore[attr-defined]
-        )
+        made.register_step_pre_hook(lambda one, *_: one.param_groups[0].update(lr=float(rate)))
         return made
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
