@@ -81,6 +81,21 @@ def _surprise(logits: Numbers, j: int) -> mp.mpf:
     return mp.log1p(mp.fsum(mp.exp(mp.mpf(z) - own) for i, z in enumerate(logits) if i != j))
 
 
+def binary(z: float, target: float, k: float, pos_weight: float = 1.0) -> tuple[float, float]:
+    """Binary cross-entropy, and the rule of two classes at the logit z (the other one is 0)."""
+    with mp.workdps(DIGITS):
+        yes, no = mp.mpf(pos_weight) * mp.mpf(target), 1 - mp.mpf(target)
+        value = 0
+        for mass, own in ((yes, z), (no, -z)):
+            value += mass * mp.log1p(mp.exp(-mp.mpf(own))) if mass else 0
+        total = yes + no
+        if total == 0:
+            return 0.0, 0.0
+        # W ε = W p - yes = no p - yes (1 - p); this form does not cancel for labels.
+        bias = (no / (1 + mp.exp(-mp.mpf(z))) - yes / (1 + mp.exp(mp.mpf(z)))) / total
+        return float(value), float(total * mp.sign(bias) * abs(bias) ** mp.mpf(k))
+
+
 def loss(
     input: Tensor,
     target: Tensor,

@@ -306,6 +306,10 @@ def _of_name(name: str) -> RowLoss:
         from pseudograd.loss.triton.operators import OnGpu
 
         return OnGpu(float(name.rpartition(" ")[2]))
+    if name == "binary":
+        from pseudograd.loss.binary import Binary
+
+        return Binary()
     from pseudograd.loss.rows import ClassIndex, ClassProbabilities
 
     return ClassIndex() if name == "class indices" else ClassProbabilities()

@@ -98,7 +98,7 @@ def tunable_cross_entropy(
     # The Triton kernels read half types as they are.
     z = as_rows(input if route == "triton" or input.dtype == dtype else input.to(dtype))
     soft = target.is_floating_point()
-    learns = soft and _may_need_gradient(target, route)
+    learns = soft and may_need_gradient(target, route)
     labels = as_rows(target.detach() if learns else target) if soft else target.flatten()
     settings = (k, weight, ignore_index, reduction, label_smoothing)
     if process_group is not None:
@@ -189,7 +189,8 @@ def _split_loss(
     return _reduced(value, example_weight.sum(), reduction)
 
 
-def _may_need_gradient(target: Tensor, route: str) -> bool:
+def may_need_gradient(target: Tensor, route: str) -> bool:
+    """Return whether probabilities require a gradient, or may, where no tensor knows."""
     if target.requires_grad or route == "numba":  # numba runs eagerly, where a tensor knows
         return target.requires_grad and torch.is_grad_enabled()
     # Within `torch.func`, and functions that the compiler may put into it, no tensor knows.

@@ -50,35 +50,21 @@ _NUMBERS = itertools.count()
 _NAMES: WeakKeyDictionary[Rule, str] = WeakKeyDictionary()
 
 
-class TunableLoss(nn.Module):
-    """What losses with a k have in common.
+class TunableModule(nn.Module):
+    """What losses with a k and a reduction have in common.
 
     Eager calls use k as a Python number. Compiled graphs read it from a tensor, so that they serve
     every value; on CUDA devices only from the first change on, because a constant ½, 1 or 2 has
     faster kernels.
     """
 
-    def __init__(
-        self,
-        k: Sensitivity,
-        ignore_index: int,
-        reduction: str,
-        label_smoothing: float,
-        implementation: str,
-        process_group: ProcessGroup | None,
-        persistent: bool,
-    ) -> None:
+    reduction: str
+
+    def __init__(self, k: Sensitivity, persistent: bool) -> None:
         super().__init__()
-        check_settings(ignore_index, reduction, label_smoothing)
-        check_implementation(implementation)
         self._k_tensor: Tensor | None = None
         self.k = k
         self._k_has_changed = False
-        self.ignore_index = ignore_index
-        self.reduction = reduction
-        self.label_smoothing = label_smoothing
-        self.implementation = implementation
-        self.process_group = process_group
         self.persistent = persistent
 
     @property
@@ -134,12 +120,7 @@ class TunableLoss(nn.Module):
         self.k = k if k.dim() else k.item()
 
     # Shown only if they differ.
-    _defaults: ClassVar[dict[str, Any]] = {
-        "ignore_index": -100,
-        "label_smoothing": 0.0,
-        "implementation": "auto",
-        "persistent": False,
-    }
+    _defaults: ClassVar[dict[str, Any]] = {"persistent": False}
 
     def extra_repr(self) -> str:
         """Return the settings."""
@@ -149,6 +130,36 @@ class TunableLoss(nn.Module):
             if getattr(self, name) != value
         ]
         return f"k={self.k}, reduction={self.reduction!r}{''.join(others)}"
+
+
+class TunableLoss(TunableModule):
+    """What losses of several classes with a k have in common."""
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "ignore_index": -100,
+        "label_smoothing": 0.0,
+        "implementation": "auto",
+        "persistent": False,
+    }
+
+    def __init__(
+        self,
+        k: Sensitivity,
+        ignore_index: int,
+        reduction: str,
+        label_smoothing: float,
+        implementation: str,
+        process_group: ProcessGroup | None,
+        persistent: bool,
+    ) -> None:
+        super().__init__(k, persistent)
+        check_settings(ignore_index, reduction, label_smoothing)
+        check_implementation(implementation)
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+        self.implementation = implementation
+        self.process_group = process_group
 
 
 def _scalar(k: float, device: torch.device) -> Tensor:

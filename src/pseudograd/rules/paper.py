@@ -223,3 +223,24 @@ def _share(
     log_bias = torch.where(side, log_bias, lowest)
     top = classes.largest(log_bias).clamp(min=lowest)
     return top, classes.log_softmax((log_bias - top) * k).exp() * side
+
+
+def binary_push(z: Tensor, positive: Tensor, negative: Tensor, k: Sensitivity) -> Tensor:
+    """Return the rule for two classes with the logits (0, z), at z and in float64.
+
+    ``positive`` and ``negative`` are the masses of the target on the two classes. With their sum W
+    and ε = σ(z) - positive / W, both classes share |ε|, and `soft_push` becomes
+    W · sign(ε) · |ε|^k.
+    """
+    z, positive, negative = wide(z), wide(positive), wide(negative)
+    total = positive + negative
+    q, rest_of_q = (torch.where(total == 0, 0, mass / total) for mass in (positive, negative))
+    # ε without the cancellation of 1 - q, or of 1 - p.
+    bias = rest_of_q * torch.sigmoid(z) - q * torch.sigmoid(-z)
+    up = ((bias > 0) | (q == 0)) & (rest_of_q > 0)
+    away = torch.where(up, z, -z)  # |ε| grows with it, to 1 - (the target's mass on that side)
+    missing = torch.sigmoid(-away) + torch.where(up, q, rest_of_q)  # 1 - |ε|
+    log_bias = torch.where(missing < 0.5, torch.log1p(-missing), bias.abs().log())
+    log_bias = torch.where((q == 0) | (rest_of_q == 0), F.logsigmoid(away), log_bias)
+    f = total * torch.where(up, 1, -1) * (k * log_bias).exp()
+    return torch.where(total == 0, 0, f)  # no target, no push, whatever the logits are
