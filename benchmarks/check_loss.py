@@ -134,7 +134,7 @@ def gradient(
     scaled.flag().fill_(not at_once)
     leaf = z.detach().requires_grad_()
     settings = {"implementation": "triton", "_scaled": scaled, **settings}
-    loss = tunable_cross_entropy(leaf, target, k, **settings)
+    loss = tunable_cross_entropy(leaf, target, k=k, **settings)
     return torch.autograd.grad(loss, leaf, torch.full_like(loss, upstream))[0]
 
 
@@ -187,7 +187,7 @@ class Bench:
             sensitivities = {"each row": k} | {
                 str(n): torch.full_like(k, n) for n in (0.5, 1, 2, 7)
             }
-            value = tunable_cross_entropy(z, label, k, reduction="none", implementation="triton")
+            value = tunable_cross_entropy(z, label, k=k, reduction="none", implementation="triton")
             off = error(value, true_value(z, label))
             yield Check("value", kernel, name, rows, classes, "", off, allowed)
             for text, ks in sensitivities.items():
@@ -347,7 +347,7 @@ class Bench:
         true = true_gradient(z, label, k)
 
         def loss(z: Tensor, label: Tensor, k: Tensor) -> Tensor:
-            return tunable_cross_entropy(z, label, k, reduction="sum", implementation="triton")
+            return tunable_cross_entropy(z, label, k=k, reduction="sum", implementation="triton")
 
         backend = "aot_eager" if self.small else "inductor"
         routes: dict[str, Callable[..., Tensor]] = {
@@ -360,7 +360,7 @@ class Bench:
         for name, route in routes.items():
             f = route(z, label, k)
             yield Check(name, "tile", "float32", rows, classes, "each row", error(f, true), 1e-5)
-        criterion = TunableCrossEntropyLoss(k, reduction="sum", implementation="triton")
+        criterion = TunableCrossEntropyLoss(k=k, reduction="sum", implementation="triton")
         program = torch.export.export(criterion, (z, label))
         leaf = z.clone().requires_grad_()
         program.module()(leaf, label).backward()
@@ -395,7 +395,7 @@ class Bench:
             runs = []
             for _ in range(2):
                 loss = tunable_linear_cross_entropy(
-                    leaves[0], leaves[1], label, 0.5, *leaves[2:], implementation="triton",
+                    leaves[0], leaves[1], label, *leaves[2:], k=0.5, implementation="triton",
                     chunk_rows=tokens // 3, **given,
                 )  # fmt: skip
                 upstream = torch.linspace(0.5, 2, loss.numel()).to(loss).reshape(loss.shape)
@@ -434,7 +434,7 @@ class Bench:
             kinds["smoothed labels"] = 0.1
         for text, smoothing in kinds.items():
             criterion = TunableCrossEntropyLoss(
-                0.5, label_smoothing=smoothing, implementation="triton"
+                k=0.5, label_smoothing=smoothing, implementation="triton"
             )
             wrong = 0
             for upstream in (1.0, 3.0, 3.0, 1.0, 1.0):
@@ -456,18 +456,21 @@ class Bench:
         leaf, hidden, weight = (tensor.requires_grad_() for tensor in (z, hidden, weight))
         compiled = torch.compile(tunable_cross_entropy, fullgraph=True)
         losses: dict[str, Callable[[], Tensor]] = {
-            "mean": lambda: tunable_cross_entropy(leaf, label, 0.5, **triton),
-            "times 3": lambda: 3 * tunable_cross_entropy(leaf, label, k, **triton),
-            "weighted": lambda: tunable_cross_entropy(leaf, label, k, class_weight, **triton),
+            "mean": lambda: tunable_cross_entropy(leaf, label, k=0.5, **triton),
+            "times 3": lambda: 3 * tunable_cross_entropy(leaf, label, k=k, **triton),
+            "weighted": lambda: tunable_cross_entropy(leaf, label, class_weight, k=k, **triton),
             "smoothed": lambda: tunable_cross_entropy(
-                leaf, label, 0.5, label_smoothing=0.1, **triton
+                leaf, label, k=0.5, label_smoothing=0.1, **triton
             ),
-            "none": lambda: tunable_cross_entropy(leaf, label, k, reduction="none", **triton).sum(),
-            "compiled": lambda: compiled(leaf, label, 0.5, **triton),
-            "probabilities": lambda: tunable_cross_entropy(leaf, probabilities, 0.5),
-            "linear": lambda: tunable_linear_cross_entropy(hidden, weight, label, 0.5, **triton),
+            "none": lambda: tunable_cross_entropy(
+                leaf, label, k=k, reduction="none", **triton
+            ).sum(),
+            "compiled": lambda: compiled(leaf, label, k=0.5, **triton),
+            "probabilities": lambda: tunable_cross_entropy(leaf, probabilities, k=0.5),
+            "linear": lambda: tunable_linear_cross_entropy(hidden, weight, label, k=0.5, **triton),
             "linear, weighted, times 3": lambda: 3 * tunable_linear_cross_entropy(
-                hidden, weight, label, k, class_weight=class_weight, chunk_rows=rows // 2, **triton
+                hidden, weight, label, k=k, class_weight=class_weight, chunk_rows=rows // 2,
+                **triton
             ),
         }  # fmt: skip
 
@@ -499,7 +502,7 @@ class Bench:
         exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
         weight = None if class_weight is None else class_weight.double()
         loss = tunable_cross_entropy(
-            F.linear(*exact), label, 0.5, weight, implementation="torch", **settings
+            F.linear(*exact), label, k=0.5, weight=weight, implementation="torch", **settings
         )
         return torch.autograd.grad(loss, exact, upstream.double())
 
@@ -536,7 +539,7 @@ class Bench:
 
         leaf = z.double().requires_grad_()
         settings: dict[str, Any] = {"reduction": "none", "label_smoothing": smoothing}
-        loss = tunable_cross_entropy(leaf, label, k, implementation="torch", **settings)
+        loss = tunable_cross_entropy(leaf, label, k=k, implementation="torch", **settings)
         (true,) = torch.autograd.grad(loss.sum(), leaf)
         true_value = F.cross_entropy(z.double(), label, **settings)
         true[true_value.isnan()] = nan  # a network that has diverged must show it
@@ -596,7 +599,7 @@ class Bench:
             allowed = 1e-5 if dtype == torch.float32 else 1.0
             kind = (name_of(dtype), rows, classes)
             settings: dict[str, Any] = {"reduction": "none", "implementation": "triton"}
-            value = tunable_cross_entropy(z[:, own], label, ks, **settings, **split)
+            value = tunable_cross_entropy(z[:, own], label, k=ks, **settings, **split)
             off = error(value, true_value(z, label))
             yield Check(f"value{of}", kernel, *kind, "", off, allowed)
             for text in ("each row", "1", "0.5"):
@@ -607,7 +610,13 @@ class Bench:
         hidden, weight, label = self.last_layer(rows, width, classes)
         leaves = [hidden.requires_grad_(), weight[own].requires_grad_()]
         loss = tunable_linear_cross_entropy(
-            leaves[0], leaves[1], label, 0.5, implementation="triton", chunk_rows=rows // 3, **split
+            leaves[0],
+            leaves[1],
+            label,
+            k=0.5,
+            implementation="triton",
+            chunk_rows=rows // 3,
+            **split,
         )
         found = torch.autograd.grad(loss, leaves)
         true_hidden, true_weight = self.true_linear([hidden, weight], label, torch.ones_like(loss))
@@ -623,7 +632,7 @@ class Bench:
         rows, width = hidden.shape
         layer = nn.Linear(width, 10, bias=False, device=self.device)
         model, own = nn.parallel.DistributedDataParallel(layer), slice(rank, None, 2)
-        criterion = TunableCrossEntropyLoss(0.5, implementation="triton")
+        criterion = TunableCrossEntropyLoss(k=0.5, implementation="triton")
         criterion(model(hidden[own]), label[own] % 10).backward()
         assert layer.weight.grad is not None
         leaves = [hidden, layer.weight.detach()]

@@ -105,7 +105,7 @@ class Bench:
         def step() -> None:
             x, y = self.batch()
             optimizer.zero_grad()
-            tunable_cross_entropy(network(x), y, K).backward()
+            tunable_cross_entropy(network(x), y, k=K).backward()
             if self.clip:
                 nn.utils.clip_grad_norm_(network.parameters(), self.clip)
             optimizer.step()
@@ -120,7 +120,7 @@ class Bench:
         optimizer = torch.optim.SGD(network.parameters(), RATE, MOMENTUM)
 
         def step(x: Tensor, y: Tensor) -> None:
-            tunable_cross_entropy(network(x), y, K).backward()
+            tunable_cross_entropy(network(x), y, k=K).backward()
             if self.clip:
                 nn.utils.clip_grad_norm_(network.parameters(), self.clip)
             optimizer.step()
@@ -151,7 +151,7 @@ class Bench:
         skeleton = self.network().to("meta")
 
         def loss(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return tunable_cross_entropy(torch.func.functional_call(skeleton, own, (x,)), y, K)
+            return tunable_cross_entropy(torch.func.functional_call(skeleton, own, (x,)), y, k=K)
 
         gradients_of = torch.func.vmap(torch.func.grad(loss))
 

@@ -123,14 +123,14 @@ def of_logits() -> dict[str, Loss]:
     if quack := imported("quack.cross_entropy", "cross_entropy"):
         contenders["quack"] = lambda z, y, ks: quack(z, y)
     contenders |= of_ourselves()
-    contenders["ours k=0.5, none"] = lambda z, y, ks: loss(z, y, 0.5, reduction="none").mean()
+    contenders["ours k=0.5, none"] = lambda z, y, ks: loss(z, y, k=0.5, reduction="none").mean()
     return contenders
 
 
 def of_probabilities() -> dict[str, Loss]:
     """The same for class probabilities, which the others' kernels do not take."""
     contenders = of_pytorch() | of_ourselves()
-    contenders["ours k=0.5, plain"] = lambda z, q, ks: loss(z, q, 0.5, implementation="torch")
+    contenders["ours k=0.5, plain"] = lambda z, q, ks: loss(z, q, k=0.5, implementation="torch")
     return contenders
 
 
@@ -146,13 +146,13 @@ def of_ourselves() -> dict[str, Loss]:
     contenders["ours k=0.5, compiled"] = lambda z, y, ks: compiled_ours()(z, y, 0.5)
     # As with gradient accumulation or a GradScaler: the upstream gradient is not 1, and the module
     # remembers that from one step to the next.
-    criterion = TunableCrossEntropyLoss(0.5)
+    criterion = TunableCrossEntropyLoss(k=0.5)
     contenders["ours k=0.5, scaled"] = lambda z, y, ks: 1.005 * criterion(z, y)
     return contenders
 
 
 def ours(z: Tensor, y: Tensor, ks: Tensor, k: str) -> Tensor:
-    return loss(z, y, ks if k == "per row" else float(k))
+    return loss(z, y, k=ks if k == "per row" else float(k))
 
 
 @functools.cache
@@ -175,7 +175,7 @@ def of_linear() -> dict[str, Loss]:
     contenders: dict[str, Loss | None] = {
         "linear, cross_entropy": two_steps,
         "torch.compile": in_one_graph,
-        "linear, ours k=0.5": lambda h, w, y, ks: loss(h @ w.T, y, 0.5),
+        "linear, ours k=0.5": lambda h, w, y, ks: loss(h @ w.T, y, k=0.5),
     }
     if hasattr(F, "linear_cross_entropy"):
         options = torch.nn.LinearCrossEntropyOptions()
@@ -217,7 +217,7 @@ def quack_linear(quack: Loss, h: Tensor, w: Tensor, y: Tensor, ks: Tensor, rows:
 def ours_linear(
     h: Tensor, w: Tensor, y: Tensor, ks: Tensor, k: str, rows: int | None = None
 ) -> Tensor:
-    return linear_loss(h, w, y, ks if k == "per row" else float(k), chunk_rows=rows)
+    return linear_loss(h, w, y, k=ks if k == "per row" else float(k), chunk_rows=rows)
 
 
 class Arena:

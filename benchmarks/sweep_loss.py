@@ -107,11 +107,11 @@ def overheads(cache: torch.Tensor) -> None:
     small = torch.randn(64, 10, device="cuda", requires_grad=True)
     label = torch.zeros(64, dtype=torch.long, device="cuda")
     for _ in range(100):
-        tunable_cross_entropy(small, label, 0.5, implementation="triton").backward()
+        tunable_cross_entropy(small, label, k=0.5, implementation="triton").backward()
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(500):
-        tunable_cross_entropy(small, label, 0.5, implementation="triton").backward()
+        tunable_cross_entropy(small, label, k=0.5, implementation="triton").backward()
     torch.cuda.synchronize()
     print(f"64x10, forward and backward: {(time.perf_counter() - start) / 500 * 1e6:.0f} us")
 

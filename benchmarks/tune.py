@@ -87,7 +87,7 @@ def train(trial: Trial, data: Dataset, features: Tensor) -> tuple[float, float]:
         nn.init.zeros_(parameter)
     network = nn.Sequential(hidden, nn.ReLU(), last)
     optimizer = torch.optim.SGD(network.parameters(), trial.learning_rate, MOMENTUM)
-    criterion = TunableCrossEntropyLoss(level(trial.k))
+    criterion = TunableCrossEntropyLoss(k=level(trial.k))
 
     @torch.no_grad()
     def error(index: Tensor) -> float:

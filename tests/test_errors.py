@@ -223,12 +223,12 @@ OF_ITSELF = [
 def test_modules_refuse_settings_when_made(name: str) -> None:
     bad = BAD[name]
     setting = {bad.names: bad.arguments[bad.names]}
-    assert_clear(bad, lambda: TunableCrossEntropyLoss(0.5, **setting))
+    assert_clear(bad, lambda: TunableCrossEntropyLoss(k=0.5, **setting))
     if bad.names != "label_smoothing":
         assert_clear(bad, lambda: RuleCrossEntropyLoss(cross_entropy, **setting))
     if bad.names == "weight":
         bad, setting = bad._replace(names="class_weight"), {"class_weight": setting["weight"]}
-    assert_clear(bad, lambda: TunableLinearCrossEntropyLoss(0.5, **setting))
+    assert_clear(bad, lambda: TunableLinearCrossEntropyLoss(k=0.5, **setting))
 
 
 def test_rules_have_labels_only() -> None:
@@ -255,7 +255,7 @@ def test_a_rule_gives_a_number_for_each_class() -> None:
 def test_k_is_looked_at_under_transforms(k: float) -> None:
     """A number is always known, whatever traces the tensors."""
     with pytest.raises(ValueError, match="k must be a finite number above 0"):
-        torch.func.grad(lambda z: tunable_cross_entropy(z, LABELS, k))(LOGITS)
+        torch.func.grad(lambda z: tunable_cross_entropy(z, LABELS, k=k))(LOGITS)
 
 
 @pytest.mark.filterwarnings("error")
@@ -274,12 +274,12 @@ def test_the_advice_for_a_k_of_each_image_is_good(inner: tuple[int, ...]) -> Non
     target = torch.arange(2 * math.prod(inner)).reshape(2, *inner) % 4
     leaf = torch.arange(target.numel() * 4.0).cos().reshape(2, 4, *inner).requires_grad_()
     with pytest.raises(ValueError, match=r"^k must") as caught:
-        tunable_cross_entropy(leaf, target, k)
+        tunable_cross_entropy(leaf, target, k=k)
     (advice,) = re.findall(r"use (k\[.*\)) to", str(caught.value))
-    tunable_cross_entropy(leaf, target, eval(advice, {"k": k}), reduction="sum").backward()
+    tunable_cross_entropy(leaf, target, k=eval(advice, {"k": k}), reduction="sum").backward()
     for row, image, labels in zip(k.tolist(), leaf.detach(), target, strict=True):
         alone = image.unsqueeze(0).requires_grad_()
-        tunable_cross_entropy(alone, labels.unsqueeze(0), row, reduction="sum").backward()
+        tunable_cross_entropy(alone, labels.unsqueeze(0), k=row, reduction="sum").backward()
         assert leaf.grad is not None
         torch.testing.assert_close(leaf.grad[k == row], alone.grad)
 

@@ -75,7 +75,7 @@ def test_works_without_numba() -> None:
     use = (
         "sys.modules['numba'] = None; import pseudograd; "
         "z = torch.zeros(2, 3, requires_grad=True); "
-        "pseudograd.tunable_cross_entropy(z, torch.tensor([0, 1]), 0.5).backward(); "
+        "pseudograd.tunable_cross_entropy(z, torch.tensor([0, 1]), k=0.5).backward(); "
         "assert abs(z.grad[0, 0] + 0.5 * (2 / 3) ** 0.5) < 1e-6"
     )
     assert "pseudograd.loss" in imported_by(use)

@@ -74,7 +74,7 @@ def computed(logits: Tensor, labels: Tensor, k: float | Tensor) -> tuple[Tensor,
 def from_torch(logits: Tensor, labels: Tensor, k: float | Tensor) -> tuple[Tensor, Tensor]:
     """The same by PyTorch."""
     leaf = logits.detach().requires_grad_()
-    value = torch_loss(leaf, labels, k, reduction="none")
+    value = torch_loss(leaf, labels, k=k, reduction="none")
     return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
 
 
@@ -631,7 +631,7 @@ def test_a_network_trains_as_in_pytorch() -> None:
         parameters = step(parameters, k)
         optimizer.zero_grad()
         logits = (torch.tensor(x) @ same["hidden"]).tanh() @ same["out"]
-        torch_loss(logits, torch.tensor(y), float(k)).backward()
+        torch_loss(logits, torch.tensor(y), k=float(k)).backward()
         optimizer.step()
     for name, value in same.items():
         np.testing.assert_allclose(parameters[name], value.detach().numpy(), rtol=1e-3, atol=1e-4)

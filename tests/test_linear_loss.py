@@ -60,7 +60,7 @@ def in_two_steps(tensors: list[Tensor], target: Tensor, k: Any, **settings: Any)
         settings["weight"] = class_weight.double()
     k = k.double() if isinstance(k, Tensor) else k
     logits = F.linear(hidden, weight, bias)
-    return tunable_cross_entropy(logits.movedim(-1, 1), target, k, **settings)
+    return tunable_cross_entropy(logits.movedim(-1, 1), target, k=k, **settings)
 
 
 def gradients(value: Tensor, tensors: list[Tensor], **options: Any) -> tuple[Tensor, ...]:
@@ -88,7 +88,7 @@ def test_it_is_the_two_steps(
         settings["class_weight"] = torch.linspace(0.5, 2, CLASSES)
     hidden, weight, bias = tensors
     value = tunable_linear_cross_entropy(
-        hidden, weight, target, KS[k], bias, **settings, chunk_rows=5,
+        hidden, weight, target, k=KS[k], bias=bias, **settings, chunk_rows=5,
         implementation=implementation,
     )  # fmt: skip
     expected = in_two_steps(tensors, target, KS[k], **settings)
@@ -107,7 +107,7 @@ def test_on_a_cpu_loops_do_it(
     monkeypatch.setitem(linear._ROUTES, "torch", None)
     (hidden, weight, bias), target = layer_and_data(dtype)
     tunable_linear_cross_entropy(
-        hidden, weight, target, 0.5, bias, label_smoothing=smoothing
+        hidden, weight, target, k=0.5, bias=bias, label_smoothing=smoothing
     ).backward()
     assert weight.grad is not None
 
@@ -117,7 +117,7 @@ def test_several_gradients_from_above(implementation: str, reduction: str) -> No
     tensors, target = layer_and_data()
     hidden, weight, bias = tensors
     value = tunable_linear_cross_entropy(
-        hidden, weight, target, 0.5, bias, reduction=reduction, implementation=implementation
+        hidden, weight, target, k=0.5, bias=bias, reduction=reduction, implementation=implementation
     )
     above = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
     both = torch.autograd.grad(value, tensors, above, True, is_grads_batched=True)
@@ -129,7 +129,7 @@ def test_several_gradients_from_above(implementation: str, reduction: str) -> No
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_one_example_can_be_exported(reduction: str) -> None:
     (hidden, weight, bias), target = layer_and_data()
-    criterion = TunableLinearCrossEntropyLoss(0.5, reduction=reduction)
+    criterion = TunableLinearCrossEntropyLoss(k=0.5, reduction=reduction)
     given = (hidden[0, 0].detach(), weight, target[0, 0], bias)
     value = torch.export.export(criterion, given).module()(*given)
     expected = criterion(*given)
@@ -147,7 +147,7 @@ def test_gradient_is_the_rule_and_not_that_of_cross_entropy() -> None:
     """Eq. 3, from the 50-digit reference."""
     tensors, target = layer_and_data()
     hidden, weight, bias = tensors
-    loss = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias)
+    loss = tunable_linear_cross_entropy(hidden, weight, target, k=0.5, bias=bias)
     of_hidden, of_weight, of_bias = torch.autograd.grad(loss, tensors)
     logits = F.linear(hidden, weight, bias).flatten(0, 1)
     _, f = reference.loss(logits, target.flatten(), 0.5)
@@ -167,7 +167,13 @@ def test_chunks_make_no_difference(implementation: str, chunk_rows: int | None) 
     tensors, target = layer_and_data(torch.float64 if implementation == "torch" else torch.float32)
     hidden, weight, bias = tensors
     value = tunable_linear_cross_entropy(
-        hidden, weight, target, 0.5, bias, chunk_rows=chunk_rows, implementation=implementation
+        hidden,
+        weight,
+        target,
+        k=0.5,
+        bias=bias,
+        chunk_rows=chunk_rows,
+        implementation=implementation,
     )
     expected = in_two_steps(tensors, target, 0.5)
     for ours, theirs in zip(gradients(value, tensors), gradients(expected, tensors), strict=True):
@@ -211,7 +217,7 @@ def test_logits_are_never_all_there() -> None:
     weight = torch.randn(50, 4, requires_grad=True)
     target = torch.arange(64) % 50
     with Watch() as watch:
-        tunable_linear_cross_entropy(hidden, weight, target, 0.5, chunk_rows=8).backward()
+        tunable_linear_cross_entropy(hidden, weight, target, k=0.5, chunk_rows=8).backward()
     assert watch.largest <= 8 * 50
 
 
@@ -224,7 +230,9 @@ def test_only_what_is_wanted(wanted: tuple[bool, ...], reduction: str) -> None:
     for tensor, wants in zip(tensors, wanted, strict=True):
         tensor.requires_grad_(wants)
     hidden, weight, bias = tensors
-    value = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias, reduction=reduction)
+    value = tunable_linear_cross_entropy(
+        hidden, weight, target, k=0.5, bias=bias, reduction=reduction
+    )
     assert value.requires_grad == any(wanted)
     if any(wanted):
         (value * torch.linspace(1, 1.5, value.numel()).reshape(value.shape)).sum().backward()
@@ -238,7 +246,7 @@ def test_without_gradients() -> None:
     tensors, target = layer_and_data()
     hidden, weight, bias = tensors
     with torch.no_grad():
-        value = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias)
+        value = tunable_linear_cross_entropy(hidden, weight, target, k=0.5, bias=bias)
     assert not value.requires_grad
     torch.testing.assert_close(value.double(), in_two_steps(tensors, target, 0.5).detach())
 
@@ -250,7 +258,7 @@ def test_half_types(implementation: str, dtype: torch.dtype, reduction: str) -> 
     tensors, target = layer_and_data(dtype)
     hidden, weight, bias = tensors
     value = tunable_linear_cross_entropy(
-        hidden, weight, target, 0.5, bias, reduction=reduction, chunk_rows=5,
+        hidden, weight, target, k=0.5, bias=bias, reduction=reduction, chunk_rows=5,
         implementation=implementation,
     )  # fmt: skip
     assert value.dtype == dtype
@@ -270,9 +278,11 @@ def test_a_mean_over_many_in_float16_does_not_underflow() -> None:
     weight = torch.randn(3, 2, generator=generator).half().requires_grad_()
     target = torch.randint(3, (20_000,), generator=generator)
     scale = 2.0**10  # as a GradScaler has it
-    (tunable_linear_cross_entropy(hidden, weight, target, 2.0, chunk_rows=2000) * scale).backward()
+    (
+        tunable_linear_cross_entropy(hidden, weight, target, k=2.0, chunk_rows=2000) * scale
+    ).backward()
     exact = weight.detach().double().requires_grad_()
-    tunable_cross_entropy(hidden.double() @ exact.T, target, 2.0).backward()
+    tunable_cross_entropy(hidden.double() @ exact.T, target, k=2.0).backward()
     assert weight.grad is not None
     assert exact.grad is not None
     torch.testing.assert_close(weight.grad.double() / scale, exact.grad, rtol=0.02, atol=1e-3)
@@ -286,9 +296,11 @@ def test_small_pushes_in_float16_are_not_lost() -> None:
     target = torch.randint(8, (4096,), generator=generator)
     target[::3] = -100
     scale = 2.0**12
-    (tunable_linear_cross_entropy(hidden, weight, target, 1.0, chunk_rows=1024) * scale).backward()
+    (
+        tunable_linear_cross_entropy(hidden, weight, target, k=1.0, chunk_rows=1024) * scale
+    ).backward()
     exact = weight.detach().double().requires_grad_()
-    tunable_cross_entropy(hidden.double() @ exact.T, target, 1.0).backward()
+    tunable_cross_entropy(hidden.double() @ exact.T, target, k=1.0).backward()
     assert weight.grad is not None
     assert exact.grad is not None
     never = slice(8, None)  # no label
@@ -301,8 +313,10 @@ def test_autocast() -> None:
     tensors, target = layer_and_data()
     hidden, weight, bias = tensors
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias)
-        expected = tunable_cross_entropy(F.linear(hidden, weight, bias).movedim(-1, 1), target, 0.5)
+        value = tunable_linear_cross_entropy(hidden, weight, target, k=0.5, bias=bias)
+        expected = tunable_cross_entropy(
+            F.linear(hidden, weight, bias).movedim(-1, 1), target, k=0.5
+        )
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, expected, rtol=1e-5, atol=0)
     for ours, theirs in zip(
@@ -315,9 +329,11 @@ def test_autocast() -> None:
 def test_autocast_leaves_float64_alone() -> None:
     tensors, target = layer_and_data()
     hidden, weight, bias = (tensor.detach().double() for tensor in tensors)
-    value = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias)
+    value = tunable_linear_cross_entropy(hidden, weight, target, k=0.5, bias=bias)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias), value)
+        assert torch.equal(
+            tunable_linear_cross_entropy(hidden, weight, target, k=0.5, bias=bias), value
+        )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -325,7 +341,7 @@ def test_backward_again_and_again(implementation: str, reduction: str) -> None:
     tensors, target = layer_and_data()
     hidden, weight, bias = tensors
     value = tunable_linear_cross_entropy(
-        hidden, weight, target, 0.5, bias, reduction=reduction, implementation=implementation
+        hidden, weight, target, k=0.5, bias=bias, reduction=reduction, implementation=implementation
     )
     first = gradients(value, tensors, retain_graph=True)
     (3 * value).sum().backward(retain_graph=True)
@@ -341,7 +357,7 @@ def test_gradients_are_not_copied(implementation: str) -> None:
     tensors, target = layer_and_data()
     hidden, weight, bias = tensors
     value = tunable_linear_cross_entropy(
-        hidden, weight, target, 0.5, bias, implementation=implementation
+        hidden, weight, target, k=0.5, bias=bias, implementation=implementation
     )
     node: Any = value.grad_fn
     while not hasattr(node, "saved_tensors"):  # past the conversion of the dtype
@@ -358,7 +374,7 @@ def test_inputs_are_never_written_to(implementation: str) -> None:
     before = [tensor.detach().clone() for tensor in tensors]
     hidden, weight, bias = tensors
     tunable_linear_cross_entropy(
-        hidden, weight, target, 0.5, bias, implementation=implementation
+        hidden, weight, target, k=0.5, bias=bias, implementation=implementation
     ).backward()
     for tensor, copied in zip(tensors, before, strict=True):
         assert torch.equal(tensor.detach(), copied)
@@ -371,7 +387,9 @@ def test_nothing_to_learn_from(reduction: str, tokens: str) -> None:
     _, weight, bias = tensors
     hidden = tensors[0] if tokens != "none" else torch.zeros(0, WIDTH, requires_grad=True)
     target = torch.full(hidden.shape[:-1], -100)
-    value = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias, reduction=reduction)
+    value = tunable_linear_cross_entropy(
+        hidden, weight, target, k=0.5, bias=bias, reduction=reduction
+    )
     assert value.isnan() if reduction == "mean" else (value == 0).all()
     for gradient in torch.autograd.grad(value.sum(), (hidden, weight, bias)):
         assert (gradient == 0).all()
@@ -379,7 +397,7 @@ def test_nothing_to_learn_from(reduction: str, tokens: str) -> None:
 
 def summed(hidden: Tensor, target: Tensor, k: Any, weight: Tensor, **settings: Any) -> Tensor:
     return tunable_linear_cross_entropy(
-        hidden, weight, target, k, reduction="sum", chunk_rows=3, **settings
+        hidden, weight, target, k=k, reduction="sum", chunk_rows=3, **settings
     )
 
 
@@ -425,7 +443,7 @@ def test_two_graphs_serve_all_numbers_of_rows(
 
     def loss(hidden: Tensor, target: Tensor) -> Tensor:
         return tunable_linear_cross_entropy(
-            hidden, weight, target, 0.5, reduction=reduction, implementation=implementation
+            hidden, weight, target, k=0.5, reduction=reduction, implementation=implementation
         )
 
     torch.compiler.reset()
@@ -491,7 +509,7 @@ def test_layers_of_several_models() -> None:
     k = torch.tensor([0.25, 1.0, 3.0])
 
     def loss(weight: Tensor, x: Tensor, y: Tensor, k: Tensor) -> Tensor:
-        return tunable_linear_cross_entropy(x, weight, y, k)
+        return tunable_linear_cross_entropy(x, weight, y, k=k)
 
     for i, gradient in enumerate(vmap(grad(loss))(weights, x, y, k)):
         _, at_logits = reference.loss(x[i] @ weights[i].T, y[i], k[i])
@@ -508,7 +526,7 @@ def test_second_derivatives_are_refused(way: str, reduction: str) -> None:
     logits, target = transforms.examples()
 
     def loss(z: Tensor) -> Tensor:
-        return tunable_linear_cross_entropy(z, EYE, target, 0.5, reduction=reduction).sum()
+        return tunable_linear_cross_entropy(z, EYE, target, k=0.5, reduction=reduction).sum()
 
     with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
         transforms.SECOND_DERIVATIVES[way](loss, logits)
@@ -518,7 +536,7 @@ def test_second_derivatives_are_refused(way: str, reduction: str) -> None:
 def test_second_derivatives_are_refused_of_frozen_inputs(reduction: str) -> None:
     (hidden, weight, bias), target = layer_and_data()
     value = tunable_linear_cross_entropy(
-        hidden.detach(), weight, target, 0.5, bias.detach(), reduction=reduction
+        hidden.detach(), weight, target, k=0.5, bias=bias.detach(), reduction=reduction
     )
     (gradient,) = torch.autograd.grad(value.sum(), weight, create_graph=True)
     with pytest.raises(RuntimeError, match="pseudograd: a second derivative"):
@@ -533,7 +551,7 @@ def test_what_cannot_be_refused_without_waiting_is_nan(implementation: str) -> N
     def values(k: Tensor, target: Tensor, **settings: Any) -> Tensor:
         def loss(hidden: Tensor) -> Tensor:
             return tunable_linear_cross_entropy(
-                hidden, weight, target, k, reduction="sum", implementation=implementation,
+                hidden, weight, target, k=k, reduction="sum", implementation=implementation,
                 **settings,
             )  # fmt: skip
 
@@ -556,7 +574,7 @@ def test_module() -> None:
     settings: dict[str, Any] = {"class_weight": class_weight, "label_smoothing": 0.1}
     module = TunableLinearCrossEntropyLoss(k=0.5, **settings)
     assert "k=0.5" in repr(module)
-    expected = tunable_linear_cross_entropy(hidden, weight, target, 0.5, bias, **settings)
+    expected = tunable_linear_cross_entropy(hidden, weight, target, k=0.5, bias=bias, **settings)
     for other in (module, pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
         torch.testing.assert_close(other(hidden, weight, target, bias), expected)
 
@@ -617,10 +635,10 @@ def test_a_causal_language_model_learns_alike() -> None:
             hidden = lower(inputs)
             if fused:
                 loss = tunable_linear_cross_entropy(
-                    hidden, last.weight, labels, 0.5, last.bias, chunk_rows=7
+                    hidden, last.weight, labels, k=0.5, bias=last.bias, chunk_rows=7
                 )
             else:
-                loss = tunable_cross_entropy(last(hidden).movedim(-1, 1), labels, 0.5)
+                loss = tunable_cross_entropy(last(hidden).movedim(-1, 1), labels, k=0.5)
             loss.backward()
             optimizer.step()
         finals.append(torch.cat([p.detach().flatten() for p in parameters]))

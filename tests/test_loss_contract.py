@@ -176,7 +176,7 @@ def test_value_is_pytorch_for_every_k(case: Case) -> None:
         if dtype in FULL_TYPES:
             assert_same(at_k_1, F.cross_entropy(logits, target, **arguments))
         for k in (1 / 64, 0.5, 2.0, 64.0):
-            value = tunable_cross_entropy(logits, target, k, **arguments)
+            value = tunable_cross_entropy(logits, target, k=k, **arguments)
             torch.testing.assert_close(value, at_k_1, rtol=0, atol=0, equal_nan=True)
 
 
@@ -204,7 +204,7 @@ def test_gradient_is_the_rule(case: Case, dtype: torch.dtype) -> None:
     logits, target, arguments = case.inputs(dtype)
     plain = value_and_gradient(F.cross_entropy, logits, target, **arguments)[1]
     for k, true in zip(sensitivities(case), true_gradients(case), strict=True):
-        gradient = value_and_gradient(tunable_cross_entropy, logits, target, k, **arguments)[1]
+        gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=k, **arguments)[1]
         tolerance = 1e-5 if dtype == torch.float32 else 1e-12
         torch.testing.assert_close(gradient.double(), true, rtol=tolerance, atol=tolerance / 100)
         if case.ignored != "all" and len(case.shape) > 1:
@@ -232,7 +232,7 @@ def test_what_has_been_learned_is_not_rounded_away(
         q = q * settings_["weight"].double()
     logits = q.log().clamp(min=-20) + 1e-3 * torch.randn(q.shape, generator=generator)
     _, gradient = value_and_gradient(
-        tunable_cross_entropy, logits.float(), target, 0.5, reduction="sum", **settings_
+        tunable_cross_entropy, logits.float(), target, k=0.5, reduction="sum", **settings_
     )
     true = soft_tunable(logits.float().double(), q, 0.5)
     torch.testing.assert_close(gradient.double(), true, rtol=1e-5, atol=1e-12)
@@ -268,11 +268,11 @@ def test_gradients_from_above_may_be_views() -> None:
     """The gradient of a sum is one number, expanded."""
     logits, target, _ = CASES[0]._replace(shape=(6, CLASSES), target="index").inputs(torch.float32)
     leaf = logits.requires_grad_()
-    per_example = tunable_cross_entropy(leaf, target, 0.5, reduction="none")
+    per_example = tunable_cross_entropy(leaf, target, k=0.5, reduction="none")
     (of_sum,) = torch.autograd.grad(per_example.sum(), leaf, retain_graph=True)
     (strided,) = torch.autograd.grad(per_example, leaf, torch.arange(12.0)[::2])
     (expected,) = torch.autograd.grad(
-        tunable_cross_entropy(leaf, target, 0.5, reduction="sum"), leaf
+        tunable_cross_entropy(leaf, target, k=0.5, reduction="sum"), leaf
     )
     assert torch.equal(of_sum, expected)
     torch.testing.assert_close(strided, expected * torch.arange(0.0, 12.0, 2).unsqueeze(-1))
@@ -301,10 +301,10 @@ def test_layout_makes_no_difference(
     assert not strided.is_contiguous()
     strided_target = LAYOUTS[layout](target) if target_kind == "probability" else target
     leaf = strided.detach().requires_grad_()
-    value = tunable_cross_entropy(leaf, strided_target, k, **arguments)
+    value = tunable_cross_entropy(leaf, strided_target, k=k, **arguments)
     (gradient,) = torch.autograd.grad(value, leaf)
     expected = value_and_gradient(
-        tunable_cross_entropy, strided.contiguous(), strided_target.contiguous(), k, **arguments
+        tunable_cross_entropy, strided.contiguous(), strided_target.contiguous(), k=k, **arguments
     )
     torch.testing.assert_close(value.detach(), expected[0], rtol=0, atol=0)
     torch.testing.assert_close(gradient, expected[1], rtol=0, atol=0)
@@ -316,7 +316,7 @@ def test_transposed_matrix_and_strided_labels(rows: tuple[int, int]) -> None:
     logits = torch.randn(rows, generator=torch.Generator().manual_seed(0)).t()
     target = torch.arange(2 * len(logits)).remainder(logits.shape[1])[::2]
     k = torch.linspace(0.5, 2, 2 * len(logits))[::2]
-    _, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k)
+    _, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=k)
     _, expected = reference.loss(logits, target, k)
     torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-8)
 
@@ -335,7 +335,7 @@ def test_empty_batch(shape: tuple[int, ...], reduction: str, target_kind: str, k
     )
     sensitivity = 0.5 if k == "one" else torch.full(example_shape(shape), 0.5)
     value, gradient = value_and_gradient(
-        tunable_cross_entropy, logits, target, sensitivity, reduction=reduction
+        tunable_cross_entropy, logits, target, k=sensitivity, reduction=reduction
     )
     expected = F.cross_entropy(logits, target, reduction=reduction)
     torch.testing.assert_close(value, expected, equal_nan=True)
@@ -352,7 +352,9 @@ def test_autocast(dtype: torch.dtype, target_kind: str, weighted: bool, k: float
     case = Case((6, CLASSES), target_kind, weighted, 0.1, "none", "mean")
     logits, target, arguments = case.inputs(dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k, **arguments)
+        value, gradient = value_and_gradient(
+            tunable_cross_entropy, logits, target, k=k, **arguments
+        )
         torch_value, torch_gradient = value_and_gradient(
             F.cross_entropy, logits, target, **arguments
         )
@@ -389,7 +391,7 @@ def test_autocast_around_a_layer() -> None:
 def test_mixed_types_of_probabilities(input_type: torch.dtype, target_type: torch.dtype) -> None:
     logits, target = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[0.25, 0.25, 0.5]])
     logits, target = logits.to(input_type), target.to(target_type)
-    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, 0.5)
+    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=0.5)
     expected = F.cross_entropy(logits, target)
     assert value.dtype == expected.dtype
     assert gradient.dtype == input_type
@@ -410,10 +412,10 @@ def test_integer_labels_of_any_type(label_type: torch.dtype, label_smoothing: fl
     arguments = {"label_smoothing": label_smoothing}
     for ignored in ({}, {"ignore_index": 1}):
         expected = value_and_gradient(
-            tunable_cross_entropy, logits, target, 0.5, **arguments, **ignored
+            tunable_cross_entropy, logits, target, k=0.5, **arguments, **ignored
         )
         computed = value_and_gradient(
-            tunable_cross_entropy, logits, target.to(label_type), 0.5, **arguments, **ignored
+            tunable_cross_entropy, logits, target.to(label_type), k=0.5, **arguments, **ignored
         )
         for a, b in zip(computed, expected, strict=True):
             assert torch.equal(a, b)
@@ -445,7 +447,9 @@ class TestNeverNanOrInfinity:
             target = torch.tensor([[0.5, 0.5, 0.0]], dtype=dtype).expand(len(logits), -1)
         smoothing = 0.1 if target_kind == "smoothed" else 0.0
         arguments: dict[str, Any] = {"label_smoothing": smoothing, "reduction": "none"}
-        value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k, **arguments)
+        value, gradient = value_and_gradient(
+            tunable_cross_entropy, logits, target, k=k, **arguments
+        )
         assert gradient.isfinite().all()
         assert not value.isnan().any()
         # A difference of two such logits can be beyond the dtype: then the value is infinite.
@@ -463,7 +467,7 @@ class TestNeverNanOrInfinity:
         logits = torch.tensor([[1.0, 0.5, -1.0, 2.0]], dtype=dtype)
         logits[:, list(masked)] = -math.inf
         target = torch.tensor([0])
-        value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k)
+        value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=k)
         true, true_gradient = reference.loss(logits, target, k)
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(value.double(), true, rtol=8 * eps, atol=eps)
@@ -477,7 +481,7 @@ class TestNeverNanOrInfinity:
         """0 · log 0 is 0, as it is not in PyTorch's own loss."""
         logits = torch.tensor([[1.0, -math.inf, 0.0], [2.0, -math.inf, -math.inf]], dtype=dtype)
         target = torch.tensor([[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]], dtype=dtype)
-        value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k)
+        value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=k)
         true, true_gradient = reference.loss(logits, target, k)
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(value.double(), true, rtol=8 * eps, atol=eps)
@@ -495,7 +499,7 @@ class TestNeverNanOrInfinity:
         smoothing = 0.1 if target_kind == "smoothed" else 0.0
         for k in (0.5, 1.0, 2.0):
             value, gradient = value_and_gradient(
-                tunable_cross_entropy, logits, target, k, label_smoothing=smoothing
+                tunable_cross_entropy, logits, target, k=k, label_smoothing=smoothing
             )
             assert value == 0
             assert (gradient == 0).all()
@@ -509,7 +513,7 @@ class TestNeverNanOrInfinity:
         gap = logits[0, 0].item()
         for k in (1 / 64, 0.5, 1.0, 2.0):
             _, gradient = value_and_gradient(
-                tunable_cross_entropy, logits, target, k, reduction="sum"
+                tunable_cross_entropy, logits, target, k=k, reduction="sum"
             )
             size = torch.tensor([-gap, gap], dtype=torch.float64).sigmoid() ** k
             eps = torch.finfo(dtype).eps
@@ -522,7 +526,7 @@ class TestNeverNanOrInfinity:
         """Whatever their size: masks of the lowest finite number are common."""
         logits, target = torch.full((2, 3), fill), torch.tensor([0, 2])
         value, gradient = value_and_gradient(
-            tunable_cross_entropy, logits, target, 0.5, reduction="sum"
+            tunable_cross_entropy, logits, target, k=0.5, reduction="sum"
         )
         assert value.item() == pytest.approx(2 * math.log(3))
         torch.testing.assert_close(gradient[0], math.sqrt(2 / 3) * torch.tensor([-1.0, 0.5, 0.5]))
@@ -541,7 +545,7 @@ class TestNeverNanOrInfinity:
             z = torch.tensor([logits], dtype=dtype).clamp(
                 torch.finfo(dtype).min, torch.finfo(dtype).max
             )
-            value, gradient = value_and_gradient(tunable_cross_entropy, z, target, k)
+            value, gradient = value_and_gradient(tunable_cross_entropy, z, target, k=k)
             assert not value.isnan()
             assert gradient.isfinite().all()
             assert tunable(z, target, k).isfinite().all()
@@ -556,7 +560,7 @@ class TestNeverNanOrInfinity:
             logits, target = torch.full((2, 3), others, dtype=dtype), torch.tensor([0, 0])
             logits[:, 0], logits[0, at] = 1.0, math.nan
             value, gradient = value_and_gradient(
-                tunable_cross_entropy, logits, target, 0.5, reduction="none"
+                tunable_cross_entropy, logits, target, k=0.5, reduction="none"
             )
             assert value[0].isnan()
             assert gradient[0].isnan().any()
@@ -576,7 +580,7 @@ def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, smoothing: float) -
     for row in rows:
         logits, target = torch.tensor([row], dtype=dtype), torch.tensor([0])
         settings: dict[str, Any] = {"label_smoothing": smoothing}
-        ours = value_and_gradient(tunable_cross_entropy, logits, target, 0.5, **settings)
+        ours = value_and_gradient(tunable_cross_entropy, logits, target, k=0.5, **settings)
         theirs = value_and_gradient(F.cross_entropy, logits, target, **settings)
         for our, their in zip(ours, theirs, strict=True):
             assert (our.isnan() == their.isnan()).all(), row
@@ -602,7 +606,7 @@ def test_soft_targets_against_50_digits(kind: str, k: float) -> None:
     logits = gaps * torch.randn(8, 5, generator=generator)
     true_value, true = reference.loss(logits, target, k, reduction="none", **settings)
     logits.requires_grad_()
-    value = tunable_cross_entropy(logits, target, k, reduction="none", **settings)
+    value = tunable_cross_entropy(logits, target, k=k, reduction="none", **settings)
     (gradient,) = torch.autograd.grad(value.sum(), logits)
     torch.testing.assert_close(value.detach().double(), true_value, rtol=1e-5, atol=1e-15)
     torch.testing.assert_close(gradient.double(), true, rtol=1e-5, atol=1e-25)
@@ -616,9 +620,9 @@ def test_one_hot_probabilities_are_labels(k: float) -> None:
     logits = torch.tensor(
         [[0.0, 30.0, 2.0], [0.0, 400.0, 2.0], [0.0, 800.0, -20.0], [-1e3, 1e3, -1e4]]
     )
-    expected = value_and_gradient(tunable_cross_entropy, logits, label, k, reduction="none")
+    expected = value_and_gradient(tunable_cross_entropy, logits, label, k=k, reduction="none")
     one_hot = F.one_hot(label, 3).float()
-    found = value_and_gradient(tunable_cross_entropy, logits, one_hot, k, reduction="none")
+    found = value_and_gradient(tunable_cross_entropy, logits, one_hot, k=k, reduction="none")
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-15)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-25)
 
@@ -628,7 +632,7 @@ def test_equal_logits_of_many_classes() -> None:
     """A sum of so many in float32 would be seen."""
     logits, target = torch.full((2, 40_000), -3.3), torch.tensor([0, 7])
     logits[:, 5] = 0
-    _, gradient = value_and_gradient(tunable_cross_entropy, logits, target, 0.5, reduction="sum")
+    _, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=0.5, reduction="sum")
     true = tunable(logits.double(), target, 0.5)
     torch.testing.assert_close(gradient.double(), true, rtol=1e-6, atol=0)
 
@@ -636,14 +640,14 @@ def test_equal_logits_of_many_classes() -> None:
 def test_numbers_of_numpy() -> None:
     logits, target = torch.zeros(2, 3), torch.tensor([0, 1])
     for k in (np.float32(0.5), np.float64(0.5), np.int64(2)):
-        given = value_and_gradient(tunable_cross_entropy, logits, target, k)
-        plain = value_and_gradient(tunable_cross_entropy, logits, target, float(k))
+        given = value_and_gradient(tunable_cross_entropy, logits, target, k=k)
+        plain = value_and_gradient(tunable_cross_entropy, logits, target, k=float(k))
         assert all(map(torch.equal, given, plain))
 
 
 def test_meta_tensors() -> None:
     logits = torch.zeros(2, 3, device="meta", requires_grad=True)
-    loss = tunable_cross_entropy(logits, torch.zeros(2, dtype=torch.long, device="meta"), 0.5)
+    loss = tunable_cross_entropy(logits, torch.zeros(2, dtype=torch.long, device="meta"), k=0.5)
     loss.backward()
     assert loss.shape == ()
     assert logits.grad is not None
@@ -668,8 +672,8 @@ def test_fake_tensors() -> None:
     with FakeTensorMode():
         logits, target = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, dtype=torch.long)
         weight, k = torch.zeros(5, 3), torch.ones(2)
-        assert tunable_cross_entropy(logits, target, k).shape == ()
-        tunable_linear_cross_entropy(logits, weight, target, k).backward()
+        assert tunable_cross_entropy(logits, target, k=k).shape == ()
+        tunable_linear_cross_entropy(logits, weight, target, k=k).backward()
         assert logits.grad is not None
         assert logits.grad.shape == (2, 3)
 
@@ -680,7 +684,7 @@ def test_a_wrong_label_that_cannot_be_refused_is_nan(arguments: dict[str, Any]) 
 
     def loss(logits: Tensor) -> Tensor:
         target = torch.tensor([0, 3, -100, -1])
-        return tunable_cross_entropy(logits, target, 0.5, reduction="sum", **arguments)
+        return tunable_cross_entropy(logits, target, k=0.5, reduction="sum", **arguments)
 
     gradient = torch.func.grad(loss)(torch.ones(4, 3))
     assert gradient.isnan().all(1).tolist() == [False, True, False, True]
@@ -688,7 +692,7 @@ def test_a_wrong_label_that_cannot_be_refused_is_nan(arguments: dict[str, Any]) 
 
 
 def test_modules_pass_all_settings_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    criterion = TunableCrossEntropyLoss(0.5, label_smoothing=0.1, implementation="torch")
+    criterion = TunableCrossEntropyLoss(k=0.5, label_smoothing=0.1, implementation="torch")
     assert repr(criterion) == (
         "TunableCrossEntropyLoss(k=0.5, reduction='mean', label_smoothing=0.1, "
         "implementation='torch')"
@@ -697,8 +701,8 @@ def test_modules_pass_all_settings_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tunable_cross_entropy", "tunable_linear_cross_entropy"):
         monkeypatch.setattr(modules, name, lambda *_, **given: called.append(given))
     settings: dict[str, Any] = {"implementation": "torch", "process_group": "some ranks"}
-    TunableCrossEntropyLoss(0.5, **settings)(*[torch.zeros(1)] * 2)
-    of_linear = TunableLinearCrossEntropyLoss(0.5, chunk_rows=7, **settings)
+    TunableCrossEntropyLoss(k=0.5, **settings)(*[torch.zeros(1)] * 2)
+    of_linear = TunableLinearCrossEntropyLoss(k=0.5, chunk_rows=7, **settings)
     of_linear(*[torch.zeros(1)] * 3)
     assert all(given.items() >= settings.items() for given in called)
     assert called[1]["chunk_rows"] == 7
@@ -722,7 +726,7 @@ def test_a_mean_of_nothing_pulls_nothing(
     """Where all weights are 0 it is NaN, as in PyTorch, but its gradient is 0."""
     logits = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 3.0]], dtype=dtype, requires_grad=True)
     value = tunable_cross_entropy(
-        logits, torch.tensor([0, 0]), 0.5, torch.tensor([0.0, 1.0, 1.0], dtype=dtype),
+        logits, torch.tensor([0, 0]), k=0.5, weight=torch.tensor([0.0, 1.0, 1.0], dtype=dtype),
         label_smoothing=smoothing, implementation=implementation,
     )  # fmt: skip
     value.backward()
@@ -738,11 +742,11 @@ def test_ignored_examples_may_hold_anything() -> None:
     for k in (1.0, 0.5):
         for smoothing in (0.0, 0.1):
             value, gradient = value_and_gradient(
-                tunable_cross_entropy, logits, torch.tensor([0, -100, -100]), k,
+                tunable_cross_entropy, logits, torch.tensor([0, -100, -100]), k=k,
                 label_smoothing=smoothing,
             )  # fmt: skip
             alone, alone_gradient = value_and_gradient(
-                tunable_cross_entropy, logits[:1], torch.tensor([0]), k, label_smoothing=smoothing
+                tunable_cross_entropy, logits[:1], torch.tensor([0]), k=k, label_smoothing=smoothing
             )
             torch.testing.assert_close(value, alone)
             torch.testing.assert_close(gradient[:1], alone_gradient)
@@ -756,9 +760,9 @@ def test_examples_without_a_gradient_from_above_may_hold_anything(form: str) -> 
     logits = torch.tensor([[1.0, 2.0], [math.nan, 1.0], [math.inf, 0.0]], requires_grad=True)
     target, mask = torch.tensor([0, 0, 0]), torch.tensor([1.0, 0.0, 0.0])
     if form == "linear":
-        value = tunable_linear_cross_entropy(logits, torch.eye(2), target, 0.5, reduction="none")
+        value = tunable_linear_cross_entropy(logits, torch.eye(2), target, k=0.5, reduction="none")
     else:
-        value = tunable_cross_entropy(logits, target, 0.5, reduction="none")
+        value = tunable_cross_entropy(logits, target, k=0.5, reduction="none")
     (gradient,) = torch.autograd.grad(value, logits, mask)
     assert gradient[0].count_nonzero() == 2
     assert (gradient[1:] == 0).all()
@@ -776,7 +780,7 @@ def test_ignored_examples_have_no_gradient_whatever_comes_from_above(
     logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     target = torch.tensor([0, ignore_index, 2, ignore_index])
     settings: dict[str, Any] = {"reduction": reduction, "label_smoothing": label_smoothing}
-    value = tunable_cross_entropy(logits, target, 0.5, ignore_index=ignore_index, **settings)
+    value = tunable_cross_entropy(logits, target, k=0.5, ignore_index=ignore_index, **settings)
     (gradient,) = torch.autograd.grad(value, logits, torch.full_like(value, above))
     assert (gradient[[1, 3]] == 0).all()
     assert not gradient[[0, 2]].isfinite().any()
@@ -787,7 +791,7 @@ def test_labels_that_numpy_has_changed_are_seen(label_smoothing: float) -> None:
     """PyTorch does not know of it, and memory beyond the row must not be written to."""
     pytest.importorskip("numba")
     logits, target = torch.randn(4, 5, requires_grad=True), torch.zeros(4, dtype=torch.long)
-    value = tunable_cross_entropy(logits, target, 0.5, label_smoothing=label_smoothing)
+    value = tunable_cross_entropy(logits, target, k=0.5, label_smoothing=label_smoothing)
     target.numpy()[1:] = (10**9, -1, 5)
     value.backward()
     assert logits.grad is not None
@@ -803,7 +807,7 @@ def test_a_large_k_leaves_signs_and_sizes_alone(k: float) -> None:
     logits = torch.randn(200, 7, generator=generator)
     logits[:, 5:] = -2000.0
     target = torch.tensor([0, 0, 0, 0, 0, 0.3, 0.7]).expand(200, 7)
-    _, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k, reduction="sum")
+    _, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=k, reduction="sum")
     assert (gradient[:, :5] >= 0).all()
     assert (gradient[:, 5:] <= 0).all()
     assert (gradient.abs() <= 1).all()
@@ -813,29 +817,29 @@ def test_a_large_k_leaves_signs_and_sizes_alone(k: float) -> None:
 @both_paths
 def test_large_inputs_are_shared_among_threads(label_smoothing: float) -> None:
     """Each thread has its rows, its sums, and its own wrong labels to report."""
-    loss = functools.partial(tunable_cross_entropy, label_smoothing=label_smoothing)
     torch.set_num_threads(3)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2001, 41, generator=generator)
     target = torch.randint(41, (2001,), generator=generator)
     target[5::7] = -100
     k = torch.rand(2001, generator=generator) + 0.5
-    value, gradient = value_and_gradient(loss, logits, target, k)
-    in_float64 = value_and_gradient(loss, logits.double(), target, k.double())
+    loss = functools.partial(tunable_cross_entropy, k=k, label_smoothing=label_smoothing)
+    value, gradient = value_and_gradient(loss, logits, target)
+    in_float64 = value_and_gradient(loss, logits.double(), target)
     torch.testing.assert_close(value.double(), in_float64[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(gradient.double(), in_float64[1], rtol=1e-5, atol=1e-12)
     target[-1] = 41
     with pytest.raises(IndexError, match="41"):
-        loss(logits, target, k)
+        loss(logits, target)
 
 
 @both_paths
 def test_another_default_dtype() -> None:
     logits, target = torch.tensor([[1.0, 2.0, 0.0]], dtype=torch.float32), torch.tensor([0])
-    expected = value_and_gradient(tunable_cross_entropy, logits, target, 0.5)
+    expected = value_and_gradient(tunable_cross_entropy, logits, target, k=0.5)
     torch.set_default_dtype(torch.float64)
     try:
-        computed = value_and_gradient(tunable_cross_entropy, logits, target, 0.5)
+        computed = value_and_gradient(tunable_cross_entropy, logits, target, k=0.5)
     finally:
         torch.set_default_dtype(torch.float32)
     for a, b in zip(computed, expected, strict=True):
@@ -848,7 +852,7 @@ def test_without_gradients() -> None:
     logits, target = torch.tensor([[1.0, 2.0, 0.0]], requires_grad=True), torch.tensor([0])
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            value = tunable_cross_entropy(logits, target, 0.5)
+            value = tunable_cross_entropy(logits, target, k=0.5)
         assert not value.requires_grad
         torch.testing.assert_close(value, F.cross_entropy(logits, target).detach())
 
@@ -857,9 +861,9 @@ def test_without_gradients() -> None:
 @both_paths
 def test_ways_to_write_k(k: Any) -> None:
     logits, target = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([0, 2])
-    expected = value_and_gradient(tunable_cross_entropy, logits, target, 2.0)
+    expected = value_and_gradient(tunable_cross_entropy, logits, target, k=2.0)
     for a, b in zip(
-        value_and_gradient(tunable_cross_entropy, logits, target, k), expected, strict=True
+        value_and_gradient(tunable_cross_entropy, logits, target, k=k), expected, strict=True
     ):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
 
@@ -874,7 +878,7 @@ def test_dtype_of_k_leaves_that_of_the_loss(
     case = Case((6, CLASSES), target_kind, False, 0.0, "none", "mean")
     logits, target, _ = case.inputs(dtype)
     k = torch.tensor([0.25, 0.5, 1.0, 1.5, 2.0, 4.0], dtype=k_type)
-    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k)
+    value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=k)
     assert value.dtype == gradient.dtype == dtype
     _, expected = reference.loss(logits, target, k)
     rtol = max(2 * torch.finfo(dtype).eps, 1e-12)
@@ -893,7 +897,7 @@ class TestModules:
         logits, target, arguments = case.inputs(torch.float32)
         module = TunableCrossEntropyLoss(k=0.5, **arguments)
         computed = value_and_gradient(module, logits, target)
-        expected = value_and_gradient(tunable_cross_entropy, logits, target, 0.5, **arguments)
+        expected = value_and_gradient(tunable_cross_entropy, logits, target, k=0.5, **arguments)
         for a, b in zip(computed, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
@@ -910,7 +914,7 @@ class TestModules:
         for k, rule in ((0.5, lambda z, y: tunable(z, y, 0.5)), (1.0, cross_entropy)):
             module = RuleCrossEntropyLoss(rule, **settings_)
             computed = value_and_gradient(module, logits, target)
-            expected = value_and_gradient(tunable_cross_entropy, logits, target, k, **settings_)
+            expected = value_and_gradient(tunable_cross_entropy, logits, target, k=k, **settings_)
             for a, b in zip(computed, expected, strict=True):
                 assert a.dtype == dtype
                 torch.testing.assert_close(a, b, rtol=rtol, atol=1e-8, equal_nan=True)
@@ -992,7 +996,7 @@ class TestModules:
         assert "persistent=True" in repr(saved[1])
 
     def test_checkpoints_that_do_not_fit_are_refused(self) -> None:
-        plain, persistent = (TunableCrossEntropyLoss(0.5, persistent=p) for p in (False, True))
+        plain, persistent = (TunableCrossEntropyLoss(k=0.5, persistent=p) for p in (False, True))
         assert not plain.state_dict()
         plain.load_state_dict({})
         with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"k\""):
@@ -1026,7 +1030,7 @@ def test_a_loss_that_is_kept_keeps_nothing_alive_after_its_backward_pass(
     """As in a list of losses, which people make for a plot."""
     pytest.importorskip("numba")
     logits, target = torch.randn(50, 7, requires_grad=True), torch.randint(7, (50,))
-    loss = tunable_cross_entropy(logits, target, 0.5, label_smoothing=label_smoothing)
+    loss = tunable_cross_entropy(logits, target, k=0.5, label_smoothing=label_smoothing)
     loss.backward()
     node: Any = loss.grad_fn
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):

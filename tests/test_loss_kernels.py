@@ -71,7 +71,10 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 both_kernels = pytest.mark.usefixtures("kernel")
-by_kernel = partial(tunable_cross_entropy, implementation="triton")
+
+
+def by_kernel(input: Tensor, target: Tensor, k: float | Tensor = 1.0, **settings: Any) -> Tensor:
+    return tunable_cross_entropy(input, target, k=k, implementation="triton", **settings)
 
 
 def leaf_of(logits: Tensor) -> Tensor:
@@ -211,7 +214,7 @@ def test_corners_of_weight_and_smoothing(weight: str, smoothing: float) -> None:
     for k in (1.0, 0.5):
         settings: dict[str, Any] = {"reduction": "sum", "label_smoothing": smoothing}
         leaf = logits.double().requires_grad_()
-        true = tunable_cross_entropy(leaf, target, k, weights.double(), **settings)
+        true = tunable_cross_entropy(leaf, target, k=k, weight=weights.double(), **settings)
         (true_gradient,) = torch.autograd.grad(true, leaf)
         value, f = value_and_gradient(logits, target, k, weight=weights, **settings)
         torch.testing.assert_close(value.double(), true.detach(), rtol=FLOAT32, atol=1e-6)
@@ -273,7 +276,7 @@ def test_probabilities_of_any_shape(shape: tuple[int, ...]) -> None:
     target = target.softmax(1 if len(shape) > 1 else 0)
     for reduction in ("mean", "none"):
         leaf = logits.double().requires_grad_()
-        true = tunable_cross_entropy(leaf, target.double(), 0.5, reduction=reduction)
+        true = tunable_cross_entropy(leaf, target.double(), k=0.5, reduction=reduction)
         (gradient,) = torch.autograd.grad(true.sum(), leaf)
         value, f = value_and_gradient(logits, target, 0.5, reduction=reduction)
         torch.testing.assert_close(value.double(), true.detach(), equal_nan=True)
@@ -353,7 +356,7 @@ def test_nothing_pulls_where_there_is_no_target(implementation: str) -> None:
     for k in (0.5, 1.0, 3.0):
         leaf = leaf_of(logits)
         value = tunable_cross_entropy(
-            leaf, target.to(DEVICE), k, reduction="none", implementation=implementation
+            leaf, target.to(DEVICE), k=k, reduction="none", implementation=implementation
         )
         value.sum().backward()
         assert leaf.grad is not None
@@ -378,14 +381,14 @@ def test_no_mean_of_smoothed_labels_without_weight(implementation: str) -> None:
     weight = torch.tensor([0.0, 1.0, 1.0], device=DEVICE)
     for k in (0.5, 1.0, 3.0):
         value = tunable_cross_entropy(
-            leaf, target, k, weight, label_smoothing=0.1, implementation=implementation
+            leaf, target, k=k, weight=weight, label_smoothing=0.1, implementation=implementation
         )
         (f,) = torch.autograd.grad(value, leaf)
         assert value.isnan()
         assert not f.any()
         layer = torch.eye(3, device=DEVICE)
         whole = tunable_linear_cross_entropy(
-            leaf, layer, target, k, class_weight=weight, label_smoothing=0.1,
+            leaf, layer, target, k=k, class_weight=weight, label_smoothing=0.1,
             implementation=implementation,
         )  # fmt: skip
         (f,) = torch.autograd.grad(whole, leaf)
@@ -398,7 +401,7 @@ def test_a_fake_tensor_does_not_stay() -> None:
     scaled = ScaledBefore()
     with FakeTensorMode(), contextlib.suppress(Exception):  # there is nothing to compute
         zeros = torch.zeros(2, 3, requires_grad=True)
-        by_kernel(zeros, torch.zeros(2, dtype=torch.long), 0.5, _scaled=scaled)
+        by_kernel(zeros, torch.zeros(2, dtype=torch.long), k=0.5, _scaled=scaled)
     _, f = value_and_gradient(logits, target, 0.5, reduction="sum", _scaled=scaled)
     torch.testing.assert_close(f.double(), expected_of(logits, target), rtol=FLOAT32, atol=1e-7)
 
@@ -453,7 +456,7 @@ def step(loss: Any, upstream: float = 1.0, **settings: Any) -> None:
 
 def test_no_gradient_is_computed_in_vain(computed: list[bool]) -> None:
     """A module whose loss is scaled leaves it to the backward pass from the second step on."""
-    loss = TunableCrossEntropyLoss(0.5, implementation="triton")
+    loss = TunableCrossEntropyLoss(k=0.5, implementation="triton")
     for upstream in (1.0, 3.0, 3.0, 1.0, 1.0):
         step(loss, upstream)
     assert computed == [True, True, True, True, False, True, False, True, True, True]
@@ -469,7 +472,7 @@ def test_no_gradient_is_computed_in_vain(computed: list[bool]) -> None:
 
 
 def test_a_scaled_loss_changes_no_other(computed: list[bool]) -> None:
-    scaled, other = (TunableCrossEntropyLoss(0.5, implementation="triton") for _ in range(2))
+    scaled, other = (TunableCrossEntropyLoss(k=0.5, implementation="triton") for _ in range(2))
     for _ in range(2):
         step(scaled, 3.0)
     del computed[:]
@@ -553,7 +556,7 @@ def test_layout_makes_no_difference(layout: str, classes: int) -> None:
     logits = LAYOUTS[layout](torch.randn(3, classes, generator=generator).to(DEVICE, torch.half))
     target = torch.tensor([0, classes - 1, 9], device=DEVICE)
     leaf = logits.detach().requires_grad_()
-    (f,) = torch.autograd.grad(by_kernel(leaf, target, 0.5, reduction="sum"), leaf)
+    (f,) = torch.autograd.grad(by_kernel(leaf, target, k=0.5, reduction="sum"), leaf)
     expected = expected_of(logits, target)
     torch.testing.assert_close(f.double(), expected, rtol=2**-10, atol=1e-7)
 
@@ -623,7 +626,7 @@ def test_rows_without_a_gradient_from_above_may_hold_anything(
     """Wrong labels, too: such rows take no part in the training."""
     logits, target = torch.zeros(3, 5).to(dtype), torch.tensor([0, 7, 2])
     logits[2] = math.nan
-    value = by_kernel(leaf := leaf_of(logits), target.to(DEVICE), 0.5, reduction=reduction)
+    value = by_kernel(leaf := leaf_of(logits), target.to(DEVICE), k=0.5, reduction=reduction)
     value.backward(torch.zeros_like(value))
     assert leaf.grad is not None
     assert (leaf.grad == 0).all()
@@ -688,7 +691,7 @@ def test_equal_logits_of_a_large_k() -> None:
 def test_several_gradients_from_above(reduction: str) -> None:
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits)
-    value = by_kernel(leaf, target.to(DEVICE), 0.5, reduction=reduction)
+    value = by_kernel(leaf, target.to(DEVICE), k=0.5, reduction=reduction)
     above = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
     (both,) = torch.autograd.grad(value, leaf, above, is_grads_batched=True)
     _, f = value_and_gradient(logits, target, 0.5, reduction=reduction)
@@ -705,7 +708,7 @@ def test_compiled_code_finds_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.compiler.reset()
     leaf = leaf_of(logits)
     torch.compile(tunable_cross_entropy, fullgraph=True, backend="aot_eager")(
-        leaf, target, 0.5
+        leaf, target, k=0.5
     ).backward()
     torch.testing.assert_close(leaf.grad, value_and_gradient(logits, target, 0.5)[1].to(leaf))
 
@@ -735,7 +738,7 @@ def test_rows_further_apart_than_32_bits_reach() -> None:
     logits.copy_(torch.randn(2, 40, generator=torch.Generator().manual_seed(0)))
     target = torch.tensor([3, 39], device=DEVICE)
     leaf = logits.detach().requires_grad_()
-    (f,) = torch.autograd.grad(by_kernel(leaf, target, 0.5, reduction="sum"), leaf)
+    (f,) = torch.autograd.grad(by_kernel(leaf, target, k=0.5, reduction="sum"), leaf)
     torch.testing.assert_close(f.double(), expected_of(logits, target), rtol=2**-10, atol=1e-7)
 
 
@@ -854,7 +857,7 @@ def test_inputs_are_never_written_to(smoothing: float) -> None:
     ]
     before = [tensor.clone() for tensor in inputs]
     leaf = inputs[0].detach().requires_grad_()  # the same memory
-    value = by_kernel(leaf, inputs[1], inputs[2], inputs[3], label_smoothing=smoothing)
+    value = by_kernel(leaf, inputs[1], inputs[2], weight=inputs[3], label_smoothing=smoothing)
     value.backward(torch.tensor(0.5, device=DEVICE))
     for tensor, original in zip(inputs, before, strict=True):
         torch.testing.assert_close(tensor, original, rtol=0, atol=0, equal_nan=True)
@@ -866,7 +869,7 @@ def test_backward_again_and_again(smoothing: float) -> None:
     """The gradient of the forward pass is handed over only when no one can ask for it again."""
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits)
-    value = by_kernel(leaf, target.to(DEVICE), 0.5, label_smoothing=smoothing)
+    value = by_kernel(leaf, target.to(DEVICE), k=0.5, label_smoothing=smoothing)
     one = torch.ones_like(value)
     first, second, third = (
         torch.autograd.grad(value, leaf, scale * one, retain_graph=keep)[0]
@@ -883,7 +886,7 @@ def test_the_gradient_is_not_copied() -> None:
     """A leaf takes it over: training holds one buffer of the size of the logits."""
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits)
-    value = by_kernel(leaf, target.to(DEVICE), 0.5)
+    value = by_kernel(leaf, target.to(DEVICE), k=0.5)
     saved = value.grad_fn.saved_tensors  # type: ignore[union-attr]
     (_, kept) = (t.data_ptr() for t in saved if t is not None and t.shape == leaf.shape)
     del saved  # or else autograd would see that someone else has it
@@ -896,7 +899,7 @@ def test_the_gradient_is_not_copied() -> None:
 def test_changed_logits_are_noticed() -> None:
     logits, target, _ = case(False, "none")
     z = leaf_of(logits) * 1
-    value = by_kernel(z, target.to(DEVICE), 0.5)
+    value = by_kernel(z, target.to(DEVICE), k=0.5)
     with torch.no_grad():
         z.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -908,7 +911,7 @@ def test_without_gradients() -> None:
     leaf = leaf_of(logits)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            value = by_kernel(leaf, target.to(DEVICE), 0.5)
+            value = by_kernel(leaf, target.to(DEVICE), k=0.5)
         assert not value.requires_grad
         torch.testing.assert_close(value.cpu(), F.cross_entropy(logits, target))
 
@@ -918,7 +921,7 @@ def test_autocast() -> None:
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits.bfloat16())
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        value = by_kernel(leaf, target.to(DEVICE), 0.5)
+        value = by_kernel(leaf, target.to(DEVICE), k=0.5)
     assert value.dtype == torch.float32
     value.backward()
     true, gradient = reference.loss(logits.bfloat16(), target, 0.5)
@@ -1114,8 +1117,10 @@ def test_traced(form: str, implementation: str) -> None:
 
     def loss(z: Tensor, target: Tensor) -> Tensor:
         if form == "linear":
-            return tunable_linear_cross_entropy(z, eye, target, 0.5, implementation=implementation)
-        return tunable_cross_entropy(z, target, 0.5, implementation=implementation)
+            return tunable_linear_cross_entropy(
+                z, eye, target, k=0.5, implementation=implementation
+            )
+        return tunable_cross_entropy(z, target, k=0.5, implementation=implementation)
 
     given = (logits.to(DEVICE), target.to(DEVICE))
     traced = torch.jit.trace(loss, given)
@@ -1161,7 +1166,7 @@ def test_second_derivatives_are_refused(way: str) -> None:
     apart = logits.T.contiguous()  # whose classes have to be brought together first
     _, together = value_and_gradient(logits, target, 0.5, upstream=3.0)
     leaf = apart.to(DEVICE).requires_grad_()
-    (3 * by_kernel(leaf.T, target.to(DEVICE), 0.5)).backward()
+    (3 * by_kernel(leaf.T, target.to(DEVICE), k=0.5)).backward()
     assert leaf.grad is not None
     assert torch.equal(leaf.grad.T.cpu(), together)
     with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
@@ -1189,7 +1194,7 @@ class TestChoice:
 
         monkeypatch.setattr("pseudograd.loss.functional._compiled_by_numba", fail)
         logits = torch.tensor([[1.0, 2.0]], requires_grad=True)
-        tunable_cross_entropy(logits, torch.tensor([0]), 0.5, implementation="torch").backward()
+        tunable_cross_entropy(logits, torch.tensor([0]), k=0.5, implementation="torch").backward()
         assert logits.grad is not None
 
 

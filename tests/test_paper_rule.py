@@ -97,7 +97,7 @@ def assert_sums_to_zero(f: Tensor) -> None:
 
 def gradient_of_loss(logits: Tensor, target: Tensor, k: float | Tensor) -> Tensor:
     logits = logits.clone().requires_grad_()
-    tunable_cross_entropy(logits, target, k, reduction="sum").backward()
+    tunable_cross_entropy(logits, target, k=k, reduction="sum").backward()
     assert logits.grad is not None
     return logits.grad
 
@@ -151,8 +151,8 @@ def test_gradient_of_loss(dtype: torch.dtype, classes: int) -> None:
 @class_counts
 @pytest.mark.usefixtures("path")
 def test_value_of_loss(dtype: torch.dtype, classes: int) -> None:
-    rows, value, _ = truth(dtype, classes)
-    computed = tunable_cross_entropy(*rows, reduction="none")
+    (logits, target, k), value, _ = truth(dtype, classes)
+    computed = tunable_cross_entropy(logits, target, k=k, reduction="none")
     assert computed.dtype == dtype
     assert_accurate(computed, value, TOLERANCE[dtype])
 
@@ -268,7 +268,7 @@ def test_the_lowest_logit_is_right_where_there_is_no_other(dtype: torch.dtype) -
     for logit in (torch.finfo(dtype).min, 0.0):
         for row in ([logit], [logit, -math.inf]):
             logits = torch.tensor([row], dtype=dtype)
-            assert tunable_cross_entropy(logits, label, 0.5).item() == 0
+            assert tunable_cross_entropy(logits, label, k=0.5).item() == 0
             assert tunable(logits, label, 0.5).tolist() == [[0.0] * len(row)]
 
 

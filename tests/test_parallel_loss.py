@@ -113,7 +113,9 @@ class Criterion(torch.nn.Module):
     """One to export."""
 
     def forward(self, part: Tensor, target: Tensor) -> Tensor:
-        return tunable_cross_entropy(part, target, 0.5, process_group=torch.distributed.group.WORLD)
+        return tunable_cross_entropy(
+            part, target, k=0.5, process_group=torch.distributed.group.WORLD
+        )
 
 
 def exported(logits: Tensor, target: Tensor, mine: slice) -> tuple[Tensor, ...]:

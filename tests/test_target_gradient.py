@@ -191,7 +191,7 @@ def test_targets_made_by_a_network_learn() -> None:
 def test_masked_classes_and_no_weight_are_never_nan() -> None:
     z = torch.tensor([[1.0, -math.inf, 0.0], [2.0, -math.inf, -math.inf]])
     q = torch.tensor([[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]], requires_grad=True)
-    value = tunable_cross_entropy(z, q, 0.5, reduction="none")
+    value = tunable_cross_entropy(z, q, k=0.5, reduction="none")
     assert value.isfinite().all()
     (gradient,) = torch.autograd.grad(value, q, torch.tensor([1.0, 0.0]))
     assert gradient[0].tolist() == pytest.approx([0.3132617, math.inf, 1.3132617])
@@ -206,7 +206,7 @@ def test_masked_classes_and_no_weight_are_never_nan() -> None:
 @pytest.mark.usefixtures("path")
 def test_a_mixed_second_derivative_is_refused() -> None:
     z, q = (tensor.requires_grad_() for tensor in example(3, 4))
-    (at_target,) = torch.autograd.grad(tunable_cross_entropy(z, q, 0.5), q, create_graph=True)
+    (at_target,) = torch.autograd.grad(tunable_cross_entropy(z, q, k=0.5), q, create_graph=True)
     with pytest.raises(RuntimeError, match="a second derivative of a tunable loss"):
         torch.autograd.grad(at_target.square().sum(), z)
 

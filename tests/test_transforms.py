@@ -149,8 +149,8 @@ def assert_right(gradient: Tensor, logits: Tensor, target: Tensor, k: float | Te
     assert not torch.allclose(gradient, plain, rtol=0.1, atol=0.01)
 
 
-def tunable_loss(logits: Tensor, target: Tensor, k: float | Tensor) -> Tensor:
-    return tunable_cross_entropy(logits, target, k, reduction="sum")
+def tunable_loss(logits: Tensor, target: Tensor, k: float | Tensor, **settings: Any) -> Tensor:
+    return tunable_cross_entropy(logits, target, k=k, reduction="sum", **settings)
 
 
 @pytest.mark.parametrize("route", DIRECT)
@@ -162,7 +162,7 @@ def test_tunable_loss(route: str, k: str, target_kind: str) -> None:
     loss: Loss = tunable_loss
     true_target = target
     if target_kind == "smoothed":
-        loss = partial(tunable_cross_entropy, reduction="sum", label_smoothing=0.1)
+        loss = partial(tunable_loss, label_smoothing=0.1)
         true_target = F.one_hot(target, CLASSES) * 0.9 + 0.1 / CLASSES
     elif target_kind == "probability":
         target = true_target = torch.flip(logits, (0,)).softmax(-1)
@@ -347,7 +347,10 @@ def test_compiled_with_everything(backend: str) -> None:
     logits = torch.randn(2, CLASSES, 3, generator=generator).to(torch.bfloat16)
     target = torch.tensor([[0, 1, -100], [4, 2, 1]])
     k, weight = torch.tensor([[0.25, 0.5, 1.0], [2.0, 3.0, 4.0]]), torch.arange(1.0, CLASSES + 1)
-    loss = partial(tunable_cross_entropy, weight=weight)
+
+    def loss(logits: Tensor, target: Tensor, k: Tensor) -> Tensor:
+        return tunable_cross_entropy(logits, target, weight, k=k)
+
     gradient = differentiate(compiled(loss, backend), logits, target, k)
     _, true = reference.loss(logits, target, k, weight=weight)
     assert gradient.dtype == torch.bfloat16
@@ -364,7 +367,7 @@ def test_a_fleet_of_models_with_a_k_each() -> None:
     layer = nn.Linear(2, CLASSES, bias=False)
 
     def loss(weight: Tensor, x: Tensor, y: Tensor, k: Tensor) -> Tensor:
-        return tunable_cross_entropy(functional_call(layer, {"weight": weight}, x), y, k)
+        return tunable_cross_entropy(functional_call(layer, {"weight": weight}, x), y, k=k)
 
     gradient = vmap(grad(loss))(weights, x, y, k)
     for i in range(3):
@@ -389,7 +392,7 @@ def test_vmap_with_shared_inputs_and_nested() -> None:
 def test_several_gradients_from_above(reduction: str, path: str) -> None:
     logits, target = examples()
     leaf = logits.requires_grad_()
-    value = tunable_cross_entropy(leaf, target, 0.5, reduction=reduction)
+    value = tunable_cross_entropy(leaf, target, k=0.5, reduction=reduction)
     above = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
     (both,) = torch.autograd.grad(value, leaf, above, is_grads_batched=True)
     f = tunable(logits.detach(), target, 0.5) / (len(logits) if reduction == "mean" else 1)
@@ -397,7 +400,7 @@ def test_several_gradients_from_above(reduction: str, path: str) -> None:
 
 
 def test_vmap_over_empty_batches() -> None:
-    loss = vmap(lambda z, y: tunable_cross_entropy(z, y, 0.5, reduction="none"))
+    loss = vmap(lambda z, y: tunable_cross_entropy(z, y, k=0.5, reduction="none"))
     logits = torch.zeros(3, 0, CLASSES, requires_grad=True)
     value = loss(logits, torch.zeros(3, 0, dtype=torch.long))
     value.sum().backward()
@@ -479,7 +482,7 @@ class TestTraining:
         """One pseudo-gradient and one gradient meet at the same logits."""
         layer, x, y = self.layer_and_data()
         logits = layer(x).detach().requires_grad_()
-        (tunable_cross_entropy(logits, y, 0.5) + F.cross_entropy(logits, y)).backward()
+        (tunable_cross_entropy(logits, y, k=0.5) + F.cross_entropy(logits, y)).backward()
         assert logits.grad is not None
         expected = reference.loss(logits, y, 0.5)[1] + reference.loss(logits, y, 1.0)[1]
         torch.testing.assert_close(logits.grad.double(), expected, rtol=1e-5, atol=1e-7)
@@ -489,7 +492,7 @@ class TestTraining:
         logits, target = examples()
         leaf = logits.requires_grad_()
         z = leaf * 1
-        loss = tunable_cross_entropy(z, target, 0.5)
+        loss = tunable_cross_entropy(z, target, k=0.5)
         with torch.no_grad():
             z.zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -511,7 +514,7 @@ def test_inputs_are_never_written_to(target_kind: str, dtype: torch.dtype) -> No
         loss = RuleCrossEntropyLoss(focal, weight=weight)(leaf, target)
     else:
         smoothing = 0.1 if target_kind == "smoothed" else 0.0
-        loss = tunable_cross_entropy(leaf, target, k, weight, label_smoothing=smoothing)
+        loss = tunable_cross_entropy(leaf, target, k=k, weight=weight, label_smoothing=smoothing)
     loss.backward()
     for tensor, copy in zip(inputs, before, strict=True):
         assert torch.equal(tensor, copy)
@@ -565,7 +568,7 @@ torch.set_num_threads(2)
 logits, target = torch.randn(1000, 100, requires_grad=True), torch.arange(1000) % 100
 
 def gradient():
-    return torch.autograd.grad(tunable_cross_entropy(logits, target, 0.5), logits)[0]
+    return torch.autograd.grad(tunable_cross_entropy(logits, target, k=0.5), logits)[0]
 
 before = gradient()
 child = os.fork()
@@ -610,10 +613,10 @@ SECOND_DERIVATIVES: dict[str, Callable[[Loss, Tensor], Any]] = {
 }
 _, TARGET = examples()
 ONCE_ONLY: dict[str, Loss] = {
-    "index": lambda z: tunable_cross_entropy(z, TARGET, 0.5),
+    "index": lambda z: tunable_cross_entropy(z, TARGET, k=0.5),
     "k = 1": lambda z: tunable_cross_entropy(z, TARGET),
-    "smoothed": lambda z: tunable_cross_entropy(z, TARGET, 0.5, label_smoothing=0.1),
-    "probability": lambda z: tunable_cross_entropy(z, F.one_hot(TARGET, CLASSES).float(), 0.5),
+    "smoothed": lambda z: tunable_cross_entropy(z, TARGET, k=0.5, label_smoothing=0.1),
+    "probability": lambda z: tunable_cross_entropy(z, F.one_hot(TARGET, CLASSES).float(), k=0.5),
     "rule": lambda z: RuleCrossEntropyLoss(focal)(z, TARGET),
 }
 
@@ -660,8 +663,8 @@ EXPORTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         tunable_cross_entropy, k=0.5, weight=torch.linspace(0.5, 2, CLASSES), ignore_index=1
     ),
     "smoothed": partial(tunable_cross_entropy, k=2.0, label_smoothing=0.1),
-    "probability": lambda z, y: tunable_cross_entropy(z, F.one_hot(y, CLASSES).float(), 0.5),
-    "linear": lambda z, y: tunable_linear_cross_entropy(z, torch.eye(CLASSES), y, 0.5),
+    "probability": lambda z, y: tunable_cross_entropy(z, F.one_hot(y, CLASSES).float(), k=0.5),
+    "linear": lambda z, y: tunable_linear_cross_entropy(z, torch.eye(CLASSES), y, k=0.5),
 }
 
 

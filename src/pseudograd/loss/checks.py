@@ -94,7 +94,11 @@ def check_factors(name: str, factors: Tensor | None) -> None:
     if factors is None:
         return
     if not isinstance(factors, Tensor) or not factors.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor with one factor for each class")
+        given: Any = factors
+        advice = "; give k by name, k=..." if isinstance(given, (int, float)) else ""
+        raise TypeError(
+            f"{name} must be a floating-point tensor with one factor for each class{advice}"
+        )
     check_dense(name, factors)
 
 
@@ -188,15 +192,13 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
     if k.requires_grad:
         raise ValueError("k cannot be learned by gradient: it has none; use k.detach()")
     if shape is not None and k.dim() > 0 and k.shape != shape:
-        advice = "class weights are given by name, weight=..."
+        advice = ""
         if k.shape == shape[:1]:  # one for each image, where each pixel is an example
             inner = ", None" * (len(shape) - 1)
-            advice = (
-                f"use k[:{inner}].expand{tuple(shape)} to spread one for each of a batch; {advice}"
-            )
+            advice = f"; use k[:{inner}].expand{tuple(shape)} to spread one for each of a batch"
         raise ValueError(
             f"k must be a number or have one value for each example, shape {tuple(shape)}, "
-            f"not {tuple(k.shape)}; {advice}"
+            f"not {tuple(k.shape)}{advice}"
         )
     check_k(k, values)
     return k

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn._reduction import legacy_get_string
 
 from pseudograd.loss.autograd import (
     RowFunction,
@@ -46,12 +47,14 @@ _class_probability_rows = rows_of(ClassProbabilities())
 def tunable_cross_entropy(
     input: Tensor,
     target: Tensor,
-    k: Sensitivity = 1.0,
     weight: Tensor | None = None,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     *,
+    k: Sensitivity = 1.0,
     implementation: str = "auto",
     process_group: ProcessGroup | None = None,
     _scaled: ScaledBefore | None = None,
@@ -60,18 +63,21 @@ def tunable_cross_entropy(
 
     The value equals `torch.nn.functional.cross_entropy` for every k, so curves stay comparable: k
     changes what is learned, not what is shown. At k = 1 the gradient is cross-entropy's as well.
+    Positional arguments are in the order of `torch.nn.functional.cross_entropy`.
 
     Args:
         input: Logits of shape (C), (N, C) or (N, C, d1, ..., dK).
         target: Class indices of shape (), (N) or (N, d1, ..., dK), or class probabilities of the
             shape of ``input``. Probabilities that require a gradient get cross-entropy's, -log p.
+        weight: A factor for each class, shape (C).
+        size_average: Deprecated in PyTorch; use ``reduction``.
+        ignore_index: Examples with this class index contribute nothing.
+        reduce: Deprecated in PyTorch; use ``reduction``.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
         k: The sensitivity to large errors, above 0. Below 1, hard and mislabelled examples count
             less; above 1, more. A number, or a tensor with one value per example (the shape that
             class indices have).
-        weight: A factor for each class, shape (C).
-        ignore_index: Examples with this class index contribute nothing.
-        reduction: "mean", "sum" or "none".
-        label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
         implementation: "auto" picks the fastest: Triton kernels on CUDA devices, loops compiled by
             numba on CPUs if it is installed. "triton" requires the kernels; "torch" uses PyTorch
             operations.
@@ -92,6 +98,8 @@ def tunable_cross_entropy(
 
     """
     prepare_tracing()
+    if size_average is not None or reduce is not None:
+        reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
     k = checked_k(k, shape)
     route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)

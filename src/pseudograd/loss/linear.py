@@ -64,9 +64,9 @@ def tunable_linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     target: Tensor,
-    k: Sensitivity = 1.0,
     bias: Tensor | None = None,
     *,
+    k: Sensitivity = 1.0,
     class_weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -81,8 +81,8 @@ def tunable_linear_cross_entropy(
         hidden: The last layer's input, shape (..., H), such as a language model's tokens.
         weight: The last layer's weight, shape (C, H).
         target: Class indices of shape (...).
-        k: The sensitivity to large errors, above 0: a number, or one per example.
         bias: The last layer's bias, shape (C).
+        k: The sensitivity to large errors, above 0: a number, or one per example.
         class_weight: A factor for each class, shape (C).
         ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
@@ -121,9 +121,10 @@ def tunable_linear_cross_entropy(
     if is_exporting() or is_jit_traced():
         value = tunable_cross_entropy(
             functional.linear(hidden, weight, bias).reshape(-1, len(weight)), target.flatten(),
-            k.flatten() if isinstance(k, Tensor) and k.dim() else k,
-            class_weight, ignore_index, reduction, label_smoothing,
-            implementation=implementation, process_group=process_group,
+            k=k.flatten() if isinstance(k, Tensor) and k.dim() else k,
+            weight=class_weight, ignore_index=ignore_index, reduction=reduction,
+            label_smoothing=label_smoothing, implementation=implementation,
+            process_group=process_group,
         )  # fmt: skip
         return value.reshape(target.shape) if reduction == "none" else value
     dtype = hidden.dtype

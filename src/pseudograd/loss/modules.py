@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn._reduction import legacy_get_string
 
 from pseudograd.loss.autograd import (
     is_eager,
@@ -168,20 +169,25 @@ def _scalar(k: float, device: torch.device) -> Tensor:
     return torch.tensor([float(k)], dtype=dtype, device=device)
 
 
-class TunableCrossEntropyLoss(TunableLoss):
+class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
     """`torch.nn.CrossEntropyLoss` with one more argument, k.
+
+    It is a subclass, for libraries that ask by ``isinstance`` whether a model gives logits.
+    Positional arguments are in PyTorch's order; k is given by name.
 
     You may set ``criterion.k`` between steps. A compiled loss does not recompile for it, except
     once on CUDA devices at the first change: until then k is a constant there, for which ½, 1 and
     2 have faster kernels.
 
     Args:
-        k: The sensitivity to large errors, above 0. This and the others are explained at
+        weight: A factor for each class. This and the others are explained at
             `tunable_cross_entropy`.
-        weight: A factor for each class.
+        size_average: Deprecated in PyTorch; use ``reduction``.
         ignore_index: Examples with this class index contribute nothing.
+        reduce: Deprecated in PyTorch; use ``reduction``.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes.
+        k: The sensitivity to large errors, above 0.
         implementation: "auto", "triton" or "torch".
         process_group: The ranks that share the classes.
         persistent: Whether k is in the ``state_dict``, so that a schedule of k survives a
@@ -201,16 +207,20 @@ class TunableCrossEntropyLoss(TunableLoss):
 
     def __init__(
         self,
-        k: Sensitivity = 1.0,
         weight: Tensor | None = None,
+        size_average: bool | None = None,
         ignore_index: int = -100,
+        reduce: bool | None = None,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         *,
+        k: Sensitivity = 1.0,
         implementation: str = "auto",
         process_group: ProcessGroup | None = None,
         persistent: bool = False,
     ) -> None:
+        if size_average is not None or reduce is not None:
+            reduction = legacy_get_string(size_average, reduce)
         super().__init__(
             k, ignore_index, reduction, label_smoothing, implementation, process_group, persistent
         )
@@ -218,16 +228,49 @@ class TunableCrossEntropyLoss(TunableLoss):
         self.register_buffer("weight", weight)
         self._scaled = ScaledBefore()
 
+    @classmethod
+    def from_cross_entropy(
+        cls, criterion: nn.CrossEntropyLoss, *, k: Sensitivity = 1.0, **others: Any
+    ) -> Self:
+        """Return a loss with the settings of an existing `torch.nn.CrossEntropyLoss`.
+
+        Args:
+            criterion: The loss to convert; it keeps its class weights, which both then share.
+            k: The sensitivity to large errors, above 0.
+            **others: ``implementation``, ``process_group`` and ``persistent``.
+
+        Example:
+            >>> criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+            >>> TunableCrossEntropyLoss.from_cross_entropy(criterion, k=0.5)
+            TunableCrossEntropyLoss(k=0.5, reduction='mean', label_smoothing=0.1)
+
+        """
+        # A subclass with a forward pass of its own is another loss.
+        if getattr(type(criterion), "forward", None) is not nn.CrossEntropyLoss.forward:
+            raise TypeError(
+                "criterion must be a torch.nn.CrossEntropyLoss, not "
+                f"{type(criterion).__name__}; to change the k of a tunable loss, set its k"
+            )
+        converted = cls(
+            criterion.weight,
+            ignore_index=criterion.ignore_index,
+            reduction=criterion.reduction,
+            label_smoothing=criterion.label_smoothing,
+            k=k,
+            **others,
+        )
+        return converted.train(criterion.training)
+
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits for class indices or class probabilities."""
         return tunable_cross_entropy(
             input,
             target,
-            self._k_for(input),
             weight=self.weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
+            k=self._k_for(input),
             implementation=self.implementation,
             process_group=self.process_group,
             _scaled=self._scaled,
@@ -265,12 +308,12 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
 
     def __init__(
         self,
+        *,
         k: Sensitivity = 1.0,
         class_weight: Tensor | None = None,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
-        *,
         implementation: str = "auto",
         process_group: ProcessGroup | None = None,
         chunk_rows: int | None = None,
@@ -292,8 +335,8 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
             hidden,
             weight,
             target,
-            self._k_for(hidden),
             bias,
+            k=self._k_for(hidden),
             class_weight=self.class_weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
@@ -304,8 +347,11 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         )
 
 
-class RuleCrossEntropyLoss(nn.Module):
+class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
     """Cross-entropy with any rule f as its backward pass (Eq. 3): a place for new ideas.
+
+    After the rule, positional arguments are in the order of `torch.nn.CrossEntropyLoss`, of which
+    this is a subclass. There is no label smoothing.
 
     Args:
         rule: Maps logits (R, C) and labels (R) to the pseudo-gradient (R, C): one from
@@ -314,7 +360,9 @@ class RuleCrossEntropyLoss(nn.Module):
             cross-entropy and can be exported. You may replace the rule during training;
             `torch.compile` traces it once, with the numbers it then reads from elsewhere.
         weight: A factor for each class.
+        size_average: Deprecated in PyTorch; use ``reduction``.
         ignore_index: Examples with this class index contribute nothing.
+        reduce: Deprecated in PyTorch; use ``reduction``.
         reduction: "mean", "sum" or "none".
         implementation: "auto", "triton" or "torch"; rules other than `Reweighted` ones always use
             PyTorch operations.
@@ -336,12 +384,16 @@ class RuleCrossEntropyLoss(nn.Module):
         self,
         rule: Rule,
         weight: Tensor | None = None,
+        size_average: bool | None = None,
         ignore_index: int = -100,
+        reduce: bool | None = None,
         reduction: str = "mean",
         *,
         implementation: str = "auto",
     ) -> None:
         super().__init__()
+        if size_average is not None or reduce is not None:
+            reduction = legacy_get_string(size_average, reduce)
         check_settings(ignore_index, reduction, label_smoothing=0.0)
         check_implementation(implementation)
         check_factors("weight", weight)
