@@ -105,6 +105,7 @@ def loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     upstream: Tensor | None = None,
+    sample_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The loss, and its pseudo-gradient for an ``upstream`` gradient of ones; both in float64."""
     class_dim = min(input.dim() - 1, 1)
@@ -120,6 +121,7 @@ def loss(
     q = [[(1 - label_smoothing) * p + label_smoothing / classes for p in row] for row in q]
     sensitivity = k.double().reshape(-1).tolist() if isinstance(k, Tensor) else [float(k)]
     sensitivity = sensitivity * len(rows) if len(sensitivity) == 1 else sensitivity
+    s = [1.0] * len(rows) if sample_weight is None else sample_weight.double().flatten().tolist()
 
     values, gradients, divisor = [], [], 0.0
     for i, row in enumerate(rows):
@@ -128,13 +130,13 @@ def loss(
             gradients.append([0.0] * classes)
             continue
         weighted = [a * b for a, b in zip(q[i], w, strict=True)]
-        divisor += w[labels[i]] if hard else 1.0
-        values.append(cross_entropy(row, weighted))
+        divisor += s[i] * (w[labels[i]] if hard else 1.0)
+        values.append(s[i] * cross_entropy(row, weighted))
         if hard and label_smoothing == 0:
             f = [w[labels[i]] * part for part in rule(row, labels[i], sensitivity[i])]
         else:
             f = soft_rule(row, weighted, sensitivity[i])
-        gradients.append(f)
+        gradients.append([s[i] * part for part in f])
 
     value = torch.tensor(values, dtype=torch.float64)
     gradient = torch.tensor(gradients, dtype=torch.float64).reshape(len(rows), classes)

@@ -204,6 +204,51 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
     return k
 
 
+def check_class_k(
+    class_k: Tensor, k: Sensitivity, classes: int, device: torch.device, split: bool
+) -> None:
+    """Refuse what is not a sensitivity for each class, or stands beside one for each example."""
+    check_factors("class_k", class_k)
+    if split:
+        raise ValueError(
+            "class_k does not work with a process_group, whose ranks know only a part of the "
+            "classes; give k=class_k[target], with the class_k of all classes"
+        )
+    check_class_factors("class_k", class_k, classes)
+    if isinstance(k, Tensor) and k.dim() > 0:
+        raise ValueError("give k for each example or class_k for each class, not both")
+    if class_k.device != device:
+        raise ValueError(f"class_k is on {class_k.device} but target is on {device}")
+
+
+def check_class_k_values(class_k: Tensor) -> None:
+    """Refuse a sensitivity out of bounds."""
+    try:
+        check_k(class_k)
+    except ValueError as error:
+        raise ValueError(
+            "class_k must be finite and above 0 (2^-100 to 2^100) for every class"
+        ) from error
+
+
+def check_sample_weight(sample_weight: Tensor, shape: torch.Size, device: torch.device) -> None:
+    """Refuse what is not a factor for each example."""
+    if not isinstance(sample_weight, Tensor) or not sample_weight.is_floating_point():
+        raise TypeError(
+            "sample_weight must be a floating-point tensor with one factor for each example"
+        )
+    check_dense("sample_weight", sample_weight)
+    if sample_weight.shape != shape:
+        raise ValueError(
+            f"sample_weight must have one factor for each example, shape {tuple(shape)}, not "
+            f"{tuple(sample_weight.shape)}"
+        )
+    if sample_weight.device != device:
+        raise ValueError(f"sample_weight is on {sample_weight.device} but input is on {device}")
+    if sample_weight.requires_grad:
+        raise ValueError("sample_weight must not require a gradient; use sample_weight.detach()")
+
+
 def check_implementation(implementation: str) -> None:
     """Refuse an unknown name."""
     if implementation not in IMPLEMENTATIONS:

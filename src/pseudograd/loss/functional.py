@@ -25,8 +25,11 @@ from pseudograd.loss.checks import (
     autocast_is_on,
     check_arguments,
     check_class_indices,
+    check_class_k,
+    check_class_k_values,
     check_for_triton,
     check_implementation,
+    check_sample_weight,
     checked_k,
     dtype_without_kernel,
     name_of_group,
@@ -55,6 +58,8 @@ def tunable_cross_entropy(
     label_smoothing: float = 0.0,
     *,
     k: Sensitivity = 1.0,
+    class_k: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     implementation: str = "auto",
     process_group: ProcessGroup | None = None,
     _scaled: ScaledBefore | None = None,
@@ -78,6 +83,12 @@ def tunable_cross_entropy(
         k: The sensitivity to large errors, above 0. Below 1, hard and mislabelled examples count
             less; above 1, more. A number, or a tensor with one value per example (the shape that
             class indices have).
+        class_k: A sensitivity for each class, shape (C), chosen by an example's label: smaller
+            where labels are known to be poor. A class probability chooses the mean of them,
+            weighted by the target. If k is given too, it must be a number, and both are multiplied.
+        sample_weight: A factor of 0 or more for each example (the shape that class indices have),
+            as if the example occurred that often. A mean is divided by the sum of the factors, or
+            with class weights by the sum of the products of both.
         implementation: "auto" picks the fastest: Triton kernels on CUDA devices, loops compiled by
             numba on CPUs if it is installed. "triton" requires the kernels; "torch" uses PyTorch
             operations.
@@ -96,21 +107,44 @@ def tunable_cross_entropy(
         >>> loss, logits.grad
         (tensor(0.4076, grad_fn=...), tensor([[-0.5786,  0.3601,  0.2184]]))
 
+        Labels of class 2 are often wrong, so that class gets a smaller k. The third example counts
+        twice, the second not at all:
+
+        >>> logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(3, 1).requires_grad_()
+        >>> loss = tunable_cross_entropy(
+        ...     logits,
+        ...     torch.tensor([0, 1, 2]),
+        ...     class_k=torch.tensor([1.0, 1.0, 0.5]),
+        ...     sample_weight=torch.tensor([1.0, 0.0, 2.0]),
+        ... )
+        >>> loss.backward()
+        >>> logits.grad  # divided by the sum of the weights, 3
+        tensor([[-0.1116,  0.0816,  0.0300],
+                [ 0.0000,  0.0000,  0.0000],
+                [ 0.3959,  0.2401, -0.6359]])
+
     """
     prepare_tracing()
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
     k = checked_k(k, shape)
+    if class_k is not None:
+        k = k_of_examples(k, class_k, target, input.shape[min(input.dim() - 1, 1)], process_group)
     route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
     # The Triton kernels read half types as they are.
     z = as_rows(input if route == "triton" or input.dtype == dtype else input.to(dtype))
     soft = target.is_floating_point()
     learns = soft and may_need_gradient(target, route)
     labels = as_rows(target.detach() if learns else target) if soft else target.flatten()
-    settings = (k, weight, ignore_index, reduction, label_smoothing)
+    per_example = None
+    if sample_weight is not None:
+        per_example = checked_weights(sample_weight, shape, input.device)
+    reduced_later = per_example is not None and process_group is None
+    inner = "none" if reduced_later else reduction
+    settings = (k, weight, ignore_index, inner, label_smoothing)
     if process_group is not None:
-        loss = _split_loss(z, labels, *settings, process_group, route == "triton")
+        loss = _split_loss(z, labels, *settings, process_group, route == "triton", per_example)
     elif route == "numba" and (numba_loss := _compiled_by_numba()):
         loss = numba_loss(z, labels, *settings)
     elif route == "triton" and is_eager():
@@ -120,7 +154,9 @@ def tunable_cross_entropy(
     else:
         loss = class_index_loss(z, labels, *settings, route == "triton")
     if learns:
-        loss = loss + _target_term(z, as_rows(target), weight, reduction, label_smoothing)
+        loss = loss + _target_term(z, as_rows(target), weight, inner, label_smoothing)
+    if per_example is not None and reduced_later:
+        loss = weighted_reduction(loss, per_example, labels, z, weight, ignore_index, reduction)
     return (loss.reshape(shape) if reduction == "none" else loss).to(dtype)
 
 
@@ -184,6 +220,7 @@ def cross_entropy_rows(z: Tensor, y: Tensor, route: str, eager: bool) -> Tensor:
 def _split_loss(
     z: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int,
     reduction: str, label_smoothing: float, process_group: ProcessGroup, triton: bool,
+    per_example: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Return the loss of classes that a process group shares, reduced."""
     from pseudograd.loss.parallel import split_values
@@ -194,6 +231,9 @@ def _split_loss(
         z, target.long(), as_column(k, z), weight, ignore_index, label_smoothing,
         name_of_group(process_group), triton,
     )  # fmt: skip
+    if per_example is not None:
+        value = times_weights(value, per_example)
+        example_weight = example_weight * per_example
     return _reduced(value, example_weight.sum(), reduction)
 
 
@@ -213,6 +253,55 @@ def _target_term(
     factor = torch.full_like(log_p[:1], label_smoothing - 1) * (1 if weight is None else weight)
     gradient = torch.where(factor == 0, 0, factor * log_p)  # log p may be infinite
     return _reduced(zero_with_gradient(q, gradient, z), float(len(z)), reduction)
+
+
+# --- what examples bring with them: a k by their label, and a weight ------------------------------
+
+
+def k_of_examples(
+    k: Sensitivity,
+    class_k: Tensor,
+    target: Tensor,
+    classes: int,
+    process_group: ProcessGroup | None,
+) -> Tensor:
+    """Return k times the ``class_k`` of each example's label; ignored examples may get any."""
+    check_class_k(class_k, k, classes, target.device, process_group is not None)
+    if holds_numbers(class_k):
+        check_class_k_values(class_k)
+    if target.is_floating_point():
+        q = target.detach().movedim(min(target.dim() - 1, 1), -1).to(class_k.dtype)
+        total = q.sum(-1)
+        chosen = torch.where(total == 0, 1, (q * class_k).sum(-1) / total)
+    else:
+        y = target.long().flatten().clamp(0, classes - 1)  # wrong labels are found later
+        chosen = class_k[y].reshape(target.shape)
+    return torch.mul(chosen, k)
+
+
+def checked_weights(sample_weight: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
+    """Return the weight of each example, flat; refuse wrong ones."""
+    check_sample_weight(sample_weight, shape, device)
+    if holds_numbers(sample_weight) and not bool((sample_weight >= 0).all()):
+        raise ValueError("sample_weight must be 0 or more for every example")
+    return sample_weight.flatten()
+
+
+def times_weights(value: Tensor, per_example: Tensor) -> Tensor:
+    """Multiply the value of each example by its weight; with a weight of 0 it may be NaN."""
+    return torch.where(per_example == 0, 0, value * per_example)
+
+
+def weighted_reduction(
+    value: Tensor, per_example: Tensor, target: Tensor, z: Tensor, weight: Tensor | None,
+    ignore_index: int, reduction: str,
+) -> Tensor:  # fmt: skip
+    """Reduce the values of rows ``z``, which hold class weights already, by sample weights."""
+    total = per_example.to(value.dtype)
+    if not target.is_floating_point():  # of probabilities, class weights do not count in a mean
+        counted, y, _ = known_labels(target.long(), z.shape[1], ignore_index)
+        total = torch.where(counted, total if weight is None else total * weight[y], 0)
+    return _reduced(times_weights(value, per_example), total.sum(), reduction)
 
 
 # --- targets --------------------------------------------------------------------------------------

@@ -41,10 +41,13 @@ from pseudograd.loss.checks import (
 )
 from pseudograd.loss.functional import (
     as_column,
+    checked_weights,
     chosen_route,
     holds_numbers,
+    k_of_examples,
     known_labels,
     smoothed_labels,
+    times_weights,
     tunable_cross_entropy,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
@@ -67,6 +70,8 @@ def tunable_linear_cross_entropy(
     bias: Tensor | None = None,
     *,
     k: Sensitivity = 1.0,
+    class_k: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     class_weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
@@ -83,6 +88,10 @@ def tunable_linear_cross_entropy(
         target: Class indices of shape (...).
         bias: The last layer's bias, shape (C).
         k: The sensitivity to large errors, above 0: a number, or one per example.
+        class_k: A sensitivity for each class, shape (C), chosen by an example's label; a number k
+            multiplies it.
+        sample_weight: A factor of 0 or more for each example, shape (...). A mean is divided by the
+            sum of the factors, or with ``class_weight`` by the sum of the products of both.
         class_weight: A factor for each class, shape (C).
         ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
@@ -117,13 +126,18 @@ def tunable_linear_cross_entropy(
         group = name_of_group(process_group)
     elif holds_numbers(target):
         check_class_indices(target, len(weight), ignore_index)
+    if class_k is not None:
+        k = k_of_examples(k, class_k, target, len(weight), process_group)
+    per_example = None
+    if sample_weight is not None:
+        per_example = checked_weights(sample_weight, target.shape, hidden.device)
     # Export would lose the backward pass (see `loss.autograd`), and jit.trace takes no lists.
     if is_exporting() or is_jit_traced():
         value = tunable_cross_entropy(
             functional.linear(hidden, weight, bias).reshape(-1, len(weight)), target.flatten(),
             k=k.flatten() if isinstance(k, Tensor) and k.dim() else k,
-            weight=class_weight, ignore_index=ignore_index, reduction=reduction,
-            label_smoothing=label_smoothing, implementation=implementation,
+            sample_weight=per_example, weight=class_weight, ignore_index=ignore_index,
+            reduction=reduction, label_smoothing=label_smoothing, implementation=implementation,
             process_group=process_group,
         )  # fmt: skip
         return value.reshape(target.shape) if reduction == "none" else value
@@ -140,7 +154,7 @@ def tunable_linear_cross_entropy(
     wanted = [training and t is not None and t.requires_grad for t in tensors]
     row_bytes = len(weight) * rows.element_size()
     value = _linear(
-        *tensors, target.flatten(), as_column(k, rows), class_weight, ignore_index,
+        *tensors, target.flatten(), as_column(k, rows), class_weight, per_example, ignore_index,
         reduction, label_smoothing, route, group,
         chunk_rows or _chunk_rows(len(rows), rows.shape[1], row_bytes), wanted,
     )  # fmt: skip
@@ -174,16 +188,17 @@ class _Linear(Function):
     @staticmethod
     def forward(
         hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
-        ks: Tensor | None, class_weight: Tensor | None, ignore_index: int, reduction: str,
-        smoothing: float, route: str, group: str, chunk_rows: int, wanted: list[bool],
+        ks: Tensor | None, class_weight: Tensor | None, per_example: Tensor | None,
+        ignore_index: int, reduction: str, smoothing: float, route: str, group: str,
+        chunk_rows: int, wanted: list[bool],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         mean = reduction == "mean"
         ahead = reduction != "none" and any(wanted)
         factor = hidden.new_ones(1, dtype=working_dtype(hidden)) if ahead else None
         later = _is_divided_later(hidden, mean)
         values, divisors, *products = linear_products(
-            hidden, weight, bias, target, k, ks, class_weight, factor, ignore_index, smoothing,
-            mean and not later, later, route, group, chunk_rows, wanted,
+            hidden, weight, bias, target, k, ks, class_weight, per_example, factor, ignore_index,
+            smoothing, mean and not later, later, route, group, chunk_rows, wanted,
         )  # fmt: skip
         if reduction == "none":
             return values, divisors, *products
@@ -194,24 +209,28 @@ class _Linear(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        hidden, weight, bias, target, k, ks, class_weight, *settings = inputs
+        hidden, weight, bias, target, k, ks, class_weight, per_example, *settings = inputs
         _, *products = output
         ctx.mark_non_differentiable(*products)
         ctx.set_materialize_grads(False)
         ctx.settings = (k, *settings)
-        ctx.save_for_backward(hidden, weight, bias, target, ks, class_weight, *products)
+        ctx.save_for_backward(
+            hidden, weight, bias, target, ks, class_weight, per_example, *products
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
-        nothing = (None,) * 11
+        nothing = (None,) * 12
         if grad is None:
             return None, None, None, *nothing
-        hidden, weight, bias, target, ks, class_weight, divisors, *products = ctx.saved_tensors
+        hidden, weight, bias, target, ks, class_weight, per_example, divisors, *products = (
+            ctx.saved_tensors
+        )
         k, ignore_index, reduction, smoothing, route, group, chunk_rows, wanted = ctx.settings
         if reduction == "none":
             _, _, *products = _Late.apply(
-                hidden, weight, bias, target, k, ks, class_weight, grad, ignore_index, smoothing,
-                False, False, route, group, chunk_rows, wanted,
+                hidden, weight, bias, target, k, ks, class_weight, per_example, grad, ignore_index,
+                smoothing, False, False, route, group, chunk_rows, wanted,
             )  # fmt: skip
         else:
             by = grad
@@ -286,23 +305,23 @@ def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
 
 _SCHEMA = """(
     Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float k, Tensor? ks,
-    Tensor? class_weight, Tensor? factor, int ignore_index, float smoothing, bool mean, bool later,
-    str route, str group, SymInt chunk_rows, bool[] wanted
+    Tensor? class_weight, Tensor? per_example, Tensor? factor, int ignore_index, float smoothing,
+    bool mean, bool later, str route, str group, SymInt chunk_rows, bool[] wanted
 ) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"""
 
 
 @torch.library.custom_op("pseudograd::linear_products", mutates_args=(), schema=_SCHEMA)
 def linear_products(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
-    ks: Tensor | None, class_weight: Tensor | None, factor: Tensor | None, ignore_index: int,
-    smoothing: float, mean: bool, later: bool, route: str, group: str, chunk_rows: int,
-    wanted: list[bool],
+    ks: Tensor | None, class_weight: Tensor | None, per_example: Tensor | None,
+    factor: Tensor | None, ignore_index: int, smoothing: float, mean: bool, later: bool,
+    route: str, group: str, chunk_rows: int, wanted: list[bool],
 ) -> Products:  # fmt: skip
     """Return the values of rows, two divisors, and the gradients of hidden, weight and bias.
 
     Each gradient is computed if it is wanted, from the pseudo-gradients times ``factor`` (one
-    number, or one per row), of the mean or the sum. The divisors are the sum of the weights, and
-    what is left to divide the gradients by if the mean is divided ``later``.
+    number, or one per row) and ``per_example``, of the mean or the sum. The divisors are the sum of
+    the weights, and what is left to divide the gradients by if the mean is divided ``later``.
     """
     unit = 2.0 ** -(len(hidden).bit_length() // 2) if later else 1.0
     counted = target != ignore_index
@@ -316,7 +335,9 @@ def linear_products(
     elif class_weight is not None:
         _, y, known = known_labels(target, len(weight), ignore_index)
         example_weight = example_weight * known * class_weight[y]
-    divisor = example_weight.sum()
+    divisor = (example_weight if per_example is None else example_weight * per_example).sum()
+    if factor is not None and per_example is not None:
+        factor = factor * per_example
     if factor is not None and mean:
         factor = torch.where(divisor == 0, 0, factor / divisor)
     values = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
@@ -359,13 +380,15 @@ def linear_products(
             of_bias += unit * logits.sum(0, dtype=of_bias.dtype)
     if group and wanted[0] and factor is not None:
         torch.distributed.all_reduce(of_hidden, group=ranks_of(group))
+    if per_example is not None:
+        values = times_weights(values, per_example)
     divisors = torch.stack((divisor, unit * divisor))
     return values, divisors, of_hidden, of_weight, of_bias.to(hidden.dtype)
 
 
 @linear_products.register_fake
 def _(hidden: Tensor, *arguments: Any) -> Products:
-    weight, bias, wanted, factor = arguments[0], arguments[1], arguments[-1], arguments[6]
+    weight, bias, wanted, factor = arguments[0], arguments[1], arguments[-1], arguments[7]
     values = hidden.new_empty(hidden.shape[0], dtype=torch.float64)  # len would fix the size
     of_hidden, of_weight, of_bias = _buffers(hidden, weight, bias, factor, wanted)
     return values, values.new_empty(2), of_hidden, of_weight, of_bias.to(hidden.dtype)
