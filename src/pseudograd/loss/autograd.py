@@ -7,8 +7,9 @@ A `torch.autograd.Function` makes the substitution. Three facts shape this file:
   registers our functions there.
 - A pseudo-gradient is not the gradient of any function (Lemma 1), so a second derivative has no
   meaning. The backward pass is a function of its own whose derivative raises.
-- `torch.export` keeps the forward pass of such a function and drops its backward pass, which again
-  gives plain cross-entropy. It keeps custom operators with their derivative, so we export those.
+- `torch.export` and `make_fx` keep the forward pass of such a function and drop its backward pass,
+  which again gives plain cross-entropy. They keep custom operators with their derivative, so their
+  graphs get those.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def row_values(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tens
 
     Register callers with `keep_whole`, or `torch.compile` traces into them.
     """
-    if is_exporting():
+    if is_kept_as_graph():
         return _exported(loss, z, target, k)
     value: Tensor = _Forward.apply(z, target, k, loss)[0]
     return value
@@ -230,8 +231,9 @@ def zero_with_gradient(x: Tensor, gradient: Tensor, source: Tensor) -> Tensor:
     Added to a value, it leaves the value as it is (also infinity) and adds a gradient. ``gradient``
     was computed from ``source``; differentiating once more raises.
     """
-    if is_exporting():
-        zero: Tensor = _exported_zero(x, gradient.detach(), source)
+    if is_kept_as_graph():
+        in_onnx = torch.onnx.is_in_onnx_export()
+        zero: Tensor = (_zeros if in_onnx else _exported_zero)(x, gradient.detach(), source)
     else:
         zero = _Zero.apply(x, gradient.detach(), source)
     return zero
@@ -286,14 +288,29 @@ _FLAG_TELLS_EXPORT = torch.__version__ >= "2.8"  # compares versions, not texts
 
 
 def is_exporting() -> bool:
-    """Return whether `torch.export` is tracing this call; always False before PyTorch 2.7."""
+    """Return whether `torch.export` is tracing this call."""
     if _FLAG_TELLS_EXPORT:
         return bool(torch.compiler._is_exporting_flag)
-    exporting = getattr(torch.compiler, "is_exporting", None)
-    return exporting is not None and bool(exporting())
+    return torch.compiler.is_exporting()
+
+
+def is_kept_as_graph() -> bool:
+    """Return whether `torch.export` or `make_fx` is tracing this call: autograd sees only a graph.
+
+    `torch.compile` traces both passes, in a context of its own, and `torch.func` differentiates
+    while it is traced.
+    """
+    if is_exporting():
+        return True
+    if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_PROXY) is None:
+        return False
+    compiled = torch._guards.TracingContext.try_get() is not None
+    return not (compiled or torch._C._are_functorch_transforms_active())
 
 
 def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
+    if torch.onnx.is_in_onnx_export():  # it has no derivatives, and does not know our operators
+        return loss.forward(z, target, k)[0]
     if loss.exported_as is None:
         underivable: Tensor = _without_derivative(loss.forward(z, target, k)[0])
         return underivable

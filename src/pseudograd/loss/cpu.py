@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numba
@@ -348,11 +348,18 @@ def _shared(kernel: Any, z: Any, *arguments: Any) -> list[Any]:
     if z.size < _WORTH_SHARING or workers == 1:
         return [kernel(z, *arguments, 0, rows)]
     bounds = [rows * worker // workers for worker in range(workers + 1)]
-    others = [
-        _threads().submit(kernel, *(z, *arguments, start, stop))
-        for start, stop in itertools.pairwise(bounds[1:])
-    ]
-    return [kernel(z, *arguments, 0, bounds[1]), *(other.result() for other in others)]
+    others: list[Future[Any]] = []
+    left = bounds[1]
+    try:
+        for left, stop in itertools.pairwise(bounds[1:]):
+            others.append(_threads().submit(kernel, *(z, *arguments, left, stop)))
+        left = rows
+    except RuntimeError as error:
+        # Once the main thread has ended, Python starts no more threads: this one does the rest.
+        if "cannot schedule new futures" not in str(error):
+            raise
+    parts = [kernel(z, *arguments, 0, bounds[1]), *(other.result() for other in others)]
+    return parts if left == rows else [*parts, kernel(z, *arguments, left, rows)]
 
 
 @functools.cache

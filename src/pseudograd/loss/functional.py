@@ -177,7 +177,7 @@ def _soft_loss(
     """Return the loss of rows ``z`` (R, C) for class probabilities (R, C), reduced."""
     rows: RowFunction = _gpu_rows() if triton else _class_probability_rows
     q = weighted(smoothed(q if triton else q.to(working_dtype(z)), label_smoothing), weight)
-    return _reduced(rows(z, q, as_column(k, z)), float(len(z)), reduction)
+    return _reduced(rows(z, q, as_column(k, z)), z.shape[0], reduction)
 
 
 def class_index_loss(
@@ -252,7 +252,7 @@ def _target_term(
     log_p = F.log_softmax(in_working_precision(z.detach()), -1)
     factor = torch.full_like(log_p[:1], label_smoothing - 1) * (1 if weight is None else weight)
     gradient = torch.where(factor == 0, 0, factor * log_p)  # log p may be infinite
-    return _reduced(zero_with_gradient(q, gradient, z), float(len(z)), reduction)
+    return _reduced(zero_with_gradient(q, gradient, z), z.shape[0], reduction)
 
 
 # --- what examples bring with them: a k by their label, and a weight ------------------------------
@@ -356,7 +356,8 @@ def as_column(k: Sensitivity, z: Tensor) -> Sensitivity:
     if not isinstance(k, Tensor):
         return k
     check_values(k)
-    k = k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
+    k = k.to(z.device, working_dtype(z)).reshape(-1, 1)
+    k = k.expand(z.shape[0], 1)  # `len(z)` would make a constant of an exported graph's batch size
     # NaN shows a wrong k where raising an error would have to wait for the device.
     return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
 
@@ -367,7 +368,7 @@ def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
     return torch.promote_types(dtype, target.dtype) if target.is_floating_point() else dtype
 
 
-def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
+def _reduced(value: Tensor, total: int | Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return value
     if reduction == "sum":

@@ -23,8 +23,8 @@ from pseudograd.loss.autograd import (
     graph_is_kept,
     is_batch,
     is_eager,
-    is_exporting,
     is_jit_traced,
+    is_kept_as_graph,
     keep_whole,
     number_or_tensor,
     prepare_tracing,
@@ -132,9 +132,9 @@ def tunable_linear_cross_entropy(
     if sample_weight is not None:
         per_example = checked_weights(sample_weight, target.shape, hidden.device)
     # Export would lose the backward pass (see `loss.autograd`), and jit.trace takes no lists.
-    if is_exporting() or is_jit_traced():
+    if is_kept_as_graph() or is_jit_traced():
         value = tunable_cross_entropy(
-            functional.linear(hidden, weight, bias).reshape(-1, len(weight)), target.flatten(),
+            functional.linear(hidden, weight, bias).reshape(-1, weight.shape[0]), target.flatten(),
             k=k.flatten() if isinstance(k, Tensor) and k.dim() else k,
             sample_weight=per_example, weight=class_weight, ignore_index=ignore_index,
             reduction=reduction, label_smoothing=label_smoothing, implementation=implementation,
