@@ -457,8 +457,8 @@ def refuse_forward_mode() -> NoReturn:
 def _refuse(what: str) -> NoReturn:
     raise RuntimeError(
         f"pseudograd: {what} of a tunable loss does not exist: its backward pass is a "
-        "pseudo-gradient, which is not the gradient of any function (Lemma 1 of the paper); use "
-        "torch.nn.functional.cross_entropy where you need one"
+        "pseudo-gradient, which is not the derivative of the value; use PyTorch's cross-entropy "
+        "where you need one"
     )
 
 

@@ -49,11 +49,7 @@ def check_arguments(
                 f"shape of input, {tuple(shape)}, not {tuple(target.shape)}; for class indices "
                 "use .long()"
             )
-        if ignore_index >= 0:
-            raise ValueError(
-                f"ignore_index must be negative, not {ignore_index}, where target holds class "
-                "probabilities: there is no index to ignore"
-            )
+        check_nothing_ignored(ignore_index)
     elif target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"target must hold class indices or probabilities, not {target.dtype}")
     elif target.shape != examples:
@@ -81,6 +77,15 @@ def check_settings(ignore_index: int, reduction: str, label_smoothing: float) ->
         raise TypeError(f"label_smoothing must be a number in [0, 1], not {label_smoothing!r}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
+
+
+def check_nothing_ignored(ignore_index: int) -> None:
+    """Refuse to ignore an index where targets are probabilities."""
+    if ignore_index >= 0:
+        raise ValueError(
+            f"ignore_index must be negative, not {ignore_index}, where target holds class "
+            "probabilities: there is no index to ignore"
+        )
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
@@ -151,17 +156,34 @@ def check_linear(
     for name in ("bias", "class_weight"):
         if (tensor := tensors[name]) is not None:
             check_class_factors(name, tensor, len(weight))
-    is_number = isinstance(target, Tensor) and target.dtype != torch.bool
-    if not is_number or target.is_floating_point() or target.is_complex():
-        raise TypeError("target must be a tensor of class indices")
-    if target.shape != hidden.shape[:-1]:
+    if not isinstance(target, Tensor) or target.dtype == torch.bool or target.is_complex():
+        raise TypeError("target must be a tensor of class indices or class probabilities")
+    wanted, kind = tuple(hidden.shape[:-1]), "class indices"
+    if target.is_floating_point():
+        wanted, kind = (*wanted, weight.shape[0]), "class probabilities"
+        if target.requires_grad:
+            raise ValueError(
+                "target must not require a gradient in the linear form; use target.detach(), or "
+                "tunable_cross_entropy of the logits"
+            )
+    if tuple(target.shape) != wanted:
         raise ValueError(
-            f"target must hold class indices of shape {tuple(hidden.shape[:-1])} for a hidden of "
+            f"target must hold {kind} of shape {wanted} for a hidden of "
             f"shape {tuple(hidden.shape)}, not {tuple(target.shape)}"
         )
     if target.device != hidden.device:
         raise ValueError(f"target is on {target.device} but hidden is on {hidden.device}")
     check_chunk_rows(chunk_rows)
+
+
+def check_softcap(softcap: float | None) -> None:
+    """Refuse anything but a number above 0, or None."""
+    if softcap is None:
+        return
+    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
+        raise TypeError(f"softcap must be a number above 0 or None, not {softcap!r}")
+    if not 0 < softcap < float("inf"):
+        raise ValueError(f"softcap must be a finite number above 0, not {softcap}")
 
 
 def check_chunk_rows(chunk_rows: int | None) -> None:

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -226,7 +226,7 @@ def _split_loss(
     from pseudograd.loss.parallel import split_values
 
     if target.is_floating_point():
-        raise ValueError("target must hold class indices where a process_group shares the classes")
+        refuse_split_probabilities()
     value, example_weight = split_values(
         z, target.long(), as_column(k, z), weight, ignore_index, label_smoothing,
         name_of_group(process_group), triton,
@@ -235,6 +235,11 @@ def _split_loss(
         value = times_weights(value, per_example)
         example_weight = example_weight * per_example
     return _reduced(value, example_weight.sum(), reduction)
+
+
+def refuse_split_probabilities() -> NoReturn:
+    """Raise for probabilities of classes that a process group shares."""
+    raise ValueError("target must hold class indices where a process_group shares the classes")
 
 
 def may_need_gradient(target: Tensor, route: str) -> bool:

@@ -28,6 +28,7 @@ from pseudograd.loss.checks import (
     check_factors,
     check_implementation,
     check_settings,
+    check_softcap,
     checked_k,
 )
 from pseudograd.loss.functional import (
@@ -311,6 +312,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes.
+        softcap: If given, logits z become softcap · tanh(z / softcap) before the loss.
         implementation: "auto", "triton" or "torch".
         process_group: The ranks that share the classes.
         chunk_rows: How many examples to hold the logits of.
@@ -328,7 +330,11 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
     """
 
     class_weight: Tensor | None
-    _defaults: ClassVar[dict[str, Any]] = {**TunableLoss._defaults, "chunk_rows": None}
+    _defaults: ClassVar[dict[str, Any]] = {
+        **TunableLoss._defaults,
+        "softcap": None,
+        "chunk_rows": None,
+    }
 
     def __init__(
         self,
@@ -339,6 +345,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        softcap: float | None = None,
         implementation: str = "auto",
         process_group: ProcessGroup | None = None,
         chunk_rows: int | None = None,
@@ -349,9 +356,11 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
             class_k,
         )  # fmt: skip
         check_chunk_rows(chunk_rows)
+        check_softcap(softcap)
         check_factors("class_weight", class_weight)
         self.register_buffer("class_weight", class_weight)
         self.chunk_rows = chunk_rows
+        self.softcap = softcap
 
     def forward(
         self,
@@ -361,7 +370,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         bias: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of a layer with this weight and bias for class indices."""
+        """Return the loss of a layer with this weight and bias for labels or probabilities."""
         return tunable_linear_cross_entropy(
             hidden,
             weight,
@@ -374,6 +383,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
+            softcap=self.softcap,
             implementation=self.implementation,
             process_group=self.process_group,
             chunk_rows=self.chunk_rows,
