@@ -439,9 +439,10 @@ def _buffers(
 def _cap(logits: Tensor, softcap: float, slope: bool) -> Tensor | None:
     """Overwrite logits z with softcap · tanh(z / softcap); return the derivative if it is asked."""
     z = logits.to(working_dtype(logits)) / softcap
-    logits.copy_(softcap * z.tanh())
     # Not 1 - tanh², which cancels.
-    return z.cosh().pow(-2).to(logits.dtype) if slope else None
+    derivative = z.cosh().pow_(-2).to(logits.dtype) if slope else None
+    logits.copy_(z.tanh_().mul_(softcap))
+    return derivative
 
 
 # Each returns the values of a chunk's rows and, if there is a factor, overwrites the logits with
