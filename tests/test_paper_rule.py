@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mpmath as mp
@@ -165,7 +166,7 @@ def test_value_of_loss_at_a_one_hot_target(dtype: torch.dtype, classes: int, gra
     """Probabilities and labels have the same value, however close to 0 it is."""
     (logits, label, k), value, _ = truth(dtype, classes)
     one_hot = torch.nn.functional.one_hot(label, classes).to(dtype)
-    loss = functools.partial(tunable_cross_entropy, reduction="none")
+    loss: Callable[..., Tensor] = functools.partial(tunable_cross_entropy, reduction="none")
     if graph:
         torch.compiler.reset()
         loss = torch.compile(loss, fullgraph=True, backend="aot_eager")

@@ -38,16 +38,17 @@ from pseudograd.loss.checks import (
     check_settings,
     checked_k,
     name_of_group,
+    python_int,
 )
 from pseudograd.loss.functional import (
     as_column,
     chosen_route,
-    holds_numbers,
     known_labels,
     smoothed_labels,
     tunable_cross_entropy,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
+from pseudograd.rules.checks import holds_numbers
 from pseudograd.rules.paper import Sensitivity, working_dtype
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def tunable_linear_cross_entropy(
     prepare_tracing()
     check_linear(hidden, weight, target, bias, class_weight, chunk_rows)
     check_settings(ignore_index, reduction, label_smoothing)
+    ignore_index = python_int(ignore_index)
     k = checked_k(k, target.shape)
     target = target.long()  # as bytes, 300 classes would be 44
     group = ""

@@ -27,6 +27,7 @@ from pseudograd.loss.checks import (
     check_implementation,
     check_settings,
     checked_k,
+    python_int,
 )
 from pseudograd.loss.functional import (
     as_rows,
@@ -75,7 +76,7 @@ class TunableLoss(nn.Module):
         self._k_tensor: Tensor | None = None
         self.k = k
         self._k_has_changed = False
-        self.ignore_index = ignore_index
+        self.ignore_index = python_int(ignore_index)
         self.reduction = reduction
         self.label_smoothing = label_smoothing
         self.implementation = implementation
@@ -388,7 +389,7 @@ class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
         check_factors("weight", weight)
         self.rule = rule
         self.register_buffer("weight", weight)
-        self.ignore_index = ignore_index
+        self.ignore_index = python_int(ignore_index)
         self.reduction = reduction
         self.implementation = implementation
 

@@ -42,8 +42,8 @@ class ClassProbabilities:
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Return -Σ q log p, where 0 · log 0 is 0.
 
-        With d = z - top it is W log(1 + rest) - Σ q d, for W = Σ q and rest = Σ exp(d) - 1. In log p
-        itself, a small rest would be rounded away beside the 1.
+        With d = z - top it is W log(1 + rest) - Σ q d, where W = Σ q and rest = Σ exp(d) - 1. In
+        log p itself, a small rest would be rounded away beside the 1.
         """
         z = paper.wide(paper.in_working_precision(z))
         classes, target = self.classes, target.to(z.dtype)
