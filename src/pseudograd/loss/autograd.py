@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pseudograd.rules import paper
+from pseudograd.rules.checks import is_eager as is_eager
 from pseudograd.rules.paper import Sensitivity
 
 RowFunction = Callable[[Tensor, Tensor, Sensitivity], Tensor]
@@ -124,14 +125,6 @@ def is_jit_traced() -> bool:
     if torch.compiler.is_compiling():  # as above
         return False
     return torch._C._is_tracing()
-
-
-def is_eager() -> bool:
-    """Return whether tensors hold numbers: nothing is traced, and torch.func is not active."""
-    if torch.compiler.is_compiling():  # as above
-        return False
-    traced = torch._C._get_dispatch_mode(_PROXY) is not None or torch._C._is_tracing()
-    return not (traced or torch._C._are_functorch_transforms_active())
 
 
 class _Forward(Function):

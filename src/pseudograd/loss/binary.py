@@ -22,11 +22,11 @@ from pseudograd.loss.autograd import (
     zero_if_ignored,
     zero_with_gradient,
 )
-from pseudograd.loss.checks import REDUCTIONS, check_dense, checked_k
-from pseudograd.loss.functional import check_values, holds_numbers, loss_dtype, may_need_gradient
+from pseudograd.loss.checks import REDUCTIONS, check_dense, check_dtype, checked_k
+from pseudograd.loss.functional import check_values, loss_dtype, may_need_gradient
 from pseudograd.loss.modules import TunableModule
 from pseudograd.rules import paper
-from pseudograd.rules.checks import GREATEST_K, LEAST_K
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, holds_numbers
 from pseudograd.rules.paper import Sensitivity
 
 
@@ -193,6 +193,7 @@ def _check_arguments(
             raise TypeError(
                 f"{name} must hold floating-point numbers, not {tensor.dtype}; use .float()"
             )
+        check_dtype(name, tensor)
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
     if target.shape != input.shape:
@@ -218,6 +219,7 @@ def _check_factors(name: str, factors: Any) -> None:
     if not isinstance(factors, Tensor) or not factors.is_floating_point():
         advice = "; give k by name, k=..." if isinstance(factors, (int, float)) else ""
         raise TypeError(f"{name} must be a floating-point tensor{advice}")
+    check_dtype(name, factors)
     check_dense(name, factors)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("mean", "sum", "none")
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 IMPLEMENTATIONS = ("auto", "triton", "torch")
 
 
@@ -35,6 +37,7 @@ def check_arguments(
     check_dense("target", target)
     if not input.is_floating_point():
         raise TypeError(f"input must hold floating-point logits, not {input.dtype}; use .float()")
+    check_dtype("input", input)
     shape = input.shape
     if not shape:
         raise ValueError("input must have a class dimension: shape (C), (N, C) or (N, C, d1, ...)")
@@ -43,6 +46,7 @@ def check_arguments(
     if classes == 0:
         raise ValueError(f"input has no classes: its shape is {tuple(shape)}")
     if target.is_floating_point():
+        check_dtype("target", target)
         if target.shape != shape:
             raise ValueError(
                 "target holds floating-point numbers, so it must be class probabilities of the "
@@ -69,7 +73,7 @@ def check_arguments(
 
 def check_settings(ignore_index: int, reduction: str, label_smoothing: float) -> None:
     """Refuse wrong values of the arguments that are not tensors."""
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, np.integer)):
         raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
@@ -88,10 +92,24 @@ def check_nothing_ignored(ignore_index: int) -> None:
         )
 
 
+def python_int(number: int) -> int:
+    """Return a checked whole number of NumPy's as one of Python's."""
+    given: Any = number
+    return int(given) if isinstance(given, np.integer) else number
+
+
 def check_dense(name: str, tensor: Tensor) -> None:
     """Refuse sparse tensors and the like."""
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}; use .to_dense()")
+
+
+def check_dtype(name: str, tensor: Tensor) -> None:
+    """Refuse float8 and the like, in which PyTorch does not compute either."""
+    if tensor.dtype not in _FLOATS:
+        raise TypeError(
+            f"{name} is {tensor.dtype}, in which cross-entropy is not computed; use .float()"
+        )
 
 
 def check_factors(name: str, factors: Tensor | None) -> None:
@@ -104,6 +122,7 @@ def check_factors(name: str, factors: Tensor | None) -> None:
         raise TypeError(
             f"{name} must be a floating-point tensor with one factor for each class{advice}"
         )
+    check_dtype(name, factors)
     check_dense(name, factors)
 
 
@@ -133,6 +152,7 @@ def check_linear(
             continue
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise TypeError(f"{name} must be a floating-point tensor")
+        check_dtype(name, tensor)
         check_dense(name, tensor)
         if hasattr(tensor, "device_mesh"):
             raise TypeError(
@@ -161,6 +181,7 @@ def check_linear(
     wanted, kind = tuple(hidden.shape[:-1]), "class indices"
     if target.is_floating_point():
         wanted, kind = (*wanted, weight.shape[0]), "class probabilities"
+        check_dtype("target", target)
         if target.requires_grad:
             raise ValueError(
                 "target must not require a gradient in the linear form; use target.detach(), or "
@@ -211,6 +232,7 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
     check_dense("k", k)
     if not k.is_floating_point():
         raise TypeError(f"k must hold floating-point numbers, not {k.dtype}; use .float()")
+    check_dtype("k", k)
     if k.requires_grad:
         raise ValueError("k cannot be learned by gradient: it has none; use k.detach()")
     if shape is not None and k.dim() > 0 and k.shape != shape:
@@ -259,6 +281,7 @@ def check_sample_weight(sample_weight: Tensor, shape: torch.Size, device: torch.
         raise TypeError(
             "sample_weight must be a floating-point tensor with one factor for each example"
         )
+    check_dtype("sample_weight", sample_weight)
     check_dense("sample_weight", sample_weight)
     if sample_weight.shape != shape:
         raise ValueError(

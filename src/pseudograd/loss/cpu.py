@@ -235,8 +235,10 @@ class _Fused(Function):
             factor = np.array([above.item() / ctx.divisor if ctx.divisor else 0.0], f32)
         else:
             factor = _array(above)
-        result = np.empty(z.shape, f32)
-        _gradients(_array(z), target, ctx.k, weight, ctx.smoothing, factor, ctx.kept, result)
+        logits = _array(z)
+        # A copy of the logits is overwritten by their gradient.
+        result = np.empty(z.shape, f32) if _is_array(z) else logits
+        _gradients(logits, target, ctx.k, weight, ctx.smoothing, factor, ctx.kept, result)
         if not graph_is_kept():  # autograd frees its saved tensors, and so do we
             ctx.kept = None
         f = torch.from_numpy(result)
@@ -337,9 +339,14 @@ _ONE = np.ones(1, f32)
 
 def _array(tensor: Tensor) -> Any:
     # Converting without need would take as long as all the rest.
-    if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+    if not _is_array(tensor):
         tensor = tensor.float().contiguous()
     return tensor.numpy(force=True)
+
+
+def _is_array(tensor: Tensor) -> bool:
+    """Return whether `_array` is the tensor itself, not a copy."""
+    return tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
 def _shared(kernel: Any, z: Any, *arguments: Any) -> list[Any]:

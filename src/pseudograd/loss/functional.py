@@ -33,9 +33,10 @@ from pseudograd.loss.checks import (
     checked_k,
     dtype_without_kernel,
     name_of_group,
+    python_int,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
-from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, holds_numbers
 from pseudograd.rules.paper import Sensitivity, in_working_precision, wide, working_dtype
 
 if TYPE_CHECKING:
@@ -128,12 +129,13 @@ def tunable_cross_entropy(
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
+    ignore_index = python_int(ignore_index)
     k = checked_k(k, shape)
     if class_k is not None:
         k = k_of_examples(k, class_k, target, input.shape[min(input.dim() - 1, 1)], process_group)
     route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
-    # The Triton kernels read half types as they are.
-    z = as_rows(input if route == "triton" or input.dtype == dtype else input.to(dtype))
+    # The kernels read half types as they are.
+    z = as_rows(input.to(dtype) if route == "torch" and input.dtype != dtype else input)
     soft = target.is_floating_point()
     learns = soft and may_need_gradient(target, route)
     labels = as_rows(target.detach() if learns else target) if soft else target.flatten()
@@ -347,7 +349,17 @@ def as_rows(tensor: Tensor) -> Tensor:
     """Return a tensor as (examples, C)."""
     if tensor.dim() == 2:
         return tensor
-    return tensor.movedim(1, -1).flatten(0, -2) if tensor.dim() > 2 else tensor.unsqueeze(0)
+    if tensor.dim() < 2:
+        return tensor.unsqueeze(0)
+    if tensor.requires_grad and torch.is_grad_enabled() and is_eager() and tensor.is_contiguous():
+        # Otherwise its gradient would be a view of the rows', with the classes last.
+        tensor = tensor.view_as(tensor)
+        tensor.register_hook(_contiguous)
+    return tensor.movedim(1, -1).flatten(0, -2)
+
+
+def _contiguous(gradient: Tensor) -> Tensor:
+    return gradient.contiguous()
 
 
 def check_values(k: Sensitivity) -> None:
@@ -386,14 +398,6 @@ def _reduced(value: Tensor, total: int | Tensor, reduction: str) -> Tensor:
 
 
 # --- which route ----------------------------------------------------------------------------------
-
-
-def holds_numbers(tensor: Tensor) -> bool:
-    """Return whether a tensor's values can be read without waiting for a device."""
-    kind: Any = type(tensor)
-    # Fake and distributed tensors bring a dispatch of their own.
-    plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
-    return tensor.is_cpu and is_eager() and plain
 
 
 def chosen_route(input: Tensor, target: Tensor, implementation: str) -> str:

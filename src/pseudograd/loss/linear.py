@@ -40,12 +40,12 @@ from pseudograd.loss.checks import (
     check_softcap,
     checked_k,
     name_of_group,
+    python_int,
 )
 from pseudograd.loss.functional import (
     as_column,
     checked_weights,
     chosen_route,
-    holds_numbers,
     k_of_examples,
     known_labels,
     refuse_split_probabilities,
@@ -56,6 +56,7 @@ from pseudograd.loss.functional import (
     weighted,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
+from pseudograd.rules.checks import holds_numbers
 from pseudograd.rules.paper import Sensitivity, working_dtype
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def tunable_linear_cross_entropy(
     check_linear(hidden, weight, target, bias, class_weight, chunk_rows)
     check_settings(ignore_index, reduction, label_smoothing)
     check_softcap(softcap)
+    ignore_index = python_int(ignore_index)
     soft, examples = target.is_floating_point(), hidden.shape[:-1]
     if soft:
         check_nothing_ignored(ignore_index)

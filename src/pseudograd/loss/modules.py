@@ -30,6 +30,7 @@ from pseudograd.loss.checks import (
     check_settings,
     check_softcap,
     checked_k,
+    python_int,
 )
 from pseudograd.loss.functional import (
     as_rows,
@@ -163,7 +164,7 @@ class TunableLoss(TunableModule):
         super().__init__(k, persistent)
         check_settings(ignore_index, reduction, label_smoothing)
         check_implementation(implementation)
-        self.ignore_index = ignore_index
+        self.ignore_index = python_int(ignore_index)
         self.reduction = reduction
         self.label_smoothing = label_smoothing
         self.implementation = implementation
@@ -442,7 +443,7 @@ class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
         check_factors("weight", weight)
         self.rule = rule
         self.register_buffer("weight", weight)
-        self.ignore_index = ignore_index
+        self.ignore_index = python_int(ignore_index)
         self.reduction = reduction
         self.implementation = implementation
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudograd.rules.checks import check_k
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, check_labels, holds_numbers
 
 Sensitivity: TypeAlias = float | Tensor
 
@@ -53,7 +53,7 @@ def tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor:
         tensor([[-0.5786,  0.3601,  0.2184]])
 
     """
-    check_k(k, values=False)
+    check_labels(logits, target)
     z = in_working_precision(logits)
     sensitivity = per_row(k, z)
     top, margin = top_and_margin(z, target)
@@ -87,7 +87,11 @@ def soft_tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor
         tensor([[-0.2991,  0.3804, -0.0813]])
 
     """
-    check_k(k, values=False)
+    if target.shape != logits.shape:
+        raise ValueError(
+            f"target must hold class probabilities of the shape of the logits, "
+            f"{tuple(logits.shape)}, not {tuple(target.shape)}"
+        )
     z = in_working_precision(logits)
     return soft_push(z, target.to(z.dtype), per_row(k, z)).to(logits.dtype)
 
@@ -103,8 +107,18 @@ def working_dtype(logits: Tensor) -> torch.dtype:
 
 
 def per_row(k: Sensitivity, z: Tensor) -> Sensitivity:
-    """Return ``k`` ready to multiply rows: a number, or a column like ``z``."""
-    return k.to(z).unsqueeze(-1) if isinstance(k, Tensor) and k.dim() > 0 else k
+    """Return ``k`` ready to multiply rows: a number, or a column like ``z``; refuse a wrong one."""
+    check_k(k, values=isinstance(k, Tensor) and holds_numbers(k))
+    if not isinstance(k, Tensor):
+        return k
+    if k.dim() > 0 and k.shape != z.shape[:-1]:
+        raise ValueError(
+            "k must be a number or have one value for each row of the logits, shape "
+            f"{tuple(z.shape[:-1])}, not {tuple(k.shape)}"
+        )
+    # NaN shows a wrong k where raising an error would have to wait for the device.
+    k = torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
+    return k.to(z).unsqueeze(-1) if k.dim() > 0 else k
 
 
 def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
