@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 from torch.func import grad, hessian, jacfwd, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import reference
@@ -68,6 +69,10 @@ summed = partial(tunable_bce, reduction="sum")
 
 def of_k(z: Tensor, t: Tensor, k: float | Tensor) -> Tensor:
     return summed(z, t, k=k)
+
+
+def of_half(z: Tensor, t: Tensor) -> Tensor:
+    return summed(z, t, k=0.5)
 
 
 # --- the rule -------------------------------------------------------------------------------------
@@ -328,6 +333,21 @@ def test_export(k: float | Tensor, weighted: bool) -> None:
         torch.testing.assert_close(differentiate(module, z, t), expected)
 
 
+def test_a_graph_of_make_fx() -> None:
+    z, t = examples()
+    graph = make_fx(partial(summed, pos_weight=torch.ones(3), k=0.5))(z, t)
+    assert_right(differentiate(graph, z, t), 0.5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("loss", [of_half, tunable_cross_entropy])
+def test_jit_trace(loss: Callable[..., Tensor]) -> None:
+    """Of soft targets in general: its check compares graphs with and without gradients."""
+    z, t = examples()
+    traced = torch.jit.trace(loss, (z, t))
+    torch.testing.assert_close(differentiate(traced, z, t), differentiate(loss, z, t))
+
+
 def test_fake_tensors() -> None:
     with FakeTensorMode():
         z, t = torch.empty(4, 3, requires_grad=True), torch.empty(4, 3)
@@ -379,6 +399,18 @@ def test_module() -> None:
     schedule = schedules.LinearK(criterion, 1.0, 2.0, total_steps=2)
     schedule.step()
     assert criterion.k == 1.5
+
+
+def test_an_existing_loss_is_converted() -> None:
+    z, t = examples()
+    plain = nn.BCEWithLogitsLoss(torch.rand(3), reduction="sum", pos_weight=torch.rand(3)).eval()
+    converted = TunableBCEWithLogitsLoss.from_bce_with_logits(plain, k=0.5)
+    assert converted.k == 0.5
+    assert not converted.training
+    assert converted.pos_weight is plain.pos_weight
+    torch.testing.assert_close(converted(z, t), plain(z, t))
+    with pytest.raises(TypeError, match=r"must be a torch.nn.BCEWithLogitsLoss, not Tunable"):
+        TunableBCEWithLogitsLoss.from_bce_with_logits(converted)
 
 
 def test_persistent_k() -> None:

@@ -9,7 +9,7 @@ fuse elementwise operations, which `torch.compile` does.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -282,6 +282,38 @@ class TunableBCEWithLogitsLoss(TunableModule, nn.BCEWithLogitsLoss):
         for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
             _check_factors(name, factors)
             self.register_buffer(name, factors)
+
+    @classmethod
+    def from_bce_with_logits(
+        cls, criterion: nn.BCEWithLogitsLoss, *, k: Sensitivity = 1.0, persistent: bool = False
+    ) -> Self:
+        """Return a loss with the settings of an existing `torch.nn.BCEWithLogitsLoss`.
+
+        Args:
+            criterion: The loss to convert; it keeps its weights, which both then share.
+            k: The sensitivity to large errors, above 0.
+            persistent: Whether k is in the ``state_dict``.
+
+        Example:
+            >>> criterion = nn.BCEWithLogitsLoss(reduction="sum")
+            >>> TunableBCEWithLogitsLoss.from_bce_with_logits(criterion, k=0.5)
+            TunableBCEWithLogitsLoss(k=0.5, reduction='sum')
+
+        """
+        # A subclass with a forward pass of its own is another loss.
+        if getattr(type(criterion), "forward", None) is not nn.BCEWithLogitsLoss.forward:
+            raise TypeError(
+                "criterion must be a torch.nn.BCEWithLogitsLoss, not "
+                f"{type(criterion).__name__}; to change the k of a tunable loss, set its k"
+            )
+        converted = cls(
+            criterion.weight,
+            reduction=criterion.reduction,
+            pos_weight=criterion.pos_weight,
+            k=k,
+            persistent=persistent,
+        )
+        return converted.train(criterion.training)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits for labels or probabilities of the same shape."""

@@ -17,6 +17,7 @@ from pseudograd.loss.autograd import (
     RowFunction,
     is_eager,
     is_exporting,
+    is_jit_traced,
     prepare_tracing,
     rows_of,
     zero_with_gradient,
@@ -246,7 +247,8 @@ def refuse_split_probabilities() -> NoReturn:
 
 def may_need_gradient(target: Tensor, route: str) -> bool:
     """Return whether probabilities require a gradient, or may, where no tensor knows."""
-    if target.requires_grad or route == "numba":  # numba runs eagerly, where a tensor knows
+    # numba runs eagerly, where a tensor knows; `torch.jit.trace` runs tensors that know, too.
+    if target.requires_grad or route == "numba" or is_jit_traced():
         return target.requires_grad and torch.is_grad_enabled()
     # Within `torch.func`, and functions that the compiler may put into it, no tensor knows.
     return torch.is_grad_enabled() and not (is_eager() or is_exporting())
