@@ -10,12 +10,13 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo toy test check bench clean
+.PHONY: help demo toy test try-torch check bench clean
 
 help:
 	@echo "make demo    tune an ensemble on scikit-learn's digits, with a page that shows how good it is"
 	@echo "make toy     run the paper's toy example, and draw it to toy.png"
 	@echo "make test    ruff, mypy, and all tests and doctests"
+	@echo "make try-torch TORCH=2.7.0   the tests of the loss, with another PyTorch"
 	@echo "make check   only ruff and mypy"
 	@echo "make bench   run the benchmarks on the CPU; results go to benchmarks/results"
 	@echo "make clean   remove the virtual environment and all caches"
@@ -30,6 +31,11 @@ toy: $(INSTALLED)
 # policy, idle threads leave the cores to other processes.
 test: check $(EXAMPLES)
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n logical --maxprocesses 4
+
+# The oldest PyTorch that pyproject.toml allows, and the newest: `make try-torch TORCH=2.15.0`.
+TORCH := 2.7.0
+try-torch:
+	PYTHON=$(PYTHON) tools/try_torch.sh $(TORCH)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -81,6 +81,21 @@ def _surprise(logits: Numbers, j: int) -> mp.mpf:
     return mp.log1p(mp.fsum(mp.exp(mp.mpf(z) - own) for i, z in enumerate(logits) if i != j))
 
 
+def binary(z: float, target: float, k: float, pos_weight: float = 1.0) -> tuple[float, float]:
+    """Binary cross-entropy, and the rule of two classes at the logit z (the other one is 0)."""
+    with mp.workdps(DIGITS):
+        yes, no = mp.mpf(pos_weight) * mp.mpf(target), 1 - mp.mpf(target)
+        value = 0
+        for mass, own in ((yes, z), (no, -z)):
+            value += mass * mp.log1p(mp.exp(-mp.mpf(own))) if mass else 0
+        total = yes + no
+        if total == 0:
+            return 0.0, 0.0
+        # W ε = W p - yes = no p - yes (1 - p); this form does not cancel for labels.
+        bias = (no / (1 + mp.exp(-mp.mpf(z))) - yes / (1 + mp.exp(mp.mpf(z)))) / total
+        return float(value), float(total * mp.sign(bias) * abs(bias) ** mp.mpf(k))
+
+
 def loss(
     input: Tensor,
     target: Tensor,
@@ -90,6 +105,7 @@ def loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     upstream: Tensor | None = None,
+    sample_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The loss, and its pseudo-gradient for an ``upstream`` gradient of ones; both in float64."""
     class_dim = min(input.dim() - 1, 1)
@@ -105,6 +121,7 @@ def loss(
     q = [[(1 - label_smoothing) * p + label_smoothing / classes for p in row] for row in q]
     sensitivity = k.double().reshape(-1).tolist() if isinstance(k, Tensor) else [float(k)]
     sensitivity = sensitivity * len(rows) if len(sensitivity) == 1 else sensitivity
+    s = [1.0] * len(rows) if sample_weight is None else sample_weight.double().flatten().tolist()
 
     values, gradients, divisor = [], [], 0.0
     for i, row in enumerate(rows):
@@ -113,13 +130,13 @@ def loss(
             gradients.append([0.0] * classes)
             continue
         weighted = [a * b for a, b in zip(q[i], w, strict=True)]
-        divisor += w[labels[i]] if hard else 1.0
-        values.append(cross_entropy(row, weighted))
+        divisor += s[i] * (w[labels[i]] if hard else 1.0)
+        values.append(s[i] * cross_entropy(row, weighted))
         if hard and label_smoothing == 0:
             f = [w[labels[i]] * part for part in rule(row, labels[i], sensitivity[i])]
         else:
             f = soft_rule(row, weighted, sensitivity[i])
-        gradients.append(f)
+        gradients.append([s[i] * part for part in f])
 
     value = torch.tensor(values, dtype=torch.float64)
     gradient = torch.tensor(gradients, dtype=torch.float64).reshape(len(rows), classes)

@@ -103,6 +103,24 @@ def test_a_number_in_the_place_of_class_weights_is_refused() -> None:
             call()
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.int8])
+def test_numbers_of_numpy(kind: Any) -> None:
+    """A label mask's fill value often comes from NumPy."""
+    target, settings = torch.tensor([0, -100, 2, 3]), {"ignore_index": kind(-100)}
+    expected = F.cross_entropy(LOGITS, target)
+    rule = RuleCrossEntropyLoss(cross_entropy, **settings)
+    for value in (
+        tunable_cross_entropy(LOGITS, target, **settings),
+        tunable_cross_entropy(LOGITS, target, **settings, implementation="torch"),
+        TunableCrossEntropyLoss(**settings)(LOGITS, target),
+        tunable_linear_cross_entropy(LOGITS, torch.eye(4), target, **settings),
+        TunableLinearCrossEntropyLoss(**settings)(LOGITS, torch.eye(4), target),
+        rule(LOGITS, target),
+    ):
+        torch.testing.assert_close(value, expected)
+    assert type(rule.ignore_index) is int
+
+
 def test_they_are_cross_entropy_losses() -> None:
     assert isinstance(TunableCrossEntropyLoss(k=0.5), nn.CrossEntropyLoss)
     assert isinstance(RuleCrossEntropyLoss(cross_entropy), nn.CrossEntropyLoss)

@@ -81,6 +81,16 @@ BAD: dict[str, Bad] = {
     ),
     # input
     "integer logits": Bad(call(LOGITS.long()), TypeError, "input", "floating-point logits"),
+    "float8 logits": Bad(
+        call(LOGITS.to(torch.float8_e4m3fn)), TypeError, "input", "not computed; use .float()"
+    ),
+    "float8 target": Bad(
+        call(target=PROBABILITIES.to(torch.float8_e5m2)), TypeError, "target", "use .float()"
+    ),
+    "float8 weight": Bad(
+        call(weight=torch.ones(4).to(torch.float8_e5m2)), TypeError, "weight", "use .float()"
+    ),
+    "float8 k": Bad(call(k=torch.ones(3).to(torch.float8_e5m2)), TypeError, "k", "use .float()"),
     "complex logits": Bad(
         call(LOGITS.to(torch.complex64)), TypeError, "input", "floating-point logits"
     ),

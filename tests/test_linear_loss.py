@@ -597,7 +597,17 @@ BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
         bad(class_weight=torch.ones(4, requires_grad=True)), ValueError, r"class_weight\.detach"
     ),
     "too many labels": (bad(target=torch.zeros(3).long()), ValueError, r"target .* \(2,\)"),
-    "probabilities": (bad(target=torch.zeros(2, 4)), TypeError, "target must be .* indices"),
+    "probabilities": (
+        bad(target=torch.zeros(2)), ValueError, r"must hold class probabilities of shape \(2, 4\)"
+    ),
+    "learned target": (
+        bad(target=torch.zeros(2, 4).requires_grad_()), ValueError, r"use target.detach\(\), or"
+    ),
+    "ignored probabilities": (
+        bad(target=torch.zeros(2, 4), ignore_index=1), ValueError, "ignore_index must be negative"
+    ),
+    "softcap": (bad(softcap=0.0), ValueError, "softcap must be a finite number above 0, not 0.0"),
+    "softcap text": (bad(softcap="30"), TypeError, "softcap must be a number above 0 or None"),
     "label too large": (bad(target=torch.tensor([0, 4])), IndexError, "target holds .* 4"),
     "elsewhere": (bad(weight=torch.zeros(4, 3, device="meta")), ValueError, "weight is on meta"),
     "another dtype": (bad(weight=torch.zeros(4, 3).half()), TypeError, "weight is .* convert one"),
@@ -643,3 +653,104 @@ def test_a_causal_language_model_learns_alike() -> None:
             optimizer.step()
         finals.append(torch.cat([p.detach().flatten() for p in parameters]))
     torch.testing.assert_close(finals[0], finals[1], rtol=1e-4, atol=1e-6)
+
+
+# --- soft targets and capped logits ---------------------------------------------------------------
+
+
+def compare(
+    criterion: Any, tensors: list[Tensor], target: Tensor, two_steps: Callable[..., Tensor]
+) -> None:
+    """Compare value and gradients of a linear form with those of two steps in float64."""
+    hidden, weight, bias = tensors
+    value = criterion(hidden, weight, target, bias)
+    logits = F.linear(hidden.double(), weight.double(), bias.double())
+    expected = two_steps(logits.movedim(-1, 1))
+    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(gradients(value, tensors), gradients(expected, tensors), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def on_route(criterion: Any, route: str, given: tuple[Any, ...]) -> Any:
+    if route == "compile":
+        torch.compiler.reset()
+        return torch.compile(criterion, fullgraph=True, backend="aot_eager")
+    if route == "export":
+        return torch.export.export(criterion, given).module()
+    return criterion
+
+
+@pytest.mark.parametrize(
+    ("route", "reduction", "smoothing", "weighted"),
+    [
+        *(("eager", *settings) for settings in SETTINGS),
+        *itertools.product(("compile", "export"), ("mean", "none"), (0.0,), (False, True)),
+    ],
+)
+def test_soft_targets(
+    implementation: str, route: str, reduction: str, smoothing: float, weighted: bool
+) -> None:
+    """With a k for each class and a weight for each token, too."""
+    tensors, labels = layer_and_data()
+    target = torch.randn(*TOKENS, CLASSES, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    target[0, 0] = F.one_hot(labels[0, 0], CLASSES)
+    class_k, weights = torch.linspace(0.5, 2, CLASSES), torch.linspace(0, 1, 12).reshape(TOKENS)
+    class_weight = torch.linspace(0.5, 2, CLASSES) if weighted else None
+    settings: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
+    criterion = TunableLinearCrossEntropyLoss(
+        class_k=class_k, class_weight=class_weight, chunk_rows=5, implementation=implementation,
+        **settings,
+    )  # fmt: skip
+    given = (*tensors[:2], target, tensors[2], weights)
+    on = on_route(criterion, route, given)
+    compare(
+        lambda *given: on(*given, weights), tensors, target,
+        lambda logits: tunable_cross_entropy(
+            logits, target.movedim(-1, 1).double(), class_weight, class_k=class_k,
+            sample_weight=weights, **settings,
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("route", ["eager", "compile", "export"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("softcap", [0.5, 30])
+def test_capped_logits(implementation: str, softcap: float, reduction: str, route: str) -> None:
+    tensors, target = layer_and_data()
+    criterion = TunableLinearCrossEntropyLoss(
+        k=0.5, softcap=softcap, reduction=reduction, chunk_rows=5, implementation=implementation
+    )
+    assert f"softcap={softcap}" in repr(criterion)
+    compare(
+        on_route(criterion, route, (*tensors[:2], target, tensors[2])), tensors, target,
+        lambda logits: tunable_cross_entropy(
+            softcap * torch.tanh(logits / softcap), target, k=0.5, reduction=reduction
+        ),
+    )  # fmt: skip
+
+
+def test_a_cap_far_below_the_logits_does_not_cancel() -> None:
+    """1 - tanh² would be 0 in float32."""
+    hidden = torch.tensor([[12.0, 0.0]], requires_grad=True)
+    weight, target = torch.eye(2), torch.tensor([1])
+    tunable_linear_cross_entropy(hidden, weight, target, k=0.5, softcap=1.0).backward()
+    assert hidden.grad is not None
+    p = torch.sigmoid(torch.tensor(1.0))
+    expected = p.sqrt() / torch.tensor(12.0).cosh() ** 2
+    torch.testing.assert_close(hidden.grad[0, 0], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_soft_and_capped_in_half_types(dtype: torch.dtype) -> None:
+    tensors, _ = layer_and_data(dtype)
+    target = torch.randn(*TOKENS, CLASSES).softmax(-1).to(dtype)
+    hidden, weight, bias = tensors
+    value = tunable_linear_cross_entropy(hidden, weight, target, bias, k=0.5, softcap=5.0)
+    assert value.dtype == dtype
+    logits = F.linear(hidden.float(), weight.float(), bias.float())
+    expected = tunable_cross_entropy(
+        (5 * torch.tanh(logits / 5)).movedim(-1, 1), target.movedim(-1, 1).float(), k=0.5
+    )
+    torch.testing.assert_close(value.float(), expected, rtol=2e-2, atol=1e-2)
+    for ours, theirs in zip(gradients(value, tensors), gradients(expected, tensors), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=5e-2, atol=1e-2)

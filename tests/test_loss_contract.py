@@ -310,6 +310,29 @@ def test_layout_makes_no_difference(
     torch.testing.assert_close(gradient, expected[1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(2, CLASSES, 3), (2, CLASSES, 3, 4), (2, CLASSES, 3, 4, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("target_kind", ["index", "probability"])
+@both_paths
+def test_gradients_have_the_layout_of_the_logits(
+    target_kind: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """A convolution below would otherwise get another layout than it gave."""
+    logits, target, arguments = Case(shape, target_kind, True, 0.1, "none", "mean").inputs(dtype)
+    layouts = [logits]
+    if logits.dim() == 4:
+        layouts.append(logits.to(memory_format=torch.channels_last))
+    for leaf in layouts:
+        leaf = leaf.detach().requires_grad_()
+        loss = tunable_cross_entropy(leaf, target, k=0.5, **arguments)
+        (gradient,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+        assert gradient.stride() == leaf.stride()
+        (again,) = torch.autograd.grad(loss * 2, leaf)
+        assert torch.equal(again, 2 * gradient)
+    with torch.no_grad():
+        tunable_cross_entropy(leaf, target, k=0.5, **arguments)
+
+
 @pytest.mark.parametrize("rows", [(6, CLASSES), (CLASSES, 6)])
 @both_paths
 def test_transposed_matrix_and_strided_labels(rows: tuple[int, int]) -> None:

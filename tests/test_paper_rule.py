@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mpmath as mp
@@ -159,6 +160,23 @@ def test_value_of_loss(dtype: torch.dtype, classes: int) -> None:
 
 @dtypes
 @class_counts
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.usefixtures("path")
+def test_value_of_loss_at_a_one_hot_target(dtype: torch.dtype, classes: int, graph: bool) -> None:
+    """Probabilities and labels have the same value, however close to 0 it is."""
+    (logits, label, k), value, _ = truth(dtype, classes)
+    one_hot = torch.nn.functional.one_hot(label, classes).to(dtype)
+    loss: Callable[..., Tensor] = functools.partial(tunable_cross_entropy, reduction="none")
+    if graph:
+        torch.compiler.reset()
+        loss = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    computed = loss(logits, one_hot, k=k)
+    assert computed.dtype == dtype
+    assert_accurate(computed, value, TOLERANCE[dtype])
+
+
+@dtypes
+@class_counts
 def test_soft_rule_at_a_one_hot_target(dtype: torch.dtype, classes: int) -> None:
     rows, _, gradient = truth(dtype, classes)
     one_hot = torch.nn.functional.one_hot(rows.label, classes).to(dtype)
@@ -188,6 +206,27 @@ def test_soft_rule(dtype: torch.dtype, classes: int, weighted: bool, k: float) -
     assert f.dtype == dtype
     assert_accurate(f, torch.tensor(true, dtype=torch.float64), max(TOLERANCE[dtype], 1e-10))
     assert_sums_to_zero(f)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-3])
+@pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.parametrize("classes", [3, 17])
+@dtypes
+@pytest.mark.usefixtures("path")
+def test_soft_rule_where_it_is_almost_right(
+    dtype: torch.dtype, classes: int, uniform: bool, size: float
+) -> None:
+    """The bias p - q is right to 1e-15, and k multiplies its relative error."""
+    generator = torch.Generator().manual_seed(classes)
+    noise = torch.randn(2, 4, classes, generator=generator, dtype=torch.float64)
+    at = torch.zeros_like(noise[0]) if uniform else noise[0]
+    q, logits = at.softmax(-1).to(dtype), (at + size * noise[1]).to(dtype)
+    bias = reference.loss(logits, q, 1.0, reduction="sum")[1].abs()
+    for k in (0.25, 1.0, 3.0, 10.0):
+        _, true = reference.loss(logits, q, k, reduction="sum")
+        error = (gradient_of_loss(logits, q, k).double() - true).abs()
+        allowed = true.abs() * (max(k, 1) * 1e-15 / bias + torch.finfo(dtype).eps)
+        assert (error <= allowed + NEGLIGIBLE_ERROR).all()
 
 
 @dtypes

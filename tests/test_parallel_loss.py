@@ -62,6 +62,9 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"smoothed {reduction}", {
             "k": per_example, "weight": weight, "label_smoothing": 0.1, "reduction": reduction
         }  # fmt: skip
+        yield f"sample weights {reduction}", {
+            "k": 0.5, "weight": weight, "sample_weight": per_example, "reduction": reduction
+        }  # fmt: skip
     yield "smoothed k=1", {"k": 1.0, "label_smoothing": 0.3}
 
 
@@ -97,6 +100,7 @@ def compiled(
 def wrong_labels(arguments: dict[str, Any], mine: slice) -> tuple[Tensor, ...]:
     """Which values and rows of the gradients are NaN if two of the labels are no classes."""
     here = {**on_this_rank(arguments, mine), "reduction": "none", "k": 0.5}
+    here.pop("sample_weight", None)  # of more examples
     target = torch.tensor([0, CLASSES, 6, -1])
     part = torch.ones(4, CLASSES)[:, mine].clone().requires_grad_()
     value = tunable_cross_entropy(part, target, **here)

@@ -286,3 +286,37 @@ def test_random_examples() -> None:
     again, other = (random_examples(count=1000, classes=4, spread=2.0, seed=s)[0] for s in (7, 8))
     assert torch.equal(logits, again)
     assert not torch.equal(logits, other)
+
+
+@pytest.mark.parametrize("check", [sign, zero_sum, monotone, integrable])
+@pytest.mark.parametrize("shape", [(3, 1), (0, 4), (4,), (2, 3, 4)])
+def test_examples_that_say_nothing_are_refused(
+    check: Callable[..., Finding], shape: tuple[int, ...]
+) -> None:
+    examples = torch.zeros(shape), torch.zeros(shape[:-1], dtype=torch.long)
+    with pytest.raises(ValueError, match=r"^examples must be logits \(R, C\) of one or more"):
+        check(cross_entropy, examples)
+
+
+def test_examples_with_too_few_labels_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^target must have one label for each row"):
+        sign(cross_entropy, (torch.zeros(3, 4), torch.tensor([0, 1])))
+
+
+DETACHED: dict[str, Rule] = {
+    "whole": lambda z, y: tunable(z, y, 0.5).detach(),
+    "logits": lambda z, y: tunable(z.detach(), y, 0.5),
+    "a factor": lambda z, y: cross_entropy(z, y) * cross_entropy(z, y).abs().detach(),
+}
+
+
+@pytest.mark.parametrize("rule", DETACHED)
+def test_of_a_detached_rule_nothing_is_said(rule: str) -> None:
+    """Its Jacobian is 0, or half of it, which may well be symmetric."""
+    with pytest.raises(ValueError, match=r"^rule must consist of differentiable operations"):
+        integrable(DETACHED[rule])
+
+
+def test_constants_and_kinks_are_differentiable() -> None:
+    assert integrable(lambda z, y: torch.ones_like(z)).holds
+    assert not integrable(from_bias(lambda bias, y: bias.clamp(-0.3, 0.3))).holds

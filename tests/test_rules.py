@@ -284,3 +284,64 @@ def test_half_types_are_float32_rounded_once(name: str, dtype: torch.dtype) -> N
     logits, label = random_examples(count=200, classes=6)
     logits = logits.to(dtype)
     assert torch.equal(rule(logits, label), rule(logits.float(), label).to(dtype))
+
+
+ALL_RULES: dict[str, Callable[..., Tensor]] = {
+    "tunable": rules.tunable,
+    "bias": rules.bias,
+    "cross_entropy": rules.cross_entropy,
+    "focal": rules.focal,
+    "power_of_log": rules.power_of_log,
+    "of the bias": rules.from_bias(lambda bias, y: bias**3),
+}
+WRONG_LABELS = {
+    "too few": torch.tensor([0, 1]),
+    "too many": torch.tensor([0, 1, 2, 0]),
+    "a column": torch.tensor([[0], [1], [2]]),
+    "one": torch.tensor(0),
+}
+
+
+@pytest.mark.parametrize("labels", WRONG_LABELS)
+@pytest.mark.parametrize("rule", ALL_RULES)
+def test_labels_of_another_shape_are_refused(rule: str, labels: str) -> None:
+    """Too few were taken for the first rows, and the others had no label."""
+    with pytest.raises(ValueError, match=r"^target must have one label for each row"):
+        ALL_RULES[rule](torch.zeros(3, 4), WRONG_LABELS[labels])
+
+
+def test_what_is_no_label_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^target must hold class indices, not torch.float32"):
+        rules.tunable(torch.zeros(3, 4), torch.zeros(3))
+    with pytest.raises(ValueError, match=r"^target must hold class probabilities of the shape"):
+        rules.soft_tunable(torch.zeros(3, 4), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("k", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_a_wrong_tensor_k_is_refused(k: float, per_row: bool) -> None:
+    z, y = torch.zeros(3, 4), torch.tensor([0, 1, 2])
+    wrong = torch.tensor([1.0, k, 1.0]) if per_row else torch.tensor(k)
+    calls: tuple[Callable[[], Tensor], ...] = (
+        lambda: rules.tunable(z, y, wrong),
+        lambda: rules.soft_tunable(z, z.softmax(-1), wrong),
+        lambda: rules.power_of_log(z, y, wrong),
+        lambda: rules.log_of_power(z, y, wrong),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=r"^k must be finite and above 0"):
+            call()
+
+
+def test_a_wrong_k_is_nan_where_it_cannot_be_read() -> None:
+    f = torch.func.vmap(lambda z, y, k: rules.tunable(z, y, k))(
+        torch.zeros(2, 4), torch.tensor([0, 1]), torch.tensor([0.5, -1.0])
+    )
+    assert f[0].isfinite().all()
+    assert f[1].isnan().all()
+
+
+def test_k_of_another_shape_is_refused() -> None:
+    """One for each class of a single row would give a row for each class."""
+    with pytest.raises(ValueError, match=r"^k must be a number or have one value for each row"):
+        rules.tunable(torch.zeros(1, 4), torch.tensor([0]), torch.ones(4))

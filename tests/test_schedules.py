@@ -254,10 +254,10 @@ class Recorder(TunableCrossEntropyLoss):
         super().__init__(**settings)
         self.used: list[float] = []
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def forward(self, input: Tensor, target: Tensor, *others: Any, **named: Any) -> Tensor:
         assert isinstance(self.k, float)
         self.used.append(self.k)
-        return super().forward(input, target)
+        return super().forward(input, target, *others, **named)
 
 
 @pytest.fixture

@@ -586,6 +586,50 @@ def test_a_fork_after_use_does_not_hang() -> None:
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120, env=environment)
 
 
+AT_THE_END = """
+import atexit, sys, threading, torch
+from pseudograd import tunable_cross_entropy, tunable_linear_cross_entropy
+
+torch.set_num_threads(3)
+logits, target = torch.randn(1000, 100, requires_grad=True), torch.arange(1000) % 100
+
+def gradients():
+    return [torch.autograd.grad(loss, logits)[0] for loss in (
+        tunable_cross_entropy(logits, target, k=0.5),
+        tunable_cross_entropy(logits, logits.detach().softmax(-1).flip(0), k=0.5),
+        tunable_linear_cross_entropy(logits, torch.eye(100), target, k=0.5),
+    )]
+
+before = gradients() if sys.argv[1] == "used before" else None
+
+def again():
+    if sys.argv[2] == "thread":
+        threading.main_thread().join()
+    found = gradients()
+    torch.set_num_threads(1)
+    expected = before or gradients()
+    print(sum(bool((a == b).all()) for a, b in zip(found, expected)), flush=True)
+
+if sys.argv[2] == "atexit":
+    atexit.register(again)
+else:
+    threading.Thread(target=again).start()
+"""
+
+
+@pytest.mark.parametrize("where", ["thread", "atexit"])
+@pytest.mark.parametrize("when", ["used before", "first use"])
+def test_the_end_of_the_main_thread_is_not_the_end(when: str, where: str) -> None:
+    """Python then starts no more threads, and the calling one does all the work."""
+    pytest.importorskip("numba")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", AT_THE_END, when, where]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment, check=False
+    )
+    assert done.stdout.split() == ["3"], done.stderr
+
+
 def gradient_norm(loss: Loss) -> Loss:
     return lambda z: grad(loss)(z).square().sum()
 
@@ -698,6 +742,53 @@ def test_exported(loss: str, strict: bool) -> None:
         torch.testing.assert_close(differentiate(again.module(), other, target), expected)
 
 
+class Whole(nn.Module):
+    """A model and its loss, with targets and k among the inputs."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.layer, self.loss = nn.Linear(CLASSES, CLASSES), loss
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.linspace(-1, 1, CLASSES**2).reshape(CLASSES, CLASSES))
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        value: Tensor = self.loss(self.layer(x), *others)
+        return value
+
+
+def with_any_k(logits: Tensor, target: Tensor, k: float | Tensor = 0.5, **settings: Any) -> Tensor:
+    return tunable_cross_entropy(logits, target, k=k, **settings)
+
+
+DYNAMIC: dict[str, tuple[Loss, tuple[Tensor, ...]]] = {
+    "index": (with_any_k, (torch.tensor([0, 1, 4]),)),
+    "smoothed": (partial(with_any_k, label_smoothing=0.1), (torch.tensor([0, 1, 4]),)),
+    "k per example": (with_any_k, (torch.tensor([0, 1, 4]), torch.tensor([0.25, 0.5, 2.0]))),
+    "probability": (with_any_k, (torch.eye(CLASSES)[1:4],)),
+    "probability, k per example": (
+        with_any_k, (torch.eye(CLASSES)[1:4], torch.tensor([0.25, 0.5, 2.0]))
+    ),
+    "linear": (
+        lambda x, y, k: tunable_linear_cross_entropy(x, torch.eye(CLASSES), y, k=k),
+        (torch.tensor([0, 1, 4]), torch.tensor([0.25, 0.5, 2.0])),
+    ),
+    "rule": (RuleCrossEntropyLoss(focal), (torch.tensor([0, 1, 4]),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_exported_for_any_batch(name: str, strict: bool) -> None:
+    loss, others = DYNAMIC[name]
+    model, inputs = Whole(loss), (torch.randn(3, CLASSES), *others)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    shapes = {"x": {0: batch}, "others": tuple({0: batch} for _ in others)}
+    program = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=strict)
+    larger = [torch.cat([tensor, tensor, tensor[:1]]) for tensor in inputs]
+    expected = differentiate(model, *larger)
+    torch.testing.assert_close(differentiate(program.module(), *larger), expected)
+
+
 def test_of_an_exported_loss_a_second_derivative_is_refused() -> None:
     logits, target = examples()
     module = torch.export.export(Criterion(EXPORTED["index"]), (logits, target)).module()
@@ -731,3 +822,63 @@ def test_a_traced_graph_is_of_the_loss_and_not_of_its_value() -> None:
     graph = make_fx(partial(tunable_cross_entropy, k=0.5))(logits, target)
     other = logits.flip(0)
     torch.testing.assert_close(graph(other, target), F.cross_entropy(other, target))
+
+
+TRACED: dict[str, Loss] = {
+    **EXPORTED,
+    "probability": lambda z, y: tunable_cross_entropy(z, torch.eye(CLASSES)[y], k=0.5),
+    "reweighted rule": RuleCrossEntropyLoss(focal),
+}
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("loss", TRACED)
+def test_a_traced_graph_of_the_value_has_the_pseudo_gradient(loss: str, mode: Any) -> None:
+    """The graph's own derivative would be plain cross-entropy's."""
+    logits, target = examples()
+    trace = make_fx(TRACED[loss], tracing_mode=mode, _allow_non_fake_inputs=True)
+    graph = trace(logits, target)
+    other = logits.flip(0)
+    expected = differentiate(TRACED[loss], other, target)
+    torch.testing.assert_close(differentiate(graph, other, target), expected)
+
+
+def test_a_traced_graph_of_an_own_rule_has_no_derivative() -> None:
+    logits, target = examples()
+    graph = make_fx(RuleCrossEntropyLoss(RULES["of the bias"]))(logits, target)
+    torch.testing.assert_close(graph(logits, target), F.cross_entropy(logits, target))
+    with pytest.raises(RuntimeError, match="is Python that an exported graph"):
+        differentiate(graph, logits, target)
+
+
+@pytest.mark.parametrize("mode", ["real", "symbolic"])
+def test_a_traced_gradient_is_the_pseudo_gradient(mode: Any) -> None:
+    logits, target = examples()
+
+    def by_autograd(logits: Tensor, target: Tensor) -> Tensor:
+        return differentiate(tunable_loss, logits, target, 0.5)
+
+    for function in (by_autograd, lambda z, y: grad(tunable_loss)(z, y, 0.5)):
+        graph = make_fx(function, tracing_mode=mode)(logits.flip(0), target)
+        assert_right(graph(logits, target), logits, target, 0.5)
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_onnx(name: str) -> None:
+    """An ONNX graph has no derivative: the value is all there is, in ONNX's own operators."""
+    pytest.importorskip("onnxscript")
+    loss, others = DYNAMIC[name]
+    model, inputs = Whole(loss), (torch.randn(3, CLASSES), *others)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    shapes = {"x": {0: batch}, "others": tuple({0: batch} for _ in others)}
+    program = torch.onnx.export(model, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    assert program is not None
+    domains = {node.domain for node in program.model.graph}
+    assert not any("pseudograd" in domain for domain in domains)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    larger = [torch.cat([tensor, tensor, tensor[:1]]) for tensor in inputs]
+    names = [given.name for given in session.get_inputs()]
+    given = {key: tensor.numpy() for key, tensor in zip(names, larger, strict=True)}
+    (value,) = session.run(None, given)
+    torch.testing.assert_close(torch.from_numpy(value), model(*larger).detach())

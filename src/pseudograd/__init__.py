@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from pseudograd import schedules as schedules
 from pseudograd.loss import (
     RuleCrossEntropyLoss,
+    TunableBCEWithLogitsLoss,
     TunableCrossEntropyLoss,
     TunableLinearCrossEntropyLoss,
+    tunable_binary_cross_entropy_with_logits,
     tunable_cross_entropy,
     tunable_linear_cross_entropy,
 )
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
 # Without the classifier and the study, so that `import *` works without the extra they need.
 __all__ = [
     "RuleCrossEntropyLoss",
+    "TunableBCEWithLogitsLoss",
     "TunableCrossEntropyLoss",
     "TunableLinearCrossEntropyLoss",
+    "tunable_binary_cross_entropy_with_logits",
     "tunable_cross_entropy",
     "tunable_linear_cross_entropy",
 ]

@@ -1,5 +1,9 @@
 """A rule with PyTorch's face: functions and modules that replace cross-entropy."""
 
+from pseudograd.loss.binary import (
+    TunableBCEWithLogitsLoss,
+    tunable_binary_cross_entropy_with_logits,
+)
 from pseudograd.loss.functional import tunable_cross_entropy
 from pseudograd.loss.linear import tunable_linear_cross_entropy
 from pseudograd.loss.modules import (
@@ -10,8 +14,10 @@ from pseudograd.loss.modules import (
 
 __all__ = [
     "RuleCrossEntropyLoss",
+    "TunableBCEWithLogitsLoss",
     "TunableCrossEntropyLoss",
     "TunableLinearCrossEntropyLoss",
+    "tunable_binary_cross_entropy_with_logits",
     "tunable_cross_entropy",
     "tunable_linear_cross_entropy",
 ]

@@ -7,8 +7,9 @@ A `torch.autograd.Function` makes the substitution. Three facts shape this file:
   registers our functions there.
 - A pseudo-gradient is not the gradient of any function (Lemma 1), so a second derivative has no
   meaning. The backward pass is a function of its own whose derivative raises.
-- `torch.export` keeps the forward pass of such a function and drops its backward pass, which again
-  gives plain cross-entropy. It keeps custom operators with their derivative, so we export those.
+- `torch.export` and `make_fx` keep the forward pass of such a function and drop its backward pass,
+  which again gives plain cross-entropy. They keep custom operators with their derivative, so their
+  graphs get those.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pseudograd.rules import paper
+from pseudograd.rules.checks import is_eager as is_eager
 from pseudograd.rules.paper import Sensitivity
 
 RowFunction = Callable[[Tensor, Tensor, Sensitivity], Tensor]
@@ -70,7 +72,7 @@ def row_values(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tens
 
     Register callers with `keep_whole`, or `torch.compile` traces into them.
     """
-    if is_exporting():
+    if is_kept_as_graph():
         return _exported(loss, z, target, k)
     value: Tensor = _Forward.apply(z, target, k, loss)[0]
     return value
@@ -123,14 +125,6 @@ def is_jit_traced() -> bool:
     if torch.compiler.is_compiling():  # as above
         return False
     return torch._C._is_tracing()
-
-
-def is_eager() -> bool:
-    """Return whether tensors hold numbers: nothing is traced, and torch.func is not active."""
-    if torch.compiler.is_compiling():  # as above
-        return False
-    traced = torch._C._get_dispatch_mode(_PROXY) is not None or torch._C._is_tracing()
-    return not (traced or torch._C._are_functorch_transforms_active())
 
 
 class _Forward(Function):
@@ -230,8 +224,9 @@ def zero_with_gradient(x: Tensor, gradient: Tensor, source: Tensor) -> Tensor:
     Added to a value, it leaves the value as it is (also infinity) and adds a gradient. ``gradient``
     was computed from ``source``; differentiating once more raises.
     """
-    if is_exporting():
-        zero: Tensor = _exported_zero(x, gradient.detach(), source)
+    if is_kept_as_graph():
+        in_onnx = torch.onnx.is_in_onnx_export()
+        zero: Tensor = (_zeros if in_onnx else _exported_zero)(x, gradient.detach(), source)
     else:
         zero = _Zero.apply(x, gradient.detach(), source)
     return zero
@@ -286,14 +281,29 @@ _FLAG_TELLS_EXPORT = torch.__version__ >= "2.8"  # compares versions, not texts
 
 
 def is_exporting() -> bool:
-    """Return whether `torch.export` is tracing this call; always False before PyTorch 2.7."""
+    """Return whether `torch.export` is tracing this call."""
     if _FLAG_TELLS_EXPORT:
         return bool(torch.compiler._is_exporting_flag)
-    exporting = getattr(torch.compiler, "is_exporting", None)
-    return exporting is not None and bool(exporting())
+    return torch.compiler.is_exporting()
+
+
+def is_kept_as_graph() -> bool:
+    """Return whether `torch.export` or `make_fx` is tracing this call: autograd sees only a graph.
+
+    `torch.compile` traces both passes, in a context of its own, and `torch.func` differentiates
+    while it is traced.
+    """
+    if is_exporting():
+        return True
+    if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_PROXY) is None:
+        return False
+    compiled = torch._guards.TracingContext.try_get() is not None
+    return not (compiled or torch._C._are_functorch_transforms_active())
 
 
 def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
+    if torch.onnx.is_in_onnx_export():  # it has no derivatives, and does not know our operators
+        return loss.forward(z, target, k)[0]
     if loss.exported_as is None:
         underivable: Tensor = _without_derivative(loss.forward(z, target, k)[0])
         return underivable
@@ -306,6 +316,10 @@ def _of_name(name: str) -> RowLoss:
         from pseudograd.loss.triton.operators import OnGpu
 
         return OnGpu(float(name.rpartition(" ")[2]))
+    if name == "binary":
+        from pseudograd.loss.binary import Binary
+
+        return Binary()
     from pseudograd.loss.rows import ClassIndex, ClassProbabilities
 
     return ClassIndex() if name == "class indices" else ClassProbabilities()
@@ -436,8 +450,8 @@ def refuse_forward_mode() -> NoReturn:
 def _refuse(what: str) -> NoReturn:
     raise RuntimeError(
         f"pseudograd: {what} of a tunable loss does not exist: its backward pass is a "
-        "pseudo-gradient, which is not the gradient of any function (Lemma 1 of the paper); use "
-        "torch.nn.functional.cross_entropy where you need one"
+        "pseudo-gradient, which is not the derivative of the value; use PyTorch's cross-entropy "
+        "where you need one"
     )
 
 

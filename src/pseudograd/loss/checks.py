@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 REDUCTIONS = ("mean", "sum", "none")
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 IMPLEMENTATIONS = ("auto", "triton", "torch")
 
 
@@ -35,6 +37,7 @@ def check_arguments(
     check_dense("target", target)
     if not input.is_floating_point():
         raise TypeError(f"input must hold floating-point logits, not {input.dtype}; use .float()")
+    check_dtype("input", input)
     shape = input.shape
     if not shape:
         raise ValueError("input must have a class dimension: shape (C), (N, C) or (N, C, d1, ...)")
@@ -43,17 +46,14 @@ def check_arguments(
     if classes == 0:
         raise ValueError(f"input has no classes: its shape is {tuple(shape)}")
     if target.is_floating_point():
+        check_dtype("target", target)
         if target.shape != shape:
             raise ValueError(
                 "target holds floating-point numbers, so it must be class probabilities of the "
                 f"shape of input, {tuple(shape)}, not {tuple(target.shape)}; for class indices "
                 "use .long()"
             )
-        if ignore_index >= 0:
-            raise ValueError(
-                f"ignore_index must be negative, not {ignore_index}, where target holds class "
-                "probabilities: there is no index to ignore"
-            )
+        check_nothing_ignored(ignore_index)
     elif target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"target must hold class indices or probabilities, not {target.dtype}")
     elif target.shape != examples:
@@ -73,7 +73,7 @@ def check_arguments(
 
 def check_settings(ignore_index: int, reduction: str, label_smoothing: float) -> None:
     """Refuse wrong values of the arguments that are not tensors."""
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, np.integer)):
         raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
@@ -83,10 +83,33 @@ def check_settings(ignore_index: int, reduction: str, label_smoothing: float) ->
         raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
 
 
+def check_nothing_ignored(ignore_index: int) -> None:
+    """Refuse to ignore an index where targets are probabilities."""
+    if ignore_index >= 0:
+        raise ValueError(
+            f"ignore_index must be negative, not {ignore_index}, where target holds class "
+            "probabilities: there is no index to ignore"
+        )
+
+
+def python_int(number: int) -> int:
+    """Return a checked whole number of NumPy's as one of Python's."""
+    given: Any = number
+    return int(given) if isinstance(given, np.integer) else number
+
+
 def check_dense(name: str, tensor: Tensor) -> None:
     """Refuse sparse tensors and the like."""
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}; use .to_dense()")
+
+
+def check_dtype(name: str, tensor: Tensor) -> None:
+    """Refuse float8 and the like, in which PyTorch does not compute either."""
+    if tensor.dtype not in _FLOATS:
+        raise TypeError(
+            f"{name} is {tensor.dtype}, in which cross-entropy is not computed; use .float()"
+        )
 
 
 def check_factors(name: str, factors: Tensor | None) -> None:
@@ -99,6 +122,7 @@ def check_factors(name: str, factors: Tensor | None) -> None:
         raise TypeError(
             f"{name} must be a floating-point tensor with one factor for each class{advice}"
         )
+    check_dtype(name, factors)
     check_dense(name, factors)
 
 
@@ -128,6 +152,7 @@ def check_linear(
             continue
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise TypeError(f"{name} must be a floating-point tensor")
+        check_dtype(name, tensor)
         check_dense(name, tensor)
         if hasattr(tensor, "device_mesh"):
             raise TypeError(
@@ -151,17 +176,35 @@ def check_linear(
     for name in ("bias", "class_weight"):
         if (tensor := tensors[name]) is not None:
             check_class_factors(name, tensor, len(weight))
-    is_number = isinstance(target, Tensor) and target.dtype != torch.bool
-    if not is_number or target.is_floating_point() or target.is_complex():
-        raise TypeError("target must be a tensor of class indices")
-    if target.shape != hidden.shape[:-1]:
+    if not isinstance(target, Tensor) or target.dtype == torch.bool or target.is_complex():
+        raise TypeError("target must be a tensor of class indices or class probabilities")
+    wanted, kind = tuple(hidden.shape[:-1]), "class indices"
+    if target.is_floating_point():
+        wanted, kind = (*wanted, weight.shape[0]), "class probabilities"
+        check_dtype("target", target)
+        if target.requires_grad:
+            raise ValueError(
+                "target must not require a gradient in the linear form; use target.detach(), or "
+                "tunable_cross_entropy of the logits"
+            )
+    if tuple(target.shape) != wanted:
         raise ValueError(
-            f"target must hold class indices of shape {tuple(hidden.shape[:-1])} for a hidden of "
+            f"target must hold {kind} of shape {wanted} for a hidden of "
             f"shape {tuple(hidden.shape)}, not {tuple(target.shape)}"
         )
     if target.device != hidden.device:
         raise ValueError(f"target is on {target.device} but hidden is on {hidden.device}")
     check_chunk_rows(chunk_rows)
+
+
+def check_softcap(softcap: float | None) -> None:
+    """Refuse anything but a number above 0, or None."""
+    if softcap is None:
+        return
+    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
+        raise TypeError(f"softcap must be a number above 0 or None, not {softcap!r}")
+    if not 0 < softcap < float("inf"):
+        raise ValueError(f"softcap must be a finite number above 0, not {softcap}")
 
 
 def check_chunk_rows(chunk_rows: int | None) -> None:
@@ -189,6 +232,7 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
     check_dense("k", k)
     if not k.is_floating_point():
         raise TypeError(f"k must hold floating-point numbers, not {k.dtype}; use .float()")
+    check_dtype("k", k)
     if k.requires_grad:
         raise ValueError("k cannot be learned by gradient: it has none; use k.detach()")
     if shape is not None and k.dim() > 0 and k.shape != shape:
@@ -202,6 +246,52 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
         )
     check_k(k, values)
     return k
+
+
+def check_class_k(
+    class_k: Tensor, k: Sensitivity, classes: int, device: torch.device, split: bool
+) -> None:
+    """Refuse what is not a sensitivity for each class, or stands beside one for each example."""
+    check_factors("class_k", class_k)
+    if split:
+        raise ValueError(
+            "class_k does not work with a process_group, whose ranks know only a part of the "
+            "classes; give k=class_k[target], with the class_k of all classes"
+        )
+    check_class_factors("class_k", class_k, classes)
+    if isinstance(k, Tensor) and k.dim() > 0:
+        raise ValueError("give k for each example or class_k for each class, not both")
+    if class_k.device != device:
+        raise ValueError(f"class_k is on {class_k.device} but target is on {device}")
+
+
+def check_class_k_values(class_k: Tensor) -> None:
+    """Refuse a sensitivity out of bounds."""
+    try:
+        check_k(class_k)
+    except ValueError as error:
+        raise ValueError(
+            "class_k must be finite and above 0 (2^-100 to 2^100) for every class"
+        ) from error
+
+
+def check_sample_weight(sample_weight: Tensor, shape: torch.Size, device: torch.device) -> None:
+    """Refuse what is not a factor for each example."""
+    if not isinstance(sample_weight, Tensor) or not sample_weight.is_floating_point():
+        raise TypeError(
+            "sample_weight must be a floating-point tensor with one factor for each example"
+        )
+    check_dtype("sample_weight", sample_weight)
+    check_dense("sample_weight", sample_weight)
+    if sample_weight.shape != shape:
+        raise ValueError(
+            f"sample_weight must have one factor for each example, shape {tuple(shape)}, not "
+            f"{tuple(sample_weight.shape)}"
+        )
+    if sample_weight.device != device:
+        raise ValueError(f"sample_weight is on {sample_weight.device} but input is on {device}")
+    if sample_weight.requires_grad:
+        raise ValueError("sample_weight must not require a gradient; use sample_weight.detach()")
 
 
 def check_implementation(implementation: str) -> None:

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numba
@@ -235,8 +235,10 @@ class _Fused(Function):
             factor = np.array([above.item() / ctx.divisor if ctx.divisor else 0.0], f32)
         else:
             factor = _array(above)
-        result = np.empty(z.shape, f32)
-        _gradients(_array(z), target, ctx.k, weight, ctx.smoothing, factor, ctx.kept, result)
+        logits = _array(z)
+        # A copy of the logits is overwritten by their gradient.
+        result = np.empty(z.shape, f32) if _is_array(z) else logits
+        _gradients(logits, target, ctx.k, weight, ctx.smoothing, factor, ctx.kept, result)
         if not graph_is_kept():  # autograd frees its saved tensors, and so do we
             ctx.kept = None
         f = torch.from_numpy(result)
@@ -337,9 +339,14 @@ _ONE = np.ones(1, f32)
 
 def _array(tensor: Tensor) -> Any:
     # Converting without need would take as long as all the rest.
-    if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+    if not _is_array(tensor):
         tensor = tensor.float().contiguous()
     return tensor.numpy(force=True)
+
+
+def _is_array(tensor: Tensor) -> bool:
+    """Return whether `_array` is the tensor itself, not a copy."""
+    return tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 
 def _shared(kernel: Any, z: Any, *arguments: Any) -> list[Any]:
@@ -348,11 +355,18 @@ def _shared(kernel: Any, z: Any, *arguments: Any) -> list[Any]:
     if z.size < _WORTH_SHARING or workers == 1:
         return [kernel(z, *arguments, 0, rows)]
     bounds = [rows * worker // workers for worker in range(workers + 1)]
-    others = [
-        _threads().submit(kernel, *(z, *arguments, start, stop))
-        for start, stop in itertools.pairwise(bounds[1:])
-    ]
-    return [kernel(z, *arguments, 0, bounds[1]), *(other.result() for other in others)]
+    others: list[Future[Any]] = []
+    left = bounds[1]
+    try:
+        for left, stop in itertools.pairwise(bounds[1:]):
+            others.append(_threads().submit(kernel, *(z, *arguments, left, stop)))
+        left = rows
+    except RuntimeError as error:
+        # Once the main thread has ended, Python starts no more threads: this one does the rest.
+        if "cannot schedule new futures" not in str(error):
+            raise
+    parts = [kernel(z, *arguments, 0, bounds[1]), *(other.result() for other in others)]
+    return parts if left == rows else [*parts, kernel(z, *arguments, left, rows)]
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from pseudograd.loss.autograd import (
     RowFunction,
     is_eager,
     is_exporting,
+    is_jit_traced,
     prepare_tracing,
     rows_of,
     zero_with_gradient,
@@ -25,14 +26,18 @@ from pseudograd.loss.checks import (
     autocast_is_on,
     check_arguments,
     check_class_indices,
+    check_class_k,
+    check_class_k_values,
     check_for_triton,
     check_implementation,
+    check_sample_weight,
     checked_k,
     dtype_without_kernel,
     name_of_group,
+    python_int,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
-from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, holds_numbers
 from pseudograd.rules.paper import Sensitivity, in_working_precision, wide, working_dtype
 
 if TYPE_CHECKING:
@@ -55,6 +60,8 @@ def tunable_cross_entropy(
     label_smoothing: float = 0.0,
     *,
     k: Sensitivity = 1.0,
+    class_k: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     implementation: str = "auto",
     process_group: ProcessGroup | None = None,
     _scaled: ScaledBefore | None = None,
@@ -78,6 +85,12 @@ def tunable_cross_entropy(
         k: The sensitivity to large errors, above 0. Below 1, hard and mislabelled examples count
             less; above 1, more. A number, or a tensor with one value per example (the shape that
             class indices have).
+        class_k: A sensitivity for each class, shape (C), chosen by an example's label: smaller
+            where labels are known to be poor. A class probability chooses the mean of them,
+            weighted by the target. If k is given too, it must be a number, and both are multiplied.
+        sample_weight: A factor of 0 or more for each example (the shape that class indices have),
+            as if the example occurred that often. A mean is divided by the sum of the factors, or
+            with class weights by the sum of the products of both.
         implementation: "auto" picks the fastest: Triton kernels on CUDA devices, loops compiled by
             numba on CPUs if it is installed. "triton" requires the kernels; "torch" uses PyTorch
             operations.
@@ -96,21 +109,45 @@ def tunable_cross_entropy(
         >>> loss, logits.grad
         (tensor(0.4076, grad_fn=...), tensor([[-0.5786,  0.3601,  0.2184]]))
 
+        Labels of class 2 are often wrong, so that class gets a smaller k. The third example counts
+        twice, the second not at all:
+
+        >>> logits = torch.tensor([[2.0, 1.0, 0.0]]).repeat(3, 1).requires_grad_()
+        >>> loss = tunable_cross_entropy(
+        ...     logits,
+        ...     torch.tensor([0, 1, 2]),
+        ...     class_k=torch.tensor([1.0, 1.0, 0.5]),
+        ...     sample_weight=torch.tensor([1.0, 0.0, 2.0]),
+        ... )
+        >>> loss.backward()
+        >>> logits.grad  # divided by the sum of the weights, 3
+        tensor([[-0.1116,  0.0816,  0.0300],
+                [ 0.0000,  0.0000,  0.0000],
+                [ 0.3959,  0.2401, -0.6359]])
+
     """
     prepare_tracing()
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
+    ignore_index = python_int(ignore_index)
     k = checked_k(k, shape)
+    if class_k is not None:
+        k = k_of_examples(k, class_k, target, input.shape[min(input.dim() - 1, 1)], process_group)
     route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
-    # The Triton kernels read half types as they are.
-    z = as_rows(input if route == "triton" or input.dtype == dtype else input.to(dtype))
+    # The kernels read half types as they are.
+    z = as_rows(input.to(dtype) if route == "torch" and input.dtype != dtype else input)
     soft = target.is_floating_point()
-    learns = soft and _may_need_gradient(target, route)
+    learns = soft and may_need_gradient(target, route)
     labels = as_rows(target.detach() if learns else target) if soft else target.flatten()
-    settings = (k, weight, ignore_index, reduction, label_smoothing)
+    per_example = None
+    if sample_weight is not None:
+        per_example = checked_weights(sample_weight, shape, input.device)
+    reduced_later = per_example is not None and process_group is None
+    inner = "none" if reduced_later else reduction
+    settings = (k, weight, ignore_index, inner, label_smoothing)
     if process_group is not None:
-        loss = _split_loss(z, labels, *settings, process_group, route == "triton")
+        loss = _split_loss(z, labels, *settings, process_group, route == "triton", per_example)
     elif route == "numba" and (numba_loss := _compiled_by_numba()):
         loss = numba_loss(z, labels, *settings)
     elif route == "triton" and is_eager():
@@ -120,7 +157,9 @@ def tunable_cross_entropy(
     else:
         loss = class_index_loss(z, labels, *settings, route == "triton")
     if learns:
-        loss = loss + _target_term(z, as_rows(target), weight, reduction, label_smoothing)
+        loss = loss + _target_term(z, as_rows(target), weight, inner, label_smoothing)
+    if per_example is not None and reduced_later:
+        loss = weighted_reduction(loss, per_example, labels, z, weight, ignore_index, reduction)
     return (loss.reshape(shape) if reduction == "none" else loss).to(dtype)
 
 
@@ -141,7 +180,7 @@ def _soft_loss(
     """Return the loss of rows ``z`` (R, C) for class probabilities (R, C), reduced."""
     rows: RowFunction = _gpu_rows() if triton else _class_probability_rows
     q = weighted(smoothed(q if triton else q.to(working_dtype(z)), label_smoothing), weight)
-    return _reduced(rows(z, q, as_column(k, z)), float(len(z)), reduction)
+    return _reduced(rows(z, q, as_column(k, z)), z.shape[0], reduction)
 
 
 def class_index_loss(
@@ -184,21 +223,32 @@ def cross_entropy_rows(z: Tensor, y: Tensor, route: str, eager: bool) -> Tensor:
 def _split_loss(
     z: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int,
     reduction: str, label_smoothing: float, process_group: ProcessGroup, triton: bool,
+    per_example: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Return the loss of classes that a process group shares, reduced."""
     from pseudograd.loss.parallel import split_values
 
     if target.is_floating_point():
-        raise ValueError("target must hold class indices where a process_group shares the classes")
+        refuse_split_probabilities()
     value, example_weight = split_values(
         z, target.long(), as_column(k, z), weight, ignore_index, label_smoothing,
         name_of_group(process_group), triton,
     )  # fmt: skip
+    if per_example is not None:
+        value = times_weights(value, per_example)
+        example_weight = example_weight * per_example
     return _reduced(value, example_weight.sum(), reduction)
 
 
-def _may_need_gradient(target: Tensor, route: str) -> bool:
-    if target.requires_grad or route == "numba":  # numba runs eagerly, where a tensor knows
+def refuse_split_probabilities() -> NoReturn:
+    """Raise for probabilities of classes that a process group shares."""
+    raise ValueError("target must hold class indices where a process_group shares the classes")
+
+
+def may_need_gradient(target: Tensor, route: str) -> bool:
+    """Return whether probabilities require a gradient, or may, where no tensor knows."""
+    # numba runs eagerly, where a tensor knows; `torch.jit.trace` runs tensors that know, too.
+    if target.requires_grad or route == "numba" or is_jit_traced():
         return target.requires_grad and torch.is_grad_enabled()
     # Within `torch.func`, and functions that the compiler may put into it, no tensor knows.
     return torch.is_grad_enabled() and not (is_eager() or is_exporting())
@@ -211,7 +261,56 @@ def _target_term(
     log_p = F.log_softmax(in_working_precision(z.detach()), -1)
     factor = torch.full_like(log_p[:1], label_smoothing - 1) * (1 if weight is None else weight)
     gradient = torch.where(factor == 0, 0, factor * log_p)  # log p may be infinite
-    return _reduced(zero_with_gradient(q, gradient, z), float(len(z)), reduction)
+    return _reduced(zero_with_gradient(q, gradient, z), z.shape[0], reduction)
+
+
+# --- what examples bring with them: a k by their label, and a weight ------------------------------
+
+
+def k_of_examples(
+    k: Sensitivity,
+    class_k: Tensor,
+    target: Tensor,
+    classes: int,
+    process_group: ProcessGroup | None,
+) -> Tensor:
+    """Return k times the ``class_k`` of each example's label; ignored examples may get any."""
+    check_class_k(class_k, k, classes, target.device, process_group is not None)
+    if holds_numbers(class_k):
+        check_class_k_values(class_k)
+    if target.is_floating_point():
+        q = target.detach().movedim(min(target.dim() - 1, 1), -1).to(class_k.dtype)
+        total = q.sum(-1)
+        chosen = torch.where(total == 0, 1, (q * class_k).sum(-1) / total)
+    else:
+        y = target.long().flatten().clamp(0, classes - 1)  # wrong labels are found later
+        chosen = class_k[y].reshape(target.shape)
+    return torch.mul(chosen, k)
+
+
+def checked_weights(sample_weight: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
+    """Return the weight of each example, flat; refuse wrong ones."""
+    check_sample_weight(sample_weight, shape, device)
+    if holds_numbers(sample_weight) and not bool((sample_weight >= 0).all()):
+        raise ValueError("sample_weight must be 0 or more for every example")
+    return sample_weight.flatten()
+
+
+def times_weights(value: Tensor, per_example: Tensor) -> Tensor:
+    """Multiply the value of each example by its weight; with a weight of 0 it may be NaN."""
+    return torch.where(per_example == 0, 0, value * per_example)
+
+
+def weighted_reduction(
+    value: Tensor, per_example: Tensor, target: Tensor, z: Tensor, weight: Tensor | None,
+    ignore_index: int, reduction: str,
+) -> Tensor:  # fmt: skip
+    """Reduce the values of rows ``z``, which hold class weights already, by sample weights."""
+    total = per_example.to(value.dtype)
+    if not target.is_floating_point():  # of probabilities, class weights do not count in a mean
+        counted, y, _ = known_labels(target.long(), z.shape[1], ignore_index)
+        total = torch.where(counted, total if weight is None else total * weight[y], 0)
+    return _reduced(times_weights(value, per_example), total.sum(), reduction)
 
 
 # --- targets --------------------------------------------------------------------------------------
@@ -252,7 +351,17 @@ def as_rows(tensor: Tensor) -> Tensor:
     """Return a tensor as (examples, C)."""
     if tensor.dim() == 2:
         return tensor
-    return tensor.movedim(1, -1).flatten(0, -2) if tensor.dim() > 2 else tensor.unsqueeze(0)
+    if tensor.dim() < 2:
+        return tensor.unsqueeze(0)
+    if tensor.requires_grad and torch.is_grad_enabled() and is_eager() and tensor.is_contiguous():
+        # Otherwise its gradient would be a view of the rows', with the classes last.
+        tensor = tensor.view_as(tensor)
+        tensor.register_hook(_contiguous)
+    return tensor.movedim(1, -1).flatten(0, -2)
+
+
+def _contiguous(gradient: Tensor) -> Tensor:
+    return gradient.contiguous()
 
 
 def check_values(k: Sensitivity) -> None:
@@ -266,7 +375,8 @@ def as_column(k: Sensitivity, z: Tensor) -> Sensitivity:
     if not isinstance(k, Tensor):
         return k
     check_values(k)
-    k = k.to(z.device, working_dtype(z)).reshape(-1, 1).expand(len(z), 1)
+    k = k.to(z.device, working_dtype(z)).reshape(-1, 1)
+    k = k.expand(z.shape[0], 1)  # `len(z)` would make a constant of an exported graph's batch size
     # NaN shows a wrong k where raising an error would have to wait for the device.
     return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
 
@@ -277,7 +387,7 @@ def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
     return torch.promote_types(dtype, target.dtype) if target.is_floating_point() else dtype
 
 
-def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
+def _reduced(value: Tensor, total: int | Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return value
     if reduction == "sum":
@@ -290,14 +400,6 @@ def _reduced(value: Tensor, total: float | Tensor, reduction: str) -> Tensor:
 
 
 # --- which route ----------------------------------------------------------------------------------
-
-
-def holds_numbers(tensor: Tensor) -> bool:
-    """Return whether a tensor's values can be read without waiting for a device."""
-    kind: Any = type(tensor)
-    # Fake and distributed tensors bring a dispatch of their own.
-    plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
-    return tensor.is_cpu and is_eager() and plain
 
 
 def chosen_route(input: Tensor, target: Tensor, implementation: str) -> str:

@@ -23,8 +23,8 @@ from pseudograd.loss.autograd import (
     graph_is_kept,
     is_batch,
     is_eager,
-    is_exporting,
     is_jit_traced,
+    is_kept_as_graph,
     keep_whole,
     number_or_tensor,
     prepare_tracing,
@@ -35,19 +35,28 @@ from pseudograd.loss.checks import (
     autocast_is_on,
     check_class_indices,
     check_linear,
+    check_nothing_ignored,
     check_settings,
+    check_softcap,
     checked_k,
     name_of_group,
+    python_int,
 )
 from pseudograd.loss.functional import (
     as_column,
+    checked_weights,
     chosen_route,
-    holds_numbers,
+    k_of_examples,
     known_labels,
+    refuse_split_probabilities,
+    smoothed,
     smoothed_labels,
+    times_weights,
     tunable_cross_entropy,
+    weighted,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
+from pseudograd.rules.checks import holds_numbers
 from pseudograd.rules.paper import Sensitivity, working_dtype
 
 if TYPE_CHECKING:
@@ -67,10 +76,13 @@ def tunable_linear_cross_entropy(
     bias: Tensor | None = None,
     *,
     k: Sensitivity = 1.0,
+    class_k: Tensor | None = None,
+    sample_weight: Tensor | None = None,
     class_weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    softcap: float | None = None,
     implementation: str = "auto",
     process_group: ProcessGroup | None = None,
     chunk_rows: int | None = None,
@@ -80,13 +92,20 @@ def tunable_linear_cross_entropy(
     Args:
         hidden: The last layer's input, shape (..., H), such as a language model's tokens.
         weight: The last layer's weight, shape (C, H).
-        target: Class indices of shape (...).
+        target: Class indices of shape (...), or class probabilities of shape (..., C), which get
+            no gradient and must not require one.
         bias: The last layer's bias, shape (C).
         k: The sensitivity to large errors, above 0: a number, or one per example.
+        class_k: A sensitivity for each class, shape (C), chosen by an example's label; a number k
+            multiplies it.
+        sample_weight: A factor of 0 or more for each example, shape (...). A mean is divided by the
+            sum of the factors, or with ``class_weight`` by the sum of the products of both.
         class_weight: A factor for each class, shape (C).
         ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
+        softcap: If given, logits z become softcap · tanh(z / softcap) before the loss, as in
+            Gemma 2.
         implementation: "auto", "triton" or "torch", as in `tunable_cross_entropy`.
         process_group: The ranks that share the classes: ``weight``, ``bias`` and ``class_weight``
             are this rank's part of them. Every rank gets the whole loss, the gradients of its part,
@@ -96,6 +115,9 @@ def tunable_linear_cross_entropy(
 
     Returns:
         The loss: one number, or one per example if ``reduction`` is "none".
+
+    There is no z-loss: it needs the log-sum-exp of all logits with a gradient of its own. With a
+    ``process_group``, targets must be class indices.
 
     Example:
         >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
@@ -110,29 +132,44 @@ def tunable_linear_cross_entropy(
     prepare_tracing()
     check_linear(hidden, weight, target, bias, class_weight, chunk_rows)
     check_settings(ignore_index, reduction, label_smoothing)
-    k = checked_k(k, target.shape)
-    target = target.long()  # as bytes, 300 classes would be 44
+    check_softcap(softcap)
+    ignore_index = python_int(ignore_index)
+    soft, examples = target.is_floating_point(), hidden.shape[:-1]
+    if soft:
+        check_nothing_ignored(ignore_index)
+    k = checked_k(k, examples)
+    # As bytes, 300 classes would be 44.
+    target = target.reshape(-1, weight.shape[0]) if soft else target.long().flatten()
     group = ""
     if process_group is not None:
+        if soft:
+            refuse_split_probabilities()
         group = name_of_group(process_group)
-    elif holds_numbers(target):
+    elif not soft and holds_numbers(target):
         check_class_indices(target, len(weight), ignore_index)
+    if class_k is not None:
+        k = k_of_examples(k, class_k, target, len(weight), process_group)
+    per_example = None
+    if sample_weight is not None:
+        per_example = checked_weights(sample_weight, examples, hidden.device)
     # Export would lose the backward pass (see `loss.autograd`), and jit.trace takes no lists.
-    if is_exporting() or is_jit_traced():
+    if is_kept_as_graph() or is_jit_traced():
+        logits = functional.linear(hidden, weight, bias).reshape(-1, weight.shape[0])
         value = tunable_cross_entropy(
-            functional.linear(hidden, weight, bias).reshape(-1, len(weight)), target.flatten(),
+            logits if softcap is None else softcap * torch.tanh(logits / softcap), target,
             k=k.flatten() if isinstance(k, Tensor) and k.dim() else k,
-            weight=class_weight, ignore_index=ignore_index, reduction=reduction,
-            label_smoothing=label_smoothing, implementation=implementation,
+            sample_weight=per_example, weight=class_weight, ignore_index=ignore_index,
+            reduction=reduction, label_smoothing=label_smoothing, implementation=implementation,
             process_group=process_group,
         )  # fmt: skip
-        return value.reshape(target.shape) if reduction == "none" else value
+        return value.reshape(examples) if reduction == "none" else value
     dtype = hidden.dtype
     if autocast_is_on(hidden):
         dtype = working_dtype(hidden)
         inner = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(inner), weight.to(inner)
         bias = None if bias is None else bias.to(inner)
+    dtype = torch.promote_types(dtype, target.dtype) if soft else dtype
     rows = hidden.reshape(-1, hidden.shape[-1])
     route = chosen_route(rows, target, implementation)
     tensors = (rows, weight, bias)
@@ -140,11 +177,11 @@ def tunable_linear_cross_entropy(
     wanted = [training and t is not None and t.requires_grad for t in tensors]
     row_bytes = len(weight) * rows.element_size()
     value = _linear(
-        *tensors, target.flatten(), as_column(k, rows), class_weight, ignore_index,
-        reduction, label_smoothing, route, group,
+        *tensors, target, as_column(k, rows), class_weight, per_example, ignore_index,
+        reduction, label_smoothing, softcap or 0.0, route, group,
         chunk_rows or _chunk_rows(len(rows), rows.shape[1], row_bytes), wanted,
     )  # fmt: skip
-    return (value.reshape(target.shape) if reduction == "none" else value).to(dtype)
+    return (value.reshape(examples) if reduction == "none" else value).to(dtype)
 
 
 def _chunk_rows(rows: int, width: int, row_bytes: int) -> int:
@@ -174,16 +211,17 @@ class _Linear(Function):
     @staticmethod
     def forward(
         hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
-        ks: Tensor | None, class_weight: Tensor | None, ignore_index: int, reduction: str,
-        smoothing: float, route: str, group: str, chunk_rows: int, wanted: list[bool],
+        ks: Tensor | None, class_weight: Tensor | None, per_example: Tensor | None,
+        ignore_index: int, reduction: str, smoothing: float, softcap: float, route: str,
+        group: str, chunk_rows: int, wanted: list[bool],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         mean = reduction == "mean"
         ahead = reduction != "none" and any(wanted)
         factor = hidden.new_ones(1, dtype=working_dtype(hidden)) if ahead else None
         later = _is_divided_later(hidden, mean)
         values, divisors, *products = linear_products(
-            hidden, weight, bias, target, k, ks, class_weight, factor, ignore_index, smoothing,
-            mean and not later, later, route, group, chunk_rows, wanted,
+            hidden, weight, bias, target, k, ks, class_weight, per_example, factor, ignore_index,
+            smoothing, softcap, mean and not later, later, route, group, chunk_rows, wanted,
         )  # fmt: skip
         if reduction == "none":
             return values, divisors, *products
@@ -194,24 +232,30 @@ class _Linear(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        hidden, weight, bias, target, k, ks, class_weight, *settings = inputs
+        hidden, weight, bias, target, k, ks, class_weight, per_example, *settings = inputs
         _, *products = output
         ctx.mark_non_differentiable(*products)
         ctx.set_materialize_grads(False)
         ctx.settings = (k, *settings)
-        ctx.save_for_backward(hidden, weight, bias, target, ks, class_weight, *products)
+        ctx.save_for_backward(
+            hidden, weight, bias, target, ks, class_weight, per_example, *products
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
-        nothing = (None,) * 11
+        nothing = (None,) * 13
         if grad is None:
             return None, None, None, *nothing
-        hidden, weight, bias, target, ks, class_weight, divisors, *products = ctx.saved_tensors
-        k, ignore_index, reduction, smoothing, route, group, chunk_rows, wanted = ctx.settings
+        hidden, weight, bias, target, ks, class_weight, per_example, divisors, *products = (
+            ctx.saved_tensors
+        )
+        k, ignore_index, reduction, smoothing, softcap, route, group, chunk_rows, wanted = (
+            ctx.settings
+        )
         if reduction == "none":
             _, _, *products = _Late.apply(
-                hidden, weight, bias, target, k, ks, class_weight, grad, ignore_index, smoothing,
-                False, False, route, group, chunk_rows, wanted,
+                hidden, weight, bias, target, k, ks, class_weight, per_example, grad, ignore_index,
+                smoothing, softcap, False, False, route, group, chunk_rows, wanted,
             )  # fmt: skip
         else:
             by = grad
@@ -286,26 +330,27 @@ def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
 
 _SCHEMA = """(
     Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float k, Tensor? ks,
-    Tensor? class_weight, Tensor? factor, int ignore_index, float smoothing, bool mean, bool later,
-    str route, str group, SymInt chunk_rows, bool[] wanted
+    Tensor? class_weight, Tensor? per_example, Tensor? factor, int ignore_index, float smoothing,
+    float softcap, bool mean, bool later, str route, str group, SymInt chunk_rows, bool[] wanted
 ) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"""
 
 
 @torch.library.custom_op("pseudograd::linear_products", mutates_args=(), schema=_SCHEMA)
 def linear_products(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
-    ks: Tensor | None, class_weight: Tensor | None, factor: Tensor | None, ignore_index: int,
-    smoothing: float, mean: bool, later: bool, route: str, group: str, chunk_rows: int,
-    wanted: list[bool],
+    ks: Tensor | None, class_weight: Tensor | None, per_example: Tensor | None,
+    factor: Tensor | None, ignore_index: int, smoothing: float, softcap: float, mean: bool,
+    later: bool, route: str, group: str, chunk_rows: int, wanted: list[bool],
 ) -> Products:  # fmt: skip
     """Return the values of rows, two divisors, and the gradients of hidden, weight and bias.
 
     Each gradient is computed if it is wanted, from the pseudo-gradients times ``factor`` (one
-    number, or one per row), of the mean or the sum. The divisors are the sum of the weights, and
-    what is left to divide the gradients by if the mean is divided ``later``.
+    number, or one per row) and ``per_example``, of the mean or the sum. The divisors are the sum of
+    the weights, and what is left to divide the gradients by if the mean is divided ``later``.
     """
     unit = 2.0 ** -(len(hidden).bit_length() // 2) if later else 1.0
-    counted = target != ignore_index
+    soft = target.is_floating_point()
+    counted = target != ignore_index if not soft else target.new_ones(len(hidden), dtype=torch.bool)
     column, example_weight = target, counted.double()
     if group:
         from pseudograd.loss.parallel import label_weights, own_labels, ranks_of
@@ -313,10 +358,12 @@ def linear_products(
         column = own_labels(torch.where(counted, target, 0), len(weight), group)
         if class_weight is not None:
             example_weight = example_weight * label_weights(class_weight, column, group)
-    elif class_weight is not None:
+    elif class_weight is not None and not soft:
         _, y, known = known_labels(target, len(weight), ignore_index)
         example_weight = example_weight * known * class_weight[y]
-    divisor = example_weight.sum()
+    divisor = (example_weight if per_example is None else example_weight * per_example).sum()
+    if factor is not None and per_example is not None:
+        factor = factor * per_example
     if factor is not None and mean:
         factor = torch.where(divisor == 0, 0, factor / divisor)
     values = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
@@ -331,6 +378,7 @@ def linear_products(
             torch.mm(x, weight.t(), out=logits)
         else:
             torch.addmm(bias, x, weight.t(), out=logits)
+        slope = _cap(logits, softcap, factor is not None) if softcap else None
         k_part: Sensitivity = k if ks is None else ks[part].unsqueeze(-1)
         factor_part = None
         if factor is not None:
@@ -351,6 +399,8 @@ def linear_products(
             )
         if factor is None:
             continue
+        if slope is not None:
+            logits.mul_(slope)
         if wanted[0]:
             of_hidden[part].addmm_(logits, weight, beta=0.0, alpha=unit)
         if wanted[1]:
@@ -359,13 +409,15 @@ def linear_products(
             of_bias += unit * logits.sum(0, dtype=of_bias.dtype)
     if group and wanted[0] and factor is not None:
         torch.distributed.all_reduce(of_hidden, group=ranks_of(group))
+    if per_example is not None:
+        values = times_weights(values, per_example)
     divisors = torch.stack((divisor, unit * divisor))
     return values, divisors, of_hidden, of_weight, of_bias.to(hidden.dtype)
 
 
 @linear_products.register_fake
 def _(hidden: Tensor, *arguments: Any) -> Products:
-    weight, bias, wanted, factor = arguments[0], arguments[1], arguments[-1], arguments[6]
+    weight, bias, wanted, factor = arguments[0], arguments[1], arguments[-1], arguments[7]
     values = hidden.new_empty(hidden.shape[0], dtype=torch.float64)  # len would fix the size
     of_hidden, of_weight, of_bias = _buffers(hidden, weight, bias, factor, wanted)
     return values, values.new_empty(2), of_hidden, of_weight, of_bias.to(hidden.dtype)
@@ -384,6 +436,15 @@ def _buffers(
     # A sum over all rows, and small: in float32.
     of_bias = torch.zeros_like(of_bias, dtype=working_dtype(hidden))
     return buffer(hidden, here[0]), buffer(weight, here[1]), of_bias
+
+
+def _cap(logits: Tensor, softcap: float, slope: bool) -> Tensor | None:
+    """Overwrite logits z with softcap · tanh(z / softcap); return the derivative if it is asked."""
+    z = logits.to(working_dtype(logits)) / softcap
+    # Not 1 - tanh², which cancels.
+    derivative = z.cosh().pow_(-2).to(logits.dtype) if slope else None
+    logits.copy_(z.tanh_().mul_(softcap))
+    return derivative
 
 
 # Each returns the values of a chunk's rows and, if there is a factor, overwrites the logits with
@@ -416,6 +477,10 @@ def _by_torch(
     logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
     smoothing: float, factor: Tensor | None,
 ) -> Tensor:  # fmt: skip
+    if target.is_floating_point():
+        q = weighted(smoothed(target.to(working_dtype(logits)), smoothing), class_weight)
+        ones = torch.ones_like(q[:, 0], dtype=working_dtype(logits))
+        return _by_rows(ClassProbabilities(), logits, q, k, ones, factor)
     counted, y, known = known_labels(target, logits.shape[1], ignore_index)
     loss: RowLoss = ClassIndex()
     row_weight = (counted * known).to(working_dtype(logits))

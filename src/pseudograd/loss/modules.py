@@ -23,18 +23,24 @@ from pseudograd.loss.autograd import (
 from pseudograd.loss.checks import (
     check_arguments,
     check_chunk_rows,
+    check_class_k,
+    check_class_k_values,
     check_factors,
     check_implementation,
     check_settings,
+    check_softcap,
     checked_k,
+    python_int,
 )
 from pseudograd.loss.functional import (
     as_rows,
+    checked_weights,
     chosen_route,
     class_index_loss,
     cross_entropy_rows,
     loss_dtype,
     tunable_cross_entropy,
+    weighted_reduction,
 )
 from pseudograd.loss.linear import tunable_linear_cross_entropy
 from pseudograd.loss.rows import ByRule
@@ -51,35 +57,21 @@ _NUMBERS = itertools.count()
 _NAMES: WeakKeyDictionary[Rule, str] = WeakKeyDictionary()
 
 
-class TunableLoss(nn.Module):
-    """What losses with a k have in common.
+class TunableModule(nn.Module):
+    """What losses with a k and a reduction have in common.
 
     Eager calls use k as a Python number. Compiled graphs read it from a tensor, so that they serve
     every value; on CUDA devices only from the first change on, because a constant ½, 1 or 2 has
     faster kernels.
     """
 
-    def __init__(
-        self,
-        k: Sensitivity,
-        ignore_index: int,
-        reduction: str,
-        label_smoothing: float,
-        implementation: str,
-        process_group: ProcessGroup | None,
-        persistent: bool,
-    ) -> None:
+    reduction: str
+
+    def __init__(self, k: Sensitivity, persistent: bool) -> None:
         super().__init__()
-        check_settings(ignore_index, reduction, label_smoothing)
-        check_implementation(implementation)
         self._k_tensor: Tensor | None = None
         self.k = k
         self._k_has_changed = False
-        self.ignore_index = ignore_index
-        self.reduction = reduction
-        self.label_smoothing = label_smoothing
-        self.implementation = implementation
-        self.process_group = process_group
         self.persistent = persistent
 
     @property
@@ -135,12 +127,7 @@ class TunableLoss(nn.Module):
         self.k = k if k.dim() else k.item()
 
     # Shown only if they differ.
-    _defaults: ClassVar[dict[str, Any]] = {
-        "ignore_index": -100,
-        "label_smoothing": 0.0,
-        "implementation": "auto",
-        "persistent": False,
-    }
+    _defaults: ClassVar[dict[str, Any]] = {"persistent": False}
 
     def extra_repr(self) -> str:
         """Return the settings."""
@@ -150,6 +137,50 @@ class TunableLoss(nn.Module):
             if getattr(self, name) != value
         ]
         return f"k={self.k}, reduction={self.reduction!r}{''.join(others)}"
+
+
+class TunableLoss(TunableModule):
+    """What losses of several classes with a k have in common."""
+
+    class_k: Tensor | None
+    _defaults: ClassVar[dict[str, Any]] = {
+        "ignore_index": -100,
+        "label_smoothing": 0.0,
+        "implementation": "auto",
+        "persistent": False,
+    }
+
+    def __init__(
+        self,
+        k: Sensitivity,
+        ignore_index: int,
+        reduction: str,
+        label_smoothing: float,
+        implementation: str,
+        process_group: ProcessGroup | None,
+        persistent: bool,
+        class_k: Tensor | None,
+    ) -> None:
+        super().__init__(k, persistent)
+        check_settings(ignore_index, reduction, label_smoothing)
+        check_implementation(implementation)
+        self.ignore_index = python_int(ignore_index)
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+        self.implementation = implementation
+        self.process_group = process_group
+        if class_k is not None:
+            check_class_k(class_k, k, len(class_k), class_k.device, process_group is not None)
+            check_class_k_values(class_k)
+        self.register_buffer("class_k", class_k, persistent)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move ``class_k`` as well, and keep its precision."""
+        before = self.class_k
+        super()._apply(fn, recurse)
+        if before is not None and self.class_k is not None:
+            self.class_k = before.to(self.class_k.device)
+        return self
 
 
 def _scalar(k: float, device: torch.device) -> Tensor:
@@ -177,10 +208,11 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes.
         k: The sensitivity to large errors, above 0.
+        class_k: A sensitivity for each class, by which k is multiplied.
         implementation: "auto", "triton" or "torch".
         process_group: The ranks that share the classes.
-        persistent: Whether k is in the ``state_dict``, so that a schedule of k survives a
-            checkpoint.
+        persistent: Whether k and ``class_k`` are in the ``state_dict``, so that a schedule of k
+            survives a checkpoint.
 
     Example:
         >>> import torch
@@ -204,6 +236,7 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
         label_smoothing: float = 0.0,
         *,
         k: Sensitivity = 1.0,
+        class_k: Tensor | None = None,
         implementation: str = "auto",
         process_group: ProcessGroup | None = None,
         persistent: bool = False,
@@ -211,8 +244,9 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
         if size_average is not None or reduce is not None:
             reduction = legacy_get_string(size_average, reduce)
         super().__init__(
-            k, ignore_index, reduction, label_smoothing, implementation, process_group, persistent
-        )
+            k, ignore_index, reduction, label_smoothing, implementation, process_group, persistent,
+            class_k,
+        )  # fmt: skip
         check_factors("weight", weight)
         self.register_buffer("weight", weight)
         self._scaled = ScaledBefore()
@@ -250,7 +284,7 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
         )
         return converted.train(criterion.training)
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """Return the loss of logits for class indices or class probabilities."""
         return tunable_cross_entropy(
             input,
@@ -260,6 +294,8 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
             k=self._k_for(input),
+            class_k=self.class_k,
+            sample_weight=sample_weight,
             implementation=self.implementation,
             process_group=self.process_group,
             _scaled=self._scaled,
@@ -272,14 +308,16 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
     Args:
         k: The sensitivity to large errors, above 0; you may change it between steps, as for
             `TunableCrossEntropyLoss`.
+        class_k: A sensitivity for each class, by which k is multiplied.
         class_weight: A factor for each class.
         ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes.
+        softcap: If given, logits z become softcap · tanh(z / softcap) before the loss.
         implementation: "auto", "triton" or "torch".
         process_group: The ranks that share the classes.
         chunk_rows: How many examples to hold the logits of.
-        persistent: Whether k is in the ``state_dict``.
+        persistent: Whether k and ``class_k`` are in the ``state_dict``.
 
     Example:
         >>> import torch
@@ -293,43 +331,60 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
     """
 
     class_weight: Tensor | None
-    _defaults: ClassVar[dict[str, Any]] = {**TunableLoss._defaults, "chunk_rows": None}
+    _defaults: ClassVar[dict[str, Any]] = {
+        **TunableLoss._defaults,
+        "softcap": None,
+        "chunk_rows": None,
+    }
 
     def __init__(
         self,
         *,
         k: Sensitivity = 1.0,
+        class_k: Tensor | None = None,
         class_weight: Tensor | None = None,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
+        softcap: float | None = None,
         implementation: str = "auto",
         process_group: ProcessGroup | None = None,
         chunk_rows: int | None = None,
         persistent: bool = False,
     ) -> None:
         super().__init__(
-            k, ignore_index, reduction, label_smoothing, implementation, process_group, persistent
-        )
+            k, ignore_index, reduction, label_smoothing, implementation, process_group, persistent,
+            class_k,
+        )  # fmt: skip
         check_chunk_rows(chunk_rows)
+        check_softcap(softcap)
         check_factors("class_weight", class_weight)
         self.register_buffer("class_weight", class_weight)
         self.chunk_rows = chunk_rows
+        self.softcap = softcap
 
     def forward(
-        self, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of a layer with this weight and bias for class indices."""
+        """Return the loss of a layer with this weight and bias for labels or probabilities."""
         return tunable_linear_cross_entropy(
             hidden,
             weight,
             target,
             bias,
             k=self._k_for(hidden),
+            class_k=self.class_k,
+            sample_weight=sample_weight,
             class_weight=self.class_weight,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
+            softcap=self.softcap,
             implementation=self.implementation,
             process_group=self.process_group,
             chunk_rows=self.chunk_rows,
@@ -388,7 +443,7 @@ class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
         check_factors("weight", weight)
         self.rule = rule
         self.register_buffer("weight", weight)
-        self.ignore_index = ignore_index
+        self.ignore_index = python_int(ignore_index)
         self.reduction = reduction
         self.implementation = implementation
 
@@ -407,7 +462,7 @@ class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
             self._modules.pop(name, None)  # a function may replace a module
         super().__setattr__(name, value)
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+    def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """Return the loss of logits for class indices."""
         prepare_tracing()
         check_arguments(
@@ -420,9 +475,15 @@ class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
             route = chosen_route(input, target, self.implementation)
             rows = functools.partial(rows, route=route, eager=is_eager())
         z = as_rows(input if route == "triton" else input.to(dtype))
-        loss = class_index_loss(
-            z, target.flatten(), 1.0, self.weight, self.ignore_index, self.reduction, rows=rows
-        )
+        labels, weight, per_example = target.flatten(), self.weight, None
+        if sample_weight is not None:
+            per_example = checked_weights(sample_weight, target.shape, input.device)
+        inner = self.reduction if per_example is None else "none"
+        loss = class_index_loss(z, labels, 1.0, weight, self.ignore_index, inner, rows=rows)
+        if per_example is not None:
+            loss = weighted_reduction(
+                loss, per_example, labels, z, weight, self.ignore_index, self.reduction
+            )
         return (loss.reshape(target.shape) if self.reduction == "none" else loss).to(dtype)
 
     def __getstate__(self) -> dict[str, Any]:

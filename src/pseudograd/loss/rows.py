@@ -40,10 +40,21 @@ class ClassProbabilities:
         self.exported_as: str | None = "class probabilities" if whole else None
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Return -Σ q log p, where 0 · log 0 is 0."""
-        log_p = self.classes.log_softmax(paper.wide(paper.in_working_precision(z)))
-        terms = torch.where(target == 0, 0, target * log_p)
-        return (-self.classes.total(terms).squeeze(-1),)
+        """Return -Σ q log p, where 0 · log 0 is 0.
+
+        With d = z - top it is W log(1 + rest) - Σ q d, where W = Σ q and rest = Σ exp(d) - 1. In
+        log p itself, a small rest would be rounded away beside the 1.
+        """
+        z = paper.wide(paper.in_working_precision(z))
+        classes, target = self.classes, target.to(z.dtype)
+        distance = z - classes.largest(z)
+        at_top = distance == 0
+        others = classes.total(torch.where(at_top, 0, distance.exp()))
+        rest = (classes.total(at_top.to(z.dtype)) - 1) + others
+        whole = classes.total(target)
+        value = torch.where(whole == 0, 0, whole * rest.log1p())
+        value = value - classes.total(torch.where(target == 0, 0, target * distance))
+        return (value.squeeze(-1),)
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,35 @@ from torch import Tensor
 # Outside these bounds k makes no difference any more, and products with it leave float32's range.
 LEAST_K, GREATEST_K = 2.0**-100, 2.0**100
 
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 _NUMBERS: tuple[type, ...] = (float, int, numbers.Real, torch.SymFloat, torch.SymInt)
+
+
+def is_eager() -> bool:
+    """Return whether tensors hold numbers: nothing is traced, and torch.func is not active."""
+    if torch.compiler.is_compiling():  # the compiler cannot trace the rest
+        return False
+    traced = torch._C._get_dispatch_mode(_PROXY) is not None or torch._C._is_tracing()
+    return not (traced or torch._C._are_functorch_transforms_active())
+
+
+def holds_numbers(tensor: Tensor) -> bool:
+    """Return whether a tensor's values can be read without waiting for a device."""
+    kind: Any = type(tensor)
+    # Fake and distributed tensors bring a dispatch of their own.
+    plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    return tensor.is_cpu and is_eager() and plain
+
+
+def check_labels(logits: Tensor, target: Tensor) -> None:
+    """Refuse labels that are not one whole number for each row of the logits (..., C)."""
+    if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        raise TypeError(f"target must hold class indices, not {target.dtype}")
+    if logits.dim() == 0 or target.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"target must have one label for each row of the logits, whose shape is "
+            f"{tuple(logits.shape)}, not the shape {tuple(target.shape)}"
+        )
 
 
 def check_number(

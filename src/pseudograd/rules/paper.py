@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudograd.rules.checks import check_k
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, check_labels, holds_numbers
 
 Sensitivity: TypeAlias = float | Tensor
 
@@ -53,7 +53,7 @@ def tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor:
         tensor([[-0.5786,  0.3601,  0.2184]])
 
     """
-    check_k(k, values=False)
+    check_labels(logits, target)
     z = in_working_precision(logits)
     sensitivity = per_row(k, z)
     top, margin = top_and_margin(z, target)
@@ -87,7 +87,11 @@ def soft_tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor
         tensor([[-0.2991,  0.3804, -0.0813]])
 
     """
-    check_k(k, values=False)
+    if target.shape != logits.shape:
+        raise ValueError(
+            f"target must hold class probabilities of the shape of the logits, "
+            f"{tuple(logits.shape)}, not {tuple(target.shape)}"
+        )
     z = in_working_precision(logits)
     return soft_push(z, target.to(z.dtype), per_row(k, z)).to(logits.dtype)
 
@@ -103,8 +107,18 @@ def working_dtype(logits: Tensor) -> torch.dtype:
 
 
 def per_row(k: Sensitivity, z: Tensor) -> Sensitivity:
-    """Return ``k`` ready to multiply rows: a number, or a column like ``z``."""
-    return k.to(z).unsqueeze(-1) if isinstance(k, Tensor) and k.dim() > 0 else k
+    """Return ``k`` ready to multiply rows: a number, or a column like ``z``; refuse a wrong one."""
+    check_k(k, values=isinstance(k, Tensor) and holds_numbers(k))
+    if not isinstance(k, Tensor):
+        return k
+    if k.dim() > 0 and k.shape != z.shape[:-1]:
+        raise ValueError(
+            "k must be a number or have one value for each row of the logits, shape "
+            f"{tuple(z.shape[:-1])}, not {tuple(k.shape)}"
+        )
+    # NaN shows a wrong k where raising an error would have to wait for the device.
+    k = torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
+    return k.to(z).unsqueeze(-1) if k.dim() > 0 else k
 
 
 def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,3 +237,24 @@ def _share(
     log_bias = torch.where(side, log_bias, lowest)
     top = classes.largest(log_bias).clamp(min=lowest)
     return top, classes.log_softmax((log_bias - top) * k).exp() * side
+
+
+def binary_push(z: Tensor, positive: Tensor, negative: Tensor, k: Sensitivity) -> Tensor:
+    """Return the rule for two classes with the logits (0, z), at z and in float64.
+
+    ``positive`` and ``negative`` are the masses of the target on the two classes. With their sum W
+    and ε = σ(z) - positive / W, both classes share |ε|, and `soft_push` becomes
+    W · sign(ε) · |ε|^k.
+    """
+    z, positive, negative = wide(z), wide(positive), wide(negative)
+    total = positive + negative
+    q, rest_of_q = (torch.where(total == 0, 0, mass / total) for mass in (positive, negative))
+    # ε without the cancellation of 1 - q, or of 1 - p.
+    bias = rest_of_q * torch.sigmoid(z) - q * torch.sigmoid(-z)
+    up = ((bias > 0) | (q == 0)) & (rest_of_q > 0)
+    away = torch.where(up, z, -z)  # |ε| grows with it, to 1 - (the target's mass on that side)
+    missing = torch.sigmoid(-away) + torch.where(up, q, rest_of_q)  # 1 - |ε|
+    log_bias = torch.where(missing < 0.5, torch.log1p(-missing), bias.abs().log())
+    log_bias = torch.where((q == 0) | (rest_of_q == 0), F.logsigmoid(away), log_bias)
+    f = total * torch.where(up, 1, -1) * (k * log_bias).exp()
+    return torch.where(total == 0, 0, f)  # no target, no push, whatever the logits are

@@ -12,6 +12,7 @@ from math import isnan
 import torch
 from torch import Tensor
 
+from pseudograd.rules.checks import check_labels
 from pseudograd.rules.framework import Rule, bias, checked
 
 
@@ -134,7 +135,8 @@ def integrable(
     The violation is relative to the largest derivative of all.
 
     Args:
-        rule: The rule; it must consist of differentiable operations.
+        rule: The rule; it must consist of differentiable operations. If its derivative is not the
+            one that differences show, as where a part of it is detached, that is a ValueError.
         examples: Logits (R, C) and labels (R) to try it on.
         tolerance: The violation to put down to rounding.
 
@@ -155,6 +157,7 @@ def integrable(
         return checked(rule, row.unsqueeze(0), label.unsqueeze(0)).squeeze(0)
 
     jacobian = torch.func.vmap(torch.func.jacrev(of_one))(z, y)
+    _check_derivative(rule, jacobian, z, y)
     antisymmetric = (jacobian - jacobian.transpose(-1, -2)).abs() / _largest(jacobian)
     classes = torch.arange(z.shape[-1], device=z.device)
     pairs = torch.cartesian_prod(classes, classes)
@@ -181,9 +184,29 @@ def random_examples(
 
 
 def _in_float64(examples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Judge a rule by its mathematics, not by its rounding."""
+    """Return examples to judge a rule's mathematics by, not its rounding; refuse useless ones."""
     z, y = examples
+    if z.dim() != 2 or not len(z) or z.shape[1] < 2:
+        raise ValueError(
+            "examples must be logits (R, C) of one or more examples and two or more classes, and "
+            f"labels (R); the logits have the shape {tuple(z.shape)}"
+        )
+    check_labels(z, y)
     return z.double(), y
+
+
+def _check_derivative(rule: Rule, jacobian: Tensor, z: Tensor, y: Tensor) -> None:
+    """Refuse a rule if autograd and central differences disagree in more than 1 of 10 examples."""
+    generator = torch.Generator(z.device).manual_seed(0)
+    step = 1e-5 * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+    difference = (checked(rule, z + step, y) - checked(rule, z - step, y)) / 2
+    along = (jacobian @ step.unsqueeze(-1)).squeeze(-1)
+    wrong = ((along - difference).abs() > 1e-4 * _largest(difference)).any(-1)
+    if wrong.double().mean() > 0.1:  # fewer may be at a kink
+        raise ValueError(
+            "rule must consist of differentiable operations: its derivative by autograd is not "
+            "that of its values, as if some of them were detached"
+        )
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.rules import paper
-from pseudograd.rules.checks import check_k, check_number
+from pseudograd.rules.checks import check_k, check_labels, check_number, holds_numbers
 
 P = ParamSpec("P")
 
@@ -59,6 +59,7 @@ class Reweighted(Generic[P]):
 
     def __call__(self, logits: Tensor, target: Tensor, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         """Return the pseudo-gradient at the logits (..., C) for labels (...)."""
+        check_labels(logits, target)
         z = paper.in_working_precision(logits)
         top, margin = paper.top_and_margin(z, target)
         factor = self.factor(paper.cross_entropy(margin).squeeze(-1), *args, **kwargs)
@@ -132,7 +133,7 @@ def power_of_log(cross_entropy: Tensor, k: paper.Sensitivity = 1.0) -> Tensor:
         [0.164, 0.335, 0.091]
 
     """
-    check_k(k, values=False)
+    check_k(k, values=isinstance(k, Tensor) and holds_numbers(k))
     return k * _bounded(cross_entropy) ** (k - 1)
 
 
@@ -151,7 +152,7 @@ def log_of_power(cross_entropy: Tensor, k: paper.Sensitivity = 1.0) -> Tensor:
         tensor([[-0.6695,  0.4895,  0.1801]])
 
     """
-    check_k(k, values=False)
+    check_k(k, values=isinstance(k, Tensor) and holds_numbers(k))
     return k * torch.ones_like(cross_entropy)
 
 

@@ -1,0 +1,327 @@
+"""`torch.nn.functional.binary_cross_entropy_with_logits` with one more argument, k.
+
+Each output is a problem of two classes with the logits (0, z), and Eq. 5 has a short form: with the
+prediction bias ε = σ(z) - t, the pseudo-gradient at z is sign(ε) |ε|^k.
+
+All routes use PyTorch operations. There are no rows to reduce, so a kernel of our own could only
+fuse elementwise operations, which `torch.compile` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn._reduction import legacy_get_string
+
+from pseudograd.loss.autograd import (
+    prepare_tracing,
+    rows_of,
+    zero_if_ignored,
+    zero_with_gradient,
+)
+from pseudograd.loss.checks import REDUCTIONS, check_dense, check_dtype, checked_k
+from pseudograd.loss.functional import check_values, loss_dtype, may_need_gradient
+from pseudograd.loss.modules import TunableModule
+from pseudograd.rules import paper
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, holds_numbers
+from pseudograd.rules.paper import Sensitivity
+
+
+def tunable_binary_cross_entropy_with_logits(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
+    *,
+    k: Sensitivity = 1.0,
+) -> Tensor:
+    """Return the binary cross-entropy, with Eq. 5 for two classes as its backward pass.
+
+    Use it for one yes-or-no question per example, or for several (multi-label classification). The
+    value equals `torch.nn.functional.binary_cross_entropy_with_logits` for every k; at k = 1 the
+    gradient does, too. Positional arguments are in PyTorch's order.
+
+    Args:
+        input: Logits of any shape.
+        target: The probability of "yes" for each logit, in [0, 1]: 0 and 1 are labels, anything
+            between is a soft target. If it requires a gradient, it gets binary cross-entropy's.
+        weight: A factor for each loss, of a shape that broadcasts to that of ``input``.
+        size_average: Deprecated in PyTorch; use ``reduction``.
+        reduce: Deprecated in PyTorch; use ``reduction``.
+        reduction: "mean" (over all outputs, whatever their weights), "sum" or "none".
+        pos_weight: A factor for the "yes" part of each target, of a shape that broadcasts to that
+            of ``input``: (C) has one for each class.
+        k: The sensitivity to large errors, above 0. Below 1, hard and mislabelled examples count
+            less; above 1, more. A number, or a tensor of a shape that broadcasts to that of
+            ``input``: (C) has one for each class.
+
+    Returns:
+        The loss: one number, or one per logit if ``reduction`` is "none".
+
+    Example:
+        Two examples with three labels each, of which one contradicts its logit, 6. At k = 1 it
+        pulls 2 to 20 times as hard as the others; at k = ½ they catch up:
+
+        >>> logits = torch.tensor([[2.0, -1.0, 0.0], [6.0, 3.0, -2.0]], requires_grad=True)
+        >>> labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+        >>> for k in (1.0, 0.5):
+        ...     loss = tunable_binary_cross_entropy_with_logits(
+        ...         logits, labels, reduction="sum", k=k
+        ...     )
+        ...     print(*torch.autograd.grad(loss, logits))
+        tensor([[-0.1192,  0.2689, -0.5000],
+                [ 0.9975, -0.0474,  0.1192]])
+        tensor([[-0.3453,  0.5186, -0.7071],
+                [ 0.9988, -0.2178,  0.3453]])
+
+        If the labels of the third class are poor, give it a k of its own:
+
+        >>> per_class = torch.tensor([1.0, 1.0, 0.25])
+        >>> tunable_binary_cross_entropy_with_logits(logits, labels, k=per_class)
+        tensor(1.2186, grad_fn=...)
+
+    """
+    prepare_tracing()
+    if size_average is not None or reduce is not None:
+        reduction = legacy_get_string(size_average, reduce)
+    _check_arguments(input, target, weight, reduction, pos_weight)
+    k = checked_k(k)
+    if isinstance(k, Tensor):
+        _check_spreads("k", k, input)
+        k = _column(k, input)
+    dtype = loss_dtype(input, target)
+    z = input.to(dtype).reshape(-1, 1)
+    learns = may_need_gradient(target, "torch")
+    t = (target.detach() if learns else target).to(dtype).reshape(-1, 1)
+    factor = None
+    if pos_weight is not None:
+        factor = pos_weight.to(z.device).expand(input.shape).reshape(-1, 1)
+        t = torch.cat((t, factor), -1)  # in the wider of their dtypes
+    value = _rows(z, t, k)
+    if learns:
+        value = value + _target_term(z, target.reshape(-1, 1), factor)
+    value = value.reshape(input.shape)
+    if weight is not None:
+        value = value * weight
+    if reduction != "none":
+        value = value.mean() if reduction == "mean" else value.sum()
+    return value.to(dtype)
+
+
+class Binary:
+    """Both passes over a column of logits (R, 1), as a `pseudograd.loss.autograd.RowLoss`.
+
+    The target is a column, too, or has a second one for ``pos_weight``.
+    """
+
+    exported_as: str | None = "binary"
+
+    def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
+        """Return -(w t log σ(z) + (1 - t) log σ(-z)), where 0 · log 0 is 0."""
+        z, target = paper.in_working_precision(z), paper.in_working_precision(target)
+        positive, negative = _masses(target)
+        if _are_labels(target):
+            sign = 1 - 2 * target[..., :1]
+            value = (positive + negative) * F.logsigmoid(-sign * z)
+        else:
+            yes = torch.where(positive == 0, 0, positive * F.logsigmoid(z))
+            no = torch.where(negative == 0, 0, negative * F.logsigmoid(-z))
+            value = yes + no
+        return (-value.squeeze(-1),)
+
+    def backward(
+        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        """Return the rule for two classes."""
+        if _are_labels(target):
+            positive, negative = _masses(target)
+            sign = 1 - 2 * target[..., :1]
+            strength = paper.strength(-sign * paper.in_working_precision(z), k)
+            f = strength * (sign * (positive + negative) * grad)
+        else:
+            f = paper.binary_push(z, *_masses(paper.wide(target)), k) * grad
+        return zero_if_ignored(f, grad, z.dtype)
+
+
+_rows = rows_of(Binary())
+
+
+def _are_labels(target: Tensor) -> bool:
+    """Return whether all targets are 0 or 1, if that can be seen without waiting for a device.
+
+    Labels need neither float64 nor two logarithms.
+    """
+    t = target[..., :1]
+    return holds_numbers(target) and torch.equal(t * t, t)
+
+
+def _masses(target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the target's masses on "yes", with its weight, and on "no"; both are columns."""
+    t = target[..., :1]
+    return (t * target[..., 1:] if target.shape[-1] == 2 else t), 1 - t
+
+
+def _target_term(z: Tensor, target: Tensor, factor: Tensor | None) -> Tensor:
+    """Return zeros whose gradient at the target is binary cross-entropy's."""
+    logits = paper.in_working_precision(z.detach())
+    yes = F.logsigmoid(logits) * (1 if factor is None else factor)
+    return zero_with_gradient(target, F.logsigmoid(-logits) - yes, z)
+
+
+def _column(k: Tensor, input: Tensor) -> Tensor:
+    """Return k as a column beside the logits, NaN where it is out of bounds."""
+    check_values(k)
+    k = k.to(input.device).expand(input.shape).reshape(-1, 1)
+    return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
+
+
+def _check_arguments(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, pos_weight: Tensor | None
+) -> None:
+    """Refuse what `torch.nn.functional.binary_cross_entropy_with_logits` would."""
+    for name, tensor in (("input", input), ("target", target)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+        check_dense(name, tensor)
+        if not tensor.is_floating_point():
+            raise TypeError(
+                f"{name} must hold floating-point numbers, not {tensor.dtype}; use .float()"
+            )
+        check_dtype(name, tensor)
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+    if target.shape != input.shape:
+        raise ValueError(
+            f"target must have the shape of input, {tuple(input.shape)}, not {tuple(target.shape)}"
+        )
+    if target.device != input.device:
+        raise ValueError(f"target is on {target.device} but input is on {input.device}")
+    for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
+        if factors is None:
+            continue
+        _check_factors(name, factors)
+        _check_spreads(name, factors, input)
+        if factors.device != input.device and factors.dim():
+            raise ValueError(f"{name} is on {factors.device} but input is on {input.device}")
+        if factors.requires_grad:
+            raise ValueError(f"{name} must not require a gradient; use {name}.detach()")
+
+
+def _check_factors(name: str, factors: Any) -> None:
+    if factors is None:
+        return
+    if not isinstance(factors, Tensor) or not factors.is_floating_point():
+        advice = "; give k by name, k=..." if isinstance(factors, (int, float)) else ""
+        raise TypeError(f"{name} must be a floating-point tensor{advice}")
+    check_dtype(name, factors)
+    check_dense(name, factors)
+
+
+def _check_spreads(name: str, tensor: Tensor, input: Tensor) -> None:
+    """Refuse a tensor that does not broadcast to the shape of the logits."""
+    own, shape = tensor.shape, input.shape
+    pairs = zip(reversed(own), reversed(shape), strict=False)
+    if len(own) > len(shape) or any(size not in (1, wanted) for size, wanted in pairs):
+        raise ValueError(
+            f"{name} must have a shape that broadcasts to that of input, {tuple(shape)}, not "
+            f"{tuple(own)}"
+        )
+
+
+class TunableBCEWithLogitsLoss(TunableModule, nn.BCEWithLogitsLoss):
+    """`torch.nn.BCEWithLogitsLoss` with one more argument, k.
+
+    It is a subclass, and positional arguments are in PyTorch's order. You may set ``criterion.k``
+    between steps, as for `TunableCrossEntropyLoss`, and a schedule of `pseudograd.schedules` may.
+
+    Args:
+        weight: A factor for each loss. This and the others are explained at
+            `tunable_binary_cross_entropy_with_logits`.
+        size_average: Deprecated in PyTorch; use ``reduction``.
+        reduce: Deprecated in PyTorch; use ``reduction``.
+        reduction: "mean", "sum" or "none".
+        pos_weight: A factor for the "yes" part of each target.
+        k: The sensitivity to large errors, above 0: a number, or a tensor such as one for each
+            class.
+        persistent: Whether k is in the ``state_dict``, so that a schedule of k survives a
+            checkpoint.
+
+    Example:
+        >>> criterion = TunableBCEWithLogitsLoss(pos_weight=torch.tensor([3.0]), k=0.5)
+        >>> logits = torch.tensor([[2.0], [-3.0]], requires_grad=True)
+        >>> criterion(logits, torch.tensor([[0.0], [1.0]])).backward()
+        >>> logits.grad  # of a mean, and the second counts three times
+        tensor([[ 0.4693],
+                [-1.4640]])
+
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        pos_weight: Tensor | None = None,
+        *,
+        k: Sensitivity = 1.0,
+        persistent: bool = False,
+    ) -> None:
+        super().__init__(k, persistent)
+        if size_average is not None or reduce is not None:
+            reduction = legacy_get_string(size_average, reduce)
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+        self.reduction = reduction
+        for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
+            _check_factors(name, factors)
+            self.register_buffer(name, factors)
+
+    @classmethod
+    def from_bce_with_logits(
+        cls, criterion: nn.BCEWithLogitsLoss, *, k: Sensitivity = 1.0, persistent: bool = False
+    ) -> Self:
+        """Return a loss with the settings of an existing `torch.nn.BCEWithLogitsLoss`.
+
+        Args:
+            criterion: The loss to convert; it keeps its weights, which both then share.
+            k: The sensitivity to large errors, above 0.
+            persistent: Whether k is in the ``state_dict``.
+
+        Example:
+            >>> criterion = nn.BCEWithLogitsLoss(reduction="sum")
+            >>> TunableBCEWithLogitsLoss.from_bce_with_logits(criterion, k=0.5)
+            TunableBCEWithLogitsLoss(k=0.5, reduction='sum')
+
+        """
+        # A subclass with a forward pass of its own is another loss.
+        if getattr(type(criterion), "forward", None) is not nn.BCEWithLogitsLoss.forward:
+            raise TypeError(
+                "criterion must be a torch.nn.BCEWithLogitsLoss, not "
+                f"{type(criterion).__name__}; to change the k of a tunable loss, set its k"
+            )
+        converted = cls(
+            criterion.weight,
+            reduction=criterion.reduction,
+            pos_weight=criterion.pos_weight,
+            k=k,
+            persistent=persistent,
+        )
+        return converted.train(criterion.training)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of logits for labels or probabilities of the same shape."""
+        return tunable_binary_cross_entropy_with_logits(
+            input,
+            target,
+            weight=self.weight,
+            reduction=self.reduction,
+            pos_weight=self.pos_weight,
+            k=self._k_for(input),
+        )

@@ -1,0 +1,452 @@
+"""Binary cross-entropy with k: PyTorch's contract, and Eq. 5 for two classes on every route."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import math
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
+from torch.func import grad, hessian, jacfwd, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+import reference
+from pseudograd import (
+    TunableBCEWithLogitsLoss,
+    schedules,
+    tunable_cross_entropy,
+)
+from pseudograd import tunable_binary_cross_entropy_with_logits as tunable_bce
+from test_transforms import BACKENDS, COMPILED, DIRECT, compiled, differentiate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EXTREME_K = (2.0**-99, 1 / 64, 0.5, 1.0, 2.0, 64.0, 2.0**99)
+SIZES = (0.0, 1e-6, 0.1, 1.0, 5.0, 17.0, 40.0, 68.6, 90.0, 750.0, 1e4, 3e38)
+LOGITS = tuple(sign * size for size in SIZES for sign in (1.0, -1.0))
+
+
+def true(
+    z: Tensor, t: Tensor, k: float | Tensor, pos_weight: float | Tensor = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Values and pseudo-gradients of each logit, in float64."""
+    parts = (x.double().expand(z.shape).flatten().tolist() for x in (
+        z.detach(), t.detach(), torch.as_tensor(k, dtype=torch.float64), torch.as_tensor(pos_weight)
+    ))  # fmt: skip
+    both = [reference.binary(*each) for each in zip(*parts, strict=True)]
+    values, gradients = torch.tensor(both, dtype=torch.float64).reshape(-1, 2).unbind(1)
+    return values.reshape(z.shape), gradients.reshape(z.shape)
+
+
+def examples() -> tuple[Tensor, Tensor]:
+    """Four examples with three outputs each; hard and soft targets."""
+    generator = torch.Generator().manual_seed(0)
+    z = 3 * torch.randn(4, 3, generator=generator)
+    t = torch.tensor([[1, 0, 0.3], [0, 1, 1], [0.9, 0, 1], [1, 0.5, 0]])
+    return z, t
+
+
+def assert_right(gradient: Tensor, k: float | Tensor) -> None:
+    """The pseudo-gradient of the sum of `examples`, and not that of cross-entropy."""
+    z, t = examples()
+    torch.testing.assert_close(gradient.double(), true(z, t, k)[1], rtol=1e-5, atol=1e-8)
+    plain = torch.sigmoid(z) - t
+    assert not torch.allclose(gradient, plain, rtol=0.1, atol=0.01)
+
+
+summed = partial(tunable_bce, reduction="sum")
+
+
+def of_k(z: Tensor, t: Tensor, k: float | Tensor) -> Tensor:
+    return summed(z, t, k=k)
+
+
+def of_half(z: Tensor, t: Tensor) -> Tensor:
+    return summed(z, t, k=0.5)
+
+
+# --- the rule -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("pos_weight", [None, 0.3])
+@pytest.mark.parametrize("k", EXTREME_K)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_rule_of_labels(
+    dtype: torch.dtype, k: float, pos_weight: float | None, alone: bool
+) -> None:
+    """To a few units in the last place, for logits of every size; beside soft targets too."""
+    z = torch.tensor(LOGITS, dtype=dtype).repeat(2)
+    t = torch.tensor([0.0, 1.0], dtype=dtype).repeat_interleave(len(LOGITS))
+    if not alone:
+        z, t = torch.cat((z, z.new_ones(1))), torch.cat((t, t.new_full((1,), 0.25)))
+    w = None if pos_weight is None else torch.tensor(pos_weight, dtype=dtype)
+    value, gradient = true(z, t, k, 1.0 if w is None else w)
+    rtol = 1e-5 if dtype == torch.float32 else 1e-12
+    close = partial(torch.testing.assert_close, rtol=rtol, atol=1e-25, check_dtype=False)
+    close(tunable_bce(z, t, pos_weight=w, reduction="none", k=k), value.to(dtype))
+    close(differentiate(partial(summed, k=k, pos_weight=w), z, t), gradient.to(dtype))
+
+
+@pytest.mark.parametrize("pos_weight", [None, 100.0])
+@pytest.mark.parametrize("k", EXTREME_K)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_rule_of_soft_targets(dtype: torch.dtype, k: float, pos_weight: float | None) -> None:
+    """Near 0 and 1 too, and where the logit nearly agrees with the target."""
+    soft = torch.tensor([1e-30, 1e-9, 0.1, 0.3, 0.5, 0.75, 0.999, 1 - 1e-7], dtype=dtype)
+    z, t = (
+        x.flatten() for x in torch.meshgrid(torch.tensor(LOGITS).to(dtype), soft, indexing="ij")
+    )
+    gaps = 1e-3 * torch.tensor([[-1.0], [1.0], [5.0]], dtype=torch.float64)
+    near = (torch.logit(soft[1:].double()) + gaps).flatten()
+    z, t = torch.cat((z, near.to(dtype))), torch.cat((t, soft[1:].repeat(3)))
+    w = None if pos_weight is None else torch.tensor(pos_weight, dtype=dtype)
+    value, gradient = true(z, t, k, 1.0 if w is None else w)
+    rtol = 1e-5 if dtype == torch.float32 else 1e-10
+    close = partial(torch.testing.assert_close, rtol=rtol, atol=1e-25, check_dtype=False)
+    close(tunable_bce(z, t, pos_weight=w, reduction="none", k=k), value.to(dtype))
+    close(differentiate(partial(summed, k=k, pos_weight=w), z, t), gradient.to(dtype))
+
+
+@pytest.mark.parametrize("k", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("soft", [False, True])
+def test_it_is_the_loss_of_two_classes(k: float, soft: bool) -> None:
+    """With the logits (0, z); ``pos_weight`` is the weight of the second class."""
+    generator = torch.Generator().manual_seed(1)
+    z = 5 * torch.randn(50, generator=generator, dtype=torch.float64)
+    t = torch.rand(50, generator=generator, dtype=torch.float64)
+    t = t if soft else t.round()
+    target = torch.stack((1 - t, t), -1) if soft else t.long()
+
+    def two_columns(z: Tensor, target: Tensor) -> Tensor:
+        columns = torch.stack((torch.zeros_like(z), z), -1)
+        weight = torch.tensor([1.0, 3.0], dtype=z.dtype)
+        return tunable_cross_entropy(columns, target, weight=weight, reduction="sum", k=k)
+
+    binary = partial(summed, pos_weight=torch.tensor(3.0, dtype=z.dtype), k=k)
+    torch.testing.assert_close(binary(z, t), two_columns(z, target))
+    torch.testing.assert_close(
+        differentiate(binary, z, t), differentiate(two_columns, z, target), rtol=1e-10, atol=0
+    )
+
+
+def test_no_target_and_agreement_do_not_push() -> None:
+    """A positive of weight 0, and a logit whose probability is the target."""
+    zero = torch.tensor(0.0)
+    z, t = torch.tensor([3.0, 0.0]), torch.tensor([1.0, 0.5])
+    gradient = differentiate(partial(summed, k=0.5), z, t)
+    assert gradient[1] == 0
+    gradient = differentiate(partial(summed, pos_weight=zero, k=0.5), z, t)
+    assert gradient[0] == 0
+    assert gradient[1] > 0
+
+
+def test_infinite_logits_have_the_limit() -> None:
+    inf = math.inf
+    z, t = torch.tensor([inf, inf, -inf, -inf]), torch.tensor([1.0, 0.0, 0.0, 1.0])
+    assert tunable_bce(z, t, reduction="none", k=0.5).tolist() == [0, inf, 0, inf]
+    assert differentiate(partial(summed, k=0.5), z, t).tolist() == [0, 1, 0, -1]
+    nan = torch.tensor([math.nan])
+    assert differentiate(partial(summed, k=0.5), nan, nan.new_ones(1)).isnan().all()
+
+
+# --- the contract ---------------------------------------------------------------------------------
+
+SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (5,), (4, 3), (2, 3, 2, 2))
+
+
+def factors(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Tensor | None:
+    if kind == "none":
+        return None
+    wanted = {"scalar": (), "last": shape[-1:], "one": (1,) * len(shape), "full": shape}[kind]
+    return (torch.rand(wanted, generator=torch.Generator().manual_seed(2)) + 0.5).to(dtype)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_at_one_it_is_pytorchs(shape: tuple[int, ...], reduction: str) -> None:
+    """Value, gradient, and the target's gradient; the value for every k."""
+    kinds = ("none", "scalar", "last", "one", "full")
+    generator = torch.Generator().manual_seed(3)
+    for w, p, dtype in itertools.product(kinds, kinds, (torch.float32, torch.float64)):
+        z = torch.randn(shape, generator=generator).to(dtype)
+        t = torch.rand(shape, generator=generator).to(dtype)
+        leaves = z.requires_grad_(), t.requires_grad_()
+        arguments: Any = factors(shape, w, dtype), None, None, reduction, factors(shape, p, dtype)
+        ours, theirs = tunable_bce(*leaves, *arguments), F.binary_cross_entropy_with_logits(
+            *leaves, *arguments
+        )  # fmt: skip
+        eps = 20 * torch.finfo(dtype).eps
+        close = partial(torch.testing.assert_close, rtol=eps, atol=eps, equal_nan=True)
+        close(ours, theirs)
+        close(tunable_bce(*leaves, *arguments, k=0.3), theirs)
+        upstream = torch.rand(theirs.shape, generator=generator).to(dtype)
+        for mine, own in zip(
+            torch.autograd.grad(ours, leaves, upstream),
+            torch.autograd.grad(theirs, leaves, upstream),
+            strict=True,
+        ):
+            close(mine, own)
+
+
+@pytest.mark.parametrize("k", [0.5, torch.tensor([0.25, 1.0, 4.0])])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_weights_stay_outside_the_power(k: float | Tensor, reduction: str) -> None:
+    """And k may have one value for each class."""
+    z, t = (x.double() for x in examples())
+    weight, pos_weight = torch.rand(4, 1).double(), torch.tensor([2.0, 0.5, 3.0]).double()
+    _, gradient = true(z, t, k, pos_weight)
+    leaf = z.clone().requires_grad_()
+    loss = tunable_bce(leaf, t, weight, reduction=reduction, pos_weight=pos_weight, k=k)
+    upstream = torch.rand(loss.shape, dtype=torch.float64)
+    loss.backward(upstream)
+    expected = weight * gradient * upstream / (z.numel() if reduction == "mean" else 1)
+    assert leaf.grad is not None
+    torch.testing.assert_close(leaf.grad, expected, rtol=1e-6, atol=0)  # k of float32
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (4, 1), (4, 3)])
+def test_k_broadcasts(shape: tuple[int, ...]) -> None:
+    k = torch.rand(shape, generator=torch.Generator().manual_seed(4)) + 0.1
+    z, t = examples()
+    assert_right(differentiate(partial(summed, k=k), z, t), k)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_are_float32_rounded_once(dtype: torch.dtype) -> None:
+    z, t = (x.to(dtype) for x in examples())
+    for k in (0.25, 1.0, 2.0):
+        value, gradient = true(z, t, k)
+        assert torch.equal(differentiate(partial(summed, k=k), z, t), gradient.float().to(dtype))
+        ours = tunable_bce(z, t, k=k)
+        assert ours.dtype == dtype
+        assert torch.equal(ours, value.mean().float().to(dtype))
+
+
+def test_autocast() -> None:
+    z, t = examples()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = tunable_bce(z.bfloat16().requires_grad_(), t, k=0.5)
+    assert loss.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tunable_bce(z.bfloat16(), t.bfloat16(), k=0.5).dtype == torch.float32
+
+
+def test_strides_do_not_matter() -> None:
+    z, t = torch.randn(2, 3, 4, 5), torch.rand(2, 3, 4, 5)
+    last = z.contiguous(memory_format=torch.channels_last)
+    loss = partial(summed, k=0.5)
+    assert torch.equal(differentiate(loss, last, t), differentiate(loss, z, t))
+    turned = differentiate(loss, z.transpose(1, 3), t.transpose(1, 3))
+    assert torch.equal(turned.transpose(1, 3), differentiate(loss, z, t))
+
+
+def test_it_knows_modified_logits() -> None:
+    z, t = examples()
+    z.requires_grad_()
+    hidden = z * 1
+    loss = tunable_bce(hidden, t, k=0.5)
+    with torch.no_grad():
+        hidden.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# --- transforms -----------------------------------------------------------------------------------
+
+K: dict[str, float | Tensor] = {"k=0.5": 0.5, "k per output": torch.rand(4, 3) + 0.1}
+
+
+@pytest.mark.parametrize("route", DIRECT)
+@pytest.mark.parametrize("k", K)
+def test_transforms(route: str, k: str) -> None:
+    z, t = examples()
+    assert_right(DIRECT[route](of_k, (t, K[k]), z), K[k])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("route", COMPILED)
+def test_compiled(route: str, backend: str) -> None:
+    z, t = examples()
+    for k in K.values():
+        assert_right(COMPILED[route](of_k, (t, k), z, backend), k)
+
+
+def test_vmap_over_single_numbers() -> None:
+    """Logits without a dimension, each with a k of its own."""
+    z, t = (x.flatten() for x in examples())
+    k = torch.linspace(0.2, 3, len(z))
+    gradient = vmap(grad(lambda z, t, k: tunable_bce(z, t, k=k)))(z, t, k)
+    torch.testing.assert_close(gradient.double(), true(z, t, k)[1], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("numbers", [(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (0.5, 2, 0.25, 1, 3.5)])
+def test_a_changing_k_does_not_recompile(numbers: tuple[float, ...]) -> None:
+    z, t = examples()
+    criterion = TunableBCEWithLogitsLoss(reduction="sum", pos_weight=torch.ones(3))
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(criterion, fullgraph=True, backend=counter)
+    for k in numbers:
+        criterion.k = k
+        gradient = differentiate(step, z, t)
+        torch.testing.assert_close(gradient.double(), true(z, t, k)[1], rtol=1e-5, atol=1e-8)
+    assert counter.frame_count == 1
+
+
+def test_compiled_with_every_argument() -> None:
+    z, t = examples()
+    weight, pos_weight = torch.rand(3), torch.rand(4, 1) + 0.5
+    loss = partial(tunable_bce, weight=weight, pos_weight=pos_weight, k=torch.rand(3) + 0.2)
+    step = compiled(loss, "aot_eager")
+    torch.testing.assert_close(differentiate(step, z, t), differentiate(loss, z, t))
+    learned = t.clone().requires_grad_()
+    ours, plain = (torch.autograd.grad(f(z, learned), learned)[0] for f in (step, loss))
+    torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.parametrize("k", [0.5, torch.tensor([0.25, 0.5, 2.0])])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_export(k: float | Tensor, weighted: bool) -> None:
+    if torch.__version__ < "2.7":
+        pytest.skip("PyTorch 2.7 is the first whose export can be told")
+    z, t = examples()
+    pos_weight = torch.tensor([2.0, 1.0, 0.5]) if weighted else None
+    criterion = TunableBCEWithLogitsLoss(reduction="sum", pos_weight=pos_weight, k=k)
+    program = torch.export.export(criterion, (z, t))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    for module in (program.module(), torch.export.load(file).module()):
+        torch.testing.assert_close(module(z, t), criterion(z, t))
+        expected = differentiate(criterion, z, t)
+        torch.testing.assert_close(differentiate(module, z, t), expected)
+
+
+def test_a_graph_of_make_fx() -> None:
+    z, t = examples()
+    graph = make_fx(partial(summed, pos_weight=torch.ones(3), k=0.5))(z, t)
+    assert_right(differentiate(graph, z, t), 0.5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("loss", [of_half, tunable_cross_entropy])
+def test_jit_trace(loss: Callable[..., Tensor]) -> None:
+    """Of soft targets in general: its check compares graphs with and without gradients."""
+    z, t = examples()
+    traced = torch.jit.trace(loss, (z, t))
+    torch.testing.assert_close(differentiate(traced, z, t), differentiate(loss, z, t))
+
+
+def test_fake_tensors() -> None:
+    with FakeTensorMode():
+        z, t = torch.empty(4, 3, requires_grad=True), torch.empty(4, 3)
+        loss = tunable_bce(z, t, reduction="none", k=torch.empty(3))
+        assert loss.shape == (4, 3)
+        loss.sum().backward()
+
+
+SECOND: dict[str, Callable[[Callable[..., Tensor], Tensor], Any]] = {
+    "jvp": lambda loss, z: jvp(loss, (z,), (z,)),
+    "jacfwd": lambda loss, z: jacfwd(loss)(z),
+    "hessian": lambda loss, z: hessian(loss)(z),
+    "grad(grad)": lambda loss, z: grad(lambda x: grad(loss)(x).sum())(z),
+}
+
+
+@pytest.mark.parametrize("how", SECOND)
+def test_second_derivatives_are_refused(how: str) -> None:
+    z, t = examples()
+    with pytest.raises(RuntimeError, match="pseudograd"):
+        SECOND[how](lambda x: tunable_bce(x, t, k=0.5), z)
+
+
+def test_double_backward_is_refused() -> None:
+    z, t = examples()
+    z.requires_grad_()
+    (first,) = torch.autograd.grad(tunable_bce(z, t, k=0.5), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="pseudograd: a second derivative"):
+        first.sum().backward()
+
+
+# --- the module -----------------------------------------------------------------------------------
+
+
+def test_module() -> None:
+    z, t = examples()
+    criterion = TunableBCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0]), k=0.5)
+    assert isinstance(criterion, nn.BCEWithLogitsLoss)
+    assert repr(criterion) == "TunableBCEWithLogitsLoss(k=0.5, reduction='mean')"
+    assert list(criterion.state_dict()) == ["pos_weight"]
+    direct = partial(tunable_bce, pos_weight=criterion.pos_weight, k=0.5)
+    for other in (criterion, copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
+        assert torch.equal(differentiate(other, z, t), differentiate(direct, z, t))
+    criterion.k = 2
+    assert torch.equal(
+        differentiate(criterion, z, t),
+        differentiate(partial(direct, k=2.0), z, t),
+    )
+    schedule = schedules.LinearK(criterion, 1.0, 2.0, total_steps=2)
+    schedule.step()
+    assert criterion.k == 1.5
+
+
+def test_an_existing_loss_is_converted() -> None:
+    z, t = examples()
+    plain = nn.BCEWithLogitsLoss(torch.rand(3), reduction="sum", pos_weight=torch.rand(3)).eval()
+    converted = TunableBCEWithLogitsLoss.from_bce_with_logits(plain, k=0.5)
+    assert converted.k == 0.5
+    assert not converted.training
+    assert converted.pos_weight is plain.pos_weight
+    torch.testing.assert_close(converted(z, t), plain(z, t))
+    with pytest.raises(TypeError, match=r"must be a torch.nn.BCEWithLogitsLoss, not Tunable"):
+        TunableBCEWithLogitsLoss.from_bce_with_logits(converted)
+
+
+def test_persistent_k() -> None:
+    criterion = TunableBCEWithLogitsLoss(k=0.5, persistent=True)
+    other = TunableBCEWithLogitsLoss(persistent=True)
+    other.load_state_dict(criterion.state_dict())
+    assert other.k == 0.5
+
+
+def test_pytorchs_deprecated_arguments() -> None:
+    z, t = examples()
+    with pytest.warns(UserWarning, match="size_average and reduce"):
+        assert torch.equal(tunable_bce(z, t, None, False), summed(z, t))
+    with pytest.warns(UserWarning, match="size_average and reduce"):
+        assert TunableBCEWithLogitsLoss(None, None, False).reduction == "none"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"input": [1.0]}, TypeError, "input must be a tensor, not list"),
+        ({"target": torch.ones(4, 3).long()}, TypeError, r"target must hold floating.*int64; use"),
+        ({"input": torch.ones(4, 3).to(torch.float8_e5m2)}, TypeError, "input is torch.float8"),
+        ({"target": torch.ones(4)}, ValueError, r"target must have the shape of input, \(4, 3\)"),
+        ({"reduction": "max"}, ValueError, "reduction must be 'mean', 'sum' or 'none', not 'max'"),
+        ({"weight": 0.5}, TypeError, r"weight must be a floating-point tensor; give k by name"),
+        ({"weight": torch.ones(4)}, ValueError, r"weight must have a shape that broadcasts"),
+        ({"pos_weight": torch.ones(2, 4, 3)}, ValueError, r"pos_weight must have a shape that"),
+        ({"pos_weight": torch.ones(3).requires_grad_()}, ValueError, r"use pos_weight.detach\(\)"),
+        ({"k": torch.ones(4)}, ValueError, r"k must have a shape that broadcasts to that of input"),
+        ({"k": torch.zeros(3)}, ValueError, "k must be finite and above 0"),
+        ({"k": 0.0}, ValueError, "k must be a finite number above 0"),
+        ({"k": torch.ones(3).requires_grad_()}, ValueError, "k cannot be learned by gradient"),
+    ],
+)
+def test_errors(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    z, t = examples()
+    with pytest.raises(error, match=message):
+        tunable_bce(**{"input": z, "target": t, **change})
