@@ -6,7 +6,10 @@ import copy
 import functools
 import itertools
 import math
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -1060,3 +1063,44 @@ def test_a_loss_that_is_kept_keeps_nothing_alive_after_its_backward_pass(
         node.saved_tensors  # noqa: B018
     held = [value for value in vars(node).values() if isinstance(value, (Tensor, np.ndarray))]
     assert [np.size(value) for value in held] == [1]  # k
+
+
+MEMORY = """
+import resource, sys, torch
+from pseudograd import tunable_cross_entropy
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+def step(logits):
+    q = torch.full_like(logits, 1 / logits.shape[1]).detach()
+    target = q if sys.argv[2] == "soft" else torch.arange(len(logits))
+    before = resident()
+    tunable_cross_entropy(logits, target, k=0.5).backward()
+    return before
+
+dtype = getattr(torch, sys.argv[1])
+step(torch.zeros(4, 16384, dtype=dtype, requires_grad=True))
+logits = torch.ones(2048, 16384, dtype=dtype).requires_grad_()
+before = step(logits)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print((peak - before) / (logits.numel() * logits.element_size()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads the memory in use from Linux")
+@pytest.mark.parametrize(
+    ("dtype", "target", "most"),
+    [("float32", "index", 1), ("bfloat16", "index", 3), ("float32", "soft", 1),
+     ("bfloat16", "soft", 4)],
+)  # fmt: skip
+def test_memory_of_both_passes(dtype: str, target: str, most: float) -> None:
+    """In multiples of the logits' memory, beside logits and targets."""
+    pytest.importorskip("numba")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", MEMORY, dtype, target]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment, check=True
+    )
+    assert float(done.stdout) < most + 0.3

@@ -20,8 +20,9 @@ FULL_TYPES = (torch.float32, torch.float64)
 
 
 def assert_same(computed: Any, expected: Any, dtype: torch.dtype) -> None:
+    """To a few units in the last place of a probability times a class weight of up to 10."""
     eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(computed, expected, rtol=20 * eps, atol=8 * eps, equal_nan=True)
+    torch.testing.assert_close(computed, expected, rtol=20 * eps, atol=100 * eps, equal_nan=True)
 
 
 def assert_true(computed: Tensor, true: Tensor, dtype: torch.dtype) -> None:
@@ -67,6 +68,7 @@ def modules(dtype: torch.dtype) -> Any:
     samples_of()  # makes its test library importable
     from torch.testing._internal.common_modules import module_db
 
+    torch.manual_seed(0)
     (info,) = (info for info in module_db if info.module_cls is nn.CrossEntropyLoss)
     return info.module_inputs_func(
         info, device="cpu", dtype=dtype, requires_grad=True, training=True
@@ -95,7 +97,8 @@ def test_at_k_1_the_module_is_pytorchs(dtype: torch.dtype) -> None:
         computed = module_gradients(ours, sample)
         assert_same(computed, module_gradients(theirs, sample), dtype)
         if sample.reference_fn is not None:
-            expected = sample.reference_fn(ours, *sample.forward_input.args)
+            inputs = (tensor.detach() for tensor in sample.forward_input.args)
+            expected = sample.reference_fn(ours, *inputs)
             assert_same(computed[0], expected.detach().to(dtype), dtype)
         count += 1
     assert count >= 100
