@@ -151,7 +151,8 @@ def checks() -> Iterator[Check]:
             plain = train(training, examples, trial, DEVICE)
             assert plain is not None
             one = together[trial]
-            random = name in ("CNN, augmented", "transformer, AdamW")
+            # Augmentation, attention and data that differs when it is read again magnify rounding.
+            random = name in ("CNN, augmented", "transformer, AdamW", "CNN, data read on the host")
             close = 0.25 if random else 0.08 if "bf16" in name else 0.02
             apart = abs(one.cross_entropy - plain.cross_entropy) / plain.cross_entropy
             yield check("cross-entropy against the plain loop", name, apart, close)

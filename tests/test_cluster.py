@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import pickle
+import signal
 import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
+from torch import nn
 
 import pseudograd
 from pseudograd.data import digits
-from pseudograd.fleet import Fleet, Outcome, Stop, Trial
+from pseudograd.fleet import Fleet, Outcome, Split, Stop, Trial
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.fleet import ModuleFleet
+from pseudograd.fleet.modules.training import Training
 from pseudograd.search import Progress, Protocol, Study, cluster
-from pseudograd.search.cluster import RayRunner
+from pseudograd.search.cluster import ModuleRunner, RayRunner
+from pseudograd.study import Study as ModuleStudy
 from trials import a_trial, replace
 
 needs_ray = pytest.mark.skipif(
@@ -240,6 +248,7 @@ class MadeUpRay(SimpleNamespace):
             cluster_resources=lambda: resources,
             put=lambda value: value,
             shutdown=lambda: pytest.fail("it was not started here"),
+            cloudpickle=cloudpickle,
         )
         self.asked: dict[str, object] = {}
 
@@ -415,8 +424,7 @@ PROTOCOL = Protocol(
 STORE = 80 * 2**20
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
+def a_cluster() -> Iterator[Any]:
     """A cluster on this machine: a head that runs no tasks, and two nodes of one CPU each."""
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
@@ -431,7 +439,12 @@ def nodes() -> Iterator[Any]:
         started.shutdown()
 
 
-def started_by(runner: RayRunner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    yield from a_cluster()
+
+
+def started_by(runner: RayRunner | ModuleRunner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The streams of all tasks that the runner will start."""
     streams: list[Any] = []
     start = runner._start
@@ -545,3 +558,170 @@ def test_a_connection_that_was_there_stays(nodes: Any) -> None:
         with pytest.raises(ValueError, match="is connected to the Ray cluster at"):
             RayRunner(digits(), "10.255.255.1:6379")
     assert not ray.is_initialized()
+
+
+# --- any network -----------------------------------------------------------------------------
+
+
+class Net(nn.Sequential):
+    """A class of this file, which a worker knows only as it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)
+        )
+
+
+INPUTS = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(90) % 3
+EXAMPLES = Examples.of((INPUTS[:70], LABELS[:70]), (INPUTS[70:], LABELS[70:]))
+TRAINING = Training(Net, torch.optim.SGD, {"momentum": 0.9}, epochs=3, batch_size=10)
+OF_MODULES = [
+    Trial(TRAINING.recipe("data"), k, 0.1, Split(retrain=retrain), seed)
+    for k in (0.5, 1.0)
+    for retrain in (False, True)
+    for seed in (0, 1)
+]
+
+
+def in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return sorted(outcomes, key=lambda outcome: OF_MODULES.index(outcome.trial))
+
+
+def assert_equal(there: list[Outcome], here: list[Outcome]) -> None:
+    assert there == here
+    for one, other in zip(there, here, strict=True):
+        assert (one.state is not None) == one.trial.split.retrain
+        if one.state is not None and other.state is not None:
+            assert one.state.keys() == other.state.keys()
+            for name, value in other.state.items():
+                assert torch.equal(one.state[name], value)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Outcome]:
+    fleet = ModuleFleet(TRAINING, EXAMPLES, "cpu", 1, keep_parameters=True)
+    return in_order(fleet.run(OF_MODULES))
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Any]:
+    """As `nodes`, of which another test kills one."""
+    yield from a_cluster()
+
+
+def test_modules_train_on_a_cluster_as_they_do_here(
+    two_nodes: Any, expected: list[Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ModuleRunner(TRAINING, EXAMPLES, two_nodes.address) as run:
+        started = started_by(run, monkeypatch)
+        assert_equal(in_order(run(OF_MODULES)), expected)
+    assert len(started) == len(OF_MODULES)
+
+
+class Read(torch.utils.data.Dataset[Any]):
+    """Examples that differ from time to time, and so are read again and again."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end, self.reads = start, end, 0
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __getitem__(self, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.reads += 1
+        return INPUTS[self.start + at] + 1e-3 * (self.reads < 2), LABELS[self.start + at]
+
+
+def test_a_source_of_examples_travels(two_nodes: Any) -> None:
+    examples = Examples.of(Read(0, 70), Read(70, 90))
+    assert examples.source is not None
+    trial = OF_MODULES[0]
+    (here,) = ModuleFleet(TRAINING, examples, "cpu", 1).run([trial])
+    with ModuleRunner(TRAINING, examples, two_nodes.address) as run:
+        (there,) = run([trial])
+    assert there == here
+
+
+def test_modules_survive_the_death_of_a_worker(
+    two_nodes: Any, expected: list[Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths = tmp_path / "deaths"
+
+    def dies_once(trials: list[Trial], *settings: Any) -> Iterator[Outcome]:
+        if OF_MODULES[3] in trials and not deaths.exists():
+            deaths.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from cluster._train_modules(trials, *settings)
+
+    with ModuleRunner(TRAINING, EXAMPLES, two_nodes.address) as run:
+        run.task = run.ray.remote(num_cpus=1, max_retries=0)(dies_once)
+        started = started_by(run, monkeypatch)
+        assert_equal(in_order(run(OF_MODULES)), expected)
+    assert deaths.exists()
+    assert len(started) == len(OF_MODULES) + 1
+
+
+def test_a_module_that_a_machine_lacks_is_said_in_a_sentence(
+    two_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = ModuleType("gone")
+    monkeypatch.setitem(sys.modules, "gone", gone)
+    exec("from torch import nn\ndef net():\n    return nn.Linear(6, 3)", gone.__dict__)
+    training = Training(gone.net, epochs=1)
+    trial = Trial(training.recipe("data"), 1, 0.1)
+    with (
+        ModuleRunner(training, EXAMPLES, two_nodes.address) as run,
+        pytest.raises(ImportError, match=r"lacks what the network needs \(No module named 'gone'"),
+    ):
+        list(run([trial]))
+
+
+def test_a_study_on_a_cluster_ends_as_one_without(
+    two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is a file of the current folder, which the workers' folder does not have."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("own_net.py").write_text(
+        "from torch import nn\nHIDDEN = 5\nclass Own(nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(nn.Linear(6, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 3))\n"
+    )
+    own_net = importlib.import_module("own_net")
+    monkeypatch.setitem(sys.modules, "own_net", own_net)
+    studies = [
+        ModuleStudy(
+            own_net.Own, (INPUTS[:70], LABELS[:70]), (INPUTS[70:], LABELS[70:]),
+            k=(0.5, 1), learning_rates=(0.01, 0.03, 0.1), epochs=2, batch_size=10, validation=0.3,
+            retrainings=2, folder=folder,
+        )
+        for folder in ("here", "there")
+    ]  # fmt: skip
+    assert studies[0].run(device="cpu", slots=1, progress=False)
+    assert studies[1].run(ray=two_nodes.address, progress=False)
+    here, there = studies
+    assert dict(here.ledger) == dict(there.ledger)
+    assert here.result == there.result
+    assert here.assessment == there.assessment
+    assert there.about["devices"] == ["ray"]
+    for one, other in zip(here.model().parameters(), there.model().parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_trials_of_another_training_are_refused_before_they_are_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster, "_imported_ray", lambda: MadeUpRay(CPU=1.0, GPU=1.0))
+    with ModuleRunner(TRAINING, EXAMPLES) as run:
+        assert run.device == "cuda"
+        with pytest.raises(ValueError, match="their batch_size is 11, the fleet's is 10"):
+            run([replace(OF_MODULES[0], batch_size=11)])
+
+
+def test_what_cannot_be_pickled_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_imported_ray", lambda: MadeUpRay(CPU=1.0))
+    lock = threading.Lock()
+    training = Training(lambda: nn.Linear(6, 3 if lock else 4))
+    with pytest.raises(ValueError, match=r"must be functions that can be pickled, .*lock") as error:
+        ModuleRunner(training, EXAMPLES)
+    assert "\n" not in str(error.value)

@@ -76,6 +76,26 @@ def test_a_clone_and_a_pickle_do_the_same() -> None:
     assert (pickle.loads(pickle.dumps(model)).predict_proba(X) == expected).all()
 
 
+@pytest.mark.parametrize("metric", ["error", "log-loss"])
+def test_a_single_network_in_place_of_the_ensemble(metric: str) -> None:
+    several = tuned(metric=metric).fit(X, Y)
+    model = tuned(metric=metric, ensemble=False).fit(X, Y)
+    assert len(model.ensemble_.networks) == 1
+    assert model.ensemble_.weights == (1.0,)
+    assert len(several.ensemble_.networks) >= 5
+    assert model.members_ == [(model.k_, model.learning_rate_, 1.0)]
+    assert model.cv_results_["params"][model.best_index_] == {
+        "k": model.k_, "learning_rate": model.learning_rate_
+    }  # fmt: skip
+    assert model.score(X, Y) > 0.8
+    assert np.allclose(model.predict_proba(X).sum(1), 1)
+    # It is one of the networks that an ensemble of that pair alone would have.
+    pair = tuned(k=model.k_, learning_rate=model.learning_rate_, metric=metric).fit(X, Y)
+    first = pair.ensemble_.networks[0].parameters[0][0]
+    assert torch.equal(model.ensemble_.networks[0].parameters[0][0], first)
+    assert model.ensemble_.temperature == pytest.approx(pair.ensemble_.temperature)
+
+
 def test_in_a_grid_search_over_k() -> None:
     search = GridSearchCV(trained(), {"k": [0.25, 1, 4]}, cv=3).fit(X, Y)
     assert search.best_params_["k"] == search.best_estimator_.k_

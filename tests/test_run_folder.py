@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pseudograd.cli import main
 from pseudograd.data import open_data
 from pseudograd.fleet.ramp import level
-from pseudograd.search import Bagging, Study, study_of, table_recipe
+from pseudograd.search import Bagging, Study, load_model, study_of, table_recipe
 from run_folders import (
     BAGGING,
     OPTIONS,
+    PAPER,
     changed,
     content,
     cut,
@@ -64,8 +66,14 @@ def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
-@pytest.mark.parametrize("name", ["model.safetensors", "plain.safetensors"])
-@pytest.mark.parametrize("protocol", OPTIONS)
+@pytest.mark.parametrize(
+    ("protocol", "name"),
+    [
+        *((protocol, f"{name}.safetensors") for protocol in OPTIONS for name in ("model", "plain")),
+        ("paper", "ensemble.safetensors"),
+        ("paper", "plain_ensemble.safetensors"),
+    ],
+)
 def test_a_damaged_model_is_noticed_and_repaired(
     protocol: str,
     name: str,
@@ -77,14 +85,14 @@ def test_a_damaged_model_is_noticed_and_repaired(
     before = use(finished, protocol)
     damage(Path("run", name))
     k = ["--k", "1"] if name.startswith("plain") else []
+    k += ["--ensemble"] if "ensemble" in name else []
     said = said_by(capsys, "predict", "run", "pets.csv", *k)
     assert f"run/{name} is " in said
     assert said.endswith("run the search's command again, which repairs it")
     noted = trained(monkeypatch)
     assert tune(*OPTIONS[protocol]) == 0
     assert content() == before
-    # The paper's protocol keeps no other copy of a network, and of the other its file.
-    assert len(noted) == (protocol == "paper")
+    assert not noted
     assert main(["predict", "run", "pets.csv", *k]) == 0
 
 
@@ -109,8 +117,42 @@ def test_what_is_known_of_the_model_is_restored(
     if name == "suspects.csv" and damage is cut:  # a user may have added to it
         assert after.pop(name) != before.pop(name)
     assert after == before
-    # Without model.json, nobody knows which networks the files of the paper's protocol hold.
-    assert len(noted) == 2 * (protocol == "paper" and name == "model.json")
+    assert not noted
+
+
+def test_the_final_networks_of_the_paper_can_be_averaged(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(finished, "paper")
+    for k in (None, 1.0):
+        one, _ = load_model("run", k)
+        several, _ = load_model("run", k, ensemble=True)
+        assert (len(one.networks), len(several.networks)) == (1, 2)
+        assert several.weights == (0.5, 0.5)
+        kept = [network.parameters[0][0] for network in several.networks]
+        assert any(torch.equal(one.networks[0].parameters[0][0], first) for first in kept)
+    told = []
+    for extra in ([], ["--ensemble"], ["--ensemble", "--k", "1"]):
+        assert main(["predict", "run", "pets.csv", *extra]) == 0
+        told.append(capsys.readouterr().out)
+    assert len({*told}) == 3
+
+    use(finished, "bagging")
+    assert main(["predict", "run", "pets.csv"]) == 0
+    alone = capsys.readouterr()
+    assert main(["predict", "run", "pets.csv", "--ensemble"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == alone.out
+    assert captured.err.startswith("the model of this run is an ensemble anyway\n")
+    said = said_by(capsys, "predict", "run", "pets.csv", "--network", "nets:net")
+    assert "--network must be left out" in said
+
+
+def test_a_single_final_network_is_no_ensemble(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune(*PAPER, "--retrainings", "1") == 0
+    capsys.readouterr()
+    said = said_by(capsys, "predict", "run", "pets.csv", "--ensemble")
+    assert "run has no ensemble.safetensors: it needs two final networks or more" in said
 
 
 def test_only_lost_networks_are_trained_again(

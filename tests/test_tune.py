@@ -26,13 +26,14 @@ import numpy as np
 import pytest
 import torch
 
-from pseudograd.cli import main
+from pseudograd.cli import main, protocols
 from pseudograd.cli.protocols import add_network, add_search, protocol_of
 from pseudograd.data import Dataset, digits, open_data
 from pseudograd.data.survey import Note
 from pseudograd.files import UNFINISHED, locked
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Stop, Trial
-from pseudograd.fleet.recipe import ACTIVATIONS, OPTIMIZERS
+from pseudograd.fleet.modules.training import SCHEDULES
+from pseudograd.fleet.recipe import ACTIVATIONS, OPTIMIZERS, PRECISIONS
 from pseudograd.search import (
     Bagging,
     Progress,
@@ -1040,5 +1041,8 @@ def test_the_networks_that_can_be_asked_for_are_those_there_are(
     with pytest.raises(SystemExit):
         main(["tune", "--help"])
     told = capsys.readouterr().out
-    for names in (ACTIVATIONS, OPTIMIZERS):
+    told = "".join(told.split())
+    for names in (ACTIVATIONS, SCHEDULES, ("float32", "tf32", "bf16")):
         assert f"{{{','.join(names)}}}" in told
+    assert {"float32", "tf32", "bf16"} == {*PRECISIONS}
+    assert protocols._OPTIMIZERS == OPTIMIZERS

@@ -24,6 +24,7 @@ from pseudograd.loss import (
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from pseudograd import data as data
     from pseudograd.estimator import TunableMLPClassifier as TunableMLPClassifier
     from pseudograd.study import Study as Study
 
@@ -41,6 +42,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # They need packages that are slow to import: only those who ask for them wait.
+    if name == "data":
+        import importlib
+
+        return importlib.import_module("pseudograd.data")
     if name == "Study":
         from pseudograd.study import Study
 

@@ -62,9 +62,11 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             ``ks``, and to mix.
         learning_rate: The step size; "auto" to choose it.
         ks: The values that "auto" chooses k from, numbers or ramps; None for 2, 1 and 1/2.
-        metric: What the ensemble is chosen by: "error", "balanced" (every class counts the same)
-            or "log-loss".
+        metric: What the ensemble, or the pair, is chosen by: "error", "balanced" (every class
+            counts the same) or "log-loss".
         repetitions: How many networks each pair has, a multiple of five.
+        ensemble: Whether to keep the ensemble. False keeps one network, the first of the pair that
+            is best by the metric: it is smaller and predicts faster.
         activation: "relu", "tanh" or "sigmoid".
         weight_decay: AdamW's.
         batch_size: Examples per step; "auto" for 32 to 1024, by the number of examples.
@@ -75,8 +77,9 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         verbose: Whether to show progress.
 
     Attributes:
-        ensemble_: The networks, their weights and the temperature.
-        k_: The k of the best single pair.
+        ensemble_: The networks, their weights and the temperature; without ``ensemble`` a single
+            network.
+        k_: The k of the best single pair; without ``ensemble``, of the network.
         learning_rate_: Its learning rate.
         members_: The pairs of the ensemble: (k, learning rate, weight), the heaviest first.
         cv_results_: The accuracies of all pairs, with the keys of
@@ -108,6 +111,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         ks: Sequence[float | str | Ramp] | None = None,
         metric: str = "error",
         repetitions: int = 5,
+        ensemble: bool = True,
         activation: str = "relu",
         weight_decay: float = 0.1,
         batch_size: int | str = "auto",
@@ -123,6 +127,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.ks = ks
         self.metric = metric
         self.repetitions = repetitions
+        self.ensemble = ensemble
         self.activation = activation
         self.weight_decay = weight_decay
         self.batch_size = batch_size
@@ -248,13 +253,17 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         found = candidates(protocol, study.ledger, data, networks.__getitem__)
         labels = data.labels[found.rows]
         weights = None if data.weights is None else data.weights[found.rows]
-        shares = select(found.out_of_fold, labels, self.metric, weights)
+        most = {} if self.ensemble else {"picks": 1}
+        shares = select(found.out_of_fold, labels, self.metric, weights, **most)
         ensemble = calibrated(found, shares, labels, weights)
+        if not self.ensemble:
+            # Out-of-fold probabilities are those of single networks, so the temperature fits.
+            ensemble = replace(ensemble, networks=ensemble.networks[:1], weights=(1.0,))
         if not all(network.is_finite for network in ensemble.networks):
             self.__dict__.pop("ensemble_", None)  # of an earlier fit
             raise ValueError("training diverged: lower learning_rate or weight_decay")
         self.ensemble_ = ensemble
-        best = protocol.best(found.cells)
+        best = protocol.best(found.cells) if self.ensemble else found.cells[int(shares.argmax())]
         self.k_, self.learning_rate_ = best.k, best.learning_rate
         self.members_ = [
             (cell.k, cell.learning_rate, round(share, 6))  # of float32: 0.3, not 0.30000001

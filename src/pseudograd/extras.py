@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 # Import name → (name on PyPI, extra that installs it); tests compare this with pyproject.toml.
 OPTIONAL = {
+    "cloudpickle": ("loky", "tune"),
     "jinja2": ("jinja2", "tune"),
+    "loky": ("loky", "tune"),
     "pandas": ("pandas", "tune"),
     "pooch": ("pooch", "tune"),
     "rich": ("rich", "tune"),
@@ -15,6 +17,7 @@ OPTIONAL = {
     "scipy": ("scipy", "tune"),
     "sklearn": ("scikit-learn", "tune"),
     "tqdm": ("tqdm", "tune"),
+    "PIL": ("pillow", "images"),
     "numba": ("numba", "cpu"),
     "openpyxl": ("openpyxl", "excel"),
     "pyarrow": ("pyarrow", "parquet"),

@@ -104,6 +104,13 @@ def positive(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """The type of an option that takes a fraction of something."""
+    if not 0 < (value := number(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number between 0 and 1, like 0.2")
+    return value
+
+
 def sensitivity(text: str) -> float:
     """The type of an option that takes k."""
     from pseudograd.rules.checks import check_k

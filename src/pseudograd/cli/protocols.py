@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pseudograd.data import Dataset, Encoder
     from pseudograd.search import Protocol
 
+_OPTIMIZERS = ("sgd", "adam", "rmsprop")
 # Options that only the paper's protocol has, and their defaults there.
 _PAPER = {
     "optimizer": "sgd",
@@ -91,14 +92,20 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="seed of the folds, weights and orders (%(default)s)",
     )
-    paper = parser.add_argument_group("only with --protocol paper")
-    paper.add_argument("--optimizer", choices=("sgd", "adam", "rmsprop"), help="(sgd)")
-    paper.add_argument("--momentum", type=_momentum, help="momentum of sgd (0.9)")
+    paper = parser.add_argument_group("only with --protocol paper or --network")
+    paper.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="sgd, adam or rmsprop (sgd); with --network any of torch.optim (AdamW)",
+    )
+    paper.add_argument(
+        "--momentum", type=_momentum, help="momentum of sgd (0.9; with --network none)"
+    )
     paper.add_argument(
         "--patience",
         type=whole(1),
         metavar="EPOCHS",
-        help="stop training after this many epochs without improvement (15)",
+        help="stop training after this many epochs without improvement (15; with --network never)",
     )
     paper.add_argument(
         "--retrainings",
@@ -110,7 +117,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--stratify",
         action="store_true",
         default=None,
-        help="give all folds equal shares of each class, as bagging does",
+        help="give all folds equal shares of each class, as bagging and --network do",
     )
 
 
@@ -174,6 +181,10 @@ def _paper(options: argparse.Namespace, data: Dataset, hidden: tuple[int, ...]) 
         name: default if getattr(options, name) is None else getattr(options, name)
         for name, default in _PAPER.items()
     }
+    if given["optimizer"] not in _OPTIMIZERS:
+        raise ValueError(
+            f"--optimizer must be one of {', '.join(_OPTIMIZERS)}, not {given['optimizer']!r}"
+        )
     recipe = MLPRecipe(
         data.name,
         hidden,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from pseudograd.cli.options import Commands
     from pseudograd.data import Encoder
+    from pseudograd.search import Study
 
 
 def predict(commands: Commands) -> None:
@@ -24,8 +25,9 @@ def predict(commands: Commands) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="a file of rows, such as a .csv or .parquet table, - for standard input; if it has "
-        "labels, too, the error is told",
+        help="a file of rows, such as a .csv or .parquet table, - for standard input; for a "
+        "network of your own an .npz file or a folder of images; if it has labels, too, the error "
+        "is told",
     )
     parser.add_argument(
         "--k",
@@ -41,23 +43,58 @@ def predict(commands: Commands) -> None:
         metavar="NAME",
         help="columns of FILE to write beside the predictions, such as an id",
     )
+    parser.add_argument(
+        "--ensemble",
+        action="store_true",
+        help="average the final networks of --protocol paper or --network",
+    )
+    parser.add_argument(
+        "--network",
+        metavar="MODULE:FUNCTION",
+        help="what makes the network of your own, if it is no longer where it was",
+    )
     parser.add_argument("--out", type=file, metavar="FILE", help="write here instead of printing")
     parser.set_defaults(run=_run_predict)
 
 
 def _run_predict(options: argparse.Namespace) -> None:
-    import pandas as pd
-    import torch
-
-    from pseudograd.data import read_rows
-    from pseudograd.data.columns import OptionError
-    from pseudograd.search import load_model
+    from pseudograd.fleet.recipe import ModuleRecipe
+    from pseudograd.search import Study
 
     if options.out and is_same_file(options.out, options.file):
         raise ValueError(f"--out {options.out} is the file of rows itself: name another")
     if options.out and options.out.suffix.lower() in (".parquet", ".npz"):
         raise ValueError(f"--out {options.out} must end in .csv: predictions are CSV")
-    model, encoder = load_model(options.run_folder, options.k)
+    run = Study.open(options.run_folder)
+    if isinstance(run.protocol.recipe, ModuleRecipe):
+        from pseudograd.cli.networks import predict_network
+
+        table = predict_network(options, run, run.protocol.recipe)
+    else:
+        table = _predicted(options, run)
+    if options.out:
+        _write(options.out, table.to_csv(index=False, float_format="%.6g"))
+        print(f"{len(table)} predictions: {options.out}")
+    else:
+        table.to_csv(sys.stdout, index=False, float_format="%.6g")
+
+
+def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
+    """Return the predictions of a run's model of tables."""
+    import pandas as pd
+    import torch
+
+    from pseudograd.data import read_rows
+    from pseudograd.data.columns import OptionError
+    from pseudograd.search import Bagging, load_model
+
+    if options.network is not None:
+        raise ValueError("--network must be left out: the run's networks are not of your own")
+    ensemble = options.ensemble
+    if ensemble and isinstance(run.protocol, Bagging):
+        print("the model of this run is an ensemble anyway", file=sys.stderr)
+        ensemble = False
+    model, encoder = load_model(options.run_folder, options.k, ensemble=ensemble)
     names = [f"p({label})" for label in encoder.labels]
     keep = [*dict.fromkeys(options.keep)]
     for name in keep:
@@ -76,11 +113,7 @@ def _run_predict(options: argparse.Namespace) -> None:
     if kept is not None:
         # As objects, numbers are written in full.
         table = pd.concat([kept.astype(object), table], axis=1)
-    if options.out:
-        _write(options.out, table.to_csv(index=False, float_format="%.6g"))
-        print(f"{len(table)} predictions: {options.out}")
-    else:
-        table.to_csv(sys.stdout, index=False, float_format="%.6g")
+    return table
 
 
 def _tell_entries(frame: DataFrame, encoder: Encoder) -> None:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pseudograd.cli.options import add_time_limit, deadline, is_same_file, number
+from pseudograd.cli.networks import add_own_network, refuse_own, tune_network
+from pseudograd.cli.options import add_time_limit, deadline, is_same_file, share
 from pseudograd.cli.place import Place, add_place, lacks_memory
 from pseudograd.cli.protocols import add_network, add_search, protocol_of
 
@@ -29,10 +30,11 @@ def tune(commands: Commands) -> None:
         default="digits",
         metavar="DATA",
         help=f"digits, {', '.join(BENCHMARKS)}, or a file such as a .csv or .parquet table, "
-        "- for standard input (%(default)s)",
+        "- for standard input; with --network see below (%(default)s)",
     )
     _add_table(parser)
     add_network(parser)
+    add_own_network(parser)
     add_search(parser)
     where = parser.add_argument_group("where it runs, and how long")
     add_place(where)
@@ -47,7 +49,7 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     table.add_argument("--test", metavar="FILE", help="a second file with the test set")
     table.add_argument(
         "--test-fraction",
-        type=_fraction,
+        type=share,
         metavar="F",
         help="the fraction to hold out as the test set if there is none (0.2)",
     )
@@ -96,6 +98,10 @@ def _run_tune(options: argparse.Namespace) -> None:
     from pseudograd.search.display import Display, tell_set_aside
     from pseudograd.words import counted
 
+    if options.network is not None:
+        tune_network(options)
+        return
+    refuse_own(options)
     place = Place(options)
     data, encoder = _opened(options)
     protocol = protocol_of(options, data, encoder)
@@ -204,9 +210,3 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
             "write them the same way",
             file=sys.stderr,
         )
-
-
-def _fraction(text: str) -> float:
-    if not 0 < (value := number(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number between 0 and 1, like 0.2")
-    return value

@@ -1,5 +1,6 @@
 """Data sets."""
 
+from pseudograd.data.arrays import images, open_arrays
 from pseudograd.data.benchmarks import data_folder, fetch, load, variant
 from pseudograd.data.dataset import Dataset, digits
 from pseudograd.data.encoder import Encoder
@@ -11,8 +12,10 @@ __all__ = [
     "data_folder",
     "digits",
     "fetch",
+    "images",
     "load",
     "load_table",
+    "open_arrays",
     "open_data",
     "read_frame",
     "read_rows",

@@ -106,20 +106,13 @@ def _size(file: BinaryIO) -> int:
 
 def read_npz(file: BinaryIO, target: str, new: bool) -> Table:
     """Read the arrays X and ``target``, and those of the test part unless the rows are new."""
-    if file.read(6) == b"\x93NUMPY":
-        raise ValueError("it holds a single array")
-    if not zipfile.is_zipfile(file):
-        raise Refusal(
-            "is not an .npz file, whatever its name says: make one with numpy.savez, or rename it"
-        )
-    _check_arrays(file)
-    arrays = np.load(file, allow_pickle=False)
-    features = _array(arrays, "X")
+    arrays = arrays_in(file)
+    features = array_in(arrays, "X")
     labelled = not new or target in arrays.files
     frame = _frame_of(features, target if labelled else None, arrays)
     test = None
     if not new and not {"X_test", target + "_test"}.isdisjoint(arrays.files):
-        test = _frame_of(_array(arrays, "X_test"), target, arrays, "_test")
+        test = _frame_of(array_in(arrays, "X_test"), target, arrays, "_test")
         if list(test.columns) != list(frame.columns):
             raise Refusal(
                 f"has {frame.shape[1] - 1} columns in 'X', but {test.shape[1] - 1} in 'X_test': "
@@ -127,6 +120,18 @@ def read_npz(file: BinaryIO, target: str, new: bool) -> Table:
             )
     pictures = features.dtype == np.uint8 and features.ndim > 2
     return Table(frame, test, features.shape[1:] if pictures else None)
+
+
+def arrays_in(file: BinaryIO) -> Any:
+    """Return the arrays of an .npz file by name, after a look at what they claim to hold."""
+    if file.read(6) == b"\x93NUMPY":
+        raise ValueError("it holds a single array")
+    if not zipfile.is_zipfile(file):
+        raise Refusal(
+            "is not an .npz file, whatever its name says: make one with numpy.savez, or rename it"
+        )
+    _check_arrays(file)
+    return np.load(file, allow_pickle=False)
 
 
 def _check_arrays(file: BinaryIO) -> None:
@@ -153,7 +158,8 @@ def _check_arrays(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _array(arrays: Any, name: str) -> NDArray[Any]:
+def array_in(arrays: Any, name: str) -> NDArray[Any]:
+    """Return one of the arrays, unless it would have to be unpickled."""
     if name not in arrays.files:
         raise Refusal(f"has no array {name!r}: it has {nearest(name, arrays.files)}")
     try:
@@ -177,7 +183,7 @@ def _frame_of(
         raise Refusal(f"has an array 'X{suffix}' without columns: make it 2-dimensional")
     frame = pd.DataFrame(features.reshape(-1, width), columns=feature_names(width))
     if target is not None:
-        labels = _array(arrays, target + suffix)
+        labels = array_in(arrays, target + suffix)
         if labels.shape != features.shape[:1]:
             raise Refusal(
                 f"has {len(features)} rows in 'X{suffix}', but the shape {labels.shape} in "

@@ -42,7 +42,7 @@ def read_table(
         import pandas as pd
 
     place = name_of(source)
-    with _in_a_sentence(place):
+    with in_a_sentence(place):
         table = _read(source, target, encoder is not None)
     names = [str(name) for name in table.frame.columns]
     if names.count(str(target)) > 1:
@@ -58,7 +58,7 @@ def read_table(
         if encoder is not None:
             known = encoder.known_texts()
         text = replace(table.frame, columns=names)
-        with _in_a_sentence(place):
+        with in_a_sentence(place):
             frame, comma = text.typed(places, known, codes=encoder is None)
             as_it_is = text.verbatim(kept) if kept else None
         said = "is not UTF-8 and was read as Windows-1252: save it as UTF-8 if letters look wrong"
@@ -144,7 +144,7 @@ def _check_names(option: str, given: Sequence[str], names: list[str], place: str
 
 
 @contextlib.contextmanager
-def _in_a_sentence(place: str) -> Iterator[None]:
+def in_a_sentence(place: str) -> Iterator[None]:
     """Say in one sentence why a file cannot be read."""
     try:
         yield

@@ -388,6 +388,27 @@ def _(value: Tensor) -> Tensor:
     return torch.empty_like(value)
 
 
+def constant(value: Tensor) -> Tensor:
+    """Return a value without its gradient, by an operator where a graph may drop `detach`."""
+    if is_kept_as_graph() and not torch.onnx.is_in_onnx_export():
+        result: Tensor = _exported_constant(value)
+        return result
+    return value.detach()
+
+
+@torch.library.custom_op("pseudograd::constant", mutates_args=(), schema="(Tensor value) -> Tensor")
+def _exported_constant(value: Tensor) -> Tensor:
+    return value.clone()
+
+
+@_exported_constant.register_fake
+def _(value: Tensor) -> Tensor:
+    return torch.empty_like(value)
+
+
+_exported_constant.register_autograd(lambda ctx, grad: None)
+
+
 def _refuse_exported(ctx: Any, grad: Tensor) -> NoReturn:
     raise RuntimeError(
         "pseudograd: the backward pass of this exported loss is Python that an exported graph "

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn._reduction import legacy_get_string
 
 from pseudograd.loss.autograd import (
+    constant,
     is_eager,
     is_exporting,
     keep_whole,
@@ -506,7 +507,7 @@ def _rows_of_rule(rule: Rule) -> Callable[..., Tensor]:
 
     def rows(z: Tensor, y: Tensor, k: Sensitivity, route: str, eager: bool) -> Tensor:
         value = cross_entropy_rows(z, y, route, eager)
-        surprise = value.detach()
+        surprise = constant(value)
         slope = factor(wide(surprise)).to(value.dtype)
         # The value of cross-entropy, and its gradient times the slope.
         zero = zero_with_gradient(value.unsqueeze(-1), slope.unsqueeze(-1), surprise)

@@ -16,7 +16,8 @@ from pseudograd.search.protocol import (
     ks_for,
     repetitions_for,
 )
-from pseudograd.search.study import Progress, Result, Runner, Study, result
+from pseudograd.search.result import Result, result
+from pseudograd.search.study import Progress, Runner, Study
 from pseudograd.search.tuning import (
     Combined,
     default_folder,

@@ -24,6 +24,7 @@ KS = (2.0, 1.0, 0.5)
 LEARNING_RATES = (0.003, 0.01, 0.03)
 _LOW_RATES = (0.001, 0.003, 0.01)
 _SMALL = 600  # training examples below which bins and large steps overfit
+_WIDE = 1_500  # training examples from which on wider networks pay
 _LARGE = 2_000  # training examples from which on bad pairs are dropped after one fold
 _BATCHES = (400, 1_500, 6_000, 50_000, 200_000)  # training examples where batches double
 _SAMPLE = 50_000  # training examples that pairs of a very large table are first tried on
@@ -215,7 +216,7 @@ def table_recipe(
         ((64, 64), 16, 64, 53)
 
     """
-    width = 32 if train_size < _SMALL else 64 if train_size < 10_000 else 128
+    width = 32 if train_size < _SMALL else 64 if train_size < _WIDE else 128
     bins = 0 if train_size < _SMALL else 16
     defaults: dict[str, Any] = {
         "hidden_layer_sizes": (2 * width, 2 * width) if pixels else (width, width),

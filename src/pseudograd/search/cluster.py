@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import re
 import socket
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -20,10 +23,12 @@ import torch
 from pseudograd.data import Dataset
 from pseudograd.extras import needed_for
 from pseudograd.fleet import Fleet, Outcome, Stop, Trial, never
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.fleet import ModuleFleet
+from pseudograd.fleet.modules.loop import module_recipe
+from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.recipe import ModuleRecipe
 
-# The most trials per task. On a GPU, twice a fleet's slots, so that slots are refilled. On a CPU
-# more trials gain little; small tasks let all cores finish together, and cost little if lost.
-_MOST_TRIALS = {"cuda": 512, "cpu": 4}
 _RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
 
 # Give a trial up after losing it this many times with a worker that yielded no outcome.
@@ -40,46 +45,22 @@ _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)
 _SETTINGS = 4
 
 
-class RayRunner:
-    """Trains trials on a Ray cluster and yields their outcomes as they arrive.
-
-    A task is a fleet on its own GPU, or on a CPU core if the cluster has no GPUs. When a worker or
-    its machine is lost, the trials of its task that have no outcome yet are run again. A cluster
-    started here is shut down at the end of the ``with`` block.
+class _Tasks:
+    """Trains trials in tasks of a Ray cluster; a subclass says what a task does.
 
     Args:
-        data: The data set of the trials, sent to every machine once.
-        address: "host:port" of a cluster that this machine belongs to, "auto" to find it, "local"
-            to start one here, or None to find one, or start one if there is none.
-        device: "cuda" or "cpu"; by default "cuda" if the cluster has GPUs.
-        precision: As for a `Fleet`.
-        keep_parameters: Whether outcomes carry the best weights.
-
-    Example:
-        >>> from dataclasses import replace
-        >>> from pseudograd.data import digits
-        >>> from pseudograd.fleet import MLPRecipe
-        >>> trial = Trial(MLPRecipe("digits", (16,), max_epochs=2), k=1, learning_rate=0.1)
-        >>> with RayRunner(digits(), address="local") as run:
-        ...     for outcome in run([trial, replace(trial, seed=1)]):  # in any order
-        ...         print(outcome.trial.k, outcome.epochs, outcome.stopped_by)
-        1 2 limit
-        1 2 limit
+        task: Trains trials in a worker: a generator function of the trials, the data, the device
+            and the `_settings`.
+        address: As for a `RayRunner`.
+        device: As for a `RayRunner`.
 
     """
 
-    def __init__(
-        self,
-        data: Dataset,
-        address: str | None = None,
-        device: str | None = None,
-        precision: str = "tf32",
-        keep_parameters: bool = False,
-    ) -> None:
-        Fleet(data, precision=precision)  # complains now, not from every worker
+    most_trials: ClassVar[Mapping[str, int]]  # of a task, by device
+
+    def __init__(self, task: Any, address: str | None, device: str | None) -> None:
         if device not in (None, *_RESOURCE):
             raise ValueError(f"device must be one of {tuple(_RESOURCE)}, not {device!r}")
-        self.precision, self.keep_parameters = precision, keep_parameters
         self._until_closed = contextlib.ExitStack()
         self.ray = self._until_closed.enter_context(connection(address))
         try:
@@ -93,13 +74,21 @@ class RayRunner:
                 num_cpus=1,
                 num_gpus=int(self.device == "cuda"),
                 max_retries=0,  # Ray would repeat finished trials, too
-            )(_train)
-            self.data = self.ray.put(_to_arrays(data))
+            )(task)
+            self.data = self.ray.put(self._packed())
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> RayRunner:
+    def _packed(self) -> Any:
+        """Return what every machine gets once: arrays, which its workers share."""
+        raise NotImplementedError
+
+    def _settings(self) -> tuple[Any, ...]:
+        """Return what else a task gets."""
+        return ()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,7 +110,7 @@ class RayRunner:
         if isinstance(trials, deque):
             trials.clear()
         places = max(1, self._places(self.device))  # an autoscaler may not have started any yet
-        waiting = deque(_cut(wanted, places, _MOST_TRIALS[self.device]))
+        waiting = deque(_cut(wanted, places, self.most_trials[self.device]))
         running: dict[Any, _Task] = {}
         losses: Counter[Trial] = Counter()
         try:
@@ -157,9 +146,7 @@ class RayRunner:
         return int(self.ray.cluster_resources().get(_RESOURCE[device], 0))
 
     def _start(self, trials: list[Trial]) -> Any:
-        return self.task.remote(
-            trials, self.data, self.device, self.precision, self.keep_parameters
-        )
+        return self.task.remote(trials, self.data, self.device, *self._settings())
 
     def _ready(self, streams: list[Any]) -> list[Any]:
         """Wait a moment for streams with an outcome, an error or an end."""
@@ -190,6 +177,118 @@ class RayRunner:
         if self.ray.is_initialized():
             # Without force Ray raises KeyboardInterrupt in the worker, which busy ones mostly miss.
             self.ray.cancel(stream, force=True)
+
+
+class RayRunner(_Tasks):
+    """Trains trials on a Ray cluster and yields their outcomes as they arrive.
+
+    A task is a fleet on its own GPU, or on a CPU core if the cluster has no GPUs. When a worker or
+    its machine is lost, the trials of its task that have no outcome yet are run again. A cluster
+    started here is shut down at the end of the ``with`` block.
+
+    Args:
+        data: The data set of the trials, sent to every machine once.
+        address: "host:port" of a cluster that this machine belongs to, "auto" to find it, "local"
+            to start one here, or None to find one, or start one if there is none.
+        device: "cuda" or "cpu"; by default "cuda" if the cluster has GPUs.
+        precision: As for a `Fleet`.
+        keep_parameters: Whether outcomes carry the best weights.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from pseudograd.data import digits
+        >>> from pseudograd.fleet import MLPRecipe
+        >>> trial = Trial(MLPRecipe("digits", (16,), max_epochs=2), k=1, learning_rate=0.1)
+        >>> with RayRunner(digits(), address="local") as run:
+        ...     for outcome in run([trial, replace(trial, seed=1)]):  # in any order
+        ...         print(outcome.trial.k, outcome.epochs, outcome.stopped_by)
+        1 2 limit
+        1 2 limit
+
+    """
+
+    # On a GPU, twice a fleet's slots, so that slots are refilled. On a CPU more trials gain little;
+    # small tasks let all cores finish together, and cost little if lost.
+    most_trials = {"cuda": 512, "cpu": 4}  # noqa: RUF012
+
+    def __init__(
+        self,
+        data: Dataset,
+        address: str | None = None,
+        device: str | None = None,
+        precision: str = "tf32",
+        keep_parameters: bool = False,
+    ) -> None:
+        Fleet(data, precision=precision)  # complains now, not from every worker
+        self.precision, self.keep_parameters = precision, keep_parameters
+        self._dataset = data
+        super().__init__(_train, address, device)
+
+    def _packed(self) -> dict[str, Any]:
+        return _to_arrays(self._dataset)
+
+    def _settings(self) -> tuple[Any, ...]:
+        return self.precision, self.keep_parameters
+
+
+class ModuleRunner(_Tasks):
+    """Trains trials of any network on a Ray cluster, as a `RayRunner` does.
+
+    A task is a `ModuleFleet` on its own GPU, or on a CPU core if the cluster has no GPUs. Outcomes
+    of retraining carry the weights.
+
+    Args:
+        training: The network and how it is trained. Code in the current folder travels with it;
+            other packages that it needs must be installed on all machines.
+        examples: The data. Tensors are sent to every machine once; where examples are read from a
+            source, every machine must be able to read them.
+        address: As for a `RayRunner`.
+        device: As for a `RayRunner`.
+
+    Example:
+        >>> from torch import nn
+        >>> x, y = torch.rand(60, 4), torch.arange(60) % 2
+        >>> examples = Examples.of((x[:50], y[:50]), (x[50:], y[50:]))
+        >>> training = Training(lambda: nn.Linear(4, 2), epochs=2, batch_size=10)
+        >>> trial = Trial(training.recipe("data"), k=0.5, learning_rate=0.1)
+        >>> with ModuleRunner(training, examples, address="local") as run:
+        ...     [outcome.epochs for outcome in run([trial])]
+        [2]
+
+    """
+
+    # On a GPU, eight times a fleet's slots, since each task compiles the network. On a CPU a trial
+    # takes long enough to be a task of its own.
+    most_trials = {"cuda": 64, "cpu": 1}  # noqa: RUF012
+
+    def __init__(
+        self,
+        training: Training,
+        examples: Examples,
+        address: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.training, self.examples = training, examples
+        super().__init__(_train_modules, address, device)
+
+    def _packed(self) -> dict[str, Any]:
+        examples = self.examples
+        functions = _pickled(self.ray.cloudpickle, (self.training, examples.source))
+        tensors = (*examples.inputs, examples.labels)
+        return {
+            "arrays": [tensor.numpy() for tensor in tensors],
+            "functions": functions,
+            "name": examples.name,
+            "train_size": examples.train_size,
+        }
+
+    def __call__(self, trials: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
+        """Train the trials, all of one recipe; see `RayRunner`."""
+        if not isinstance(trials, deque):
+            trials = deque(trials)
+        if trials:  # here, since a worker cannot read the source of what was sent
+            ModuleFleet(self.training, self.examples)._recipe(trials)
+        return super().__call__(trials, stop)
 
 
 class _Lost(Exception):
@@ -252,6 +351,69 @@ def _train(
     fleet = Fleet(_from_arrays(data), device, None, precision, keep_parameters)
     for outcome in fleet.run(trials):  # noqa: UP028, Ray sends values, which a fleet does not take
         yield outcome
+
+
+class _SentFleet(ModuleFleet):
+    """A fleet whose trials were checked before they were sent."""
+
+    def _recipe(self, pending: deque[Trial]) -> ModuleRecipe:
+        return module_recipe(pending[0])
+
+
+def _train_modules(trials: list[Trial], data: dict[str, Any], device: str) -> Iterator[Outcome]:
+    """Run a fleet of any network in a worker."""
+    try:
+        training, source = pickle.loads(data["functions"])
+    except (ImportError, AttributeError) as problem:
+        raise ImportError(
+            f"a machine of the Ray cluster lacks what the network needs ({problem}): install it on "
+            "all machines of the cluster"
+        ) from problem
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the arrays are read-only, and we never write to them
+        *inputs, labels = map(torch.from_numpy, data["arrays"])
+    examples = Examples(data["name"], tuple(inputs), labels, data["train_size"], source)
+    slots = 1 if device == "cpu" else None
+    fleet = _SentFleet(training, examples, device, slots, keep_parameters=True)
+    for outcome in fleet.run(trials):  # noqa: UP028, Ray sends values, which a fleet does not take
+        yield outcome
+
+
+def _pickled(cloudpickle: Any, functions: Any) -> bytes:
+    """Pickle functions; those of modules in the current folder by value, which workers may lack."""
+    own = _own_modules()
+    try:
+        for module in own:
+            cloudpickle.register_pickle_by_value(module)
+        found: bytes = cloudpickle.dumps(functions)
+        return found
+    except Exception:  # a module may hold what cannot be pickled, such as a lock
+        pass
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
+    try:
+        found = cloudpickle.dumps(functions)
+        return found
+    except Exception as problem:
+        raise ValueError(
+            "the network and its training must be functions that can be pickled, to be sent to a "
+            f"cluster ({_last_line(problem)}): open files and the like inside the functions"
+        ) from problem
+
+
+def _own_modules() -> list[ModuleType]:
+    """Return the modules in the current folder that are not installed packages."""
+    here = Path.cwd()
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or name == "__main__" or name.partition(".")[0] == "pseudograd":
+            continue
+        path = Path(file)
+        if path.is_relative_to(here) and "site-packages" not in path.parts:
+            found.append(module)
+    return found
 
 
 @contextlib.contextmanager

@@ -118,6 +118,7 @@ def select(
     labels: Tensor,
     metric: str = "error",
     example_weights: Tensor | None = None,
+    picks: int = _PICKS,
 ) -> Tensor:
     """Return the weight of each candidate in the ensemble that is best on these predictions.
 
@@ -127,6 +128,7 @@ def select(
         metric: "error" or "balanced" (both with a quarter of the log loss, so that few examples
             decide less), or "log-loss".
         example_weights: How much each example counts; None if all count the same.
+        picks: How often a candidate is added; 1 for the best one alone.
 
     Example:
         >>> right = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
@@ -137,7 +139,7 @@ def select(
     """
     counts = torch.zeros(len(out_of_fold))
     total = torch.zeros_like(out_of_fold[0])
-    for picked in range(_PICKS):
+    for picked in range(picks):
         scores = torch.tensor(
             [
                 score((total + one) / (picked + 1), labels, metric, example_weights)
@@ -149,7 +151,7 @@ def select(
         best = int(scores.argmin())
         counts[best] += 1
         total += out_of_fold[best]
-    return counts / _PICKS
+    return counts / picks
 
 
 def score(

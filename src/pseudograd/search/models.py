@@ -15,11 +15,14 @@ from pseudograd.data import Dataset, Encoder
 from pseudograd.files import writing
 from pseudograd.fleet import Ensemble, Network, Outcome, Ramp, Trial
 from pseudograd.fleet.ramp import as_k, plain_k
+from pseudograd.search.bagging import Bagging
 from pseudograd.search.documents import checksum, misfit, read_json, write_json
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.study import Study
 
 MODEL, PLAIN = "model.safetensors", "plain.safetensors"
+# All final networks of the paper's protocol, by the one of them that is the model.
+ENSEMBLES = {MODEL: "ensemble.safetensors", PLAIN: "plain_ensemble.safetensors"}
 _REPAIR = "run the search's command again, which repairs it"
 _SHAPE = {
     "k": (float, str, None),
@@ -31,7 +34,7 @@ _SHAPE = {
 
 
 class Store:
-    """The networks of a bagging study, a file each, until and after the model is chosen.
+    """The networks that may be part of the model, a file each, until and after it is chosen.
 
     A network that is missing or damaged counts as not trained.
 
@@ -116,7 +119,7 @@ def save_model(
     Args:
         study: The study.
         models: The model under the name `MODEL`, and that of k = 1 under `PLAIN` unless it is the
-            same.
+            same; perhaps `ENSEMBLES` of them.
         documents: What goes into JSON files, by name.
         encoder: The encoder for new rows.
         k: The model's k; None if it mixes several.
@@ -181,17 +184,6 @@ def is_saved(study: Study, made_from: Mapping[str, Any]) -> bool:
     return found is not None and found.made_from == made_from and found.are_whole()
 
 
-def saved_network(study: Study, name: str, made_from: Mapping[str, Any]) -> Network | None:
-    """Return the only network of a saved model that follows from this, if it is undamaged."""
-    try:
-        found = saved(study)
-        if found is None or found.made_from != made_from:
-            return None
-        return Ensemble.load(found.check(name)).networks[0]
-    except (OSError, ValueError):
-        return None
-
-
 def read_document(study: Study, name: str) -> dict[str, Any] | None:
     """Return what was saved about the model in a JSON file; None if there is no model yet."""
     found = saved(study)
@@ -201,7 +193,10 @@ def read_document(study: Study, name: str) -> dict[str, Any] | None:
 
 
 def load_model(
-    folder: str | os.PathLike[str], k: float | str | Ramp | None = None
+    folder: str | os.PathLike[str],
+    k: float | str | Ramp | None = None,
+    *,
+    ensemble: bool = False,
 ) -> tuple[Ensemble, Encoder]:
     """Return the model that a search has chosen, and the encoder for new rows.
 
@@ -209,6 +204,8 @@ def load_model(
         folder: The folder of the search.
         k: 1 for the model of k = 1, which the choice was compared with; a ramp may be given as a
             text like "0.5→2".
+        ensemble: Whether to return all final networks of the paper's protocol, in place of the one
+            that it keeps; the model of bagging is an ensemble anyway.
 
     Example:
         >>> load_model("nowhere")
@@ -217,10 +214,19 @@ def load_model(
         FileNotFoundError: nowhere holds no run: there is no such folder...
 
     """
-    found = saved(Study.open(folder))
+    study = Study.open(folder)
+    found = saved(study)
     if found is None:
         raise ValueError(f"{folder} has no model yet: run its command again to finish the search")
-    return Ensemble.load(found.check(_wanted(found, as_k(k)))), found.encoder
+    name = _wanted(found, as_k(k))
+    if ensemble and not isinstance(study.protocol, Bagging):
+        name = ENSEMBLES[name]
+        if name not in found.digests:
+            raise ValueError(
+                f"{folder} has no {name}: it needs two final networks or more (--retrainings), and "
+                "a search of an earlier version makes it when its command is run again"
+            )
+    return Ensemble.load(found.check(name)), found.encoder
 
 
 def _wanted(found: Saved, k: float | Ramp | None) -> str:

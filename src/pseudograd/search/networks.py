@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,15 @@ from pseudograd.files import write_whole, writing
 from pseudograd.fleet import Trial
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.loop import predict
-from pseudograd.fleet.modules.training import Training
-from pseudograd.fleet.ramp import plain_k
+from pseudograd.fleet.modules.training import Training, describe_network
+from pseudograd.fleet.ramp import Ramp, as_k, plain_k
+from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.search.assessment import assess_probabilities, share
+from pseudograd.search.comparison import best_stopped
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.measures import compare_on_rows, log_loss
+from pseudograd.search.study import Study
+from pseudograd.words import fraction
 
 _MOST_NUMBERS = 1 << 28  # test probabilities of a network that are held at once
 
@@ -78,8 +82,8 @@ class ModuleEnsemble(nn.Module):
 
     Example:
         >>> ensemble = ModuleEnsemble([nn.Linear(2, 3), nn.Linear(2, 3)])
-        >>> ensemble(torch.rand(5, 2)).exp().sum(1)
-        tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000], grad_fn=...)
+        >>> ensemble(torch.rand(5, 2)).exp().sum(1).round().tolist()
+        [1.0, 1.0, 1.0, 1.0, 1.0]
 
     """
 
@@ -173,3 +177,45 @@ def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:
     module = training.module(trial.seed)
     module.load_state_dict(state)
     return module.eval()
+
+
+def load_network(
+    study: Study,
+    network: Callable[[], nn.Module],
+    k: float | str | Ramp | None = None,
+    *,
+    ensemble: bool = False,
+) -> nn.Module:
+    """Return the network of a finished study, without the data that it was trained on.
+
+    Args:
+        study: The study, from `pseudograd.search.Study.open`.
+        network: The function that made the network.
+        k: 1 for the network of k = 1, which the choice was compared with.
+        ensemble: Whether to return all final networks as one, whose probabilities are their mean.
+
+    """
+    recipe = study.protocol.recipe
+    if not isinstance(recipe, ModuleRecipe) or study.folder is None:
+        raise ValueError("study must be one of a network of your own, kept in a folder")
+    if not study.finished:
+        raise ValueError(f"{study.folder} is not finished: run its command again")
+    described = describe_network(network)
+    if described != recipe.network:
+        raise ValueError(
+            f"{study.folder} has the network {recipe.network!r}, but the function now makes "
+            f"{described!r}: bring back its code as it was"
+        )
+    comparison = study.result.comparison
+    wanted, chosen = as_k(k), comparison.chosen[0].trial.k
+    if wanted is not None and wanted not in (chosen, 1):
+        raise ValueError(
+            f"{study.folder} has no network of k = {wanted}: give {fraction(chosen)}"
+            + (" or 1" if chosen != 1 else "")
+        )
+    outcomes = comparison.plain if wanted == 1 else comparison.chosen
+    training, weights = Training(network), Weights(study.folder / "networks")
+    if not ensemble:
+        return trained(training, weights, best_stopped(outcomes).trial)
+    networks = [trained(training, weights, outcome.trial) for outcome in outcomes]
+    return ModuleEnsemble(networks).eval()

@@ -20,20 +20,25 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-from pseudograd.environment import session
-from pseudograd.files import UNFINISHED, Lock, busy, guarded, locked, writing
-from pseudograd.fleet import Outcome, Ramp, Stop, Trial, never
-from pseudograd.fleet.recipe import recipe_from_json
-from pseudograd.search.bagging import Bagging
+from pseudograd.files import Lock, busy, guarded, locked, writing
+from pseudograd.fleet import Outcome, Stop, Trial, never
 from pseudograd.search.claims import Claims
-from pseudograd.search.comparison import Comparison, compare
-from pseudograd.search.documents import misfit, read_json, write_json
+from pseudograd.search.documents import write_json
 from pseudograd.search.ledger import Ledger
-from pseudograd.search.protocol import Cell, NetworkProtocol, Outcomes, Protocol
+from pseudograd.search.protocol import Cell, Protocol
+from pseudograd.search.result import Result, result
+from pseudograd.search.run_file import (
+    LOCK,
+    begun,
+    check_empty,
+    check_settings,
+    protocol_in,
+    read_run,
+)
 from pseudograd.words import counted
 
 # Takes trials from the left, trains them and yields their outcomes in any order, until none is left
@@ -42,21 +47,6 @@ Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
 
 _SECONDS_BETWEEN_NOTES = 5.0
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds until a loop looks again for a trial to run
-_LOCK = ".lock"
-_SESSION = {
-    "command": str,
-    "started": str,
-    "seconds": float,
-    "hardware": str,
-    "versions": {"pseudograd": str, ...: str},
-    "commit": str,
-    "devices": [str],
-    "trials": int,
-}
-_RUN = {"recipe": dict, "protocol": dict, "data": dict, "sessions": [_SESSION]}
-_PROTOCOLS: dict[str, type[Protocol]] = {
-    kind.kind: kind for kind in (Protocol, Bagging, NetworkProtocol)
-}
 
 
 @dataclass(frozen=True)
@@ -75,30 +65,6 @@ class Progress:
     done: int
     total: int
     outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a finished study has found.
-
-    Attributes:
-        cells: All pairs of k and learning rate, with their validation errors.
-        best_of_each_k: The best rate of each k.
-        chosen: (k*, η*).
-        plain: (1, η₁*).
-        ties: Pairs as good as the chosen one that lost to the rule for ties.
-        open_ks: Each k whose best rate may lie beyond those tried.
-        comparison: The choice against k = 1 on the test set.
-
-    """
-
-    cells: tuple[Cell, ...]
-    best_of_each_k: tuple[Cell, ...]
-    chosen: Cell
-    plain: Cell
-    ties: tuple[Cell, ...]
-    open_ks: tuple[float | Ramp, ...]
-    comparison: Comparison
 
 
 class Study:
@@ -159,19 +125,8 @@ class Study:
     def open(cls, folder: str | os.PathLike[str]) -> Study:
         """Open the study in a folder."""
         folder = Path(folder)
-        written = _read_run(folder)
-        path = folder / "run.json"
-        try:
-            settings: dict[str, Any] = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in written["protocol"].items()
-            }
-            settings["recipe"] = recipe_from_json(written["recipe"])
-            kind = _PROTOCOLS[settings.pop("kind", Protocol.kind)]
-            protocol, data = kind(**settings), written["data"]
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise ValueError(_foreign(path, repr(problem))) from problem
-        return cls(folder, protocol, data)
+        written = read_run(folder)
+        return cls(folder, protocol_in(folder, written), written["data"])
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -480,7 +435,7 @@ class Study:
         if self.folder is None or self._in_session:
             yield
             return
-        now = _session(command, devices, share)
+        now = begun(command, devices, share)
         with locked(self._ledger_path):
             self._begin(now)
             self._in_session = True
@@ -494,9 +449,9 @@ class Study:
         """Write down that a session begins, and read what others have done."""
         assert self.folder is not None
         with self._guard():
-            written = _read_run(self.folder)
+            written = read_run(self.folder)
             if self._is_started(written):
-                self._check_settings(written)
+                check_settings(self.folder, written, self._as_json(), self.protocol.recipe)
             self.sessions[:] = written["sessions"]
             self.ledger = self._read_ledger()
             self.sessions.append(now)
@@ -513,7 +468,7 @@ class Study:
             passed = datetime.datetime.now(datetime.UTC) - started
             latest["seconds"] = round(passed.total_seconds(), 1)
             if self._place is not None and self.folder is not None:
-                self.sessions[:] = _read_run(self.folder)["sessions"]
+                self.sessions[:] = read_run(self.folder)["sessions"]
                 self.sessions[self._place] = latest
             self._write()
             self._noted = time.monotonic()
@@ -532,13 +487,13 @@ class Study:
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
         """Keep other processes and threads from reading and writing what belongs together."""
-        return contextlib.nullcontext() if self.folder is None else guarded(self.folder / _LOCK)
+        return contextlib.nullcontext() if self.folder is None else guarded(self.folder / LOCK)
 
     @contextlib.contextmanager
     def _sharing(self) -> Iterator[None]:
         """Join those at work on the folder, and keep them out for a moment."""
         self._notice_fork()
-        now = _session("", []) if self._place is None else None
+        now = begun("", []) if self._place is None else None
         with self._guard():
             if self._presence is None or not self._presence.held:
                 self._presence = Lock.on(self._ledger_path, shared=True)
@@ -546,7 +501,7 @@ class Study:
                     raise busy(self._ledger_path)
             try:
                 if self._place is None:
-                    self._begin(now or _session("", []))
+                    self._begin(now or begun("", []))
                     self._place, self._noted = len(self.sessions) - 1, -math.inf
                 self.ledger.refresh()
                 yield
@@ -579,45 +534,26 @@ class Study:
                 folder.mkdir(parents=True, exist_ok=True)
             with self._guard():
                 if not (folder / "run.json").exists():
-                    _check_empty(folder)
+                    check_empty(folder)
                     self._write()
                     return
-        written = _read_run(folder)
+        written = read_run(folder)
         if not check_data:
             self.data = written["data"]
         if not self._is_started(written):  # it may still be changed
             with self._guard():
-                written = _read_run(folder)
+                written = read_run(folder)
                 if not self._is_started(written):
                     if {**self._as_json(), "sessions": []} != written:
                         self._write()
                     return
-        self._check_settings(written)
+        check_settings(folder, written, self._as_json(), self.protocol.recipe)
         self.data = written["data"]  # in the words of the version that began it
         self.sessions = written["sessions"]
 
     def _is_started(self, written: Mapping[str, Any]) -> bool:
         path = self._ledger_path
         return bool(written["sessions"]) or (path.exists() and path.stat().st_size > 0)
-
-    def _check_settings(self, written: Mapping[str, Any]) -> None:
-        """Raise ValueError unless the study that was begun in the folder is this one."""
-        folder, ours = self.folder, self._as_json()
-        if _facts(written["data"]) != _facts(ours["data"]):
-            name = written["data"].get("name")
-            raise ValueError(
-                f"{folder} holds a run on other data, called {name!r}: name another folder, or "
-                "bring back the data as it was"
-            )
-        defaults = {field.name: field.default for field in fields(self.protocol.recipe)}  # type: ignore[arg-type]
-        for part in ("recipe", "protocol"):
-            for name in written[part] | ours[part]:
-                old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))
-                if old != new:
-                    raise ValueError(
-                        f"{folder} holds a run with other settings ({name} was {old}, is now "
-                        f"{new}): name another folder, or repeat its settings"
-                    )
 
     @property
     def fingerprint(self) -> str:
@@ -640,82 +576,15 @@ class Study:
                 write_json(self.folder / "run.json", content)
 
 
-def _check_empty(folder: Path) -> None:
-    if any(path.suffix != UNFINISHED and path.name != _LOCK for path in folder.iterdir()):
-        raise ValueError(f"{folder} is not empty and holds no run: name another folder")
-
-
-def _session(command: str, devices: Sequence[str], share: float = 1.0) -> dict[str, Any]:
-    """Return the record of a session that begins now."""
-    now = {**session(command, *devices), "devices": list(devices), "trials": 0}
-    return now | {"share": share} if share != 1 else now
-
-
 def _untold(count: int) -> RuntimeError:
     return RuntimeError(
         f"no outcome was told of {counted(count, 'trial')}: call study.tell for each"
     )
 
 
-def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells data from others: all but the sentences, which may change between versions."""
-    return {name: value for name, value in data.items() if name not in ("columns", "notes")}
-
-
 def _group(trial: Trial) -> tuple[object, ...]:
     """What trials of one queue share: final networks, for one, are trained on more examples."""
     return trial.recipe.architecture, trial.split.retrain
-
-
-def result(protocol: Protocol, outcomes: Outcomes) -> Result:
-    """Return what a finished search has found.
-
-    Args:
-        protocol: What was searched, and how.
-        outcomes: The outcomes of all its trials.
-
-    """
-    if not protocol.retrainings:
-        raise ValueError("a study with retrainings=0 compares nothing: read study.best")
-    if wanted := protocol.wanted(outcomes):
-        raise ValueError(f"the study is not finished: {len(wanted)} trials have no outcome yet")
-    chosen, plain = protocol.chosen(outcomes)
-
-    def retrained(cell: Cell) -> list[Outcome]:
-        return [outcomes[trial] for trial in protocol.retrainings_of(cell.k, cell.learning_rate)]
-
-    return Result(
-        cells=tuple(protocol.cells(outcomes)),
-        best_of_each_k=tuple(protocol.best_of_each_k(outcomes)),
-        chosen=chosen,
-        plain=plain,
-        ties=tuple(protocol.ties(outcomes)),
-        open_ks=tuple(protocol.open_ks(outcomes)),
-        comparison=compare(retrained(chosen), retrained(plain)),
-    )
-
-
-def _read_run(folder: Path) -> dict[str, Any]:
-    """Return what run.json holds: recipe, protocol, data and sessions."""
-    path = folder / "run.json"
-    if not path.exists():
-        why = "there is no run.json" if folder.is_dir() else "there is no such folder"
-        raise FileNotFoundError(f"{folder} holds no run: {why}; pseudograd runs lists them")
-    found = read_json(
-        path,
-        "run the search's command with another --out; to keep what is done, stop it by Ctrl-C, "
-        f"copy {folder / 'ledger.jsonl'} into its folder and run it again",
-    )
-    if wrong := misfit(found, _RUN, "it"):
-        raise ValueError(_foreign(path, wrong))
-    return found
-
-
-def _foreign(path: Path, wrong: str) -> str:
-    return (
-        f"{path} is not the description of a run ({wrong}): if another version of pseudograd made "
-        "it, use that one, or name another folder"
-    )
 
 
 def _joined(separator: str, texts: Iterable[str]) -> str:

@@ -31,6 +31,7 @@ from pseudograd.search.ensemble import Candidates, calibrated, candidates, mixtu
 from pseudograd.search.found import ASSESSMENT, read_found
 from pseudograd.search.ledger import trial_to_json
 from pseudograd.search.models import (
+    ENSEMBLES,
     MODEL,
     PLAIN,
     Store,
@@ -39,10 +40,10 @@ from pseudograd.search.models import (
     is_saved,
     read_document,
     save_model,
-    saved_network,
 )
 from pseudograd.search.protocol import Cell, NetworkProtocol, Protocol
-from pseudograd.search.study import Progress, Result, Runner, Study
+from pseudograd.search.result import Result
+from pseudograd.search.study import Progress, Runner, Study
 from pseudograd.search.suspects import suspects, write_suspects
 
 EXAMPLES, SUSPECTS = "examples.json", "suspects.csv"
@@ -126,7 +127,7 @@ def tune(
         >>> tune(study, data, encoder, Fleet(data, keep_parameters=True).run).chosen.k
         1.0
         >>> sorted(path.name for path in study.folder.glob("[a-z]*"))
-        ['examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', 'run.json']
+        ['examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', 'networks', 'run.json']
 
     """
     bagging = isinstance(study.protocol, Bagging)
@@ -134,16 +135,14 @@ def tune(
         raise ValueError("retrainings must be 1 or more, for there to be a model")
     if 1.0 not in study.protocol.ks:
         raise ValueError("ks must contain 1, which the choice is compared with")
-    trained: dict[Trial, Outcome] = {}
     store = Store(folder_of(study) / "networks")
 
     def training(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
         for outcome in runner(trials, stop):
             # On disk before the ledger has the outcome: a kill in between costs no other training.
-            if bagging and outcome.trial.recipe == study.protocol.recipe:
+            of_the_model = outcome.trial.recipe == study.protocol.recipe
+            if of_the_model if bagging else outcome.trial.split.retrain:
                 store.put(outcome, data)
-            elif outcome.trial.split.retrain:
-                trained[outcome.trial] = outcome
             yield outcome
 
     with study.session(command, devices):
@@ -151,7 +150,7 @@ def tune(
             return None
         if bagging:
             return _combine(study, data, encoder, runner, store, metric)
-        return _compare(study, data, encoder, runner, trained)
+        return _compare(study, data, encoder, runner, store)
 
 
 def read_examples(study: Study) -> dict[str, Any] | None:
@@ -169,9 +168,7 @@ def read_assessment(study: Study) -> dict[str, Any] | None:
 # --- the paper's protocol: one network ------------------------------------------------------------
 
 
-def _compare(
-    study: Study, data: Dataset, encoder: Encoder, runner: Runner, trained: dict[Trial, Outcome]
-) -> Result:
+def _compare(study: Study, data: Dataset, encoder: Encoder, runner: Runner, store: Store) -> Result:
     """Save the best networks of the chosen k and of k = 1, and the examples they find difficult."""
     found = study.result
     comparison = found.comparison
@@ -179,41 +176,43 @@ def _compare(
     comparison = replace(comparison, by_class=by_class(comparison.kept, labels, encoder.labels))
     found = replace(found, comparison=comparison)
     best = {MODEL: comparison.kept.trial, PLAIN: best_stopped(comparison.plain).trial}
-    made_from = {**trial_to_json(best[MODEL]), "plain": trial_to_json(best[PLAIN])}
+    finals = {
+        MODEL: [outcome.trial for outcome in comparison.chosen],
+        PLAIN: [outcome.trial for outcome in comparison.plain],
+    }
+    made_from = {
+        **trial_to_json(best[MODEL]),
+        "plain": trial_to_json(best[PLAIN]),
+        "networks": len(finals[MODEL]),
+    }
     if is_saved(study, made_from):
         return found
-    chosen, plain = _networks(study, data, runner, trained, best, made_from)
+    _train_lost(dict.fromkeys((*finals[MODEL], *finals[PLAIN])), data, runner, store)
+    network_of = _network_in(store)
+    chosen, plain = (network_of(trial) for trial in best.values())
     _check_finite([chosen])
     networks = {"chosen": (found.chosen.k, chosen), "plain": (found.plain.k, plain)}
     examples = difficulty(networks, data, encoder)
     examples["by_class"] = [asdict(one) for one in comparison.by_class]
-    models = {MODEL: Ensemble((chosen,), (1.0,))}
-    if found.chosen.k != 1 and plain.is_finite:
-        models[PLAIN] = Ensemble((plain,), (1.0,))
+    models = {}
+    for name, network in {MODEL: chosen, PLAIN: plain}.items():
+        if name == PLAIN and (found.chosen.k == 1 or not plain.is_finite):
+            continue
+        models[name] = Ensemble((network,), (1.0,))
+        if len(finals[name]) > 1:
+            sound = [one for one in map(network_of, finals[name]) if one.is_finite]
+            models[ENSEMBLES[name]] = Ensemble(tuple(sound), (1 / len(sound),) * len(sound))
     error = comparison.kept.error
     documents = {EXAMPLES: examples}
     save_model(study, models, documents, encoder, found.chosen.k, made_from, test_error=error)
     return found
 
 
-def _networks(
-    study: Study,
-    data: Dataset,
-    runner: Runner,
-    trained: dict[Trial, Outcome],
-    best: Mapping[str, Trial],
-    made_from: Mapping[str, Any],
-) -> list[Network]:
-    """Return the networks of trials; those of an earlier session from their file, or retrained."""
-    networks = {
-        trial: network
-        for name, trial in best.items()
-        if trial not in trained and (network := saved_network(study, name, made_from))
-    }
-    lost = {trial: None for trial in best.values() if trial not in {**trained, **networks}}
-    if lost:
-        trained |= {outcome.trial: outcome for outcome in runner(deque(lost), never)}
-    return [networks.get(trial) or Network.of(trained[trial], data) for trial in best.values()]
+def _train_lost(trials: Iterable[Trial], data: Dataset, runner: Runner, store: Store) -> None:
+    """Train networks again that are not in the store, or damaged there."""
+    if lost := store.missing(trials):
+        for outcome in runner(deque(lost), never):
+            store.put(outcome, data)
 
 
 def _check_finite(networks: Iterable[Network]) -> None:
@@ -242,9 +241,7 @@ def _combine(
     if is_saved(study, made_from) and (folder / SUSPECTS).exists():
         return Combined(best, chosen, read_assessment(study) or {})
     trials = [trial for c in protocol.cells(study.ledger) for trial in protocol.trials_of(c)]
-    if lost := store.missing(trials):
-        for outcome in runner(deque(lost), never):
-            store.put(outcome, data)
+    _train_lost(trials, data, runner, store)
     found = candidates(protocol, study.ledger, data, _network_in(store))
     labels = data.labels[found.rows]
     counts = None if data.weights is None else data.weights[found.rows]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.optim import Optimizer
 
 from pseudograd.fleet import randomness
 from pseudograd.fleet.modules.examples import Examples, prepared
+from pseudograd.fleet.modules.feeds import Resident, Streamed, Taker, fits
 from pseudograd.fleet.modules.loop import (
     NOISE,
     Course,
@@ -43,7 +45,6 @@ _STEPS_AHEAD = 16  # that the host may be ahead of the GPU, so that it can still
 _WARM_UPS = 3  # steps before a capture, in which libraries choose and compile their kernels
 _EVALUATED = 4  # batches of training that make a batch of evaluation
 _NAP = 5e-5  # seconds to leave other threads, while all slots wait for the GPU
-_READERS, _BATCHES_AHEAD = 2, 4  # of data that is read on the host
 _SHARE = 0.8  # of the free memory that slots may take
 
 # Their state is all zeros before the first step, so setting it to zero begins a training.
@@ -60,84 +61,6 @@ _RESETTABLE = (
 
 class Uncapturable(Exception):
     """A training that cannot be a CUDA graph, and why."""
-
-
-class Resident:
-    """Examples that a device holds; a step picks its rows there.
-
-    Args:
-        examples: The examples.
-        device: The GPU.
-
-    """
-
-    def __init__(self, examples: Examples, device: torch.device) -> None:
-        self.inputs = tuple(one.to(device) for one in examples.inputs)
-        self.labels = examples.labels.to(device)
-
-
-class Taker:
-    """Hands a captured step its batch."""
-
-    def __init__(self, data: Resident) -> None:
-        self.data = data
-
-    def take(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the inputs and the labels of rows on the device."""
-        inputs = tuple(one.index_select(0, rows) for one in self.data.inputs)
-        return inputs, self.data.labels.index_select(0, rows)
-
-    def feed(self, rows: Tensor) -> Iterator[None]:
-        """Bring each batch of rows to the device before its step."""
-        while True:
-            yield
-
-
-class Streamed(Taker):
-    """Hands a captured step batches that are read on the host, pinned, a few steps ahead.
-
-    Args:
-        examples: The examples.
-        size: Examples per batch.
-        device: The GPU.
-
-    """
-
-    def __init__(self, examples: Examples, size: int, device: torch.device) -> None:
-        self.examples = examples
-        rows = torch.zeros(size, dtype=torch.int64)
-        self.inputs = tuple(one.to(device) for one in examples.batch(rows))
-        self.labels = examples.labels[rows].to(device)
-        self.readers = ThreadPoolExecutor(_READERS)
-
-    def take(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the batch that was brought to the device last."""
-        return self.inputs, self.labels
-
-    def feed(self, rows: Tensor) -> Iterator[None]:
-        """Bring each batch of rows to the device before its step."""
-        rows = rows.cpu()
-        coming = deque(self.readers.submit(self._read, some) for some in rows[:_BATCHES_AHEAD])
-        for at in range(len(rows)):
-            *inputs, labels = coming.popleft().result()
-            if at + _BATCHES_AHEAD < len(rows):
-                coming.append(self.readers.submit(self._read, rows[at + _BATCHES_AHEAD]))
-            for mine, new in zip((*self.inputs, self.labels), (*inputs, labels), strict=True):
-                mine.copy_(new, non_blocking=True)
-            yield
-
-    def _read(self, rows: Tensor) -> list[Tensor]:
-        return [
-            one.pin_memory() for one in (*self.examples.batch(rows), self.examples.labels[rows])
-        ]
-
-
-def fits(examples: Examples, device: torch.device) -> bool:
-    """Return whether the examples take less than half of the device's free memory."""
-    if examples.source is not None:
-        return False
-    size = sum(one.nbytes for one in (*examples.inputs, examples.labels))
-    return size < torch.cuda.mem_get_info(device)[0] / 2
 
 
 class Slot:
@@ -183,11 +106,10 @@ class Slot:
         )
         # The step's own learning rate and k: one row of the table.
         self.now = torch.zeros(1, 2, device=device)
-        self.table = torch.zeros(total, 2, device=device)
+        self.table = torch.tensor([0.0, 1.0], device=device).repeat(total, 1)
         self.counters = torch.zeros(2, dtype=torch.int64, device=device)  # training, epoch
         self.order = torch.zeros(self.steps, self.size, dtype=torch.int64, device=device)
         self.train_rows = torch.zeros(len(cut.train), dtype=torch.int64, device=device)
-        self.value = torch.zeros((), dtype=torch.float32, device=device)
         self.optimizer = capturable_optimizer(self.training, self.module, self.now[0, 0])
         # Evaluation: rows in batches, the last one filled up with rows that do not count.
         most = max(len(cut.stop), len(cut.judge))
@@ -199,7 +121,8 @@ class Slot:
         self.matters = torch.zeros(rounds, self.evaluated, dtype=torch.bool, device=device)
         labels = self.judged_batch.take(self.rows[0])[1]
         self.wrong = torch.zeros(rounds, *labels.shape, dtype=torch.bool, device=device)
-        self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # counted, cross-entropy
+        # Labels that count, their cross-entropy, how many are wrong, and the last step's loss.
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self.best = [torch.empty_like(one) for one in self._state()]
 
     def _state(self) -> list[Tensor]:
@@ -248,7 +171,7 @@ class Slot:
         if self.recipe.clip is not None:
             nn.utils.clip_grad_norm_(self.module.parameters(), self.recipe.clip)
         self.optimizer.step()
-        self.value.copy_(loss.detach())
+        self.sums[3].copy_(loss.detach())
         self.counters.add_(1)
 
     @torch.no_grad()
@@ -266,42 +189,44 @@ class Slot:
         self.wrong.index_copy_(0, self.round, wrong.unsqueeze(0))
         labels = torch.where(counted, labels, ignored)
         value = F.cross_entropy(logits, labels, ignore_index=ignored, reduction="sum")
-        self.sums.add_(torch.stack((counted.sum().double(), value.double())))
+        self.sums[:3].add_(
+            torch.stack([one.double() for one in (counted.sum(), value, wrong.sum())])
+        )
         self.round.add_(1)
 
     # --- a trial -----------------------------------------------------------------------------
 
     def run(
-        self, trial: Trial, cut: Parts, keep_parameters: bool
+        self, trial: Trial, cut: Parts, initial: list[Tensor], keep_parameters: bool
     ) -> Generator[bool, None, Outcome]:
         """Train a trial; yields whether it launched a step, for other slots to launch theirs."""
         course = Course(trial, self.recipe)
         watched = watched_rows(cut, trial)
-        self._begin(trial, cut)
+        self._begin(trial, cut, initial)
         while True:
             feed = self.batch.feed(self._shuffled(trial.seed, course.epoch))
             yield from self._replay(self._graph, self.steps, feed)
-            judged = None
-            if len(watched):
-                judged = yield from self._judge(watched)
-            if course.note(judged.error if judged else None) and self.recipe.patience is not None:
+            yield from self._evaluate(watched)
+            *sums, loss = (yield from self._read(self.sums)).tolist()
+            error = Judged.of(None, *sums).error if len(watched) else None
+            if course.note(error) and self.recipe.patience is not None:
                 torch._foreach_copy_(self.best, self._state())
-            finite = yield from self._read(self.value.isfinite())
-            if reason := course.stopped_by(bool(finite)):
+            if reason := course.stopped_by(math.isfinite(loss)):
                 break
         if self.recipe.patience is not None:
             torch._foreach_copy_(self._state(), self.best)
-        final = yield from self._judge(cut.judge)
+        if watched is not cut.judge:  # otherwise the last epoch has been judged
+            yield from self._evaluate(cut.judge)
+            *sums, _ = (yield from self._read(self.sums)).tolist()
+        wrong = yield from self._read(self.wrong.flatten(0, 1)[: len(cut.judge)].flatten())
+        final = Judged.of(wrong, *sums)
         kept = self.module.state_dict() if keep_parameters else None
-        state = None if kept is None else {name: one.cpu() for name, one in kept.items()}
+        state = kept and {name: one.to("cpu", copy=True) for name, one in kept.items()}
         return course.outcome(reason, final, state)
 
-    @torch.no_grad()
-    def _begin(self, trial: Trial, cut: Parts) -> None:
-        fresh = self.training.module(trial.seed)
-        initial = [*fresh.parameters(), *fresh.buffers()]
+    def _begin(self, trial: Trial, cut: Parts, initial: list[Tensor]) -> None:
         for mine, theirs in zip(self._state(), initial, strict=True):
-            mine.copy_(theirs)
+            mine.copy_(theirs, non_blocking=True)
         for state in self.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
@@ -336,21 +261,20 @@ class Slot:
                 if len(behind) > 2:
                     yield from _done(behind.popleft())
 
-    def _judge(self, rows: Tensor) -> Generator[bool, None, Judged]:
+    def _evaluate(self, rows: Tensor) -> Generator[bool, None, None]:
+        """Judge the network on some examples: the flags and sums are then on the device."""
         count = len(rows)
+        if not count:
+            return
         rounds = -(-count // self.evaluated)
-        flat = self.rows.reshape(-1)
+        flat, mark = self.rows.reshape(-1), self.matters.reshape(-1)
         flat[:count] = rows.to(self.device)
         flat[count : rounds * self.evaluated] = flat[0]
-        mark = self.matters.reshape(-1)
         mark[:count] = True
         mark[count:] = False
         self.round.zero_()
-        self.sums.zero_()
+        self.sums[:3].zero_()
         yield from self._replay(self._evaluation, rounds, self.judged_batch.feed(self.rows))
-        counted, value = (yield from self._read(self.sums)).tolist()
-        wrong = yield from self._read(self.wrong[:rounds].flatten(0, 1)[:count].flatten())
-        return Judged.of(wrong, counted, value)
 
     def _read(self, tensor: Tensor) -> Generator[bool, None, Tensor]:
         """Return a tensor on the host, while other slots go on."""
@@ -418,12 +342,17 @@ class Crew:
         self.most, self.keep_parameters = slots or SLOTS, keep_parameters
         self.tell: Callable[[str], None] = lambda _: None
         self.slots: list[Slot] = []
+        self._drawn: dict[int, Future[list[Tensor]]] = {}  # initial weights of the next trial
         # More hardware queues, for more than eight streams; heeded before CUDA starts.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
     def through(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
         """Train the pending trials, and yield outcomes as they come."""
-        with torch.cuda.device(self.device), precision(self.recipe.precision):
+        with (
+            torch.cuda.device(self.device),
+            precision(self.recipe.precision),
+            ThreadPoolExecutor(1) as self._drawing,
+        ):
             self._make_slots(pending)
             running: dict[Slot, Generator[bool, None, Outcome]] = {}
             while not stop():
@@ -432,7 +361,8 @@ class Crew:
                         trial = pending.popleft()
                         cut = self.examples.parts(self.recipe, trial.split)
                         keep = self.keep_parameters and trial.split.retrain
-                        running[slot] = slot.run(trial, cut, keep)
+                        initial = self._initial(trial.seed, pending[0].seed if pending else None)
+                        running[slot] = slot.run(trial, cut, initial, keep)
                 if not running:
                     return
                 idle = True
@@ -446,6 +376,19 @@ class Crew:
                             idle = False
                 if idle:
                     time.sleep(_NAP)
+
+    def _initial(self, seed: int, coming: int | None) -> list[Tensor]:
+        """Return initial weights, and have a thread draw the next ones while the GPU is busy."""
+        drawn = self._drawn.pop(seed, None) or self._drawing.submit(self._draw, seed)
+        found = drawn.result()
+        self._drawn.clear()
+        if coming is not None:
+            self._drawn[coming] = self._drawing.submit(self._draw, coming)
+        return found
+
+    def _draw(self, seed: int) -> list[Tensor]:
+        fresh = self.training.module(seed)
+        return [one.detach().pin_memory() for one in (*fresh.parameters(), *fresh.buffers())]
 
     def _make_slots(self, pending: deque[Trial]) -> None:
         """Make as many slots as there are trials and memory for."""

@@ -60,7 +60,9 @@ class Course:
             stop_error = min(self.best_error, 1.0)
         elif self.trial.split.retrain:
             stop_error = 0.0  # not the test error, which must not choose among networks
-        wrong = judged.wrong.nonzero()[:, 0].tolist() if self.trial.split.retrain else None
+        wrong = None
+        if self.trial.split.retrain and judged.wrong is not None:
+            wrong = tuple(judged.wrong.nonzero()[:, 0].tolist())
         return Outcome(
             trial=self.trial,
             stop_error=stop_error,
@@ -70,7 +72,7 @@ class Course:
             epochs=self.epoch,
             stopped_by=reason,
             curve=tuple(self.curve),
-            wrong=None if wrong is None else tuple(wrong),
+            wrong=wrong,
             state=state,
         )
 
@@ -82,22 +84,22 @@ class Judged:
     Attributes:
         error: The share of labels that it gets wrong; those of ignore_index do not count.
         cross_entropy: The mean cross-entropy.
-        wrong: Which labels it gets wrong, flat.
+        wrong: Which labels it gets wrong, flat; None if that is not asked for.
 
     """
 
     error: float
     cross_entropy: float
-    wrong: Tensor
+    wrong: Tensor | None
 
     @classmethod
-    def of(cls, wrong: Tensor, counted: float, cross_entropy: float) -> Judged:
+    def of(cls, flags: Tensor | None, counted: float, cross_entropy: float, wrong: float) -> Judged:
         """Return it from flags and from sums over the labels that count."""
         counted = max(1.0, counted)
         value = cross_entropy / counted
         if not math.isfinite(value):  # NaN logits have an argmax, too
-            return cls(1.0, math.inf, torch.ones_like(wrong))
-        return cls(float(wrong.sum()) / counted, value, wrong)
+            return cls(1.0, math.inf, None if flags is None else torch.ones_like(flags))
+        return cls(wrong / counted, value, flags)
 
 
 def module_recipe(trial: Trial) -> ModuleRecipe:
@@ -182,8 +184,11 @@ def train(
             if reason := course.stopped_by(finite):
                 if best:
                     module.load_state_dict(best)
-                final = evaluate(training, module, examples, cut.judge, device)
+                final = judged
+                if judged is None or watched is not cut.judge:
+                    final = evaluate(training, module, examples, cut.judge, device)
                 kept = module.state_dict() if keep_parameters else None
+                assert final is not None
                 return course.outcome(reason, final, None if kept is None else _on_cpu(kept))
     return None
 
@@ -212,7 +217,8 @@ def evaluate(
         total += float(
             F.cross_entropy(logits, labels, ignore_index=training.ignore_index, reduction="sum")
         )
-    return Judged.of(torch.cat(wrong), counted, total)
+    flags = torch.cat(wrong)
+    return Judged.of(flags, counted, total, float(flags.sum()))
 
 
 @torch.no_grad()

@@ -45,6 +45,7 @@ class Processes:
         self, training: Training, examples: Examples, keep_parameters: bool, count: int
     ) -> None:
         with needed_for("training in several processes"):
+            import loky  # noqa: F401, brings cloudpickle
             from cloudpickle import dumps
 
         self.count = count

@@ -1,0 +1,433 @@
+"""``--network``: a search for a network of the user's own, and its predictions."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pseudograd.cli.options import deadline, number, share, whole
+from pseudograd.cli.place import Place, lacks_memory
+
+if TYPE_CHECKING:
+    from pseudograd.data.arrays import Arrays, NewExamples
+    from pseudograd.fleet.recipe import ModuleRecipe
+    from pseudograd.search import Study as AnyStudy
+    from pseudograd.study import Study
+
+NETWORK = "network.json"  # in a run's folder: which function makes the network
+_SHAPE = {"network": str, "image_size": (int, None)}
+# What only such a network has, what it has not, and the default of what it has not.
+_OWN = (
+    *("validation", "schedule", "precision", "weight_decay", "label_smoothing", "augment"),
+    "image_size",
+)
+_OTHERS = {
+    **dict.fromkeys(("target", "test", "drop", "categories", "numbers", "missing", "group")),
+    **dict.fromkeys(("strict", "hidden", "stratify")),
+    "activation": "relu",
+    "protocol": "bagging",
+    "metric": "error",
+}
+
+
+def add_own_network(parser: argparse.ArgumentParser) -> None:
+    """Add ``--network`` and what goes with it."""
+    own = parser.add_argument_group("a network of your own")
+    own.add_argument(
+        "--network",
+        metavar="MODULE:FUNCTION",
+        help="a function that returns a fresh torch.nn.Module, such as nets:net for net() in "
+        "nets.py; DATA is then an .npz file of arrays of any shape, a folder with a folder of "
+        "images per class, or a named set, as images",
+    )
+    own.add_argument(
+        "--augment",
+        metavar="MODULE:FUNCTION",
+        help="a function of a batch of inputs, applied in training",
+    )
+    own.add_argument(
+        "--image-size",
+        type=whole(1, 10**5),
+        metavar="N",
+        help="resize images of a folder to N×N pixels, cutting off what is beyond the square",
+    )
+    own.add_argument(
+        "--validation",
+        type=share,
+        metavar="F",
+        help="validate on this fraction of the training examples (five folds)",
+    )
+    # Repeated from `fleet`, which takes too long to import for every command.
+    own.add_argument(
+        "--schedule",
+        choices=("constant", "cosine", "linear", "one-cycle"),
+        help="of the learning rate (cosine)",
+    )
+    own.add_argument(
+        "--precision",
+        choices=("float32", "tf32", "bf16"),
+        help="of the products; bf16 for autocast (float32)",
+    )
+    own.add_argument("--weight-decay", type=_at_least_0, metavar="W", help="the optimizer's")
+    own.add_argument("--label-smoothing", type=_smoothing, metavar="S", help="(0)")
+
+
+def refuse_own(options: argparse.Namespace) -> None:
+    """Refuse options that need ``--network``, which is not there."""
+    for name in _OWN:
+        if getattr(options, name, None) is not None:
+            raise ValueError(f"{_typed(name)} needs --network: add that, or leave it out")
+
+
+def _typed(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _at_least_0(text: str) -> float:
+    if not 0 <= (value := number(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of at least 0, like 0.05")
+    return value
+
+
+def _smoothing(text: str) -> float:
+    if not 0 <= (value := number(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 0 to 1, like 0.1")
+    return value
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+def tune_network(options: argparse.Namespace) -> None:
+    """Run ``pseudograd tune DATA --network ...``."""
+    from pseudograd.search.display import tell_set_aside
+    from pseudograd.words import counted
+
+    for name, default in _OTHERS.items():
+        if getattr(options, name) != default:
+            raise ValueError(
+                f"{_typed(name)} must be left out with --network: it is for tables and their "
+                "networks"
+            )
+    if options.k and 1 not in options.k:
+        raise ValueError("--k must have 1 among its values, which the choice is compared with")
+    place = Place(options)
+    settings = _settings(options)
+    arrays = _opened(options)
+    study = _study(options, arrays, settings)
+    tell_set_aside(study.ledger)
+    if study.ledger:
+        done = len(study.ledger)
+        print(f"resuming {study.folder}: {done} trials are done", file=sys.stderr)
+    _tell(arrays, study)
+    try:
+        with place, _runner(place, study) as runner:
+            finished = study.run(
+                runner,
+                device="cpu" if runner else place.devices,
+                stop=deadline(options),
+                command=shlex.join(["pseudograd", *options.arguments]),
+                devices=place.devices,
+            )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"stopped by Ctrl-C; {counted(len(study.ledger), 'trial')} kept, "
+            "and the same command resumes from there"
+        ) from None
+    except (MemoryError, RuntimeError) as problem:
+        if not lacks_memory(problem):
+            raise
+        raise ValueError(
+            "there is not enough memory for this network: lower --batch-size (now "
+            f"{study.training.batch_size})"
+        ) from problem
+    if finished:
+        print(study.summary())
+    else:
+        print(
+            f"time limit reached; {counted(len(study.ledger), 'trial')} kept, and the same "
+            "command resumes from there"
+        )
+    if study.ledger:
+        print(f"page: {study.report()}")
+    print(f"{'networks, ledger' if finished else 'ledger'} and all else: {study.folder}")
+
+
+@contextlib.contextmanager
+def _runner(place: Place, study: Study) -> Iterator[Any]:
+    """Return what trains on a cluster; None to train here."""
+    if place.address is None:
+        yield None
+        return
+    from pseudograd.search.cluster import ModuleRunner
+
+    with ModuleRunner(study.training, study.examples) as runner:
+        yield runner
+
+
+def _opened(options: argparse.Namespace) -> Arrays:
+    from pseudograd.data import open_arrays
+    from pseudograd.data.columns import OptionError
+
+    try:
+        return open_arrays(
+            options.data,
+            test_fraction=options.test_fraction,
+            image_size=options.image_size,
+            data_dir=options.data_dir,
+        )
+    except OptionError as problem:
+        raise ValueError(f"{_typed(problem.option)} {problem.complaint}") from problem
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of the study, except for the data."""
+    given = {
+        "k": options.k,
+        "learning_rates": options.rates,
+        "epochs": options.max_epochs,
+        "batch_size": options.batch_size,
+        "schedule": options.schedule,
+        "clip": options.clip,
+        "patience": options.patience,
+        "validation": options.validation,
+        "repetitions": options.repetitions,
+        "retrainings": options.retrainings,
+        "precision": options.precision,
+        "label_smoothing": options.label_smoothing,
+        "seed": options.seed,
+        "augment": options.augment and imported(options.augment, "--augment"),
+        **_optimizer(options),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the optimizer, and its settings."""
+    import torch
+
+    from pseudograd.words import nearest
+
+    there = {
+        name.lower(): kind
+        for name, kind in vars(torch.optim).items()
+        if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
+    }
+    del there["optimizer"]
+    named = options.optimizer or "AdamW"
+    kind = there.get(named.lower())
+    if kind is None:
+        names = [one.__name__ for one in there.values()]
+        raise ValueError(
+            f"--optimizer {named} is not one of torch.optim: give {nearest(named, names)}"
+        )
+    settings = {"weight_decay": options.weight_decay, "momentum": options.momentum}
+    for name, value in settings.items():
+        if value is not None and name not in inspect.signature(kind).parameters:
+            raise ValueError(f"{_typed(name)} cannot be set for --optimizer {kind.__name__}")
+    return {"optimizer": kind, **settings}
+
+
+def _study(options: argparse.Namespace, arrays: Arrays, settings: dict[str, Any]) -> Study:
+    from pseudograd.search.documents import write_json
+    from pseudograd.study import Study
+
+    network = imported(options.network)
+    called = options.network
+    try:
+        network()
+    except Exception as problem:
+        raise ValueError(f"--network {called} fails when it is called ({_said(problem)})") from None
+    name = "stdin" if options.data == "-" else Path(options.data).resolve().name
+    folder = options.out or Path("runs") / _folder_name(name, called, network, arrays, settings)
+    try:
+        study = Study(
+            network,
+            arrays.train,
+            arrays.test,
+            folder=folder,
+            name=name,
+            classes=arrays.classes,
+            **settings,
+        )
+    except ValueError as problem:
+        if not str(problem).startswith("classes must name"):
+            raise
+        count = len(arrays.classes or ())
+        raise ValueError(
+            f"--network {called} has more outputs than {options.data} has classes: give it {count}"
+        ) from problem
+    write_json(folder / NETWORK, {"network": called, "image_size": options.image_size})
+    return study
+
+
+def _folder_name(
+    name: str,
+    called: str,
+    network: Callable[..., Any],
+    arrays: Arrays,
+    settings: dict[str, Any],
+) -> str:
+    """Return the name of the run's folder, which depends only on its settings and its data."""
+    from pseudograd.fleet.modules.training import describe, describe_network
+
+    plain = {
+        key: describe(value) if callable(value) else str(value) for key, value in settings.items()
+    }
+    digest = hashlib.sha256(json.dumps([describe_network(network), plain]).encode())
+    for part in (arrays.train, arrays.test):
+        for array in part:
+            digest.update(array.tobytes())
+    return f"{Path(name).stem}-{called.rpartition(':')[2]}-{digest.hexdigest()[:8]}"
+
+
+def _tell(arrays: Arrays, study: Study) -> None:
+    from pseudograd.words import shortened
+
+    (x, _), (x_test, _) = arrays.train, arrays.test
+    names = [str(name) for name in study.classes]
+    print(
+        f"{len(x):,} training and {len(x_test):,} test examples of the shape {x.shape[1:]}; "
+        f"{len(names)} classes: {shortened(names, 'to')}",
+        file=sys.stderr,
+    )
+    for note in study.notes:
+        print(note, file=sys.stderr)
+    print(f"training {study.protocol.plan()}", file=sys.stderr)
+
+
+def imported(called: str, option: str = "--network") -> Callable[..., Any]:
+    """Return the function of a name like ``module:function``, from the current folder or installed.
+
+    Example:
+        >>> imported("torch.nn:Identity")
+        <class 'torch.nn.modules.linear.Identity'>
+
+    """
+    module_name, _, function = called.partition(":")
+    if not module_name or not function or module_name.endswith(".py") or os.sep in module_name:
+        raise ValueError(
+            f"{option} must be module:function, such as nets:net for net() in nets.py, not "
+            f"{called!r}"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as problem:
+        missing = getattr(problem, "name", None) or "."
+        if isinstance(problem, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing}."):
+            raise ValueError(
+                f"{option} {called}: there is no module {missing!r}, neither in this folder nor "
+                "installed; run the command where it is"
+            ) from problem
+        raise ValueError(
+            f"{option} {called}: importing {module_name} fails ({_said(problem)})"
+        ) from problem
+    for part in function.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{option} {called}: {module_name} has no {function!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(
+            f"{option} {called}: {function} must be a function, not a {type(found).__name__}"
+        )
+    result: Callable[..., Any] = found
+    return result
+
+
+def _said(problem: BaseException) -> str:
+    lines = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {lines[0].rstrip('.')}" if lines else type(problem).__name__
+
+
+# --- predictions ---------------------------------------------------------------------------------
+
+
+def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRecipe) -> Any:
+    """Return the predictions of a run's network as a table."""
+    import pandas as pd
+    import torch
+
+    from pseudograd.data.arrays import open_new
+    from pseudograd.fleet.modules.examples import Examples
+    from pseudograd.fleet.modules.loop import predict
+    from pseudograd.fleet.modules.training import Training
+    from pseudograd.search.networks import load_network
+
+    if options.keep:
+        raise ValueError("--keep must be left out: there are no columns of the user's own")
+    network, image_size = _made_by(options)
+    module = load_network(run, network, options.k, ensemble=options.ensemble)
+    classes, shapes = list(run.data["labels"]), run.data["shapes"]
+    if len(shapes) != 1:
+        raise ValueError(
+            f"{options.run_folder} has a network of {len(shapes)} inputs, which only Python can "
+            "apply: call study.model()"
+        )
+    new = open_new(options.file, shapes[0], classes, image_size)
+    inputs = torch.from_numpy(new.inputs)
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+        if not bool(inputs.isfinite().all()):
+            raise ValueError(f"{options.file} must have finite numbers, but has NaN or infinity")
+    rows = torch.arange(len(inputs))
+    training = Training(network, batch_size=recipe.batch_size, precision=recipe.precision)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    examples = Examples("new", (inputs,), torch.zeros(len(inputs), dtype=torch.int64), len(inputs))
+    probabilities = predict(training, module.to(device), examples, rows, device)
+    if probabilities.dim() != 2:
+        raise ValueError(
+            f"{options.run_folder} has a network with several labels per example, which are no "
+            "table: call study.model() in Python"
+        )
+    best = probabilities.argmax(1).tolist()
+    table = pd.DataFrame(probabilities.numpy(), columns=[f"p({name})" for name in classes])
+    table.insert(0, "label", [classes[at] for at in best])
+    table.insert(0, *(("row", rows.tolist()) if new.names is None else ("file", new.names)))
+    _tell_error(new, classes, best)
+    return table
+
+
+def _made_by(options: argparse.Namespace) -> tuple[Callable[..., Any], int | None]:
+    """Return the function that makes the network, and the size of images, as the run knows them."""
+    from pseudograd.search.documents import misfit, read_json
+
+    path = options.run_folder / NETWORK
+    image_size, called = None, options.network
+    if path.exists():
+        known = read_json(path, "name the network by --network")
+        if wrong := misfit(known, _SHAPE, "it"):
+            raise ValueError(f"{path} is damaged ({wrong}): name the network by --network")
+        called, image_size = called or known["network"], known["image_size"]
+    if called is None:
+        raise ValueError(
+            f"{options.run_folder} does not say which function made its network: name it by "
+            "--network module:function"
+        )
+    return imported(called), image_size
+
+
+def _tell_error(new: NewExamples, classes: list[Any], predicted: list[int]) -> None:
+    """Tell the error where labels are known."""
+    if new.labels is None or new.labels.ndim > 1:
+        return
+    from pseudograd.words import percent
+
+    codes = {str(name): at for at, name in enumerate(classes)}
+    known = [codes.get(str(label), -1) for label in new.labels.tolist()]
+    wrong = sum(one != other for one, other in zip(known, predicted, strict=True))
+    count = len(known)
+    print(f"error {percent(wrong / count)}% ({wrong:,} of {count:,} examples)", file=sys.stderr)

@@ -1,0 +1,92 @@
+"""Batches for the captured steps of a GPU: picked on the device, or brought there ahead of time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from pseudograd.fleet.modules.examples import Examples
+
+_READERS, _BATCHES_AHEAD = 2, 4  # of data that is read on the host
+
+
+class Resident:
+    """Examples that a device holds; a step picks its rows there.
+
+    Args:
+        examples: The examples.
+        device: The GPU.
+
+    """
+
+    def __init__(self, examples: Examples, device: torch.device) -> None:
+        self.inputs = tuple(one.to(device) for one in examples.inputs)
+        self.labels = examples.labels.to(device)
+
+
+class Taker:
+    """Hands a captured step its batch."""
+
+    def __init__(self, data: Resident) -> None:
+        self.data = data
+
+    def take(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the inputs and the labels of rows on the device."""
+        inputs = tuple(one.index_select(0, rows) for one in self.data.inputs)
+        return inputs, self.data.labels.index_select(0, rows)
+
+    def feed(self, rows: Tensor) -> Iterator[None]:
+        """Bring each batch of rows to the device before its step."""
+        while True:
+            yield
+
+
+class Streamed(Taker):
+    """Hands a captured step batches that are read on the host, pinned, a few steps ahead.
+
+    Args:
+        examples: The examples.
+        size: Examples per batch.
+        device: The GPU.
+
+    """
+
+    def __init__(self, examples: Examples, size: int, device: torch.device) -> None:
+        self.examples = examples
+        rows = torch.zeros(size, dtype=torch.int64)
+        self.inputs = tuple(one.to(device) for one in examples.batch(rows))
+        self.labels = examples.labels[rows].to(device)
+        self.readers = ThreadPoolExecutor(_READERS)
+
+    def take(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return the batch that was brought to the device last."""
+        return self.inputs, self.labels
+
+    def feed(self, rows: Tensor) -> Iterator[None]:
+        """Bring each batch of rows to the device before its step."""
+        rows = rows.cpu()
+        coming = deque(self.readers.submit(self._read, some) for some in rows[:_BATCHES_AHEAD])
+        for at in range(len(rows)):
+            *inputs, labels = coming.popleft().result()
+            if at + _BATCHES_AHEAD < len(rows):
+                coming.append(self.readers.submit(self._read, rows[at + _BATCHES_AHEAD]))
+            for mine, new in zip((*self.inputs, self.labels), (*inputs, labels), strict=True):
+                mine.copy_(new, non_blocking=True)
+            yield
+
+    def _read(self, rows: Tensor) -> list[Tensor]:
+        return [
+            one.pin_memory() for one in (*self.examples.batch(rows), self.examples.labels[rows])
+        ]
+
+
+def fits(examples: Examples, device: torch.device) -> bool:
+    """Return whether the examples take less than half of the device's free memory."""
+    if examples.source is not None:
+        return False
+    size = sum(one.nbytes for one in (*examples.inputs, examples.labels))
+    return size < torch.cuda.mem_get_info(device)[0] / 2

@@ -1,0 +1,61 @@
+"""What a finished study has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pseudograd.fleet import Outcome, Ramp
+from pseudograd.search.comparison import Comparison, compare
+from pseudograd.search.protocol import Cell, Outcomes, Protocol
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished study has found.
+
+    Attributes:
+        cells: All pairs of k and learning rate, with their validation errors.
+        best_of_each_k: The best rate of each k.
+        chosen: (k*, η*).
+        plain: (1, η₁*).
+        ties: Pairs as good as the chosen one that lost to the rule for ties.
+        open_ks: Each k whose best rate may lie beyond those tried.
+        comparison: The choice against k = 1 on the test set.
+
+    """
+
+    cells: tuple[Cell, ...]
+    best_of_each_k: tuple[Cell, ...]
+    chosen: Cell
+    plain: Cell
+    ties: tuple[Cell, ...]
+    open_ks: tuple[float | Ramp, ...]
+    comparison: Comparison
+
+
+def result(protocol: Protocol, outcomes: Outcomes) -> Result:
+    """Return what a finished search has found.
+
+    Args:
+        protocol: What was searched, and how.
+        outcomes: The outcomes of all its trials.
+
+    """
+    if not protocol.retrainings:
+        raise ValueError("a study with retrainings=0 compares nothing: read study.best")
+    if wanted := protocol.wanted(outcomes):
+        raise ValueError(f"the study is not finished: {len(wanted)} trials have no outcome yet")
+    chosen, plain = protocol.chosen(outcomes)
+
+    def retrained(cell: Cell) -> list[Outcome]:
+        return [outcomes[trial] for trial in protocol.retrainings_of(cell.k, cell.learning_rate)]
+
+    return Result(
+        cells=tuple(protocol.cells(outcomes)),
+        best_of_each_k=tuple(protocol.best_of_each_k(outcomes)),
+        chosen=chosen,
+        plain=plain,
+        ties=tuple(protocol.ties(outcomes)),
+        open_ks=tuple(protocol.open_ks(outcomes)),
+        comparison=compare(retrained(chosen), retrained(plain)),
+    )

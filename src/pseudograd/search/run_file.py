@@ -1,0 +1,105 @@
+"""run.json: what a study is, and when and where it ran."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pseudograd.environment import session
+from pseudograd.files import UNFINISHED
+from pseudograd.fleet.recipe import Recipe, recipe_from_json
+from pseudograd.search.bagging import Bagging
+from pseudograd.search.documents import misfit, read_json
+from pseudograd.search.protocol import NetworkProtocol, Protocol
+
+LOCK = ".lock"
+_SESSION = {
+    "command": str,
+    "started": str,
+    "seconds": float,
+    "hardware": str,
+    "versions": {"pseudograd": str, ...: str},
+    "commit": str,
+    "devices": [str],
+    "trials": int,
+}
+_RUN = {"recipe": dict, "protocol": dict, "data": dict, "sessions": [_SESSION]}
+_PROTOCOLS: dict[str, type[Protocol]] = {
+    kind.kind: kind for kind in (Protocol, Bagging, NetworkProtocol)
+}
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return what run.json holds: recipe, protocol, data and sessions."""
+    path = folder / "run.json"
+    if not path.exists():
+        why = "there is no run.json" if folder.is_dir() else "there is no such folder"
+        raise FileNotFoundError(f"{folder} holds no run: {why}; pseudograd runs lists them")
+    found = read_json(
+        path,
+        "run the search's command with another --out; to keep what is done, stop it by Ctrl-C, "
+        f"copy {folder / 'ledger.jsonl'} into its folder and run it again",
+    )
+    if wrong := misfit(found, _RUN, "it"):
+        raise ValueError(_foreign(path, wrong))
+    return found
+
+
+def _foreign(path: Path, wrong: str) -> str:
+    return (
+        f"{path} is not the description of a run ({wrong}): if another version of pseudograd made "
+        "it, use that one, or name another folder"
+    )
+
+
+def protocol_in(folder: Path, written: Mapping[str, Any]) -> Protocol:
+    """Return the protocol that run.json describes."""
+    try:
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in written["protocol"].items()
+        }
+        settings["recipe"] = recipe_from_json(written["recipe"])
+        return _PROTOCOLS[settings.pop("kind", Protocol.kind)](**settings)
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise ValueError(_foreign(folder / "run.json", repr(problem))) from problem
+
+
+def check_settings(
+    folder: Path, written: Mapping[str, Any], ours: Mapping[str, Any], recipe: Recipe
+) -> None:
+    """Raise ValueError unless the study that was begun in the folder is ours."""
+    if _facts(written["data"]) != _facts(ours["data"]):
+        name = written["data"].get("name")
+        raise ValueError(
+            f"{folder} holds a run on other data, called {name!r}: name another folder, or "
+            "bring back the data as it was"
+        )
+    defaults = {field.name: field.default for field in dataclasses.fields(recipe)}  # type: ignore[arg-type]
+    for part in ("recipe", "protocol"):
+        for name in written[part] | ours[part]:
+            old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))
+            if old != new:
+                raise ValueError(
+                    f"{folder} holds a run with other settings ({name} was {old}, is now "
+                    f"{new}): name another folder, or repeat its settings"
+                )
+
+
+def check_empty(folder: Path) -> None:
+    """Refuse a folder that holds other things than a run."""
+    if any(path.suffix != UNFINISHED and path.name != LOCK for path in folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no run: name another folder")
+
+
+def begun(command: str, devices: Sequence[str], share: float = 1.0) -> dict[str, Any]:
+    """Return the record of a session that begins now."""
+    now = {**session(command, *devices), "devices": list(devices), "trials": 0}
+    return now | {"share": share} if share != 1 else now
+
+
+def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells data from others: all but the sentences, which may change between versions."""
+    return {name: value for name, value in data.items() if name not in ("columns", "notes")}

@@ -1,0 +1,218 @@
+"""The slots of a GPU, on a CPU: their steps are called one by one instead of being captured.
+
+What only a GPU can show (capture, streams, kernels) is checked by benchmarks/check_modules.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pseudograd.fleet import Outcome, Split, Trial
+from pseudograd.fleet.modules import graphs
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.graphs import Crew, Slot, Uncapturable, capturable_optimizer
+from pseudograd.fleet.modules.loop import train
+from pseudograd.fleet.modules.training import Training
+from pseudograd.fleet.ramp import Ramp
+
+CPU = torch.device("cpu")
+
+
+class Stream:
+    """A stream on which everything has happened already."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def record_event(self) -> Stream:
+        return self
+
+    def query(self) -> bool:
+        return True
+
+
+class Graph:
+    """A graph that calls its step."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.replay = step
+
+    def pool(self) -> None:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def nothing(*_: object) -> Iterator[None]:
+        yield
+
+    def captured(
+        self: Slot, step: Callable[[], None], warm_ups: int = 1, pool: Any = None
+    ) -> Graph:
+        for _ in range(warm_ups):  # they leave their marks, as on a GPU
+            step()
+        return Graph(step)
+
+    def read(self: Slot, tensor: Tensor) -> Generator[bool, None, Tensor]:
+        yield False
+        return tensor.clone()
+
+    def optimizer(training: Training, module: nn.Module, rate: Tensor) -> Any:
+        # Only on a GPU may the rate of all optimizers be a tensor.
+        made = training.optimizer(module.parameters(), lr=0.0, **training.optimizer_settings)
+        made.register_step_pre_hook(lambda one, *_: one.param_groups[0].update(lr=float(rate)))
+        return made
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", nothing)
+    monkeypatch.setattr(torch.cuda, "device", nothing)
+    monkeypatch.setattr(torch.cuda, "default_generators", [torch.Generator()])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**34, 2**35))
+    monkeypatch.setattr(Slot, "_captured", captured)
+    monkeypatch.setattr(Slot, "_capture", _capture_without_generator)
+    monkeypatch.setattr(Slot, "_read", read)
+    monkeypatch.setattr(Crew, "_draw", _drawn)
+    monkeypatch.setattr(graphs, "capturable_optimizer", optimizer)
+
+
+def _capture_without_generator(self: Slot) -> None:
+    self._graph = self._captured(self._step, warm_ups=3)
+    self._evaluation = self._captured(self._evaluate_batch)
+
+
+def _drawn(self: Crew, seed: int) -> list[Tensor]:
+    fresh = self.training.module(seed)
+    return [one.detach() for one in (*fresh.parameters(), *fresh.buffers())]
+
+
+def images(count: int = 300) -> Examples:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(count, 1, 6, 6, generator=generator)
+    y = x.flatten(1)[:, :3].argmax(1)
+    return Examples.of((x[:240], y[:240]), (x[240:], y[240:]))
+
+
+def network() -> nn.Module:
+    # Without convolutions, which round otherwise in another layout.
+    return nn.Sequential(
+        nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 16), nn.Tanh(), nn.Linear(16, 3)
+    )
+
+
+def trained(
+    made: Training, data: Examples, wanted: list[Trial], slots: int
+) -> dict[Trial, Outcome]:
+    recipe = made.recipe("data", data.sha256[:16])
+    crew = Crew(made, data, recipe, CPU, slots, keep_parameters=True)
+    return {one.trial: one for one in crew.through(deque(wanted), lambda: False)}
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "the last epoch": {},
+    "SGD": {"optimizer": torch.optim.SGD, "optimizer_settings": {"momentum": 0.9}},
+    "patience": {"patience": 2, "epochs": 8, "schedule": "constant"},
+    "a share": {"validation": 0.15},
+    "a share and patience": {"validation": 0.15, "patience": 3},
+    "clipped, smoothed, weighted": {
+        "clip": 0.3, "label_smoothing": 0.1, "class_weights": (1.0, 2.0, 3.0),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_slot_trains_as_the_plain_loop_whatever_it_trained_before(
+    settings: dict[str, Any],
+) -> None:
+    data = images()
+    made = Training(network, **{"epochs": 3, "batch_size": 32, "compile": False, **settings})
+    recipe = made.recipe("data", data.sha256[:16])
+    ks: tuple[float | Ramp, ...] = (0.5, 1.0, Ramp(0.5, 2.0), 2.0, 1.0)
+    wanted = [Trial(recipe, k, 0.02, Split(0, at), seed=at) for at, k in enumerate(ks)]
+    for group in (wanted, [replace(one, split=Split(0, 0, retrain=True)) for one in wanted]):
+        found = trained(made, data, group, slots=2)  # each trains two or three of them
+        assert found.keys() == {*group}
+        for one in group:
+            plain = train(made, data, one, CPU, keep_parameters=True)
+            assert plain is not None
+            mine = found[one]
+            assert mine.cross_entropy == pytest.approx(plain.cross_entropy, rel=1e-4)
+            assert mine.curve == pytest.approx(plain.curve)
+            assert mine.error == pytest.approx(plain.error)
+            assert (mine.epochs, mine.stopped_by) == (plain.epochs, plain.stopped_by)
+            assert (mine.wrong is None) == (plain.wrong is None)
+            if one.split.retrain:
+                assert mine.state is not None
+                assert plain.state is not None
+                for name, value in plain.state.items():
+                    torch.testing.assert_close(mine.state[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_a_network_that_diverges_does_not_spoil_the_next() -> None:
+    data = images()
+    made = Training(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3)),
+        torch.optim.SGD, {"momentum": 0.9}, epochs=3, batch_size=32, compile=False,
+    )  # fmt: skip
+    recipe = made.recipe("data", data.sha256[:16])
+    wanted = [Trial(recipe, 1.0, rate, Split(0, 0), seed=0) for rate in (1e38, 0.1)]
+    found = trained(made, data, wanted, slots=1)
+    assert found[wanted[0]].stopped_by == "diverged"
+    assert found[wanted[0]].error == 1
+    assert found[wanted[1]].error < 0.7
+
+
+class Reading:
+    """Examples that are read from elsewhere: they differ a little each time."""
+
+    def __init__(self, data: Examples, start: int, end: int) -> None:
+        self.data, self.start, self.end = data, start, end
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __getitem__(self, at: int) -> Any:
+        x = self.data.inputs[0][self.start + at]
+        return x + 1e-6 * torch.rand(()), self.data.labels[self.start + at]
+
+
+def test_examples_that_are_read_on_the_host_are_the_right_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
+    data = images()
+    read = Examples.of(Reading(data, 0, 240), Reading(data, 240, 300))
+    assert read.source is not None
+    made = Training(network, epochs=2, batch_size=32, compile=False)
+    recipe = made.recipe("data")
+    one = Trial(recipe, 0.5, 0.02, Split(0, 1), seed=3)
+    found = trained(made, read, [replace(one, recipe=made.recipe("data", read.sha256[:16]))], 1)
+    plain = train(made, data, one, CPU)
+    assert plain is not None
+    assert next(iter(found.values())).cross_entropy == pytest.approx(plain.cross_entropy, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "reason"),
+    [
+        (torch.optim.Rprop, {}, "Rprop is none of SGD, Adam"),
+        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1}, "the first step with dampening"),
+    ],
+)
+def test_optimizers_whose_state_cannot_be_reset_are_not_captured(
+    optimizer: Any, settings: dict[str, Any], reason: str
+) -> None:
+    made = Training(network, optimizer, settings)
+    with pytest.raises(Uncapturable, match=reason):
+        capturable_optimizer(made, network(), torch.tensor(0.1))
