@@ -611,7 +611,7 @@ def test_ignored_rows_whatever_comes_from_above(
     """As in a step of GradScaler that overflows."""
     logits, target = torch.randn(2, 5).to(dtype), torch.tensor([0, -100])
     _, f = value_and_gradient(
-        logits, target, 0.5, None, -100, reduction, smoothing, upstream=upstream
+        logits, target, 0.5, reduction=reduction, label_smoothing=smoothing, upstream=upstream
     )
     assert (f[1] == 0).all()
     assert not f[0].isfinite().any()
