@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -308,9 +312,10 @@ def test_a_dataset_that_differs_from_time_to_time_is_read_in_every_epoch() -> No
     data = Examples.of(Given(60, noisy), (x, y))
     assert data.inputs == ()
     assert "differs from time to time" in data.notes[0]
-    reads.clear()
     made = training(network=lambda: nn.Linear(4, 2), epochs=2, batch_size=12)
-    outcome = trained(made, data, trial(made, data, retrain=True))
+    one = trial(made, data, retrain=True)
+    reads.clear()
+    outcome = trained(made, data, one)
     assert outcome.epochs == 2
     assert sorted(reads) == sorted([*range(60)] * 2)
 
@@ -438,3 +443,83 @@ def test_a_schedule_must_give_rates(schedule: Callable[[float], float]) -> None:
     data, made = images(), training(schedule=schedule)
     with pytest.raises(ValueError, match="schedule must return finite numbers of at least 0"):
         trained(made, data, trial(made, data))
+
+
+def test_groups_of_parameters_keep_their_own_learning_rates() -> None:
+    def frozen_bias(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        groups = [{"params": [one], "lr": lr * (one.dim() > 1)} for one in parameters]
+        return torch.optim.SGD(groups, lr=lr)
+
+    data = images()
+    made = training(network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3)),
+                    optimizer=frozen_bias)  # fmt: skip
+    one = trial(made, data, retrain=True)
+    outcome = trained(made, data, one, keep_parameters=True)
+    assert outcome.state is not None
+    before = made.module(one.seed).state_dict()
+    assert torch.equal(outcome.state["1.bias"], before["1.bias"])
+    assert not torch.equal(outcome.state["1.weight"], before["1.weight"])
+
+
+@pytest.mark.parametrize("share", [0.5, 0.02])
+def test_rare_random_transforms_are_noticed(share: float) -> None:
+    x, y = torch.rand(400, 3), torch.arange(400) % 2
+
+    def flipped(at: int) -> Any:
+        return (x[at].flip(0) if torch.rand(()) < share else x[at]), y[at]
+
+    made = [Examples.of(Given(400, flipped), (x, y)) for _ in range(2)]
+    assert all(one.source is not None for one in made)
+    assert made[0].sha256 == made[1].sha256  # so that a study can be resumed
+
+    def noisier(at: int) -> Any:
+        return x[at] + torch.rand(3), y[at]
+
+    assert Examples.of(Given(400, noisier), (x, y)).sha256 != made[0].sha256
+
+
+def test_comments_are_no_part_of_a_recipe() -> None:
+    sources = "def f(x):\n    return x  # as it is\n", "def f(x):\n    # the same\n    return x\n"
+    parsed = {training_module.ast.dump(training_module.ast.parse(source)) for source in sources}
+    assert len(parsed) == 1
+
+
+KILLED = """
+import sys
+sys.path[:0] = {path!r}
+from test_modules import *
+data, made = images(), training(epochs=10**6)
+list(ModuleFleet(made, data, slots=2).run([trial(made, data, k) for k in (0.5, 1)]))
+"""
+
+
+def children(of: int) -> set[int]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == of:
+                    found.add(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_workers_and_their_files_go_when_the_parent_is_killed(tmp_path: Path) -> None:
+    code = KILLED.format(path=[str(Path(__file__).parent)])
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
+
+    def until(holds: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + 90
+        while not holds() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return holds()
+
+    held = tmp_path.rglob
+    assert until(lambda: bool(list(held("0.npy"))) and len(children(parent.pid)) >= 2)
+    time.sleep(5)  # the workers have begun
+    workers = children(parent.pid)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    assert until(lambda: not list(held("0.npy")))

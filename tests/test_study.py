@@ -295,3 +295,130 @@ def test_a_folder_of_another_recipe_is_refused(finished: Study) -> None:
 def test_too_large_a_network_for_the_labels_is_allowed() -> None:
     one = study(network=lambda: nn.Linear(6, 5))
     assert one.classes == [0, 1, 2, 3, 4]
+
+
+MORE_BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "one k": ({"k": 1}, r"k must be several values, such as \[1\], not 1"),
+    "one rate": ({"learning_rates": 0.1}, "learning_rates must be several values"),
+    "one weight": ({"class_weights": 2.0}, "class_weights must be several values"),
+    "weights of 0": ({"class_weights": [0, 0, 0]}, "class_weights must be finite numbers"),
+    "a scheduler": (
+        {"schedule": torch.optim.lr_scheduler.CosineAnnealingLR},
+        "schedule must be a function of progress",
+    ),
+    "lazy layers": (
+        {"network": lambda: nn.LazyLinear(3)},
+        "network must know the sizes of its layers: replace lazy ones",
+    ),
+    "probabilities": (
+        {"network": lambda: nn.Sequential(network(), nn.Softmax(1))},
+        "network must return logits, but its outputs are probabilities",
+    ),
+    "fails in evaluation": (
+        {"network": lambda: Evaluated(fails=True)},
+        r"network fails in evaluation mode \(not today\)",
+    ),
+    "other shape in evaluation": (
+        {"network": lambda: Evaluated(fails=False)},
+        "network must return logits of the same shape in evaluation mode",
+    ),
+    "one-hot labels": (
+        {
+            "train": (TRAIN[0], nn.functional.one_hot(TRAIN[1])),
+            "test": (TEST[0], nn.functional.one_hot(TEST[1])),
+        },
+        r"labels must be class indices of the shape \(N\), .*: use labels.argmax\(1\)",
+    ),
+    "a column of labels": (
+        {"train": (TRAIN[0], TRAIN[1][:, None]), "test": (TEST[0], TEST[1][:, None])},
+        r"use labels.squeeze\(1\)",
+    ),
+    "texts": (
+        {"train": [(torch.zeros(6), name) for name in ("cat", "dog", "cow")]},
+        "train labels must be numbers in tensors or arrays, not 'cat'",
+    ),
+    "nothing counts": (
+        {"test": (TEST[0], torch.full_like(TEST[1], -100))},
+        "test must have labels other than ignore_index",
+    ),
+}
+
+
+class Evaluated(nn.Module):
+    """Behaves otherwise in evaluation mode."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.inner, self.fails = network(), fails
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            return self.inner(x)
+        if self.fails:
+            raise RuntimeError("not today")
+        return self.inner(x).argmax(1)
+
+
+@pytest.mark.parametrize("case", MORE_BAD)
+def test_more_bad_input_gets_one_sentence(case: str) -> None:
+    settings, sentence = MORE_BAD[case]
+    with pytest.raises(ValueError, match=sentence) as problem:
+        study(None, **settings)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="device 'nowhere' cannot be used here"):
+        study(None).run(device="nowhere")
+
+
+def test_what_a_function_finds_around_itself_is_part_of_the_recipe(tmp_path: Path) -> None:
+    def with_power(power: float) -> Study:
+        return study(tmp_path / "run", schedule=lambda progress: (1 - progress) ** power)
+
+    run(with_power(1.0))
+    assert with_power(1.0).finished
+    with pytest.raises(ValueError, match=r"other settings .schedule was"):
+        with_power(2.0)
+
+
+class Dropping(nn.Module):
+    """A setting that no layer shows."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.inner, self.share = network(), share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.inner(x), self.share, self.training)
+
+
+def test_settings_of_a_network_are_part_of_the_recipe(tmp_path: Path) -> None:
+    run(study(tmp_path / "run", network=lambda: Dropping(0.1)))
+    with pytest.raises(ValueError, match=r"other settings .network was"):
+        study(tmp_path / "run", network=lambda: Dropping(0.5))
+
+
+class Unlucky(nn.Module):
+    """Diverges for some seeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+        self.register_buffer("factor", torch.tensor(1.0))
+        with torch.no_grad():
+            if float(self.inner[0].weight[0, 0]) > 0.1:  # type: ignore[index]
+                self.factor.fill_(1e30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.inner(x) * self.factor) * self.factor
+
+
+def test_final_networks_that_diverged_are_not_kept_and_are_told() -> None:
+    one = run(study(None, network=Unlucky, retrainings=5, k=(1, 2)))
+    final = [*one.comparison.chosen, *one.comparison.plain]
+    lost = [outcome for outcome in final if outcome.stopped_by == "diverged"]
+    assert 0 < len(lost) < len(final)  # otherwise the test shows nothing
+    assert bool(one.model()(TEST[0]).isfinite().all())
+    assert bool(one.ensemble("plain")(TEST[0]).isfinite().all())
+    assert "final networks diverged" in one.summary()

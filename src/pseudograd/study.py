@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import sys
@@ -22,6 +23,7 @@ from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.training import Augment, Schedule, Training
 from pseudograd.fleet.ramp import Ramp, as_k
+from pseudograd.fleet.recipe import are_numbers
 from pseudograd.search import study as search
 from pseudograd.search.comparison import Comparison, best_stopped
 from pseudograd.search.deadline import Deadline
@@ -34,17 +36,18 @@ from pseudograd.search.networks import (
 )
 from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, Protocol
 from pseudograd.search.study import Progress, Runner
+from pseudograd.words import counted
 
 
 class Study(search.Study):
     """A search for the best k and learning rate of your network, kept in a folder.
 
     Every pair of k and learning rate is trained and validated; then networks of the best pair and
-    of k = 1 are trained on all training examples and compared on the test set. Making the same
-    study again resumes it.
+    of k = 1 are trained on all training examples and compared on the test set. Choices go by the
+    plain error, whatever the class weights. Making the same study again resumes it.
 
     Args:
-        network: Returns a fresh, untrained module.
+        network: Returns a fresh, untrained module, whose outputs are logits (without a softmax).
         train: A pair of inputs and labels (tensors or arrays), or a map-style Dataset of such
             pairs; inputs are a tuple if the network takes several arguments. Bytes, as images are
             stored, are divided by 255.
@@ -54,7 +57,7 @@ class Study(search.Study):
             one, another is tried. By default a short sweep finds them.
         folder: Where it is kept; None keeps it in memory.
         epochs: How long a training lasts, at most.
-        batch_size: Examples per step.
+        batch_size: Examples per step. What is left over at the end of an epoch is not used in it.
         optimizer: A class of `torch.optim`, or what makes one from ``(parameters, lr=..., ...)``.
         schedule: The learning rate's factor as a function of progress in [0, 1], or "constant",
             "cosine", "linear" or "one-cycle".
@@ -123,6 +126,16 @@ class Study(search.Study):
         seed: int = 0,
         **optimizer_settings: Any,
     ) -> None:
+        for argument, several in (("k", k), ("learning_rates", learning_rates)):
+            _check_several(argument, several)
+        if class_weights is not None:
+            _check_several("class_weights", class_weights)
+            if not all(0 <= weight < math.inf for weight in class_weights) or not any(
+                class_weights
+            ):
+                raise ValueError(
+                    f"class_weights must be finite numbers of at least 0, not {class_weights}"
+                )
         with needed_for("a study"):
             import scipy  # noqa: F401, compares the networks in the end
         self.training = Training(
@@ -259,6 +272,8 @@ class Study(search.Study):
 
         """
         used = _devices(device)
+        if time_limit is not None and not are_numbers(time_limit):
+            raise ValueError(f"time_limit must be a number of seconds, not {time_limit!r}")
         limit = never if time_limit is None else Deadline(time_limit)
 
         def stopped() -> bool:
@@ -282,17 +297,28 @@ class Study(search.Study):
                 from pseudograd.search.display import Display
 
                 display = stack.enter_context(Display(self.protocol, self.ledger))
+                done = f", of which {len(self.ledger)} are done" if self.ledger else ""
+                display.tell(f"training {self.protocol.plan()}{done}")
+                for note in self.examples.notes:
+                    display.tell(note)
                 if fleet is not None:
                     fleet.tell = display.tell
                 watch = _both(display.show, watch)
-            finished = super().run(
-                self._keeping(runner),
-                stop=stopped,
-                command=command or shlex.join(Path(sys.argv[0]).parts[-1:]),
-                devices=devices or used,
-                share=share,
-                watch=watch,
-            )
+            try:
+                finished = super().run(
+                    self._keeping(runner),
+                    stop=stopped,
+                    command=command or shlex.join(Path(sys.argv[0]).parts[-1:]),
+                    devices=devices or used,
+                    share=share,
+                    watch=watch,
+                )
+            except KeyboardInterrupt:
+                where = "in memory" if self.folder is None else f"in {self.folder}"
+                raise KeyboardInterrupt(
+                    f"stopped by Ctrl-C; {counted(len(self.ledger), 'trial')} kept {where}, and "
+                    "run() resumes from there"
+                ) from None
             if fleet is not None:
                 self.notes = fleet.notes
             if finished:
@@ -335,7 +361,7 @@ class Study(search.Study):
             return False
 
     def _groups(self) -> dict[str, list[Trial]]:
-        """Return the networks of each ensemble, all of the same size."""
+        """Return the networks of each ensemble, all of the same size unless some diverged."""
         protocol = self.protocol
         assert isinstance(protocol, NetworkProtocol)
         chosen, plain = protocol.chosen(self.ledger)
@@ -346,7 +372,11 @@ class Study(search.Study):
         }
         if mixed := protocol.mixed_trials(self.ledger):
             groups["mixed"] = mixed
-        return groups
+        # A network that diverged would spoil the average.
+        return {
+            name: [one for one in group if math.isfinite(self.ledger[one].cross_entropy)] or group
+            for name, group in groups.items()
+        }
 
     # --- what was found ----------------------------------------------------------------------
 
@@ -411,7 +441,18 @@ def _devices(
     if device is None:
         return tuple(f"cuda:{at}" for at in range(torch.cuda.device_count())) or ("cpu",)
     several = [device] if isinstance(device, str | torch.device) else device
+    for one in several:
+        try:
+            torch.zeros(1, device=one)
+        except (RuntimeError, AssertionError) as problem:
+            reason = str(problem).splitlines()[0].rstrip(".")
+            raise ValueError(f"device {one!r} cannot be used here ({reason})") from problem
     return tuple(str(one) for one in several)
+
+
+def _check_several(argument: str, values: Any) -> None:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{argument} must be several values, such as [{values}], not {values!r}")
 
 
 def _both(

@@ -22,7 +22,7 @@ from pseudograd.report.described import described, shapes_in_words
 from pseudograd.report.drawing import image
 from pseudograd.report.quality import assessed, column_notes, ensembles, quality, with_plain
 from pseudograd.report.template import render
-from pseudograd.report.verdict import error_interval, possible, unfinished, verdict
+from pseudograd.report.verdict import diverged, error_interval, possible, unfinished, verdict
 from pseudograd.search import (
     Cell,
     Comparison,
@@ -262,6 +262,7 @@ def _answer(
         "verdict": found,
         "comparison": comparison,
         "unfinished": unfinished(comparison),
+        "diverged": diverged(comparison),
         "differences": None if found.kind == "same" else figures.differences(comparison),
         "second": second,
         "behind": second and _against(second, chosen),

@@ -12,7 +12,7 @@ from pseudograd.report.combined import combined
 from pseudograd.report.described import described
 from pseudograd.report.quality import Assessment, assessed, ensembles, standing, with_plain
 from pseudograd.report.template import fill
-from pseudograd.report.verdict import unfinished, verdict
+from pseudograd.report.verdict import diverged, unfinished, verdict
 from pseudograd.search import Bagging, Cell, Result, Study, read_assessment
 from pseudograd.words import fraction, percent
 
@@ -48,6 +48,7 @@ def summary(found: Result, assessment: Assessment | None = None) -> str:
         "comparison": comparison,
         "verdict": verdict(comparison),
         "unfinished": unfinished(comparison),
+        "diverged": diverged(comparison),
         "ensembles": None,
     }
     recipe = comparison.chosen[0].trial.recipe
@@ -64,7 +65,7 @@ def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessme
         assessment: How good the ensemble is, from `pseudograd.search.assess`.
 
     """
-    told = dict.fromkeys(("ties", "open_ks", "comparison", "verdict", "unfinished"))
+    told = dict.fromkeys(("ties", "open_ks", "comparison", "verdict", "unfinished", "diverged"))
     return _filled(cells, chosen, assessment, {**told, "ensembles": ensembles(assessment)})
 
 

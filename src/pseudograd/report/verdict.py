@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,6 +77,13 @@ class Unfinished:
     count: int
     total: int
     epochs: int
+
+
+def diverged(comparison: Comparison) -> tuple[int, int] | None:
+    """Count the final networks that diverged, and all of them; None if none did."""
+    final = {*comparison.chosen, *comparison.plain}
+    lost = sum(math.isinf(outcome.cross_entropy) for outcome in final)
+    return (lost, len(final)) if lost else None
 
 
 def unfinished(comparison: Comparison) -> Unfinished | None:

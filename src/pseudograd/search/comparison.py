@@ -130,9 +130,10 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
 def best_stopped(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the final network to keep: the one with the lowest early-stopping error.
 
-    Choosing by the test error would bias that error.
+    Choosing by the test error would bias that error. A network that diverged is kept only if all
+    have.
     """
-    return min(outcomes, key=lambda outcome: outcome.stop_error)
+    return min(outcomes, key=lambda one: (math.isinf(one.cross_entropy), one.stop_error))
 
 
 def by_class(

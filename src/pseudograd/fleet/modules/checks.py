@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pseudograd.fleet.modules.examples import Examples, prepared
 from pseudograd.fleet.modules.training import Training, seeded
@@ -32,6 +32,7 @@ def check_training(training: Training, examples: Examples) -> int:
                 f"network must take a batch of the shape {shapes}, but fails ({_said(problem)})"
             ) from problem
         classes = _classes(logits, labels, training, examples)
+        _check_evaluation(training, module, inputs, logits)
         loss = training.loss(logits, labels, 1.0)
         loss.backward()
         try:
@@ -40,11 +41,34 @@ def check_training(training: Training, examples: Examples) -> int:
             )
             optimizer.step()
         except Exception as problem:
+            name = getattr(training.optimizer, "__name__", repr(training.optimizer))
             raise ValueError(
-                f"optimizer must make steps from gradients alone, but {training.optimizer!r} with "
-                f"{dict(training.optimizer_settings)} fails ({_said(problem)})"
+                f"optimizer must make steps from gradients alone with the settings "
+                f"{dict(training.optimizer_settings)}, but {name} fails ({_said(problem)})"
             ) from problem
     return classes
+
+
+def _check_evaluation(
+    training: Training, module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor
+) -> None:
+    try:
+        with torch.no_grad():
+            found = training.logits(module.eval(), inputs)
+    except Exception as problem:
+        raise ValueError(f"network fails in evaluation mode ({_said(problem)})") from problem
+    finally:
+        module.train()
+    if getattr(found, "shape", None) != logits.shape:
+        raise ValueError(
+            "network must return logits of the same shape in evaluation mode as in training"
+        )
+    for some in (logits, found):
+        if bool((some >= 0).all()) and bool(((some.float().sum(1) - 1).abs() < 1e-3).all()):
+            raise ValueError(
+                "network must return logits, but its outputs are probabilities that sum to 1: "
+                "leave out the softmax at its end"
+            )
 
 
 def _augmented(training: Training, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -66,6 +90,12 @@ def _classes(logits: Tensor, labels: Tensor, training: Training, examples: Examp
     if not isinstance(logits, Tensor):
         raise ValueError(f"network must return a tensor of logits, not a {type(logits).__name__}")
     wanted = labels.shape[1:]
+    if labels.dim() == 2 == logits.dim() and (labels.shape == logits.shape or wanted == (1,)):
+        advice = "squeeze(1)" if wanted == (1,) else "argmax(1)"
+        raise ValueError(
+            f"labels must be class indices of the shape (N), not {tuple(labels.shape)} for a batch "
+            f"of {len(labels)}: use labels.{advice}"
+        )
     if logits.dim() != labels.dim() + 1 or logits.shape[2:] != wanted:
         shape = "(N, classes" + "".join(f", {size}" for size in wanted) + ")"
         turned = logits.dim() > 2 and logits.shape[1:-1] == wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from pseudograd.fleet.modules.training import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
@@ -80,8 +82,9 @@ class Examples:
                 f"{at} must have labels of at least 0, or ignore_index ({ignore_index}), not "
                 f"{int(counted.min())}"
             )
-        if not len(counted):
-            raise ValueError("train must have labels other than ignore_index")
+        for part, which in ((first, "train"), (second, "test")):
+            if not bool((part.labels != ignore_index).any()):
+                raise ValueError(f"{which} must have labels other than ignore_index")
         notes = tuple(dict.fromkeys(note for part in both for note in part.notes))
         if all(part.inputs for part in both):
             columns = zip(first.inputs, second.inputs, strict=True)
@@ -111,10 +114,10 @@ class Examples:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """The SHA-256 of the inputs and the labels; of the labels alone if inputs are read."""
+        """The SHA-256 of the inputs and the labels; of some inputs if they are read each time."""
         digest = hashlib.sha256()
         if self.source is not None:
-            digest.update(f"{self.source!r}".encode())
+            digest.update(f"{self.source!r}".encode() + _sampled(self.source))
         for tensor in (*self.inputs, self.labels):
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
@@ -135,6 +138,10 @@ class Examples:
         )
         test = torch.arange(self.train_size, len(self))
         return Parts(cut.train, cut.stop, test if split.retrain else cut.judge)
+
+
+_READ_AGAIN = 256  # examples that show whether a Dataset is the same each time
+_HASHED = 16  # examples of a Dataset that is read each time
 
 
 class _Part:
@@ -177,10 +184,10 @@ class _Part:
 
         if not len(given):
             raise ValueError(f"{which} must have examples, but has none")
-        first, again = _example(given, 0, which), _example(given, 0, which)
-        same = all(torch.equal(a, b) for a, b in zip(first[0], again[0], strict=True))
+        first = _example(given, 0, which)
         size = len(given) * sum(one.nbytes for one in first[0])
-        keep = same and size < available() / 3
+        before = _random_state()
+        keep = size < available() / 3
         columns: list[list[Tensor]] = [[] for _ in first[0]]
         labels = []
         shapes = [one.shape for one in first[0]]
@@ -197,7 +204,13 @@ class _Part:
                 for column, one in zip(columns, inputs, strict=True):
                     column.append(one)
         targets = _labels(torch.stack(labels), which)
-        if keep:
+        # What draws random numbers when it is read must be read again in every epoch.
+        same = _random_state() == before and all(
+            torch.equal(old[at], new)
+            for at in range(0, len(given), -(-len(given) // _READ_AGAIN))
+            for old, new in zip(columns, _example(given, at, which)[0], strict=keep)
+        )
+        if keep and same:
             return cls(tuple(torch.stack(column) for column in columns), targets)
         why = "is larger than a third of the free memory" if same else "differs from time to time"
         note = f"{which} {why}, so its examples are read again in every epoch"
@@ -258,6 +271,32 @@ class _Joined(Sequence[tuple[Tensor, ...]]):
         return f"{type(self.first.source).__name__} of {len(self.first)} and {len(self.second)}"
 
 
+def _random_state() -> tuple[Any, ...]:
+    """Return where the generators stand that transforms usually draw from."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002, users' transforms use it
+    drawn = torch.get_rng_state().numpy().tobytes()
+    return drawn, random.getstate(), kind, np.asarray(keys).tobytes(), *rest
+
+
+def _sampled(source: Sequence[tuple[Tensor, ...]]) -> bytes:
+    """Return some examples of a source as bytes, if they are the same whenever a seed is."""
+
+    def read() -> bytes:
+        with seeded(0):
+            random.seed(0)
+            np.random.seed(0)  # noqa: NPY002
+            places = range(0, len(source), -(-len(source) // _HASHED))
+            return b"".join(one.numpy().tobytes() for at in places for one in source[at])
+
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        first, second = read(), read()
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+    return first if first == second else b""
+
+
 def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the inputs and the label of one example of a Dataset."""
     example = source[at]
@@ -268,16 +307,17 @@ def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tens
         )
     x, y = example
     inputs = x if isinstance(x, tuple | list) else (x,)
-    return tuple(_tensor(one, f"{which} inputs") for one in inputs), torch.as_tensor(y)
+    return tuple(_tensor(one, f"{which} inputs") for one in inputs), _tensor(y, f"{which} labels")
 
 
 def _tensor(given: Any, what: str) -> Tensor:
     try:
         tensor = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as problem:
+        kind = f"{type(given).__name__}" if not isinstance(given, str) else repr(given)
         raise ValueError(
-            f"{what} must be tensors or arrays of numbers, not {type(given).__name__}: convert "
-            "them, for example by a transform"
+            f"{what} must be numbers in tensors or arrays, not {kind}: convert them, labels to "
+            "class indices from 0"
         ) from problem
     return tensor.detach().cpu()
 

@@ -311,6 +311,8 @@ def capturable_optimizer(training: Training, module: nn.Module, rate: Tensor) ->
     if type(optimizer) not in _RESETTABLE:
         names = ", ".join(kind.__name__ for kind in _RESETTABLE)
         raise Uncapturable(f"{type(optimizer).__name__} is none of {names}")
+    if any(group["lr"] is not rate for group in optimizer.param_groups):
+        raise Uncapturable("groups of parameters have learning rates of their own")
     if any(group.get("dampening") for group in optimizer.param_groups):
         raise Uncapturable("the first step with dampening is unlike the others")
     return optimizer

@@ -158,6 +158,8 @@ def train(
         optimizer = training.optimizer(
             module.parameters(), lr=trial.learning_rate, **training.optimizer_settings
         )
+        # Groups of parameters may have learning rates of their own, relative to the trial's.
+        relative = [group["lr"] / trial.learning_rate for group in optimizer.param_groups]
         best: dict[str, Tensor] = {}
         while not stop():
             order = randomness.order(seeds, torch.tensor([course.epoch]), len(cut.train))[0]
@@ -165,8 +167,8 @@ def train(
             finite = True
             module.train()
             for at, rows in enumerate(order, course.epoch * steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = rates[at]
+                for group, share in zip(optimizer.param_groups, relative, strict=True):
+                    group["lr"] = rates[at] * share
                 inputs = tuple(one.to(device) for one in examples.batch(rows))
                 labels = examples.labels[rows].to(device)
                 logits = training.logits(module, training.augmented(prepared(inputs)))

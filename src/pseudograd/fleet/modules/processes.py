@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import shutil
 import signal
 import tempfile
+import threading
+import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -55,8 +58,8 @@ class Processes:
         for at, tensor in enumerate(tensors):
             np.save(folder / f"{at}.npy", tensor.numpy())
         rest = (examples.name, examples.train_size, examples.source)
+        self.folder = folder
         self.task = dumps((training, keep_parameters, folder, len(tensors), rest))
-
         self._executor: Any = None
 
     def close(self) -> None:
@@ -118,22 +121,34 @@ class Processes:
         from loky import ProcessPoolExecutor
 
         return ProcessPoolExecutor(
-            self.count, initializer=_begin, initargs=(self.task, os.getpid()), timeout=None
+            self.count,
+            initializer=_begin,
+            initargs=(self.task, os.getpid(), str(self.folder)),
+            timeout=None,
         )
 
 
 _worker: dict[str, Any] = {}
 
 
-def _begin(task: bytes, parent: int) -> None:
-    """Prepare a worker process."""
+def _begin(task: bytes, parent: int, folder: str) -> None:
+    """Prepare a worker process, which ends with its parent however that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     torch.set_num_threads(1)
-    _worker.update(task=task, parent=parent)
+    _worker.update(task=task)
+    threading.Thread(target=_watch, args=(parent, folder), daemon=True).start()
+
+
+def _watch(parent: int, folder: str) -> None:
+    """Leave nothing behind if the parent is killed: neither this process nor the data."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_AROUND)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def _train(trial: Trial) -> Outcome | None:
-    """Train a trial in a worker process, which ends with its parent."""
+    """Train a trial in a worker process."""
     if "training" not in _worker:  # here, where a failure reaches the parent
         _worker.update(_unpacked(_worker["task"]))
     return train(
@@ -141,7 +156,6 @@ def _train(trial: Trial) -> Outcome | None:
         _worker["examples"],
         trial,
         torch.device("cpu"),
-        stop=lambda: os.getppid() != _worker["parent"],
         keep_parameters=_worker["keep"] and trial.split.retrain,
     )
 

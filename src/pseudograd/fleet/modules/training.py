@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
@@ -119,8 +120,13 @@ class Training:
                     f"{tuple(SCHEDULES)}, not {self.schedule!r}"
                 )
             return self.schedule
-        if not callable(self.schedule):
-            raise ValueError(f"schedule must be a function or a name, not {self.schedule!r}")
+        try:
+            self.factors(10)
+        except (TypeError, AttributeError) as problem:
+            raise ValueError(
+                f"schedule must be a function of progress in [0, 1] that returns a factor of the "
+                f"learning rate, or one of {tuple(SCHEDULES)}, not {self.schedule!r} ({problem})"
+            ) from problem
         return describe(self.schedule)
 
     def factors(self, steps: int) -> list[float]:
@@ -198,7 +204,7 @@ def describe(function: Callable[..., Any]) -> str:
     name = kind.__qualname__.removeprefix("<locals>.").rpartition("<locals>.")[2]
     if (kind.__module__ or "").partition(".")[0] == "torch":
         return name
-    return f"{name} {_digest(_source(kind))}"
+    return f"{name} {_digest(_source(kind) + _surroundings(function))}"
 
 
 def describe_network(network: Callable[[], nn.Module]) -> str:
@@ -214,9 +220,10 @@ def describe_network(network: Callable[[], nn.Module]) -> str:
         (name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()
     ]
     own = {type(one) for one in module.modules()}
+    settings = [_plain_values(vars(one)) for one in module.modules()]
     sources = sorted(_source(kind) for kind in own if not kind.__module__.startswith("torch."))
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    digest = _digest(f"{module!r} {sizes} {sources}")
+    digest = _digest(f"{module!r} {sizes} {sources} {settings}")
     return f"{type(module).__name__}, {parameters:,} parameters, {digest}"
 
 
@@ -233,6 +240,10 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
         ) from problem
     if not isinstance(first, nn.Module):
         raise ValueError(f"network must return a torch.nn.Module, not {first!r}")
+    if any(isinstance(one, nn.UninitializedParameter) for one in first.parameters()):
+        raise ValueError(
+            "network must know the sizes of its layers: replace lazy ones, such as LazyLinear"
+        )
     shared = {id(parameter) for parameter in first.parameters()}
     if first is second or any(id(parameter) in shared for parameter in second.parameters()):
         raise ValueError(
@@ -254,10 +265,36 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _source(kind: Any) -> str:
+    """Return the code of a function or a class, in which comments and layout do not count."""
     try:
-        return textwrap.dedent(inspect.getsource(kind))
+        text = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):
         return f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        return ast.dump(ast.parse(text))
+    except SyntaxError:  # a lambda in the middle of a line
+        return text
+
+
+def _surroundings(function: Any) -> str:
+    """Return the numbers and texts that a function finds around itself."""
+    try:
+        found = inspect.getclosurevars(inspect.unwrap(function))
+    except TypeError:
+        return ""
+    defaults = getattr(function, "__defaults__", None) or ()
+    around = {**found.globals, **found.nonlocals, **dict(enumerate(defaults))}
+    return f"{_plain_values(around)}"
+
+
+def _plain_values(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    """Return the numbers and texts among values, with their names."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return sorted(
+        (str(name), repr(value))
+        for name, value in values.items()
+        if isinstance(value, plain) and name != "training"
+    )
 
 
 def _digest(text: str) -> str:
