@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
 import signal
@@ -478,10 +479,18 @@ def test_rare_random_transforms_are_noticed(share: float) -> None:
     assert Examples.of(Given(400, noisier), (x, y)).sha256 != made[0].sha256
 
 
-def test_comments_are_no_part_of_a_recipe() -> None:
-    sources = "def f(x):\n    return x  # as it is\n", "def f(x):\n    # the same\n    return x\n"
-    parsed = {training_module.ast.dump(training_module.ast.parse(source)) for source in sources}
-    assert len(parsed) == 1
+def test_comments_are_no_part_of_a_recipe(tmp_path: Path) -> None:
+    described = set()
+    for at, body in enumerate(("    return x  # as it is", "    # the same\n\n    return x")):
+        path = tmp_path / f"module{at}.py"
+        path.write_text(f"def f(x):\n{body}\n")
+        specification = importlib.util.spec_from_file_location(f"module{at}", path)
+        assert specification is not None
+        assert specification.loader is not None
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        described.add(describe(module.f))
+    assert len(described) == 1
 
 
 KILLED = """

@@ -404,14 +404,14 @@ class Unlucky(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = network()
-        self.register_buffer("factor", torch.tensor(1.0))
-        with torch.no_grad():
-            if float(self.inner[0].weight[0, 0]) > 0.1:  # type: ignore[index]
-                self.factor.fill_(1e30)
+        self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 3)
+        unlucky = float(self.first.weight[0, 0].detach()) > 0.1
+        self.factor: Tensor
+        self.register_buffer("factor", torch.tensor(1e30 if unlucky else 1.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.inner(x) * self.factor) * self.factor
+        out: Tensor = self.last(self.first(x).relu())
+        return (out * self.factor) * self.factor
 
 
 def test_final_networks_that_diverged_are_not_kept_and_are_told() -> None:

@@ -283,7 +283,7 @@ def _surroundings(function: Any) -> str:
     except TypeError:
         return ""
     defaults = getattr(function, "__defaults__", None) or ()
-    around = {**found.globals, **found.nonlocals, **dict(enumerate(defaults))}
+    around: dict[Any, Any] = {**found.globals, **found.nonlocals, **dict(enumerate(defaults))}
     return f"{_plain_values(around)}"
 
 
