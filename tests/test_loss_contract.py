@@ -1100,7 +1100,8 @@ def test_memory_of_both_passes(dtype: str, target: str, most: float) -> None:
     pytest.importorskip("numba")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", MEMORY, dtype, target]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=environment, check=True
-    )
+    for _ in range(2):  # the first may compile, which takes memory of its own
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=environment, check=True
+        )
     assert float(done.stdout) < most + 0.3

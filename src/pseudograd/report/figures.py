@@ -109,7 +109,7 @@ def heat_map(
     """
     ks = sorted({cell.k for cell in cells}, key=by_level)
     rates = sorted({cell.learning_rate for cell in cells} | {start}, reverse=True)
-    margin, top = 60, 26
+    margin, top = max(60, 8 + 11 * max(len(f"{rate:.3g}") for rate in rates)), 26
     row = min(max(250 // len(rates), 30), 60)
     widest = max(len(fraction(k)) for k in ks)
     column = max(50, 8 * widest, (WIDTH - margin) / len(ks))

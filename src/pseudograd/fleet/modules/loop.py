@@ -253,6 +253,9 @@ def _deterministic_noise(seed: int, device: torch.device) -> Iterator[None]:
 @contextmanager
 def precision(name: str) -> Iterator[None]:
     """Set how PyTorch multiplies float32 numbers on a GPU, and leave it as it was."""
+    if not torch.cuda.is_available():
+        yield
+        return
     flags: Any = torch.backends
     before = flags.cuda.matmul.allow_tf32, flags.cudnn.allow_tf32
     flags.cuda.matmul.allow_tf32 = flags.cudnn.allow_tf32 = name != "float32"
