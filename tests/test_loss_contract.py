@@ -1084,7 +1084,8 @@ dtype = getattr(torch, sys.argv[1])
 step(torch.zeros(4, 16384, dtype=dtype, requires_grad=True))
 logits = torch.ones(2048, 16384, dtype=dtype).requires_grad_()
 before = step(logits)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+with open("/proc/self/status") as file:  # ru_maxrss would count the process that started this one
+    peak = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 print((peak - before) / (logits.numel() * logits.element_size()))
 """
 
