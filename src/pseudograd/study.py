@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from pseudograd.extras import needed_for
 from pseudograd.fleet import Outcome, OwnRecipe, Stop, Trial, never
+from pseudograd.fleet.devices import all_devices, check_device
 from pseudograd.fleet.modules.checks import check_training
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
@@ -439,15 +440,12 @@ def _devices(
     device: str | torch.device | Sequence[str | torch.device] | None,
 ) -> tuple[str, ...]:
     if device is None:
-        return tuple(f"cuda:{at}" for at in range(torch.cuda.device_count())) or ("cpu",)
+        return all_devices()
     several = [device] if isinstance(device, str | torch.device) else device
-    for one in several:
-        try:
-            torch.zeros(1, device=one)
-        except (RuntimeError, AssertionError) as problem:
-            reason = str(problem).splitlines()[0].rstrip(".")
-            raise ValueError(f"device {one!r} cannot be used here ({reason})") from problem
-    return tuple(str(one) for one in several)
+    try:
+        return tuple(check_device(one) for one in several)
+    except ValueError as problem:
+        raise ValueError(f"device {device!r} {problem}") from problem
 
 
 def _check_several(argument: str, values: Any) -> None:

@@ -239,6 +239,17 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return listed(difflib.get_close_matches(name, names) or names)
 
 
+def first_line(problem: BaseException) -> str:
+    """Return the first line of an error's message, or its kind if it has none.
+
+    Example:
+        >>> first_line(ValueError("no such thing."))
+        'no such thing'
+
+    """
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
+
+
 def sentence(text: str) -> str:
     """Return a clause as a sentence, with a capital letter and a full stop.
 

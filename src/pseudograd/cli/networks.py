@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import deadline, number, share, whole
+from pseudograd.cli.options import deadline, kept, number, share, whole
 from pseudograd.cli.place import Place, lacks_memory
 
 if TYPE_CHECKING:
@@ -111,7 +111,6 @@ def _smoothing(text: str) -> float:
 def tune_network(options: argparse.Namespace) -> None:
     """Run ``pseudograd tune DATA --network ...``."""
     from pseudograd.search.display import tell_set_aside
-    from pseudograd.words import counted
 
     for name, default in _OTHERS.items():
         if getattr(options, name) != default:
@@ -140,10 +139,7 @@ def tune_network(options: argparse.Namespace) -> None:
                 devices=place.devices,
             )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"stopped by Ctrl-C; {counted(len(study.ledger), 'trial')} kept, "
-            "and the same command resumes from there"
-        ) from None
+        raise KeyboardInterrupt(f"stopped by Ctrl-C; {kept(len(study.ledger))}") from None
     except (MemoryError, RuntimeError) as problem:
         if not lacks_memory(problem):
             raise
@@ -154,10 +150,7 @@ def tune_network(options: argparse.Namespace) -> None:
     if finished:
         print(study.summary())
     else:
-        print(
-            f"time limit reached; {counted(len(study.ledger), 'trial')} kept, and the same "
-            "command resumes from there"
-        )
+        print(f"time limit reached; {kept(len(study.ledger))}")
     if study.ledger:
         print(f"page: {study.report()}")
     print(f"{'networks, ledger' if finished else 'ledger'} and all else: {study.folder}")
@@ -301,9 +294,6 @@ def _tell(arrays: Arrays, study: Study) -> None:
         f"{len(names)} classes: {shortened(names, 'to')}",
         file=sys.stderr,
     )
-    for note in study.notes:
-        print(note, file=sys.stderr)
-    print(f"training {study.protocol.plan()}", file=sys.stderr)
 
 
 def imported(called: str, option: str = "--network") -> Callable[..., Any]:

@@ -160,3 +160,10 @@ def file(text: str) -> Path:
 def is_same_file(one: str | Path, other: str | Path) -> bool:
     """Return whether two paths lead to one file."""
     return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
+
+
+def kept(trials: int) -> str:
+    """Return what remains of a search that is stopped, for the end of a sentence."""
+    from pseudograd.words import counted
+
+    return f"{counted(trials, 'trial')} kept, and the same command resumes from there"

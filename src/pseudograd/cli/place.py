@@ -59,7 +59,7 @@ class Place(contextlib.ExitStack):
                 raise ValueError("--device must be left out with --ray, which has its own devices")
             self.devices: tuple[str, ...] = ("ray",)
         else:
-            self.devices = tuple(map(_checked, options.device or _all_devices()))
+            self.devices = _devices(options.device)
         self.at_once = 3 if len(self.devices) == 1 and self.devices[0].startswith("cuda") else 1
 
     def __enter__(self) -> Self:
@@ -120,21 +120,17 @@ def _are_kept(trial: Trial) -> bool:
     return trial.split.retrain or trial.split.bagged
 
 
-def _all_devices() -> list[str]:
-    import torch
+def _devices(given: list[str] | None) -> tuple[str, ...]:
+    """Return the devices to use: those that are given, if they can be used, or all."""
+    from pseudograd.fleet.devices import all_devices, check_device
 
-    return [f"cuda:{at}" for at in range(torch.cuda.device_count())] or ["cpu"]
-
-
-def _checked(device: str) -> str:
-    """Return the device if it can be used."""
-    import torch
-
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError) as problem:
-        reason = str(problem).splitlines()[0].rstrip(".")
-        raise ValueError(
-            f"--device {device} cannot be used here ({reason}): leave it out to use what there is"
-        ) from problem
-    return device
+    if not given:
+        return all_devices()
+    for device in given:
+        try:
+            check_device(device)
+        except ValueError as problem:
+            raise ValueError(
+                f"--device {device} {problem}: leave it out to use what there is"
+            ) from problem
+    return tuple(given)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pseudograd.cli.networks import add_own_network, refuse_own, tune_network
-from pseudograd.cli.options import add_time_limit, deadline, is_same_file, share
+from pseudograd.cli.options import add_time_limit, deadline, is_same_file, kept, share
 from pseudograd.cli.place import Place, add_place, lacks_memory
 from pseudograd.cli.protocols import add_network, add_search, protocol_of
 
@@ -96,7 +96,6 @@ def _run_tune(options: argparse.Namespace) -> None:
     from pseudograd.search import Combined, study_of
     from pseudograd.search import tune as run_study
     from pseudograd.search.display import Display, tell_set_aside
-    from pseudograd.words import counted
 
     if options.network is not None:
         tune_network(options)
@@ -127,10 +126,7 @@ def _run_tune(options: argparse.Namespace) -> None:
                 watch=display.show,
             )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"stopped by Ctrl-C; {counted(len(study.ledger), 'trial')} kept, "
-            "and the same command resumes from there"
-        ) from None
+        raise KeyboardInterrupt(f"stopped by Ctrl-C; {kept(len(study.ledger))}") from None
     except (MemoryError, RuntimeError) as problem:
         if not lacks_memory(problem):
             raise
@@ -141,10 +137,7 @@ def _run_tune(options: argparse.Namespace) -> None:
             f"--batch-size (now {recipe['batch_size']})"
         ) from problem
     if found is None:
-        print(
-            f"time limit reached; {counted(len(study.ledger), 'trial')} kept, and the same "
-            "command resumes from there"
-        )
+        print(f"time limit reached; {kept(len(study.ledger))}")
     elif isinstance(found, Combined):
         print(ensemble_summary(found.best_of_each_k, found.chosen, found.assessment))
     else:

@@ -24,7 +24,7 @@ from pseudograd.data.reading import in_a_sentence
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.data.survey import Note
 from pseudograd.extras import needed_for
-from pseudograd.words import counted, listed, nearest
+from pseudograd.words import counted, first_line, listed, nearest
 
 Part = tuple[NDArray[Any], NDArray[Any]]
 
@@ -384,7 +384,7 @@ def _image(path: Path) -> Iterator[Any]:
         struct.error,
         Image.DecompressionBombError,
     ) as problem:
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
+        reason = first_line(problem)
         reason = reason.replace(f" {str(path)!r}", "")
         raise ValueError(
             f"{path} cannot be read as an image ({reason}): replace it, or remove it"

@@ -18,7 +18,7 @@ from pseudograd.data.encoder import Encoder
 from pseudograd.data.opening import COMPRESSIONS, opened
 from pseudograd.data.readers import READERS, Table
 from pseudograd.extras import needed_for
-from pseudograd.words import listed, nearest
+from pseudograd.words import first_line, listed, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -157,7 +157,7 @@ def in_a_sentence(place: str) -> Iterator[None]:
         *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError),
     ) as problem:
         kind = Path(place).suffix.lower() or "table"
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
+        reason = first_line(problem)
         raise ValueError(
             f"{place} cannot be read as a {kind} file ({reason}): save it again"
         ) from problem

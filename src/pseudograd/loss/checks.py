@@ -93,7 +93,7 @@ def check_nothing_ignored(ignore_index: int) -> None:
 
 
 def python_int(number: int) -> int:
-    """Return a checked whole number of NumPy's as one of Python's."""
+    """Return a NumPy integer as a Python int."""
     given: Any = number
     return int(given) if isinstance(given, np.integer) else number
 

@@ -9,13 +9,11 @@ trial is free again. All methods must be called under the lock of the study's fo
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from pathlib import Path
 
 from pseudograd.files import Lock
 from pseudograd.fleet import Trial
-from pseudograd.search.ledger import trial_to_json
+from pseudograd.search.ledger import trial_name
 
 FOLDER = "claims"
 
@@ -78,5 +76,4 @@ class Claims:
             self.folder.rmdir()
 
     def _file(self, trial: Trial) -> Path:
-        text = json.dumps(trial_to_json(trial), sort_keys=True)
-        return self.folder / hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self.folder / trial_name(trial)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -203,6 +204,12 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
         **({"split": split} if split else {}),
         **({"seed": trial.seed} if trial.seed else {}),
     }
+
+
+def trial_name(trial: Trial) -> str:
+    """Return a name for files about a trial: 16 digits of a hash of it."""
+    text = json.dumps(trial_to_json(trial), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def outcome_from_json(fields: Any, recipes: Mapping[str, Recipe]) -> Outcome:

@@ -17,7 +17,7 @@ from pseudograd.fleet import Ensemble, Network, Outcome, Ramp, Trial
 from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.documents import checksum, misfit, read_json, write_json
-from pseudograd.search.ledger import trial_to_json
+from pseudograd.search.ledger import trial_name
 from pseudograd.search.study import Study
 
 MODEL, PLAIN = "model.safetensors", "plain.safetensors"
@@ -65,8 +65,7 @@ class Store:
         return [trial for trial in trials if self.get(trial) is None]
 
     def _path(self, trial: Trial) -> Path:
-        key = json.dumps(trial_to_json(trial), sort_keys=True)
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
+        return self.folder / f"{trial_name(trial)}.safetensors"
 
 
 @dataclass(frozen=True)

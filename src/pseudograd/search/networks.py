@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from pseudograd.fleet.ramp import Ramp, as_k, plain_k
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.search.assessment import assess_probabilities, share
 from pseudograd.search.comparison import best_stopped
-from pseudograd.search.ledger import trial_to_json
+from pseudograd.search.ledger import trial_name
 from pseudograd.search.measures import compare_on_rows, log_loss
 from pseudograd.search.study import Study
 from pseudograd.words import fraction
@@ -70,8 +68,7 @@ class Weights:
 
     def _path(self, trial: Trial) -> Path:
         assert self.folder is not None
-        key = json.dumps(trial_to_json(trial), sort_keys=True)
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
+        return self.folder / f"{trial_name(trial)}.safetensors"
 
 
 class ModuleEnsemble(nn.Module):

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 
 from pseudograd.fleet.modules.examples import Examples, prepared
 from pseudograd.fleet.modules.training import Training, seeded
+from pseudograd.words import first_line
 
 _TRIED = 4  # examples
+_SAID = 200  # characters of an error that are told
 
 
 def check_training(training: Training, examples: Examples) -> int:
@@ -123,5 +125,4 @@ def _classes(logits: Tensor, labels: Tensor, training: Training, examples: Examp
 
 
 def _said(problem: BaseException) -> str:
-    lines = str(problem).strip().splitlines() or [type(problem).__name__]
-    return lines[0].rstrip(".")[:200]
+    return first_line(problem)[:_SAID]

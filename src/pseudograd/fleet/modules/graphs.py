@@ -39,12 +39,14 @@ from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts
 from pseudograd.fleet.trial import Outcome, Stop, Trial
+from pseudograd.words import first_line
 
 SLOTS = 8  # more gain nothing on an H200, even for small networks
 _STEPS_AHEAD = 16  # that the host may be ahead of the GPU, so that it can still be told to stop
 _WARM_UPS = 3  # steps before a capture, in which libraries choose and compile their kernels
 _EVALUATED = 4  # batches of training that make a batch of evaluation
 _NAP = 5e-5  # seconds to leave other threads, while all slots wait for the GPU
+_REASON = 200  # characters of an error that are told
 _SHARE = 0.8  # of the free memory that slots may take
 
 # Their state is all zeros before the first step, so setting it to zero begins a training.
@@ -420,14 +422,9 @@ class Crew:
                 if self.slots:
                     raise
                 if not compiled:
-                    raise Uncapturable(_reason(problem)) from problem
+                    raise Uncapturable(first_line(problem)[:_REASON]) from problem
                 compiled = False
-                self.tell(f"the network is not compiled: {_reason(problem)}")
+                self.tell(f"the network is not compiled: {first_line(problem)[:_REASON]}")
                 continue
             taken = free - torch.cuda.mem_get_info(self.device)[0]
             self.most = min(self.most, max(1, int(_SHARE * free / (taken / len(self.slots) + 1))))
-
-
-def _reason(problem: BaseException) -> str:
-    lines = str(problem).strip().splitlines() or [type(problem).__name__]
-    return lines[0][:200]

@@ -207,12 +207,9 @@ def evaluate(
     training: Training, module: nn.Module, examples: Examples, rows: Tensor, device: torch.device
 ) -> Judged:
     """Return how a network does on some examples."""
-    module.eval()
     wrong, counted, total = [], 0, 0.0
-    for some in rows.split(training.batch_size):
-        inputs = tuple(one.to(device) for one in examples.batch(some))
+    for some, logits in _logits(training, module, examples, rows, device):
         labels = examples.labels[some].to(device)
-        logits = training.logits(module, prepared(inputs)).float()
         matters = labels != training.ignore_index
         wrong.append(((logits.argmax(1) != labels) & matters).flatten().cpu())
         counted += int(matters.sum())
@@ -228,13 +225,19 @@ def predict(
     training: Training, module: nn.Module, examples: Examples, rows: Tensor, device: torch.device
 ) -> Tensor:
     """Return the probabilities of the classes, (rows, classes) or (rows, classes, ...)."""
-    module.eval()
-    found = []
     with precision(training.precision):
-        for some in rows.split(training.batch_size):
-            inputs = tuple(one.to(device) for one in examples.batch(some))
-            found.append(training.logits(module, prepared(inputs)).float().softmax(1).cpu())
-    return torch.cat(found)
+        found = _logits(training, module, examples, rows, device)
+        return torch.cat([logits.softmax(1).cpu() for _, logits in found])
+
+
+def _logits(
+    training: Training, module: nn.Module, examples: Examples, rows: Tensor, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the float32 logits of examples in evaluation mode, a batch of rows at a time."""
+    module.eval()
+    for some in rows.split(training.batch_size):
+        inputs = tuple(one.to(device) for one in examples.batch(some))
+        yield some, training.logits(module, prepared(inputs)).float()
 
 
 def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
