@@ -279,7 +279,7 @@ def test_none_at_once() -> None:
 def test_several_at_once_on_one_gpu(
     devices: list[str], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pseudograd.cli.place._checked", str)
+    monkeypatch.setattr("pseudograd.fleet.devices.check_device", str)
     assert Place(argparse.Namespace(device=devices, ray=None)).at_once == at_once
 
 
