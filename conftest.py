@@ -14,7 +14,6 @@ import pytest
 
 NEEDS = {
     "jax": ["src/pseudograd/jax.py"],
-    "numba": [f"src/pseudograd/loss/{name}.py" for name in ("cpu", "cpu_soft", "numba_tools")],
     "ray": ["src/pseudograd/search/cluster.py"],
     "triton": [
         "src/pseudograd/fleet/mlp/fused.py",

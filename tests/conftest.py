@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import NO_KERNELS
+from pseudograd.loss import cpu
+
 # Without a GPU, Triton's interpreter runs the kernels; enable it before they are loaded.
 os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))
 # Give JAX two devices, to share arrays; it looks here when it is first used.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
-from pseudograd.loss import functional
 
 if os.environ["TRITON_INTERPRET"] == "1" and importlib.util.find_spec("triton"):
     from triton.language.core import is_builtin
@@ -54,9 +56,9 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Run on both CPU paths of the loss: the compiled kernel, and PyTorch operations."""
     chosen: str = request.param
     if chosen == "plain":
-        monkeypatch.setattr(functional, "_compiled_by_numba", lambda: None)
-    else:
-        pytest.importorskip("numba")
+        monkeypatch.setattr(cpu, "kernels", lambda: None)
+    elif cpu.kernels() is None:
+        pytest.skip(NO_KERNELS)
     return chosen
 
 

@@ -13,6 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, vmap
 
 import reference
+from kernels import needs
 from pseudograd import (
     TunableCrossEntropyLoss,
     TunableLinearCrossEntropyLoss,
@@ -44,8 +45,7 @@ def examples(shape: tuple[int, ...] = (CLASSES,)) -> tuple[Tensor, Tensor, Tenso
 def test_it_is_chosen_by_the_label(
     shape: tuple[int, ...], smoothing: float, implementation: str
 ) -> None:
-    if implementation != "torch":
-        pytest.importorskip({"auto": "numba", "triton": "triton"}[implementation])
+    needs(implementation)
     logits, target, k = examples(shape)
     loss = partial(tunable_cross_entropy, label_smoothing=smoothing, implementation=implementation)
     gradient = differentiate(partial(loss, class_k=CLASS_K), logits, target)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import pseudograd
+from kernels import NO_KERNELS
+from pseudograd.loss import cpu
 
 PACKAGE = Path(pseudograd.__file__).parent
 # What each room may import of the package besides itself; `cli` may import all.
@@ -34,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 DOORS = {("pseudograd.search.study", "pseudograd.report.page.write_page")}
 HEAVY = {
     "IPython", "PIL", "hypothesis", "jax", "jaxlib", "jinja2", "llvmlite", "matplotlib", "mpmath",
-    "numba", "optax", "pandas", "pooch", "pytest", "ray", "requests", "rich", "safetensors",
+    "optax", "pandas", "pooch", "pytest", "ray", "requests", "rich", "safetensors",
     "scipy", "seaborn", "sklearn", "tqdm", "triton",
 }  # fmt: skip
 
@@ -62,52 +64,39 @@ def test_import_is_light() -> None:
     assert not {name for name in new if name.startswith(("torch._dynamo", "torch._inductor"))}
 
 
-def test_numba_comes_with_the_first_loss() -> None:
-    pytest.importorskip("numba")
-    use = (
-        "import pseudograd; assert 'numba' not in sys.modules; "
-        "pseudograd.tunable_cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1]))"
-    )
-    assert "numba" in imported_by(use)
+USE = (
+    "z = torch.zeros(2, 3, requires_grad=True); "
+    "pseudograd.tunable_cross_entropy(z, torch.tensor([0, 1]), k=0.5).backward(); "
+    "assert abs(z.grad[0, 0] + 0.5 * (2 / 3) ** 0.5) < 1e-6"
+)
 
 
-def test_works_without_numba() -> None:
-    use = (
-        "sys.modules['numba'] = None; import pseudograd; "
-        "z = torch.zeros(2, 3, requires_grad=True); "
-        "pseudograd.tunable_cross_entropy(z, torch.tensor([0, 1]), k=0.5).backward(); "
-        "assert abs(z.grad[0, 0] + 0.5 * (2 / 3) ** 0.5) < 1e-6"
-    )
-    assert "pseudograd.loss" in imported_by(use)
+def test_the_kernels_come_with_the_first_loss() -> None:
+    """Not with the import, which should cost nothing."""
+    count = "assert cpu.kernels.cache_info().currsize == "
+    imported_by(f"import pseudograd; from pseudograd.loss import cpu; {count}0; {USE}; {count}1")
 
 
 @pytest.mark.parametrize(
     "obstacle",
     [
-        "import os, numba; del os.register_at_fork",  # as on Windows
-        "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'",  # for a debugger
+        "cpu.library_path = lambda name: Path('/nowhere')",  # no compiler when it was built
+        "del os.register_at_fork",  # as on Windows
+        "ctypes.CDLL(None).__class__.GOMP_parallel = None",  # PyTorch with other threads
     ],
 )
-def test_works_with_a_numba_that_is_hindered(obstacle: str) -> None:
-    pytest.importorskip("numba")
-    use = (
-        f"{obstacle}; import pseudograd; "
-        "v = pseudograd.tunable_cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1])); "
-        "assert abs(v - 1.0986) < 1e-3"
-    )
-    assert "pseudograd.loss" in imported_by(use)
+def test_works_where_something_is_missing(obstacle: str) -> None:
+    first = "import ctypes, os; from pathlib import Path"
+    late = "from pseudograd.loss import cpu"
+    order = [obstacle, late] if "fork" in obstacle else [late, obstacle]
+    imported_by("; ".join([first, *order, "import pseudograd", USE]))
 
 
-def test_works_where_numba_has_nowhere_to_write() -> None:
-    """It refuses to cache then, when the module with the kernels is imported."""
-    pytest.importorskip("numba")
-    use = (
-        "import numba.core.caching as c; c.CompileResultCacheImpl._locator_classes = []; "
-        "import pseudograd; "
-        "v = pseudograd.tunable_cross_entropy(torch.zeros(2, 3), torch.tensor([0, 1])); "
-        "assert abs(v - 1.0986) < 1e-3"
-    )
-    assert "pseudograd.loss" in imported_by(use)
+@pytest.mark.skipif(cpu.kernels() is None, reason=NO_KERNELS)
+def test_kernels_of_an_older_source_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "source_hash", lambda source: b"newer")
+    with pytest.warns(UserWarning, match="built from another cpu.cpp and is not used"):
+        assert cpu.kernels.__wrapped__() is None
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

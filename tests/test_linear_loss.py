@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import reference
 import test_transforms as transforms
+from kernels import needs_kernels
 from pseudograd import tunable_cross_entropy
 from pseudograd.loss import (
     TunableLinearCrossEntropyLoss,
@@ -34,7 +35,7 @@ pytestmark = [
 
 @pytest.fixture(params=["auto", "torch", "triton"])
 def implementation(request: pytest.FixtureRequest) -> str:
-    """Loops compiled by numba (as far as they go), PyTorch's operations, the kernels."""
+    """The CPU's kernels, PyTorch's operations, the GPU's kernels."""
     chosen: str = request.param
     if chosen == "triton":
         pytest.importorskip("triton")
@@ -100,10 +101,10 @@ def test_it_is_the_two_steps(
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_on_a_cpu_loops_do_it(
+def test_on_a_cpu_its_kernels_do_it(
     dtype: torch.dtype, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("numba")
+    needs_kernels()
     monkeypatch.setitem(linear._ROUTES, "torch", None)
     (hidden, weight, bias), target = layer_and_data(dtype)
     tunable_linear_cross_entropy(

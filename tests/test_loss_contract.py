@@ -23,6 +23,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import reference
+from kernels import needs_kernels
 from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
 from pseudograd.loss import (
     TunableLinearCrossEntropyLoss,
@@ -815,14 +816,19 @@ def test_ignored_examples_have_no_gradient_whatever_comes_from_above(
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_labels_that_numpy_has_changed_are_seen(label_smoothing: float) -> None:
     """PyTorch does not know of it, and memory beyond the row must not be written to."""
-    pytest.importorskip("numba")
-    logits, target = torch.randn(4, 5, requires_grad=True), torch.zeros(4, dtype=torch.long)
-    value = tunable_cross_entropy(logits, target, k=0.5, label_smoothing=label_smoothing)
-    target.numpy()[1:] = (10**9, -1, 5)
-    value.backward()
-    assert logits.grad is not None
-    assert logits.grad[0].isfinite().all()
-    assert logits.grad[1:].isnan().all()
+    needs_kernels()
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.randn(4, 5, dtype=dtype, requires_grad=True)
+        target = torch.zeros(4, dtype=torch.long)
+        value = tunable_cross_entropy(logits, target, k=0.5, label_smoothing=label_smoothing)
+        target.numpy()[1:] = (10**9, -1, 5)
+        if dtype == torch.float32:  # the gradient is known already
+            value.backward()
+            assert logits.grad is not None
+            assert logits.grad.isfinite().all()
+        else:
+            with pytest.raises(IndexError, match="class index 1000000000, which is out of range"):
+                value.backward()
 
 
 @pytest.mark.parametrize("k", [1e17, 3e18, 1e25])
@@ -1054,15 +1060,14 @@ def test_a_loss_that_is_kept_keeps_nothing_alive_after_its_backward_pass(
     label_smoothing: float,
 ) -> None:
     """As in a list of losses, which people make for a plot."""
-    pytest.importorskip("numba")
+    needs_kernels()
     logits, target = torch.randn(50, 7, requires_grad=True), torch.randint(7, (50,))
     loss = tunable_cross_entropy(logits, target, k=0.5, label_smoothing=label_smoothing)
     loss.backward()
     node: Any = loss.grad_fn
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         node.saved_tensors  # noqa: B018
-    held = [value for value in vars(node).values() if isinstance(value, (Tensor, np.ndarray))]
-    assert [np.size(value) for value in held] == [1]  # k
+    assert not [value for value in vars(node).values() if isinstance(value, Tensor | tuple)]
 
 
 MEMORY = """
@@ -1098,7 +1103,7 @@ print((peak - before) / (logits.numel() * logits.element_size()))
 )  # fmt: skip
 def test_memory_of_both_passes(dtype: str, target: str, most: float) -> None:
     """In multiples of the logits' memory, beside logits and targets."""
-    pytest.importorskip("numba")
+    needs_kernels()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", MEMORY, dtype, target]
     for _ in range(2):  # the first may compile, which takes memory of its own

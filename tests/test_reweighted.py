@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 import reference
+from kernels import needs
 from pseudograd import RuleCrossEntropyLoss
-from pseudograd.loss import functional
+from pseudograd.loss import cpu, functional
 from pseudograd.rules import (
     Reweighted,
     Rule,
@@ -96,8 +97,7 @@ ROUTES: dict[str, Route] = {
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("implementation", ["auto", "torch", "triton"])
 def test_every_rule_on_every_route(rule: str, route: str, implementation: str) -> None:
-    if implementation != "torch":
-        pytest.importorskip({"auto": "numba", "triton": "triton"}[implementation])
+    needs(implementation)
     logits, target = examples()
     function, factor = RULES[rule]
     criterion = RuleCrossEntropyLoss(function, reduction="sum", implementation=implementation)
@@ -198,11 +198,9 @@ def test_names_and_errors() -> None:
 
 
 def test_the_fast_routes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba")
-    pytest.importorskip("triton")
+    needs("auto")
+    needs("triton")
     called: list[str] = []
-    numba_loss = functional._compiled_by_numba()
-    assert numba_loss is not None
 
     def recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -211,13 +209,13 @@ def test_the_fast_routes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    monkeypatch.setattr(functional, "_compiled_by_numba", lambda: recorded("numba", numba_loss))
+    monkeypatch.setattr(cpu, "_run", recorded("cpu", cpu._run))
     operators = importlib.import_module(functional._gpu_rows().__module__)
     monkeypatch.setattr(operators, "launch", recorded("triton", operators.launch))
     logits, target = examples()
     criterion = RuleCrossEntropyLoss(focal)
     differentiate(criterion, logits, target)
-    assert called == ["numba"]
+    assert called == ["cpu"]
     criterion.implementation = "triton"
     for route in ("eager", "compile", "export"):
         called.clear()

@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 import reference
+from kernels import needs
 from pseudograd import (
     RuleCrossEntropyLoss,
     TunableCrossEntropyLoss,
@@ -34,10 +35,9 @@ pytestmark = [
 
 @pytest.fixture(params=["auto", "torch", "triton"])
 def implementation(request: pytest.FixtureRequest) -> str:
-    """Loops compiled by numba, PyTorch's operations, the kernels."""
+    """The CPU's kernels, PyTorch's operations, the GPU's kernels."""
     chosen: str = request.param
-    if chosen != "torch":
-        pytest.importorskip({"auto": "numba", "triton": "triton"}[chosen])
+    needs(chosen)
     return chosen
 
 
@@ -188,7 +188,7 @@ def test_rules(reduction: str, rule: Any) -> None:
 def test_linear_form(implementation: str, reduction: str, route: str) -> None:
     """It is the two steps, chunk by chunk."""
     if route != "eager" and implementation == "auto":
-        pytest.skip("graphs do not use numba")
+        pytest.skip("graphs do not use the CPU's kernels")
     generator = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(n, 4, generator=generator).requires_grad_() for n in (6, 5))
     _, target, weights = examples()

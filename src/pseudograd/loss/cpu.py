@@ -1,179 +1,94 @@
-"""The loss on the CPU, compiled by numba, and Eq. 5 for labels; `cpu_soft` has soft targets.
+"""The loss on the CPU, by the compiled kernels of `cpu.cpp`.
 
-PyTorch's operations each read and write all the logits. These loops read them once forward and once
-backward, and write only the result. numba brings its own compiler; without numba, the same formula
-runs in `pseudograd.rules.paper`. In Triton it stands in `pseudograd.loss.triton.eq5`, in JAX in
-`pseudograd.jax`.
+`hatch_build.py` compiles them when the package is built. Without them the same formulas run in
+PyTorch operations (`pseudograd.rules.paper`), which take several times as long.
+
+The gradient is computed together with the value, while the logits are in the processor's cache;
+the backward pass has only to multiply it by the upstream gradient, which is usually 1.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
+import ctypes
+import hashlib
 import math
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+import struct
+import warnings
+from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn
 
-import numba
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from pseudograd.loss import cpu_soft
-from pseudograd.loss.autograd import (
-    final,
-    graph_is_kept,
-    is_batch,
-    refuse_forward_mode,
-    times_each,
-)
+from pseudograd.loss.autograd import final, graph_is_kept, is_batch, refuse_forward_mode
 from pseudograd.loss.checks import refuse_class_index
-from pseudograd.loss.numba_tools import (
-    f32,
-    f64,
-    from_bits,
-    from_ordered,
-    highest,
-    i32,
-    in_order,
-    loop,
-    over_rows,
-)
-from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k
+from pseudograd.rules.checks import check_k
 from pseudograd.rules.paper import Sensitivity
 
-# Elements summed in float32; the rounding error of a longer sum would show.
-_SUMMED_AT_ONCE = 1024
-# Smaller inputs are done sooner by one thread.
-_WORTH_SHARING = 1 << 15
-
-_LOG2_E = f32(1.4426950408889634)
-_LN2_HIGH, _LN2_LOW = f32(0.693359375), f32(-2.12194440e-4)
-_ROUND = f32(1.5 * 2**23)  # adding and subtracting it rounds to an integer
-# Minimax polynomial of (exp(r) - 1 - r) / r² on |r| ≤ ln(2) / 2 (Cephes' expf coefficients).
-_P = tuple(map(f32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2,
-                     1.6666665459e-1, 5.0000001201e-1)))  # fmt: skip
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_pack = struct.Struct("23q3d").pack  # the struct `Problem` of cpu.cpp
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
-# Reordered, the rounding constant would cancel.
-@in_order
-def _exp(x):  # type: ignore[no-untyped-def]
-    """Return exp(x) for x ≤ 0 to an ulp, 0 below -88; in a form that compilers vectorize."""
-    x = f32(-88.0) if x < f32(-88.0) else x
-    n = (x * _LOG2_E + _ROUND) - _ROUND
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = _P[0]
-    p = p * r + _P[1]
-    p = p * r + _P[2]
-    p = p * r + _P[3]
-    p = p * r + _P[4]
-    p = p * r + _P[5]
-    return (p * r * r + r + f32(1)) * from_bits((i32(n) + i32(127)) << i32(23))
+@cache
+def kernels() -> dict[torch.dtype, Any] | None:
+    """Return the kernel for each dtype of logits, or None if they have not been built."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    library = next(filter(Path.exists, map(library_path, (capability, "DEFAULT"))), None)
+    if library is None:
+        return None
+    functions = ctypes.CDLL(str(library))
+    functions.source.restype = ctypes.c_char_p
+    if _SOURCE.exists() and functions.source() != source_hash(_SOURCE):
+        warnings.warn(
+            f"pseudograd: {library.name} was built from another cpu.cpp and is not used, so the "
+            "loss is slower; install the package again",
+            stacklevel=2,
+        )
+        return None
+    found = {}
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        found[dtype] = getattr(functions, f"loss_{str(dtype).removeprefix('torch.')}")
+        found[dtype].argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64)
+        found[dtype].restype = ctypes.c_int64
+    return found
 
 
-# Reordered, logits far from zero would absorb the logarithm.
-@in_order
-def _log_odds(z_y, top, total):  # type: ignore[no-untyped-def]
-    """Return -log p_y and log(1 - p_y), from the margin z_y - top - log(total)."""
-    margin = (f64(z_y) - f64(top)) - math.log(total) if z_y < np.inf else np.nan
-    tail = math.log1p(math.exp(-abs(margin)))
-    return tail - min(margin, 0.0), -tail - max(margin, 0.0)
+def library_path(capability: str) -> Path:
+    """Return where the kernels for a kind of processor are, by PyTorch's name for it: AVX2, ..."""
+    return _SOURCE.with_name(f"cpu_{capability}.so")
 
 
-@loop
-def _sum_of_exp(row, top):  # type: ignore[no-untyped-def]
-    """Return Σ exp(z - top) in float64, since k multiplies its rounding error."""
-    total = f64(0)
-    for j in range(len(row)):
-        total += _exp(row[j] - top)
-    return total
+def source_hash(source: Path) -> bytes:
+    """Return what `cpu.cpp` is compiled with, to tell builds apart."""
+    return hashlib.sha256(source.read_bytes()).hexdigest().encode()
 
 
-@loop
-def _sum(row):  # type: ignore[no-untyped-def]
-    total = f32(0)
-    for j in range(len(row)):
-        total += row[j]
-    return total
+@cache
+def _parallel() -> int:
+    """Return the function that runs work on PyTorch's own threads, or 0 if there is none."""
+    function = getattr(ctypes.CDLL(None), "GOMP_parallel", 0) if os.name == "posix" else 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-# The two passes. ``k``, ``weight`` and ``grad`` have one entry for all, or one for each.
+def _threads() -> int:
+    return 1 if _is_fork else torch.get_num_threads()
 
 
-@over_rows
-def _forward(z, target, weight, ignore_index, value, kept, start, stop):  # type: ignore[no-untyped-def]
-    """Compute -w_y log p_y; keep for each row the largest other logit, log(1 - p_y), and w_y.
-
-    Returns the sums of values and of weights, and the first row whose label is no class, or -1.
-    """
-    value_sum, weight_sum = 0.0, 0.0
-    for i in range(start, stop):
-        row, y = z[i], target[i]
-        value[i], kept[i, 0], kept[i, 1], kept[i, 2] = 0.0, 0.0, -np.inf, 0.0
-        if y == ignore_index:
-            continue
-        if y < 0 or y >= len(row):
-            return value_sum, weight_sum, i
-        kept[i, 2] = weight[min(y, len(weight) - 1)]
-        weight_sum += kept[i, 2]
-        before, after = row[:y], row[y + 1 :]
-        top = from_ordered(max(highest(before), highest(after)))
-        if len(row) == 1 or top == -np.inf:  # no other class: p_y is 1
-            known = row[y] - row[y] == 0  # otherwise the value is NaN
-            for j in range(len(row)):
-                known &= row[j] == row[j]  # a negative NaN is below -inf in `_ordered`
-            if not known:
-                value[i], kept[i, 1] = np.nan, np.nan
-                value_sum += value[i]
-            continue
-        total = _sum_of_exp(before, top) + _sum_of_exp(after, top)
-        surprise, doubt = _log_odds(row[y], top, total)
-        value[i] = kept[i, 2] * surprise
-        value_sum += value[i]
-        kept[i, 0], kept[i, 1] = top, doubt
-    return value_sum, weight_sum, -1
+# In a forked child OpenMP hangs, so a child works alone.
+_is_fork = False
 
 
-@over_rows
-def _backward(z, target, k, grad, kept, result, start, stop):  # type: ignore[no-untyped-def]
-    """Compute Eq. 5, each row times its weight and ``grad``. ``result`` may be ``z`` itself."""
-    for i in range(start, stop):
-        row, out = z[i], result[i]
-        above = grad[min(i, len(grad) - 1)]
-        # No weight, or a certain label: 0 whatever the logits.
-        if above == 0 or kept[i, 2] == 0 or kept[i, 1] == -np.inf:
-            out[:] = f32(0)
-            continue
-        top, y, k_i = kept[i, 0], target[i], k[min(i, len(k) - 1)]
-        if y < 0 or y >= len(row):  # changed through NumPy, unseen by PyTorch
-            out[:] = f32(np.nan)
-            continue
-        strength = math.exp(f64(k_i) * f64(kept[i, 1]))
-        scale = f32(above * kept[i, 2] * strength)
-        if z is result:  # under two names the compiler would not vectorize it
-            for j in range(len(out)):
-                out[j] = _exp(min(k_i * (out[j] - top), f32(0)))
-        else:
-            for j in range(len(row)):
-                out[j] = _exp(min(k_i * (row[j] - top), f32(0)))
-        out[y] = f32(0)
-        total = f64(0)
-        for first in range(0, len(row), _SUMMED_AT_ONCE):
-            total += _sum(out[first : first + _SUMMED_AT_ONCE])
-        share = scale / f32(total) if len(row) > 1 else f32(0)
-        for j in range(len(row)):
-            out[j] *= share
-        out[y] = -scale
+def _note_fork() -> None:
+    global _is_fork
+    _is_fork = True
 
 
-@numba.njit(cache=True)
-def _are_positive(ks):  # type: ignore[no-untyped-def]
-    positive = True
-    for k in ks:
-        positive &= LEAST_K <= k <= GREATEST_K
-    return positive
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 def fused_cross_entropy(
@@ -185,18 +100,14 @@ def fused_cross_entropy(
     reduction: str,
     label_smoothing: float,
 ) -> Tensor:
-    """Return the reduced loss, in float32, of rows ``z`` (R, C).
+    """Return the loss of logits (C), (N, C) or (N, C, d1, ...), in float32 or float64.
 
-    Targets are labels (R) or probabilities (R, C).
+    Targets are labels or probabilities. If ``reduction`` is "none", the loss has the shape of
+    labels.
     """
     if isinstance(k, Tensor):
-        ks = np.array(_array(k.cpu()).reshape(-1), f32)
-        if not _are_positive(ks):
-            check_k(k)
-    else:
-        ks = np.array([k], f32)
-    smoothing = float(label_smoothing)  # an integer would be compiled for again
-    value: Tensor = _Fused.apply(z, target, ks, weight, ignore_index, reduction, smoothing)
+        check_k(k)
+    value: Tensor = _Fused.apply(z, target, k, weight, ignore_index, reduction, label_smoothing)
     return value
 
 
@@ -206,48 +117,67 @@ class _Fused(Function):
         ctx: Any,
         z: Tensor,
         target: Tensor,
-        k: Any,
+        k: Sensitivity,
         weight: Tensor | None,
         ignore_index: int,
         reduction: str,
         smoothing: float,
     ) -> Tensor:
-        value, ctx.kept, value_sum, weight_sum = _values(
-            _array(z), target, weight, ignore_index, smoothing
-        )
-        # For labels, ``kept`` includes the weights.
-        ctx.save_for_backward(z, target, weight if _is_soft(target, smoothing) else None)
-        ctx.k, ctx.smoothing = k, smoothing
-        ctx.divisor = weight_sum if reduction == "mean" else 1.0
-        ctx.reduced = reduction != "none"
-        if not ctx.reduced:
-            return torch.from_numpy(value)
-        # 0 / 0, when every row was ignored, is NaN, as in PyTorch.
-        return torch.from_numpy(np.array(value_sum / (ctx.divisor or math.nan), f32))
+        readable, gradient = _readable(z), None
+        if ctx.needs_input_grad[0]:
+            # A half type would round the gradient before it is scaled, and float16 would lose it.
+            # Hooks on saved tensors, as of activation checkpointing, are there to save memory;
+            # before PyTorch 2.8 they cannot be seen.
+            hooked = _top_hooks is None or _top_hooks(False) is not None
+            if z.dtype in (torch.float32, torch.float64) and not hooked:
+                gradient = torch.empty_like(readable)
+                ctx.save_for_backward(z)
+            else:
+                ks = k if isinstance(k, Tensor) else None
+                ctx.save_for_backward(z, target, weight, ks)
+                ctx.k, ctx.others = (
+                    None if ks is not None else k,
+                    (ignore_index, reduction, smoothing),
+                )
+        ctx.gradient = gradient
+        return _run(readable, gradient, 1.0, target, k, weight, ignore_index, reduction, smoothing)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        z, target, weight = ctx.saved_tensors
-        grad = grads[0]
-        several = is_batch(grad)  # the loops cannot read a batch
-        above = torch.ones(() if ctx.reduced else len(z)) if several else grad
-        if ctx.reduced:
-            factor = np.array([above.item() / ctx.divisor if ctx.divisor else 0.0], f32)
+        grad, f, is_kept = grads[0], ctx.gradient, graph_is_kept()
+        if f is None:
+            z, *tensors = ctx.saved_tensors  # an error if the graph has been freed
+            target, weight, ks = tensors
+            z, several = _readable(z), is_batch(grad)
+            f, k = torch.empty_like(z), ctx.k if ks is None else ks
+            _run(z, f, 1.0 if several else grad, target, k, weight, *ctx.others)
+            f = _times(f, grad, True) if several else f
         else:
-            factor = _array(above)
-        logits = _array(z)
-        # A copy of the logits is overwritten by their gradient.
-        result = np.empty(z.shape, f32) if _is_array(z) else logits
-        _gradients(logits, target, ctx.k, weight, ctx.smoothing, factor, ctx.kept, result)
-        if not graph_is_kept():  # autograd frees its saved tensors, and so do we
-            ctx.kept = None
-        f = torch.from_numpy(result)
-        f = times_each(f, grad) if several else f
-        return final(f if z.dtype == torch.float32 else f.to(z.dtype), z), *[None] * 6
+            ctx.gradient = f if is_kept else None
+            f = _times(f, grad, not is_kept)
+        if torch.is_grad_enabled():
+            f = final(f, ctx.saved_tensors[0])
+        return f, None, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
         refuse_forward_mode()
+
+
+def _times(f: Tensor, grad: Tensor, in_place: bool) -> Tensor:
+    """Return the gradient times the upstream one; 0 where either is 0, whatever the other."""
+    grad = grad.unsqueeze(1) if grad.dim() else grad
+    if not is_batch(grad):
+        factor = grad.item() if grad.numel() == 1 else None
+        if factor == 1:
+            return f if in_place else f.clone()
+        if bool((grad.isfinite() & (grad != 0)).all()) if factor is None else _is_usual(factor):
+            return f.mul_(grad) if in_place else f * grad
+    return torch.where((f == 0) | (grad == 0), 0, f * grad)
+
+
+def _is_usual(factor: float) -> bool:
+    return factor != 0 and math.isfinite(factor)
 
 
 def values_and_gradients(
@@ -263,117 +193,115 @@ def values_and_gradients(
 
     That is Eq. 5, or the rule for smoothed labels, each row times its weight and its factor.
     """
-    z = _array(logits)
-    value, kept, _, _ = _values(z, target, weight, ignore_index, label_smoothing)
-    if factor is not None:
-        ks = _array(k).reshape(-1) if isinstance(k, Tensor) else np.array([k], f32)
-        _gradients(z, target, ks, weight, label_smoothing, _array(factor), kept, z)
-        if logits.dtype != torch.float32:
-            logits.copy_(torch.from_numpy(z))
-    return torch.from_numpy(value)
+    gradient, above = (None, 1.0) if factor is None else (logits, factor)
+    settings = (target, k, weight, ignore_index, "none", label_smoothing)
+    return _run(logits, gradient, above, *settings)
 
 
-def _values(
-    z: Any, target: Tensor, weight: Tensor | None, ignore_index: int, smoothing: float
-) -> tuple[Any, ...]:
-    """Return the values of rows, the numbers kept of them, and the sums of values and weights."""
-    weights, value = _weights(weight), np.empty(len(z), f32)
-    labels, q = _labels_and_probabilities(target)
-    if _is_soft(target, smoothing):
-        kept = np.empty((len(z), 3), f64)
-        parts = _shared(
-            cpu_soft.forward, z, labels, q, weights, ignore_index, smoothing, value, kept
-        )
-    else:
-        kept = np.empty((len(z), 3), f32)
-        parts = _shared(_forward, z, labels, weights, ignore_index, value, kept)
-    # Each row of probabilities counts as one, whatever its weights.
-    value_sum, weight_sum = 0.0, 0.0 if len(labels) else float(len(z))
-    for part_sum, part_weight, wrong in parts:
-        if wrong >= 0:
-            refuse_class_index(int(labels[wrong]), z.shape[1], ignore_index)
-        value_sum, weight_sum = value_sum + part_sum, weight_sum + part_weight
-    return value, kept, value_sum, weight_sum
-
-
-def _gradients(
-    z: Any,
+def _run(
+    z: Tensor,
+    gradient: Tensor | None,
+    factor: Sensitivity,
     target: Tensor,
-    k: Any,
+    k: Sensitivity,
     weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
     smoothing: float,
-    factor: Any,
-    kept: Any,
-    result: Any,
-) -> None:
-    """Write the pseudo-gradients of rows, each times its weight and its factor."""
-    labels, q = _labels_and_probabilities(target)
-    if _is_soft(target, smoothing):
-        weights = _weights(weight)
-        _shared(cpu_soft.backward, z, labels, q, weights, smoothing, k, factor, kept, result)
-    else:
-        _shared(_backward, z, labels, k, factor, kept, result)
-
-
-def _is_soft(target: Tensor, smoothing: float) -> bool:
-    """Return whether targets are soft: probabilities or smoothed labels."""
-    return smoothing > 0 or target.dim() > 1
-
-
-def _labels_and_probabilities(target: Tensor) -> tuple[Any, Any]:
-    """Return labels or probabilities, with an empty array for the other."""
-    if target.dim() > 1:
-        return _NO_LABELS, _array(target)
-    if target.dtype != torch.long or not target.is_contiguous():
+) -> Tensor:
+    """Return the loss, and write its gradient times a factor, a number or one for each example."""
+    dtype = z.dtype
+    working = torch.float64 if dtype == torch.float64 else torch.float32
+    positions, *of_z = _layout(z)
+    of_gradient, of_target = of_z, [0, 0, 0]
+    if gradient is not None and gradient.stride() != z.stride():
+        of_gradient = [*_layout(gradient)[1:]]
+    soft = target.is_floating_point()
+    if soft:
+        target = _readable(target.to(working))
+        of_target = [*_layout(target)[1:]]
+    elif target.dtype != torch.long or not target.is_contiguous():
         target = target.long().contiguous()
-    return target.numpy(), _NO_PROBABILITIES
+    classes = z.shape[min(z.dim() - 1, 1)]
+    examples = z.numel() // classes
+    whole = reduction != "none"
+    result = torch.empty(() if whole else examples, dtype=working)
+    # The kernels read these as float64. The arrays must live until they return.
+    k_of_all, ks = _one_or_array(k)
+    factor_of_all, factors = _one_or_array(factor)
+    weights = None if weight is None else _doubles(weight)
+    at_target, at_result = target.data_ptr(), result.data_ptr()
+    problem = _pack(
+        z.data_ptr(),
+        0 if gradient is None else gradient.data_ptr(),
+        0 if soft else at_target,
+        at_target if soft else 0,
+        0 if weights is None else weights.data_ptr(),
+        0 if ks is None else ks.data_ptr(),
+        0 if factors is None else factors.data_ptr(),
+        0 if whole else at_result,
+        at_result if whole else 0,
+        reduction == "mean",
+        ignore_index,
+        examples,
+        positions,
+        classes,
+        *of_z,
+        *of_gradient,
+        *of_target,
+        k_of_all,
+        factor_of_all,
+        smoothing,
+    )
+    found = kernels()
+    assert found is not None
+    wrong = found[dtype](problem, _parallel(), _threads())
+    if wrong == _NO_MEMORY:
+        raise MemoryError("there is no memory left for the logits of one example")
+    if wrong >= 0:
+        refuse_class_index(int(target.view(-1)[wrong]), classes, ignore_index)
+    if whole:
+        return result
+    return result.reshape(z.shape[:1] + z.shape[2:] if z.dim() > 1 else ())
 
 
-def _weights(weight: Tensor | None) -> Any:
-    return _ONE if weight is None else _array(weight)
+_NO_MEMORY = -2
 
 
-_NO_LABELS, _NO_PROBABILITIES = np.empty(0, np.int64), np.empty((1, 0), f32)
-_ONE = np.ones(1, f32)
+def _readable(tensor: Tensor) -> Tensor:
+    """Return a tensor that the kernels can read: the same, or a copy."""
+    return tensor if tensor.dim() <= 2 or _layout(tensor)[0] else tensor.contiguous()
 
 
-def _array(tensor: Tensor) -> Any:
-    # Converting without need would take as long as all the rest.
-    if not _is_array(tensor):
-        tensor = tensor.float().contiguous()
-    return tensor.numpy(force=True)
+def _layout(tensor: Tensor) -> tuple[int, int, int, int]:
+    """Return how many examples an outer index has, and the strides of index, example and class.
+
+    For (N, C, d1, ...) the outer index is that of N, and d1, ... must lie like one dimension; if
+    they do not, the first number is 0.
+    """
+    strides = tensor.stride()
+    if len(strides) == 2:
+        return tensor.shape[0], 0, strides[0], strides[1]
+    if len(strides) == 1:
+        return 1, 0, 0, strides[0]
+    positions, step = 1, 0
+    for size, stride in zip(tensor.shape[:1:-1], strides[:1:-1], strict=True):
+        if size == 1:
+            continue
+        if positions == 1:
+            step = stride
+        elif stride != step * positions:
+            return 0, 0, 0, 0
+        positions *= size
+    return positions, strides[0], step, strides[1]
 
 
-def _is_array(tensor: Tensor) -> bool:
-    """Return whether `_array` is the tensor itself, not a copy."""
-    return tensor.dtype == torch.float32 and tensor.is_contiguous()
+def _one_or_array(number: Sensitivity) -> tuple[float, Tensor | None]:
+    """Return a number for all examples, or an array with one for each."""
+    if not isinstance(number, Tensor):
+        return number, None
+    return (number.item(), None) if number.numel() == 1 else (1.0, _doubles(number))
 
 
-def _shared(kernel: Any, z: Any, *arguments: Any) -> list[Any]:
-    """Run the pass over all rows of ``z``, large inputs on as many threads as PyTorch uses."""
-    rows, workers = len(z), min(torch.get_num_threads(), len(z))
-    if z.size < _WORTH_SHARING or workers == 1:
-        return [kernel(z, *arguments, 0, rows)]
-    bounds = [rows * worker // workers for worker in range(workers + 1)]
-    others: list[Future[Any]] = []
-    left = bounds[1]
-    try:
-        for left, stop in itertools.pairwise(bounds[1:]):
-            others.append(_threads().submit(kernel, *(z, *arguments, left, stop)))
-        left = rows
-    except RuntimeError as error:
-        # Once the main thread has ended, Python starts no more threads: this one does the rest.
-        if "cannot schedule new futures" not in str(error):
-            raise
-    parts = [kernel(z, *arguments, 0, bounds[1]), *(other.result() for other in others)]
-    return parts if left == rows else [*parts, kernel(z, *arguments, left, rows)]
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="pseudograd")
-
-
-# Threads do not survive a fork; the child starts its own. Windows has no forks.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.cache_clear)
+def _doubles(tensor: Tensor) -> Tensor:
+    return tensor.detach().double().contiguous()

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn._reduction import legacy_get_string
 
+from pseudograd.loss import cpu
 from pseudograd.loss.autograd import (
     RowFunction,
     is_eager,
@@ -91,9 +92,8 @@ def tunable_cross_entropy(
         sample_weight: A factor of 0 or more for each example (the shape that class indices have),
             as if the example occurred that often. A mean is divided by the sum of the factors, or
             with class weights by the sum of the products of both.
-        implementation: "auto" picks the fastest: Triton kernels on CUDA devices, loops compiled by
-            numba on CPUs if it is installed. "triton" requires the kernels; "torch" uses PyTorch
-            operations.
+        implementation: "auto" picks the fastest: Triton kernels on CUDA devices, compiled kernels
+            on CPUs. "triton" requires the kernels; "torch" uses PyTorch operations.
         process_group: The ranks that share the classes, in tensor-parallel training: ``input`` and
             ``weight`` are then this rank's part of the classes, in rank order, and ``target``
             indexes the classes of all ranks. Every rank gets the whole loss, and the gradient of
@@ -135,27 +135,34 @@ def tunable_cross_entropy(
     if class_k is not None:
         k = k_of_examples(k, class_k, target, input.shape[min(input.dim() - 1, 1)], process_group)
     route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
-    # The kernels read half types as they are.
-    z = as_rows(input.to(dtype) if route == "torch" and input.dtype != dtype else input)
     soft = target.is_floating_point()
     learns = soft and may_need_gradient(target, route)
-    labels = as_rows(target.detach() if learns else target) if soft else target.flatten()
     per_example = None
     if sample_weight is not None:
         per_example = checked_weights(sample_weight, shape, input.device)
     reduced_later = per_example is not None and process_group is None
     inner = "none" if reduced_later else reduction
     settings = (k, weight, ignore_index, inner, label_smoothing)
-    if process_group is not None:
-        loss = _split_loss(z, labels, *settings, process_group, route == "triton", per_example)
-    elif route == "numba" and (numba_loss := _compiled_by_numba()):
-        loss = numba_loss(z, labels, *settings)
-    elif route == "triton" and is_eager():
-        loss = _triton_loss(z, labels, *settings, dtype, _scaled)
-    elif soft:
-        loss = _soft_loss(z, labels, *settings, route == "triton")
+    if route == "cpu" and process_group is None:
+        logits = input.to(dtype) if dtype == torch.float64 else input
+        loss = cpu.fused_cross_entropy(logits, target.detach() if learns else target, *settings)
+        if not (learns or reduced_later):
+            return loss if loss.dtype == dtype else loss.to(dtype)
+        loss = loss.flatten() if inner == "none" else loss
+        z = as_rows(logits.detach())
+        labels = as_rows(target) if soft else target.flatten()
     else:
-        loss = class_index_loss(z, labels, *settings, route == "triton")
+        # The kernels read half types as they are.
+        z = as_rows(input.to(dtype) if route == "torch" and input.dtype != dtype else input)
+        labels = as_rows(target.detach() if learns else target) if soft else target.flatten()
+        if process_group is not None:
+            loss = _split_loss(z, labels, *settings, process_group, route == "triton", per_example)
+        elif route == "triton" and is_eager():
+            loss = _triton_loss(z, labels, *settings, dtype, _scaled)
+        elif soft:
+            loss = _soft_loss(z, labels, *settings, route == "triton")
+        else:
+            loss = class_index_loss(z, labels, *settings, route == "triton")
     if learns:
         loss = loss + _target_term(z, as_rows(target), weight, inner, label_smoothing)
     if per_example is not None and reduced_later:
@@ -163,7 +170,7 @@ def tunable_cross_entropy(
     return (loss.reshape(shape) if reduction == "none" else loss).to(dtype)
 
 
-# --- the routes: numba, fused Triton kernels, or rows that any transform can handle ---------------
+# --- the routes: kernels on CPU or GPU, or rows that any transform can handle ---------------------
 
 
 def _triton_loss(z: Tensor, target: Tensor, k: Sensitivity, *settings: Any) -> Tensor:
@@ -215,8 +222,8 @@ def cross_entropy_rows(z: Tensor, y: Tensor, route: str, eager: bool) -> Tensor:
     if route == "triton":
         settings = (None, -100, "none", 0.0, torch.float64)
         return _triton_loss(z, y, 1.0, *settings) if eager else _gpu_rows()(z, y, 1.0)
-    if route == "numba" and (numba_loss := _compiled_by_numba()):
-        return numba_loss(z, y, 1.0, None, -100, "none", 0.0)
+    if route == "cpu":
+        return cpu.fused_cross_entropy(z, y, 1.0, None, -100, "none", 0.0)
     return _class_index_rows(z, y, 1.0)
 
 
@@ -247,8 +254,8 @@ def refuse_split_probabilities() -> NoReturn:
 
 def may_need_gradient(target: Tensor, route: str) -> bool:
     """Return whether probabilities require a gradient, or may, where no tensor knows."""
-    # numba runs eagerly, where a tensor knows; `torch.jit.trace` runs tensors that know, too.
-    if target.requires_grad or route == "numba" or is_jit_traced():
+    # The CPU's kernels run eagerly, where a tensor knows; `torch.jit.trace` has tensors that know.
+    if target.requires_grad or route == "cpu" or is_jit_traced():
         return target.requires_grad and torch.is_grad_enabled()
     # Within `torch.func`, and functions that the compiler may put into it, no tensor knows.
     return torch.is_grad_enabled() and not (is_eager() or is_exporting())
@@ -403,20 +410,21 @@ def _reduced(value: Tensor, total: int | Tensor, reduction: str) -> Tensor:
 
 
 def chosen_route(input: Tensor, target: Tensor, implementation: str) -> str:
-    """Return what computes the loss: "triton", "numba" or "torch"."""
+    """Return what computes the loss: "triton", "cpu" or "torch"."""
     check_implementation(implementation)
     if implementation == "triton":
         check_for_triton(input, target)
     if implementation != "auto":
         return implementation
-    if dtype_without_kernel(input, target) is not None:
-        return "torch"
     eager = is_eager()
     plain = type(input) in (Tensor, torch.nn.Parameter)  # neither fake nor distributed
+    if input.is_cpu:
+        return "cpu" if plain and eager and cpu.kernels() is not None else "torch"
+    if dtype_without_kernel(input, target) is not None:
+        return "torch"
     if _is_for_kernels(input) and (not eager or (plain and _kernels_run())):
         return "triton"
-    numba = input.is_cpu and plain and eager and _compiled_by_numba() is not None
-    return "numba" if numba else "torch"
+    return "torch"
 
 
 def _gpu_rows() -> Callable[..., Tensor]:
@@ -448,14 +456,3 @@ def _kernels_run() -> bool:
         )
         return False
     return True
-
-
-@functools.cache
-def _compiled_by_numba() -> Callable[..., Tensor] | None:
-    try:
-        import numba
-
-        from pseudograd.loss.cpu import fused_cross_entropy
-    except (ImportError, RuntimeError):  # not installed, or no place for its cache
-        return None
-    return None if getattr(numba.config, "DISABLE_JIT", False) else fused_cross_entropy

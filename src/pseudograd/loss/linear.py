@@ -464,7 +464,7 @@ def _by_triton(
     return values
 
 
-def _by_numba(
+def _by_cpu(
     logits: Tensor, target: Tensor, k: Sensitivity, class_weight: Tensor | None, ignore_index: int,
     smoothing: float, factor: Tensor | None,
 ) -> Tensor:  # fmt: skip
@@ -492,7 +492,7 @@ def _by_torch(
     return _by_rows(loss, logits, y, k, row_weight, factor)
 
 
-_ROUTES = {"triton": _by_triton, "numba": _by_numba, "torch": _by_torch}
+_ROUTES = {"triton": _by_triton, "cpu": _by_cpu, "torch": _by_torch}
 
 
 def _by_rows(

@@ -1,0 +1,62 @@
+"""Compile the loss's CPU kernels into the wheel, where there is a C++ compiler.
+
+Without one the wheel has no kernels, and the loss runs in PyTorch's operations. `CXX` names the
+compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = Path("src/pseudograd/loss/cpu.cpp")
+FLAGS = [
+    *("-std=c++17", "-O3", "-shared", "-fPIC", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"),
+    # NaN and infinity keep their meaning; only what nobody asks for is given up.
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+    *("-Wno-psabi", "-Wno-maybe-uninitialized"),
+]
+# A library for each kind of processor, by the names of torch.backends.cpu.get_cpu_capability().
+PROCESSORS = {"DEFAULT": []}
+if platform.machine().lower() in ("x86_64", "amd64"):
+    PROCESSORS |= {"AVX2": ["-march=x86-64-v3"], "AVX512": ["-march=x86-64-v4"]}
+
+
+class Kernels(BuildHookInterface[Any]):
+    """Compiles cpu.cpp for each kind of processor."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Add the libraries to a wheel, which then is for this platform only."""
+        compiler = shutil.which(os.environ.get("CXX") or "c++")
+        source = Path(self.root, SOURCE)
+        if self.target_name != "wheel" or os.name == "nt" or compiler is None:
+            return
+        digest = hashlib.sha256(source.read_bytes()).hexdigest()
+        for name, flags in PROCESSORS.items():
+            library = source.with_name(f"cpu_{name}.so")
+            part = library.with_suffix(f".{os.getpid()}")
+            defined = f'-DSOURCE="{digest}"'
+            command = [compiler, *FLAGS, *flags, defined, str(source), "-o", str(part)]
+            try:
+                subprocess.run(command, check=True)
+            except subprocess.CalledProcessError:
+                print("pseudograd: the CPU kernels cannot be compiled here", file=sys.stderr)
+                return
+            part.replace(library)
+            build_data["artifacts"].append(f"/{library.relative_to(self.root)}")
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{_platform()}"
+
+
+def _platform() -> str:
+    from packaging.tags import sys_tags
+
+    return next(sys_tags()).platform
