@@ -301,6 +301,13 @@ def is_kept_as_graph() -> bool:
     return not (compiled or torch._C._are_functorch_transforms_active())
 
 
+def is_compiled() -> bool:
+    """Return whether `torch.compile` is tracing this call, outside of `torch.func`."""
+    if is_exporting() or torch._C._are_functorch_transforms_active():
+        return False
+    return torch._guards.TracingContext.try_get() is not None
+
+
 def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
     if torch.onnx.is_in_onnx_export():  # it has no derivatives, and does not know our operators
         return loss.forward(z, target, k)[0]

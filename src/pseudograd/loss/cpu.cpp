@@ -83,15 +83,14 @@ INLINE floats exp(floats x) {
     return p * (floats)(((ints)shifted << 23) + 0x3F800000);
 }
 
-// exp(x) for x <= 0 to 2e-16 of it; 0 below -708. Taylor's coefficients.
-INLINE doubles exp(doubles x) {
+// exp(x) for x <= 0 to 3e-16 of it; below -708 a negligible 3e-308. Taylor's coefficients.
+INLINE doubles exp_or_nearly_0(doubles x) {
     const doubles round = all(6755399441055744.0);  // 1.5 * 2^52 leaves integers in the last bits
-    const doubles clipped = x < -708.0 ? all(-708.0) : x;
-    const doubles shifted = clipped * 1.4426950408889634 + round;
+    x = x < -708.0 ? all(-708.0) : x;
+    const doubles shifted = x * 1.4426950408889634 + round;
     const doubles n = shifted - round;
-    const doubles r = (clipped - n * 6.93145751953125e-1) - n * 1.42860682030941723212e-6;
-    doubles p = r * (1 / 6227020800.0) + 1 / 479001600.0;
-    p = p * r + 1 / 39916800.0;
+    const doubles r = (x - n * 6.93145751953125e-1) - n * 1.42860682030941723212e-6;
+    doubles p = r * (1 / 479001600.0) + 1 / 39916800.0;
     p = p * r + 1 / 3628800.0;
     p = p * r + 1 / 362880.0;
     p = p * r + 1 / 40320.0;
@@ -103,9 +102,10 @@ INLINE doubles exp(doubles x) {
     p = p * r + 0.5;
     p = p * r + 1.0;
     p = p * r + 1.0;
-    p = p * (doubles)(((words)shifted << 52) + 0x3FF0000000000000);
-    return x < -708.0 ? doubles{} : p;
+    return p * (doubles)(((words)shifted << 52) + 0x3FF0000000000000);
 }
+
+INLINE doubles exp(doubles x) { return x < -708.0 ? doubles{} : exp_or_nearly_0(x); }
 
 // log(x) for x >= 0 to 1e-15, by the series of log((1 + s) / (1 - s)).
 INLINE doubles log(doubles x) {
@@ -470,6 +470,16 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, int64_t first, int c
 
 // --- soft targets ---------------------------------------------------------------------------------
 
+// sign(e) |e|^k, added to the sum of its side.
+INLINE doubles powered(doubles e, Power power, doubles &positive, doubles &negative) {
+    doubles size = abs(e);
+    if (power == Power::HALF) size = sqrt(size);
+    if (power == Power::TWO) size *= size;
+    positive += e < 0.0 ? doubles{} : size;
+    negative += e < 0.0 ? size : doubles{};
+    return power == Power::ONE ? e : with_sign_of(e, size);
+}
+
 // With e = p - t / W, for a target t with the sum W, the rule is
 //   f_j = W sign(e_j) S^k |e_j|^k / sum of |e_i|^k with the same sign,   S = sum of e_j > 0.
 // Where p and t / W agree, their difference cancels, so everything is in float64.
@@ -493,7 +503,8 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
             using Q = Working<S>;
             const Q *from = batch.template start_of<Q>(p.probabilities, p.of_probabilities, t);
             load<ROW, double>(target, from, p.of_probabilities, p.classes, count, 0.0);
-            for (int64_t s = 0; s < steps; ++s) target[s] = target[s] * (1 - p.smoothing) + spread;
+            if (p.smoothing > 0)
+                for (int64_t s = 0; s < steps; ++s) target[s] = target[s] * (1 - p.smoothing) + spread;
         } else {
             for (int64_t s = 0; s < steps; ++s) target[s] = all(spread);
             for (int l = batch.begin(t); l < batch.end(t); ++l)
@@ -522,7 +533,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         const doubles highest = lanes<ROW>(top, t);
         doubles small{}, equal{}, away{};
         for (int64_t s = 0; s < steps; ++s) {
-            const doubles d = z[s] - highest, power_of_e = exp(d);
+            const doubles d = z[s] - highest, power_of_e = exp_or_nearly_0(d);
             small += d == 0.0 ? doubles{} : power_of_e;  // apart: beside 1 they would be rounded
             equal += d == 0.0 ? all(1.0) : doubles{};
             away += target[s] == 0.0 ? doubles{} : target[s] * d;  // 0 times infinity is 0
@@ -545,14 +556,18 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         doubles *const e = tiles + (3 * t + 1) * steps, *const target = e + steps;
         const doubles by_total = lanes<ROW>(of_total, t), by_whole = lanes<ROW>(of_whole, t);
         const doubles all_of_it = lanes<ROW>(whole, t);
-        doubles sum{};
+        doubles sum{}, positive{}, negative{};
         for (int64_t s = 0; s < steps; ++s) {
             doubles bias = e[s] * by_total - target[s] * by_whole;
             sum += bias > 0.0 ? bias : doubles{};
             // A class with the whole target has its side to itself, even if its e is rounded to 0.
-            e[s] = target[s] == all_of_it ? all(-1.0) : bias;
+            bias = target[s] == all_of_it ? all(-1.0) : bias;
+            if (power != Power::ANY) bias = powered(bias, power, positive, negative);
+            e[s] = bias;
         }
         keep_sum<ROW>(strength, t, &sum);
+        keep_sum<ROW>(above, t, &positive);
+        keep_sum<ROW>(below, t, &negative);
     }
 
     doubles dead = {}, of_strength = lanes(strength);
@@ -606,18 +621,13 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         const doubles exponent = lanes(batch.k) * log_strength;
         of_strength = exponent > 709.0 ? all(double(INF)) : exp(exponent);
     }
-    for (int t = 0; t < batch.tiles; ++t) {
+    for (int t = 0; t < batch.tiles && power == Power::ANY; ++t) {
         doubles *const e = tiles + (3 * t + 1) * steps, *const sizes = e + steps;
         const doubles k = lanes<ROW>(batch.k, t), up = lanes<ROW>(above_top, t), down = lanes<ROW>(below_top, t);
         doubles positive{}, negative{};
         for (int64_t s = 0; s < steps; ++s) {
-            doubles size = abs(e[s]);
-            if (power == Power::HALF) size = sqrt(size);
-            if (power == Power::TWO) size *= size;
-            if (power == Power::ANY) {
-                const doubles exponent = k * (sizes[s] - (e[s] < 0.0 ? down : up));
-                size = exp(exponent > 0.0 ? doubles{} : exponent);  // a rounded top may be too low
-            }
+            const doubles exponent = k * (sizes[s] - (e[s] < 0.0 ? down : up));
+            const doubles size = exp(exponent > 0.0 ? doubles{} : exponent);  // a rounded top may be low
             positive += e[s] < 0.0 ? doubles{} : size;
             negative += e[s] < 0.0 ? size : doubles{};
             e[s] = with_sign_of(e[s], size);

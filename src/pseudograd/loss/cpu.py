@@ -11,21 +11,28 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import math
 import os
 import struct
 import warnings
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Parameter
 
-from pseudograd.loss.autograd import final, graph_is_kept, is_batch, refuse_forward_mode
-from pseudograd.loss.checks import refuse_class_index
-from pseudograd.rules.checks import check_k
+from pseudograd.loss.autograd import (
+    Underivable,
+    final,
+    graph_is_kept,
+    is_batch,
+    number_or_tensor,
+    refuse_forward_mode,
+)
+from pseudograd.loss.checks import REDUCTIONS, refuse_class_index
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, is_eager
 from pseudograd.rules.paper import Sensitivity
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
@@ -91,6 +98,57 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_note_fork)
 
 
+def takes(
+    input: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    k: float,
+) -> bool:
+    """Return whether a call is one of the usual, right ones, which needs no further checks.
+
+    Tensors are looked at by what costs nothing; the rest is remembered from the last such call.
+    """
+    return (
+        type(input) in _PLAIN
+        and type(target) is Tensor
+        and input.dtype in _WORKING
+        and target.dtype is torch.long
+        and input.is_cpu
+        and target.is_cpu
+        and input.layout is torch.strided is target.layout
+        and type(ignore_index) is int
+        and type(label_smoothing) is float
+        and is_eager()
+        and kernels() is not None
+        and _fit(input.shape, target.shape, ignore_index, reduction, label_smoothing, k)
+    )
+
+
+_PLAIN, _WORKING = (Tensor, Parameter), (torch.float32, torch.float64)
+
+
+@lru_cache(maxsize=1024)
+def _fit(
+    shape: torch.Size,
+    examples: torch.Size,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+    k: float,
+) -> bool:
+    return (
+        len(shape) > 1
+        and shape[1] > 0
+        and shape[:1] + shape[2:] == examples
+        and abs(ignore_index) < 2**63
+        and reduction in REDUCTIONS
+        and 0 <= smoothing <= 1
+        and LEAST_K <= k <= GREATEST_K
+    )
+
+
 def fused_cross_entropy(
     z: Tensor,
     target: Tensor,
@@ -107,44 +165,36 @@ def fused_cross_entropy(
     """
     if isinstance(k, Tensor):
         check_k(k)
-    value: Tensor = _Fused.apply(z, target, k, weight, ignore_index, reduction, label_smoothing)
+    value: Tensor = fused(z, (target, k, weight, ignore_index, reduction, label_smoothing))
     return value
+
+
+Call = tuple[Tensor, Sensitivity, Tensor | None, int, str, float]
 
 
 class _Fused(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        z: Tensor,
-        target: Tensor,
-        k: Sensitivity,
-        weight: Tensor | None,
-        ignore_index: int,
-        reduction: str,
-        smoothing: float,
-    ) -> Tensor:
-        readable, gradient = _readable(z), None
+    def forward(ctx: Any, z: Tensor, call: Call) -> Tensor:
+        gradient = None
+        readable = z if z.dim() == 2 else _readable(z)
         if ctx.needs_input_grad[0]:
             # A half type would round the gradient before it is scaled, and float16 would lose it.
             # Hooks on saved tensors, as of activation checkpointing, are there to save memory;
             # before PyTorch 2.8 they cannot be seen.
             hooked = _top_hooks is None or _top_hooks(False) is not None
-            if z.dtype in (torch.float32, torch.float64) and not hooked:
+            if z.dtype in _WORKING and not hooked:
                 gradient = torch.empty_like(readable)
                 ctx.save_for_backward(z)
             else:
-                ks = k if isinstance(k, Tensor) else None
+                target, k, weight, *ctx.others = call
+                ctx.k, ks = (None, k) if isinstance(k, Tensor) else (k, None)
                 ctx.save_for_backward(z, target, weight, ks)
-                ctx.k, ctx.others = (
-                    None if ks is not None else k,
-                    (ignore_index, reduction, smoothing),
-                )
         ctx.gradient = gradient
-        return _run(readable, gradient, 1.0, target, k, weight, ignore_index, reduction, smoothing)
+        return _run(readable, gradient, 1.0, *call)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        grad, f, is_kept = grads[0], ctx.gradient, graph_is_kept()
+        (grad,), f, is_kept = grads, ctx.gradient, graph_is_kept()
         if f is None:
             z, *tensors = ctx.saved_tensors  # an error if the graph has been freed
             target, weight, ks = tensors
@@ -155,29 +205,27 @@ class _Fused(Function):
         else:
             ctx.gradient = f if is_kept else None
             f = _times(f, grad, not is_kept)
-        if torch.is_grad_enabled():
-            f = final(f, ctx.saved_tensors[0])
-        return f, None, None, None, None, None, None
+        return final(f, ctx.saved_tensors[0]) if torch.is_grad_enabled() else f, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
         refuse_forward_mode()
 
 
+fused = _Fused.apply
+
+
 def _times(f: Tensor, grad: Tensor, in_place: bool) -> Tensor:
     """Return the gradient times the upstream one; 0 where either is 0, whatever the other."""
-    grad = grad.unsqueeze(1) if grad.dim() else grad
     if not is_batch(grad):
-        factor = grad.item() if grad.numel() == 1 else None
-        if factor == 1:
+        if grad.numel() == 1 and grad.item() == 1:
             return f if in_place else f.clone()
-        if bool((grad.isfinite() & (grad != 0)).all()) if factor is None else _is_usual(factor):
+        grad = grad.unsqueeze(1) if grad.dim() else grad
+        if bool((grad.isfinite() & (grad != 0)).all()):
             return f.mul_(grad) if in_place else f * grad
+    elif grad.dim():
+        grad = grad.unsqueeze(1)
     return torch.where((f == 0) | (grad == 0), 0, f * grad)
-
-
-def _is_usual(factor: float) -> bool:
-    return factor != 0 and math.isfinite(factor)
 
 
 def values_and_gradients(
@@ -198,6 +246,96 @@ def values_and_gradients(
     return _run(logits, gradient, above, *settings)
 
 
+# --- in graphs of `torch.compile`, which hold the whole loss as one operator ----------------------
+
+
+@torch.library.custom_op(
+    "pseudograd::loss_on_cpu",
+    mutates_args=(),
+    schema="""(
+        Tensor z, Tensor target, float k, Tensor? ks, Tensor? weight, int ignore_index,
+        str reduction, float smoothing, bool training
+    ) -> (Tensor, Tensor)""",
+)
+def loss_on_cpu(
+    z: Tensor,
+    target: Tensor,
+    k: float,
+    ks: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+    training: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss, and its gradient if it is for training."""
+    z = _readable(z.to(_working(z)))  # a half type would round the gradient before it is scaled
+    gradient = torch.empty_like(z) if training else z.new_empty(0)
+    call = target, k if ks is None else ks, weight, ignore_index, reduction, smoothing
+    return _run(z, gradient if training else None, 1.0, *call), gradient
+
+
+@loss_on_cpu.register_fake
+def _(z: Tensor, target: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    *_, reduction, _, training = settings
+    z = z.to(_working(z))
+    examples = z.shape[:1] + z.shape[2:] if z.dim() > 1 else ()
+    gradient = torch.empty_like(z) if training else z.new_empty(0)
+    return z.new_empty(examples if reduction == "none" else ()), gradient
+
+
+def loss_in_graph(
+    z: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Tensor:
+    """Return the loss of logits of any shape, for a graph."""
+    symbol: Any = k
+    if isinstance(symbol, torch.SymFloat):  # a k that may differ at each call of the graph
+        k = torch.mul(z.new_ones((), dtype=torch.float64), k)
+    settings = (*number_or_tensor(k), weight, ignore_index, reduction, label_smoothing)
+    value: Tensor = _InGraph.apply(z, target, *settings, torch.is_grad_enabled())[0]
+    return value
+
+
+class _InGraph(Function):
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        value, gradient = loss_on_cpu(*inputs)
+        return value, gradient
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        z, (_, gradient) = inputs[0], output
+        ctx.mark_non_differentiable(gradient)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(z, gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        (z, gradient), grad = ctx.saved_tensors, grads[0]
+        f = None if grad is None else _Scaled.apply(z, gradient, grad)
+        return f, *[None] * 8
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_forward_mode()
+
+
+class _Scaled(Underivable):
+    @staticmethod
+    def forward(z: Tensor, gradient: Tensor, grad: Tensor) -> Tensor:
+        grad = grad.unsqueeze(1) if grad.dim() else grad
+        return torch.where((gradient == 0) | (grad == 0), 0, gradient * grad).to(z.dtype)
+
+
+# --- the call of a kernel -------------------------------------------------------------------------
+
+
 def _run(
     z: Tensor,
     gradient: Tensor | None,
@@ -210,37 +348,34 @@ def _run(
     smoothing: float,
 ) -> Tensor:
     """Return the loss, and write its gradient times a factor, a number or one for each example."""
-    dtype = z.dtype
-    working = torch.float64 if dtype == torch.float64 else torch.float32
-    positions, *of_z = _layout(z)
-    of_gradient, of_target = of_z, [0, 0, 0]
+    examples, classes, positions, *of_z = _layout(z)
+    of_gradient, of_target = of_z, _NOWHERE
     if gradient is not None and gradient.stride() != z.stride():
-        of_gradient = [*_layout(gradient)[1:]]
-    soft = target.is_floating_point()
-    if soft:
-        target = _readable(target.to(working))
-        of_target = [*_layout(target)[1:]]
+        of_gradient = [*_layout(gradient)[3:]]
+    labels: Tensor | None = target
+    probabilities: Tensor | None = None
+    if target.is_floating_point():
+        labels, probabilities = None, _readable(target.to(_working(z)))
+        of_target = _layout(probabilities)[3:]
     elif target.dtype != torch.long or not target.is_contiguous():
-        target = target.long().contiguous()
-    classes = z.shape[min(z.dim() - 1, 1)]
-    examples = z.numel() // classes
+        labels = target.long().contiguous()
     whole = reduction != "none"
-    result = torch.empty(() if whole else examples, dtype=working)
-    # The kernels read these as float64. The arrays must live until they return.
-    k_of_all, ks = _one_or_array(k)
-    factor_of_all, factors = _one_or_array(factor)
+    value = None if whole else z.new_empty(examples, dtype=_working(z))
+    reduced = torch.empty_like(_ONE_NUMBER[z.dtype]) if whole else None
+    # The kernels read these as float64; arrays must live until they return.
+    k_of_all, ks = (k, None) if type(k) is float else _one_or_array(k)
+    factor_of_all, factors = (factor, None) if type(factor) is float else _one_or_array(factor)
     weights = None if weight is None else _doubles(weight)
-    at_target, at_result = target.data_ptr(), result.data_ptr()
     problem = _pack(
         z.data_ptr(),
         0 if gradient is None else gradient.data_ptr(),
-        0 if soft else at_target,
-        at_target if soft else 0,
+        0 if labels is None else labels.data_ptr(),
+        0 if probabilities is None else probabilities.data_ptr(),
         0 if weights is None else weights.data_ptr(),
         0 if ks is None else ks.data_ptr(),
         0 if factors is None else factors.data_ptr(),
-        0 if whole else at_result,
-        at_result if whole else 0,
+        0 if value is None else value.data_ptr(),
+        0 if reduced is None else reduced.data_ptr(),
         reduction == "mean",
         ignore_index,
         examples,
@@ -255,45 +390,55 @@ def _run(
     )
     found = kernels()
     assert found is not None
-    wrong = found[dtype](problem, _parallel(), _threads())
+    wrong = found[z.dtype](problem, _parallel(), _threads())
     if wrong == _NO_MEMORY:
         raise MemoryError("there is no memory left for the logits of one example")
     if wrong >= 0:
-        refuse_class_index(int(target.view(-1)[wrong]), classes, ignore_index)
-    if whole:
-        return result
-    return result.reshape(z.shape[:1] + z.shape[2:] if z.dim() > 1 else ())
+        refuse_class_index(int(target.flatten()[wrong]), classes, ignore_index)
+    if reduced is not None:
+        return reduced
+    assert value is not None
+    return value.reshape(z.shape[:1] + z.shape[2:] if z.dim() > 1 else ())
 
 
 _NO_MEMORY = -2
+_NOWHERE: tuple[int, ...] = (0, 0, 0)
+_ONE_NUMBER = {
+    dtype: torch.zeros((), dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+}
+
+
+def _working(z: Tensor) -> torch.dtype:
+    return _ONE_NUMBER[z.dtype].dtype
 
 
 def _readable(tensor: Tensor) -> Tensor:
     """Return a tensor that the kernels can read: the same, or a copy."""
-    return tensor if tensor.dim() <= 2 or _layout(tensor)[0] else tensor.contiguous()
+    return tensor if tensor.dim() <= 2 or _layout(tensor)[2] else tensor.contiguous()
 
 
-def _layout(tensor: Tensor) -> tuple[int, int, int, int]:
-    """Return how many examples an outer index has, and the strides of index, example and class.
+def _layout(tensor: Tensor) -> tuple[int, ...]:
+    """Return how many examples, classes, and examples of an outer index there are, and the strides.
 
     For (N, C, d1, ...) the outer index is that of N, and d1, ... must lie like one dimension; if
-    they do not, the first number is 0.
+    they do not, an outer index has 0 examples. Strides are those of index, example and class.
     """
-    strides = tensor.stride()
-    if len(strides) == 2:
-        return tensor.shape[0], 0, strides[0], strides[1]
-    if len(strides) == 1:
-        return 1, 0, 0, strides[0]
+    shape, strides = tensor.shape, tensor.stride()
+    if len(shape) == 2:
+        return shape[0], shape[1], shape[0], 0, *strides
+    if len(shape) == 1:
+        return 1, shape[0], 1, 0, 0, strides[0]
     positions, step = 1, 0
-    for size, stride in zip(tensor.shape[:1:-1], strides[:1:-1], strict=True):
+    for size, stride in zip(shape[:1:-1], strides[:1:-1], strict=True):
         if size == 1:
             continue
         if positions == 1:
             step = stride
         elif stride != step * positions:
-            return 0, 0, 0, 0
+            return shape[0], shape[1], 0, 0, 0, 0
         positions *= size
-    return positions, strides[0], step, strides[1]
+    return shape[0] * positions, shape[1], positions, strides[0], step, strides[1]
 
 
 def _one_or_array(number: Sensitivity) -> tuple[float, Tensor | None]:

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -16,11 +16,14 @@ from torch.nn._reduction import legacy_get_string
 from pseudograd.loss import cpu
 from pseudograd.loss.autograd import (
     RowFunction,
+    RowLoss,
+    is_compiled,
     is_eager,
     is_exporting,
     is_jit_traced,
+    keep_whole,
     prepare_tracing,
-    rows_of,
+    row_values,
     zero_with_gradient,
 )
 from pseudograd.loss.checks import (
@@ -46,8 +49,14 @@ if TYPE_CHECKING:
 
     from pseudograd.loss.triton.scaled import ScaledBefore
 
-_class_index_rows = rows_of(ClassIndex())
-_class_probability_rows = rows_of(ClassProbabilities())
+
+def _rows(z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
+    """Return the cross-entropy of each row, whose gradient is the rule for its target."""
+    loss: RowLoss = ClassProbabilities() if target.is_floating_point() else ClassIndex()
+    return row_values(loss, z, target, k)
+
+
+keep_whole(_rows)
 
 
 def tunable_cross_entropy(
@@ -127,6 +136,19 @@ def tunable_cross_entropy(
 
     """
     prepare_tracing()
+    if (
+        type(k) is float
+        and weight is None
+        and class_k is None
+        and sample_weight is None
+        and process_group is None
+        and size_average is None
+        and reduce is None
+        and implementation == "auto"
+        and cpu.takes(input, target, ignore_index, reduction, label_smoothing, k)
+    ):
+        call = (target, k, None, ignore_index, reduction, label_smoothing)
+        return cast(Tensor, cpu.fused(input, call))
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
@@ -143,9 +165,11 @@ def tunable_cross_entropy(
     reduced_later = per_example is not None and process_group is None
     inner = "none" if reduced_later else reduction
     settings = (k, weight, ignore_index, inner, label_smoothing)
-    if route == "cpu" and process_group is None:
+    in_graph = route == "torch" and implementation == "auto" and torch.compiler.is_compiling()
+    if (route == "cpu" or (in_graph and input.is_cpu)) and process_group is None:
         logits = input.to(dtype) if dtype == torch.float64 else input
-        loss = cpu.fused_cross_entropy(logits, target.detach() if learns else target, *settings)
+        on_cpu = _loss_in_graph if in_graph else cpu.fused_cross_entropy
+        loss = on_cpu(logits, target.detach() if learns else target, *settings)
         if not (learns or reduced_later):
             return loss if loss.dtype == dtype else loss.to(dtype)
         loss = loss.flatten() if inner == "none" else loss
@@ -159,10 +183,8 @@ def tunable_cross_entropy(
             loss = _split_loss(z, labels, *settings, process_group, route == "triton", per_example)
         elif route == "triton" and is_eager():
             loss = _triton_loss(z, labels, *settings, dtype, _scaled)
-        elif soft:
-            loss = _soft_loss(z, labels, *settings, route == "triton")
         else:
-            loss = class_index_loss(z, labels, *settings, route == "triton")
+            loss = _loss_of_rows(z, labels, *settings, route == "triton")
     if learns:
         loss = loss + _target_term(z, as_rows(target), weight, inner, label_smoothing)
     if per_example is not None and reduced_later:
@@ -173,6 +195,22 @@ def tunable_cross_entropy(
 # --- the routes: kernels on CPU or GPU, or rows that any transform can handle ---------------------
 
 
+def _loss_in_graph(input: Tensor, target: Tensor, *settings: Any) -> Tensor:
+    """Return the loss on a CPU in a graph of `torch.compile`."""
+    if is_compiled() and cpu.kernels() is not None:
+        return cpu.loss_in_graph(input, target, *settings)
+    labels = as_rows(target) if target.is_floating_point() else target.flatten()
+    loss = _loss_of_rows(as_rows(input), labels, *settings, False)
+    return (
+        loss.reshape(input.shape[:1] + input.shape[2:] if input.dim() > 1 else ())
+        if settings[3] == "none"
+        else loss
+    )
+
+
+keep_whole(_loss_in_graph)
+
+
 def _triton_loss(z: Tensor, target: Tensor, k: Sensitivity, *settings: Any) -> Tensor:
     from pseudograd.loss.triton.operators import fused_cross_entropy
 
@@ -180,12 +218,17 @@ def _triton_loss(z: Tensor, target: Tensor, k: Sensitivity, *settings: Any) -> T
     return fused_cross_entropy(z, target, k, *settings)
 
 
+def _loss_of_rows(z: Tensor, target: Tensor, *settings: Any) -> Tensor:
+    loss = _soft_loss if target.is_floating_point() else class_index_loss
+    return loss(z, target, *settings)
+
+
 def _soft_loss(
     z: Tensor, q: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int, reduction: str,
     label_smoothing: float, triton: bool,
 ) -> Tensor:  # fmt: skip
     """Return the loss of rows ``z`` (R, C) for class probabilities (R, C), reduced."""
-    rows: RowFunction = _gpu_rows() if triton else _class_probability_rows
+    rows: RowFunction = _gpu_rows() if triton else _rows
     q = weighted(smoothed(q if triton else q.to(working_dtype(z)), label_smoothing), weight)
     return _reduced(rows(z, q, as_column(k, z)), z.shape[0], reduction)
 
@@ -204,12 +247,12 @@ def class_index_loss(
     example_weight = torch.where(counted, label_weight, 0).to(working_dtype(z))
     k = as_column(k, z)
     if label_smoothing and (weight is not None or not triton):
-        soft_rows: RowFunction = _gpu_rows() if triton else _class_probability_rows
+        soft_rows: RowFunction = _gpu_rows() if triton else _rows
         value = soft_rows(z, smoothed_labels(z, y, label_smoothing, weight), k) * known
     elif triton and rows is None:  # the kernels smooth labels themselves
         value = _gpu_rows()(z, y, k, smoothing=label_smoothing) * label_weight
     else:
-        value = (rows or _class_index_rows)(z, y, k) * label_weight
+        value = (rows or _rows)(z, y, k) * label_weight
     return _reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
 
 
@@ -224,7 +267,7 @@ def cross_entropy_rows(z: Tensor, y: Tensor, route: str, eager: bool) -> Tensor:
         return _triton_loss(z, y, 1.0, *settings) if eager else _gpu_rows()(z, y, 1.0)
     if route == "cpu":
         return cpu.fused_cross_entropy(z, y, 1.0, None, -100, "none", 0.0)
-    return _class_index_rows(z, y, 1.0)
+    return _rows(z, y, 1.0)
 
 
 def _split_loss(
