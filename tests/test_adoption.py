@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,51 @@ def test_a_training_loop() -> None:
     names["optimizer"].zero_grad()
     names["criterion"](model(x), y).backward()
     torch.testing.assert_close(model.weight.grad.double(), f.T @ x.double(), rtol=1e-4, atol=1e-6)
+
+
+def test_mixup() -> None:
+    """The value is that of timm's loss, the gradient that of the rule for soft targets."""
+    torch.manual_seed(0)
+    names = run("A training loop", "Mixup")
+    x, y, model, mixed, targets = (names[name] for name in ("x", "y", "model", "mixed", "targets"))
+    logits = model(mixed).detach().requires_grad_()
+    loss = names["criterion"](logits, targets)
+    timms = torch.sum(-targets * F.log_softmax(logits, dim=-1), dim=-1).mean()
+    torch.testing.assert_close(loss, timms)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    _, f = reference.loss(logits, targets, 0.5)
+    torch.testing.assert_close(gradient.double(), f, rtol=1e-4, atol=1e-7)
+
+    # A blend of x and of y has the same shares.
+    y_and_x = torch.cat([F.one_hot(y, 3), x], 1)
+    mixed, targets = names["mixup"](y_and_x, y, 3)
+    torch.testing.assert_close(mixed[:, :3], targets)
+    assert not torch.equal(mixed, y_and_x)
+
+    # With the sum over labels in its place, the gradient is another one.
+    whole, one = (torch.tensor(q) for q in ([[0.7, 0.3, 0.0]], [[1.0, 0.0, 0.0]]))
+    other, row = torch.tensor([[0.0, 1.0, 0.0]]), logits[:1]
+    for k, same in ((1.0, True), (0.5, False)):
+        blend, first, second = (reference.loss(row, q, k)[1] for q in (whole, one, other))
+        assert torch.allclose(blend, 0.7 * first + 0.3 * second, rtol=1e-6) == same
+
+
+def test_segmentation() -> None:
+    names = run("A training loop", "Segmentation")
+    logits, masks, network = (names[name] for name in ("pixel_logits", "masks", "network"))
+    rows, pixels = logits.movedim(1, -1).reshape(-1, 21).double(), masks.flatten()
+    value, f = reference.loss(rows, pixels, 0.5, ignore_index=255)
+    torch.testing.assert_close(names["loss"].double(), value, rtol=1e-5, atol=0)
+    torch.testing.assert_close(network.bias.grad.double(), f.sum(0), rtol=1e-4, atol=1e-6)
+
+
+def test_skorch() -> None:
+    pytest.importorskip("skorch")
+    names = run("A training loop", "skorch")
+    assert names["classifier"].criterion_.k == 0.5
+    np.testing.assert_allclose(names["probabilities"].sum(1), 1, rtol=1e-5)
+    assert np.isfinite(names["grid"].cv_results_["mean_test_score"]).all()
+    assert names["grid"].best_estimator_.criterion_.k == names["grid"].best_params_["criterion__k"]
 
 
 def test_a_large_vocabulary() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -609,6 +610,8 @@ BAD: dict[str, tuple[Callable[[], Tensor], type[Exception], str]] = {
     ),
     "softcap": (bad(softcap=0.0), ValueError, "softcap must be a finite number above 0, not 0.0"),
     "softcap text": (bad(softcap="30"), TypeError, "softcap must be a number above 0 or None"),
+    "z-loss": (bad(z_loss=-1e-4), ValueError, "z_loss must be a finite number of 0 or more, not"),
+    "z-loss text": (bad(z_loss="1e-4"), TypeError, "z_loss must be a number of 0 or more, not"),
     "label too large": (bad(target=torch.tensor([0, 4])), IndexError, "target holds .* 4"),
     "elsewhere": (bad(weight=torch.zeros(4, 3, device="meta")), ValueError, "weight is on meta"),
     "another dtype": (bad(weight=torch.zeros(4, 3).half()), TypeError, "weight is .* convert one"),
@@ -755,3 +758,122 @@ def test_soft_and_capped_in_half_types(dtype: torch.dtype) -> None:
     torch.testing.assert_close(value.float(), expected, rtol=2e-2, atol=1e-2)
     for ours, theirs in zip(gradients(value, tensors), gradients(expected, tensors), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=5e-2, atol=1e-2)
+
+
+# --- z-loss ---------------------------------------------------------------------------------------
+
+
+def z_loss_in_two_steps(
+    logits: Tensor, target: Tensor, z_loss: float, softcap: float | None = None,
+    sample_weight: Tensor | None = None, reduction: str = "mean", **settings: Any,
+) -> Tensor:  # fmt: skip
+    """The loss and, with autograd's gradient, the z-loss of logits whose classes come last."""
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    loss = tunable_cross_entropy(
+        logits.movedim(-1, 1), target, sample_weight=sample_weight, reduction=reduction, **settings
+    )
+    factors = (target != -100).double()
+    factors = factors if sample_weight is None else factors * sample_weight
+    squares = factors * logits.logsumexp(-1).square()
+    if reduction == "none":
+        return loss + z_loss * squares
+    return loss + z_loss * squares.sum() / (factors.sum() if reduction == "mean" else 1)
+
+
+Z_LOSSES: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "softcap": {"softcap": 2.0},
+    "smoothing": {"label_smoothing": 0.2},
+    "weights": {
+        "class_weight": torch.linspace(0.5, 2, CLASSES),
+        "sample_weight": torch.linspace(0, 1, 12).reshape(TOKENS),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("route", "case", "reduction"),
+    [
+        *itertools.product(("eager",), Z_LOSSES, ("mean", "sum", "none")),
+        *itertools.product(("compile", "export"), ("softcap", "weights"), ("mean", "none")),
+    ],
+)
+def test_z_loss(implementation: str, route: str, case: str, reduction: str) -> None:
+    tensors, target = layer_and_data()
+    settings = dict(Z_LOSSES[case])
+    weights = settings.pop("sample_weight", None)
+    criterion = TunableLinearCrossEntropyLoss(
+        k=0.5, z_loss=0.1, reduction=reduction, chunk_rows=5, implementation=implementation,
+        **settings,
+    )  # fmt: skip
+    assert "z_loss=0.1" in repr(criterion)
+    class_weight = settings.pop("class_weight", None)
+    on = on_route(criterion, route, (*tensors[:2], target, tensors[2], weights))
+    compare(
+        lambda *given: on(*given, weights), tensors, target,
+        lambda logits: z_loss_in_two_steps(
+            logits.movedim(1, -1), target, 0.1, weight=class_weight, sample_weight=weights,
+            k=0.5, reduction=reduction, **settings,
+        ),
+    )  # fmt: skip
+
+
+def test_z_loss_in_float64() -> None:
+    """Of soft targets, by PyTorch alone: at k = 1 all of it is a loss."""
+    tensors, labels = layer_and_data(torch.float64)
+    target = F.one_hot(labels.clamp(min=0), CLASSES).double() * 0.7 + 0.3 / CLASSES
+    hidden, weight, bias = tensors
+    value = tunable_linear_cross_entropy(hidden, weight, target, bias, z_loss=0.1, chunk_rows=5)
+    logits = F.linear(hidden, weight, bias).flatten(0, 1)
+    expected = F.cross_entropy(logits, target.flatten(0, 1))
+    expected = expected + 0.1 * logits.logsumexp(-1).square().mean()
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+    for ours, theirs in zip(gradients(value, tensors), gradients(expected, tensors), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_z_loss_in_half_types(implementation: str, dtype: torch.dtype) -> None:
+    """Means of float16 are divided later, also those of class weights."""
+    tensors, target = layer_and_data(dtype)
+    hidden, weight, bias = tensors
+    class_weight = torch.linspace(0.5, 2, CLASSES)
+    value = tunable_linear_cross_entropy(
+        hidden, weight, target, bias, k=0.5, z_loss=0.1, class_weight=class_weight,
+        implementation=implementation,
+    )  # fmt: skip
+    logits = F.linear(hidden.float(), weight.float(), bias.float())
+    expected = z_loss_in_two_steps(logits, target, 0.1, weight=class_weight, k=0.5)
+    torch.testing.assert_close(value.double(), expected, rtol=2e-2, atol=1e-2)
+    for ours, theirs in zip(gradients(value, tensors), gradients(expected, tensors), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=5e-2, atol=1e-2)
+
+
+def test_z_loss_is_never_nan(implementation: str) -> None:
+    """For a masked class, the largest logits, and NaN in what is ignored or has weight 0."""
+    hidden = torch.tensor([[3e38, 0.0, -3e38], [0.0, 0.0, 1.0], [torch.nan] * 3, [torch.nan] * 3])
+    hidden.requires_grad_()
+    value = tunable_linear_cross_entropy(
+        hidden, torch.eye(3), torch.tensor([0, 2, -100, 1]), torch.tensor([0.0, -torch.inf, 0.0]),
+        k=0.5, z_loss=2.0, sample_weight=torch.tensor([1.0, 1.0, 1.0, 0.0]), reduction="none",
+        implementation=implementation,
+    )  # fmt: skip
+    value.sum().backward()
+    of_two = 2 * math.log(1 + math.e) ** 2 + math.log(1 + math.exp(-1))
+    assert value.tolist() == [torch.inf, pytest.approx(of_two), 0, 0]
+    assert hidden.grad is not None
+    assert not hidden.grad.isnan().any()
+    assert not hidden.grad[2:].any()
+
+
+def test_z_loss_leaves_a_mean_without_weight_alone(implementation: str) -> None:
+    """It is 0/0, as without z-loss, and has no gradient."""
+    (hidden, weight, _), target = layer_and_data()
+    value = tunable_linear_cross_entropy(
+        hidden, weight, target, z_loss=1.0, class_weight=torch.zeros(CLASSES),
+        implementation=implementation,
+    )  # fmt: skip
+    value.backward()
+    assert value.isnan()
+    assert hidden.grad is not None
+    assert not hidden.grad.any()

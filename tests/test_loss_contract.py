@@ -28,6 +28,7 @@ from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cr
 from pseudograd.loss import (
     TunableLinearCrossEntropyLoss,
     modules,
+    rows,
     tunable_linear_cross_entropy,
 )
 from pseudograd.rules import cross_entropy, focal, from_bias, soft_tunable, tunable
@@ -1070,6 +1071,33 @@ def test_a_loss_that_is_kept_keeps_nothing_alive_after_its_backward_pass(
     assert not [value for value in vars(node).values() if isinstance(value, Tensor | tuple)]
 
 
+@pytest.mark.parametrize("target_kind", ["index", "probability"])
+@pytest.mark.parametrize("k", ["one", "per example"])
+@pytest.mark.parametrize("block", [1, 3 * CLASSES, 5 * CLASSES])
+def test_blocks_of_rows_make_no_difference(
+    block: int, k: str, target_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a single bit, for blocks of one, three and five of six rows; also to the strides."""
+    logits, target, _ = Case((6, CLASSES), target_kind, False, 0.0, "none", "none").inputs(
+        torch.float32
+    )
+    sensitivity = 0.5 if k == "one" else torch.linspace(0.25, 4, 6)
+    all_rows = rows.CPU_BLOCK
+    for layout in (logits, logits.T.contiguous().T):
+        leaf = layout.clone().requires_grad_()
+        found = []
+        for size in (all_rows, block):
+            monkeypatch.setattr(rows, "CPU_BLOCK", size)
+            value = tunable_cross_entropy(
+                leaf, target, k=sensitivity, reduction="none", implementation="torch"
+            )
+            (gradient,) = torch.autograd.grad(value, leaf, upstream_of(value))
+            found.append((value.detach(), gradient))
+        for whole, cut in zip(*found, strict=True):
+            assert torch.equal(whole, cut)
+            assert whole.stride() == cut.stride()
+
+
 MEMORY = """
 import resource, sys, torch
 from pseudograd import tunable_cross_entropy
@@ -1082,7 +1110,7 @@ def step(logits):
     q = torch.full_like(logits, 1 / logits.shape[1]).detach()
     target = q if sys.argv[2] == "soft" else torch.arange(len(logits))
     before = resident()
-    tunable_cross_entropy(logits, target, k=0.5).backward()
+    tunable_cross_entropy(logits, target, k=0.5, implementation=sys.argv[3]).backward()
     return before
 
 dtype = getattr(torch, sys.argv[1])
@@ -1097,15 +1125,17 @@ print((peak - before) / (logits.numel() * logits.element_size()))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads the memory in use from Linux")
 @pytest.mark.parametrize(
-    ("dtype", "target", "most"),
-    [("float32", "index", 1), ("bfloat16", "index", 3), ("float32", "soft", 1),
-     ("bfloat16", "soft", 4)],
+    ("implementation", "dtype", "target", "most"),
+    [("auto", "float32", "index", 1), ("auto", "bfloat16", "index", 3),
+     ("auto", "float32", "soft", 1), ("auto", "bfloat16", "soft", 4),
+     ("torch", "float32", "index", 1), ("torch", "bfloat16", "index", 1),
+     ("torch", "float32", "soft", 1), ("torch", "bfloat16", "soft", 3.5)],
 )  # fmt: skip
-def test_memory_of_both_passes(dtype: str, target: str, most: float) -> None:
+def test_memory_of_both_passes(implementation: str, dtype: str, target: str, most: float) -> None:
     """In multiples of the logits' memory, beside logits and targets."""
     needs_kernels()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", MEMORY, dtype, target]
+    command = [sys.executable, "-c", MEMORY, dtype, target, implementation]
     for _ in range(2):  # the first may compile, which takes memory of its own
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=120, env=environment, check=True

@@ -20,6 +20,7 @@ from pseudograd.loss import tunable_linear_cross_entropy
 
 PARTS = (5, 2)  # classes of either rank
 CLASSES = sum(PARTS)
+Z_LOSS = 0.1
 # The processes are on the CPU, where kernels run only if Triton interprets them.
 INTERPRETED = importlib.util.find_spec("triton") and not torch.cuda.is_available()
 IMPLEMENTATIONS = ("torch", "triton") if INTERPRETED else ("torch",)
@@ -122,12 +123,21 @@ class Criterion(torch.nn.Module):
         )
 
 
+class WithZLoss(torch.nn.Module):
+    def forward(self, hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return tunable_linear_cross_entropy(
+            hidden, weight, target, z_loss=Z_LOSS, process_group=torch.distributed.group.WORLD
+        )
+
+
 def exported(logits: Tensor, target: Tensor, mine: slice) -> tuple[Tensor, ...]:
     """The value of an exported loss, and whether its derivative is refused."""
     part = logits[:, mine].clone().requires_grad_()
     value = torch.export.export(Criterion(), (part, target)).module()(part, target)
     with pytest.raises(RuntimeError, match="is Python that an exported graph"):
         value.backward()
+    with pytest.raises(NotImplementedError, match="exported loss has no z_loss with a process_gr"):
+        torch.export.export(WithZLoss(), (*last_layer(mine)[:2], target))
     return (value.detach(),)
 
 
@@ -156,6 +166,12 @@ def worker(rank: int, folder: str) -> None:
         )
         gradients = torch.autograd.grad((2 * value).sum(), (hidden, *layer))
         results[f"{name}, linear"] = value.detach(), *gradients
+        value = tunable_linear_cross_entropy(
+            hidden, layer[0], target, bias=layer[1], chunk_rows=3, z_loss=Z_LOSS,
+            **for_a_layer(here),
+        )  # fmt: skip
+        gradients = torch.autograd.grad((2 * value).sum(), (hidden, *layer))
+        results[f"{name}, z-loss"] = value.detach(), *gradients
     for name in COMPILED:
         results[f"{name}, compiled"] = compiled(CASES[name], logits, target, mine)
     for name, arguments in CASES.items():
@@ -208,6 +224,30 @@ def test_the_linear_form_too(results: list[dict[str, tuple[Tensor, ...]]], name:
     of_weight, of_bias = (torch.cat([part[i] for part in parts]).double() for i in (2, 3))
     torch.testing.assert_close(of_weight, 2 * at_logits.T @ hidden, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(of_bias, 2 * at_logits.sum(0), rtol=1e-4, atol=1e-6)
+
+
+@needs_gloo
+@pytest.mark.parametrize("name", CASES)
+def test_z_loss(results: list[dict[str, tuple[Tensor, ...]]], name: str) -> None:
+    """What it adds to the linear form is the same as in one process."""
+    _, target = examples()
+    whole = [tensor.requires_grad_() for tensor in last_layer()]
+    given = (*whole[:2], target, whole[2])
+    plain, more = (
+        tunable_linear_cross_entropy(*given, z_loss=factor, **for_a_layer(expected(name)))
+        for factor in (0.0, Z_LOSS)
+    )
+    gradients = torch.autograd.grad((2 * (more - plain)).sum(), whole)
+    parts = [
+        [a - b for a, b in zip(rank[f"{name}, z-loss"], rank[f"{name}, linear"], strict=True)]
+        for rank in results
+    ]
+    for value, of_hidden, _, _ in parts:
+        torch.testing.assert_close(value, (more - plain).detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(of_hidden, gradients[0], rtol=1e-4, atol=1e-5)
+    for i in (1, 2):
+        joined = torch.cat([part[1 + i] for part in parts])
+        torch.testing.assert_close(joined, gradients[i], rtol=1e-4, atol=1e-5)
 
 
 @needs_gloo

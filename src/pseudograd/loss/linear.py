@@ -57,7 +57,14 @@ from pseudograd.loss.functional import (
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
 from pseudograd.rules.checks import holds_numbers
-from pseudograd.rules.paper import Sensitivity, working_dtype
+from pseudograd.rules.paper import (
+    ALL_CLASSES,
+    Classes,
+    Sensitivity,
+    in_working_precision,
+    wide,
+    working_dtype,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -83,6 +90,7 @@ def tunable_linear_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     softcap: float | None = None,
+    z_loss: float = 0.0,
     implementation: str = "auto",
     process_group: ProcessGroup | None = None,
     chunk_rows: int | None = None,
@@ -106,6 +114,8 @@ def tunable_linear_cross_entropy(
         label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
         softcap: If given, logits z become softcap · tanh(z / softcap) before the loss, as in
             Gemma 2.
+        z_loss: If above 0, an example's loss also has z_loss · L², with L the log-sum-exp of its
+            logits, as in PaLM. k and ``class_weight`` do not change this part.
         implementation: "auto", "triton" or "torch", as in `tunable_cross_entropy`.
         process_group: The ranks that share the classes: ``weight``, ``bias`` and ``class_weight``
             are this rank's part of them. Every rank gets the whole loss, the gradients of its part,
@@ -116,8 +126,7 @@ def tunable_linear_cross_entropy(
     Returns:
         The loss: one number, or one per example if ``reduction`` is "none".
 
-    There is no z-loss: it needs the log-sum-exp of all logits with a gradient of its own. With a
-    ``process_group``, targets must be class indices.
+    With a ``process_group``, targets must be class indices.
 
     Example:
         >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
@@ -133,6 +142,7 @@ def tunable_linear_cross_entropy(
     check_linear(hidden, weight, target, bias, class_weight, chunk_rows)
     check_settings(ignore_index, reduction, label_smoothing)
     check_softcap(softcap)
+    check_z_loss(z_loss)
     ignore_index = python_int(ignore_index)
     soft, examples = target.is_floating_point(), hidden.shape[:-1]
     if soft:
@@ -155,13 +165,20 @@ def tunable_linear_cross_entropy(
     # Export would lose the backward pass (see `loss.autograd`), and jit.trace takes no lists.
     if is_kept_as_graph() or is_jit_traced():
         logits = functional.linear(hidden, weight, bias).reshape(-1, weight.shape[0])
+        logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
         value = tunable_cross_entropy(
-            logits if softcap is None else softcap * torch.tanh(logits / softcap), target,
+            logits, target,
             k=k.flatten() if isinstance(k, Tensor) and k.dim() else k,
             sample_weight=per_example, weight=class_weight, ignore_index=ignore_index,
             reduction=reduction, label_smoothing=label_smoothing, implementation=implementation,
             process_group=process_group,
         )  # fmt: skip
+        if z_loss:
+            if group:
+                raise NotImplementedError("an exported loss has no z_loss with a process_group")
+            counted = _counted(target, len(logits), ignore_index)
+            squares = _squares(logits, counted, per_example, reduction)
+            value = (value + z_loss * squares).to(value.dtype)
         return value.reshape(examples) if reduction == "none" else value
     dtype = hidden.dtype
     if autocast_is_on(hidden):
@@ -178,7 +195,7 @@ def tunable_linear_cross_entropy(
     row_bytes = len(weight) * rows.element_size()
     value = _linear(
         *tensors, target, as_column(k, rows), class_weight, per_example, ignore_index,
-        reduction, label_smoothing, softcap or 0.0, route, group,
+        reduction, label_smoothing, softcap or 0.0, float(z_loss), route, group,
         chunk_rows or _chunk_rows(len(rows), rows.shape[1], row_bytes), wanted,
     )  # fmt: skip
     return (value.reshape(examples) if reduction == "none" else value).to(dtype)
@@ -212,8 +229,8 @@ class _Linear(Function):
     def forward(
         hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
         ks: Tensor | None, class_weight: Tensor | None, per_example: Tensor | None,
-        ignore_index: int, reduction: str, smoothing: float, softcap: float, route: str,
-        group: str, chunk_rows: int, wanted: list[bool],
+        ignore_index: int, reduction: str, smoothing: float, softcap: float, z_loss: float,
+        route: str, group: str, chunk_rows: int, wanted: list[bool],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         mean = reduction == "mean"
         ahead = reduction != "none" and any(wanted)
@@ -221,7 +238,8 @@ class _Linear(Function):
         later = _is_divided_later(hidden, mean)
         values, divisors, *products = linear_products(
             hidden, weight, bias, target, k, ks, class_weight, per_example, factor, ignore_index,
-            smoothing, softcap, mean and not later, later, route, group, chunk_rows, wanted,
+            smoothing, softcap, z_loss, mean and not later, later, route, group, chunk_rows,
+            wanted,
         )  # fmt: skip
         if reduction == "none":
             return values, divisors, *products
@@ -243,19 +261,18 @@ class _Linear(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
-        nothing = (None,) * 13
+        nothing = (None,) * 14
         if grad is None:
             return None, None, None, *nothing
         hidden, weight, bias, target, ks, class_weight, per_example, divisors, *products = (
             ctx.saved_tensors
         )
-        k, ignore_index, reduction, smoothing, softcap, route, group, chunk_rows, wanted = (
-            ctx.settings
-        )
+        k, ignore_index, reduction, smoothing, softcap, z_loss, *places, wanted = ctx.settings
+        route, group, chunk_rows = places
         if reduction == "none":
             _, _, *products = _Late.apply(
                 hidden, weight, bias, target, k, ks, class_weight, per_example, grad, ignore_index,
-                smoothing, softcap, False, False, route, group, chunk_rows, wanted,
+                smoothing, softcap, z_loss, False, False, route, group, chunk_rows, wanted,
             )  # fmt: skip
         else:
             by = grad
@@ -331,7 +348,8 @@ def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
 _SCHEMA = """(
     Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float k, Tensor? ks,
     Tensor? class_weight, Tensor? per_example, Tensor? factor, int ignore_index, float smoothing,
-    float softcap, bool mean, bool later, str route, str group, SymInt chunk_rows, bool[] wanted
+    float softcap, float z_loss, bool mean, bool later, str route, str group, SymInt chunk_rows,
+    bool[] wanted
 ) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"""
 
 
@@ -339,8 +357,8 @@ _SCHEMA = """(
 def linear_products(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, k: float,
     ks: Tensor | None, class_weight: Tensor | None, per_example: Tensor | None,
-    factor: Tensor | None, ignore_index: int, smoothing: float, softcap: float, mean: bool,
-    later: bool, route: str, group: str, chunk_rows: int, wanted: list[bool],
+    factor: Tensor | None, ignore_index: int, smoothing: float, softcap: float, z_loss: float,
+    mean: bool, later: bool, route: str, group: str, chunk_rows: int, wanted: list[bool],
 ) -> Products:  # fmt: skip
     """Return the values of rows, two divisors, and the gradients of hidden, weight and bias.
 
@@ -349,19 +367,24 @@ def linear_products(
     the weights, and what is left to divide the gradients by if the mean is divided ``later``.
     """
     unit = 2.0 ** -(len(hidden).bit_length() // 2) if later else 1.0
-    soft = target.is_floating_point()
-    counted = target != ignore_index if not soft else target.new_ones(len(hidden), dtype=torch.bool)
-    column, example_weight = target, counted.double()
+    counted = _counted(target, len(hidden), ignore_index)
+    column, example_weight, classes = target, counted.double(), ALL_CLASSES
     if group:
-        from pseudograd.loss.parallel import label_weights, own_labels, ranks_of
+        from pseudograd.loss.parallel import SplitClasses, label_weights, own_labels, ranks_of
 
+        classes = SplitClasses(group)
         column = own_labels(torch.where(counted, target, 0), len(weight), group)
         if class_weight is not None:
             example_weight = example_weight * label_weights(class_weight, column, group)
-    elif class_weight is not None and not soft:
+    elif class_weight is not None and not target.is_floating_point():
         _, y, known = known_labels(target, len(weight), ignore_index)
         example_weight = example_weight * known * class_weight[y]
     divisor = (example_weight if per_example is None else example_weight * per_example).sum()
+    z_factor: float | Tensor = z_loss
+    if z_loss and class_weight is not None and (mean or later):
+        # Divided by the sum of the weights like all else, it is a mean without class weights.
+        count = (counted if per_example is None else counted * per_example).sum()
+        z_factor = torch.where(divisor == 0, 0, z_loss * divisor / count)
     if factor is not None and per_example is not None:
         factor = factor * per_example
     if factor is not None and mean:
@@ -383,6 +406,9 @@ def linear_products(
         factor_part = None
         if factor is not None:
             factor_part = (factor if len(factor) == 1 else factor[part]).expand(len(x))
+        of_z_loss = None
+        if z_loss:
+            squares, of_z_loss = _z_loss(logits, counted[part], factor_part, z_factor, classes)
         if group and smoothing:
             values[part] = _split_smoothed(
                 logits, column[part], counted[part], k_part, class_weight, smoothing, factor_part,
@@ -397,8 +423,12 @@ def linear_products(
             values[part] = _ROUTES[route](
                 logits, target[part], k_part, class_weight, ignore_index, smoothing, factor_part
             )
+        if z_loss:
+            values[part] += squares
         if factor is None:
             continue
+        if of_z_loss is not None:
+            logits.add_(of_z_loss)
         if slope is not None:
             logits.mul_(slope)
         if wanted[0]:
@@ -445,6 +475,54 @@ def _cap(logits: Tensor, softcap: float, slope: bool) -> Tensor | None:
     derivative = z.cosh().pow_(-2).to(logits.dtype) if slope else None
     logits.copy_(z.tanh_().mul_(softcap))
     return derivative
+
+
+def check_z_loss(z_loss: float) -> None:
+    """Refuse a factor that is not a finite number of 0 or more."""
+    if isinstance(z_loss, bool) or not isinstance(z_loss, (int, float)):
+        raise TypeError(f"z_loss must be a number of 0 or more, not {z_loss!r}")
+    if not 0 <= z_loss < float("inf"):
+        raise ValueError(f"z_loss must be a finite number of 0 or more, not {z_loss}")
+
+
+def _counted(target: Tensor, rows: int, ignore_index: int) -> Tensor:
+    """Return which rows are not ignored."""
+    if target.is_floating_point():
+        return target.new_ones(rows, dtype=torch.bool)
+    return target != ignore_index
+
+
+def _z_loss(
+    logits: Tensor, counted: Tensor, factor: Tensor | None, z_factor: float | Tensor,
+    classes: Classes,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Return ``z_factor`` · L² of each row and, if there is a factor, its gradient times that.
+
+    L is the log-sum-exp of the row's logits, and the gradient 2 · z_factor · L · softmax.
+    """
+    top = classes.largest(in_working_precision(logits.amax(-1, keepdim=True)))
+    powers = (logits - top).exp_()  # in half types in the top's dtype, float32
+    total = wide(classes.total(powers))
+    log_sum = wide(top) + total.log()
+    values = torch.where(counted, z_factor * log_sum.square().squeeze(-1), 0)
+    if factor is None:
+        return values, None
+    factor = (factor * counted).unsqueeze(-1)
+    scale = (2 * z_factor * factor * log_sum / total).to(powers.dtype)
+    # An infinite scale times a power of 0 would be NaN.
+    greatest = torch.finfo(powers.dtype).max
+    # What is ignored may hold NaN, and NaN · 0 is NaN.
+    return values, powers.mul_(scale.clamp_(-greatest, greatest)).masked_fill_(factor == 0, 0)
+
+
+def _squares(logits: Tensor, counted: Tensor, per_example: Tensor | None, reduction: str) -> Tensor:
+    """Return the square of each row's log-sum-exp, or their mean or sum, for graphs."""
+    weights = counted.double() if per_example is None else counted * per_example
+    z = torch.where((weights != 0).unsqueeze(-1), in_working_precision(logits), 0)
+    squares = weights * wide(z.logsumexp(-1)).square()
+    if reduction == "none":
+        return squares
+    return squares.sum() / weights.sum() if reduction == "mean" else squares.sum()
 
 
 # Each returns the values of a chunk's rows and, if there is a factor, overwrites the logits with

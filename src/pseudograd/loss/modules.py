@@ -43,7 +43,7 @@ from pseudograd.loss.functional import (
     tunable_cross_entropy,
     weighted_reduction,
 )
-from pseudograd.loss.linear import tunable_linear_cross_entropy
+from pseudograd.loss.linear import check_z_loss, tunable_linear_cross_entropy
 from pseudograd.loss.rows import ByRule
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.framework import Rule, takes_two
@@ -315,6 +315,8 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes.
         softcap: If given, logits z become softcap · tanh(z / softcap) before the loss.
+        z_loss: If above 0, a factor for the square of the log-sum-exp of an example's logits, which
+            is added to its loss.
         implementation: "auto", "triton" or "torch".
         process_group: The ranks that share the classes.
         chunk_rows: How many examples to hold the logits of.
@@ -335,6 +337,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
     _defaults: ClassVar[dict[str, Any]] = {
         **TunableLoss._defaults,
         "softcap": None,
+        "z_loss": 0.0,
         "chunk_rows": None,
     }
 
@@ -348,6 +351,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         softcap: float | None = None,
+        z_loss: float = 0.0,
         implementation: str = "auto",
         process_group: ProcessGroup | None = None,
         chunk_rows: int | None = None,
@@ -359,10 +363,12 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         )  # fmt: skip
         check_chunk_rows(chunk_rows)
         check_softcap(softcap)
+        check_z_loss(z_loss)
         check_factors("class_weight", class_weight)
         self.register_buffer("class_weight", class_weight)
         self.chunk_rows = chunk_rows
         self.softcap = softcap
+        self.z_loss = z_loss
 
     def forward(
         self,
@@ -386,6 +392,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
             softcap=self.softcap,
+            z_loss=self.z_loss,
             implementation=self.implementation,
             process_group=self.process_group,
             chunk_rows=self.chunk_rows,

@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from pseudograd.loss.autograd import zero_if_ignored
 from pseudograd.rules import paper
+from pseudograd.rules.checks import is_eager
 from pseudograd.rules.framework import Rule, checked
 from pseudograd.rules.paper import Sensitivity
+
+# Soft targets need ten float64 numbers for each logit at a time. So we take this many logits at a
+# time: they fit in the cache of a CPU, or keep a GPU busy.
+CPU_BLOCK, GPU_BLOCK = 1 << 17, 1 << 24
+
+
+def by_blocks(
+    function: Callable[..., tuple[Tensor, ...]], z: Tensor, target: Tensor, k: Sensitivity,
+    *others: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return ``function`` of all rows, computed from blocks of rows if there are many.
+
+    Graphs are not divided, since compilers fuse operations by themselves; nor are tensors with a
+    dispatch of their own, which may be distributed.
+    """
+    kind: Any = type(z)
+    plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    rows = max((CPU_BLOCK if z.is_cpu else GPU_BLOCK) // max(z.shape[-1], 1), 1)
+    if not (plain and is_eager() and len(z) > rows):
+        return function(z, target, k, *others)
+    whole: tuple[Tensor, ...] = ()
+    for start in range(0, len(z), rows):
+        part = slice(start, start + rows)
+        k_part = k[part] if isinstance(k, Tensor) and k.dim() else k
+        results = function(z[part], target[part], k_part, *(other[part] for other in others))
+        if not whole:
+            # Not in each block: small tensors between large ones would leave holes in memory.
+            whole = tuple(result.new_empty((len(z), *result.shape[1:])) for result in results)
+        for tensor, result in zip(whole, results, strict=True):
+            tensor[part] = result
+    return whole
 
 
 class ClassIndex:
@@ -18,17 +53,26 @@ class ClassIndex:
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Return -log p_y, the top and the margin."""
-        top, margin = paper.top_and_margin(paper.in_working_precision(z), target)
-        return paper.cross_entropy(margin).squeeze(-1), top, margin
+        return by_blocks(self._values, z, target, k)
 
     def backward(
         self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
     ) -> Tensor:
         """Return Eq. 5."""
-        top, margin = kept
+        return by_blocks(self._push, z, target, k, grad, *kept)[0]
+
+    @staticmethod
+    def _values(z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
+        top, margin = paper.top_and_margin(paper.in_working_precision(z), target)
+        return paper.cross_entropy(margin).squeeze(-1), top, margin
+
+    @staticmethod
+    def _push(
+        z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, top: Tensor, margin: Tensor
+    ) -> tuple[Tensor]:
         logits = paper.in_working_precision(z)
         f = paper.push(logits, target, k, top, paper.strength(margin, k) * grad)
-        return zero_if_ignored(f, grad, z.dtype)
+        return (zero_if_ignored(f, grad, z.dtype),)
 
 
 class ClassProbabilities:
@@ -36,11 +80,25 @@ class ClassProbabilities:
 
     def __init__(self, classes: paper.Classes = paper.ALL_CLASSES) -> None:
         self.classes = classes
-        whole = classes is paper.ALL_CLASSES
-        self.exported_as: str | None = "class probabilities" if whole else None
+        self.whole = classes is paper.ALL_CLASSES
+        self.exported_as: str | None = "class probabilities" if self.whole else None
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Return -Σ q log p, where 0 · log 0 is 0.
+        """Return -Σ q log p, where 0 · log 0 is 0."""
+        if not self.whole:  # each block would need reductions over the ranks
+            return self._values(z, target, k)
+        return by_blocks(self._values, z, target, k)
+
+    def backward(
+        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
+    ) -> Tensor:
+        """Return the rule for soft targets."""
+        if not self.whole:
+            return self._push(z, target, k, grad)[0]
+        return by_blocks(self._push, z, target, k, grad)[0]
+
+    def _values(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
+        """Return -Σ q log p.
 
         With d = z - top it is W log(1 + rest) - Σ q d, where W = Σ q and rest = Σ exp(d) - 1. In
         log p itself, a small rest would be rounded away beside the 1.
@@ -56,12 +114,9 @@ class ClassProbabilities:
         value = value - classes.total(torch.where(target == 0, 0, target * distance))
         return (value.squeeze(-1),)
 
-    def backward(
-        self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor, *kept: Tensor
-    ) -> Tensor:
-        """Return the rule for soft targets."""
+    def _push(self, z: Tensor, target: Tensor, k: Sensitivity, grad: Tensor) -> tuple[Tensor]:
         f = paper.soft_push(paper.in_working_precision(z), target, k, self.classes) * grad
-        return zero_if_ignored(f, grad, z.dtype)
+        return (zero_if_ignored(f, grad, z.dtype),)
 
 
 class ByRule:
