@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from pseudograd.data.arrays import open_new
 from pseudograd.data.columns import OptionError
 from pseudograd.data.survey import Note
 from pseudograd.fleet.modules.fleet import ModuleFleet
+from pseudograd.report.summary import network_summary
 from pseudograd.search import Study, cluster
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -152,7 +154,12 @@ def test_from_arrays_to_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.startswith("error ")
     assert "of 90 examples)" in err
     several = [[[float(row[f"p({at})"]) for at in range(3)] for row in rows]]
-    for extra in (["--k", "1"], ["--ensemble"], ["--ensemble", "--k", "1"]):
+    for extra in (
+        ["--k", "1"],
+        ["--ensemble"],
+        ["--ensemble", "--k", "1"],
+        ["--ensemble", "--k", "mixed"],
+    ):
         rows, _ = predicted(capsys, "shapes.npz", *extra)
         several.append([[float(row[f"p({at})"]) for at in range(3)] for row in rows])
     assert np.array(several).sum(-1) == pytest.approx(1, abs=1e-4)
@@ -168,9 +175,10 @@ def test_from_arrays_to_predictions(capsys: pytest.CaptureFixture[str]) -> None:
         imported("nets:net"), train, test, k=(1, 0.5), learning_rates=(0.01, 0.03, 0.1),
         validation=0.25, epochs=2, batch_size=10, retrainings=2, folder="run", name="shapes.npz",
     )  # fmt: skip
-    assert told.startswith(study.summary())
+    assert told.startswith(network_summary(study.result, study.assessment, options=True))
+    ensembles = map(study.ensemble, ("chosen", "plain", "mixed"))
     with torch.no_grad():
-        for at, network in ((0, study.model()), (1, study.model(1)), (2, study.ensemble())):
+        for at, network in enumerate((study.model(), study.model(1), *ensembles)):
             expected = network(torch.from_numpy(x)).softmax(1)
             assert np.array(several[at]) == pytest.approx(expected.numpy(), abs=1e-5)
 
@@ -425,7 +433,9 @@ def test_predictions_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     pictures("photos", 1)
     assert "give an .npz file of these" in refusal(capsys, "predict", "run", "photos")
     said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "3")
-    assert "run has no network of k = 3" in said
+    assert re.search(r"run has no network of k = 3\.0: give 1(/2)? or 1|give 1$", said)
+    said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "mixed")
+    assert "run has no network of k = mixed: give 1" in said
     said = refusal(capsys, "predict", "run", "shapes.npz", "--keep", "id")
     assert "--keep must be left out" in said
 

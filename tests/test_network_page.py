@@ -19,7 +19,7 @@ from pseudograd.fleet import Outcome, Ramp
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.report.combined import combined
 from pseudograd.report.page import page
-from pseudograd.report.summary import network_summary
+from pseudograd.report.summary import line_of_run, network_summary
 from pseudograd.search import Study, read_assessment, result
 from pseudograd.search.assessment import share
 from pseudograd.search.documents import checksum
@@ -108,7 +108,7 @@ def test_the_page_says_what_was_found(finished: studies.Study) -> None:
     model = found["model"]
     title, heading = re.findall(r"<(?:title|h1)>(.*?)</", parsed.html)
     if model["error"] < found["baselines"][0]["error"]:
-        assert heading == f"Test error {percent(model['error'])}%"
+        assert heading.startswith(f"Test error {percent(model['error'])}%")
         assert title == f"{heading} · corners"
     wrong = (
         f"{model['wrong']} of 100 test examples wrong: a test error of {percent(model['error'])}%"
@@ -194,7 +194,7 @@ def shares(chosen: int, mixed: int, plain: int, one: int = 60, size: int = 5) ->
         "unequal": False,
         "by_class": [],
         "confused": [],
-        "reliability": {},
+        "reliability": {"model": []},
         "combined": [
             {
                 **share(wrong, 1000),
@@ -216,7 +216,11 @@ PROTOCOL = NetworkProtocol(
     RECIPE, ks=(1.0, 0.5, RAMP), learning_rates=(0.05, 0.1, 0.2), repetitions=2, retrainings=5
 )
 SHAPES = {"shapes": [[3, 8, 8], []]}
-TOLD = {**ABOUT, "data": {**ABOUT["data"], **SHAPES, "pixels": None}}
+TOLD = {
+    **ABOUT,
+    "command": "train.py",
+    "data": {**ABOUT["data"], **SHAPES, "pixels": None},
+}
 
 
 def told(assessment: Any, protocol: NetworkProtocol = PROTOCOL, **how: Any) -> tuple[str, str]:
@@ -277,6 +281,44 @@ def test_words_about_ensembles_follow_the_numbers(
         assert f"{words.replace('→', '->')}: {call} returns it" in lines[0]
         assert f"{call} returns it." in text
     assert "five of mixed k (two of 1/2, two of 1 and one of 1/2→2)" in text
+
+
+@pytest.mark.parametrize(
+    ("wrongs", "headline", "line"),
+    [
+        ((45, 44, 50), "Test error 6.00%, 4.50% as an ensemble", "1/2 x5 4.50 5.00"),
+        ((57, 50, 45), "Test error 6.00%, 5.00% as an ensemble", "1/2+1+1/2->2 x5 5.00 4.50"),
+        ((57, 57, 45), "Test error 6.00%, 4.50% as an ensemble", "1 x5 4.50 4.50"),
+        ((58, 59, 58), "Test error 6.00%", "1/2 0.56 0.56"),
+    ],
+)
+def test_an_ensemble_that_is_better_is_in_the_headline_and_in_the_list_of_runs(
+    tmp_path: Path, wrongs: tuple[int, int, int], headline: str, line: str
+) -> None:
+    study = Study(tmp_path / "run", PROTOCOL, TOLD["data"])
+    with study.session("train.py", ["cpu"]):
+        for trial, outcome in made_up(PROTOCOL).items():
+            study.tell(trial, outcome)
+    write_found(study, shares(*wrongs))
+    _, heading = re.findall(r"<(?:title|h1)>(.*?)</", read(study.report()).html)
+    assert heading == headline
+    assert f" {line} " in " ".join(line_of_run(study).split())
+
+
+def test_on_the_command_line_commands_are_told() -> None:
+    outcomes, typed = made_up(PROTOCOL), {**TOLD, "command": "train.py\npseudograd tune x.npz"}
+    for wrongs, call in (
+        ((45, 44, 50), "pseudograd predict --ensemble"),
+        ((57, 50, 45), "pseudograd predict --ensemble --k mixed"),
+        ((57, 57, 45), "pseudograd predict --ensemble --k 1"),
+    ):
+        found = shares(*wrongs)
+        text = Parsed(page(typed, PROTOCOL, outcomes, None, found)).text
+        printed = network_summary(result(PROTOCOL, outcomes), found, options=True)
+        for told_to in (text, printed):
+            assert f"{call} applies it" in told_to
+            assert "pseudograd predict --k 1 applies the best one with k = 1" in told_to
+            assert "study." not in told_to
 
 
 def test_one_network_is_no_ensemble() -> None:
@@ -441,7 +483,7 @@ def test_a_damaged_assessment_is_told_in_a_sentence_and_written_anew(
         assert "\n" not in str(told.value)
         assert str(told.value).startswith(str(path))
         assert str(told.value).endswith("run the study again, which writes it anew")
-    assert main(["runs", str(folder.parent)]) == 0  # the ledger has what it tells
+    assert main(["runs", str(folder.parent)]) == 1  # it may have an ensemble in the headline
     assert run(again)
     assert again.assessment == finished.assessment
     assert "Combined predictions" in read(again.report()).text

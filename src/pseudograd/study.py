@@ -33,6 +33,7 @@ from pseudograd.search.networks import (
     ModuleEnsemble,
     Weights,
     assess_networks,
+    final_groups,
     trained,
 )
 from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, Protocol
@@ -341,7 +342,9 @@ class Study(search.Study):
         """Train networks again whose weights are lost, and assess them all on the test set."""
         if not self.protocol.retrainings:
             return
-        groups = self._groups()
+        groups = final_groups(self)
+        if groups["chosen"] == groups["plain"]:
+            del groups["chosen"]  # there is nothing to compare
         wanted = {trial: None for group in groups.values() for trial in group}
         if lost := [trial for trial in wanted if self.weights.get(trial) is None]:
             for _ in self._keeping(runner)(deque(lost), never):
@@ -360,24 +363,6 @@ class Study(search.Study):
             return read_found(self) is not None
         except (OSError, ValueError):
             return False
-
-    def _groups(self) -> dict[str, list[Trial]]:
-        """Return the networks of each ensemble, all of the same size unless some diverged."""
-        protocol = self.protocol
-        assert isinstance(protocol, NetworkProtocol)
-        chosen, plain = protocol.chosen(self.ledger)
-        groups = {
-            name: protocol.retrainings_of(cell.k, cell.learning_rate)
-            for name, cell in (("chosen", chosen), ("plain", plain))
-            if name == "plain" or cell != plain
-        }
-        if mixed := protocol.mixed_trials(self.ledger):
-            groups["mixed"] = mixed
-        # A network that diverged would spoil the average.
-        return {
-            name: [one for one in group if math.isfinite(self.ledger[one].cross_entropy)] or group
-            for name, group in groups.items()
-        }
 
     # --- what was found ----------------------------------------------------------------------
 
@@ -418,10 +403,7 @@ class Study(search.Study):
                 the best k and others, one of each.
 
         """
-        if not self.finished:
-            raise ValueError("the study is not finished: call run() first")
-        groups = self._groups()
-        groups.setdefault("chosen", groups["plain"])
+        groups = final_groups(self)
         if which not in groups:
             raise ValueError(f"which must be one of {', '.join(groups)}, not {which!r}")
         networks: Iterable[nn.Module] = (

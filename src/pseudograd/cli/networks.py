@@ -110,6 +110,7 @@ def _smoothing(text: str) -> float:
 
 def tune_network(options: argparse.Namespace) -> None:
     """Run ``pseudograd tune DATA --network ...``."""
+    from pseudograd.report.summary import network_summary
     from pseudograd.search.display import tell_set_aside
 
     for name, default in _OTHERS.items():
@@ -148,7 +149,7 @@ def tune_network(options: argparse.Namespace) -> None:
             f"{study.training.batch_size})"
         ) from problem
     if finished:
-        print(study.summary())
+        print(network_summary(study.result, study.assessment, options=True))
     else:
         print(f"time limit reached; {kept(len(study.ledger))}")
     if study.ledger:

@@ -157,6 +157,7 @@ def page(
         folds=not module or recipe["validation"] is None,
         shapes=shapes_in_words(about["data"]["shapes"]) if module else None,
         unassessed=unassessed,
+        options=not module or _is_typed(about["command"]),
         protocol=protocol,
         trials=len(ledger),
         wanted=len(wanted),
@@ -180,6 +181,11 @@ def page(
         **_search(protocol, ledger, chosen, plain),
         **_driving(about["data"], examples),
     )
+
+
+def _is_typed(command: str) -> bool:
+    """Whether a search was last run from the command line, and not by a program of the user's."""
+    return command.rpartition("\n")[2].startswith("pseudograd ")
 
 
 def _trained(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from pseudograd.search.assessment import assess_probabilities, share
 from pseudograd.search.comparison import best_stopped
 from pseudograd.search.ledger import trial_name
 from pseudograd.search.measures import compare_on_rows, log_loss
+from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.search.study import Study
-from pseudograd.words import fraction
+from pseudograd.words import fraction, joined
 
 _MOST_NUMBERS = 1 << 28  # test probabilities of a network that are held at once
 
@@ -176,6 +178,25 @@ def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:
     return module.eval()
 
 
+def final_groups(study: Study) -> dict[str, list[Trial]]:
+    """Return the networks of each ensemble: "chosen", "plain" (of k = 1) and perhaps "mixed".
+
+    All have the same size unless some diverged, which would spoil the average.
+    """
+    assert isinstance(study.protocol, NetworkProtocol)
+    comparison = study.result.comparison
+    groups = {
+        "chosen": [outcome.trial for outcome in comparison.chosen],
+        "plain": [outcome.trial for outcome in comparison.plain],
+        "mixed": study.protocol.mixed_trials(study.ledger),
+    }
+    return {
+        name: [one for one in group if math.isfinite(study.ledger[one].cross_entropy)] or group
+        for name, group in groups.items()
+        if group
+    }
+
+
 def load_network(
     study: Study,
     network: Callable[[], nn.Module],
@@ -188,7 +209,8 @@ def load_network(
     Args:
         study: The study, from `pseudograd.search.Study.open`.
         network: The function that made the network.
-        k: 1 for the network of k = 1, which the choice was compared with.
+        k: 1 for the network of k = 1, which the choice was compared with; "mixed" for the ensemble
+            of several k.
         ensemble: Whether to return all final networks as one, whose probabilities are their mean.
 
     """
@@ -203,16 +225,22 @@ def load_network(
             f"{study.folder} has the network {recipe.network!r}, but the function now makes "
             f"{described!r}: bring back its code as it was"
         )
-    comparison = study.result.comparison
-    wanted, chosen = as_k(k), comparison.chosen[0].trial.k
-    if wanted is not None and wanted not in (chosen, 1):
+    groups = final_groups(study)
+    names: dict[float | Ramp | str | None, str] = {
+        1: "plain",
+        groups["chosen"][0].k: "chosen",
+        None: "chosen",
+    }
+    if ensemble and "mixed" in groups:
+        names["mixed"] = "mixed"
+    wanted = k if k == "mixed" else as_k(k)
+    if wanted not in names:
+        there = [one if isinstance(one, str) else fraction(one) for one in names if one is not None]
         raise ValueError(
-            f"{study.folder} has no network of k = {wanted}: give {fraction(chosen)}"
-            + (" or 1" if chosen != 1 else "")
+            f"{study.folder} has no network of k = {wanted}: give {joined(there, 'or')}"
         )
-    outcomes = comparison.plain if wanted == 1 else comparison.chosen
     training, weights = Training(network), Weights(study.folder / "networks")
+    group = groups[names[wanted]]
     if not ensemble:
-        return trained(training, weights, best_stopped(outcomes).trial)
-    networks = [trained(training, weights, outcome.trial) for outcome in outcomes]
-    return ModuleEnsemble(networks).eval()
+        return trained(training, weights, best_stopped(map(study.ledger.__getitem__, group)).trial)
+    return ModuleEnsemble([trained(training, weights, trial) for trial in group]).eval()
