@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import pseudograd
+from pseudograd.fleet import Trial
 from pseudograd.search import Study as AnyStudy
 from pseudograd.search.networks import ModuleEnsemble
 from pseudograd.search.protocol import NetworkProtocol
@@ -290,6 +292,52 @@ def test_a_folder_of_another_recipe_is_refused(finished: Study) -> None:
         study(finished.folder, network=lambda: nn.Linear(6, 3))
     with pytest.raises(ValueError, match="holds a run on other data"):
         study(finished.folder, train=(TRAIN[0] + 1, TRAIN[1]))
+
+
+def test_other_k_and_rates_keep_what_is_done(tmp_path: Path) -> None:
+    def told(**settings: Any) -> tuple[Study, list[Trial]]:
+        """Run the study, and return the trials of the search that were new."""
+        one = study(tmp_path / "run", **settings)
+        before = dict(one.ledger)
+        run(one)
+        assert {trial: one.ledger[trial] for trial in before} == before
+        return one, [t for t in one.ledger if t not in before and not t.split.retrain]
+
+    first, _ = told(k=(0.5, 1))
+    tried = first.result.cells
+    more, new = told(k=(0.5, 1, 2))
+    assert {trial.k for trial in new} == {2}
+    assert {cell for cell in more.result.cells if cell.k != 2} == set(tried)
+    assert len(more.result.best_of_each_k) == 3
+    assert "k in 1/2, 1, 2" in more.report().read_text("utf-8")
+    # A rate between the others is new to every k. Those that were added at the edges stay.
+    between, new = told(k=(0.5, 1, 2), learning_rates=(0.01, 0.02, 0.03))
+    assert {trial.learning_rate for trial in new} >= {0.02}
+    assert len(new) <= 6
+    assert set(tried) < set(between.result.cells)
+    # Fewer values leave out what is done, and the ledger has it when it is asked for again.
+    fewer, new = told(k=(1, 2), learning_rates=(0.03,))
+    assert not new
+    assert {cell.k for cell in fewer.result.cells} == {1, 2}
+    assert set(fewer.result.cells) == {cell for cell in between.result.cells if cell.k != 0.5}
+    again, new = told(k=(0.5, 1, 2), learning_rates=(0.01, 0.02, 0.03))
+    assert not new
+    assert again.result == between.result
+    assert again.assessment == between.assessment
+    assert not again.ledger.set_aside
+
+
+def test_given_rates_follow_a_sweep(tmp_path: Path) -> None:
+    run(study(tmp_path / "run", k=(0.5, 1), learning_rates=(), epochs=8))
+    given = study(tmp_path / "run", k=(0.5, 1), epochs=8)
+    assert not given.ledger.set_aside
+    run(given)
+    assert {0.01, 0.03} < {cell.learning_rate for cell in given.result.cells}
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    done = len(given.ledger)
+    assert (
+        len(run(study(tmp_path / "copy", k=(0.5, 1), learning_rates=(), epochs=8)).ledger) == done
+    )
 
 
 def test_too_large_a_network_for_the_labels_is_allowed() -> None:

@@ -46,7 +46,8 @@ class Study(search.Study):
 
     Every pair of k and learning rate is trained and validated; then networks of the best pair and
     of k = 1 are trained on all training examples and compared on the test set. Choices go by the
-    plain error, whatever the class weights. Making the same study again resumes it.
+    plain error, whatever the class weights. Making the same study again resumes it; with other k or
+    learning rates, it keeps what is done and trains what is new.
 
     Args:
         network: Returns a fresh, untrained module, whose outputs are logits (without a softmax).
@@ -299,7 +300,7 @@ class Study(search.Study):
                 from pseudograd.search.display import Display
 
                 display = stack.enter_context(Display(self.protocol, self.ledger))
-                done = f", of which {len(self.ledger)} are done" if self.ledger else ""
+                done = f"; {counted(len(self.ledger), 'trial')} done before" if self.ledger else ""
                 display.tell(f"training {self.protocol.plan()}{done}")
                 for note in self.examples.notes:
                     display.tell(note)

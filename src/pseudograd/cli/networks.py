@@ -272,11 +272,13 @@ def _folder_name(
     arrays: Arrays,
     settings: dict[str, Any],
 ) -> str:
-    """Return the name of the run's folder, which depends only on its settings and its data."""
+    """Return the name of the run's folder, made of its data and all settings but k and rates."""
     from pseudograd.fleet.modules.training import describe, describe_network
 
     plain = {
-        key: describe(value) if callable(value) else str(value) for key, value in settings.items()
+        key: describe(value) if callable(value) else str(value)
+        for key, value in settings.items()
+        if key not in ("k", "learning_rates")
     }
     digest = hashlib.sha256(json.dumps([describe_network(network), plain]).encode())
     for part in (arrays.train, arrays.test):

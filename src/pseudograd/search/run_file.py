@@ -12,7 +12,7 @@ from pseudograd.files import UNFINISHED
 from pseudograd.fleet.recipe import Recipe, recipe_from_json
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.documents import misfit, read_json
-from pseudograd.search.protocol import NetworkProtocol, Protocol
+from pseudograd.search.protocol import RANGE, NetworkProtocol, Protocol
 
 LOCK = ".lock"
 _SESSION = {
@@ -70,7 +70,7 @@ def protocol_in(folder: Path, written: Mapping[str, Any]) -> Protocol:
 def check_settings(
     folder: Path, written: Mapping[str, Any], ours: Mapping[str, Any], recipe: Recipe
 ) -> None:
-    """Raise ValueError unless the study that was begun in the folder is ours."""
+    """Raise ValueError unless the study that was begun in the folder is ours, up to its range."""
     if _facts(written["data"]) != _facts(ours["data"]):
         name = written["data"].get("name")
         raise ValueError(
@@ -81,7 +81,7 @@ def check_settings(
     for part in ("recipe", "protocol"):
         for name in written[part] | ours[part]:
             old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))
-            if old != new:
+            if old != new and name not in RANGE:
                 raise ValueError(
                     f"{folder} holds a run with other settings ({name} was {old}, is now "
                     f"{new}): name another folder, or repeat its settings"

@@ -451,7 +451,10 @@ class Study:
         with self._guard():
             written = read_run(self.folder)
             if self._is_started(written):
-                check_settings(self.folder, written, self._as_json(), self.protocol.recipe)
+                ours = self._as_json()
+                check_settings(self.folder, written, ours, self.protocol.recipe)
+                if written["protocol"] != ours["protocol"]:
+                    self._check_alone()
             self.sessions[:] = written["sessions"]
             self.ledger = self._read_ledger()
             self.sessions.append(now)
@@ -467,10 +470,12 @@ class Study:
             started = datetime.datetime.fromisoformat(latest["started"])
             passed = datetime.datetime.now(datetime.UTC) - started
             latest["seconds"] = round(passed.total_seconds(), 1)
+            description = None
             if self._place is not None and self.folder is not None:
-                self.sessions[:] = read_run(self.folder)["sessions"]
+                description = read_run(self.folder)  # its range may be another process's by now
+                self.sessions[:] = description["sessions"]
                 self.sessions[self._place] = latest
-            self._write()
+            self._write(description)
             self._noted = time.monotonic()
 
     # --- a folder shared with other processes ------------------------------------------------
@@ -508,6 +513,20 @@ class Study:
             finally:
                 self._leave()
 
+    def _check_alone(self) -> None:
+        """Raise BlockingIOError if another process shares the folder, with the range as it was."""
+        if self._presence is None:  # a session has the folder for itself
+            return
+        self._presence.release()
+        alone = Lock.on(self._ledger_path)
+        if alone is None:
+            raise BlockingIOError(
+                f"another process is at work on {self.folder} with other values of k or learning "
+                "rates: give the same, or wait for it"
+            )
+        alone.release()
+        self._presence = Lock.on(self._ledger_path, shared=True)
+
     def _leave(self) -> None:
         """Let others have the folder for themselves, if this process is not at work on it."""
         if self._presence is not None and not self._loops and not self._claims.trials:
@@ -523,7 +542,7 @@ class Study:
 
     def _read_ledger(self) -> Ledger:
         path = None if self.folder is None else self._ledger_path
-        return Ledger(path, self.protocol.recipes, self.protocol.covers)
+        return Ledger(path, self.protocol.recipes, self.protocol.admits)
 
     def _open_folder(self, folder: Path, *, check_data: bool) -> None:
         """Make the folder of a new study, or check that the study in it is this one."""
@@ -569,10 +588,10 @@ class Study:
         description: dict[str, Any] = json.loads(json.dumps(self._description()))
         return description
 
-    def _write(self) -> None:
+    def _write(self, description: Mapping[str, Any] | None = None) -> None:
         if self.folder is not None:
             with self._guard():
-                content = {**self._description(), "sessions": self.sessions}
+                content = {**(description or self._description()), "sessions": self.sessions}
                 write_json(self.folder / "run.json", content)
 
 
