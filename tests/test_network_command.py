@@ -262,6 +262,8 @@ def test_a_folder_of_images(capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
     assert {row["label"] for row in rows} <= {"dark", "light"}
     assert "of 4 examples)" in err
+    (row,), _ = predicted(capsys, "more/dark/1.png")
+    assert row == {**rows[1], "file": "1.png"}
 
 
 def test_a_run_on_a_cluster_gets_its_runner(
@@ -334,11 +336,12 @@ def test_more_outputs_than_classes(capsys: pytest.CaptureFixture[str]) -> None:
         (["--image-size", "8"], "--image-size must be left out: shapes.npz is not a folder"),
         (["--data-dir", "."], "--data-dir must be left out: shapes.npz is not a known set"),
         (["--schedule", "steps"], "invalid choice: 'steps'"),
+        (["--validation", "0.001"], "--validation must hold out some of the 72 training"),
         (["--validation", "1"], "'1' must be a number between 0 and 1"),
         (["--label-smoothing", "2"], "'2' must be a number from 0 to 1"),
         (["--weight-decay", "-1"], "'-1' must be a number of at least 0"),
         (["--augment", "nets:nothing"], "--augment nets:nothing: nets has no 'nothing'"),
-        (["--augment", "nets:raises"], "augment must be a function of a batch of inputs"),
+        (["--augment", "nets:raises"], "--augment must be a function of a batch of inputs"),
     ],
 )
 def test_options_that_do_not_fit(
@@ -431,7 +434,11 @@ def test_predictions_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     arrays("gaps.npz", X=np.full((90, 3, 4), np.nan))
     assert "gaps.npz must have finite numbers" in refusal(capsys, "predict", "run", "gaps.npz")
     pictures("photos", 1)
-    assert "give an .npz file of these" in refusal(capsys, "predict", "run", "photos")
+    one = next(Path("photos").rglob("*.png"))
+    for path in ("photos", str(one)):
+        assert "give an .npz file of these" in refusal(capsys, "predict", "run", path)
+    said = refusal(capsys, "predict", "run", "nets.py")
+    assert said == "pseudograd: nets.py must be an .npz file or images, for a network of your own"
     said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "3")
     assert re.search(r"run has no network of k = 3\.0: give 1(/2)? or 1|give 1$", said)
     said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "mixed")

@@ -247,7 +247,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "LBFGS": ({"optimizer": torch.optim.LBFGS}, "optimizer must make steps from gradients alone"),
     "unknown setting": ({"wait_decay": 1}, "optimizer must make steps.*wait_decay"),
     "no optimizer": ({"optimizer": "adam"}, "optimizer must be a function or a class, not 'adam'"),
-    "k without 1": ({"k": (0.5, 2)}, "ks must contain 1"),
+    "k without 1": ({"k": (0.5, 2)}, "^k must contain 1"),
+    "k of 0": ({"k": (0, 1)}, "^k must be finite numbers above 0"),
+    "k twice": ({"k": (1, 1)}, "^k must be different numbers"),
+    "nothing to validate on": (
+        {"validation": 0.001},
+        "^validation must hold out some of the 180 training examples, and leave others to train on,"
+        " but 0.001 of them is 0$",
+    ),
+    "nothing to train on": (
+        {"validation": 0.6, "patience": 2},
+        "^validation must hold out some of the 180 training examples twice, .* 0.6 of them is 108$",
+    ),
+    "too few for folds": (
+        {"validation": None, "train": (X[:4], Y[:4])},
+        "^train must have 5 examples or more, one for each fold, not 4",
+    ),
     "class weights": (
         {"class_weights": (1, 2)},
         "class_weights must be one for each of the network's 3 outputs, not 2",
@@ -292,6 +307,27 @@ def test_a_folder_of_another_recipe_is_refused(finished: Study) -> None:
         study(finished.folder, network=lambda: nn.Linear(6, 3))
     with pytest.raises(ValueError, match="holds a run on other data"):
         study(finished.folder, train=(TRAIN[0] + 1, TRAIN[1]))
+    with pytest.raises(ValueError, match=r"other settings .classes was .0, 1, 2., is now .'a', "):
+        study(finished.folder, classes=list("abc"))
+    with pytest.raises(ValueError, match=r"other settings .network was Sequential, 123 param"):
+        study(finished.folder, network=lambda: nn.Linear(6, 4))
+    with pytest.raises(ValueError, match=r"other settings .name was data, is now other"):
+        study(finished.folder, name="other")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"k": (0.5, 2)}, "^k must contain 1"),
+        ({"k": 1}, "^k must be several values"),
+        ({"learning_rates": 0.1}, "^learning_rates must be several values"),
+        ({"learning_rates": ()}, "^learning_rates must be at least one number"),
+        ({"repetitions": 0}, "^repetitions must be 1 or more"),
+    ],
+)
+def test_bad_settings_of_a_training_of_ones_own(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Study.own_training("mine", **{"learning_rates": (0.1,), **settings})
 
 
 def test_other_k_and_rates_keep_what_is_done(tmp_path: Path) -> None:

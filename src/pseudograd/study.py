@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pseudograd.extras import needed_for
-from pseudograd.fleet import Outcome, OwnRecipe, Stop, Trial, never
+from pseudograd.fleet import Outcome, OwnRecipe, Recipe, Stop, Trial, never
 from pseudograd.fleet.devices import all_devices, check_device
 from pseudograd.fleet.modules.checks import check_training
 from pseudograd.fleet.modules.examples import Examples
@@ -129,10 +129,9 @@ class Study(search.Study):
         seed: int = 0,
         **optimizer_settings: Any,
     ) -> None:
-        for argument, several in (("k", k), ("learning_rates", learning_rates)):
-            _check_several(argument, several)
+        _check_several(k=k, learning_rates=learning_rates)
         if class_weights is not None:
-            _check_several("class_weights", class_weights)
+            _check_several(class_weights=class_weights)
             if not all(0 <= weight < math.inf for weight in class_weights) or not any(
                 class_weights
             ):
@@ -166,10 +165,11 @@ class Study(search.Study):
             raise ValueError(
                 f"classes must name the network's {outputs} outputs, not {len(self.classes)}"
             )
-        protocol = NetworkProtocol(
+        protocol = _protocol(
+            NetworkProtocol,
             recipe,
-            ks=tuple(map(as_k, k)),
-            learning_rates=tuple(learning_rates),
+            k,
+            learning_rates,
             repetitions=repetitions or (5 if validation is None else 1),
             retrainings=retrainings,
             seed=seed,
@@ -223,10 +223,14 @@ class Study(search.Study):
             (0.5, 0.2)
 
         """
-        protocol = Protocol(
+        _check_several(k=k, learning_rates=learning_rates)
+        if not learning_rates:
+            raise ValueError("learning_rates must be at least one number, not ()")
+        protocol = _protocol(
+            Protocol,
             OwnRecipe(description),
-            ks=tuple(map(as_k, k)),
-            learning_rates=tuple(learning_rates),
+            k,
+            learning_rates,
             repetitions=repetitions,
             retrainings=retrainings,
             seed=seed,
@@ -431,9 +435,25 @@ def _devices(
         raise ValueError(f"device {device!r} {problem}") from problem
 
 
-def _check_several(argument: str, values: Any) -> None:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{argument} must be several values, such as [{values}], not {values!r}")
+def _check_several(**arguments: Any) -> None:
+    for name, values in arguments.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ValueError(f"{name} must be several values, such as [{values}], not {values!r}")
+
+
+def _protocol(
+    kind: type[Protocol],
+    recipe: Recipe,
+    k: Sequence[float | str | Ramp],
+    learning_rates: Sequence[float],
+    **settings: int,
+) -> Protocol:
+    try:
+        return kind(
+            recipe, ks=tuple(map(as_k, k)), learning_rates=tuple(learning_rates), **settings
+        )
+    except ValueError as problem:
+        raise ValueError(str(problem).replace("ks must", "k must", 1)) from problem
 
 
 def _both(

@@ -256,7 +256,11 @@ def _study(options: argparse.Namespace, arrays: Arrays, settings: dict[str, Any]
         )
     except ValueError as problem:
         if not str(problem).startswith("classes must name"):
-            raise
+            argument, _, complaint = str(problem).partition(" ")
+            if argument not in settings:
+                raise
+            option = {"epochs": "max_epochs", "learning_rates": "rates"}.get(argument, argument)
+            raise ValueError(f"{_typed(option)} {complaint}") from problem
         count = len(arrays.classes or ())
         raise ValueError(
             f"--network {called} has more outputs than {options.data} has classes: give it {count}"

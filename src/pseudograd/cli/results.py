@@ -28,8 +28,8 @@ def predict(commands: Commands) -> None:
         "file",
         metavar="FILE",
         help="a file of rows, such as a .csv or .parquet table, - for standard input; for a "
-        "network of your own an .npz file or a folder of images; if it has labels, too, the error "
-        "is told",
+        "network of your own an .npz file, an image or a folder of images; if it has labels, too, "
+        "the error is told",
     )
     parser.add_argument(
         "--k",

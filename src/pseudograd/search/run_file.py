@@ -26,6 +26,8 @@ _SESSION = {
     "trials": int,
 }
 _RUN = {"recipe": dict, "protocol": dict, "data": dict, "sessions": [_SESSION]}
+# Facts about the data that users give beside them; the number of classes is that of their names.
+_GIVEN = {"name", "labels", "classes"}
 _PROTOCOLS: dict[str, type[Protocol]] = {
     kind.kind: kind for kind in (Protocol, Bagging, NetworkProtocol)
 }
@@ -71,21 +73,30 @@ def check_settings(
     folder: Path, written: Mapping[str, Any], ours: Mapping[str, Any], recipe: Recipe
 ) -> None:
     """Raise ValueError unless the study that was begun in the folder is ours, up to its range."""
-    if _facts(written["data"]) != _facts(ours["data"]):
-        name = written["data"].get("name")
+    old, new = _facts(written["data"]), _facts(ours["data"])
+    changed = {name for name in old | new if old.get(name) != new.get(name)}
+    if changed and not ("sha256" in old and changed <= _GIVEN):
         raise ValueError(
-            f"{folder} holds a run on other data, called {name!r}: name another folder, or "
-            "bring back the data as it was"
+            f"{folder} holds a run on other data, called {old.get('name')!r}: name another folder, "
+            "or bring back the data as it was"
         )
+    if "name" in changed:
+        raise _other(folder, "name", old["name"], new["name"])
     defaults = {field.name: field.default for field in dataclasses.fields(recipe)}  # type: ignore[arg-type]
     for part in ("recipe", "protocol"):
         for name in written[part] | ours[part]:
             old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))
             if old != new and name not in RANGE:
-                raise ValueError(
-                    f"{folder} holds a run with other settings ({name} was {old}, is now "
-                    f"{new}): name another folder, or repeat its settings"
-                )
+                raise _other(folder, name, old, new)
+    if changed:
+        raise _other(folder, "classes", written["data"]["labels"], ours["data"]["labels"])
+
+
+def _other(folder: Path, name: str, old: object, new: object) -> ValueError:
+    return ValueError(
+        f"{folder} holds a run with other settings ({name} was {old}, is now {new}): name another "
+        "folder, or repeat its settings"
+    )
 
 
 def check_empty(folder: Path) -> None:
