@@ -435,8 +435,8 @@ def test_predictions_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gaps.npz must have finite numbers" in refusal(capsys, "predict", "run", "gaps.npz")
     pictures("photos", 1)
     one = next(Path("photos").rglob("*.png"))
-    for path in ("photos", str(one)):
-        assert "give an .npz file of these" in refusal(capsys, "predict", "run", path)
+    for given in ("photos", str(one)):
+        assert "give an .npz file of these" in refusal(capsys, "predict", "run", given)
     said = refusal(capsys, "predict", "run", "nets.py")
     assert said == "pseudograd: nets.py must be an .npz file or images, for a network of your own"
     said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "3")

@@ -24,7 +24,7 @@ from pseudograd.search import Study, read_assessment, result
 from pseudograd.search.assessment import share
 from pseudograd.search.documents import checksum
 from pseudograd.search.found import write_found
-from pseudograd.search.measures import compare_counts
+from pseudograd.search.measures import compare_counts, wilson
 from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.words import percent
 from run_folders import changed, cut, places
@@ -415,6 +415,58 @@ def test_several_labels_of_an_example_are_counted_as_labels() -> None:
     assert run(study)
     assert study.assessment["unit"] == "label"
     assert "of 160 test labels wrong" in study.summary()
+
+
+def test_labels_of_one_example_are_not_taken_for_independent(tmp_path: Path) -> None:
+    """Ten positions that are all the same tell no more than one."""
+    x, y = X.flatten(1).unsqueeze(2).expand(-1, -1, 10), Y.unsqueeze(1).expand(-1, 10)
+    study = studies.Study(
+        lambda: nn.Sequential(nn.Conv1d(8, 5, 1), nn.ReLU(), nn.Conv1d(5, 3, 1)),
+        (x[:200], y[:200]),
+        (x[200:], y[200:]),
+        k=(0.5, 1),
+        learning_rates=(0.01, 0.03),
+        epochs=4,
+        batch_size=20,
+        validation=0.25,
+        retrainings=3,
+        folder=tmp_path / "run",
+    )
+    assert run(study)
+    found = study.assessment
+    for one in (found["model"], found["plain"] or found["model"], *found["combined"]):
+        assert one["count"] == 1000
+        low, high = wilson(one["error"] * 100, 100)
+        assert (one["low"], one["high"]) == pytest.approx((low, high), abs=0.003)
+    against = found["baselines"][0]["against"]
+    wrong, other = (round(one["error"] * 100) for one in (found["model"], found["baselines"][0]))
+    assert against["difference"] == pytest.approx((wrong - other) / 100)
+    assert against["high"] - against["low"] > 0.1  # of 100 examples, not of 1,000 labels
+    text = read(study.report()).text
+    assert "so intervals and tests go by the 100 test examples." in text
+
+
+def test_a_sign_test_counts_examples_and_not_their_labels(tmp_path: Path) -> None:
+    protocol = replace(PROTOCOL, retrainings=2)
+    facts = {**TOLD["data"], "positions": 6, "test_size": 60}
+    study = Study(tmp_path / "run", protocol, facts)
+    wrong: dict[float | Ramp, list[set[int]]] = {
+        0.5: [{0}] * 2,
+        1.0: [{*range(12)}] * 2,
+        RAMP: [{1}] * 2,
+    }
+    with study.session("train.py", ["cpu"]):
+        for trial, outcome in made_up(protocol, wrong=wrong).items():
+            study.tell(trial, outcome)
+    write_found(study, {**shares(45, 44, 50, size=2), "unit": "label"})
+    comparison = study.result.comparison
+    assert (comparison.better_on, comparison.worse_on, comparison.sign_p) == (2, 0, 0.5)
+    assert comparison.only_chosen_right == 22
+    text = read(study.report()).text
+    assert "a sign test over the test examples gives p = 0.5" in text
+    assert "2 test examples right more often with k = 1/2, 0 with k = 1" in text
+    assert "it counts each test label 2 times, once for each pair" in text
+    assert "better or worse if a sign test on the test examples has p < 0.05" in text
 
 
 # --- the folder ------------------------------------------------------------------------------

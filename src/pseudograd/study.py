@@ -187,6 +187,8 @@ class Study(search.Study):
             "pixels": None,
             "target": "label",
         }
+        if self.examples.labels.dim() > 1:
+            facts["positions"] = self.examples.labels[0].numel()
         super().__init__(folder, protocol, facts)
         self.weights = Weights(None if self.folder is None else self.folder / "networks")
         self.notes: list[str] = list(self.examples.notes)
@@ -356,7 +358,9 @@ class Study(search.Study):
                 pass
         elif self._known():
             return
-        kept = self._kept(None)
+        kept = {"model": self._kept(None)}
+        if "chosen" in groups:
+            kept["plain"] = self._kept(1)
         self._assessment = assess_networks(
             self.training, self.examples, self.classes, groups, kept, self.weights, device
         )

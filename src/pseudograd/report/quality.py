@@ -61,14 +61,6 @@ def assessed(comparison: Comparison, count: int | None = None) -> Assessment:
     }
 
 
-def with_plain(assessment: Assessment, comparison: Comparison) -> Assessment:
-    """Return an assessment of networks with the best one of k = 1, which only outcomes tell of."""
-    if assessment["plain"] or comparison.kept in comparison.plain:
-        return assessment
-    plain = _own(best_stopped(comparison.plain), assessment["model"]["count"])
-    return {**assessment, "plain": plain}
-
-
 def _own(outcome: Outcome, count: int | None) -> dict[str, Any]:
     """The error of one network, with its interval if the number of test examples is known."""
     known: dict[str, Any] = {"error": outcome.error, "wrong": None, "count": count}

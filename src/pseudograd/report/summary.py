@@ -10,7 +10,7 @@ from pseudograd.fleet import Recipe
 from pseudograd.fleet.ramp import as_k, by_level
 from pseudograd.report.combined import combined
 from pseudograd.report.described import described
-from pseudograd.report.quality import Assessment, assessed, ensembles, standing, with_plain
+from pseudograd.report.quality import Assessment, assessed, ensembles, standing
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import diverged, unfinished, verdict
 from pseudograd.search import Bagging, Cell, Result, Study, read_assessment
@@ -83,8 +83,7 @@ def network_summary(found: Result, assessment: Assessment, *, options: bool = Fa
         options: Whether to tell the options of commands, in place of the names in Python.
 
     """
-    known = with_plain(assessment, found.comparison) if assessment else None
-    return summary(found, known, options=options)
+    return summary(found, assessment or None, options=options)
 
 
 def _filled(

@@ -112,5 +112,6 @@ def begun(command: str, devices: Sequence[str], share: float = 1.0) -> dict[str,
 
 
 def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells data from others: all but the sentences, which may change between versions."""
-    return {name: value for name, value in data.items() if name not in ("columns", "notes")}
+    """What tells data from others: not sentences and the like, which versions may add or change."""
+    told = ("columns", "notes", "positions")
+    return {name: value for name, value in data.items() if name not in told}

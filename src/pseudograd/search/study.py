@@ -394,7 +394,7 @@ class Study:
     @property
     def result(self) -> Result:
         """What the study found, once it is finished."""
-        return result(self.protocol, self.ledger)
+        return result(self.protocol, self.ledger, self.data.get("positions", 1))
 
     def report(self) -> Path:
         """Write the study's page, ``report.html`` in its folder, and return its path."""
