@@ -25,7 +25,6 @@ from pseudograd.data.arrays import open_new
 from pseudograd.data.columns import OptionError
 from pseudograd.data.survey import Note
 from pseudograd.fleet.modules.fleet import ModuleFleet
-from pseudograd.report.summary import network_summary
 from pseudograd.search import Study, cluster
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -175,7 +174,7 @@ def test_from_arrays_to_predictions(capsys: pytest.CaptureFixture[str]) -> None:
         imported("nets:net"), train, test, k=(1, 0.5), learning_rates=(0.01, 0.03, 0.1),
         validation=0.25, epochs=2, batch_size=10, retrainings=2, folder="run", name="shapes.npz",
     )  # fmt: skip
-    assert told.startswith(network_summary(study.result, study.assessment, options=True))
+    assert told.startswith(Study.open("run").summary())
     ensembles = map(study.ensemble, ("chosen", "plain", "mixed"))
     with torch.no_grad():
         for at, network in enumerate((study.model(), study.model(1), *ensembles)):

@@ -19,7 +19,7 @@ from pseudograd.fleet import Outcome, Ramp
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.report.combined import combined
 from pseudograd.report.page import page
-from pseudograd.report.summary import line_of_run, network_summary
+from pseudograd.report.summary import line_of_run, summary
 from pseudograd.search import Study, read_assessment, result
 from pseudograd.search.assessment import share
 from pseudograd.search.documents import checksum
@@ -226,7 +226,7 @@ TOLD = {
 def told(assessment: Any, protocol: NetworkProtocol = PROTOCOL, **how: Any) -> tuple[str, str]:
     """The text of the page and the summary, both of made-up outcomes."""
     outcomes = made_up(protocol, **how)
-    printed = network_summary(result(protocol, outcomes), assessment or {})
+    printed = summary(result(protocol, outcomes), assessment or None, options=False)
     return Parsed(page(TOLD, protocol, outcomes, None, assessment)).text, printed
 
 
@@ -314,7 +314,7 @@ def test_on_the_command_line_commands_are_told() -> None:
     ):
         found = shares(*wrongs)
         text = Parsed(page(typed, PROTOCOL, outcomes, None, found)).text
-        printed = network_summary(result(PROTOCOL, outcomes), found, options=True)
+        printed = summary(result(PROTOCOL, outcomes), found)
         for told_to in (text, printed):
             assert f"{call} applies it" in told_to
             assert "pseudograd predict --k 1 applies the best one with k = 1" in told_to
@@ -382,7 +382,7 @@ def test_a_ramp_can_be_the_choice() -> None:
     parsed = Parsed(page(TOLD, PROTOCOL, outcomes, None))
     assert "selected k = 1/2→2 at a learning rate of" in parsed.text
     assert "The slider starts at 2, where the ramp k = 1/2→2 ends." in parsed.text
-    assert "chosen: k = 1/2->2" in network_summary(result(PROTOCOL, outcomes), {})
+    assert "chosen: k = 1/2->2" in summary(result(PROTOCOL, outcomes), options=False)
 
 
 @pytest.mark.parametrize("stop", [0, 7, 12, 24, 26])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import pseudograd
 from pseudograd.fleet import Trial
+from pseudograd.fleet.ramp import level
 from pseudograd.search import Study as AnyStudy
 from pseudograd.search.networks import ModuleEnsemble
 from pseudograd.search.protocol import NetworkProtocol
@@ -313,6 +314,33 @@ def test_a_folder_of_another_recipe_is_refused(finished: Study) -> None:
         study(finished.folder, network=lambda: nn.Linear(6, 4))
     with pytest.raises(ValueError, match=r"other settings .name was data, is now other"):
         study(finished.folder, name="other")
+
+
+def test_what_is_opened_tells_the_same(finished: Study) -> None:
+    assert finished.folder is not None
+    for opened in (Study.open(finished.folder), AnyStudy.open(finished.folder)):
+        assert opened.best == finished.best
+        assert opened.comparison == finished.comparison
+        assert opened.summary() == finished.summary()
+        assert opened.report() == finished.report()
+
+
+def test_a_training_of_ones_own_has_a_summary_of_what_it_told() -> None:
+    def told(**more: Any) -> str:
+        one = Study.own_training("mine", k=(0.5, 1), learning_rates=(0.1, 0.2, 0.4))
+        for trial in one:
+            error = 0.1 * level(trial.k) + (trial.learning_rate - 0.2) ** 2
+            one.tell(trial, error=error, **more)
+        assert one.comparison == one.result.comparison
+        return one.summary()
+
+    least = told()
+    assert "k = 1/2 has 5.00%, k = 1 10.00% (mean of 5 networks each): -5.00 points" in least
+    assert "chosen: k = 1/2, learning rate 0.2" in least
+    for absent in ("the model", "cross-entropy ", "sign test", "study."):
+        assert absent not in least
+    assert "cross-entropy 0.500, against 0.500" in told(cross_entropy=0.5)
+    assert "(sign test: p = 1)" in told(wrong=[1])
 
 
 @pytest.mark.parametrize(

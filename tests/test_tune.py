@@ -1030,6 +1030,7 @@ def test_another_k_is_added_to_a_finished_search(
     new = [trial for trial in study.ledger if trial not in before]
     assert {trial: study.ledger[trial] for trial in before} == before
     assert {trial.k for trial in new if not trial.split.retrain} == {2}
+    assert out.startswith(study.summary())
     assert [line.split()[0] for line in out.splitlines() if "±" in line and "k " not in line] == [
         "2", "1", "1/2"
     ]  # fmt: skip

@@ -26,7 +26,7 @@ from pseudograd.fleet.modules.training import Augment, Schedule, Training
 from pseudograd.fleet.ramp import Ramp, as_k
 from pseudograd.fleet.recipe import are_numbers
 from pseudograd.search import study as search
-from pseudograd.search.comparison import Comparison, best_stopped
+from pseudograd.search.comparison import best_stopped
 from pseudograd.search.deadline import Deadline
 from pseudograd.search.found import read_found, write_found
 from pseudograd.search.networks import (
@@ -208,6 +208,9 @@ class Study(search.Study):
     ) -> search.Study:
         """Return a study of a training of your own: loop over its trials, and tell their errors.
 
+        It is a `pseudograd.search.Study`, which has all but networks: `best`, `comparison`,
+        `result` and `summary()`, but no `model()`, `ensemble()` or page.
+
         Args:
             description: What is trained, in your words. Change it when you change the training.
             k: The values to try, 1 among them.
@@ -241,7 +244,24 @@ class Study(search.Study):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> search.Study:
-        """Open the study in a folder to read what it found; to resume it, make it again."""
+        """Open the study in a folder to read what it found; to resume it, make it again.
+
+        It is a `pseudograd.search.Study`, which has `best`, `comparison`, `result`, `summary()` and
+        `report()`. It knows no network, so to get the trained one, make the study again, or give
+        the function that makes it to `pseudograd.search.networks.load_network`.
+
+        Example:
+            >>> import tempfile
+            >>> folder = tempfile.mkdtemp()
+            >>> study = Study.own_training(
+            ...     "a formula", k=(0.5, 1), learning_rates=(0.1, 0.2, 0.4), folder=folder
+            ... )
+            >>> for trial in study:
+            ...     study.tell(trial, error=0.1 * trial.k + (trial.learning_rate - 0.2) ** 2)
+            >>> Study.open(folder).comparison.error.mean < 0
+            True
+
+        """
         return search.Study.open(folder)
 
     # --- running -----------------------------------------------------------------------------
@@ -376,11 +396,6 @@ class Study(search.Study):
     # --- what was found ----------------------------------------------------------------------
 
     @property
-    def comparison(self) -> Comparison:
-        """The final networks of the chosen k against those of k = 1."""
-        return self.result.comparison
-
-    @property
     def assessment(self) -> dict[str, Any]:
         """How good the model and the ensembles are on the test set; {} before the end."""
         if not self._assessment and self.finished:
@@ -421,10 +436,10 @@ class Study(search.Study):
         return ModuleEnsemble(list(networks)).eval()
 
     def summary(self) -> str:
-        """Return what the study found, in a few lines."""
-        from pseudograd.report.summary import network_summary
+        """Return what the study found in a few lines, once it is finished."""
+        from pseudograd.report.summary import summary
 
-        return network_summary(self.result, self.assessment)
+        return summary(self.result, self.assessment or None, options=False)
 
 
 def _devices(

@@ -110,7 +110,7 @@ def _smoothing(text: str) -> float:
 
 def tune_network(options: argparse.Namespace) -> None:
     """Run ``pseudograd tune DATA --network ...``."""
-    from pseudograd.report.summary import network_summary
+    from pseudograd.report.summary import summary
     from pseudograd.search.display import tell_set_aside
 
     for name, default in _OTHERS.items():
@@ -149,7 +149,7 @@ def tune_network(options: argparse.Namespace) -> None:
             f"{study.training.batch_size})"
         ) from problem
     if finished:
-        print(network_summary(study.result, study.assessment, options=True))
+        print(summary(study.result, study.assessment or None))
     else:
         print(f"time limit reached; {kept(len(study.ledger))}")
     if study.ledger:

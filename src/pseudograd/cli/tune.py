@@ -92,8 +92,7 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_tune(options: argparse.Namespace) -> None:
-    from pseudograd.report.summary import ensemble_summary, summary
-    from pseudograd.search import Combined, study_of
+    from pseudograd.search import study_of
     from pseudograd.search import tune as run_study
     from pseudograd.search.display import Display, tell_set_aside
 
@@ -138,10 +137,8 @@ def _run_tune(options: argparse.Namespace) -> None:
         ) from problem
     if found is None:
         print(f"time limit reached; {kept(len(study.ledger))}")
-    elif isinstance(found, Combined):
-        print(ensemble_summary(found.best_of_each_k, found.chosen, found.assessment))
     else:
-        print(summary(found))
+        print(study.summary())
     if study.ledger:
         print(f"page: {study.report()}")
     print(f"{'ledger' if found is None else 'model, ledger'} and all else: {study.folder}")

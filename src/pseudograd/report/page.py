@@ -18,9 +18,9 @@ from pseudograd.fleet.ramp import by_level
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.report import figures
 from pseudograd.report.combined import combined_section
-from pseudograd.report.described import described, shapes_in_words
+from pseudograd.report.described import described, is_typed, shapes_in_words
 from pseudograd.report.drawing import image
-from pseudograd.report.quality import assessed, column_notes, ensembles, quality
+from pseudograd.report.quality import assessed, column_notes, ensembles, quality, with_classes
 from pseudograd.report.template import render
 from pseudograd.report.verdict import diverged, error_interval, possible, unfinished, verdict
 from pseudograd.search import (
@@ -34,7 +34,6 @@ from pseudograd.search import (
     read_examples,
 )
 from pseudograd.search.bagging import Bagging
-from pseudograd.search.comparison import ByClass
 from pseudograd.search.documents import misfit
 from pseudograd.words import DASH, fraction, interval, percent
 
@@ -156,7 +155,7 @@ def page(
         folds=not module or recipe["validation"] is None,
         shapes=shapes_in_words(about["data"]["shapes"]) if module else None,
         unassessed=unassessed,
-        options=not module or _is_typed(about["command"]),
+        options=not module or is_typed(about["command"]),
         protocol=protocol,
         trials=len(ledger),
         wanted=len(wanted),
@@ -180,11 +179,6 @@ def page(
         **_search(protocol, ledger, chosen, plain),
         **_driving(about["data"], examples),
     )
-
-
-def _is_typed(command: str) -> bool:
-    """Whether a search was last run from the command line, and not by a program of the user's."""
-    return command.rpartition("\n")[2].startswith("pseudograd ")
 
 
 def _trained(
@@ -249,8 +243,7 @@ def _comparison(
 ) -> Comparison:
     """The final networks compared, with the errors by class if they are known."""
     found = compare(groups["chosen"], groups.get("plain", groups["chosen"]), positions)
-    by_class = tuple(ByClass(**one) for one in (examples or {}).get("by_class", ()))
-    return replace(found, error=possible(found.error), by_class=by_class)
+    return with_classes(replace(found, error=possible(found.error)), examples)
 
 
 def _answer(

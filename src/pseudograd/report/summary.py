@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pseudograd.fleet import Recipe
+from pseudograd.fleet import MLPRecipe, Recipe
 from pseudograd.fleet.ramp import as_k, by_level
 from pseudograd.report.combined import combined
-from pseudograd.report.described import described
-from pseudograd.report.quality import Assessment, assessed, ensembles, standing
+from pseudograd.report.described import described, is_typed
+from pseudograd.report.quality import Assessment, assessed, ensembles, standing, with_classes
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import diverged, unfinished, verdict
-from pseudograd.search import Bagging, Cell, Result, Study, read_assessment
+from pseudograd.search import Bagging, Cell, Result, Study, read_assessment, read_examples
 from pseudograd.words import fraction, percent
 
 
@@ -74,16 +75,20 @@ def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessme
     return _filled(cells, chosen, assessment, told)
 
 
-def network_summary(found: Result, assessment: Assessment, *, options: bool = False) -> str:
-    """Return what a study of any network found; in one line more, if an ensemble is better.
-
-    Args:
-        found: What the study found.
-        assessment: How good the networks are on the test set; {} for what the outcomes tell.
-        options: Whether to tell the options of commands, in place of the names in Python.
-
-    """
-    return summary(found, assessment or None, options=options)
+def study_summary(study: Study) -> str:
+    """Return the summary of a study, from what its folder holds."""
+    known = None if study.folder is None else read_assessment(study)
+    if isinstance(study.protocol, Bagging):
+        if known is None:
+            raise ValueError("the study has no model yet: run the search's command again")
+        cells, chosen = study.protocol.best_of_each_k(study.ledger), study.best
+        return ensemble_summary(tuple(cells), chosen, known)
+    found, command = study.result, study.sessions[-1]["command"] if study.sessions else ""
+    table = isinstance(study.protocol.recipe, MLPRecipe)
+    if table and study.folder is not None:
+        comparison = with_classes(found.comparison, read_examples(study))
+        found = replace(found, comparison=comparison)
+    return summary(found, known or None, options=table or is_typed(command))
 
 
 def _filled(

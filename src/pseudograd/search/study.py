@@ -27,6 +27,7 @@ from typing import Any, SupportsFloat
 from pseudograd.files import Lock, busy, guarded, locked, writing
 from pseudograd.fleet import Outcome, Stop, Trial, never
 from pseudograd.search.claims import Claims
+from pseudograd.search.comparison import Comparison
 from pseudograd.search.documents import write_json
 from pseudograd.search.ledger import Ledger
 from pseudograd.search.protocol import Cell, Protocol
@@ -395,6 +396,27 @@ class Study:
     def result(self) -> Result:
         """What the study found, once it is finished."""
         return result(self.protocol, self.ledger, self.data.get("positions", 1))
+
+    @property
+    def comparison(self) -> Comparison:
+        """The final networks of the chosen k against those of k = 1, once it is finished."""
+        return self.result.comparison
+
+    def summary(self) -> str:
+        """Return what the study found in a few lines, once it is finished.
+
+        Example:
+            >>> from pseudograd.fleet import OwnRecipe
+            >>> study = Study(None, Protocol(OwnRecipe("mine"), ks=(1, 2), initial_rate=0.1))
+            >>> for trial in study:
+            ...     study.tell(trial, error=0.1 * trial.k)
+            >>> print(study.summary().splitlines()[0])
+            does k matter: k = 1, plain cross-entropy, was chosen, so there is nothing to compare
+
+        """
+        from pseudograd.report.summary import study_summary
+
+        return study_summary(self)
 
     def report(self) -> Path:
         """Write the study's page, ``report.html`` in its folder, and return its path."""
