@@ -275,11 +275,7 @@ class Study(search.Study):
         ray: str | None = None,
         time_limit: float | None = None,
         progress: bool = True,
-        stop: Stop = never,
-        command: str = "",
-        devices: Sequence[str] = (),
-        share: float = 1.0,
-        watch: Callable[[Progress], None] = lambda _: None,
+        **session: Any,
     ) -> bool:
         """Train until the study is finished; call again to resume.
 
@@ -290,11 +286,7 @@ class Study(search.Study):
             ray: The address of a Ray cluster to train on; "auto" finds the one that runs here.
             time_limit: Stop after this many seconds; trials under way are dropped.
             progress: Whether to show the progress on standard error.
-            stop: Asked between epochs; once it says True, trials under way are dropped.
-            command: What to record as having been asked for.
-            devices: What to record as having been used.
-            share: Which share of them this study has, where several run side by side.
-            watch: Called after each trial.
+            session: Others of `pseudograd.search.Study.run`: stop, command, devices, share, watch.
 
         Returns:
             Whether the study is finished.
@@ -304,9 +296,13 @@ class Study(search.Study):
         if time_limit is not None and not are_numbers(time_limit):
             raise ValueError(f"time_limit must be a number of seconds, not {time_limit!r}")
         limit = never if time_limit is None else Deadline(time_limit)
+        stop = session.pop("stop", never)
+        session.setdefault("command", shlex.join(Path(sys.argv[0]).parts[-1:]))
+        watching = [session.pop("watch")] if "watch" in session else []
 
-        def stopped() -> bool:
-            return stop() or limit()
+        def show(progress: Progress) -> None:
+            for watch in watching:
+                watch(progress)
 
         with contextlib.ExitStack() as stack:
             if runner is None and ray is not None:
@@ -332,15 +328,13 @@ class Study(search.Study):
                     display.tell(note)
                 if fleet is not None:
                     fleet.tell = display.tell
-                watch = _both(display.show, watch)
+                watching.append(display.show)
             try:
                 finished = super().run(
                     self._keeping(runner),
-                    stop=stopped,
-                    command=command or shlex.join(Path(sys.argv[0]).parts[-1:]),
-                    devices=devices or used,
-                    share=share,
-                    watch=watch,
+                    stop=lambda: stop() or limit(),
+                    watch=show,
+                    **{"devices": used, **session},
                 )
             except KeyboardInterrupt:
                 where = "in memory" if self.folder is None else f"in {self.folder}"
@@ -473,13 +467,3 @@ def _protocol(
         )
     except ValueError as problem:
         raise ValueError(str(problem).replace("ks must", "k must", 1)) from problem
-
-
-def _both(
-    first: Callable[[Progress], None], second: Callable[[Progress], None]
-) -> Callable[[Progress], None]:
-    def show(progress: Progress) -> None:
-        first(progress)
-        second(progress)
-
-    return show
