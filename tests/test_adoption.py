@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import reference
+from documents import Document
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "adoption.md"
-SECTIONS = re.split(r"^## ", DOCUMENT.read_text("utf-8"), flags=re.MULTILINE)
-
-
-def run(*titles: str) -> dict[str, Any]:
-    """Run the code of sections, one after the other; give the names they leave."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for title in titles:
-        (section,) = (text for text in SECTIONS if text.startswith(title))
-        for block in re.findall(r"^```py(?:thon)?\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
-            exec(compile(block, f"{DOCUMENT.name}: {title}", "exec"), names)
-    return names
+DOCUMENT = Document("adoption.md")
+run = DOCUMENT.run
 
 
 def test_a_training_loop() -> None:
@@ -115,11 +105,7 @@ class LanguageModel(nn.Module):
 
 def function(name: str, title: str) -> Any:
     """A function of a section whose other code needs more than PyTorch."""
-    names: dict[str, Any] = {}
-    (section,) = (text for text in SECTIONS if text.startswith(title))
-    (block,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    exec(block, names)
-    return names[name]
+    return DOCUMENT.execute(DOCUMENT.blocks(title, "python"))[name]
 
 
 @pytest.fixture

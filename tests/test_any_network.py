@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,16 @@ import pytest
 import torch
 
 import pseudograd.data
+from documents import Document
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "any-network.md"
+DOCUMENT = Document("any-network.md")
 
 
 def test_the_script_for_cifar_10(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = re.search(r"^```py\n(.*?)^```$", DOCUMENT.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert found
+    (code,) = DOCUMENT.blocks("A ResNet on CIFAR-10")
     # The same program, but shorter.
-    code = found[1]
     for long, short in {
         "epochs=15": "epochs=1, retrainings=1",
         "k=(0.25, 0.5, 1, 2, 4)": "k=(0.5, 1)",
@@ -43,8 +41,7 @@ def test_the_script_for_cifar_10(
 
     monkeypatch.setattr(pseudograd.data, "images", few)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(code, str(DOCUMENT), "exec"), names)
+    names = DOCUMENT.execute([code])
     said = capsys.readouterr().out
     assert "does k matter" in said
     assert (tmp_path / "runs" / "resnet" / "report.html").exists()

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from pseudograd.data import Dataset, Encoder, open_data
 from pseudograd.data.features import Categories, Numbers
 from pseudograd.search import baselines as baselines_module
-from pseudograd.search.assessment import assess
+from pseudograd.search.assessment import assess, share_of
 from pseudograd.search.baselines import baselines, permutation_importance
 from pseudograd.search.measures import (
     balanced_error,
     compare_on_rows,
     confusion,
+    effective_count,
     expected_calibration_error,
     fit_temperature,
     log_loss,
@@ -115,6 +116,49 @@ def test_a_temperature_is_found_for_any_probabilities(labels: list[int]) -> None
     with np.errstate(divide="ignore"):
         extreme = np.log(np.array([[1, 0], [1, 1e-30], [0, 1]], np.float32))
     assert 0.05 <= fit_temperature(extreme, np.array(labels)) <= 20.01
+
+
+def test_intervals_hold_if_an_example_has_several_labels() -> None:
+    """The error varies from example to example, so labels tell less than their number promises."""
+    random = np.random.default_rng(0)
+    examples, hits = np.arange(40).repeat(25), {True: 0, False: 0}
+    for _ in range(400):
+        wrong = random.random(1000) < random.beta(1, 4, 40)[examples]
+        for grouped in hits:
+            found = share_of(wrong, examples if grouped else None)
+            hits[grouped] += found["low"] <= 0.2 <= found["high"]
+    assert hits[True] >= 0.92 * 400
+    assert hits[False] < 0.7 * 400
+    wrong = random.random(1000) < 0.2
+    assert effective_count(wrong, examples) > 500  # where labels are independent, little is lost
+    which = examples < 10
+    assert share_of(wrong, examples, which) == share_of(wrong[which], examples[which])
+    assert share_of(wrong, examples, examples < 0)["error"] is None
+
+
+def test_examples_of_several_labels_are_the_unit_of_a_comparison() -> None:
+    rows = np.arange(200)
+    alone = compare_on_rows(rows < 20, rows < 5)
+    assert compare_on_rows(rows < 20, rows < 5, rows)["p"] == alone["p"]
+    grouped = compare_on_rows(rows < 20, rows < 5, rows // 5)  # three examples are no proof
+    assert (grouped["verdict"], grouped["p"], alone["verdict"]) == ("level", 0.25, "worse")
+    assert grouped["difference"] == alone["difference"]
+    assert grouped["low"] < 0 < alone["low"]
+    one = compare_on_rows(rows < 20, rows < 5, 0 * rows)
+    assert (one["low"], one["high"], one["verdict"]) == (-1, 1, "level")
+    # Most examples are better with the first, but the second has fewer mistakes in all.
+    first, second = rows < 40, (rows >= 40) & (rows < 48)
+    opposed = compare_on_rows(first, second, np.where(rows < 40, 0, rows))
+    assert opposed["p"] < 0.05
+    assert opposed["verdict"] == "level"
+    random = np.random.default_rng(0)
+    hits = 0
+    for _ in range(300):
+        chances = random.beta(1, 4, (2, 40)).repeat(25, axis=1)
+        one, other = random.random((2, 1000)) < chances
+        found = compare_on_rows(one, other, np.arange(40).repeat(25))
+        hits += found["low"] <= 0 <= found["high"]
+    assert hits >= 0.92 * 300
 
 
 def test_two_classifiers_are_compared_on_the_rows_where_they_differ() -> None:

@@ -33,7 +33,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"data", "files", "fleet", "search", "words"},
 }
 # The one step up: a study writes its page. It is taken when it is called.
-DOORS = {("pseudograd.search.study", "pseudograd.report.page.write_page")}
+DOORS = {
+    ("pseudograd.search.study", "pseudograd.report.page.write_page"),
+    ("pseudograd.search.study", "pseudograd.report.summary.study_summary"),
+}
 HEAVY = {
     "IPython", "PIL", "hypothesis", "jax", "jaxlib", "jinja2", "llvmlite", "matplotlib", "mpmath",
     "optax", "pandas", "pooch", "pytest", "ray", "requests", "rich", "safetensors",

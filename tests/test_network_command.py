@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -152,7 +153,12 @@ def test_from_arrays_to_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.startswith("error ")
     assert "of 90 examples)" in err
     several = [[[float(row[f"p({at})"]) for at in range(3)] for row in rows]]
-    for extra in (["--k", "1"], ["--ensemble"], ["--ensemble", "--k", "1"]):
+    for extra in (
+        ["--k", "1"],
+        ["--ensemble"],
+        ["--ensemble", "--k", "1"],
+        ["--ensemble", "--k", "mixed"],
+    ):
         rows, _ = predicted(capsys, "shapes.npz", *extra)
         several.append([[float(row[f"p({at})"]) for at in range(3)] for row in rows])
     assert np.array(several).sum(-1) == pytest.approx(1, abs=1e-4)
@@ -168,9 +174,10 @@ def test_from_arrays_to_predictions(capsys: pytest.CaptureFixture[str]) -> None:
         imported("nets:net"), train, test, k=(1, 0.5), learning_rates=(0.01, 0.03, 0.1),
         validation=0.25, epochs=2, batch_size=10, retrainings=2, folder="run", name="shapes.npz",
     )  # fmt: skip
-    assert told.startswith(study.summary())
+    assert told.startswith(Study.open("run").summary())
+    ensembles = map(study.ensemble, ("chosen", "plain", "mixed"))
     with torch.no_grad():
-        for at, network in ((0, study.model()), (1, study.model(1)), (2, study.ensemble())):
+        for at, network in enumerate((study.model(), study.model(1), *ensembles)):
             expected = network(torch.from_numpy(x)).softmax(1)
             assert np.array(several[at]) == pytest.approx(expected.numpy(), abs=1e-5)
 
@@ -254,6 +261,8 @@ def test_a_folder_of_images(capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
     assert {row["label"] for row in rows} <= {"dark", "light"}
     assert "of 4 examples)" in err
+    (row,), _ = predicted(capsys, "more/dark/1.png")
+    assert row == {**rows[1], "file": "1.png"}
 
 
 def test_a_run_on_a_cluster_gets_its_runner(
@@ -326,11 +335,12 @@ def test_more_outputs_than_classes(capsys: pytest.CaptureFixture[str]) -> None:
         (["--image-size", "8"], "--image-size must be left out: shapes.npz is not a folder"),
         (["--data-dir", "."], "--data-dir must be left out: shapes.npz is not a known set"),
         (["--schedule", "steps"], "invalid choice: 'steps'"),
+        (["--validation", "0.001"], "--validation must hold out some of the 72 training"),
         (["--validation", "1"], "'1' must be a number between 0 and 1"),
         (["--label-smoothing", "2"], "'2' must be a number from 0 to 1"),
         (["--weight-decay", "-1"], "'-1' must be a number of at least 0"),
         (["--augment", "nets:nothing"], "--augment nets:nothing: nets has no 'nothing'"),
-        (["--augment", "nets:raises"], "augment must be a function of a batch of inputs"),
+        (["--augment", "nets:raises"], "--augment must be a function of a batch of inputs"),
     ],
 )
 def test_options_that_do_not_fit(
@@ -423,9 +433,15 @@ def test_predictions_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     arrays("gaps.npz", X=np.full((90, 3, 4), np.nan))
     assert "gaps.npz must have finite numbers" in refusal(capsys, "predict", "run", "gaps.npz")
     pictures("photos", 1)
-    assert "give an .npz file of these" in refusal(capsys, "predict", "run", "photos")
+    one = next(Path("photos").rglob("*.png"))
+    for given in ("photos", str(one)):
+        assert "give an .npz file of these" in refusal(capsys, "predict", "run", given)
+    said = refusal(capsys, "predict", "run", "nets.py")
+    assert said == "pseudograd: nets.py must be an .npz file or images, for a network of your own"
     said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "3")
-    assert "run has no network of k = 3" in said
+    assert re.search(r"run has no network of k = 3\.0: give 1(/2)? or 1|give 1$", said)
+    said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "mixed")
+    assert "run has no network of k = mixed: give 1" in said
     said = refusal(capsys, "predict", "run", "shapes.npz", "--keep", "id")
     assert "--keep must be left out" in said
 

@@ -19,12 +19,12 @@ from pseudograd.fleet import Outcome, Ramp
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.report.combined import combined
 from pseudograd.report.page import page
-from pseudograd.report.summary import network_summary
+from pseudograd.report.summary import line_of_run, summary
 from pseudograd.search import Study, read_assessment, result
 from pseudograd.search.assessment import share
 from pseudograd.search.documents import checksum
 from pseudograd.search.found import write_found
-from pseudograd.search.measures import compare_counts
+from pseudograd.search.measures import compare_counts, wilson
 from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.words import percent
 from run_folders import changed, cut, places
@@ -108,7 +108,7 @@ def test_the_page_says_what_was_found(finished: studies.Study) -> None:
     model = found["model"]
     title, heading = re.findall(r"<(?:title|h1)>(.*?)</", parsed.html)
     if model["error"] < found["baselines"][0]["error"]:
-        assert heading == f"Test error {percent(model['error'])}%"
+        assert heading.startswith(f"Test error {percent(model['error'])}%")
         assert title == f"{heading} · corners"
     wrong = (
         f"{model['wrong']} of 100 test examples wrong: a test error of {percent(model['error'])}%"
@@ -194,7 +194,7 @@ def shares(chosen: int, mixed: int, plain: int, one: int = 60, size: int = 5) ->
         "unequal": False,
         "by_class": [],
         "confused": [],
-        "reliability": {},
+        "reliability": {"model": []},
         "combined": [
             {
                 **share(wrong, 1000),
@@ -216,13 +216,17 @@ PROTOCOL = NetworkProtocol(
     RECIPE, ks=(1.0, 0.5, RAMP), learning_rates=(0.05, 0.1, 0.2), repetitions=2, retrainings=5
 )
 SHAPES = {"shapes": [[3, 8, 8], []]}
-TOLD = {**ABOUT, "data": {**ABOUT["data"], **SHAPES, "pixels": None}}
+TOLD = {
+    **ABOUT,
+    "command": "train.py",
+    "data": {**ABOUT["data"], **SHAPES, "pixels": None},
+}
 
 
 def told(assessment: Any, protocol: NetworkProtocol = PROTOCOL, **how: Any) -> tuple[str, str]:
     """The text of the page and the summary, both of made-up outcomes."""
     outcomes = made_up(protocol, **how)
-    printed = network_summary(result(protocol, outcomes), assessment or {})
+    printed = summary(result(protocol, outcomes), assessment or None, options=False)
     return Parsed(page(TOLD, protocol, outcomes, None, assessment)).text, printed
 
 
@@ -277,6 +281,44 @@ def test_words_about_ensembles_follow_the_numbers(
         assert f"{words.replace('→', '->')}: {call} returns it" in lines[0]
         assert f"{call} returns it." in text
     assert "five of mixed k (two of 1/2, two of 1 and one of 1/2→2)" in text
+
+
+@pytest.mark.parametrize(
+    ("wrongs", "headline", "line"),
+    [
+        ((45, 44, 50), "Test error 6.00%, 4.50% as an ensemble", "1/2 x5 4.50 5.00"),
+        ((57, 50, 45), "Test error 6.00%, 5.00% as an ensemble", "1/2+1+1/2->2 x5 5.00 4.50"),
+        ((57, 57, 45), "Test error 6.00%, 4.50% as an ensemble", "1 x5 4.50 4.50"),
+        ((58, 59, 58), "Test error 6.00%", "1/2 0.56 0.56"),
+    ],
+)
+def test_an_ensemble_that_is_better_is_in_the_headline_and_in_the_list_of_runs(
+    tmp_path: Path, wrongs: tuple[int, int, int], headline: str, line: str
+) -> None:
+    study = Study(tmp_path / "run", PROTOCOL, TOLD["data"])
+    with study.session("train.py", ["cpu"]):
+        for trial, outcome in made_up(PROTOCOL).items():
+            study.tell(trial, outcome)
+    write_found(study, shares(*wrongs))
+    _, heading = re.findall(r"<(?:title|h1)>(.*?)</", read(study.report()).html)
+    assert heading == headline
+    assert f" {line} " in " ".join(line_of_run(study).split())
+
+
+def test_on_the_command_line_commands_are_told() -> None:
+    outcomes, typed = made_up(PROTOCOL), {**TOLD, "command": "train.py\npseudograd tune x.npz"}
+    for wrongs, call in (
+        ((45, 44, 50), "pseudograd predict --ensemble"),
+        ((57, 50, 45), "pseudograd predict --ensemble --k mixed"),
+        ((57, 57, 45), "pseudograd predict --ensemble --k 1"),
+    ):
+        found = shares(*wrongs)
+        text = Parsed(page(typed, PROTOCOL, outcomes, None, found)).text
+        printed = summary(result(PROTOCOL, outcomes), found)
+        for told_to in (text, printed):
+            assert f"{call} applies it" in told_to
+            assert "pseudograd predict --k 1 applies the best one with k = 1" in told_to
+            assert "study." not in told_to
 
 
 def test_one_network_is_no_ensemble() -> None:
@@ -340,7 +382,7 @@ def test_a_ramp_can_be_the_choice() -> None:
     parsed = Parsed(page(TOLD, PROTOCOL, outcomes, None))
     assert "selected k = 1/2→2 at a learning rate of" in parsed.text
     assert "The slider starts at 2, where the ramp k = 1/2→2 ends." in parsed.text
-    assert "chosen: k = 1/2->2" in network_summary(result(PROTOCOL, outcomes), {})
+    assert "chosen: k = 1/2->2" in summary(result(PROTOCOL, outcomes), options=False)
 
 
 @pytest.mark.parametrize("stop", [0, 7, 12, 24, 26])
@@ -373,6 +415,58 @@ def test_several_labels_of_an_example_are_counted_as_labels() -> None:
     assert run(study)
     assert study.assessment["unit"] == "label"
     assert "of 160 test labels wrong" in study.summary()
+
+
+def test_labels_of_one_example_are_not_taken_for_independent(tmp_path: Path) -> None:
+    """Ten positions that are all the same tell no more than one."""
+    x, y = X.flatten(1).unsqueeze(2).expand(-1, -1, 10), Y.unsqueeze(1).expand(-1, 10)
+    study = studies.Study(
+        lambda: nn.Sequential(nn.Conv1d(8, 5, 1), nn.ReLU(), nn.Conv1d(5, 3, 1)),
+        (x[:200], y[:200]),
+        (x[200:], y[200:]),
+        k=(0.5, 1),
+        learning_rates=(0.01, 0.03),
+        epochs=4,
+        batch_size=20,
+        validation=0.25,
+        retrainings=3,
+        folder=tmp_path / "run",
+    )
+    assert run(study)
+    found = study.assessment
+    for one in (found["model"], found["plain"] or found["model"], *found["combined"]):
+        assert one["count"] == 1000
+        low, high = wilson(one["error"] * 100, 100)
+        assert (one["low"], one["high"]) == pytest.approx((low, high), abs=0.003)
+    against = found["baselines"][0]["against"]
+    wrong, other = (round(one["error"] * 100) for one in (found["model"], found["baselines"][0]))
+    assert against["difference"] == pytest.approx((wrong - other) / 100)
+    assert against["high"] - against["low"] > 0.1  # of 100 examples, not of 1,000 labels
+    text = read(study.report()).text
+    assert "so intervals and tests go by the 100 test examples." in text
+
+
+def test_a_sign_test_counts_examples_and_not_their_labels(tmp_path: Path) -> None:
+    protocol = replace(PROTOCOL, retrainings=2)
+    facts = {**TOLD["data"], "positions": 6, "test_size": 60}
+    study = Study(tmp_path / "run", protocol, facts)
+    wrong: dict[float | Ramp, list[set[int]]] = {
+        0.5: [{0}] * 2,
+        1.0: [{*range(12)}] * 2,
+        RAMP: [{1}] * 2,
+    }
+    with study.session("train.py", ["cpu"]):
+        for trial, outcome in made_up(protocol, wrong=wrong).items():
+            study.tell(trial, outcome)
+    write_found(study, {**shares(45, 44, 50, size=2), "unit": "label"})
+    comparison = study.result.comparison
+    assert (comparison.better_on, comparison.worse_on, comparison.sign_p) == (2, 0, 0.5)
+    assert comparison.only_chosen_right == 22
+    text = read(study.report()).text
+    assert "a sign test over the test examples gives p = 0.5" in text
+    assert "2 test examples right more often with k = 1/2, 0 with k = 1" in text
+    assert "it counts each test label 2 times, once for each pair" in text
+    assert "better or worse if a sign test on the test examples has p < 0.05" in text
 
 
 # --- the folder ------------------------------------------------------------------------------
@@ -441,7 +535,7 @@ def test_a_damaged_assessment_is_told_in_a_sentence_and_written_anew(
         assert "\n" not in str(told.value)
         assert str(told.value).startswith(str(path))
         assert str(told.value).endswith("run the study again, which writes it anew")
-    assert main(["runs", str(folder.parent)]) == 0  # the ledger has what it tells
+    assert main(["runs", str(folder.parent)]) == 1  # it may have an ensemble in the headline
     assert run(again)
     assert again.assessment == finished.assessment
     assert "Combined predictions" in read(again.report()).text

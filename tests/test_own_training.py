@@ -14,21 +14,15 @@ from typing import Any
 import pytest
 import torch
 
+from documents import Document
 from pseudograd.data import digits
 from pseudograd.fleet import Split, parts
 from pseudograd.search import Difference, Study
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "own-training.md"
-SECTIONS = re.split(r"^## ", DOCUMENT.read_text("utf-8"), flags=re.MULTILINE)
+DOCUMENT = Document("own-training.md")
 PLAIN = "A plain PyTorch loop"
-
-
-def blocks(title: str) -> list[str]:
-    """The code of a section."""
-    (section,) = (text for text in SECTIONS if text.startswith(title))
-    return re.findall(r"^```py(?:thon)?\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +32,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def run(title: str) -> dict[str, Any]:
     """Run the code of a section, after the first block of all; give the names it leaves."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for block in [blocks(PLAIN)[0], *blocks(title)]:
-        exec(compile(block, f"{DOCUMENT.name}: {title}", "exec"), names)
-    return names
+    return DOCUMENT.execute([DOCUMENT.blocks(PLAIN)[0], *DOCUMENT.blocks(title)])
 
 
 def check_result(names: dict[str, Any], folder: str, most: float) -> None:
@@ -71,7 +62,7 @@ def check_parameters(names: dict[str, Any]) -> None:
 
 def test_a_plain_loop_and_many_processes(capfd: pytest.CaptureFixture[str]) -> None:
     """Two processes run the program at once, and then this one: all tell the same result."""
-    Path("search.py").write_text("\n\n".join(blocks(PLAIN)))
+    Path("search.py").write_text("\n\n".join(DOCUMENT.blocks(PLAIN)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen([sys.executable, "search.py"], env=environment, stdout=subprocess.PIPE)
@@ -87,8 +78,7 @@ def test_a_plain_loop_and_many_processes(capfd: pytest.CaptureFixture[str]) -> N
     assert said == [capfd.readouterr().out] * 2
     # Digits may differ between machines.
     number = r"[+-]?\d+(\.\d+)?"
-    (section,) = (text for text in SECTIONS if text.startswith(PLAIN))
-    (shown,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    (shown,) = DOCUMENT.blocks(PLAIN, "text")
     assert re.sub(number, "", said[0]) == re.sub(number, "", shown)
 
 

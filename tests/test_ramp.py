@@ -241,8 +241,8 @@ def test_a_study_with_a_ramp_is_opened_again(tmp_path: Path) -> None:
     found = Study.open(tmp_path / "other").result
     assert (found.chosen.k, found.plain.k) == (RAMP, 1.0)
     assert {outcome.trial.k for outcome in found.comparison.chosen} == {RAMP}
-    with pytest.raises(ValueError, match="holds a run with other settings"):
-        Study(tmp_path / "other", replace(protocol, ks=(1.0, 0.5, Ramp(0.5, 4))))
+    other = Study(tmp_path / "other", replace(protocol, ks=(1.0, 0.5, Ramp(0.5, 4))))
+    assert {trial.k for trial in other.protocol.wanted(other.ledger)} == {Ramp(0.5, 4)}
 
 
 def test_progress_and_summary_of_a_ramp() -> None:

@@ -19,6 +19,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.optim import lr_scheduler
 
 import pseudograd
+from documents import Document
 from pseudograd import (
     RuleCrossEntropyLoss,
     TunableCrossEntropyLoss,
@@ -408,18 +409,8 @@ def test_what_to_install_for_a_callback(
 
 # --- the document ----------------------------------------------------------------------------
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "schedules.md"
-SECTIONS = re.split(r"^## ", DOCUMENT.read_text("utf-8"), flags=re.MULTILINE)
-
-
-def run(*titles: str) -> dict[str, Any]:
-    """Run the code of sections, one after the other; give the names they leave."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for title in titles:
-        (section,) = (text for text in SECTIONS if text.startswith(title))
-        for block in re.findall(r"^```py(?:thon)?\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
-            exec(compile(block, f"{DOCUMENT.name}: {title}", "exec"), names)
-    return names
+DOCUMENT = Document("schedules.md")
+run = DOCUMENT.run
 
 
 def test_the_training_loop_and_its_checkpoint() -> None:
@@ -430,8 +421,7 @@ def test_the_training_loop_and_its_checkpoint() -> None:
 
 
 def test_the_table_names_every_schedule() -> None:
-    (section,) = (text for text in SECTIONS if text.startswith("In a training loop"))
-    told = re.findall(r"^\| `(\w+)\(", section, re.MULTILINE)
+    told = re.findall(r"^\| `(\w+)\(", DOCUMENT.section("In a training loop"), re.MULTILINE)
     own = {name for name in schedules.__all__ if issubclass_of_schedule(name)}
     assert set(told) == own - {"KSchedule"}
 

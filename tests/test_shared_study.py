@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import cast
@@ -413,6 +414,26 @@ def test_a_study_that_was_opened_too_early_is_refused() -> None:
     with pytest.raises(ValueError, match="holds a run with other settings"):
         early.ask()
     tell(study, study.ask())
+
+
+def test_the_range_changes_only_while_no_other_process_is_at_work() -> None:
+    study, wider = Study("run", PROTOCOL), replace(PROTOCOL, ks=(*PROTOCOL.ks, 4.0))
+    trial = study.ask()
+    early = Study("run", wider)
+    with pytest.raises(BlockingIOError, match="other values of k or learning rates: give the same"):
+        early.ask()
+    assert trial is not None
+    tell(study, trial)
+    assert Study.open("run").protocol == PROTOCOL
+    later = early.ask()
+    assert later is not None
+    assert Study.open("run").protocol == wider
+    assert trial in early.ledger
+    tell(early, later)
+    # The first goes on with the range that it has, and leaves that of the folder alone.
+    tell(study, study.ask())
+    assert Study.open("run").protocol == wider
+    assert len(Study.open("run").ledger) == 3
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import pseudograd
+from pseudograd.fleet import Trial
+from pseudograd.fleet.ramp import level
 from pseudograd.search import Study as AnyStudy
 from pseudograd.search.networks import ModuleEnsemble
 from pseudograd.search.protocol import NetworkProtocol
@@ -245,7 +248,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "LBFGS": ({"optimizer": torch.optim.LBFGS}, "optimizer must make steps from gradients alone"),
     "unknown setting": ({"wait_decay": 1}, "optimizer must make steps.*wait_decay"),
     "no optimizer": ({"optimizer": "adam"}, "optimizer must be a function or a class, not 'adam'"),
-    "k without 1": ({"k": (0.5, 2)}, "ks must contain 1"),
+    "k without 1": ({"k": (0.5, 2)}, "^k must contain 1"),
+    "k of 0": ({"k": (0, 1)}, "^k must be finite numbers above 0"),
+    "k twice": ({"k": (1, 1)}, "^k must be different numbers"),
+    "nothing to validate on": (
+        {"validation": 0.001},
+        "^validation must hold out some of the 180 training examples, and leave others to train on,"
+        " but 0.001 of them is 0$",
+    ),
+    "nothing to train on": (
+        {"validation": 0.6, "patience": 2},
+        "^validation must hold out some of the 180 training examples twice, .* 0.6 of them is 108$",
+    ),
+    "too few for folds": (
+        {"validation": None, "train": (X[:4], Y[:4])},
+        "^train must have 5 examples or more, one for each fold, not 4",
+    ),
     "class weights": (
         {"class_weights": (1, 2)},
         "class_weights must be one for each of the network's 3 outputs, not 2",
@@ -290,6 +308,100 @@ def test_a_folder_of_another_recipe_is_refused(finished: Study) -> None:
         study(finished.folder, network=lambda: nn.Linear(6, 3))
     with pytest.raises(ValueError, match="holds a run on other data"):
         study(finished.folder, train=(TRAIN[0] + 1, TRAIN[1]))
+    with pytest.raises(ValueError, match=r"other settings .classes was .0, 1, 2., is now .'a', "):
+        study(finished.folder, classes=list("abc"))
+    with pytest.raises(ValueError, match=r"other settings .network was Sequential, 123 param"):
+        study(finished.folder, network=lambda: nn.Linear(6, 4))
+    with pytest.raises(ValueError, match=r"other settings .name was data, is now other"):
+        study(finished.folder, name="other")
+
+
+def test_what_is_opened_tells_the_same(finished: Study) -> None:
+    assert finished.folder is not None
+    for opened in (Study.open(finished.folder), AnyStudy.open(finished.folder)):
+        assert opened.best == finished.best
+        assert opened.comparison == finished.comparison
+        assert opened.summary() == finished.summary()
+        assert opened.report() == finished.report()
+
+
+def test_a_training_of_ones_own_has_a_summary_of_what_it_told() -> None:
+    def told(**more: Any) -> str:
+        one = Study.own_training("mine", k=(0.5, 1), learning_rates=(0.1, 0.2, 0.4))
+        for trial in one:
+            error = 0.1 * level(trial.k) + (trial.learning_rate - 0.2) ** 2
+            one.tell(trial, error=error, **more)
+        assert one.comparison == one.result.comparison
+        return one.summary()
+
+    least = told()
+    assert "k = 1/2 has 5.00%, k = 1 10.00% (mean of 5 networks each): -5.00 points" in least
+    assert "chosen: k = 1/2, learning rate 0.2" in least
+    for absent in ("the model", "cross-entropy ", "sign test", "study."):
+        assert absent not in least
+    assert "cross-entropy 0.500, against 0.500" in told(cross_entropy=0.5)
+    assert "(sign test: p = 1)" in told(wrong=[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"k": (0.5, 2)}, "^k must contain 1"),
+        ({"k": 1}, "^k must be several values"),
+        ({"learning_rates": 0.1}, "^learning_rates must be several values"),
+        ({"learning_rates": ()}, "^learning_rates must be at least one number"),
+        ({"repetitions": 0}, "^repetitions must be 1 or more"),
+    ],
+)
+def test_bad_settings_of_a_training_of_ones_own(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Study.own_training("mine", **{"learning_rates": (0.1,), **settings})
+
+
+def test_other_k_and_rates_keep_what_is_done(tmp_path: Path) -> None:
+    def told(**settings: Any) -> tuple[Study, list[Trial]]:
+        """Run the study, and return the trials of the search that were new."""
+        one = study(tmp_path / "run", **settings)
+        before = dict(one.ledger)
+        run(one)
+        assert {trial: one.ledger[trial] for trial in before} == before
+        return one, [t for t in one.ledger if t not in before and not t.split.retrain]
+
+    first, _ = told(k=(0.5, 1))
+    tried = first.result.cells
+    more, new = told(k=(0.5, 1, 2))
+    assert {trial.k for trial in new} == {2}
+    assert {cell for cell in more.result.cells if cell.k != 2} == set(tried)
+    assert len(more.result.best_of_each_k) == 3
+    assert "k in 1/2, 1, 2" in more.report().read_text("utf-8")
+    # A rate between the others is new to every k. Those that were added at the edges stay.
+    between, new = told(k=(0.5, 1, 2), learning_rates=(0.01, 0.02, 0.03))
+    assert {trial.learning_rate for trial in new} >= {0.02}
+    assert len(new) <= 6
+    assert set(tried) < set(between.result.cells)
+    # Fewer values leave out what is done, and the ledger has it when it is asked for again.
+    fewer, new = told(k=(1, 2), learning_rates=(0.03,))
+    assert not new
+    assert {cell.k for cell in fewer.result.cells} == {1, 2}
+    assert set(fewer.result.cells) == {cell for cell in between.result.cells if cell.k != 0.5}
+    again, new = told(k=(0.5, 1, 2), learning_rates=(0.01, 0.02, 0.03))
+    assert not new
+    assert again.result == between.result
+    assert again.assessment == between.assessment
+    assert not again.ledger.set_aside
+
+
+def test_given_rates_follow_a_sweep(tmp_path: Path) -> None:
+    run(study(tmp_path / "run", k=(0.5, 1), learning_rates=(), epochs=8))
+    given = study(tmp_path / "run", k=(0.5, 1), epochs=8)
+    assert not given.ledger.set_aside
+    run(given)
+    assert {0.01, 0.03} < {cell.learning_rate for cell in given.result.cells}
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    done = len(given.ledger)
+    assert (
+        len(run(study(tmp_path / "copy", k=(0.5, 1), learning_rates=(), epochs=8)).ledger) == done
+    )
 
 
 def test_too_large_a_network_for_the_labels_is_allowed() -> None:

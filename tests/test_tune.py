@@ -1012,12 +1012,42 @@ def test_elsewhere_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert " min " in lines[0]
 
 
+@pytest.mark.parametrize("protocol", ["paper", "bagging"])
+def test_another_k_is_added_to_a_finished_search(
+    protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*shlex.split("digits --hidden 6 --max-epochs 2 --protocol"), protocol]
+    command += ["--rates", "0.1", "0.2", "--k"]
+    tuned(capsys, *command, "1", "0.5")
+    (folder,) = Path("runs").iterdir()
+    before = dict(Study.open(folder).ledger)
+    _, err = tuned(capsys, *command, "1", "0.5", "2", "--time-limit", "0.0000001")
+    assert f"resuming {folder}: {len(before)} trials are done" in err
+    assert "has no model yet" in refusal(capsys, "predict", str(folder), "digits")
+    out, _ = tuned(capsys, *command, "1", "0.5", "2")
+    assert list(Path("runs").iterdir()) == [folder]
+    study = Study.open(folder)
+    new = [trial for trial in study.ledger if trial not in before]
+    assert {trial: study.ledger[trial] for trial in before} == before
+    assert {trial.k for trial in new if not trial.split.retrain} == {2}
+    assert out.startswith(study.summary())
+    assert [line.split()[0] for line in out.splitlines() if "±" in line and "k " not in line] == [
+        "2", "1", "1/2"
+    ]  # fmt: skip
+    model = Path(folder / "model.json").read_bytes()
+    tuned(capsys, *command, "1", "2")
+    assert Path(folder / "model.json").read_bytes() != model
+    tuned(capsys, *command, "1", "0.5", "2")
+    assert Path(folder / "model.json").read_bytes() == model
+
+
 def test_the_default_folder_tells_searches_apart() -> None:
     data, encoder = open_data("digits")
     protocol = Protocol(MLPRecipe("digits", (6,)))
     folder = default_folder(protocol, data, encoder)
     assert folder == default_folder(protocol, *open_data("digits"))
     assert folder != default_folder(replace(protocol, seed=1), data, encoder)
+    assert folder == default_folder(replace(protocol, ks=(1.0, 3.0)), data, encoder)
     assert folder != default_folder(protocol, digits(test_size=300), encoder)
     assert folder != default_folder(protocol, data, replace(encoder, target="x"))
     linear = Protocol(MLPRecipe("digits", ()))

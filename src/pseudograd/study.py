@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pseudograd.extras import needed_for
-from pseudograd.fleet import Outcome, OwnRecipe, Stop, Trial, never
+from pseudograd.fleet import Outcome, OwnRecipe, Recipe, Stop, Trial, never
 from pseudograd.fleet.devices import all_devices, check_device
 from pseudograd.fleet.modules.checks import check_training
 from pseudograd.fleet.modules.examples import Examples
@@ -26,13 +26,14 @@ from pseudograd.fleet.modules.training import Augment, Schedule, Training
 from pseudograd.fleet.ramp import Ramp, as_k
 from pseudograd.fleet.recipe import are_numbers
 from pseudograd.search import study as search
-from pseudograd.search.comparison import Comparison, best_stopped
+from pseudograd.search.comparison import best_stopped
 from pseudograd.search.deadline import Deadline
 from pseudograd.search.found import read_found, write_found
 from pseudograd.search.networks import (
     ModuleEnsemble,
     Weights,
     assess_networks,
+    final_groups,
     trained,
 )
 from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, Protocol
@@ -45,7 +46,8 @@ class Study(search.Study):
 
     Every pair of k and learning rate is trained and validated; then networks of the best pair and
     of k = 1 are trained on all training examples and compared on the test set. Choices go by the
-    plain error, whatever the class weights. Making the same study again resumes it.
+    plain error, whatever the class weights. Making the same study again resumes it; with other k or
+    learning rates, it keeps what is done and trains what is new.
 
     Args:
         network: Returns a fresh, untrained module, whose outputs are logits (without a softmax).
@@ -127,10 +129,9 @@ class Study(search.Study):
         seed: int = 0,
         **optimizer_settings: Any,
     ) -> None:
-        for argument, several in (("k", k), ("learning_rates", learning_rates)):
-            _check_several(argument, several)
+        _check_several(k=k, learning_rates=learning_rates)
         if class_weights is not None:
-            _check_several("class_weights", class_weights)
+            _check_several(class_weights=class_weights)
             if not all(0 <= weight < math.inf for weight in class_weights) or not any(
                 class_weights
             ):
@@ -164,10 +165,11 @@ class Study(search.Study):
             raise ValueError(
                 f"classes must name the network's {outputs} outputs, not {len(self.classes)}"
             )
-        protocol = NetworkProtocol(
+        protocol = _protocol(
+            NetworkProtocol,
             recipe,
-            ks=tuple(map(as_k, k)),
-            learning_rates=tuple(learning_rates),
+            k,
+            learning_rates,
             repetitions=repetitions or (5 if validation is None else 1),
             retrainings=retrainings,
             seed=seed,
@@ -185,6 +187,8 @@ class Study(search.Study):
             "pixels": None,
             "target": "label",
         }
+        if self.examples.labels.dim() > 1:
+            facts["positions"] = self.examples.labels[0].numel()
         super().__init__(folder, protocol, facts)
         self.weights = Weights(None if self.folder is None else self.folder / "networks")
         self.notes: list[str] = list(self.examples.notes)
@@ -204,6 +208,9 @@ class Study(search.Study):
     ) -> search.Study:
         """Return a study of a training of your own: loop over its trials, and tell their errors.
 
+        It is a `pseudograd.search.Study`, which has all but networks: `best`, `comparison`,
+        `result` and `summary()`, but no `model()`, `ensemble()` or page.
+
         Args:
             description: What is trained, in your words. Change it when you change the training.
             k: The values to try, 1 among them.
@@ -221,10 +228,14 @@ class Study(search.Study):
             (0.5, 0.2)
 
         """
-        protocol = Protocol(
+        _check_several(k=k, learning_rates=learning_rates)
+        if not learning_rates:
+            raise ValueError("learning_rates must be at least one number, not ()")
+        protocol = _protocol(
+            Protocol,
             OwnRecipe(description),
-            ks=tuple(map(as_k, k)),
-            learning_rates=tuple(learning_rates),
+            k,
+            learning_rates,
             repetitions=repetitions,
             retrainings=retrainings,
             seed=seed,
@@ -233,7 +244,24 @@ class Study(search.Study):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> search.Study:
-        """Open the study in a folder to read what it found; to resume it, make it again."""
+        """Open the study in a folder to read what it found; to resume it, make it again.
+
+        It is a `pseudograd.search.Study`, which has `best`, `comparison`, `result`, `summary()` and
+        `report()`. It knows no network, so to get the trained one, make the study again, or give
+        the function that makes it to `pseudograd.search.networks.load_network`.
+
+        Example:
+            >>> import tempfile
+            >>> folder = tempfile.mkdtemp()
+            >>> study = Study.own_training(
+            ...     "a formula", k=(0.5, 1), learning_rates=(0.1, 0.2, 0.4), folder=folder
+            ... )
+            >>> for trial in study:
+            ...     study.tell(trial, error=0.1 * trial.k + (trial.learning_rate - 0.2) ** 2)
+            >>> Study.open(folder).comparison.error.mean < 0
+            True
+
+        """
         return search.Study.open(folder)
 
     # --- running -----------------------------------------------------------------------------
@@ -247,11 +275,7 @@ class Study(search.Study):
         ray: str | None = None,
         time_limit: float | None = None,
         progress: bool = True,
-        stop: Stop = never,
-        command: str = "",
-        devices: Sequence[str] = (),
-        share: float = 1.0,
-        watch: Callable[[Progress], None] = lambda _: None,
+        **session: Any,
     ) -> bool:
         """Train until the study is finished; call again to resume.
 
@@ -262,11 +286,7 @@ class Study(search.Study):
             ray: The address of a Ray cluster to train on; "auto" finds the one that runs here.
             time_limit: Stop after this many seconds; trials under way are dropped.
             progress: Whether to show the progress on standard error.
-            stop: Asked between epochs; once it says True, trials under way are dropped.
-            command: What to record as having been asked for.
-            devices: What to record as having been used.
-            share: Which share of them this study has, where several run side by side.
-            watch: Called after each trial.
+            session: Others of `pseudograd.search.Study.run`: stop, command, devices, share, watch.
 
         Returns:
             Whether the study is finished.
@@ -276,9 +296,13 @@ class Study(search.Study):
         if time_limit is not None and not are_numbers(time_limit):
             raise ValueError(f"time_limit must be a number of seconds, not {time_limit!r}")
         limit = never if time_limit is None else Deadline(time_limit)
+        stop = session.pop("stop", never)
+        session.setdefault("command", shlex.join(Path(sys.argv[0]).parts[-1:]))
+        watching = [session.pop("watch")] if "watch" in session else []
 
-        def stopped() -> bool:
-            return stop() or limit()
+        def show(progress: Progress) -> None:
+            for watch in watching:
+                watch(progress)
 
         with contextlib.ExitStack() as stack:
             if runner is None and ray is not None:
@@ -298,21 +322,19 @@ class Study(search.Study):
                 from pseudograd.search.display import Display
 
                 display = stack.enter_context(Display(self.protocol, self.ledger))
-                done = f", of which {len(self.ledger)} are done" if self.ledger else ""
+                done = f"; {counted(len(self.ledger), 'trial')} done before" if self.ledger else ""
                 display.tell(f"training {self.protocol.plan()}{done}")
                 for note in self.examples.notes:
                     display.tell(note)
                 if fleet is not None:
                     fleet.tell = display.tell
-                watch = _both(display.show, watch)
+                watching.append(display.show)
             try:
                 finished = super().run(
                     self._keeping(runner),
-                    stop=stopped,
-                    command=command or shlex.join(Path(sys.argv[0]).parts[-1:]),
-                    devices=devices or used,
-                    share=share,
-                    watch=watch,
+                    stop=lambda: stop() or limit(),
+                    watch=show,
+                    **{"devices": used, **session},
                 )
             except KeyboardInterrupt:
                 where = "in memory" if self.folder is None else f"in {self.folder}"
@@ -341,14 +363,18 @@ class Study(search.Study):
         """Train networks again whose weights are lost, and assess them all on the test set."""
         if not self.protocol.retrainings:
             return
-        groups = self._groups()
+        groups = final_groups(self)
+        if groups["chosen"] == groups["plain"]:
+            del groups["chosen"]  # there is nothing to compare
         wanted = {trial: None for group in groups.values() for trial in group}
         if lost := [trial for trial in wanted if self.weights.get(trial) is None]:
             for _ in self._keeping(runner)(deque(lost), never):
                 pass
         elif self._known():
             return
-        kept = self._kept(None)
+        kept = {"model": self._kept(None)}
+        if "chosen" in groups:
+            kept["plain"] = self._kept(1)
         self._assessment = assess_networks(
             self.training, self.examples, self.classes, groups, kept, self.weights, device
         )
@@ -361,30 +387,7 @@ class Study(search.Study):
         except (OSError, ValueError):
             return False
 
-    def _groups(self) -> dict[str, list[Trial]]:
-        """Return the networks of each ensemble, all of the same size unless some diverged."""
-        protocol = self.protocol
-        assert isinstance(protocol, NetworkProtocol)
-        chosen, plain = protocol.chosen(self.ledger)
-        groups = {
-            name: protocol.retrainings_of(cell.k, cell.learning_rate)
-            for name, cell in (("chosen", chosen), ("plain", plain))
-            if name == "plain" or cell != plain
-        }
-        if mixed := protocol.mixed_trials(self.ledger):
-            groups["mixed"] = mixed
-        # A network that diverged would spoil the average.
-        return {
-            name: [one for one in group if math.isfinite(self.ledger[one].cross_entropy)] or group
-            for name, group in groups.items()
-        }
-
     # --- what was found ----------------------------------------------------------------------
-
-    @property
-    def comparison(self) -> Comparison:
-        """The final networks of the chosen k against those of k = 1."""
-        return self.result.comparison
 
     @property
     def assessment(self) -> dict[str, Any]:
@@ -418,10 +421,7 @@ class Study(search.Study):
                 the best k and others, one of each.
 
         """
-        if not self.finished:
-            raise ValueError("the study is not finished: call run() first")
-        groups = self._groups()
-        groups.setdefault("chosen", groups["plain"])
+        groups = final_groups(self)
         if which not in groups:
             raise ValueError(f"which must be one of {', '.join(groups)}, not {which!r}")
         networks: Iterable[nn.Module] = (
@@ -430,10 +430,10 @@ class Study(search.Study):
         return ModuleEnsemble(list(networks)).eval()
 
     def summary(self) -> str:
-        """Return what the study found, in a few lines."""
-        from pseudograd.report.summary import network_summary
+        """Return what the study found in a few lines, once it is finished."""
+        from pseudograd.report.summary import summary
 
-        return network_summary(self.result, self.assessment)
+        return summary(self.result, self.assessment or None, options=False)
 
 
 def _devices(
@@ -448,16 +448,22 @@ def _devices(
         raise ValueError(f"device {device!r} {problem}") from problem
 
 
-def _check_several(argument: str, values: Any) -> None:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{argument} must be several values, such as [{values}], not {values!r}")
+def _check_several(**arguments: Any) -> None:
+    for name, values in arguments.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ValueError(f"{name} must be several values, such as [{values}], not {values!r}")
 
 
-def _both(
-    first: Callable[[Progress], None], second: Callable[[Progress], None]
-) -> Callable[[Progress], None]:
-    def show(progress: Progress) -> None:
-        first(progress)
-        second(progress)
-
-    return show
+def _protocol(
+    kind: type[Protocol],
+    recipe: Recipe,
+    k: Sequence[float | str | Ramp],
+    learning_rates: Sequence[float],
+    **settings: int,
+) -> Protocol:
+    try:
+        return kind(
+            recipe, ks=tuple(map(as_k, k)), learning_rates=tuple(learning_rates), **settings
+        )
+    except ValueError as problem:
+        raise ValueError(str(problem).replace("ks must", "k must", 1)) from problem

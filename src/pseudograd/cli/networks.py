@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import deadline, kept, number, share, whole
-from pseudograd.cli.place import Place, lacks_memory
+from pseudograd.cli.options import deadline, number, share, typed, whole
+from pseudograd.cli.place import Place
+from pseudograd.cli.telling import tell_found, tell_resumed, told_if_stopped
 
 if TYPE_CHECKING:
     from pseudograd.data.arrays import Arrays, NewExamples
@@ -86,11 +87,7 @@ def refuse_own(options: argparse.Namespace) -> None:
     """Refuse options that need ``--network``, which is not there."""
     for name in _OWN:
         if getattr(options, name, None) is not None:
-            raise ValueError(f"{_typed(name)} needs --network: add that, or leave it out")
-
-
-def _typed(name: str) -> str:
-    return "--" + name.replace("_", "-")
+            raise ValueError(f"{typed(name)} needs --network: add that, or leave it out")
 
 
 def _at_least_0(text: str) -> float:
@@ -110,50 +107,29 @@ def _smoothing(text: str) -> float:
 
 def tune_network(options: argparse.Namespace) -> None:
     """Run ``pseudograd tune DATA --network ...``."""
-    from pseudograd.search.display import tell_set_aside
 
     for name, default in _OTHERS.items():
         if getattr(options, name) != default:
             raise ValueError(
-                f"{_typed(name)} must be left out with --network: it is for tables and their "
+                f"{typed(name)} must be left out with --network: it is for tables and their "
                 "networks"
             )
-    if options.k and 1 not in options.k:
-        raise ValueError("--k must have 1 among its values, which the choice is compared with")
     place = Place(options)
     settings = _settings(options)
     arrays = _opened(options)
     study = _study(options, arrays, settings)
-    tell_set_aside(study.ledger)
-    if study.ledger:
-        done = len(study.ledger)
-        print(f"resuming {study.folder}: {done} trials are done", file=sys.stderr)
+    tell_resumed(study)
     _tell(arrays, study)
-    try:
-        with place, _runner(place, study) as runner:
-            finished = study.run(
-                runner,
-                device="cpu" if runner else place.devices,
-                stop=deadline(options),
-                command=shlex.join(["pseudograd", *options.arguments]),
-                devices=place.devices,
-            )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped by Ctrl-C; {kept(len(study.ledger))}") from None
-    except (MemoryError, RuntimeError) as problem:
-        if not lacks_memory(problem):
-            raise
-        raise ValueError(
-            "there is not enough memory for this network: lower --batch-size (now "
-            f"{study.training.batch_size})"
-        ) from problem
-    if finished:
-        print(study.summary())
-    else:
-        print(f"time limit reached; {kept(len(study.ledger))}")
-    if study.ledger:
-        print(f"page: {study.report()}")
-    print(f"{'networks, ledger' if finished else 'ledger'} and all else: {study.folder}")
+    lower = f"--batch-size (now {study.training.batch_size})"
+    with told_if_stopped(study, lower), place, _runner(place, study) as runner:
+        finished = study.run(
+            runner,
+            device="cpu" if runner else place.devices,
+            stop=deadline(options),
+            command=shlex.join(["pseudograd", *options.arguments]),
+            devices=place.devices,
+        )
+    tell_found(study, "networks" if finished else None)
 
 
 @contextlib.contextmanager
@@ -180,7 +156,7 @@ def _opened(options: argparse.Namespace) -> Arrays:
             data_dir=options.data_dir,
         )
     except OptionError as problem:
-        raise ValueError(f"{_typed(problem.option)} {problem.complaint}") from problem
+        raise ValueError(f"{typed(problem.option)} {problem.complaint}") from problem
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -227,7 +203,7 @@ def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
     settings = {"weight_decay": options.weight_decay, "momentum": options.momentum}
     for name, value in settings.items():
         if value is not None and name not in inspect.signature(kind).parameters:
-            raise ValueError(f"{_typed(name)} cannot be set for --optimizer {kind.__name__}")
+            raise ValueError(f"{typed(name)} cannot be set for --optimizer {kind.__name__}")
     return {"optimizer": kind, **settings}
 
 
@@ -255,7 +231,11 @@ def _study(options: argparse.Namespace, arrays: Arrays, settings: dict[str, Any]
         )
     except ValueError as problem:
         if not str(problem).startswith("classes must name"):
-            raise
+            argument, _, complaint = str(problem).partition(" ")
+            if argument not in settings:
+                raise
+            option = {"epochs": "max_epochs", "learning_rates": "rates"}.get(argument, argument)
+            raise ValueError(f"{typed(option)} {complaint}") from problem
         count = len(arrays.classes or ())
         raise ValueError(
             f"--network {called} has more outputs than {options.data} has classes: give it {count}"
@@ -271,11 +251,13 @@ def _folder_name(
     arrays: Arrays,
     settings: dict[str, Any],
 ) -> str:
-    """Return the name of the run's folder, which depends only on its settings and its data."""
+    """Return the name of the run's folder, made of its data and all settings but k and rates."""
     from pseudograd.fleet.modules.training import describe, describe_network
 
     plain = {
-        key: describe(value) if callable(value) else str(value) for key, value in settings.items()
+        key: describe(value) if callable(value) else str(value)
+        for key, value in settings.items()
+        if key not in ("k", "learning_rates")
     }
     digest = hashlib.sha256(json.dumps([describe_network(network), plain]).encode())
     for part in (arrays.train, arrays.test):

@@ -162,6 +162,15 @@ def is_same_file(one: str | Path, other: str | Path) -> bool:
     return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
 
 
+def typed(name: str) -> str:
+    """Return an option as the user types it.
+
+    >>> typed("max_epochs")
+    '--max-epochs'
+    """
+    return "--" + name.replace("_", "-")
+
+
 def kept(trials: int) -> str:
     """Return what remains of a search that is stopped, for the end of a sentence."""
     from pseudograd.words import counted

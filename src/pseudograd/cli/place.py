@@ -105,16 +105,6 @@ class Place(contextlib.ExitStack):
         return torch.cuda.stream(torch.cuda.Stream(self.devices[0]))
 
 
-def lacks_memory(problem: Exception) -> bool:
-    """Return whether an error means that memory ran out."""
-    import torch
-
-    said = str(problem)  # PyTorch has no class for this error on a CPU
-    return isinstance(problem, MemoryError | torch.OutOfMemoryError) or (
-        "can't allocate memory" in said or "not enough memory" in said
-    )
-
-
 def _are_kept(trial: Trial) -> bool:
     """Return whether networks of this kind can be part of the model."""
     return trial.split.retrain or trial.split.bagged

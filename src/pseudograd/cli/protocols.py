@@ -123,8 +123,6 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 def protocol_of(options: argparse.Namespace, data: Dataset, encoder: Encoder) -> Protocol:
     """Return the protocol that the options describe."""
-    if options.k and 1 not in options.k:
-        raise ValueError("--k must have 1 among its values, which the choice is compared with")
     hidden = None
     if options.hidden:
         hidden = tuple(size for size in options.hidden if size)

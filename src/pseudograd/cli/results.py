@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pseudograd.data import Encoder
     from pseudograd.search import Study
 
+MIXED = "mixed"  # in place of a k: an ensemble of several
+
 
 def predict(commands: Commands) -> None:
     """``pseudograd predict``: apply the model of a run to new rows."""
@@ -26,14 +28,15 @@ def predict(commands: Commands) -> None:
         "file",
         metavar="FILE",
         help="a file of rows, such as a .csv or .parquet table, - for standard input; for a "
-        "network of your own an .npz file or a folder of images; if it has labels, too, the error "
-        "is told",
+        "network of your own an .npz file, an image or a folder of images; if it has labels, too, "
+        "the error is told",
     )
     parser.add_argument(
         "--k",
-        type=or_ramp(positive),
+        type=lambda text: text if text == MIXED else or_ramp(positive)(text),
         metavar="K",
-        help="apply the model of this k: the chosen one or 1 (the chosen one)",
+        help="apply the model of this k: the chosen one, 1, or mixed with --ensemble and a network "
+        "of your own (the chosen one)",
     )
     parser.add_argument(
         "--keep",
@@ -90,6 +93,8 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
 
     if options.network is not None:
         raise ValueError("--network must be left out: the run's networks are not of your own")
+    if options.k == MIXED:
+        raise ValueError("--k mixed must be left out: it is for networks of your own")
     ensemble = options.ensemble
     if ensemble and isinstance(run.protocol, Bagging):
         print("the model of this run is an ensemble anyway", file=sys.stderr)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pseudograd.cli.networks import add_own_network, refuse_own, tune_network
-from pseudograd.cli.options import add_time_limit, deadline, is_same_file, kept, share
-from pseudograd.cli.place import Place, add_place, lacks_memory
+from pseudograd.cli.options import add_time_limit, deadline, is_same_file, share, typed
+from pseudograd.cli.place import Place, add_place
 from pseudograd.cli.protocols import add_network, add_search, protocol_of
+from pseudograd.cli.telling import tell_found, tell_resumed, told_if_stopped
 
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
@@ -92,11 +93,12 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_tune(options: argparse.Namespace) -> None:
-    from pseudograd.report.summary import ensemble_summary, summary
-    from pseudograd.search import Combined, study_of
+    from pseudograd.search import study_of
     from pseudograd.search import tune as run_study
-    from pseudograd.search.display import Display, tell_set_aside
+    from pseudograd.search.display import Display
 
+    if options.k and 1 not in options.k:
+        raise ValueError("--k must have 1 among its values, which the choice is compared with")
     if options.network is not None:
         tune_network(options)
         return
@@ -105,46 +107,26 @@ def _run_tune(options: argparse.Namespace) -> None:
     data, encoder = _opened(options)
     protocol = protocol_of(options, data, encoder)
     study = study_of(data, encoder, protocol, options.out)
-    tell_set_aside(study.ledger)
-    if study.ledger:
-        done = len(study.ledger)
-        print(f"resuming {study.folder}: {done} trials are done", file=sys.stderr)
+    tell_resumed(study)
     if data.rows is not None:
         _tell_table(data, encoder)
     print(f"training {protocol.plan()}", file=sys.stderr)
-    try:
-        with place, Display(protocol, study.ledger) as display:
-            found = run_study(
-                study,
-                data,
-                encoder,
-                place.runner(data, keep_parameters=True),
-                metric=options.metric,
-                stop=deadline(options),
-                command=shlex.join(["pseudograd", *options.arguments]),
-                devices=place.devices,
-                watch=display.show,
-            )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped by Ctrl-C; {kept(len(study.ledger))}") from None
-    except (MemoryError, RuntimeError) as problem:
-        if not lacks_memory(problem):
-            raise
-        recipe = vars(protocol.recipe)
-        sizes = " ".join(map(str, recipe["hidden_layer_sizes"])) or "0"
-        raise ValueError(
-            f"there is not enough memory for these networks: lower --hidden (now {sizes}) or "
-            f"--batch-size (now {recipe['batch_size']})"
-        ) from problem
-    if found is None:
-        print(f"time limit reached; {kept(len(study.ledger))}")
-    elif isinstance(found, Combined):
-        print(ensemble_summary(found.best_of_each_k, found.chosen, found.assessment))
-    else:
-        print(summary(found))
-    if study.ledger:
-        print(f"page: {study.report()}")
-    print(f"{'ledger' if found is None else 'model, ledger'} and all else: {study.folder}")
+    recipe = vars(protocol.recipe)
+    sizes = " ".join(map(str, recipe["hidden_layer_sizes"])) or "0"
+    lower = f"--hidden (now {sizes}) or --batch-size (now {recipe['batch_size']})"
+    with told_if_stopped(study, lower), place, Display(protocol, study.ledger) as display:
+        found = run_study(
+            study,
+            data,
+            encoder,
+            place.runner(data, keep_parameters=True),
+            metric=options.metric,
+            stop=deadline(options),
+            command=shlex.join(["pseudograd", *options.arguments]),
+            devices=place.devices,
+            watch=display.show,
+        )
+    tell_found(study, None if found is None else "model")
 
 
 def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
@@ -169,8 +151,8 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
             data_dir=options.data_dir,
         )
     except OptionError as problem:
-        option = problem.option.removesuffix("_path").replace("_", "-")
-        raise ValueError(f"--{option} {problem.complaint}") from problem
+        option = problem.option.removesuffix("_path")
+        raise ValueError(f"{typed(option)} {problem.complaint}") from problem
 
 
 def _tell_table(data: Dataset, encoder: Encoder) -> None:

@@ -215,7 +215,7 @@ def _named(path: Path) -> str:
 
 def _arrays(file: Any, suffix: str) -> Any:
     if suffix != ".npz":
-        raise Refusal("must be an .npz file, to train a network of your own on it")
+        raise Refusal("must be an .npz file or images, for a network of your own")
     return arrays_in(file)
 
 
@@ -403,16 +403,16 @@ def open_new(
     """Open examples to predict.
 
     Args:
-        source: An .npz file with the array ``X``, and perhaps the labels ``y``; or a folder of
-            images. Labels are also known if every image is in a folder that is named after its
-            class.
+        source: An .npz file with the array ``X``, and perhaps the labels ``y``; or an image, or a
+            folder of images, whose labels are known if every one is in a folder that is named after
+            its class.
         shape: The shape of an example that the network was trained on.
         classes: The names of the classes.
         image_size: As it was for `open_arrays`.
 
     """
     path = Path(source)
-    if path.is_dir():
+    if path.is_dir() or path.suffix.lower() in _SUFFIXES:
         found = _new_images(path, shape, classes, image_size)
     else:
         with in_a_sentence(_named(path)), opened(path) as file:
@@ -434,15 +434,15 @@ def open_new(
 def _new_images(
     folder: Path, shape: Sequence[int], classes: Sequence[Label], image_size: int | None
 ) -> NewExamples:
-    files = list(_images_in(folder))
+    files = list(_images_in(folder)) if folder.is_dir() else [folder]
     if not files:
         raise ValueError(f"{folder} has no images ({', '.join(_SUFFIXES)}): name another folder")
     if len(shape) != 3 or shape[0] not in _CHANNELS:
         raise ValueError(
-            f"{folder} has images, but the network was trained on examples of the shape "
+            f"{folder} holds images, but the network was trained on examples of the shape "
             f"{tuple(shape)}: give an .npz file of these"
         )
-    names = [path.relative_to(folder) for path in files]
+    names = [path.relative_to(folder if folder.is_dir() else folder.parent) for path in files]
     labels = None
     if all(len(name.parts) > 1 and name.parts[0] in map(str, classes) for name in names):
         labels = np.array([name.parts[0] for name in names])

@@ -15,12 +15,6 @@ from pseudograd.words import fraction, joined, p_value, percent, spelled
 
 Found = Mapping[str, Any]
 
-_CALLS = {
-    "chosen": "study.ensemble()",
-    "mixed": 'study.ensemble("mixed")',
-    "plain": 'study.ensemble("plain")',
-}
-
 
 @dataclass(frozen=True)
 class Combined:
@@ -32,7 +26,7 @@ class Combined:
         told: The one that a sentence is about: the first that is better than one network beyond
             noise. The order does not depend on the test set; without any, it is the first.
         of: What its networks have, such as "k = 1/2".
-        call: What returns it.
+        which: Its name for `Study.ensemble`: "chosen", "mixed" or "plain".
         one: The error of the network that is kept.
         plain: The error of the ensemble of k = 1; None if that is the one.
 
@@ -42,7 +36,7 @@ class Combined:
     ensembles: tuple[Found, ...]
     told: Found
     of: str
-    call: str
+    which: str
     one: float
     plain: float | None
 
@@ -67,7 +61,7 @@ def combined(assessment: Found) -> Combined | None:
         ensembles=tuple(found[name] for name in names),
         told=found[told],
         of=_of(found[told]),
-        call=_CALLS["chosen" if told == names[0] else told],
+        which="chosen" if told == names[0] else told,
         one=assessment["model"]["error"],
         plain=None if told == "plain" else found["plain"]["error"],
     )

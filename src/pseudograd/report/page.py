@@ -18,9 +18,9 @@ from pseudograd.fleet.ramp import by_level
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.report import figures
 from pseudograd.report.combined import combined_section
-from pseudograd.report.described import described, shapes_in_words
+from pseudograd.report.described import described, is_typed, shapes_in_words
 from pseudograd.report.drawing import image
-from pseudograd.report.quality import assessed, column_notes, ensembles, quality, with_plain
+from pseudograd.report.quality import assessed, column_notes, ensembles, quality, with_classes
 from pseudograd.report.template import render
 from pseudograd.report.verdict import diverged, error_interval, possible, unfinished, verdict
 from pseudograd.search import (
@@ -34,7 +34,6 @@ from pseudograd.search import (
     read_examples,
 )
 from pseudograd.search.bagging import Bagging
-from pseudograd.search.comparison import ByClass
 from pseudograd.search.documents import misfit
 from pseudograd.words import DASH, fraction, interval, percent
 
@@ -138,7 +137,8 @@ def page(
     groups = _trained(protocol, ledger, chosen, plain) if selected else {}
     bagged = isinstance(protocol, Bagging)
     compared = groups and protocol.retrainings and not wanted
-    comparison = _comparison(groups, examples) if compared else None
+    positions = about["data"].get("positions", 1)
+    comparison = _comparison(groups, examples, positions) if compared else None
     module = recipe["kind"] == "module"
     unassessed = module and assessment is None
     if wanted:
@@ -146,8 +146,6 @@ def page(
     elif comparison and not assessment:
         # An example of any network may have several labels, or none that counts.
         assessment = assessed(comparison, None if module else about["data"]["test_size"])
-    elif comparison and assessment:
-        assessment = with_plain(assessment, comparison)
     state = "finished" if assessment else "selected" if selected else "searching"
     return render(
         "page.html",
@@ -157,6 +155,7 @@ def page(
         folds=not module or recipe["validation"] is None,
         shapes=shapes_in_words(about["data"]["shapes"]) if module else None,
         unassessed=unassessed,
+        options=not module or is_typed(about["command"]),
         protocol=protocol,
         trials=len(ledger),
         wanted=len(wanted),
@@ -240,12 +239,11 @@ def _curves(
 
 
 def _comparison(
-    groups: Mapping[str, list[Outcome]], examples: Mapping[str, Any] | None
+    groups: Mapping[str, list[Outcome]], examples: Mapping[str, Any] | None, positions: int
 ) -> Comparison:
     """The final networks compared, with the errors by class if they are known."""
-    found = compare(groups["chosen"], groups.get("plain", groups["chosen"]))
-    by_class = tuple(ByClass(**one) for one in (examples or {}).get("by_class", ()))
-    return replace(found, error=possible(found.error), by_class=by_class)
+    found = compare(groups["chosen"], groups.get("plain", groups["chosen"]), positions)
+    return with_classes(replace(found, error=possible(found.error)), examples)
 
 
 def _answer(

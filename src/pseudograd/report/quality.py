@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pseudograd.fleet import Outcome
@@ -13,7 +13,7 @@ from pseudograd.report import charts
 from pseudograd.report.drawing import image
 from pseudograd.search import Comparison, Difference
 from pseudograd.search.assessment import share
-from pseudograd.search.comparison import best_stopped
+from pseudograd.search.comparison import ByClass, best_stopped
 from pseudograd.search.measures import compare_counts
 from pseudograd.words import DASH, percent
 
@@ -61,12 +61,10 @@ def assessed(comparison: Comparison, count: int | None = None) -> Assessment:
     }
 
 
-def with_plain(assessment: Assessment, comparison: Comparison) -> Assessment:
-    """Return an assessment of networks with the best one of k = 1, which only outcomes tell of."""
-    if assessment["plain"] or comparison.kept in comparison.plain:
-        return assessment
-    plain = _own(best_stopped(comparison.plain), assessment["model"]["count"])
-    return {**assessment, "plain": plain}
+def with_classes(comparison: Comparison, examples: Mapping[str, Any] | None) -> Comparison:
+    """Return a comparison with the errors by class of the saved network, if they are known."""
+    by_class = tuple(ByClass(**one) for one in (examples or {}).get("by_class", ()))
+    return replace(comparison, by_class=by_class)
 
 
 def _own(outcome: Outcome, count: int | None) -> dict[str, Any]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pseudograd.fleet import Ramp, Recipe
+from pseudograd.fleet import MLPRecipe, Recipe
 from pseudograd.fleet.ramp import as_k, by_level
 from pseudograd.report.combined import combined
-from pseudograd.report.described import described
-from pseudograd.report.quality import Assessment, assessed, ensembles, standing, with_plain
+from pseudograd.report.described import described, is_typed
+from pseudograd.report.quality import Assessment, assessed, ensembles, standing, with_classes
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import diverged, unfinished, verdict
-from pseudograd.search import Bagging, Cell, Result, Study, read_assessment
+from pseudograd.search import Bagging, Cell, Result, Study, read_assessment, read_examples
 from pseudograd.words import fraction, percent
 
 
-def summary(found: Result, assessment: Assessment | None = None) -> str:
+def summary(found: Result, assessment: Assessment | None = None, *, options: bool = True) -> str:
     """Return what matters first: the model's error, whether it is good, and whether k matters.
 
     The search, the choice and the tests follow.
@@ -26,6 +27,7 @@ def summary(found: Result, assessment: Assessment | None = None) -> str:
         found: What the search found.
         assessment: How good the model is, from `pseudograd.search.assess`; without it, what the
             outcomes tell.
+        options: Whether to tell the options of commands, in place of the names in Python.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe, Outcome, Trial
@@ -50,6 +52,7 @@ def summary(found: Result, assessment: Assessment | None = None) -> str:
         "unfinished": unfinished(comparison),
         "diverged": diverged(comparison),
         "ensembles": None,
+        "options": options,
     }
     recipe = comparison.chosen[0].trial.recipe
     known = assessment or assessed(comparison)
@@ -65,21 +68,27 @@ def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessme
         assessment: How good the ensemble is, from `pseudograd.search.assess`.
 
     """
-    told = dict.fromkeys(("ties", "open_ks", "comparison", "verdict", "unfinished", "diverged"))
-    return _filled(cells, chosen, assessment, {**told, "ensembles": ensembles(assessment)})
+    told: dict[str, Any] = dict.fromkeys(
+        ("ties", "open_ks", "comparison", "verdict", "unfinished", "diverged")
+    )
+    told |= {"ensembles": ensembles(assessment), "options": True}
+    return _filled(cells, chosen, assessment, told)
 
 
-def network_summary(found: Result, assessment: Assessment) -> str:
-    """Return what a study of any network found; in one line more, if an ensemble is better.
-
-    Args:
-        found: What the study found.
-        assessment: How good the networks are on the test set; {} for what the outcomes tell.
-
-    """
-    if not assessment:
-        return summary(found)
-    return summary(found, with_plain(assessment, found.comparison))
+def study_summary(study: Study) -> str:
+    """Return the summary of a study, from what its folder holds."""
+    known = None if study.folder is None else read_assessment(study)
+    if isinstance(study.protocol, Bagging):
+        if known is None:
+            raise ValueError("the study has no model yet: run the search's command again")
+        cells, chosen = study.protocol.best_of_each_k(study.ledger), study.best
+        return ensemble_summary(tuple(cells), chosen, known)
+    found, command = study.result, study.sessions[-1]["command"] if study.sessions else ""
+    table = isinstance(study.protocol.recipe, MLPRecipe)
+    if table and study.folder is not None:
+        comparison = with_classes(found.comparison, read_examples(study))
+        found = replace(found, comparison=comparison)
+    return summary(found, known or None, options=table or is_typed(command))
 
 
 def _filled(
@@ -145,23 +154,35 @@ def line_of_run(run: Study) -> str:
     told = "unfinished"
     if found:
         ks, error, plain = found
-        named = _typed("+".join(map(fraction, ks)))
-        told = f"{named:<9} {percent(error):>13}   {percent(plain):>10}"
+        told = f"{_typed(ks):<9} {percent(error):>13}   {percent(plain):>10}"
     return f"{started:<16} {len(run.ledger):>8}   {told:<36}   {run.folder}"
 
 
-def _found(run: Study) -> tuple[list[float | Ramp], float, float] | None:
-    """The values of k in the model, its test error and that with k = 1; None if unfinished."""
+def _found(run: Study) -> tuple[str, float, float] | None:
+    """What the headline says: the values of k, the test error and that with k = 1.
+
+    The model of a study of any network is one network. If an ensemble is better beyond noise, that
+    is the headline, beside the ensemble of k = 1. None if the study is unfinished.
+    """
     if not run.finished:
         return None
     if isinstance(run.protocol, Bagging):
         known = read_assessment(run)
         if known is None:
             return None
-        ks = sorted((as_k(k) for k, _ in known["members"]["ks"]), key=by_level)
-        return ks, known["model"]["error"], known["plain"]["error"]
+        ks = [k for k, _ in known["members"]["ks"]]
+        return _joined(ks), known["model"]["error"], known["plain"]["error"]
     if not run.protocol.retrainings:
-        return [run.best.k], math.nan, math.nan
+        return fraction(run.best.k), math.nan, math.nan
+    several = combined(read_assessment(run) or {})
+    if several and several.better:
+        ks, error = several.told["ks"], several.told["error"]
+        plain = error if several.plain is None else several.plain
+        return f"{_joined(ks)} x{len(ks)}", error, plain
     own = assessed(run.result.comparison)
-    model, plain = own["model"]["error"], own["plain"]
-    return [run.result.chosen.k], model, plain["error"] if plain else model
+    model = own["model"]["error"]
+    return fraction(run.result.chosen.k), model, own["plain"]["error"] if own["plain"] else model
+
+
+def _joined(ks: Iterable[float | str]) -> str:
+    return "+".join(map(fraction, sorted({as_k(k) for k in ks}, key=by_level)))

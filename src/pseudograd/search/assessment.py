@@ -16,6 +16,7 @@ from pseudograd.search.measures import (
     balanced_error,
     compare_on_rows,
     confusion,
+    effective_count,
     expected_calibration_error,
     log_loss,
     log_loss_difference,
@@ -73,7 +74,10 @@ def assess(
 
 
 def assess_probabilities(
-    labels: NDArray[np.int64], classes: Sequence[Any], test: Mapping[str, Floats]
+    labels: NDArray[np.int64],
+    classes: Sequence[Any],
+    test: Mapping[str, Floats],
+    groups: NDArray[np.int64] | None = None,
 ) -> dict[str, Any]:
     """Return what test probabilities alone tell, in the form of `assess`.
 
@@ -81,10 +85,11 @@ def assess_probabilities(
         labels: The class indices of the test examples.
         classes: The names of the classes.
         test: As for `assess`.
+        groups: Which labels belong to one example, if it has several.
 
     """
     wrong = {name: found.argmax(1) != labels for name, found in test.items()}
-    found = {name: _quality(probabilities, labels) for name, probabilities in test.items()}
+    found = {name: quality(one, labels, groups) for name, one in test.items()}
     counts = np.bincount(labels, minlength=len(classes))
     matrix = confusion(test["model"].argmax(1), labels, len(classes))
     return {
@@ -95,8 +100,8 @@ def assess_probabilities(
         "baselines": [],
         "unequal": are_unequal(counts),
         "by_class": [
-            share(int(row.sum() - row[at]), int(row.sum())) | {"label": classes[at]}
-            for at, row in enumerate(matrix)
+            share_of(wrong["model"], groups, labels == at) | {"label": name}
+            for at, name in enumerate(classes)
         ],
         "confusion": matrix.tolist() if len(matrix) <= _MATRIX else None,
         "confused": _confused(matrix),
@@ -119,9 +124,35 @@ def share(wrong: int, count: int) -> dict[str, Any]:
     return {"wrong": wrong, "count": count, "error": error, "low": low, "high": high}
 
 
-def _quality(probabilities: Floats, labels: NDArray[np.int64]) -> dict[str, Any]:
+def share_of(
+    wrong: NDArray[np.bool_],
+    groups: NDArray[np.int64] | None = None,
+    which: NDArray[np.bool_] | None = None,
+) -> dict[str, Any]:
+    """Return the error on some labels with its 95% interval.
+
+    Args:
+        wrong: Which labels are predicted wrongly.
+        groups: Which of them belong to one example, if it has several.
+        which: The labels that count; None for all.
+
+    """
+    rows = slice(None) if which is None else which
+    wrong = wrong[rows]
+    found = share(int(wrong.sum()), len(wrong))
+    if groups is None or not len(wrong):
+        return found
+    size = effective_count(wrong, groups[rows])
+    low, high = wilson(found["error"] * size, size)
+    return {**found, "low": low, "high": high}
+
+
+def quality(
+    probabilities: Floats, labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None
+) -> dict[str, Any]:
+    """Return how good probabilities are: the error with its interval, log loss and calibration."""
     predicted = probabilities.argmax(1)
-    return share(int((predicted != labels).sum()), len(labels)) | {
+    return share_of(predicted != labels, groups) | {
         "balanced_error": balanced_error(predicted, labels),
         "log_loss": log_loss(probabilities, labels),
         "ece": expected_calibration_error(probabilities, labels),
@@ -135,7 +166,7 @@ def _baselines(data: Dataset, encoder: Encoder, wrong: NDArray[np.bool_]) -> lis
         {
             "name": name,
             "trained_on": rows,
-            **_quality(probabilities, labels),
+            **quality(probabilities, labels),
             "against": compare_on_rows(wrong, probabilities.argmax(1) != labels),
         }
         for name, (probabilities, rows) in baselines(data).items()

@@ -17,7 +17,7 @@ from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import MLPRecipe, Outcome, Ramp, Recipe, Trial
 from pseudograd.fleet.recipe import is_whole
 from pseudograd.fleet.trial import mixed_score
-from pseudograd.search.protocol import Cell, Outcomes, Protocol, Stage, trial_at
+from pseudograd.search.protocol import Cell, Outcomes, Protocol, Stage, rates_in, trial_at
 from pseudograd.words import counted
 
 KS = (2.0, 1.0, 0.5)
@@ -124,6 +124,9 @@ class Bagging(Protocol):
 
     def _at(self, k: float | Ramp, rate: float, repetition: int, **judged: bool) -> Trial:
         return trial_at(self.recipe, self.seed, k, rate, repetition, bagged=True)
+
+    def _earlier_rates(self, k: float | Ramp, outcomes: Outcomes) -> set[float]:
+        return rates_in(outcomes, self.recipe, k)
 
     def _cell(self, k: float | Ramp, rate: float, outcomes: Iterable[Outcome]) -> Cell:
         outcomes = list(outcomes)

@@ -57,7 +57,8 @@ class Comparison:
         only_chosen_right: Predictions that only the chosen k got right.
         mcnemar_p: The p-value of the exact McNemar test on these two. It is too small, because an
             example counts once per pair, as if pairs were independent.
-        better_on: Test examples that more networks of the chosen k get right than of k = 1.
+        better_on: Test examples that more networks of the chosen k get right than of k = 1; if an
+            example has several labels, those of which they get more right.
         worse_on: Test examples that fewer get right.
         sign_p: The p-value of the exact sign test on these two.
         by_class: What the saved network gets wrong, by class; empty if the labels of the test set
@@ -83,12 +84,13 @@ class Comparison:
         return best_stopped(self.chosen)
 
 
-def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
+def compare(chosen: list[Outcome], plain: list[Outcome], positions: int = 1) -> Comparison:
     """Compare networks with the same seeds, pair by pair.
 
     Args:
         chosen: Outcomes of the chosen k, with the test examples they got wrong.
         plain: Outcomes of k = 1, in the same order.
+        positions: How many labels a test example has.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe, Trial
@@ -107,8 +109,8 @@ def compare(chosen: list[Outcome], plain: list[Outcome]) -> Comparison:
         wrong, wrong_plain = set(one.wrong or ()), set(other.wrong or ())
         only_plain += len(wrong - wrong_plain)
         only_chosen += len(wrong_plain - wrong)
-        gain.update(wrong_plain)
-        gain.subtract(wrong)
+        gain.update(at // positions for at in wrong_plain)
+        gain.subtract(at // positions for at in wrong)
     better_on = sum(networks > 0 for networks in gain.values())
     worse_on = sum(networks < 0 for networks in gain.values())
     return Comparison(

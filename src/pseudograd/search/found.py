@@ -21,18 +21,20 @@ _AGAINST = {
     "p": float,
     "verdict": str,
 }
+_QUALITY = {**_SHARE, "balanced_error": float, "log_loss": float, "ece": float}
 _LABEL = (str, int, bool)
 _FOUND = {
     "classes": [_LABEL],
     "unit": str,
-    "model": {**_SHARE, "balanced_error": float, "log_loss": float, "ece": float},
+    "model": _QUALITY,
+    "plain": (_QUALITY, None),
     "baselines": [{**_SHARE, "name": str, "label": _LABEL, "against": _AGAINST}],
     "unequal": bool,
     "by_class": [{**_SHARE, "label": _LABEL, "error": (float, None)}],
     "confusion": ([[int]], None),
     "confused": [{"label": int, "predicted": int, "count": int}],
     "reliability": {"model": [{"confidence": float, "accuracy": float, "count": int}]},
-    **dict.fromkeys(("uncalibrated", "plain", "comparison", "importance", "suspects", "members")),
+    **dict.fromkeys(("uncalibrated", "comparison", "importance", "suspects", "members")),
     "combined": [
         {
             **_SHARE,

@@ -25,7 +25,7 @@ _TOWARDS_1 = 4.0  # holds a temperature at 1, in units of an example's loss (doc
 _UNEQUAL = 1.5  # times as many examples in the largest class as in the smallest
 
 
-def wilson(wrong: int, count: int) -> tuple[float, float]:
+def wilson(wrong: float, count: float) -> tuple[float, float]:
     """Return the 95% interval of an error rate (Wilson's score interval).
 
     >>> [round(end, 3) for end in wilson(0, 20)], [round(end, 3) for end in wilson(5, 20)]
@@ -37,6 +37,33 @@ def wilson(wrong: int, count: int) -> tuple[float, float]:
     middle = (share + weight / 2) / (1 + weight)
     reach = _Z * math.sqrt(share * (1 - share) / count + weight / (4 * count)) / (1 + weight)
     return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def effective_count(wrong: NDArray[np.bool_], groups: Indices) -> float:
+    """Return how many independent labels tell as much of the error as these, which come in groups.
+
+    The variance of the error is that between groups (a ratio estimate). Where all labels are right,
+    or all wrong, a group counts as one.
+
+    >>> at = np.arange(6) // 3
+    >>> effective_count(np.array([0, 1, 0, 1, 0, 0], bool), at)  # no more alike than by chance
+    6.0
+    >>> effective_count(np.zeros(6, bool), at)
+    2.0
+    """
+    _, groups = np.unique(groups, return_inverse=True)
+    sizes = np.bincount(groups)
+    error = wrong.mean() if len(wrong) else 0.0
+    if len(sizes) < 2 or error in (0, 1):
+        return float(len(sizes))
+    variance = _variance_between(np.bincount(groups, wrong) - error * sizes, len(wrong))
+    return min(float(len(wrong)), error * (1 - error) / variance if variance else math.inf)
+
+
+def _variance_between(deviations: Floats, count: int) -> float:
+    """The variance of a sum over groups, divided by the number of all labels."""
+    groups = len(deviations)
+    return float((deviations**2).sum()) * groups / (groups - 1) / count**2
 
 
 def log_loss(probabilities: Floats, labels: Indices) -> float:
@@ -170,9 +197,18 @@ def fit_temperature(
 
 
 def compare_on_rows(
-    first_wrong: NDArray[np.bool_], second_wrong: NDArray[np.bool_]
+    first_wrong: NDArray[np.bool_],
+    second_wrong: NDArray[np.bool_],
+    groups: Indices | None = None,
 ) -> dict[str, Any]:
     """Compare the mistakes of two classifiers on the same examples.
+
+    Args:
+        first_wrong: What the first gets wrong.
+        second_wrong: What the second gets wrong.
+        groups: Which labels belong to one example, if it has several. Examples are then the unit of
+            the test, a sign test on which classifier gets more of its labels right, and of the
+            interval, which is not narrower than for independent labels.
 
     Returns:
         The difference of errors, first minus second, and its 95% interval (Agresti and Min's
@@ -187,11 +223,36 @@ def compare_on_rows(
         (-0.25, 10, 'better')
 
     """
-    return compare_counts(
+    found = compare_counts(
         int((~first_wrong & second_wrong).sum()),
         int((first_wrong & ~second_wrong).sum()),
         len(first_wrong),
     )
+    return found if groups is None else _compare_groups(found, first_wrong, second_wrong, groups)
+
+
+def _compare_groups(
+    found: dict[str, Any],
+    first_wrong: NDArray[np.bool_],
+    second_wrong: NDArray[np.bool_],
+    groups: Indices,
+) -> dict[str, Any]:
+    with needed_for("comparing networks"):
+        from scipy.stats import t
+
+    _, groups = np.unique(groups, return_inverse=True)
+    more = np.bincount(groups, first_wrong.astype(np.float64) - second_wrong)
+    mean, sizes = found["difference"], np.bincount(groups)
+    p = sign_test(int((more < 0).sum()), int((more > 0).sum()))
+    agree = mean * ((more > 0).sum() - (more < 0).sum()) > 0
+    verdict = "level" if p >= _LEVEL or not agree else "better" if mean < 0 else "worse"
+    low, high = -1.0, 1.0
+    if len(sizes) > 1:
+        variance = _variance_between(more - mean * sizes, len(first_wrong))
+        reach = float(t.ppf(0.975, len(sizes) - 1)) * math.sqrt(variance)
+        low = max(low, min(found["low"], mean - reach))
+        high = min(high, max(found["high"], mean + reach))
+    return {**found, "low": low, "high": high, "p": p, "verdict": verdict}
 
 
 def compare_counts(only_first: int, only_second: int, count: int) -> dict[str, Any]:

@@ -152,6 +152,14 @@ def forget_model(study: Study) -> None:
         path.unlink(missing_ok=True)
 
 
+def forget_other_model(study: Study) -> None:
+    """Remove model.json if it is damaged, or of the study as it was with other k or rates."""
+    try:
+        saved(study)
+    except ValueError:
+        forget_model(study)
+
+
 def saved(study: Study) -> Saved | None:
     """Return what model.json says; None if there is no model yet.
 

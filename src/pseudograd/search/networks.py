@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from pseudograd.fleet.modules.loop import predict
 from pseudograd.fleet.modules.training import Training, describe_network
 from pseudograd.fleet.ramp import Ramp, as_k, plain_k
 from pseudograd.fleet.recipe import ModuleRecipe
-from pseudograd.search.assessment import assess_probabilities, share
+from pseudograd.search.assessment import assess_probabilities, quality, share_of
 from pseudograd.search.comparison import best_stopped
 from pseudograd.search.ledger import trial_name
 from pseudograd.search.measures import compare_on_rows, log_loss
+from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.search.study import Study
-from pseudograd.words import fraction
+from pseudograd.words import fraction, joined
 
 _MOST_NUMBERS = 1 << 28  # test probabilities of a network that are held at once
 
@@ -99,55 +101,60 @@ def assess_networks(
     examples: Examples,
     classes: Sequence[Any],
     groups: Mapping[str, Sequence[Trial]],
-    kept: Trial,
+    kept: Mapping[str, Trial],
     weights: Weights,
     device: torch.device,
 ) -> dict[str, Any]:
     """Return how good the kept network is on the test set, and how good ensembles are.
 
-    It is empty if the probabilities are too many to hold, or if a network diverged.
+    It is empty if the probabilities are too many to hold, or if a network diverged. If an example
+    has several labels, these are no independent ones: intervals and tests go by examples.
 
     Args:
         training: The network and how it is trained.
         examples: The data.
         classes: The names of the classes.
         groups: The networks of each ensemble: "chosen", "plain" (of k = 1) and "mixed".
-        kept: The network that becomes the model.
+        kept: The network that becomes the "model", and that of k = 1, "plain", if it is another.
         weights: The trained networks.
         device: Where to predict.
 
     """
     rows = torch.arange(examples.train_size, len(examples))
     labels = examples.labels[rows].flatten()
+    several = len(labels) // len(rows)
     matters = labels != training.ignore_index
     known = labels[matters].numpy()
-    trials = [*dict.fromkeys((kept, *(trial for group in groups.values() for trial in group)))]
+    units = np.arange(len(rows)).repeat(several)[matters.numpy()] if several > 1 else None
+    trials = [
+        *dict.fromkeys((*kept.values(), *(trial for group in groups.values() for trial in group)))
+    ]
     sums: dict[str, Tensor] = {}
-    own = None
+    single: dict[str, np.ndarray[Any, Any]] = {}
     for trial in trials:
         module = trained(training, weights, trial)
         found = predict(training, module.to(device), examples, rows, device)
         if found.numel() > _MOST_NUMBERS or not bool(found.isfinite().all()):
             return {}
         found = found.movedim(1, -1).flatten(0, -2)[matters]
-        if trial == kept:
-            own = found
+        single |= {name: found.double().numpy() for name, one in kept.items() if one == trial}
         for name, group in groups.items():
             if trial in group:
                 sums[name] = sums[name] + found if name in sums else found.clone()
-    assert own is not None
-    assessment = assess_probabilities(known, classes, {"model": own.double().numpy()})
+    own = single["model"]
+    assessment = assess_probabilities(known, classes, {"model": own}, units)
+    assessment["plain"] = quality(single["plain"], known, units) if "plain" in single else None
     assessment["unit"] = "example" if examples.labels.dim() == 1 else "label"
     learned = examples.labels[: examples.train_size].flatten()
     common = int(learned[learned != training.ignore_index].bincount().argmax())
-    wrong_own, wrong_common = (own.argmax(1).numpy() != known), known != common
+    wrong_own, wrong_common = own.argmax(1) != known, known != common
     assessment["baselines"] = [
         {
             "name": "majority",
             "label": classes[common],
             "trained_on": None,
-            "against": compare_on_rows(wrong_own, wrong_common),
-            **share(int(wrong_common.sum()), len(known)),
+            "against": compare_on_rows(wrong_own, wrong_common, units),
+            **share_of(wrong_common, units),
         }
     ]
     means = {name: (total / len(groups[name])).double().numpy() for name, total in sums.items()}
@@ -157,9 +164,9 @@ def assess_networks(
             "name": name,
             "ks": [plain_k(trial.k) for trial in groups[name]],
             "log_loss": log_loss(mean, known),
-            **share(int(wrong[name].sum()), len(known)),
-            "against_one": compare_on_rows(wrong[name], wrong_own),
-            "against_plain": compare_on_rows(wrong[name], wrong["plain"]),
+            **share_of(wrong[name], units),
+            "against_one": compare_on_rows(wrong[name], wrong_own, units),
+            "against_plain": compare_on_rows(wrong[name], wrong["plain"], units),
         }
         for name, mean in means.items()
     ]
@@ -176,6 +183,25 @@ def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:
     return module.eval()
 
 
+def final_groups(study: Study) -> dict[str, list[Trial]]:
+    """Return the networks of each ensemble: "chosen", "plain" (of k = 1) and perhaps "mixed".
+
+    All have the same size unless some diverged, which would spoil the average.
+    """
+    assert isinstance(study.protocol, NetworkProtocol)
+    comparison = study.result.comparison
+    groups = {
+        "chosen": [outcome.trial for outcome in comparison.chosen],
+        "plain": [outcome.trial for outcome in comparison.plain],
+        "mixed": study.protocol.mixed_trials(study.ledger),
+    }
+    return {
+        name: [one for one in group if math.isfinite(study.ledger[one].cross_entropy)] or group
+        for name, group in groups.items()
+        if group
+    }
+
+
 def load_network(
     study: Study,
     network: Callable[[], nn.Module],
@@ -188,7 +214,8 @@ def load_network(
     Args:
         study: The study, from `pseudograd.search.Study.open`.
         network: The function that made the network.
-        k: 1 for the network of k = 1, which the choice was compared with.
+        k: 1 for the network of k = 1, which the choice was compared with; "mixed" for the ensemble
+            of several k.
         ensemble: Whether to return all final networks as one, whose probabilities are their mean.
 
     """
@@ -203,16 +230,22 @@ def load_network(
             f"{study.folder} has the network {recipe.network!r}, but the function now makes "
             f"{described!r}: bring back its code as it was"
         )
-    comparison = study.result.comparison
-    wanted, chosen = as_k(k), comparison.chosen[0].trial.k
-    if wanted is not None and wanted not in (chosen, 1):
+    groups = final_groups(study)
+    names: dict[float | Ramp | str | None, str] = {
+        1: "plain",
+        groups["chosen"][0].k: "chosen",
+        None: "chosen",
+    }
+    if ensemble and "mixed" in groups:
+        names["mixed"] = "mixed"
+    wanted = k if k == "mixed" else as_k(k)
+    if wanted not in names:
+        there = [one if isinstance(one, str) else fraction(one) for one in names if one is not None]
         raise ValueError(
-            f"{study.folder} has no network of k = {wanted}: give {fraction(chosen)}"
-            + (" or 1" if chosen != 1 else "")
+            f"{study.folder} has no network of k = {wanted}: give {joined(there, 'or')}"
         )
-    outcomes = comparison.plain if wanted == 1 else comparison.chosen
     training, weights = Training(network), Weights(study.folder / "networks")
+    group = groups[names[wanted]]
     if not ensemble:
-        return trained(training, weights, best_stopped(outcomes).trial)
-    networks = [trained(training, weights, outcome.trial) for outcome in outcomes]
-    return ModuleEnsemble(networks).eval()
+        return trained(training, weights, best_stopped(map(study.ledger.__getitem__, group)).trial)
+    return ModuleEnsemble([trained(training, weights, trial) for trial in group]).eval()

@@ -24,8 +24,12 @@ from pseudograd.words import counted
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 
+# What may change from one session of a study to the next: where it searches, not what it compares.
+RANGE = ("ks", "initial_rate", "learning_rates")
+
 CLIP = 100.0
 _MOST = 100_000  # trials of a pair
+_SWEPT = 5  # epochs
 
 Outcomes = Mapping[Trial, Outcome]
 Stage = Callable[[Outcomes], list[Trial]]
@@ -245,13 +249,16 @@ class Protocol:
         """The trials of the short preliminary sweep: k = 1, rates a factor of 4 apart."""
         if self.initial_rate is not None or self.learning_rates:
             return []
-        short = self.recipe.shortened(epochs=5)
+        short = self.recipe.shortened(_SWEPT)
         return [trial_at(short, self.seed, 1.0, 4.0**power, 0) for power in range(-6, 2)]
 
     @functools.cached_property  # a ledger asks for them once a line
     def recipes(self) -> list[Recipe]:
-        """The recipes of all trials: the protocol's own, and its short form if there is a sweep."""
-        return [*{trial.recipe: None for trial in self.sweep}, self.recipe]
+        """The recipes of all trials: the protocol's own, and its short form for a sweep."""
+        try:
+            return [*dict.fromkeys((self.recipe.shortened(_SWEPT), self.recipe))]
+        except ValueError:  # a training of the user's own cannot be cut short
+            return [self.recipe]
 
     def _grid(self, outcomes: Outcomes) -> list[Trial]:
         """Every k with its rates so far, and one more rate if the best is on the edge."""
@@ -293,11 +300,11 @@ class Protocol:
 
     def covers(self, trial: Trial) -> bool:
         """Return whether a trial can belong to this search."""
-        return (
-            trial.k in (*self.ks, 1.0)
-            and trial.split.plan == self.seed
-            and trial.recipe in self.recipes
-        )
+        return trial.k in (*self.ks, 1.0) and self.admits(trial)
+
+    def admits(self, trial: Trial) -> bool:
+        """Return whether a trial can belong to this search with another `RANGE`."""
+        return trial.split.plan == self.seed and trial.recipe in self.recipes
 
     def stage_of(self, trial: Trial) -> str:
         """Return "sweep", "search" or "retraining"."""
@@ -339,9 +346,11 @@ class Protocol:
 
     def _tried(self, k: float | Ramp, outcomes: Outcomes) -> tuple[list[float], list[Cell]]:
         """The rates to try for this k, and the cells of those that are complete."""
-        rates = self.first_rates(outcomes)
-        cells = self._cells(k, rates, outcomes)
-        for _ in range(self.most_extensions):
+        first = self.first_rates(outcomes)
+        cells = self._cells(k, sorted({*first, *self._earlier_rates(k, outcomes)}), outcomes)
+        rates = sorted({*first, *(cell.learning_rate for cell in cells)})
+        extensions = sum(not first[0] <= rate <= first[-1] for rate in rates)
+        for _ in range(self.most_extensions - extensions):
             if len(cells) < len(rates):
                 break
             edge = self._best_edge(cells, outcomes)
@@ -354,6 +363,10 @@ class Protocol:
             else:
                 break
         return rates, cells
+
+    def _earlier_rates(self, k: float | Ramp, outcomes: Outcomes) -> set[float]:
+        """The rates that were tried before, perhaps from other first ones; none in the paper."""
+        return set()
 
     def _cells(self, k: float | Ramp, rates: Iterable[float], outcomes: Outcomes) -> list[Cell]:
         cells = []
@@ -463,11 +476,23 @@ class NetworkProtocol(Protocol):
         turns = [(cells[at % len(cells)], at // len(cells)) for at in range(self.retrainings)]
         return [self.retrainings_of(c.k, c.learning_rate)[turn] for c, turn in turns]
 
+    def _earlier_rates(self, k: float | Ramp, outcomes: Outcomes) -> set[float]:
+        return rates_in(outcomes, self.recipe, k) - {trial.learning_rate for trial in self.sweep}
+
     @property
     def foretold(self) -> int:
         """How many trials the search needs if no learning rate lies on an edge."""
         others = min(self.retrainings, len(self.ks)) - 2 if self.mixed else 0
         return super().foretold + max(0, others)
+
+
+def rates_in(outcomes: Outcomes, recipe: Recipe, k: float | Ramp) -> set[float]:
+    """Return the learning rates that a k was tried with."""
+    return {
+        trial.learning_rate
+        for trial in outcomes
+        if trial.k == k and not trial.split.retrain and trial.recipe == recipe
+    }
 
 
 # Cached: a search asks for the same trials after every few outcomes, while a device waits.

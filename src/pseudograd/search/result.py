@@ -33,12 +33,13 @@ class Result:
     comparison: Comparison
 
 
-def result(protocol: Protocol, outcomes: Outcomes) -> Result:
+def result(protocol: Protocol, outcomes: Outcomes, positions: int = 1) -> Result:
     """Return what a finished search has found.
 
     Args:
         protocol: What was searched, and how.
         outcomes: The outcomes of all its trials.
+        positions: How many labels a test example has.
 
     """
     if not protocol.retrainings:
@@ -57,5 +58,5 @@ def result(protocol: Protocol, outcomes: Outcomes) -> Result:
         plain=plain,
         ties=tuple(protocol.ties(outcomes)),
         open_ks=tuple(protocol.open_ks(outcomes)),
-        comparison=compare(retrained(chosen), retrained(plain)),
+        comparison=compare(retrained(chosen), retrained(plain), positions),
     )

@@ -12,7 +12,7 @@ from pseudograd.files import UNFINISHED
 from pseudograd.fleet.recipe import Recipe, recipe_from_json
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.documents import misfit, read_json
-from pseudograd.search.protocol import NetworkProtocol, Protocol
+from pseudograd.search.protocol import RANGE, NetworkProtocol, Protocol
 
 LOCK = ".lock"
 _SESSION = {
@@ -26,6 +26,8 @@ _SESSION = {
     "trials": int,
 }
 _RUN = {"recipe": dict, "protocol": dict, "data": dict, "sessions": [_SESSION]}
+# Facts about the data that users give beside them; the number of classes is that of their names.
+_GIVEN = {"name", "labels", "classes"}
 _PROTOCOLS: dict[str, type[Protocol]] = {
     kind.kind: kind for kind in (Protocol, Bagging, NetworkProtocol)
 }
@@ -70,22 +72,31 @@ def protocol_in(folder: Path, written: Mapping[str, Any]) -> Protocol:
 def check_settings(
     folder: Path, written: Mapping[str, Any], ours: Mapping[str, Any], recipe: Recipe
 ) -> None:
-    """Raise ValueError unless the study that was begun in the folder is ours."""
-    if _facts(written["data"]) != _facts(ours["data"]):
-        name = written["data"].get("name")
+    """Raise ValueError unless the study that was begun in the folder is ours, up to its range."""
+    old, new = _facts(written["data"]), _facts(ours["data"])
+    changed = {name for name in old | new if old.get(name) != new.get(name)}
+    if changed and not ("sha256" in old and changed <= _GIVEN):
         raise ValueError(
-            f"{folder} holds a run on other data, called {name!r}: name another folder, or "
-            "bring back the data as it was"
+            f"{folder} holds a run on other data, called {old.get('name')!r}: name another folder, "
+            "or bring back the data as it was"
         )
+    if "name" in changed:
+        raise _other(folder, "name", old["name"], new["name"])
     defaults = {field.name: field.default for field in dataclasses.fields(recipe)}  # type: ignore[arg-type]
     for part in ("recipe", "protocol"):
         for name in written[part] | ours[part]:
             old, new = (one[part].get(name, defaults.get(name)) for one in (written, ours))
-            if old != new:
-                raise ValueError(
-                    f"{folder} holds a run with other settings ({name} was {old}, is now "
-                    f"{new}): name another folder, or repeat its settings"
-                )
+            if old != new and name not in RANGE:
+                raise _other(folder, name, old, new)
+    if changed:
+        raise _other(folder, "classes", written["data"]["labels"], ours["data"]["labels"])
+
+
+def _other(folder: Path, name: str, old: object, new: object) -> ValueError:
+    return ValueError(
+        f"{folder} holds a run with other settings ({name} was {old}, is now {new}): name another "
+        "folder, or repeat its settings"
+    )
 
 
 def check_empty(folder: Path) -> None:
@@ -101,5 +112,6 @@ def begun(command: str, devices: Sequence[str], share: float = 1.0) -> dict[str,
 
 
 def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells data from others: all but the sentences, which may change between versions."""
-    return {name: value for name, value in data.items() if name not in ("columns", "notes")}
+    """What tells data from others: not sentences and the like, which versions may add or change."""
+    told = ("columns", "notes", "positions")
+    return {name: value for name, value in data.items() if name not in told}

@@ -2,43 +2,25 @@
 
 Users of the loop are `pseudograd tune`, the scikit-learn estimator, the paper's rows, and your own
 training loop by ``ask`` and ``tell``.
-
-A folder is locked in three ways. The processes of ``ask`` and ``tell`` share a lock on the ledger,
-and a session has it alone, so the two exclude each other. The file ``.lock`` is locked for moments,
-while a process looks what is wanted, claims a trial, or writes. And a claim on a trial is a lock of
-its own (`pseudograd.search.claims`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import hashlib
-import json
 import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import SupportsFloat
 
-from pseudograd.files import Lock, busy, guarded, locked, writing
 from pseudograd.fleet import Outcome, Stop, Trial, never
-from pseudograd.search.claims import Claims
-from pseudograd.search.documents import write_json
-from pseudograd.search.ledger import Ledger
-from pseudograd.search.protocol import Cell, Protocol
+from pseudograd.search.comparison import Comparison
+from pseudograd.search.kept import Kept
+from pseudograd.search.protocol import Cell
 from pseudograd.search.result import Result, result
-from pseudograd.search.run_file import (
-    LOCK,
-    begun,
-    check_empty,
-    check_settings,
-    protocol_in,
-    read_run,
-)
+from pseudograd.search.run_file import protocol_in, read_run
 from pseudograd.words import counted
 
 # Takes trials from the left, trains them and yields their outcomes in any order, until none is left
@@ -67,7 +49,7 @@ class Progress:
     outcome: Outcome
 
 
-class Study:
+class Study(Kept):
     """A search for the best k and learning rate, kept in a folder.
 
     The folder holds ``run.json`` (recipe, protocol, data, and when and where it ran) and
@@ -86,6 +68,7 @@ class Study:
 
         >>> from math import log2
         >>> from pseudograd.fleet import OwnRecipe
+        >>> from pseudograd.search import Protocol
         >>> recipe = OwnRecipe("ResNet-18, AdamW, 30 epochs")
         >>> study = Study(None, Protocol(recipe, ks=(2, 1, 0.5, 0.25), initial_rate=0.1))
         >>> for trial in study:
@@ -98,28 +81,6 @@ class Study:
         in processes of one machine or of several machines with a common file system.
 
     """
-
-    def __init__(
-        self,
-        folder: str | os.PathLike[str] | None,
-        protocol: Protocol,
-        data: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.folder = None if folder is None else Path(folder)
-        self.protocol = protocol
-        self.data: Mapping[str, Any] = data or {}
-        self.sessions: list[dict[str, Any]] = []
-        self._asked: set[Trial] = set()  # where trials are not claimed
-        self._in_session = False
-        self._claims = Claims(self.folder or Path())
-        self._presence: Lock | None = None  # the shared lock on the ledger
-        self._place: int | None = None  # of this process's session among the shared ones
-        self._process = os.getpid()
-        self._loops = 0  # over shared trials, now
-        self._noted = -math.inf
-        if self.folder is not None:
-            self._open_folder(self.folder, check_data=data is not None)
-        self.ledger = self._read_ledger()
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Study:
@@ -142,6 +103,7 @@ class Study:
 
         Example:
             >>> from pseudograd.fleet import OwnRecipe
+            >>> from pseudograd.search import Protocol
             >>> recipe = OwnRecipe("mine")
             >>> study = Study(None, Protocol(recipe, ks=(1,), learning_rates=(0.1,), repetitions=2))
             >>> first, second = study.ask(), study.ask()
@@ -170,6 +132,7 @@ class Study:
 
         Example:
             >>> from pseudograd.fleet import OwnRecipe
+            >>> from pseudograd.search import Protocol
             >>> study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
             >>> trial = study.ask()
             >>> study.release(trial)
@@ -214,6 +177,7 @@ class Study:
 
         Example:
             >>> from pseudograd.fleet import OwnRecipe
+            >>> from pseudograd.search import Protocol
             >>> study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
             >>> trial = study.ask()
             >>> study.tell(trial, error=0.08, epochs=30)  # 8% of the validation fold
@@ -394,186 +358,35 @@ class Study:
     @property
     def result(self) -> Result:
         """What the study found, once it is finished."""
-        return result(self.protocol, self.ledger)
+        return result(self.protocol, self.ledger, self.data.get("positions", 1))
+
+    @property
+    def comparison(self) -> Comparison:
+        """The final networks of the chosen k against those of k = 1, once it is finished."""
+        return self.result.comparison
+
+    def summary(self) -> str:
+        """Return what the study found in a few lines, once it is finished.
+
+        Example:
+            >>> from pseudograd.fleet import OwnRecipe
+            >>> from pseudograd.search import Protocol
+            >>> study = Study(None, Protocol(OwnRecipe("mine"), ks=(1, 2), initial_rate=0.1))
+            >>> for trial in study:
+            ...     study.tell(trial, error=0.1 * trial.k)
+            >>> print(study.summary().splitlines()[0])
+            does k matter: k = 1, plain cross-entropy, was chosen, so there is nothing to compare
+
+        """
+        from pseudograd.report.summary import study_summary
+
+        return study_summary(self)
 
     def report(self) -> Path:
         """Write the study's page, ``report.html`` in its folder, and return its path."""
         from pseudograd.report.page import write_page
 
         return write_page(self)
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What stands beside the figures; where sessions that ran trials differ, all of them."""
-        if not self.sessions:
-            raise ValueError(f"{self.folder} holds a run that was never started: start it")
-        ran = [one for one in self.sessions if one["trials"]] or self.sessions
-        versions: dict[str, list[str]] = {}
-        for one in ran:
-            for name, version in one["versions"].items():
-                versions.setdefault(name, []).append(version)
-        return {
-            "command": _joined("\n", (one["command"] for one in ran)),
-            "versions": {name: _joined(" and ", several) for name, several in versions.items()},
-            "commit": _joined(", ", (one["commit"] for one in ran)),
-            "hardware": _joined("; ", (one["hardware"] for one in ran)),
-            "devices": list(dict.fromkeys(device for one in ran for device in one["devices"])),
-            "started": self.sessions[0]["started"],
-            "seconds": sum(one["seconds"] for one in self.sessions),
-            "seed": self.protocol.seed,
-            "data": self.data,
-        }
-
-    # --- the folder --------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def session(self, command: str, devices: Sequence[str], share: float = 1.0) -> Iterator[None]:
-        """Record that the study goes on, where and for how long; no other process may meanwhile.
-
-        Within a session, another is the same one.
-        """
-        if self.folder is None or self._in_session:
-            yield
-            return
-        now = begun(command, devices, share)
-        with locked(self._ledger_path):
-            self._begin(now)
-            self._in_session = True
-            try:
-                yield
-            finally:
-                self._in_session = False
-                self._note_time()
-
-    def _begin(self, now: dict[str, Any]) -> None:
-        """Write down that a session begins, and read what others have done."""
-        assert self.folder is not None
-        with self._guard():
-            written = read_run(self.folder)
-            if self._is_started(written):
-                check_settings(self.folder, written, self._as_json(), self.protocol.recipe)
-            self.sessions[:] = written["sessions"]
-            self.ledger = self._read_ledger()
-            self.sessions.append(now)
-            self._place = None
-            self._write()
-
-    def _note_time(self) -> None:
-        """Write down how long this process's session has lasted."""
-        if not self.sessions:
-            return
-        with self._guard():
-            latest = self.sessions[-1 if self._place is None else self._place]
-            started = datetime.datetime.fromisoformat(latest["started"])
-            passed = datetime.datetime.now(datetime.UTC) - started
-            latest["seconds"] = round(passed.total_seconds(), 1)
-            if self._place is not None and self.folder is not None:
-                self.sessions[:] = read_run(self.folder)["sessions"]
-                self.sessions[self._place] = latest
-            self._write()
-            self._noted = time.monotonic()
-
-    # --- a folder shared with other processes ------------------------------------------------
-
-    @property
-    def _shares(self) -> bool:
-        """Whether other processes may be at work on the same trials."""
-        return self.folder is not None and not self._in_session
-
-    @property
-    def _ledger_path(self) -> Path:
-        assert self.folder is not None
-        return self.folder / "ledger.jsonl"
-
-    def _guard(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes and threads from reading and writing what belongs together."""
-        return contextlib.nullcontext() if self.folder is None else guarded(self.folder / LOCK)
-
-    @contextlib.contextmanager
-    def _sharing(self) -> Iterator[None]:
-        """Join those at work on the folder, and keep them out for a moment."""
-        self._notice_fork()
-        now = begun("", []) if self._place is None else None
-        with self._guard():
-            if self._presence is None or not self._presence.held:
-                self._presence = Lock.on(self._ledger_path, shared=True)
-                if self._presence is None:
-                    raise busy(self._ledger_path)
-            try:
-                if self._place is None:
-                    self._begin(now or begun("", []))
-                    self._place, self._noted = len(self.sessions) - 1, -math.inf
-                self.ledger.refresh()
-                yield
-            finally:
-                self._leave()
-
-    def _leave(self) -> None:
-        """Let others have the folder for themselves, if this process is not at work on it."""
-        if self._presence is not None and not self._loops and not self._claims.trials:
-            self._claims.clean()
-            self._presence.release()
-            self._presence = None
-
-    def _notice_fork(self) -> None:
-        """Forget the claims and the session of the parent process."""
-        if self._process != os.getpid():
-            self._process, self._claims = os.getpid(), Claims(self._claims.folder.parent)
-            self._presence, self._place, self._loops = None, None, 0
-
-    def _read_ledger(self) -> Ledger:
-        path = None if self.folder is None else self._ledger_path
-        return Ledger(path, self.protocol.recipes, self.protocol.covers)
-
-    def _open_folder(self, folder: Path, *, check_data: bool) -> None:
-        """Make the folder of a new study, or check that the study in it is this one."""
-        if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
-            raise ValueError(f"{file} cannot be written into (it is a file): name a folder")
-        if not (folder / "run.json").exists():
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            with self._guard():
-                if not (folder / "run.json").exists():
-                    check_empty(folder)
-                    self._write()
-                    return
-        written = read_run(folder)
-        if not check_data:
-            self.data = written["data"]
-        if not self._is_started(written):  # it may still be changed
-            with self._guard():
-                written = read_run(folder)
-                if not self._is_started(written):
-                    if {**self._as_json(), "sessions": []} != written:
-                        self._write()
-                    return
-        check_settings(folder, written, self._as_json(), self.protocol.recipe)
-        self.data = written["data"]  # in the words of the version that began it
-        self.sessions = written["sessions"]
-
-    def _is_started(self, written: Mapping[str, Any]) -> bool:
-        path = self._ledger_path
-        return bool(written["sessions"]) or (path.exists() and path.stat().st_size > 0)
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the recipe, the protocol and the facts about the data."""
-        return hashlib.sha256(json.dumps(self._description()).encode()).hexdigest()
-
-    def _description(self) -> dict[str, Any]:
-        recipe = self.protocol.recipe.to_json()
-        return {"recipe": recipe, "protocol": self.protocol.settings(), "data": self.data}
-
-    def _as_json(self) -> dict[str, Any]:
-        """Return the description as it is read again, with JSON's lists."""
-        description: dict[str, Any] = json.loads(json.dumps(self._description()))
-        return description
-
-    def _write(self) -> None:
-        if self.folder is not None:
-            with self._guard():
-                content = {**self._description(), "sessions": self.sessions}
-                write_json(self.folder / "run.json", content)
 
 
 def _untold(count: int) -> RuntimeError:
@@ -585,8 +398,3 @@ def _untold(count: int) -> RuntimeError:
 def _group(trial: Trial) -> tuple[object, ...]:
     """What trials of one queue share: final networks, for one, are trained on more examples."""
     return trial.recipe.architecture, trial.split.retrain
-
-
-def _joined(separator: str, texts: Iterable[str]) -> str:
-    """Return different texts as one, in the order they came."""
-    return separator.join(dict.fromkeys(texts))

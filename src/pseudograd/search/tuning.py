@@ -37,11 +37,12 @@ from pseudograd.search.models import (
     Store,
     folder_of,
     forget_model,
+    forget_other_model,
     is_saved,
     read_document,
     save_model,
 )
-from pseudograd.search.protocol import Cell, NetworkProtocol, Protocol
+from pseudograd.search.protocol import RANGE, Cell, NetworkProtocol, Protocol
 from pseudograd.search.result import Result
 from pseudograd.search.study import Progress, Runner, Study
 from pseudograd.search.suspects import suspects, write_suspects
@@ -146,6 +147,7 @@ def tune(
             yield outcome
 
     with study.session(command, devices):
+        forget_other_model(study)
         if not study.run(training, stop=stop, watch=watch):
             return None
         if bagging:
@@ -341,7 +343,7 @@ def _assessed(
 
 
 def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:
-    """Return a search's folder, which depends only on its settings and its data.
+    """Return a search's folder, which depends on its data and on all settings but k and the rates.
 
     Example:
         >>> from pseudograd.data import open_data
@@ -353,8 +355,9 @@ def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:
     """
     recipe = protocol.recipe
     sizes = "x".join(map(str, getattr(recipe, "hidden_layer_sizes", ()))) or "linear"
+    settings = {name: one for name, one in protocol.settings().items() if name not in RANGE}
     key = json.dumps(
-        [recipe.fingerprint, protocol.settings(), data.sha256, data.train_size, encoder.to_json()]
+        [recipe.fingerprint, settings, data.sha256, data.train_size, encoder.to_json()]
     )
     return Path("runs") / f"{Path(data.name).stem}-{sizes}-{_digest(key)[:8]}"
 

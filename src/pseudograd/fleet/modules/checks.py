@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet.modules.examples import Examples, prepared
 from pseudograd.fleet.modules.training import Training, seeded
 from pseudograd.words import first_line
@@ -20,6 +21,7 @@ def check_training(training: Training, examples: Examples) -> int:
         ValueError: If something does not fit, in one sentence.
 
     """
+    _check_parts(training, examples)
     rows = torch.arange(min(_TRIED, examples.train_size))
     labels = examples.labels[rows]
     inputs = prepared(examples.batch(rows))
@@ -49,6 +51,22 @@ def check_training(training: Training, examples: Examples) -> int:
                 f"{dict(training.optimizer_settings)}, but {name} fails ({_said(problem)})"
             ) from problem
     return classes
+
+
+def _check_parts(training: Training, examples: Examples) -> None:
+    count, share = examples.train_size, training.validation
+    if share is None:
+        if count < FOLDS:
+            raise ValueError(
+                f"train must have {FOLDS} examples or more, one for each fold, not {count}"
+            )
+        return
+    stops = training.patience is not None
+    if not 0 < (2 if stops else 1) * (held_out := round(share * count)) < count:
+        raise ValueError(
+            f"validation must hold out some of the {count} training examples{' twice' * stops}, "
+            f"and leave others to train on, but {share} of them is {held_out}"
+        )
 
 
 def _check_evaluation(

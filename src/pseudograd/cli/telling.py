@@ -1,0 +1,57 @@
+"""What ``pseudograd tune`` tells of a study: what is there, what was found, why it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pseudograd.cli.options import kept
+
+if TYPE_CHECKING:
+    from pseudograd.search import Study
+
+
+def tell_resumed(study: Study) -> None:
+    """Tell what is done already, and which lines of the ledger could not be read."""
+    from pseudograd.search.display import tell_set_aside
+
+    tell_set_aside(study.ledger)
+    if done := len(study.ledger):
+        print(f"resuming {study.folder}: {done} trials are done", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def told_if_stopped(study: Study, lower: str) -> Iterator[None]:
+    """Put Ctrl-C and a lack of memory into a sentence, which says what to lower."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped by Ctrl-C; {kept(len(study.ledger))}") from None
+    except (MemoryError, RuntimeError) as problem:
+        if not lacks_memory(problem):
+            raise
+        raise ValueError(
+            f"there is not enough memory for these networks: lower {lower}"
+        ) from problem
+
+
+def tell_found(study: Study, made: str | None) -> None:
+    """Tell what a study found and where all is; ``made`` is the model, None if it is unfinished."""
+    from pseudograd.report.summary import study_summary
+
+    print(study_summary(study) if made else f"time limit reached; {kept(len(study.ledger))}")
+    if study.ledger:
+        print(f"page: {study.report()}")
+    print(f"{f'{made}, ledger' if made else 'ledger'} and all else: {study.folder}")
+
+
+def lacks_memory(problem: Exception) -> bool:
+    """Return whether an error means that memory ran out."""
+    import torch
+
+    said = str(problem)  # PyTorch has no class for this error on a CPU
+    return isinstance(problem, MemoryError | torch.OutOfMemoryError) or (
+        "can't allocate memory" in said or "not enough memory" in said
+    )

@@ -1,0 +1,264 @@
+"""A study's folder: ``run.json``, the ledger, and the locks of processes that share it.
+
+A folder is locked in three ways. The processes of ``ask`` and ``tell`` share a lock on the ledger,
+and a session has it alone, so the two exclude each other. The file ``.lock`` is locked for moments,
+while a process looks what is wanted, claims a trial, or writes. And a claim on a trial is a lock of
+its own (`pseudograd.search.claims`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pseudograd.files import Lock, busy, guarded, locked, writing
+from pseudograd.fleet import Trial
+from pseudograd.search.claims import Claims
+from pseudograd.search.documents import write_json
+from pseudograd.search.ledger import Ledger
+from pseudograd.search.protocol import Protocol
+from pseudograd.search.run_file import (
+    LOCK,
+    begun,
+    check_empty,
+    check_settings,
+    read_run,
+)
+
+
+class Kept:
+    """A protocol and the ledger of its outcomes, kept in a folder.
+
+    Args:
+        folder: The folder; None keeps them in memory.
+        protocol: What to search, and how.
+        data: Facts about the data, as JSON can hold them; None for any.
+
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | None,
+        protocol: Protocol,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.protocol = protocol
+        self.data: Mapping[str, Any] = data or {}
+        self.sessions: list[dict[str, Any]] = []
+        self._asked: set[Trial] = set()  # where trials are not claimed
+        self._in_session = False
+        self._claims = Claims(self.folder or Path())
+        self._presence: Lock | None = None  # the shared lock on the ledger
+        self._place: int | None = None  # of this process's session among the shared ones
+        self._process = os.getpid()
+        self._loops = 0  # over shared trials, now
+        self._noted = -math.inf
+        if self.folder is not None:
+            self._open_folder(self.folder, check_data=data is not None)
+        self.ledger = self._read_ledger()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What stands beside the figures; where sessions that ran trials differ, all of them."""
+        if not self.sessions:
+            raise ValueError(f"{self.folder} holds a run that was never started: start it")
+        ran = [one for one in self.sessions if one["trials"]] or self.sessions
+        versions: dict[str, list[str]] = {}
+        for one in ran:
+            for name, version in one["versions"].items():
+                versions.setdefault(name, []).append(version)
+        return {
+            "command": _joined("\n", (one["command"] for one in ran)),
+            "versions": {name: _joined(" and ", several) for name, several in versions.items()},
+            "commit": _joined(", ", (one["commit"] for one in ran)),
+            "hardware": _joined("; ", (one["hardware"] for one in ran)),
+            "devices": list(dict.fromkeys(device for one in ran for device in one["devices"])),
+            "started": self.sessions[0]["started"],
+            "seconds": sum(one["seconds"] for one in self.sessions),
+            "seed": self.protocol.seed,
+            "data": self.data,
+        }
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def session(self, command: str, devices: Sequence[str], share: float = 1.0) -> Iterator[None]:
+        """Record that the study goes on, where and for how long; no other process may meanwhile.
+
+        Within a session, another is the same one.
+        """
+        if self.folder is None or self._in_session:
+            yield
+            return
+        now = begun(command, devices, share)
+        with locked(self._ledger_path):
+            self._begin(now)
+            self._in_session = True
+            try:
+                yield
+            finally:
+                self._in_session = False
+                self._note_time()
+
+    def _begin(self, now: dict[str, Any]) -> None:
+        """Write down that a session begins, and read what others have done."""
+        assert self.folder is not None
+        with self._guard():
+            written = read_run(self.folder)
+            if self._is_started(written):
+                ours = self._as_json()
+                check_settings(self.folder, written, ours, self.protocol.recipe)
+                if written["protocol"] != ours["protocol"]:
+                    self._check_alone()
+            self.sessions[:] = written["sessions"]
+            self.ledger = self._read_ledger()
+            self.sessions.append(now)
+            self._place = None
+            self._write()
+
+    def _note_time(self) -> None:
+        """Write down how long this process's session has lasted."""
+        if not self.sessions:
+            return
+        with self._guard():
+            latest = self.sessions[-1 if self._place is None else self._place]
+            started = datetime.datetime.fromisoformat(latest["started"])
+            passed = datetime.datetime.now(datetime.UTC) - started
+            latest["seconds"] = round(passed.total_seconds(), 1)
+            description = None
+            if self._place is not None and self.folder is not None:
+                description = read_run(self.folder)  # its range may be another process's by now
+                self.sessions[:] = description["sessions"]
+                self.sessions[self._place] = latest
+            self._write(description)
+            self._noted = time.monotonic()
+
+    # --- a folder shared with other processes ------------------------------------------------
+
+    @property
+    def _shares(self) -> bool:
+        """Whether other processes may be at work on the same trials."""
+        return self.folder is not None and not self._in_session
+
+    @property
+    def _ledger_path(self) -> Path:
+        assert self.folder is not None
+        return self.folder / "ledger.jsonl"
+
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes and threads from reading and writing what belongs together."""
+        return contextlib.nullcontext() if self.folder is None else guarded(self.folder / LOCK)
+
+    @contextlib.contextmanager
+    def _sharing(self) -> Iterator[None]:
+        """Join those at work on the folder, and keep them out for a moment."""
+        self._notice_fork()
+        now = begun("", []) if self._place is None else None
+        with self._guard():
+            if self._presence is None or not self._presence.held:
+                self._presence = Lock.on(self._ledger_path, shared=True)
+                if self._presence is None:
+                    raise busy(self._ledger_path)
+            try:
+                if self._place is None:
+                    self._begin(now or begun("", []))
+                    self._place, self._noted = len(self.sessions) - 1, -math.inf
+                self.ledger.refresh()
+                yield
+            finally:
+                self._leave()
+
+    def _check_alone(self) -> None:
+        """Raise BlockingIOError if another process shares the folder, with the range as it was."""
+        if self._presence is None:  # a session has the folder for itself
+            return
+        self._presence.release()
+        alone = Lock.on(self._ledger_path)
+        if alone is None:
+            raise BlockingIOError(
+                f"another process is at work on {self.folder} with other values of k or learning "
+                "rates: give the same, or wait for it"
+            )
+        alone.release()
+        self._presence = Lock.on(self._ledger_path, shared=True)
+
+    def _leave(self) -> None:
+        """Let others have the folder for themselves, if this process is not at work on it."""
+        if self._presence is not None and not self._loops and not self._claims.trials:
+            self._claims.clean()
+            self._presence.release()
+            self._presence = None
+
+    def _notice_fork(self) -> None:
+        """Forget the claims and the session of the parent process."""
+        if self._process != os.getpid():
+            self._process, self._claims = os.getpid(), Claims(self._claims.folder.parent)
+            self._presence, self._place, self._loops = None, None, 0
+
+    def _read_ledger(self) -> Ledger:
+        path = None if self.folder is None else self._ledger_path
+        return Ledger(path, self.protocol.recipes, self.protocol.admits)
+
+    def _open_folder(self, folder: Path, *, check_data: bool) -> None:
+        """Make the folder of a new study, or check that the study in it is this one."""
+        if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
+            raise ValueError(f"{file} cannot be written into (it is a file): name a folder")
+        if not (folder / "run.json").exists():
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            with self._guard():
+                if not (folder / "run.json").exists():
+                    check_empty(folder)
+                    self._write()
+                    return
+        written = read_run(folder)
+        if not check_data:
+            self.data = written["data"]
+        if not self._is_started(written):  # it may still be changed
+            with self._guard():
+                written = read_run(folder)
+                if not self._is_started(written):
+                    if {**self._as_json(), "sessions": []} != written:
+                        self._write()
+                    return
+        check_settings(folder, written, self._as_json(), self.protocol.recipe)
+        self.data = written["data"]  # in the words of the version that began it
+        self.sessions = written["sessions"]
+
+    def _is_started(self, written: Mapping[str, Any]) -> bool:
+        path = self._ledger_path
+        return bool(written["sessions"]) or (path.exists() and path.stat().st_size > 0)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the recipe, the protocol and the facts about the data."""
+        return hashlib.sha256(json.dumps(self._description()).encode()).hexdigest()
+
+    def _description(self) -> dict[str, Any]:
+        recipe = self.protocol.recipe.to_json()
+        return {"recipe": recipe, "protocol": self.protocol.settings(), "data": self.data}
+
+    def _as_json(self) -> dict[str, Any]:
+        """Return the description as it is read again, with JSON's lists."""
+        description: dict[str, Any] = json.loads(json.dumps(self._description()))
+        return description
+
+    def _write(self, description: Mapping[str, Any] | None = None) -> None:
+        if self.folder is not None:
+            with self._guard():
+                content = {**(description or self._description()), "sessions": self.sessions}
+                write_json(self.folder / "run.json", content)
+
+
+def _joined(separator: str, texts: Iterable[str]) -> str:
+    """Return different texts as one, in the order they came."""
+    return separator.join(dict.fromkeys(texts))
