@@ -49,8 +49,8 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.tune
 	$(BIN)/python -m benchmarks.ties
 
-# Rebuilt only when a version changes.
-$(INSTALLED): pyproject.toml constraints.txt
+# Rebuilt only when a version or the CPU kernels change.
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py src/pseudograd/loss/cpu.cpp
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet pip
 	$(BIN)/pip install --quiet --editable '.[all]' --group dev --group paper

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,4 @@ class Kernels(BuildHookInterface[Any]):
             part.replace(library)
             build_data["artifacts"].append(f"/{library.relative_to(self.root)}")
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{_platform()}"
-
-
-def _platform() -> str:
-    from packaging.tags import sys_tags
-
-    return next(sys_tags()).platform
+        build_data["tag"] = f"py3-none-{re.sub('[.-]', '_', sysconfig.get_platform())}"

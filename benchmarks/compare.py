@@ -20,7 +20,7 @@ from benchmarks.environment import write
 NAMES = ("form", "target", "network", "stage", "shape", "dtype", "way", "k")
 # The figure that is compared.
 FIGURES = ("us_median", "both_ms_median", "us_per_model_step", "ms_median", "seconds")
-FACTS = ("hardware", "cores", "python", "torch", "triton", "numba")
+FACTS = ("hardware", "cores", "python", "torch", "triton")
 
 
 def read(paths: str) -> dict[tuple[str, ...], tuple[float, dict[str, str]]]:

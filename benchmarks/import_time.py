@@ -2,8 +2,7 @@
 
     python -m benchmarks.import_time
 
-The first call of the loss is measured too: it imports numba and loads the compiled loss, or, the
-very first time on a machine, compiles it.
+The first call of the loss is measured too, which loads its kernels.
 """
 
 from __future__ import annotations

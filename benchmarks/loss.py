@@ -12,14 +12,15 @@ machine meets all alike. The table shows medians over the rounds, and the 20th a
 from __future__ import annotations
 
 import argparse
-import itertools
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -28,10 +29,8 @@ from torch.nn import functional as F
 
 from benchmarks.environment import RESULTS, environment, write
 from pseudograd import tunable_cross_entropy
-from pseudograd.loss import functional
+from pseudograd.loss import cpu
 
-SHAPES = ((4096, 1000), (1024, 32000), (128, 10))
-TARGETS = ("labels", "smoothed labels", "probabilities")
 KS = ("1", "0.5", "2", "per example")
 ROUNDS = 40
 TURN = 0.01  # seconds; short calls are repeated for so long, and their mean is taken
@@ -40,30 +39,54 @@ Step = Callable[[], None]
 Spread = tuple[float, float, float]
 
 
-def compiled() -> AbstractContextManager[object]:
-    """The loss as it comes with numba."""
-    return nullcontext()
+class Case(NamedTuple):
+    """Logits and targets."""
+
+    shape: tuple[int, ...]
+    target: str = "labels"
+    dtype: str = "float32"
+    layout: str = ""
+    way: str = "eager"
 
 
-def plain() -> AbstractContextManager[object]:
-    """The loss as it comes without numba: PyTorch's operations."""
-    return mock.patch.object(functional, "_compiled_by_numba", return_value=None)
+def cases() -> Iterator[Case]:
+    rows = ((32, 10), (128, 10), (512, 100), (4096, 1000), (1024, 32000), (131072, 100))
+    images = ((8, 19, 64, 64), (2, 21, 256, 256))
+    yield from map(Case, (*rows, (262144, 10), (1_000_000, 2), *images))
+    yield Case(images[1], layout="channels last")
+    for shape in ((128, 10), (512, 100), (4096, 1000)):
+        yield Case(shape, dtype="float64")
+    yield Case((4096, 1000), dtype="bfloat16")
+    for target in ("smoothed labels", "probabilities"):
+        yield from (Case(shape, target) for shape in ((128, 10), (512, 100), (4096, 1000)))
+    yield Case(images[1], "probabilities")
+    for target in ("labels", "probabilities"):
+        yield from (Case(shape, target, way="compiled") for shape in (*rows[1:4], images[1]))
 
 
-WAYS = {"compiled": compiled, "plain": plain}
+def without_kernels() -> AbstractContextManager[object]:
+    """The loss where its kernels could not be built: PyTorch's operations."""
+    return mock.patch.object(cpu, "kernels", return_value=None)
 
 
-def steps(shape: tuple[int, int], kind: str) -> dict[tuple[str, str], Step]:
-    """Forward and backward of each contender, on the same logits: (way, k) to step."""
+def steps(case: Case) -> dict[tuple[str, str], Step]:
+    """Forward and backward of each contender, on the same logits: (whose, k) to step."""
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(shape, generator=generator).requires_grad_()
-    target = torch.randint(shape[1], shape[:1], generator=generator)
-    if kind == "probabilities":
-        target = torch.randn(shape, generator=generator).softmax(1)
-    smoothing = 0.1 if kind == "smoothed labels" else 0.0
-    per_example = torch.linspace(0.25, 4, len(logits))
+    logits = torch.randn(case.shape, generator=generator).to(getattr(torch, case.dtype))
+    if case.layout:
+        logits = logits.to(memory_format=torch.channels_last)
+    examples = case.shape[:1] + case.shape[2:]
+    target = torch.randint(case.shape[1], examples, generator=generator)
+    if case.target == "probabilities":
+        target = torch.randn(case.shape, generator=generator).softmax(1)
+    smoothing = 0.1 if case.target == "smoothed labels" else 0.0
+    per_example = torch.linspace(0.25, 4, math.prod(examples)).reshape(examples)
+    logits.requires_grad_()
 
     def step(loss: Callable[..., Tensor]) -> Step:
+        torch._dynamo.reset()
+        loss = torch.compile(loss) if case.way == "compiled" else loss
+
         def run() -> None:
             logits.grad = None
             loss(logits, target, label_smoothing=smoothing).backward()
@@ -75,12 +98,9 @@ def steps(shape: tuple[int, int], kind: str) -> dict[tuple[str, str], Step]:
         return step(partial(tunable_cross_entropy, k=value))
 
     contenders = {("cross_entropy", ""): step(F.cross_entropy)}
-    contenders |= {("compiled", k): tunable(k) for k in KS}
-    # For soft targets, PyTorch ops take seconds on large shapes: time one k, and only small shapes.
-    if kind == "labels":
-        contenders |= {("plain", k): tunable(k) for k in KS}
-    elif logits.numel() < 1e7:
-        contenders |= {("plain", "0.5"): tunable("0.5")}
+    contenders |= {("ours", k): tunable(k) for k in KS}
+    if case.way == "eager" and logits.numel() < 1e7:
+        contenders[("without kernels", "0.5")] = tunable("0.5")
     return contenders
 
 
@@ -92,9 +112,9 @@ def seconds(step: Step, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def race(shape: tuple[int, int], kind: str) -> dict[tuple[str, str], Spread]:
+def race(case: Case) -> dict[tuple[str, str], Spread]:
     """Time all contenders in turns; give percentiles 50, 20 and 80 in seconds."""
-    contenders = steps(shape, kind)
+    contenders = steps(case)
     times: dict[tuple[str, str], list[float]] = {name: [] for name in contenders}
     calls: dict[tuple[str, str], int] = {}
     shuffle = random.Random(0).shuffle
@@ -103,7 +123,7 @@ def race(shape: tuple[int, int], kind: str) -> dict[tuple[str, str], Spread]:
         shuffle(order)
         for name in order:
             step = contenders[name]
-            with WAYS.get(name[0], nullcontext)():
+            with without_kernels() if name[0] == "without kernels" else nullcontext():
                 if turn < 0:
                     seconds(step, 3)  # warm up
                     calls[name] = max(1, round(TURN / seconds(step, 3)))
@@ -136,23 +156,22 @@ def main() -> None:
 
 def on_cpu(out: Path) -> None:
     facts = environment("cpu")
-    print(
-        f"{facts['hardware']}, {torch.get_num_threads()} threads, torch {facts['torch']}, float32"
-    )
+    print(f"{facts['hardware']}, {torch.get_num_threads()} threads, torch {facts['torch']}")
     print("microseconds, forward + backward: median (20th to 80th percentile)")
     rows = []
-    for kind, shape in itertools.product(TARGETS, SHAPES):
-        results = race(shape, kind)
+    for case in cases():
+        results = race(case)
         reference = results[("cross_entropy", "")]
-        for (way, k), spread in results.items():
+        for (whose, k), spread in results.items():
             median, low, high = (round(value * 1e6, 1) for value in spread)
             ratio = round(spread[0] / reference[0], 2)
-            name = "x".join(map(str, shape))
-            print(f"{kind:<15} {name:>10}  {way:<14}{k:<12}{median:>11,.1f}  ({low:,.1f} to "
-                  f"{high:,.1f})  {ratio:.2f} times", flush=True)  # fmt: skip
-            row = {"target": kind, "shape": name, "dtype": "float32", "way": way, "k": k,
-                   "us_median": median, "us_p20": low, "us_p80": high,
-                   "times_cross_entropy": ratio, "rounds": ROUNDS,
+            shape = "x".join(map(str, case.shape))
+            about = {**case._asdict(), "shape": shape}
+            name = " ".join(filter(None, about.values()))
+            print(f"{name:<45}{whose:<16}{k:<12}{median:>11,.1f}  ({low:,.1f} to {high:,.1f})  "
+                  f"{ratio:.2f} times", flush=True)  # fmt: skip
+            row = {**about, "whose": whose, "k": k, "us_median": median, "us_p20": low,
+                   "us_p80": high, "times_cross_entropy": ratio, "rounds": ROUNDS,
                    "threads": torch.get_num_threads(), **facts}  # fmt: skip
             rows.append(row)
     write(rows, out)

@@ -12,7 +12,7 @@ folder=${TRY_TORCH_FOLDER:-.venv/torch}/$version
 if [ ! -e "$folder/.installed" ]; then
     ${PYTHON:-python3} -m venv "$folder"
     PIP_CONSTRAINT="" "$folder/bin/pip" install --quiet \
-        "torch==$version" numpy numba pytest mpmath hypothesis onnxscript onnxruntime skorch
+        "torch==$version" numpy pytest mpmath hypothesis onnxscript onnxruntime skorch
     touch "$folder/.installed"
 fi
 PYTHONPATH=src:. OMP_WAIT_POLICY=passive exec "$folder/bin/python" -m pytest -p no:cacheprovider -q \

@@ -25,7 +25,6 @@ def environment(*devices: str) -> dict[str, str | int]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": version("triton"),
-        "numba": version("numba"),
         "pseudograd": __version__,
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -18,7 +18,6 @@ OPTIONAL = {
     "sklearn": ("scikit-learn", "tune"),
     "tqdm": ("tqdm", "tune"),
     "PIL": ("pillow", "images"),
-    "numba": ("numba", "cpu"),
     "openpyxl": ("openpyxl", "excel"),
     "pyarrow": ("pyarrow", "parquet"),
     "ray": ("ray", "ray"),

@@ -15,6 +15,10 @@
 #include <cstring>
 #include <type_traits>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #define INLINE inline __attribute__((always_inline))
 
 // Low and high half of a vector of floats, by the registers of the processor compiled for.
@@ -189,13 +193,14 @@ struct Problem {
     const void *logits;
     void *gradient;               // may be the logits themselves; null: values only
     const int64_t *labels;        // null: probabilities
-    const void *probabilities;    // null: labels
+    const void *probabilities;    // null: labels; of the logits' dtype or float32
     const double *weight;         // of each class; null: none
     const double *k;              // of each example; null: the same for all, below
     const double *factor;         // of the gradient, likewise
     void *value;                  // of each example; null: not wanted
     void *reduced;                // the sum or mean of all values; null: not wanted
     int64_t mean, ignore_index;
+    int64_t half_probabilities;            // of the logits' half type, not float32
     int64_t examples, positions, classes;  // an example has the index outer * positions + position
     Strides of_logits, of_gradient, of_probabilities;
     double k_of_all, factor_of_all, smoothing;
@@ -356,6 +361,12 @@ struct Batch {
         load<ROW, T>(tile, from, p.of_logits, p.classes, count, T(-INF));
     }
 
+    template <class Q>
+    INLINE void load_probabilities(Vector<T> *tile, int t) const {
+        const Q *from = start_of<Q>(p.probabilities, p.of_probabilities, t);
+        load<ROW, T>(tile, from, p.of_probabilities, p.classes, count, T(0));
+    }
+
     INLINE void store_gradient(Vector<T> *tile, int t) const {
         S *to = start_of<S>(p.gradient, p.of_gradient, t);
         store<ROW, T>(to, tile, p.of_gradient, p.classes, count);
@@ -500,9 +511,10 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         doubles *const z = tiles + 3 * t * steps, *const target = z + 2 * steps;
         batch.load_logits(z, t);
         if (p.probabilities) {
-            using Q = Working<S>;
-            const Q *from = batch.template start_of<Q>(p.probabilities, p.of_probabilities, t);
-            load<ROW, double>(target, from, p.of_probabilities, p.classes, count, 0.0);
+            if (p.half_probabilities)
+                batch.template load_probabilities<S>(target, t);
+            else
+                batch.template load_probabilities<Working<S>>(target, t);
             if (p.smoothing > 0)
                 for (int64_t s = 0; s < steps; ++s) target[s] = target[s] * (1 - p.smoothing) + spread;
         } else {
@@ -712,6 +724,20 @@ struct Job {
     }
 };
 
+// Ask for huge pages, which PyTorch does not: much of a large gradient's time goes to page faults.
+// From 32 MB on, glibc gets new memory from the system each time.
+INLINE void prefer_huge_pages(const void *memory, int64_t bytes) {
+#if defined(__linux__)
+    constexpr uintptr_t PAGE = 1 << 21;
+    if (bytes < 1 << 25) return;
+    const uintptr_t start = (reinterpret_cast<uintptr_t>(memory) + PAGE - 1) / PAGE * PAGE;
+    const uintptr_t stop = (reinterpret_cast<uintptr_t>(memory) + uintptr_t(bytes)) / PAGE * PAGE;
+    if (start < stop) madvise(reinterpret_cast<void *>(start), stop - start, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
 // The sum of the labels' weights: the divisor of a mean.
 INLINE double weight_of(const Problem &p) {
     if (!p.labels) return double(p.examples);
@@ -729,6 +755,7 @@ INLINE double weight_of(const Problem &p) {
 template <class S, bool SOFT>
 INLINE int64_t run(const Problem &p, Parallel *parallel, int64_t threads) {
     const double divisor = p.mean ? weight_of(p) : 1.0;
+    if (p.gradient && p.gradient != p.logits) prefer_huge_pages(p.gradient, p.examples * p.classes * sizeof(S));
     threads = threads < p.examples ? threads : p.examples;
     threads = threads < MOST_THREADS ? threads : MOST_THREADS;
     const bool alone = !parallel || threads <= 1 || p.examples * p.classes < WORTH_SHARING;

@@ -36,7 +36,7 @@ from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, is_eager
 from pseudograd.rules.paper import Sensitivity
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
-_pack = struct.Struct("23q3d").pack  # the struct `Problem` of cpu.cpp
+_pack = struct.Struct("24q3d").pack  # the struct `Problem` of cpu.cpp
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
@@ -354,8 +354,10 @@ def _run(
         of_gradient = [*_layout(gradient)[3:]]
     labels: Tensor | None = target
     probabilities: Tensor | None = None
+    half = False
     if target.is_floating_point():
-        labels, probabilities = None, _readable(target.to(_working(z)))
+        half = target.dtype == z.dtype != _working(z)
+        labels, probabilities = None, _readable(target if half else target.to(_working(z)))
         of_target = _layout(probabilities)[3:]
     elif target.dtype != torch.long or not target.is_contiguous():
         labels = target.long().contiguous()
@@ -378,6 +380,7 @@ def _run(
         0 if reduced is None else reduced.data_ptr(),
         reduction == "mean",
         ignore_index,
+        half,
         examples,
         positions,
         classes,

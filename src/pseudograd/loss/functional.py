@@ -173,7 +173,7 @@ def tunable_cross_entropy(
         if not (learns or reduced_later):
             return loss if loss.dtype == dtype else loss.to(dtype)
         loss = loss.flatten() if inner == "none" else loss
-        z = as_rows(logits.detach())
+        z = as_rows(logits)
         labels = as_rows(target) if soft else target.flatten()
     else:
         # The kernels read half types as they are.
@@ -410,8 +410,8 @@ def as_rows(tensor: Tensor) -> Tensor:
     return tensor.movedim(1, -1).flatten(0, -2)
 
 
-def _contiguous(gradient: Tensor) -> Tensor:
-    return gradient.contiguous()
+def _contiguous(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.contiguous()
 
 
 def check_values(k: Sensitivity) -> None:

@@ -2,7 +2,7 @@
 
 A loss g(CE) of the cross-entropy CE = -log p_y has the gradient g'(CE) · ε. So the rule is the
 bias ε times a factor g'(CE) that each example brings with it, and every implementation of
-cross-entropy (numba, Triton, compiled, exported) computes it too: multiply the upstream gradient
+cross-entropy (C++, Triton, compiled, exported) computes it too: multiply the upstream gradient
 of each example by its factor. The paper's rule is not of this kind for k ≠ 1 (Lemma 1).
 """
 
