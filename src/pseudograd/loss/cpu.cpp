@@ -65,6 +65,7 @@ constexpr int PARTS = sizeof(double) / sizeof(T);  // vectors of doubles for one
 constexpr int64_t ROWS_FROM = 64;  // classes for which row tiles are faster
 constexpr float INF = __builtin_inff();
 constexpr double NOT_A_NUMBER = __builtin_nan("");
+constexpr int64_t RIGHT = -1, NO_MEMORY = -2, WRONG_K = -3;
 
 // --- elementary functions on vectors -------------------------------------------------------------
 
@@ -195,12 +196,13 @@ struct Problem {
     const int64_t *labels;        // null: probabilities
     const void *probabilities;    // null: labels; of the logits' dtype or float32
     const double *weight;         // of each class; null: none
-    const double *k;              // of each example; null: the same for all, below
-    const double *factor;         // of the gradient, likewise
+    const void *k;                // of each example, float or double; null: the same for all, below
+    const double *factor;         // of the gradient, of each example; likewise
     void *value;                  // of each example; null: not wanted
     void *reduced;                // the sum or mean of all values; null: not wanted
     int64_t mean, ignore_index;
     int64_t half_probabilities;            // of the logits' half type, not float32
+    int64_t double_k;
     int64_t examples, positions, classes;  // an example has the index outer * positions + position
     Strides of_logits, of_gradient, of_probabilities;
     double k_of_all, factor_of_all, smoothing;
@@ -332,7 +334,7 @@ struct Batch {
         : p(p), first(first), steps(ROW ? (p.classes + N - 1) / N : p.classes), count(count),
           tiles(ROW ? count : 1) {}
 
-    // Returns -1, or the index of an example whose label is no class.
+    // Returns RIGHT, WRONG_K, or the index of an example whose label is no class.
     INLINE int64_t prepare(double scale) {
         for (int l = 0; l < N; ++l) {
             const int64_t i = first + (l < count ? l : 0), label = p.labels ? p.labels[i] : 0;
@@ -340,10 +342,13 @@ struct Batch {
             if (!ignored[l] && uint64_t(label) >= uint64_t(p.classes)) return i;
             y[l] = ignored[l] ? 0 : label;
             weight[l] = ignored[l] ? 0.0 : p.labels && p.weight ? p.weight[label] : 1.0;
-            k[l] = p.k ? p.k[i] : p.k_of_all;
+            k[l] = !p.k           ? p.k_of_all
+                   : p.double_k ? static_cast<const double *>(p.k)[i]
+                                : static_cast<const float *>(p.k)[i];
+            if (!(k[l] >= 0x1p-100 && k[l] <= 0x1p100)) return WRONG_K;
             factor[l] = (p.factor ? p.factor[i] : p.factor_of_all) * scale;
         }
-        return -1;
+        return RIGHT;
     }
 
     // The lanes of a tile.
@@ -395,7 +400,7 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, int64_t first, int c
     constexpr int N = LANES<T>, P = PARTS<T>;
     Batch<S, T, ROW> batch(p, first, count);
     const int64_t wrong = batch.prepare(scale), steps = batch.steps;
-    if (wrong >= 0) return wrong;
+    if (wrong != RIGHT) return wrong;
     V *const tiles = static_cast<V *>(memory);
     alignas(BYTES) double own[N] = {}, others[N] = {}, powers[N] = {}, value[N];
     alignas(BYTES) T top[N] = {}, exponent[N], share[N], at_label[N], silent[N];
@@ -466,7 +471,7 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, int64_t first, int c
             share[l] = T(each[j]), at_label[l] = T(-push[j]), silent[l] = T(nothing[j]);
     }
     batch.add_values(value, value_sum);
-    if (!p.gradient) return -1;
+    if (!p.gradient) return RIGHT;
 
     for (int t = 0; t < batch.tiles; ++t) {
         V *const tile = tiles + t * steps;
@@ -476,7 +481,7 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, int64_t first, int c
             at<ROW, T>(tile, batch.y[l], l) = silent[l] == 0 ? at_label[l] : T(0);
         batch.store_gradient(tile, t);
     }
-    return -1;
+    return RIGHT;
 }
 
 // --- soft targets ---------------------------------------------------------------------------------
@@ -500,7 +505,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
     constexpr int N = LANES<double>;
     Batch<S, double, ROW> batch(p, first, count);
     const int64_t wrong = batch.prepare(scale), steps = batch.steps;
-    if (wrong >= 0) return wrong;
+    if (wrong != RIGHT) return wrong;
     alignas(BYTES) double top[N] = {}, whole[N] = {}, rest[N] = {}, tops[N] = {}, distance[N] = {};
     alignas(BYTES) double strength[N] = {}, above[N] = {}, below[N] = {}, value[N];
     // Tiles of z - top, of e (before that exp(z - top)), and of t (later log |e|).
@@ -559,7 +564,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
     const doubles w = lanes(whole), beyond = (lanes(tops) - 1.0) + lanes(rest), total = beyond + 1.0;
     keep(value, (w == 0.0 ? doubles{} : w * log1p(beyond)) - lanes(distance));
     batch.add_values(value, value_sum);
-    if (!p.gradient) return -1;
+    if (!p.gradient) return RIGHT;
 
     alignas(BYTES) double of_total[N], of_whole[N];
     keep(of_total, 1.0 / total);
@@ -667,7 +672,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
             e[s] = none == 0.0 ? e[s] * (e[s] < 0.0 ? of_down : of_up) : doubles{};
         batch.store_gradient(e, t);
     }
-    return -1;
+    return RIGHT;
 }
 
 // --- all examples, on several threads -------------------------------------------------------------
@@ -697,8 +702,8 @@ struct Job {
         const int64_t size = ROW ? at_once * tile : tile;
         alignas(BYTES) char little[TILE_BYTES];
         void *const memory = size <= TILE_BYTES ? little : std::aligned_alloc(BYTES, size);
-        int64_t found = memory ? -1 : -2;
-        for (int64_t i = start, count; i < stop && found == -1; i += count) {
+        int64_t found = memory ? RIGHT : NO_MEMORY;
+        for (int64_t i = start, count; i < stop && found == RIGHT; i += count) {
             const int64_t left = p.positions - i % p.positions;
             count = left < stop - i ? left : stop - i;
             count = count < at_once ? count : at_once;
@@ -751,7 +756,8 @@ INLINE double weight_of(const Problem &p) {
     return sum + double(counted);
 }
 
-// Returns -1, or the index of an example whose label is no class, or -2 if memory ran out.
+// Returns RIGHT, or what is wrong: NO_MEMORY, WRONG_K, or the index of an example whose label is no
+// class.
 template <class S, bool SOFT>
 INLINE int64_t run(const Problem &p, Parallel *parallel, int64_t threads) {
     const double divisor = p.mean ? weight_of(p) : 1.0;
@@ -767,12 +773,12 @@ INLINE int64_t run(const Problem &p, Parallel *parallel, int64_t threads) {
     while (job.next < job.parts) job.run_part();  // fewer threads came than were asked for
     double sum = 0;
     for (int part = 0; part < job.parts; ++part) {
-        if (job.wrong[part] != -1) return job.wrong[part];
+        if (job.wrong[part] != RIGHT) return job.wrong[part];
         sum += job.sums[part];
     }
     // A mean of nothing is NaN, as in PyTorch.
     if (p.reduced) *static_cast<Working<S> *>(p.reduced) = Working<S>(divisor == 0 ? NOT_A_NUMBER : sum / divisor);
-    return -1;
+    return RIGHT;
 }
 
 template <class S>

@@ -36,7 +36,7 @@ from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, is_eager
 from pseudograd.rules.paper import Sensitivity
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
-_pack = struct.Struct("24q3d").pack  # the struct `Problem` of cpu.cpp
+_pack = struct.Struct("25q3d").pack  # the struct `Problem` of cpu.cpp
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
@@ -104,12 +104,22 @@ def takes(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
-    k: float,
+    k: Sensitivity,
 ) -> bool:
     """Return whether a call is one of the usual, right ones, which needs no further checks.
 
     Tensors are looked at by what costs nothing; the rest is remembered from the last such call.
     """
+    if type(k) is Tensor:
+        if k.dtype not in _WORKING or not k.is_cpu or k.layout is not torch.strided:
+            return False
+        if k.requires_grad or k.shape != target.shape:
+            return False
+        number = 1.0  # the kernels look at each
+    elif type(k) is float:
+        number = k
+    else:
+        return False
     return (
         type(input) in _PLAIN
         and type(target) is Tensor
@@ -122,7 +132,7 @@ def takes(
         and type(label_smoothing) is float
         and is_eager()
         and kernels() is not None
-        and _fit(input.shape, target.shape, ignore_index, reduction, label_smoothing, k)
+        and _fit(input.shape, target.shape, ignore_index, reduction, label_smoothing, number)
     )
 
 
@@ -163,8 +173,6 @@ def fused_cross_entropy(
     Targets are labels or probabilities. If ``reduction`` is "none", the loss has the shape of
     labels.
     """
-    if isinstance(k, Tensor):
-        check_k(k)
     value: Tensor = fused(z, (target, k, weight, ignore_index, reduction, label_smoothing))
     return value
 
@@ -364,9 +372,10 @@ def _run(
     whole = reduction != "none"
     value = None if whole else z.new_empty(examples, dtype=_working(z))
     reduced = torch.empty_like(_ONE_NUMBER[z.dtype]) if whole else None
-    # The kernels read these as float64; arrays must live until they return.
+    # Arrays must live until the kernel returns.
     k_of_all, ks = (k, None) if type(k) is float else _one_or_array(k)
     factor_of_all, factors = (factor, None) if type(factor) is float else _one_or_array(factor)
+    factors = None if factors is None else factors.double()
     weights = None if weight is None else _doubles(weight)
     problem = _pack(
         z.data_ptr(),
@@ -381,6 +390,7 @@ def _run(
         reduction == "mean",
         ignore_index,
         half,
+        ks is not None and ks.dtype == torch.float64,
         examples,
         positions,
         classes,
@@ -396,6 +406,8 @@ def _run(
     wrong = found[z.dtype](problem, _parallel(), _threads())
     if wrong == _NO_MEMORY:
         raise MemoryError("there is no memory left for the logits of one example")
+    if wrong == _WRONG_K:
+        check_k(k)  # raises
     if wrong >= 0:
         refuse_class_index(int(target.flatten()[wrong]), classes, ignore_index)
     if reduced is not None:
@@ -404,7 +416,7 @@ def _run(
     return value.reshape(z.shape[:1] + z.shape[2:] if z.dim() > 1 else ())
 
 
-_NO_MEMORY = -2
+_NO_MEMORY, _WRONG_K = -2, -3
 _NOWHERE: tuple[int, ...] = (0, 0, 0)
 _ONE_NUMBER = {
     dtype: torch.zeros((), dtype=torch.float64 if dtype == torch.float64 else torch.float32)
@@ -448,7 +460,10 @@ def _one_or_array(number: Sensitivity) -> tuple[float, Tensor | None]:
     """Return a number for all examples, or an array with one for each."""
     if not isinstance(number, Tensor):
         return number, None
-    return (number.item(), None) if number.numel() == 1 else (1.0, _doubles(number))
+    if number.numel() == 1:
+        return number.item(), None
+    number = number.detach().contiguous()
+    return 1.0, number if number.dtype in _WORKING else number.float()
 
 
 def _doubles(tensor: Tensor) -> Tensor:

@@ -137,8 +137,7 @@ def tunable_cross_entropy(
     """
     prepare_tracing()
     if (
-        type(k) is float
-        and weight is None
+        weight is None
         and class_k is None
         and sample_weight is None
         and process_group is None
@@ -197,7 +196,9 @@ def tunable_cross_entropy(
 
 def _loss_in_graph(input: Tensor, target: Tensor, *settings: Any) -> Tensor:
     """Return the loss on a CPU in a graph of `torch.compile`."""
-    if is_compiled() and cpu.kernels() is not None:
+    few = isinstance(input.numel(), int) and input.numel() < _WORTH_A_KERNEL
+    fused = few and not target.is_floating_point()  # by the compiler, sooner than it calls a kernel
+    if is_compiled() and cpu.kernels() is not None and not fused:
         return cpu.loss_in_graph(input, target, *settings)
     labels = as_rows(target) if target.is_floating_point() else target.flatten()
     loss = _loss_of_rows(as_rows(input), labels, *settings, False)
@@ -209,6 +210,7 @@ def _loss_in_graph(input: Tensor, target: Tensor, *settings: Any) -> Tensor:
 
 
 keep_whole(_loss_in_graph)
+_WORTH_A_KERNEL = 1 << 15
 
 
 def _triton_loss(z: Tensor, target: Tensor, k: Sensitivity, *settings: Any) -> Tensor:

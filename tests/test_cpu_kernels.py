@@ -1,0 +1,138 @@
+"""The CPU kernels: for every kind of processor, layout and dtype, the same as PyTorch operations.
+
+The contract of the loss, which runs on these kernels by default, is in test_loss_contract.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from pseudograd import tunable_cross_entropy
+from pseudograd.loss import cpu
+
+PROCESSORS = ("DEFAULT", "AVX2", "AVX512")
+TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+# Few classes are done by columns, many by rows; some fill the vectors, some leave a rest.
+SHAPES = ((5,), (7, 3), (33, 10), (40, 64), (5, 131), (2, 21, 5, 7), (2, 70, 9), (3, 5, 4, 4, 2))
+
+
+@pytest.fixture(autouse=True, params=PROCESSORS)
+def _processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Use the kernels for this kind of processor."""
+    here = torch.backends.cpu.get_cpu_capability()
+    able = PROCESSORS[: PROCESSORS.index(here) + 1] if here in PROCESSORS else ("DEFAULT",)
+    if request.param not in able or not cpu.library_path(request.param).exists():
+        pytest.skip(f"there are no kernels for {request.param}, or this processor is not one")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+    cpu.kernels.cache_clear()
+    yield
+    cpu.kernels.cache_clear()
+
+
+def value_and_gradient(
+    logits: Tensor, target: Tensor, implementation: str, **settings: object
+) -> tuple[Tensor, Tensor]:
+    value = tunable_cross_entropy(logits, target, implementation=implementation, **settings)  # type: ignore[arg-type]
+    upstream = torch.linspace(0.5, 2, value.numel(), dtype=value.dtype).reshape(value.shape)
+    (gradient,) = torch.autograd.grad(value, logits, upstream)
+    return value.detach(), gradient
+
+
+def assert_same(logits: Tensor, target: Tensor, **settings: object) -> Tensor:
+    ours = value_and_gradient(logits, target, "auto", **settings)
+    theirs = value_and_gradient(logits, target, "torch", **settings)
+    for our, their in zip(ours, theirs, strict=True):
+        largest = their.abs().max().item()
+        tolerance = TOLERANCE[logits.dtype] * largest
+        torch.testing.assert_close(our, their, rtol=0, atol=tolerance)
+    return ours[1]
+
+
+def examples(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(shape, generator=generator)).to(dtype)
+    dim = min(len(shape) - 1, 1)
+    if kind == "probabilities":
+        return logits, torch.randn(shape, generator=generator).softmax(dim).to(dtype)
+    labels = shape[:1] + shape[2:] if dim else ()
+    target = torch.randint(shape[dim], labels, generator=generator)
+    if target.numel() > 3:
+        target.view(-1)[2] = -100
+    return logits, target
+
+
+@pytest.mark.parametrize("kind", ["labels", "smoothed", "probabilities"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_every_shape_and_setting(kind: str, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        logits, target = examples(shape, kind, dtype)
+        weight = torch.linspace(0.5, 2, logits.shape[min(logits.dim() - 1, 1)]).to(dtype)
+        per_example = torch.full(shape[:1] + shape[2:] if len(shape) > 1 else (), 0.7)
+        for k in (1.0, 0.5, 2.0, 3.0, per_example):
+            for reduction in ("mean", "sum", "none"):
+                smoothing = 0.1 if kind == "smoothed" else 0.0
+                settings = {"k": k, "reduction": reduction, "label_smoothing": smoothing}
+                assert_same(logits.requires_grad_(), target, weight=weight, **settings)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda z: z.contiguous(),
+    "channels last": lambda z: z.contiguous(memory_format=torch.channels_last),
+    "a part of a larger one": lambda z: torch.cat([z, z], 3).contiguous()[..., ::2][..., :7],
+    "dimensions swapped": lambda z: z.transpose(2, 3).contiguous().transpose(2, 3),
+    "classes last, reversed": lambda z: z.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0),
+    "one row, repeated": lambda z: z[:, :, :1].expand(z.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["labels", "probabilities"])
+@pytest.mark.parametrize("classes", [6, 70])
+def test_every_layout(classes: int, kind: str, layout: str) -> None:
+    shape = (3, classes, 5, 7)
+    logits, target = examples(shape, kind, torch.float32)
+    logits = LAYOUTS[layout](logits)
+    if kind == "probabilities":
+        target = LAYOUTS[layout](target)
+    gradient = assert_same(logits.requires_grad_(), target, k=0.5)
+    if layout in ("contiguous", "channels last"):
+        assert gradient.stride() == logits.stride()
+
+
+@pytest.mark.parametrize("kind", ["labels", "probabilities"])
+def test_many_examples_on_several_threads(kind: str) -> None:
+    """The sums of threads are added in order, so a loss does not depend on their timing."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    logits, target = examples((1200, 40), kind, torch.float32)
+    try:
+        assert_same(logits.requires_grad_(), target, k=0.5)
+        values = {tunable_cross_entropy(logits, target, k=0.5).item() for _ in range(20)}
+        assert len(values) == 1
+        if kind == "labels":
+            target[1000] = 40
+            with pytest.raises(IndexError, match="class index 40, which is out of range"):
+                tunable_cross_entropy(logits, target, k=0.5)
+            with pytest.raises(ValueError, match="k must be finite and above 0"):
+                tunable_cross_entropy(logits, target.clamp(max=39), k=torch.arange(-2.0, 1198))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_gradient_belongs_to_one_backward_pass() -> None:
+    """It is handed over when it is needed no more, and copied when it is."""
+    logits, target = examples((9, 4), "labels", torch.float32)
+    loss = tunable_cross_entropy(logits.requires_grad_(), target, k=0.5)
+    (first,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    kept = first.clone()
+    first.zero_()
+    (second,) = torch.autograd.grad(3 * loss, logits, retain_graph=True)
+    torch.testing.assert_close(second, 3 * kept)
+    (third,) = torch.autograd.grad(loss, logits)
+    assert torch.equal(third, kept)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(loss, logits)
