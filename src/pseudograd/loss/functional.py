@@ -52,10 +52,12 @@ if TYPE_CHECKING:
 
 def _rows(z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
     """Return the cross-entropy of each row, whose gradient is the rule for its target."""
-    loss: RowLoss = ClassProbabilities() if target.is_floating_point() else ClassIndex()
-    return row_values(loss, z, target, k)
+    return row_values(_SOFT if target.is_floating_point() else _LABELS, z, target, k)
 
 
+# Always the same objects: `torch.jit.trace` compares graphs by them.
+_LABELS: RowLoss = ClassIndex()
+_SOFT: RowLoss = ClassProbabilities()
 keep_whole(_rows)
 
 
@@ -463,12 +465,11 @@ def chosen_route(input: Tensor, target: Tensor, implementation: str) -> str:
         return implementation
     eager = is_eager()
     plain = type(input) in (Tensor, torch.nn.Parameter)  # neither fake nor distributed
-    if input.is_cpu:
-        return "cpu" if plain and eager and cpu.kernels() is not None else "torch"
-    if dtype_without_kernel(input, target) is not None:
-        return "torch"
-    if _is_for_kernels(input) and (not eager or (plain and _kernels_run())):
-        return "triton"
+    if _is_for_kernels(input) and dtype_without_kernel(input, target) is None:
+        if not eager or (plain and _kernels_run()):
+            return "triton"
+    elif input.is_cpu and plain and eager and cpu.kernels() is not None:
+        return "cpu"
     return "torch"
 
 
