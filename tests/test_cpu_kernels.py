@@ -86,6 +86,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "dimensions swapped": lambda z: z.transpose(2, 3).contiguous().transpose(2, 3),
     "classes last, reversed": lambda z: z.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0),
     "one row, repeated": lambda z: z[:, :, :1].expand(z.shape),
+    "negated by a flag": lambda z: torch.complex(z, -z).conj().imag,
 }
 
 

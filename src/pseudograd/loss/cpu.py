@@ -184,7 +184,7 @@ class _Fused(Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, call: Call) -> Tensor:
         gradient = None
-        readable = z if z.dim() == 2 else _readable(z)
+        readable = _readable(z)
         if ctx.needs_input_grad[0]:
             # A half type would round the gradient before it is scaled, and float16 would lose it.
             # Hooks on saved tensors, as of activation checkpointing, are there to save memory;
@@ -430,6 +430,8 @@ def _working(z: Tensor) -> torch.dtype:
 
 def _readable(tensor: Tensor) -> Tensor:
     """Return a tensor that the kernels can read: the same, or a copy."""
+    if tensor.is_neg():  # as the imaginary part of a conjugate, whose sign PyTorch keeps apart
+        tensor = tensor.resolve_neg()
     return tensor if tensor.dim() <= 2 or _layout(tensor)[2] else tensor.contiguous()
 
 
@@ -462,9 +464,9 @@ def _one_or_array(number: Sensitivity) -> tuple[float, Tensor | None]:
         return number, None
     if number.numel() == 1:
         return number.item(), None
-    number = number.detach().contiguous()
+    number = number.detach().resolve_neg().contiguous()
     return 1.0, number if number.dtype in _WORKING else number.float()
 
 
 def _doubles(tensor: Tensor) -> Tensor:
-    return tensor.detach().double().contiguous()
+    return tensor.detach().resolve_neg().double().contiguous()
