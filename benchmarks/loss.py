@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.environment import RESULTS, environment, write
-from pseudograd import tunable_cross_entropy
+from pseudograd import tunable_binary_cross_entropy_with_logits, tunable_cross_entropy
 from pseudograd.loss import cpu
 
 KS = ("1", "0.5", "2", "per example")
@@ -60,6 +60,8 @@ def cases() -> Iterator[Case]:
     for target in ("smoothed labels", "probabilities"):
         yield from (Case(shape, target) for shape in ((128, 10), (512, 100), (4096, 1000)))
     yield Case(images[1], "probabilities")
+    for target in ("yes or no", "probabilities of yes"):
+        yield from (Case(shape, target) for shape in ((32, 1), (128, 10), (4096, 1000)))
     for target in ("labels", "probabilities"):
         yield from (Case(shape, target, way="compiled") for shape in (*rows[1:4], images[1]))
 
@@ -79,7 +81,11 @@ def steps(case: Case) -> dict[tuple[str, str], Step]:
     target = torch.randint(case.shape[1], examples, generator=generator)
     if case.target == "probabilities":
         target = torch.randn(case.shape, generator=generator).softmax(1)
-    smoothing = 0.1 if case.target == "smoothed labels" else 0.0
+    if "yes" in case.target:
+        examples = case.shape
+        target = torch.rand(case.shape, generator=generator)
+        target = target.round() if case.target == "yes or no" else target
+    smoothing = {"label_smoothing": 0.1} if case.target == "smoothed labels" else {}
     per_example = torch.linspace(0.25, 4, math.prod(examples)).reshape(examples)
     logits.requires_grad_()
 
@@ -89,15 +95,20 @@ def steps(case: Case) -> dict[tuple[str, str], Step]:
 
         def run() -> None:
             logits.grad = None
-            loss(logits, target, label_smoothing=smoothing).backward()
+            loss(logits, target, **smoothing).backward()
 
         return run
 
     def tunable(k: str) -> Step:
         value = per_example if k == "per example" else float(k)
-        return step(partial(tunable_cross_entropy, k=value))
+        return step(partial(ours, k=value))
 
-    contenders = {("cross_entropy", ""): step(F.cross_entropy)}
+    theirs: Callable[..., Tensor] = F.cross_entropy
+    ours: Callable[..., Tensor] = tunable_cross_entropy
+    if "yes" in case.target:
+        theirs = F.binary_cross_entropy_with_logits
+        ours = tunable_binary_cross_entropy_with_logits
+    contenders = {("cross_entropy", ""): step(theirs)}
     contenders |= {("ours", k): tunable(k) for k in KS}
     if case.way == "eager" and logits.numel() < 1e7:
         contenders[("without kernels", "0.5")] = tunable("0.5")

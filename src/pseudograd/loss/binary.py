@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn._reduction import legacy_get_string
 
+from pseudograd.loss import cpu
 from pseudograd.loss.autograd import (
     prepare_tracing,
     rows_of,
@@ -26,7 +27,7 @@ from pseudograd.loss.checks import REDUCTIONS, check_dense, check_dtype, checked
 from pseudograd.loss.functional import check_values, loss_dtype, may_need_gradient
 from pseudograd.loss.modules import TunableModule
 from pseudograd.rules import paper
-from pseudograd.rules.checks import GREATEST_K, LEAST_K, holds_numbers
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, holds_numbers, is_eager
 from pseudograd.rules.paper import Sensitivity
 
 
@@ -94,10 +95,14 @@ def tunable_binary_cross_entropy_with_logits(
     k = checked_k(k)
     if isinstance(k, Tensor):
         _check_spreads("k", k, input)
-        k = _column(k, input)
     dtype = loss_dtype(input, target)
+    plain = type(input) in (Tensor, nn.Parameter) and input.is_cpu and is_eager()
+    fast = plain and dtype in (torch.float32, torch.float64) and cpu.kernels() is not None
+    learns = may_need_gradient(target, "cpu" if fast else "torch")
+    if fast and not learns and not cpu.are_hooked():
+        return cpu.fused_binary(input.to(dtype), target, k, weight, pos_weight, reduction)
+    k = _column(k, input) if isinstance(k, Tensor) else k
     z = input.to(dtype).reshape(-1, 1)
-    learns = may_need_gradient(target, "torch")
     t = (target.detach() if learns else target).to(dtype).reshape(-1, 1)
     factor = None
     if pos_weight is not None:

@@ -729,6 +729,91 @@ struct Job {
     }
 };
 
+// --- two classes ----------------------------------------------------------------------------------
+
+struct BinaryProblem {
+    const void *logits;
+    void *gradient;  // null: values only
+    const void *target;
+    const void *pos_weight, *weight, *k;  // of each logit; null: 1, 1, and the same for all, below
+    void *value, *reduced;                // one of them is null
+    int64_t count, mean;
+    double k_of_all;
+};
+
+template <class T>
+struct BinaryJob {
+    const BinaryProblem &p;
+    const int parts;
+    const double scale;
+    int next = 0;
+    double sums[MOST_THREADS] = {};
+    int64_t wrong[MOST_THREADS] = {};
+
+    INLINE doubles read_some(const void *data, int64_t i, int count, double otherwise) const {
+        const T *from = static_cast<const T *>(data);
+        doubles x = all(otherwise);
+        if (data && count == LANES<double>) return read<double>(from + i);
+        for (int l = 0; data && l < count; ++l) x[l] = from[i + l];
+        return x;
+    }
+
+    // With the masses w t and 1 - t of a target, their sum W, and e = sigmoid(z) - w t / W, the rule
+    // is W sign(e) |e|^k. Without the cancellation of 1 - t or of 1 - sigmoid(z), e is
+    // no sigmoid(z) - yes sigmoid(-z), where yes and no are the shares of the masses.
+    INLINE bool some(int64_t i, int count, double &sum) const {
+        const doubles z = read_some(p.logits, i, count, 0.0), t = read_some(p.target, i, count, 0.0);
+        const doubles weight = read_some(p.weight, i, count, 1.0);
+        const doubles k = read_some(p.k, i, count, p.k_of_all);
+        const doubles positive = t * read_some(p.pos_weight, i, count, 1.0), negative = 1.0 - t;
+        const doubles all_of_it = positive + negative, size = abs(z), tail = log1p(exp(-size));
+        const doubles log_yes = (z < 0.0 ? z : doubles{}) - tail;   // log sigmoid(z)
+        const doubles log_no = (z > 0.0 ? -z : doubles{}) - tail;   // log sigmoid(-z)
+        const doubles value = (positive == 0.0 ? doubles{} : -positive * log_yes) +
+                              (negative == 0.0 ? doubles{} : -negative * log_no);
+        bool right = true;
+        for (int l = 0; l < count; ++l) {
+            right &= k[l] >= 0x1p-100 && k[l] <= 0x1p100;
+            const double v = weight[l] * value[l];
+            sum += v;
+            if (p.value) static_cast<T *>(p.value)[i + l] = T(v);
+        }
+        if (!p.gradient) return right;
+
+        longs up = positive == 0.0;
+        doubles log_bias = up ? log_yes : log_no;
+        bool labels = true;
+        for (int l = 0; l < count; ++l) labels &= positive[l] == 0 || negative[l] == 0;
+        if (!labels) {
+            const doubles yes = positive / all_of_it, no = negative / all_of_it;
+            const doubles bias = no * exp(log_yes) - yes * exp(log_no);
+            up = ((bias > 0.0) | (yes == 0.0)) & (no > 0.0);
+            const doubles away = up ? log_yes : log_no, back = up ? log_no : log_yes;
+            const doubles missing = exp(back) + (up ? yes : no);  // 1 - |e|
+            const doubles soft = missing < 0.5 ? log1p(-missing) : log(abs(bias));
+            log_bias = (yes == 0.0) | (no == 0.0) ? away : soft;
+        }
+        const doubles push = all_of_it * weight * scale * exp(k * log_bias);
+        const doubles f = all_of_it == 0.0 ? doubles{} : up ? push : -push;
+        for (int l = 0; l < count; ++l) static_cast<T *>(p.gradient)[i + l] = T(f[l]);
+        return right;
+    }
+
+    void run_part() {
+        const int part = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+        if (part >= parts) return;
+        const int64_t stop = p.count * (part + 1) / parts;
+        double sum = 0;
+        bool right = true;
+        for (int64_t i = p.count * part / parts; i < stop; i += LANES<double>) {
+            const int64_t left = stop - i;
+            right &= some(i, left < LANES<double> ? int(left) : LANES<double>, sum);
+        }
+        sums[part] = sum;
+        wrong[part] = right ? RIGHT : WRONG_K;
+    }
+};
+
 // Ask for huge pages, which PyTorch does not: much of a large gradient's time goes to page faults.
 // From 32 MB on, glibc gets new memory from the system each time.
 INLINE void prefer_huge_pages(const void *memory, int64_t bytes) {
@@ -756,29 +841,46 @@ INLINE double weight_of(const Problem &p) {
     return sum + double(counted);
 }
 
+INLINE int parts_of(int64_t examples, int64_t numbers, Parallel *parallel, int64_t threads) {
+    threads = threads < examples ? threads : examples;
+    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
+    return !parallel || threads <= 1 || numbers < WORTH_SHARING ? 1 : int(threads);
+}
+
 // Returns RIGHT, or what is wrong: NO_MEMORY, WRONG_K, or the index of an example whose label is no
 // class.
-template <class S, bool SOFT>
-INLINE int64_t run(const Problem &p, Parallel *parallel, int64_t threads) {
-    const double divisor = p.mean ? weight_of(p) : 1.0;
-    if (p.gradient && p.gradient != p.logits) prefer_huge_pages(p.gradient, p.examples * p.classes * sizeof(S));
-    threads = threads < p.examples ? threads : p.examples;
-    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
-    const bool alone = !parallel || threads <= 1 || p.examples * p.classes < WORTH_SHARING;
-    Job<S, SOFT> job{p, alone ? 1 : int(threads), divisor == 0 ? 0.0 : 1 / divisor};
-    if (alone)
-        job.run_part();
-    else
-        parallel([](void *data) { static_cast<Job<S, SOFT> *>(data)->run_part(); }, &job, unsigned(threads), 0);
-    while (job.next < job.parts) job.run_part();  // fewer threads came than were asked for
+template <class T, class J>
+INLINE int64_t run_parts(J &job, Parallel *parallel, double divisor) {
+    if (job.parts > 1)
+        parallel([](void *data) { static_cast<J *>(data)->run_part(); }, &job, unsigned(job.parts), 0);
+    while (job.next < job.parts) job.run_part();  // fewer threads may come than were asked for
     double sum = 0;
     for (int part = 0; part < job.parts; ++part) {
         if (job.wrong[part] != RIGHT) return job.wrong[part];
         sum += job.sums[part];
     }
     // A mean of nothing is NaN, as in PyTorch.
-    if (p.reduced) *static_cast<Working<S> *>(p.reduced) = Working<S>(divisor == 0 ? NOT_A_NUMBER : sum / divisor);
+    if (job.p.reduced) *static_cast<T *>(job.p.reduced) = T(divisor == 0 ? NOT_A_NUMBER : sum / divisor);
     return RIGHT;
+}
+
+template <class S, bool SOFT>
+INLINE int64_t run(const Problem &p, Parallel *parallel, int64_t threads) {
+    const double divisor = p.mean ? weight_of(p) : 1.0;
+    const int64_t numbers = p.examples * p.classes;
+    if (p.gradient && p.gradient != p.logits) prefer_huge_pages(p.gradient, numbers * sizeof(S));
+    const int parts = parts_of(p.examples, numbers, parallel, threads);
+    Job<S, SOFT> job{p, parts, divisor == 0 ? 0.0 : 1 / divisor};
+    return run_parts<Working<S>>(job, parallel, divisor);
+}
+
+template <class T>
+INLINE int64_t run_binary(const BinaryProblem &p, Parallel *parallel, int64_t threads) {
+    const double divisor = p.mean ? double(p.count) : 1.0;
+    if (p.gradient) prefer_huge_pages(p.gradient, p.count * sizeof(T));
+    const int parts = parts_of(p.count, p.count, parallel, threads);
+    BinaryJob<T> job{p, parts, divisor == 0 ? 0.0 : 1 / divisor};
+    return run_parts<T>(job, parallel, divisor);
 }
 
 template <class S>
@@ -804,5 +906,11 @@ int64_t loss_bfloat16(const Problem *p, Parallel *parallel, int64_t threads) {
 }
 int64_t loss_float16(const Problem *p, Parallel *parallel, int64_t threads) {
     return run<float16>(*p, parallel, threads);
+}
+int64_t binary_float32(const BinaryProblem *p, Parallel *parallel, int64_t threads) {
+    return run_binary<float>(*p, parallel, threads);
+}
+int64_t binary_float64(const BinaryProblem *p, Parallel *parallel, int64_t threads) {
+    return run_binary<double>(*p, parallel, threads);
 }
 }

@@ -36,13 +36,17 @@ from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, is_eager
 from pseudograd.rules.paper import Sensitivity
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
-_pack = struct.Struct("25q3d").pack  # the struct `Problem` of cpu.cpp
+# The structs `Problem` and `BinaryProblem` of cpu.cpp.
+_pack, _pack_binary = struct.Struct("25q3d").pack, struct.Struct("10qd").pack
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 @cache
-def kernels() -> dict[torch.dtype, Any] | None:
-    """Return the kernel for each dtype of logits, or None if they have not been built."""
+def kernels() -> dict[Any, Any] | None:
+    """Return the kernel for each dtype of logits, or None if they have not been built.
+
+    Those of the binary loss are there as ("binary", dtype).
+    """
     capability = torch.backends.cpu.get_cpu_capability()
     library = next(filter(Path.exists, map(library_path, (capability, "DEFAULT"))), None)
     if library is None:
@@ -56,11 +60,15 @@ def kernels() -> dict[torch.dtype, Any] | None:
             stacklevel=2,
         )
         return None
-    found = {}
+    found: dict[Any, Any] = {}
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        found[dtype] = getattr(functions, f"loss_{str(dtype).removeprefix('torch.')}")
-        found[dtype].argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64)
-        found[dtype].restype = ctypes.c_int64
+        name = str(dtype).removeprefix("torch.")
+        found[dtype] = getattr(functions, f"loss_{name}")
+        if dtype in _WORKING:
+            found["binary", dtype] = getattr(functions, f"binary_{name}")
+    for function in found.values():
+        function.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64)
+        function.restype = ctypes.c_int64
     return found
 
 
@@ -96,6 +104,11 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_note_fork)
+
+
+def are_hooked() -> bool:
+    """Return whether there may be hooks on saved tensors; before PyTorch 2.8 nobody can tell."""
+    return _top_hooks is None or _top_hooks(False) is not None
 
 
 def takes(
@@ -187,10 +200,8 @@ class _Fused(Function):
         readable = _readable(z)
         if ctx.needs_input_grad[0]:
             # A half type would round the gradient before it is scaled, and float16 would lose it.
-            # Hooks on saved tensors, as of activation checkpointing, are there to save memory;
-            # before PyTorch 2.8 they cannot be seen.
-            hooked = _top_hooks is None or _top_hooks(False) is not None
-            if z.dtype in _WORKING and not hooked:
+            # Hooks on saved tensors, as of activation checkpointing, are there to save memory.
+            if z.dtype in _WORKING and not are_hooked():
                 gradient = torch.empty_like(readable)
                 ctx.save_for_backward(z)
             else:
@@ -228,10 +239,10 @@ def _times(f: Tensor, grad: Tensor, in_place: bool) -> Tensor:
     if not is_batch(grad):
         if grad.numel() == 1 and grad.item() == 1:
             return f if in_place else f.clone()
-        grad = grad.unsqueeze(1) if grad.dim() else grad
+        grad = grad.unsqueeze(1) if 0 < grad.dim() < f.dim() else grad
         if bool((grad.isfinite() & (grad != 0)).all()):
             return f.mul_(grad) if in_place else f * grad
-    elif grad.dim():
+    elif 0 < grad.dim() < f.dim():
         grad = grad.unsqueeze(1)
     return torch.where((f == 0) | (grad == 0), 0, f * grad)
 
@@ -252,6 +263,69 @@ def values_and_gradients(
     gradient, above = (None, 1.0) if factor is None else (logits, factor)
     settings = (target, k, weight, ignore_index, "none", label_smoothing)
     return _run(logits, gradient, above, *settings)
+
+
+# --- two classes ----------------------------------------------------------------------------------
+
+
+def fused_binary(
+    z: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    weight: Tensor | None,
+    pos_weight: Tensor | None,
+    reduction: str,
+) -> Tensor:
+    """Return the binary loss of logits of any shape, in float32 or float64 as the target."""
+    value: Tensor = _FusedBinary.apply(z, (target, k, weight, pos_weight, reduction))
+    return value
+
+
+class _FusedBinary(Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, call: Any) -> Tensor:
+        target, k, weight, pos_weight, reduction = call
+        dense = z.resolve_neg().contiguous()
+        ctx.gradient = torch.empty_like(dense) if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(z)
+        each = [target, pos_weight, weight, k if isinstance(k, Tensor) else None]
+        arrays = [None if array is None else _spread(array, z) for array in each]
+        result = dense.new_empty(z.shape if reduction == "none" else ())
+        places = [0 if array is None else array.data_ptr() for array in (*arrays, result)]
+        *inputs, at_result = places
+        problem = _pack_binary(
+            dense.data_ptr(),
+            0 if ctx.gradient is None else ctx.gradient.data_ptr(),
+            *inputs,
+            at_result if reduction == "none" else 0,
+            0 if reduction == "none" else at_result,
+            z.numel(),
+            reduction == "mean",
+            1.0 if isinstance(k, Tensor) else k,
+        )
+        found = kernels()
+        assert found is not None
+        if found["binary", z.dtype](problem, _parallel(), _threads()) == _WRONG_K:
+            check_k(k)  # raises
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad,), f, is_kept = grads, ctx.gradient, graph_is_kept()
+        is_differentiated = torch.is_grad_enabled()
+        if f is None or is_differentiated:
+            (z,) = ctx.saved_tensors  # an error if the graph has been freed
+        ctx.gradient = f if is_kept else None
+        f = _times(f, grad, not is_kept)
+        return final(f, z) if is_differentiated else f, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        refuse_forward_mode()
+
+
+def _spread(array: Tensor, z: Tensor) -> Tensor:
+    return array.detach().to(z).expand(z.shape).resolve_neg().contiguous()
 
 
 # --- in graphs of `torch.compile`, which hold the whole loss as one operator ----------------------
