@@ -3,7 +3,8 @@
 A turn is a forward and a backward pass on logits that are not in the cache, timed by CUDA events.
 Before it the GPU is given something else to do, so that it has all kernels of the turn in its queue
 when it comes to them, as it does while a network is trained: what is timed is the GPU, not Python.
-How long the processor takes to put them there stands beside it. Who waits for the GPU in between
+How long the processor takes to put them there stands beside it, and the wall clock: a step with
+nothing else in the queue, from the call until the GPU is done. Who waits for the GPU in between
 (Liger reads a number back) is timed with the wait.
 
 Contenders take turns, in an order drawn anew each time, so that what disturbs the machine meets all
@@ -95,6 +96,7 @@ class Result(NamedTuple):
     backward: Spread
     both: Spread
     host: Spread
+    wall: Spread
     peak_bytes: int
     turns: int
 
@@ -232,8 +234,8 @@ class Arena:
         self.original = leaves[0].detach().clone()
         self.busy = torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
 
-    def turn(self, loss: Loss, overwrites: bool) -> tuple[float, float, float]:
-        """Milliseconds of the forward and of the backward pass, and of the processor for both."""
+    def turn(self, loss: Loss, overwrites: bool) -> tuple[float, float, float, float]:
+        """Milliseconds of the forward and the backward pass, of the processor, and in all."""
         for _ in range(self.calls_before):
             self.clear()
             loss(*self.leaves, *self.others).backward()
@@ -252,7 +254,15 @@ class Arena:
         torch.cuda.synchronize()
         if overwrites:
             self.restore()
-        return begin.elapsed_time(middle), middle.elapsed_time(end), 1000 * host
+        self.clear()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        loss(*self.leaves, *self.others).backward()
+        torch.cuda.synchronize()
+        wall = time.perf_counter() - start
+        if overwrites:
+            self.restore()
+        return begin.elapsed_time(middle), middle.elapsed_time(end), 1000 * host, 1000 * wall
 
     def clear(self) -> None:
         for leaf in self.leaves:
@@ -286,7 +296,7 @@ class Arena:
                 ready.append(name)
             except Exception as error:
                 print(f"left out here: {name} ({type(error).__name__}: {str(error)[:200]})")
-        times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ready}
+        times: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in ready}
         shuffle = random.Random(0).shuffle
 
         def rounds(names: list[str], count: int) -> None:
@@ -296,14 +306,14 @@ class Arena:
                     times[name].append(self.turn(self.contenders[name], overwrites(name)))
 
         rounds(ready, self.turns)
-        median = {name: statistics.median(a + b for a, b, _ in times[name]) for name in ready}
+        median = {name: statistics.median(a + b for a, b, *_ in times[name]) for name in ready}
         fastest = min(median.values())
         rounds([name for name in ready if median[name] < CLOSE * fastest], self.more_turns)
         for name in (name for name in self.contenders if name in times):
-            forward, backward, host = (list(part) for part in zip(*times[name], strict=True))
-            both = [a + b for a, b, _ in times[name]]
+            forward, backward, host, wall = (list(part) for part in zip(*times[name], strict=True))
+            both = [a + b for a, b, *_ in times[name]]
             yield name, Result(
-                percentiles(forward), percentiles(backward), percentiles(both), percentiles(host),
+                percentiles(forward), percentiles(backward), percentiles(both), percentiles(host), percentiles(wall),
                 self.peak(self.contenders[name], overwrites(name)), len(both),
             )  # fmt: skip
 
@@ -396,7 +406,7 @@ def main(out: Path, only: str) -> None:
         compiled_ours.cache_clear()
         copied, arena = prepare()
         print(
-            f"{form} {dtype} {shape}: milliseconds, forward / backward / both (20% to 80%) / host"
+            f"{form} {dtype} {shape}: milliseconds, forward / backward / both (20% to 80%) / host / wall"
         )
         for name, result in arena.race():
             share = copied / result.both.median
@@ -405,11 +415,12 @@ def main(out: Path, only: str) -> None:
             print(
                 f"  {name:<26}{result.forward.median:>9.3f}{result.backward.median:>9.3f}"
                 f"{result.both.median:>9.3f} ({low:.3f} to {high:.3f})"
-                f"{result.host.median:>8.3f}{megabytes:>10.1f} MB{share:>7.2f}",
+                f"{result.host.median:>8.3f}{result.wall.median:>8.3f}"
+                f"{megabytes:>10.1f} MB{share:>7.2f}",
                 flush=True,
             )
             line = {"form": form, "shape": shape, "dtype": dtype, "way": name}
-            for part in ("forward", "backward", "both", "host"):
+            for part in ("forward", "backward", "both", "host", "wall"):
                 spread: Spread = getattr(result, part)
                 line |= {f"{part}_ms_{at}": f"{ms:.4f}" for at, ms in spread._asdict().items()}
             line |= {"peak_bytes": str(result.peak_bytes), "copy_ms": f"{copied:.4f}",
