@@ -313,8 +313,8 @@ class Arena:
             forward, backward, host, wall = (list(part) for part in zip(*times[name], strict=True))
             both = [a + b for a, b, *_ in times[name]]
             yield name, Result(
-                percentiles(forward), percentiles(backward), percentiles(both), percentiles(host), percentiles(wall),
-                self.peak(self.contenders[name], overwrites(name)), len(both),
+                percentiles(forward), percentiles(backward), percentiles(both), percentiles(host),
+                percentiles(wall), self.peak(self.contenders[name], overwrites(name)), len(both),
             )  # fmt: skip
 
 
@@ -406,7 +406,8 @@ def main(out: Path, only: str) -> None:
         compiled_ours.cache_clear()
         copied, arena = prepare()
         print(
-            f"{form} {dtype} {shape}: milliseconds, forward / backward / both (20% to 80%) / host / wall"
+            f"{form} {dtype} {shape}: milliseconds, "
+            "forward / backward / both (20% to 80%) / host / wall"
         )
         for name, result in arena.race():
             share = copied / result.both.median
