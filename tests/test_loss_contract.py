@@ -805,13 +805,15 @@ def test_ignored_examples_have_no_gradient_whatever_comes_from_above(
     ignore_index: int, reduction: str, label_smoothing: float, above: float
 ) -> None:
     """As from a loss that was scaled too much; others show it."""
-    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     target = torch.tensor([0, ignore_index, 2, ignore_index])
     settings: dict[str, Any] = {"reduction": reduction, "label_smoothing": label_smoothing}
-    value = tunable_cross_entropy(logits, target, k=0.5, ignore_index=ignore_index, **settings)
-    (gradient,) = torch.autograd.grad(value, logits, torch.full_like(value, above))
-    assert (gradient[[1, 3]] == 0).all()
-    assert not gradient[[0, 2]].isfinite().any()
+    for dtype in (torch.float32, torch.bfloat16):
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(4, 5, generator=generator).to(dtype).requires_grad_()
+        value = tunable_cross_entropy(logits, target, k=0.5, ignore_index=ignore_index, **settings)
+        (gradient,) = torch.autograd.grad(value, logits, torch.full_like(value, above))
+        assert (gradient[[1, 3]] == 0).all()
+        assert not gradient[[0, 2]].isfinite().any()
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])

@@ -462,11 +462,11 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, int64_t first, int c
         const doubles tail = log1p(exp(margin < 0.0 ? margin : -margin));
         keep(value, weight * (margin < 0.0 ? tail - margin : tail), i);
         const doubles doubt = margin > 0.0 ? -tail - margin : -tail;  // log(1 - p_y)
-        const doubles above = lanes(batch.factor, i) * weight;
-        const doubles push = above * exp(lanes(batch.k, i) * doubt);
+        const doubles factor = lanes(batch.factor, i);
+        const doubles push = factor * weight * exp(lanes(batch.k, i) * doubt);
         const doubles each = sum_k == 0.0 ? 0.0 * push : push / sum_k;  // NaN stays
         // Where nothing counts, the gradient is 0 whatever the logits, even NaN.
-        const longs nothing = (above == 0.0) | (doubt == -double(INF));
+        const longs nothing = (factor == 0.0) | (weight == 0.0) | (doubt == -double(INF));
         for (int j = 0, l = i * LANES<double>; j < LANES<double>; ++j, ++l)
             share[l] = T(each[j]), at_label[l] = T(-push[j]), silent[l] = T(nothing[j]);
     }
