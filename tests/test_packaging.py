@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 import pseudograd
 from pseudograd.extras import OPTIONAL
+from pseudograd.loss import cpu
 
 ROOT = Path(__file__).parents[1]
 
@@ -198,3 +200,9 @@ def test_every_version_is_pinned() -> None:
     requirements = [Requirement(line) for line in asked]
     here = [r.name for r in requirements if r.marker is None or r.marker.evaluate()]
     assert distributions_of(*here) - pins == {"pseudograd"}
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_the_kernels_have_been_built() -> None:
+    """Otherwise all tests of them would be skipped, and nobody would notice."""
+    assert cpu.kernels() is not None
