@@ -1,7 +1,7 @@
 """Compile the loss's CPU kernels into the wheel, where there is a C++ compiler.
 
 Without one the wheel has no kernels, and the loss runs in PyTorch's operations. `CXX` names the
-compiler.
+compiler, and may have options.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,22 +38,21 @@ class Kernels(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the libraries to a wheel, which then is for this platform only."""
-        compiler = shutil.which(os.environ.get("CXX") or "c++")
+        compiler, *options = shlex.split(os.environ.get("CXX") or "c++")
         source = Path(self.root, SOURCE)
-        if self.target_name != "wheel" or os.name == "nt" or compiler is None:
+        if self.target_name != "wheel" or os.name == "nt" or shutil.which(compiler) is None:
             return
         digest = hashlib.sha256(source.read_bytes()).hexdigest()
         for name, flags in PROCESSORS.items():
             library = source.with_name(f"cpu_{name}.so")
             part = library.with_suffix(f".{os.getpid()}")
             defined = f'-DSOURCE="{digest}"'
-            command = [compiler, *FLAGS, *flags, defined, str(source), "-o", str(part)]
-            try:
-                subprocess.run(command, check=True)
-            except subprocess.CalledProcessError:
-                print("pseudograd: the CPU kernels cannot be compiled here", file=sys.stderr)
-                return
+            command = [compiler, *options, *FLAGS, *flags, defined, str(source), "-o", str(part)]
+            if subprocess.run(command).returncode:
+                print(f"pseudograd: no CPU kernels for {name}: see above", file=sys.stderr)
+                continue
             part.replace(library)
             build_data["artifacts"].append(f"/{library.relative_to(self.root)}")
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{re.sub('[.-]', '_', sysconfig.get_platform())}"
+        if build_data["artifacts"]:
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{re.sub('[.-]', '_', sysconfig.get_platform())}"

@@ -5,6 +5,7 @@ The contract of the loss, which runs on these kernels by default, is in test_los
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -86,6 +87,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "dimensions swapped": lambda z: z.transpose(2, 3).contiguous().transpose(2, 3),
     "classes last, reversed": lambda z: z.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0),
     "one row, repeated": lambda z: z[:, :, :1].expand(z.shape),
+    "classes between": lambda z: z.repeat(2, 1, 1, 1).as_strided(z.shape, (40, 3, 14, 2)),
     "negated by a flag": lambda z: torch.complex(z, -z).conj().imag,
 }
 
@@ -102,6 +104,37 @@ def test_every_layout(classes: int, kind: str, layout: str) -> None:
     gradient = assert_same(logits.requires_grad_(), target, k=0.5)
     if layout in ("contiguous", "channels last"):
         assert gradient.stride() == logits.stride()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_graph_expects_the_strides_of_the_gradient(layout: str) -> None:
+    logits, target = examples((3, 6, 5, 7), "labels", torch.float32)
+    arguments = (target, 0.5, None, None, -100, "mean", 0.0, True)
+    given = (LAYOUTS[layout](logits), *arguments)
+    torch.library.opcheck(cpu.loss_on_cpu, given, test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0, 3, 4), (2, 3, 0, 5), (2, 3, 5, 0)])
+def test_no_examples(shape: tuple[int, ...]) -> None:
+    logits = torch.empty(shape, requires_grad=True)
+    for target in (torch.empty(shape[:1] + shape[2:], dtype=torch.long), torch.empty(shape)):
+        value = tunable_cross_entropy(logits, target, k=0.5, reduction="sum")
+        assert value == 0
+        assert torch.autograd.grad(value, logits)[0].shape == shape
+
+
+@pytest.mark.parametrize("classes", [3, 70])
+@pytest.mark.parametrize("k", [0.1, 0.5, 1.0, 2.0])
+def test_a_certain_class_with_the_whole_target(classes: int, k: float) -> None:
+    """What rounding leaves of its p - q, up to 1e-16, is not part of the strength, 1e-22."""
+    logits = torch.zeros(50, classes, dtype=torch.float64)
+    logits[:, 1] = 50 + math.log(classes)
+    labels, wholes = torch.ones(50, dtype=torch.long), torch.linspace(0.1, 3, 50).double()
+    target = wholes.unsqueeze(1) * torch.nn.functional.one_hot(labels, classes)
+    settings = {"k": k, "reduction": "sum"}
+    _, soft = value_and_gradient(logits.requires_grad_(), target, "auto", **settings)
+    _, hard = value_and_gradient(logits, labels, "auto", **settings)
+    torch.testing.assert_close(soft, wholes.unsqueeze(1) * hard, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["labels", "probabilities"])

@@ -175,6 +175,7 @@ BAD: dict[str, Bad] = {
     "fractional ignore_index": Bad(
         call(ignore_index=-1.5), TypeError, "ignore_index", "a whole number"
     ),
+    "huge ignore_index": Bad(call(ignore_index=2**63), ValueError, "ignore_index", "64 bits"),
     "ignore_index for probabilities": Bad(
         call(target=PROBABILITIES, ignore_index=1), ValueError, "ignore_index", "must be negative"
     ),

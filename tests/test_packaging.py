@@ -53,6 +53,18 @@ def test_torch_compile_finds_a_loss_made_before_it_was_imported(loss: str) -> No
     assert in_a_fresh_process(code) == "right\n"
 
 
+def test_a_default_device_is_none_of_the_loss() -> None:
+    """It must not decide where the loss is, though it was set before the import."""
+    code = (
+        "import torch\n"
+        "torch.set_default_device('meta')\n"
+        "import pseudograd\n"
+        "z, y = torch.zeros(2, 4, device='cpu'), torch.tensor([0, 3], device='cpu')\n"
+        "print(f'{pseudograd.tunable_cross_entropy(z, y).item():.4f}')"
+    )
+    assert in_a_fresh_process(code) == "1.3863\n"
+
+
 def distributions_of(*roots: str) -> set[str]:
     """The distributions that these need, themselves included."""
     waiting, found = list(roots), set[str]()

@@ -75,6 +75,8 @@ def check_settings(ignore_index: int, reduction: str, label_smoothing: float) ->
     """Refuse wrong values of the arguments that are not tensors."""
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, np.integer)):
         raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
+    if not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(f"ignore_index must fit in 64 bits, unlike {ignore_index}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
     if not isinstance(label_smoothing, (int, float)):

@@ -576,9 +576,9 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         doubles sum{}, positive{}, negative{};
         for (int64_t s = 0; s < steps; ++s) {
             doubles bias = e[s] * by_total - target[s] * by_whole;
-            sum += bias > 0.0 ? bias : doubles{};
-            // A class with the whole target has its side to itself, even if its e is rounded to 0.
+            // A class with the whole target has its side to itself, wherever its e is rounded to.
             bias = target[s] == all_of_it ? all(-1.0) : bias;
+            sum += bias > 0.0 ? bias : doubles{};
             if (power != Power::ANY) bias = powered(bias, power, positive, negative);
             e[s] = bias;
         }

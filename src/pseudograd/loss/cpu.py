@@ -202,7 +202,7 @@ class _Fused(Function):
             # A half type would round the gradient before it is scaled, and float16 would lose it.
             # Hooks on saved tensors, as of activation checkpointing, are there to save memory.
             if z.dtype in _WORKING and not are_hooked():
-                gradient = torch.empty_like(readable)
+                gradient = _writable_like(readable)
                 ctx.save_for_backward(z)
             else:
                 target, k, weight, *ctx.others = call
@@ -218,7 +218,7 @@ class _Fused(Function):
             z, *tensors = ctx.saved_tensors  # an error if the graph has been freed
             target, weight, ks = tensors
             z, several = _readable(z), is_batch(grad)
-            f, k = torch.empty_like(z), ctx.k if ks is None else ks
+            f, k = _writable_like(z), ctx.k if ks is None else ks
             _run(z, f, 1.0 if several else grad, target, k, weight, *ctx.others)
             f = _times(f, grad, True) if several else f
         else:
@@ -351,10 +351,14 @@ def loss_on_cpu(
     training: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, and its gradient if it is for training."""
-    z = _readable(z.to(_working(z)))  # a half type would round the gradient before it is scaled
-    gradient = torch.empty_like(z) if training else z.new_empty(0)
+    z = z.to(_working(z))  # a half type would round the gradient before it is scaled
     call = target, k if ks is None else ks, weight, ignore_index, reduction, smoothing
-    return _run(z, gradient if training else None, 1.0, *call), gradient
+    if not training:
+        return _run(_readable(z), None, 1.0, *call), z.new_empty(0)
+    gradient = torch.empty_like(z)  # with the strides that the graph expects
+    written = gradient if _fits_kernels(gradient) else gradient.new_empty(gradient.shape)
+    value = _run(_readable(z), written, 1.0, *call)
+    return value, gradient if written is gradient else gradient.copy_(written)
 
 
 @loss_on_cpu.register_fake
@@ -493,7 +497,9 @@ def _run(
 _NO_MEMORY, _WRONG_K = -2, -3
 _NOWHERE: tuple[int, ...] = (0, 0, 0)
 _ONE_NUMBER = {
-    dtype: torch.zeros((), dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    dtype: torch.zeros(
+        (), dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu"
+    )
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 }
 
@@ -506,7 +512,18 @@ def _readable(tensor: Tensor) -> Tensor:
     """Return a tensor that the kernels can read: the same, or a copy."""
     if tensor.is_neg():  # as the imaginary part of a conjugate, whose sign PyTorch keeps apart
         tensor = tensor.resolve_neg()
-    return tensor if tensor.dim() <= 2 or _layout(tensor)[2] else tensor.contiguous()
+    return tensor if _fits_kernels(tensor) else tensor.contiguous()
+
+
+def _writable_like(z: Tensor) -> Tensor:
+    """Return memory for a gradient that the kernels can write, with the strides of z if it can."""
+    gradient = torch.empty_like(z)
+    return gradient if _fits_kernels(gradient) else gradient.new_empty(gradient.shape)
+
+
+def _fits_kernels(tensor: Tensor) -> bool:
+    """Return whether a tensor lies as the kernels need it."""
+    return tensor.dim() <= 2 or _layout(tensor)[2] > 0
 
 
 def _layout(tensor: Tensor) -> tuple[int, ...]:
@@ -520,6 +537,8 @@ def _layout(tensor: Tensor) -> tuple[int, ...]:
         return shape[0], shape[1], shape[0], 0, *strides
     if len(shape) == 1:
         return 1, shape[0], 1, 0, 0, strides[0]
+    if 0 in shape:
+        return 0, shape[1], 1, 0, 0, 0
     positions, step = 1, 0
     for size, stride in zip(shape[:1:-1], strides[:1:-1], strict=True):
         if size == 1:
