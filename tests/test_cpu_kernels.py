@@ -170,3 +170,10 @@ def test_the_gradient_belongs_to_one_backward_pass() -> None:
     assert torch.equal(third, kept)
     with pytest.raises(RuntimeError, match="a second time"):
         torch.autograd.grad(loss, logits)
+
+
+def test_without_grad_mode_there_is_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, target = examples((9, 4), "labels", torch.float32)
+    monkeypatch.setattr(cpu, "_writable", None)
+    with torch.no_grad():
+        tunable_cross_entropy(logits.requires_grad_(), target, k=0.5)

@@ -186,8 +186,7 @@ def fused_cross_entropy(
     Targets are labels or probabilities. If ``reduction`` is "none", the loss has the shape of
     labels.
     """
-    value: Tensor = fused(z, (target, k, weight, ignore_index, reduction, label_smoothing))
-    return value
+    return fused(z, (target, k, weight, ignore_index, reduction, label_smoothing))
 
 
 Call = tuple[Tensor, Sensitivity, Tensor | None, int, str, float]
@@ -202,7 +201,7 @@ class _Fused(Function):
             # A half type would round the gradient before it is scaled, and float16 would lose it.
             # Hooks on saved tensors, as of activation checkpointing, are there to save memory.
             if z.dtype in _WORKING and not are_hooked():
-                gradient = _writable_like(readable)
+                gradient = _writable(torch.empty_like(readable))
                 ctx.save_for_backward(z)
             else:
                 target, k, weight, *ctx.others = call
@@ -218,7 +217,7 @@ class _Fused(Function):
             z, *tensors = ctx.saved_tensors  # an error if the graph has been freed
             target, weight, ks = tensors
             z, several = _readable(z), is_batch(grad)
-            f, k = _writable_like(z), ctx.k if ks is None else ks
+            f, k = _writable(torch.empty_like(z)), ctx.k if ks is None else ks
             _run(z, f, 1.0 if several else grad, target, k, weight, *ctx.others)
             f = _times(f, grad, True) if several else f
         else:
@@ -231,7 +230,11 @@ class _Fused(Function):
         refuse_forward_mode()
 
 
-fused = _Fused.apply
+def fused(z: Tensor, call: Call) -> Tensor:
+    """Return the loss; see `fused_cross_entropy`."""
+    # Without grad mode a function still sees logits that require a gradient, and would compute it.
+    value: Tensor = _Fused.apply(z if torch.is_grad_enabled() else z.detach(), call)
+    return value
 
 
 def _times(f: Tensor, grad: Tensor, in_place: bool) -> Tensor:
@@ -356,7 +359,7 @@ def loss_on_cpu(
     if not training:
         return _run(_readable(z), None, 1.0, *call), z.new_empty(0)
     gradient = torch.empty_like(z)  # with the strides that the graph expects
-    written = gradient if _fits_kernels(gradient) else gradient.new_empty(gradient.shape)
+    written = _writable(gradient)
     value = _run(_readable(z), written, 1.0, *call)
     return value, gradient if written is gradient else gradient.copy_(written)
 
@@ -512,18 +515,12 @@ def _readable(tensor: Tensor) -> Tensor:
     """Return a tensor that the kernels can read: the same, or a copy."""
     if tensor.is_neg():  # as the imaginary part of a conjugate, whose sign PyTorch keeps apart
         tensor = tensor.resolve_neg()
-    return tensor if _fits_kernels(tensor) else tensor.contiguous()
+    return tensor if tensor.dim() <= 2 or _layout(tensor)[2] else tensor.contiguous()
 
 
-def _writable_like(z: Tensor) -> Tensor:
-    """Return memory for a gradient that the kernels can write, with the strides of z if it can."""
-    gradient = torch.empty_like(z)
-    return gradient if _fits_kernels(gradient) else gradient.new_empty(gradient.shape)
-
-
-def _fits_kernels(tensor: Tensor) -> bool:
-    """Return whether a tensor lies as the kernels need it."""
-    return tensor.dim() <= 2 or _layout(tensor)[2] > 0
+def _writable(empty: Tensor) -> Tensor:
+    """Return memory that the kernels can write: the same, or another of its shape."""
+    return empty if empty.dim() <= 2 or _layout(empty)[2] else empty.new_empty(empty.shape)
 
 
 def _layout(tensor: Tensor) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ def tunable_cross_entropy(
         and cpu.takes(input, target, ignore_index, reduction, label_smoothing, k)
     ):
         call = (target, k, None, ignore_index, reduction, label_smoothing)
-        return cast(Tensor, cpu.fused(input, call))
+        return cpu.fused(input, call)
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
