@@ -280,6 +280,7 @@ def fused_binary(
     reduction: str,
 ) -> Tensor:
     """Return the binary loss of logits of any shape, in float32 or float64 as the target."""
+    z = z if torch.is_grad_enabled() else z.detach()
     value: Tensor = _FusedBinary.apply(z, (target, k, weight, pos_weight, reduction))
     return value
 
