@@ -440,6 +440,14 @@ def graph_is_kept() -> bool:
     return kept or torch.is_grad_enabled()
 
 
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def are_hooked() -> bool:
+    """Return whether saved-tensor hooks may be active; always True before PyTorch 2.8."""
+    return _top_hooks is None or _top_hooks(False) is not None
+
+
 def zero_if_ignored(f: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``f``, and 0 where ``grad`` is 0: ignored rows may hold NaN, and NaN · 0 is NaN."""
     return torch.where(grad == 0, 0, f).to(dtype)

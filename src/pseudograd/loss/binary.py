@@ -18,6 +18,7 @@ from torch.nn._reduction import legacy_get_string
 
 from pseudograd.loss import cpu
 from pseudograd.loss.autograd import (
+    are_hooked,
     prepare_tracing,
     rows_of,
     zero_if_ignored,
@@ -99,7 +100,7 @@ def tunable_binary_cross_entropy_with_logits(
     plain = type(input) in (Tensor, nn.Parameter) and input.is_cpu and is_eager()
     fast = plain and dtype in (torch.float32, torch.float64) and cpu.kernels() is not None
     learns = may_need_gradient(target, "cpu" if fast else "torch")
-    if fast and not learns and not cpu.are_hooked():
+    if fast and not learns and not are_hooked():
         return cpu.fused_binary(input.to(dtype), target, k, weight, pos_weight, reduction)
     k = _column(k, input) if isinstance(k, Tensor) else k
     z = input.to(dtype).reshape(-1, 1)

@@ -25,6 +25,7 @@ from torch.nn import Parameter
 
 from pseudograd.loss.autograd import (
     Underivable,
+    are_hooked,
     final,
     graph_is_kept,
     is_batch,
@@ -38,7 +39,6 @@ from pseudograd.rules.paper import Sensitivity
 _SOURCE = Path(__file__).with_suffix(".cpp")
 # The structs `Problem` and `BinaryProblem` of cpu.cpp.
 _pack, _pack_binary = struct.Struct("25q3d").pack, struct.Struct("10qd").pack
-_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 @cache
@@ -104,11 +104,6 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_note_fork)
-
-
-def are_hooked() -> bool:
-    """Return whether there may be hooks on saved tensors; before PyTorch 2.8 nobody can tell."""
-    return _top_hooks is None or _top_hooks(False) is not None
 
 
 def takes(

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pseudograd.loss.autograd import (
+    are_hooked,
     final,
     graph_is_kept,
     is_batch,
@@ -73,9 +74,6 @@ def always_left(rows: Rows) -> bool:
     return rows.soft and rows.long
 
 
-_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-
-
 def is_watched() -> bool:
     """Return whether saved-tensor hooks may be active; always True before PyTorch 2.8.
 
@@ -84,7 +82,7 @@ def is_watched() -> bool:
     """
     if torch.are_deterministic_algorithms_enabled():
         return True
-    return _top_hooks is None or _top_hooks(False) is not None
+    return are_hooked()
 
 
 class _Fused(Function):
