@@ -6,6 +6,7 @@ values around them.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pseudograd.loss.triton import labels, reduction, soft
 from pseudograd.loss.triton.layout import PARTS
+from pseudograd.loss.triton.plan import Launch, start
 from pseudograd.rules.paper import Sensitivity
 
 # Rows of up to this many classes are kept on the chip.
@@ -85,6 +87,16 @@ def rows_of_loss(
     return Rows(z, target, float(k), ks, weight, ignore_index, float(smoothing))
 
 
+def layout_of(rows: Rows) -> Hashable:
+    """Return what the launches for the rows depend on, apart from addresses and the value of k."""
+    z, target, k, ks, weight, *numbers = rows
+    return (
+        (z.shape, z.stride(0), z.dtype, target.dtype, rows.target_stride, *numbers),
+        _SPECIAL.get(k) if ks is None else (ks.dtype, len(ks), ks.stride(0)),
+        None if weight is None else weight.dtype,
+    )
+
+
 def _with_dense_classes(rows: Tensor) -> Tensor:
     """Return logits or probabilities with classes side by side; labels as contiguous int64."""
     if rows.dim() == 1:
@@ -95,7 +107,7 @@ def _with_dense_classes(rows: Tensor) -> Tensor:
 def are_few(rows: Rows) -> bool:
     """Return whether one program takes all rows."""
     count, classes = rows.z.shape
-    return not rows.long and count * _block(classes) <= FEW and not rows.soft
+    return not (rows.long or rows.soft) and 0 < count * _block(classes) <= FEW
 
 
 def programs(rows: Rows) -> int:
@@ -118,7 +130,7 @@ def launch(
     found: Tensor | None = None,
     given: Tensor | None = None,
     statistics: Tensor | None = None,
-) -> None:
+) -> Launch | None:
     """Launch the kernel for the rows, chosen by their length alone and never by timing.
 
     Their device must be the current one. For soft targets, long rows ignore ``scaled`` and
@@ -143,38 +155,38 @@ def launch(
 
     """
     if not len(rows.z):
-        return
+        return None
     if given is not None and not rows.soft:
         # Included in the numbers; passed again, they would only make more kernels to compile.
         rows, parts, mean = rows._replace(weight=None), None, False
     inputs = (rows.z, rows.target, rows.ks, rows.k, rows.weight, parts, grad)
     if rows.long or statistics is not None:
         if rows.soft:
-            _launch_soft_row(rows, inputs, values, out, found, given)
-        else:
-            outputs = (scaled, values, out, found, given, statistics)
-            _launch_row(rows, inputs, outputs, skip)
-    elif rows.soft:
-        _launch_soft_tile(rows, inputs, (scaled, values, out), reduced, skip)
-    else:
-        _launch_tile(rows, inputs, (scaled, values, out, found, given), reduced, mean, skip)
+            return _launch_soft_row(rows, inputs, values, out, found, given)
+        outputs = (scaled, values, out, found, given, statistics)
+        return _launch_row(rows, inputs, outputs, skip)
+    if rows.soft:
+        return _launch_soft_tile(rows, inputs, (scaled, values, out), reduced, skip)
+    return _launch_tile(rows, inputs, (scaled, values, out, found, given), reduced, mean, skip)
 
 
 def _launch_tile(
     rows: Rows, inputs: Any, outputs: Any, reduced: bool, mean: bool, skip: bool
-) -> None:
+) -> Launch:
     alone = (reduced or mean) and are_few(rows)
     grid, strides, settings = _tiling(rows, outputs[2], alone, skip)
-    labels.tile[grid](
+    return start(
+        labels.tile, grid,
         *inputs, *outputs, len(rows.z), *strides, *_row_strides(inputs), rows.ignore_index,
         reduced=reduced, mean=mean, skip=skip, **settings,
     )  # fmt: skip
 
 
-def _launch_soft_tile(rows: Rows, inputs: Any, outputs: Any, reduced: bool, skip: bool) -> None:
+def _launch_soft_tile(rows: Rows, inputs: Any, outputs: Any, reduced: bool, skip: bool) -> Launch:
     grid, strides, settings = _tiling(rows, outputs[2], False, skip)
     # The compiler may not fuse products and sums: it would do so differently in the two passes.
-    soft.soft_tile[grid](
+    return start(
+        soft.soft_tile, grid,
         *inputs, *outputs, len(rows.z), *strides, *_row_strides(inputs), rows.ignore_index,
         rows.target_stride // settings["vector"], rows.smoothing or None,
         probabilities=rows.target.dim() > 1, reduced=reduced, skip=skip,
@@ -182,12 +194,13 @@ def _launch_soft_tile(rows: Rows, inputs: Any, outputs: Any, reduced: bool, skip
     )  # fmt: skip
 
 
-def _launch_row(rows: Rows, inputs: Any, outputs: Any, skip: bool) -> None:
+def _launch_row(rows: Rows, inputs: Any, outputs: Any, skip: bool) -> Launch:
     z, classes = rows.z, rows.z.shape[1]
     long = classes * z.element_size() > LONG_ROW_BYTES
     block, warps = (ROW_BLOCK, 16) if long else (ROW_BLOCK // 2, 8)
     vector = _vector(z, outputs[2], lambda v: (z.stride(0) - classes) % v == 0 and classes >= 2 * v)
-    labels.row[(len(z),)](
+    return start(
+        labels.row, (len(z),),
         *inputs, *outputs, z.stride(0), classes, *_row_strides(inputs), rows.ignore_index,
         special=rows.special, skip=skip, vector=vector, lanes=block // vector, num_warps=warps,
         **_at_most(ROW_REGISTERS),
@@ -201,11 +214,12 @@ def _launch_soft_row(
     out: Tensor | None,
     found: Tensor | None,
     given: Tensor | None,
-) -> None:
+) -> Launch:
     sizes = (rows.z.stride(0), rows.target_stride, rows.z.shape[1])
     aligned = all(size % 16 == 0 for size in sizes)
     block, warps, registers = _soft_row_settings(aligned, out is not None, rows.special)
-    soft.soft_row[(len(rows.z),)](
+    return start(
+        soft.soft_row, (len(rows.z),),
         *inputs, values, out, found, given, rows.z.stride(0), rows.z.shape[1],
         *_row_strides(inputs), rows.ignore_index, rows.target_stride, rows.smoothing or None,
         special=rows.special, probabilities=rows.target.dim() > 1, vector=8, lanes=block // 8,
@@ -302,24 +316,24 @@ def _vector(z: Tensor, out: Tensor | None, suits: Any) -> int:
     return vector
 
 
-def count_labels(rows: Rows) -> Tensor:
-    """Return the divisor of the mean, in parts."""
-    parts = torch.empty(PARTS, dtype=torch.float64, device=rows.z.device)
-    if rows.target.dim() > 1:  # each row of probabilities counts as one, whatever its weights
-        return parts.fill_(len(rows.z) / PARTS)
+def count_labels(rows: Rows, parts: Tensor) -> Launch:
+    """Write the divisor of the mean, in parts: the sum of the weights of labels not ignored.
+
+    Each row of probabilities counts as one, whatever its weights.
+    """
+    target = None if rows.target.dim() > 1 else rows.target
     # All labels of a part at once, up to 8,192: memory latency takes longest.
     block = max(1024, min(8192, _power_of_2(-(-len(rows.z) // PARTS))))
-    reduction.count_labels[(PARTS,)](
-        rows.target, rows.weight, parts, *rows.z.shape, rows.ignore_index, block=block,
-        num_warps=block // 512,
+    return start(
+        reduction.count_labels, (PARTS,), target, rows.weight, parts, *rows.z.shape,
+        rows.ignore_index, block=block, num_warps=block // 512,
     )  # fmt: skip
-    return parts
 
 
-def sum_values(values: Tensor, parts: Tensor | None, result: Tensor) -> None:
+def sum_values(values: Tensor, parts: Tensor | None, result: Tensor) -> Launch:
     """Write the sum of the values, divided by ``parts`` if given, into ``result``."""
-    reduction.sum_values[(1,)](
-        values, parts, result, len(values),
+    return start(
+        reduction.sum_values, (1,), values, parts, result, len(values),
         block=min(8192, _power_of_2(len(values))), num_warps=16,
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ Two routes lead to the kernels:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -36,10 +37,13 @@ from pseudograd.loss.triton.launch import (
     are_few,
     count_labels,
     launch,
+    layout_of,
     programs,
     rows_of_loss,
     sum_values,
 )
+from pseudograd.loss.triton.layout import PARTS
+from pseudograd.loss.triton.plan import Launch, Plans
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.paper import Sensitivity
 
@@ -85,6 +89,9 @@ def is_watched() -> bool:
     return are_hooked()
 
 
+_FORWARD, _BACKWARD = Plans(), Plans()
+
+
 class _Fused(Function):
     @staticmethod
     def forward(
@@ -97,36 +104,44 @@ class _Fused(Function):
         scaled: ScaledBefore | None,
     ) -> Tensor:
         empty = rows.z.new_empty
-        parts = gradient = found = None
-        mean = reduction == "mean"
+        values = gradient = parts = found = None
+        mean, each = reduction == "mean", reduction == "none"
         training = training and z.requires_grad
         # The numbers of a row serve a backward pass that computes the gradient: always without a
         # reduction, else if the loss is scaled. Short rows are sooner summed again.
-        later = reduction == "none" or rows.long
-        at_once = training and not always_left(rows)
+        if training and (each or rows.long) and keeps_numbers(rows):
+            found = room_for_numbers(z)
+        at_once = training and not each and not always_left(rows)
         if at_once and scaled is not None and not is_watched():
             at_once = not scaled.flag().item()
-        if training and later and keeps_numbers(rows):
-            found = room_for_numbers(z)
-        # One guard for all launches: it costs more than a launch should.
-        with torch.cuda.device_of(z):
-            if reduction == "none":
-                value = empty(len(z), dtype=torch.float64)
-                launch(rows, value, None, found=found)
+        few = are_few(rows) and not each
+        value = empty(len(z), dtype=torch.float64) if each else empty((), dtype=dtype)
+        if at_once:
+            gradient = empty(z.shape)
+        if not (few or each):
+            parts = empty(PARTS, dtype=torch.float64) if mean else None
+            values = empty(programs(rows), dtype=torch.float64)
+
+        def launches() -> Iterator[Launch | None]:
+            if each:
+                yield launch(rows, value, None, found=found)
+            elif few:
+                yield launch(rows, value, gradient, reduced=True, mean=mean)
             else:
-                value = empty((), dtype=dtype)
-                gradient = empty(z.shape) if at_once else None
-                if are_few(rows) and len(z):
-                    launch(rows, value, gradient, reduced=True, mean=mean)
-                else:
-                    parts = count_labels(rows) if mean else None
-                    values = empty(programs(rows), dtype=torch.float64)
-                    launch(rows, values, gradient, reduced=True, parts=parts, found=found)
-                    sum_values(values, parts, value)
+                if parts is not None:
+                    yield count_labels(rows, parts)
+                yield launch(rows, values, gradient, reduced=True, parts=parts, found=found)
+                assert values is not None
+                yield sum_values(values, parts, value)
+
+        tensors = rows.z, rows.target, rows.ks, rows.weight, value, gradient, parts, values, found
+        ctx.layout = layout_of(rows)
+        layout = ctx.layout, reduction, dtype, at_once, found is None
+        _FORWARD.launch(layout, tensors, rows.k, launches)
         # Saving the logits themselves lets autograd notice if they are modified.
         ctx.save_for_backward(z, rows.target, rows.ks, rows.weight, parts, gradient, found)
         ctx.settings = rows.k, rows.ignore_index, rows.smoothing
-        ctx.mean = mean and parts is None
+        ctx.mean = mean and few
         ctx.scaled = scaled
         return value
 
@@ -142,11 +157,18 @@ class _Fused(Function):
         out = gradient if reuse else z.new_empty(z.shape)
         grad = None if several else grads[0]
         tells = ctx.scaled is not None and once and not grads[0].dim() and not always_left(rows)
-        with torch.cuda.device_of(z):
-            launch(
-                rows, None, out, mean=ctx.mean, parts=parts, grad=grad,
-                scaled=ctx.scaled.flag() if tells else None, skip=reuse, given=found,
+        flag = ctx.scaled.flag() if tells else None
+
+        def launches() -> Iterator[Launch | None]:
+            yield launch(
+                rows, None, out, mean=ctx.mean, parts=parts, grad=grad, scaled=flag, skip=reuse,
+                given=found,
             )  # fmt: skip
+
+        tensors = rows.z, target, ks, weight, out, parts, grad, flag, found
+        above = None if grad is None else (grad.dtype, grad.stride())
+        layout = ctx.layout, above, ctx.mean, parts is None, reuse, tells, found is None
+        _BACKWARD.launch(layout, tensors, k, launches)
         if several:
             out = times_each(out, grads[0])
         return final(out, z), *[None] * 5

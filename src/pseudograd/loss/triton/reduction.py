@@ -16,8 +16,14 @@ _PARTS = tl.constexpr(PARTS)
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
 def count_labels(target, weight, parts, rows, classes, ignore_index, block: tl.constexpr):
-    """Sum the weights of the labels that are not ignored, in ``PARTS`` parts."""
+    """Sum the weights of the labels that are not ignored, in ``PARTS`` parts.
+
+    Without a ``target``, each row counts as one.
+    """
     part = tl.program_id(0)
+    if target is None:
+        tl.store(parts + part, rows.to(tl.float64) / _PARTS)
+        return
     at = tl.arange(0, block).to(tl.int64)
     sums = tl.zeros((block,), tl.float64)
     for start in range(part * block, rows, _PARTS * block):
