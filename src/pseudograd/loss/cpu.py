@@ -14,14 +14,13 @@ import hashlib
 import os
 import struct
 import warnings
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import Parameter
 
 from pseudograd.loss.autograd import (
     Underivable,
@@ -32,13 +31,14 @@ from pseudograd.loss.autograd import (
     number_or_tensor,
     refuse_forward_mode,
 )
-from pseudograd.loss.checks import REDUCTIONS, refuse_class_index
-from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, is_eager
+from pseudograd.loss.checks import refuse_class_index
+from pseudograd.rules.checks import check_k
 from pseudograd.rules.paper import Sensitivity
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 # The structs `Problem` and `BinaryProblem` of cpu.cpp.
 _pack, _pack_binary = struct.Struct("25q3d").pack, struct.Struct("10qd").pack
+_WORKING = (torch.float32, torch.float64)
 
 
 @cache
@@ -104,67 +104,6 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_note_fork)
-
-
-def takes(
-    input: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    k: Sensitivity,
-) -> bool:
-    """Return whether a call is one of the usual, right ones, which needs no further checks.
-
-    Tensors are looked at by what costs nothing; the rest is remembered from the last such call.
-    """
-    if type(k) is Tensor:
-        if k.dtype not in _WORKING or not k.is_cpu or k.layout is not torch.strided:
-            return False
-        if k.requires_grad or k.shape != target.shape:
-            return False
-        number = 1.0  # the kernels look at each
-    elif type(k) is float:
-        number = k
-    else:
-        return False
-    return (
-        type(input) in _PLAIN
-        and type(target) is Tensor
-        and input.dtype in _WORKING
-        and target.dtype is torch.long
-        and input.is_cpu
-        and target.is_cpu
-        and input.layout is torch.strided is target.layout
-        and type(ignore_index) is int
-        and type(label_smoothing) is float
-        and is_eager()
-        and kernels() is not None
-        and _fit(input.shape, target.shape, ignore_index, reduction, label_smoothing, number)
-    )
-
-
-_PLAIN, _WORKING = (Tensor, Parameter), (torch.float32, torch.float64)
-
-
-@lru_cache(maxsize=1024)
-def _fit(
-    shape: torch.Size,
-    examples: torch.Size,
-    ignore_index: int,
-    reduction: str,
-    smoothing: float,
-    k: float,
-) -> bool:
-    return (
-        len(shape) > 1
-        and shape[1] > 0
-        and shape[:1] + shape[2:] == examples
-        and abs(ignore_index) < 2**63
-        and reduction in REDUCTIONS
-        and 0 <= smoothing <= 1
-        and LEAST_K <= k <= GREATEST_K
-    )
 
 
 def fused_cross_entropy(

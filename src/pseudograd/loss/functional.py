@@ -41,6 +41,7 @@ from pseudograd.loss.checks import (
     python_int,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
+from pseudograd.loss.usual import is_usual
 from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, holds_numbers
 from pseudograd.rules.paper import Sensitivity, in_working_precision, wide, working_dtype
 
@@ -146,10 +147,16 @@ def tunable_cross_entropy(
         and size_average is None
         and reduce is None
         and implementation == "auto"
-        and cpu.takes(input, target, ignore_index, reduction, label_smoothing, k)
+        and is_usual(input, target, ignore_index, reduction, label_smoothing, k)
     ):
+        k = k if isinstance(k, Tensor) else float(k)
         call = (target, k, None, ignore_index, reduction, label_smoothing)
-        return cpu.fused(input, call)
+        if input.is_cpu and input.dtype in _PRECISE and cpu.kernels() is not None:
+            return cpu.fused(input, call)
+        if input.is_cuda and input.dtype in _ON_GPU and input.dim() == 2 and _kernels_run():
+            dtype = torch.float32 if torch.is_autocast_enabled("cuda") else input.dtype
+            loss: Tensor = _gpu().fused_cross_entropy(input, *call, dtype, _scaled)
+            return loss if loss.dtype is dtype else loss.to(dtype)
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
@@ -216,10 +223,9 @@ _WORTH_A_KERNEL = 1 << 15
 
 
 def _triton_loss(z: Tensor, target: Tensor, k: Sensitivity, *settings: Any) -> Tensor:
-    from pseudograd.loss.triton.operators import fused_cross_entropy
-
     check_values(k)
-    return fused_cross_entropy(z, target, k, *settings)
+    loss: Tensor = _gpu().fused_cross_entropy(z, target, k, *settings)
+    return loss
 
 
 def _loss_of_rows(z: Tensor, target: Tensor, *settings: Any) -> Tensor:
@@ -474,13 +480,21 @@ def chosen_route(input: Tensor, target: Tensor, implementation: str) -> str:
 
 
 def _gpu_rows() -> Callable[..., Tensor]:
-    from pseudograd.loss.triton.operators import gpu_rows
+    rows: Callable[..., Tensor] = _gpu().gpu_rows
+    return rows
 
-    return gpu_rows
+
+def _gpu() -> Any:
+    """Return the module with the kernels, which is imported only where there is a GPU."""
+    from pseudograd.loss.triton import operators
+
+    return operators
 
 
 # Looked up once, because torch.compile cannot trace the search.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
+_PRECISE = (torch.float32, torch.float64)
+_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _is_for_kernels(input: Tensor) -> bool:
@@ -490,6 +504,8 @@ def _is_for_kernels(input: Tensor) -> bool:
 @functools.cache
 def _kernels_run() -> bool:
     """Return whether Triton works here: it needs a C compiler and a recent GPU."""
+    if not _HAS_TRITON:
+        return False
     from pseudograd.loss.triton.launch import rescale
 
     one = torch.ones(1, device="cuda")

@@ -64,7 +64,8 @@ def fused_cross_entropy(
     Targets are labels (R) or probabilities (R, C). With ``scaled``, a loss that was scaled before
     leaves its gradient to the backward pass.
     """
-    z = z if z.stride(1) == 1 else z.contiguous()  # here, so that autograd tracks the copy
+    if z.is_neg() or z.stride(1) != 1:  # kernels need dense classes, and do not see a flagged sign
+        z = z.resolve_neg().contiguous()  # here, so that autograd tracks the copy
     rows = rows_of_loss(z.detach(), target, k, weight, ignore_index, label_smoothing)
     value: Tensor = _Fused.apply(z, rows, reduction, dtype, torch.is_grad_enabled(), scaled)
     return value

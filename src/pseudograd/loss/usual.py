@@ -1,0 +1,81 @@
+"""Which calls of the loss are right as they are, so that they need no further checks.
+
+Most of a small loss's time is Python's. So tensors are looked at only by what costs next to
+nothing, and the rest of a call's checks is remembered from the last call like it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from pseudograd.loss.checks import REDUCTIONS
+from pseudograd.rules.checks import GREATEST_K, LEAST_K, is_eager
+from pseudograd.rules.paper import Sensitivity
+
+_PLAIN = (Tensor, Parameter)
+_PRECISE = (torch.float32, torch.float64)
+
+
+def is_usual(
+    input: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    k: Sensitivity,
+) -> bool:
+    """Return whether a call is eager, on plain tensors of one device, and passes all checks."""
+    if not is_eager():
+        return False
+    if type(k) is Tensor:
+        if k.dtype not in _PRECISE or k.layout is not torch.strided or k.requires_grad:
+            return False
+        if k.device != input.device:
+            return False
+        number, ks = 1.0, k.shape  # kernels look at each value
+    elif type(k) is float or type(k) is int:
+        number, ks = k, None
+    else:
+        return False
+    dtype = target.dtype
+    return (
+        type(input) in _PLAIN
+        and type(target) is Tensor
+        and (dtype is torch.long or (dtype is input.dtype and not target.requires_grad))
+        and input.layout is torch.strided is target.layout
+        and input.device == target.device
+        and type(ignore_index) is int
+        and type(label_smoothing) is float
+        and _passes(
+            input.shape, target.shape, dtype, ks, number, ignore_index, reduction, label_smoothing
+        )
+    )
+
+
+@lru_cache(maxsize=1024)
+def _passes(
+    shape: torch.Size,
+    target: torch.Size,
+    dtype: torch.dtype,
+    ks: torch.Size | None,
+    k: float,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+) -> bool:
+    if len(shape) < 2 or not shape[1]:
+        return False
+    examples, is_label = shape[:1] + shape[2:], dtype is torch.long
+    return (
+        target == (examples if is_label else shape)
+        and (is_label or ignore_index < 0)  # probabilities have no class to ignore
+        and (ks is None or ks == examples)
+        and abs(ignore_index) < 2**63
+        and reduction in REDUCTIONS
+        and 0 <= smoothing <= 1
+        and LEAST_K <= k <= GREATEST_K
+    )
