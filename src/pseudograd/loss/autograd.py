@@ -473,22 +473,26 @@ class _Final(Underivable):
         return result.clone()
 
 
-def refuse_second_derivative() -> NoReturn:
-    """Raise, because a pseudo-gradient has no derivative."""
-    _refuse("a second derivative")
-
-
-def refuse_forward_mode() -> NoReturn:
-    """Raise, because a pseudo-gradient exists in reverse mode only."""
-    _refuse("a forward-mode derivative (jvp, jacfwd, hessian)")
-
-
-def _refuse(what: str) -> NoReturn:
-    raise RuntimeError(
+def _refusal(what: str) -> str:
+    return (
         f"pseudograd: {what} of a tunable loss does not exist: its backward pass is a "
         "pseudo-gradient, which is not the derivative of the value; use PyTorch's cross-entropy "
         "where you need one"
     )
+
+
+NO_SECOND_DERIVATIVE = _refusal("a second derivative")
+NO_FORWARD_MODE = _refusal("a forward-mode derivative (jvp, jacfwd, hessian)")
+
+
+def refuse_second_derivative() -> NoReturn:
+    """Raise, because a pseudo-gradient has no derivative."""
+    raise RuntimeError(NO_SECOND_DERIVATIVE)
+
+
+def refuse_forward_mode() -> NoReturn:
+    """Raise, because a pseudo-gradient exists in reverse mode only."""
+    raise RuntimeError(NO_FORWARD_MODE)
 
 
 def _fold(info: Any, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list[Any]:

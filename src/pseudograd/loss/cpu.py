@@ -23,12 +23,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pseudograd.loss.autograd import (
-    Underivable,
     are_hooked,
     final,
     graph_is_kept,
     is_batch,
-    number_or_tensor,
     refuse_forward_mode,
 )
 from pseudograd.loss.checks import refuse_class_index
@@ -184,6 +182,17 @@ def _times(f: Tensor, grad: Tensor, in_place: bool) -> Tensor:
     return torch.where((f == 0) | (grad == 0), 0, f * grad)
 
 
+def loss_and_gradient(z: Tensor, call: Call, training: bool) -> tuple[Tensor, Tensor]:
+    """Return the loss in full precision, and if it is for training its gradient, strided as z."""
+    z = z.to(_working(z))  # a half type would round the gradient before it is scaled
+    if not training:
+        return _run(_readable(z), None, 1.0, *call), z.new_empty(0)
+    gradient = torch.empty_like(z)
+    written = _writable(gradient)
+    value = _run(_readable(z), written, 1.0, *call)
+    return value, gradient if written is gradient else gradient.copy_(written)
+
+
 def values_and_gradients(
     logits: Tensor,
     target: Tensor,
@@ -264,97 +273,6 @@ class _FusedBinary(Function):
 
 def _spread(array: Tensor, z: Tensor) -> Tensor:
     return array.detach().to(z).expand(z.shape).resolve_neg().contiguous()
-
-
-# --- in graphs of `torch.compile`, which hold the whole loss as one operator ----------------------
-
-
-@torch.library.custom_op(
-    "pseudograd::loss_on_cpu",
-    mutates_args=(),
-    schema="""(
-        Tensor z, Tensor target, float k, Tensor? ks, Tensor? weight, int ignore_index,
-        str reduction, float smoothing, bool training
-    ) -> (Tensor, Tensor)""",
-)
-def loss_on_cpu(
-    z: Tensor,
-    target: Tensor,
-    k: float,
-    ks: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    smoothing: float,
-    training: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the loss, and its gradient if it is for training."""
-    z = z.to(_working(z))  # a half type would round the gradient before it is scaled
-    call = target, k if ks is None else ks, weight, ignore_index, reduction, smoothing
-    if not training:
-        return _run(_readable(z), None, 1.0, *call), z.new_empty(0)
-    gradient = torch.empty_like(z)  # with the strides that the graph expects
-    written = _writable(gradient)
-    value = _run(_readable(z), written, 1.0, *call)
-    return value, gradient if written is gradient else gradient.copy_(written)
-
-
-@loss_on_cpu.register_fake
-def _(z: Tensor, target: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
-    *_, reduction, _, training = settings
-    z = z.to(_working(z))
-    examples = z.shape[:1] + z.shape[2:] if z.dim() > 1 else ()
-    gradient = torch.empty_like(z) if training else z.new_empty(0)
-    return z.new_empty(examples if reduction == "none" else ()), gradient
-
-
-def loss_in_graph(
-    z: Tensor,
-    target: Tensor,
-    k: Sensitivity,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-) -> Tensor:
-    """Return the loss of logits of any shape, for a graph."""
-    symbol: Any = k
-    if isinstance(symbol, torch.SymFloat):  # a k that may differ at each call of the graph
-        k = torch.mul(z.new_ones((), dtype=torch.float64), k)
-    settings = (*number_or_tensor(k), weight, ignore_index, reduction, label_smoothing)
-    value: Tensor = _InGraph.apply(z, target, *settings, torch.is_grad_enabled())[0]
-    return value
-
-
-class _InGraph(Function):
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        value, gradient = loss_on_cpu(*inputs)
-        return value, gradient
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        z, (_, gradient) = inputs[0], output
-        ctx.mark_non_differentiable(gradient)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(z, gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        (z, gradient), grad = ctx.saved_tensors, grads[0]
-        f = None if grad is None else _Scaled.apply(z, gradient, grad)
-        return f, *[None] * 8
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        refuse_forward_mode()
-
-
-class _Scaled(Underivable):
-    @staticmethod
-    def forward(z: Tensor, gradient: Tensor, grad: Tensor) -> Tensor:
-        grad = grad.unsqueeze(1) if grad.dim() else grad
-        return torch.where((gradient == 0) | (grad == 0), 0, gradient * grad).to(z.dtype)
 
 
 # --- the call of a kernel -------------------------------------------------------------------------

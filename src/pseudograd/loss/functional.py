@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn._reduction import legacy_get_string
 
-from pseudograd.loss import cpu
+from pseudograd.loss import cpu, graph
 from pseudograd.loss.autograd import (
     RowFunction,
     RowLoss,
@@ -155,8 +155,7 @@ def tunable_cross_entropy(
             return cpu.fused(input, call)
         if input.is_cuda and input.dtype in _ON_GPU and input.dim() == 2 and _kernels_run():
             dtype = torch.float32 if torch.is_autocast_enabled("cuda") else input.dtype
-            loss: Tensor = _gpu().fused_cross_entropy(input, *call, dtype, _scaled)
-            return loss if loss.dtype is dtype else loss.to(dtype)
+            return _usual_loss_on_gpu(input, call, dtype, _scaled)
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
@@ -173,11 +172,15 @@ def tunable_cross_entropy(
     reduced_later = per_example is not None and process_group is None
     inner = "none" if reduced_later else reduction
     settings = (k, weight, ignore_index, inner, label_smoothing)
-    in_graph = route == "torch" and implementation == "auto" and torch.compiler.is_compiling()
-    if (route == "cpu" or (in_graph and input.is_cpu)) and process_group is None:
+    in_graph = implementation == "auto" and torch.compiler.is_compiling()
+    in_graph = in_graph and (route == "triton" or input.is_cpu)
+    if (route == "cpu" or in_graph) and process_group is None:
         logits = input.to(dtype) if dtype == torch.float64 else input
-        on_cpu = _loss_in_graph if in_graph else cpu.fused_cross_entropy
-        loss = on_cpu(logits, target.detach() if learns else target, *settings)
+        fixed = target.detach() if learns else target
+        if in_graph:
+            loss = _loss_in_graph(logits, fixed, *settings, route == "triton")
+        else:
+            loss = cpu.fused_cross_entropy(logits, fixed, *settings)
         if not (learns or reduced_later):
             return loss if loss.dtype == dtype else loss.to(dtype)
         loss = loss.flatten() if inner == "none" else loss
@@ -203,23 +206,32 @@ def tunable_cross_entropy(
 # --- the routes: kernels on CPU or GPU, or rows that any transform can handle ---------------------
 
 
-def _loss_in_graph(input: Tensor, target: Tensor, *settings: Any) -> Tensor:
-    """Return the loss on a CPU in a graph of `torch.compile`."""
-    few = isinstance(input.numel(), int) and input.numel() < _WORTH_A_KERNEL
-    fused = few and not target.is_floating_point()  # by the compiler, sooner than it calls a kernel
-    if is_compiled() and cpu.kernels() is not None and not fused:
-        return cpu.loss_in_graph(input, target, *settings)
+def _loss_in_graph(
+    input: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int,
+    reduction: str, label_smoothing: float, triton: bool,
+) -> Tensor:  # fmt: skip
+    """Return the loss in a graph of `torch.compile`."""
+    settings = (k, weight, ignore_index, reduction, label_smoothing)
+    if is_compiled() and graph.takes(input, target, weight, reduction, triton):
+        return graph.loss_in_graph(input, target, *settings)
     labels = as_rows(target) if target.is_floating_point() else target.flatten()
-    loss = _loss_of_rows(as_rows(input), labels, *settings, False)
-    return (
-        loss.reshape(input.shape[:1] + input.shape[2:] if input.dim() > 1 else ())
-        if settings[3] == "none"
-        else loss
-    )
+    loss = _loss_of_rows(as_rows(input), labels, *settings, triton)
+    examples = input.shape[:1] + input.shape[2:] if input.dim() > 1 else ()
+    return loss.reshape(examples) if reduction == "none" else loss
 
 
 keep_whole(_loss_in_graph)
-_WORTH_A_KERNEL = 1 << 15
+
+
+def _usual_loss_on_gpu(
+    z: Tensor, call: cpu.Call, dtype: torch.dtype, scaled: ScaledBefore | None
+) -> Tensor:
+    from pseudograd.loss.triton.node import loss_by_node
+
+    loss = loss_by_node(z, call, dtype, scaled)
+    if loss is None:
+        loss = _gpu().fused_cross_entropy(z, *call, dtype, scaled)
+    return loss if loss.dtype is dtype else loss.to(dtype)
 
 
 def _triton_loss(z: Tensor, target: Tensor, k: Sensitivity, *settings: Any) -> Tensor:

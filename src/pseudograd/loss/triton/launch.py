@@ -6,7 +6,6 @@ values around them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from pseudograd.loss.triton import labels, reduction, soft
 from pseudograd.loss.triton.layout import PARTS
-from pseudograd.loss.triton.plan import Launch, start
 from pseudograd.rules.paper import Sensitivity
 
 # Rows of up to this many classes are kept on the chip.
@@ -36,6 +34,18 @@ TILE_REGISTERS, ROW_REGISTERS = 96, 64
 SOFT_TILE_REGISTERS, SOFT_ROW_REGISTERS = 128, 96
 _VECTOR_BYTES = 16
 _SPECIAL = {1.0: "1", 0.5: "1/2", 2.0: "2"}
+
+
+class Launch(NamedTuple):
+    """A kernel that has been launched, from which `node` can learn to launch it again."""
+
+    compiled: Any  # None in Triton's interpreter
+    grid: tuple[int]
+    arguments: tuple[Any, ...]
+
+
+def _start(kernel: Any, grid: tuple[int], *arguments: Any, **settings: Any) -> Launch:
+    return Launch(kernel[grid](*arguments, **settings), grid, arguments)
 
 
 class Rows(NamedTuple):
@@ -85,16 +95,6 @@ def rows_of_loss(
         ks, k = k.to(z.device).reshape(-1), 1.0
     weight = None if weight is None else weight.contiguous()
     return Rows(z, target, float(k), ks, weight, ignore_index, float(smoothing))
-
-
-def layout_of(rows: Rows) -> Hashable:
-    """Return what the launches for the rows depend on, apart from addresses and the value of k."""
-    z, target, k, ks, weight, *numbers = rows
-    return (
-        (z.shape, z.stride(0), z.dtype, target.dtype, rows.target_stride, *numbers),
-        _SPECIAL.get(k) if ks is None else (ks.dtype, len(ks), ks.stride(0)),
-        None if weight is None else weight.dtype,
-    )
 
 
 def _with_dense_classes(rows: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ def _launch_tile(
 ) -> Launch:
     alone = (reduced or mean) and are_few(rows)
     grid, strides, settings = _tiling(rows, outputs[2], alone, skip)
-    return start(
+    return _start(
         labels.tile, grid,
         *inputs, *outputs, len(rows.z), *strides, *_row_strides(inputs), rows.ignore_index,
         reduced=reduced, mean=mean, skip=skip, **settings,
@@ -185,7 +185,7 @@ def _launch_tile(
 def _launch_soft_tile(rows: Rows, inputs: Any, outputs: Any, reduced: bool, skip: bool) -> Launch:
     grid, strides, settings = _tiling(rows, outputs[2], False, skip)
     # The compiler may not fuse products and sums: it would do so differently in the two passes.
-    return start(
+    return _start(
         soft.soft_tile, grid,
         *inputs, *outputs, len(rows.z), *strides, *_row_strides(inputs), rows.ignore_index,
         rows.target_stride // settings["vector"], rows.smoothing or None,
@@ -199,7 +199,7 @@ def _launch_row(rows: Rows, inputs: Any, outputs: Any, skip: bool) -> Launch:
     long = classes * z.element_size() > LONG_ROW_BYTES
     block, warps = (ROW_BLOCK, 16) if long else (ROW_BLOCK // 2, 8)
     vector = _vector(z, outputs[2], lambda v: (z.stride(0) - classes) % v == 0 and classes >= 2 * v)
-    return start(
+    return _start(
         labels.row, (len(z),),
         *inputs, *outputs, z.stride(0), classes, *_row_strides(inputs), rows.ignore_index,
         special=rows.special, skip=skip, vector=vector, lanes=block // vector, num_warps=warps,
@@ -218,7 +218,7 @@ def _launch_soft_row(
     sizes = (rows.z.stride(0), rows.target_stride, rows.z.shape[1])
     aligned = all(size % 16 == 0 for size in sizes)
     block, warps, registers = _soft_row_settings(aligned, out is not None, rows.special)
-    return start(
+    return _start(
         soft.soft_row, (len(rows.z),),
         *inputs, values, out, found, given, rows.z.stride(0), rows.z.shape[1],
         *_row_strides(inputs), rows.ignore_index, rows.target_stride, rows.smoothing or None,
@@ -324,7 +324,7 @@ def count_labels(rows: Rows, parts: Tensor) -> Launch:
     target = None if rows.target.dim() > 1 else rows.target
     # All labels of a part at once, up to 8,192: memory latency takes longest.
     block = max(1024, min(8192, _power_of_2(-(-len(rows.z) // PARTS))))
-    return start(
+    return _start(
         reduction.count_labels, (PARTS,), target, rows.weight, parts, *rows.z.shape,
         rows.ignore_index, block=block, num_warps=block // 512,
     )  # fmt: skip
@@ -332,7 +332,7 @@ def count_labels(rows: Rows, parts: Tensor) -> Launch:
 
 def sum_values(values: Tensor, parts: Tensor | None, result: Tensor) -> Launch:
     """Write the sum of the values, divided by ``parts`` if given, into ``result``."""
-    return start(
+    return _start(
         reduction.sum_values, (1,), values, parts, result, len(values),
         block=min(8192, _power_of_2(len(values))), num_warps=16,
     )  # fmt: skip

@@ -13,8 +13,7 @@ Two routes lead to the kernels:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -33,17 +32,16 @@ from pseudograd.loss.autograd import (
     without_symbol,
 )
 from pseudograd.loss.triton.launch import (
+    Launch,
     Rows,
     are_few,
     count_labels,
     launch,
-    layout_of,
     programs,
     rows_of_loss,
     sum_values,
 )
 from pseudograd.loss.triton.layout import PARTS
-from pseudograd.loss.triton.plan import Launch, Plans
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.paper import Sensitivity
 
@@ -90,7 +88,44 @@ def is_watched() -> bool:
     return are_hooked()
 
 
-_FORWARD, _BACKWARD = Plans(), Plans()
+class Room(NamedTuple):
+    """Memory for what a forward pass computes."""
+
+    value: Tensor  # reduced, or one for each row in float64
+    gradient: Tensor | None
+    parts: Tensor | None  # of the divisor of a mean
+    values: Tensor | None  # partial sums
+    found: Tensor | None  # numbers of each row, for a backward pass
+
+
+def room_for(
+    rows: Rows, reduction: str, dtype: torch.dtype, gradient: torch.dtype | None, found: bool
+) -> Room:
+    """Return memory for a forward pass; for the gradient in the dtype given, if any."""
+    z, empty = rows.z, rows.z.new_empty
+    numbers = room_for_numbers(z) if found else None
+    if reduction == "none":
+        return Room(empty(len(z), dtype=torch.float64), None, None, None, numbers)
+    f = None if gradient is None else empty(z.shape, dtype=gradient)
+    parts = values = None
+    if not are_few(rows):
+        parts = empty(PARTS, dtype=torch.float64) if reduction == "mean" else None
+        values = empty(programs(rows), dtype=torch.float64)
+    return Room(empty((), dtype=dtype), f, parts, values, numbers)
+
+
+def launch_forward(rows: Rows, room: Room, reduction: str) -> list[Launch | None]:
+    """Launch the kernels of a forward pass."""
+    value, gradient, parts, values, found = room
+    if reduction == "none":
+        return [launch(rows, value, None, found=found)]
+    if values is None:
+        return [launch(rows, value, gradient, reduced=True, mean=reduction == "mean")]
+    return [
+        None if parts is None else count_labels(rows, parts),
+        launch(rows, values, gradient, reduced=True, parts=parts, found=found),
+        sum_values(values, parts, value),
+    ]
 
 
 class _Fused(Function):
@@ -104,47 +139,24 @@ class _Fused(Function):
         training: bool,
         scaled: ScaledBefore | None,
     ) -> Tensor:
-        empty = rows.z.new_empty
-        values = gradient = parts = found = None
-        mean, each = reduction == "mean", reduction == "none"
+        each = reduction == "none"
         training = training and z.requires_grad
-        # The numbers of a row serve a backward pass that computes the gradient: always without a
-        # reduction, else if the loss is scaled. Short rows are sooner summed again.
-        if training and (each or rows.long) and keeps_numbers(rows):
-            found = room_for_numbers(z)
         at_once = training and not each and not always_left(rows)
         if at_once and scaled is not None and not is_watched():
             at_once = not scaled.flag().item()
-        few = are_few(rows) and not each
-        value = empty(len(z), dtype=torch.float64) if each else empty((), dtype=dtype)
-        if at_once:
-            gradient = empty(z.shape)
-        if not (few or each):
-            parts = empty(PARTS, dtype=torch.float64) if mean else None
-            values = empty(programs(rows), dtype=torch.float64)
-
-        def launches() -> Iterator[Launch | None]:
-            if each:
-                yield launch(rows, value, None, found=found)
-            elif few:
-                yield launch(rows, value, gradient, reduced=True, mean=mean)
-            else:
-                if parts is not None:
-                    yield count_labels(rows, parts)
-                yield launch(rows, values, gradient, reduced=True, parts=parts, found=found)
-                assert values is not None
-                yield sum_values(values, parts, value)
-
-        tensors = rows.z, rows.target, rows.ks, rows.weight, value, gradient, parts, values, found
-        ctx.layout = layout_of(rows)
-        layout = ctx.layout, reduction, dtype, at_once, found is None
-        _FORWARD.launch(layout, tensors, rows.k, launches)
+        # The numbers of a row serve a backward pass that computes the gradient: always without a
+        # reduction, else if the loss is scaled. Short rows are sooner summed again.
+        found = training and (each or rows.long) and keeps_numbers(rows)
+        room = room_for(rows, reduction, dtype, z.dtype if at_once else None, found)
+        with torch.cuda.device_of(z):
+            launch_forward(rows, room, reduction)
         # Saving the logits themselves lets autograd notice if they are modified.
-        ctx.save_for_backward(z, rows.target, rows.ks, rows.weight, parts, gradient, found)
+        tensors = rows.target, rows.ks, rows.weight, room.parts, room.gradient, room.found
+        ctx.save_for_backward(z, *tensors)
         ctx.settings = rows.k, rows.ignore_index, rows.smoothing
-        ctx.mean = mean and few
+        ctx.mean = reduction == "mean" and room.values is None
         ctx.scaled = scaled
-        return value
+        return room.value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -158,18 +170,11 @@ class _Fused(Function):
         out = gradient if reuse else z.new_empty(z.shape)
         grad = None if several else grads[0]
         tells = ctx.scaled is not None and once and not grads[0].dim() and not always_left(rows)
-        flag = ctx.scaled.flag() if tells else None
-
-        def launches() -> Iterator[Launch | None]:
-            yield launch(
-                rows, None, out, mean=ctx.mean, parts=parts, grad=grad, scaled=flag, skip=reuse,
-                given=found,
+        with torch.cuda.device_of(z):
+            launch(
+                rows, None, out, mean=ctx.mean, parts=parts, grad=grad,
+                scaled=ctx.scaled.flag() if tells else None, skip=reuse, given=found,
             )  # fmt: skip
-
-        tensors = rows.z, target, ks, weight, out, parts, grad, flag, found
-        above = None if grad is None else (grad.dtype, grad.stride())
-        layout = ctx.layout, above, ctx.mean, parts is None, reuse, tells, found is None
-        _BACKWARD.launch(layout, tensors, k, launches)
         if several:
             out = times_each(out, grads[0])
         return final(out, z), *[None] * 5

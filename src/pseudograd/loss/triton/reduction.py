@@ -22,17 +22,18 @@ def count_labels(target, weight, parts, rows, classes, ignore_index, block: tl.c
     """
     part = tl.program_id(0)
     if target is None:
-        tl.store(parts + part, rows.to(tl.float64) / _PARTS)
-        return
-    at = tl.arange(0, block).to(tl.int64)
-    sums = tl.zeros((block,), tl.float64)
-    for start in range(part * block, rows, _PARTS * block):
-        exists = start + at < rows
-        y = tl.load(target + start + at, mask=exists, other=0).to(tl.int64)
-        counted = exists & (y != ignore_index)
-        labelled = counted & (y >= 0) & (y < classes)
-        sums += tl.where(counted, weight_of(weight, y, labelled), 0.0)
-    tl.store(parts + part, tl.sum(sums, 0))
+        total = rows.to(tl.float64) / _PARTS
+    else:
+        at = tl.arange(0, block).to(tl.int64)
+        sums = tl.zeros((block,), tl.float64)
+        for start in range(part * block, rows, _PARTS * block):
+            exists = start + at < rows
+            y = tl.load(target + start + at, mask=exists, other=0).to(tl.int64)
+            counted = exists & (y != ignore_index)
+            labelled = counted & (y >= 0) & (y < classes)
+            sums += tl.where(counted, weight_of(weight, y, labelled), 0.0)
+        total = tl.sum(sums, 0)
+    tl.store(parts + part, total)
 
 
 @triton.jit(do_not_specialize=["count"])

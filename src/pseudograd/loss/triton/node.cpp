@@ -1,0 +1,196 @@
+// The usual call of the loss on a GPU, as an autograd node in C++.
+//
+// Launching our kernels takes a few microseconds; a backward pass in Python takes a hundred, more
+// than all of F.cross_entropy. So node.py compiles this file against the PyTorch that is installed.
+// It knows nothing of Eq. 5: a `Plan` says which compiled kernels to launch, with which arguments.
+// operators.py does the same in Python, and more: it makes the plans, and takes every other call.
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/custom_class.h>
+
+#include <array>
+#include <cstring>
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// cuLaunchKernel of CUDA's driver, which node.py looks up: so this file needs no CUDA to compile.
+using CuLaunchKernel = int (*)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                               unsigned block_x, unsigned block_y, unsigned block_z,
+                               unsigned shared_bytes, void* stream, void** parameters, void** extra);
+CuLaunchKernel launch_kernel = nullptr;
+std::string no_second_derivative, no_forward_mode;
+
+// The tensors that kernels read and write; node.py has the same list.
+enum Slot { Z, TARGET, KS, VALUE, GRADIENT, PARTS, VALUES, FOUND, GRAD, FLAG, SLOTS };
+using Addresses = std::array<int64_t, SLOTS>;
+using OptionalTensor = std::optional<at::Tensor>;
+
+int64_t address_of(const at::Tensor& tensor) {
+  return tensor.defined() ? reinterpret_cast<int64_t>(tensor.data_ptr()) : 0;
+}
+
+// A launch of one kernel. Arguments take eight bytes each, of which the kernel reads as many as it
+// needs; node.py has filled in those that never change.
+struct Launch {
+  int64_t function;
+  unsigned programs, threads, shared_bytes;
+  std::vector<int64_t> arguments;
+  std::vector<std::pair<size_t, size_t>> places;  // of arguments, and the slots they come from
+  int64_t k_at;                                   // -1 if the kernel does not need k
+
+  void operator()(const Addresses& addresses, float k, int64_t stream) const {
+    auto values = arguments;
+    for (auto [at, slot] : places) values[at] = addresses[slot];
+    if (k_at >= 0) std::memcpy(&values[k_at], &k, sizeof k);
+    std::vector<void*> parameters;
+    parameters.reserve(values.size());
+    for (auto& value : values) parameters.push_back(&value);
+    int error = launch_kernel(reinterpret_cast<void*>(function), programs, 1, 1, threads, 1, 1,
+                              shared_bytes, reinterpret_cast<void*>(stream), parameters.data(),
+                              nullptr);
+    TORCH_CHECK(!error, "pseudograd: CUDA error ", error, " in the launch of a kernel");
+  }
+};
+
+// How calls of one layout are computed, and what they need memory for.
+struct Plan {
+  std::vector<Launch> forward, backward;  // no backward pass: not differentiable
+  at::ScalarType dtype;
+  std::optional<at::ScalarType> gradient;  // its dtype, if it is computed
+  int64_t parts, values, found;            // sizes; 0 if not needed
+};
+
+// What a forward pass leaves to its backward pass, beside tensors of the caller.
+struct State : torch::CustomClassHolder {
+  std::shared_ptr<const Plan> plan;
+  at::Tensor gradient, parts, found, flag;
+  double k;
+  int64_t stream;  // the engine runs a backward pass on the stream of its forward pass
+};
+
+at::Tensor run_forward(const at::Tensor& z, const at::Tensor& target, const OptionalTensor& ks,
+                       State& state) {
+  auto& plan = *state.plan;
+  auto options = z.options().requires_grad(false);
+  auto value = at::empty({}, options.dtype(plan.dtype));
+  at::Tensor values;
+  if (plan.parts) state.parts = at::empty({plan.parts}, options.dtype(at::kDouble));
+  if (plan.values) values = at::empty({plan.values}, options.dtype(at::kDouble));
+  if (plan.gradient) state.gradient = at::empty(z.sizes(), options.dtype(*plan.gradient));
+  if (plan.found) state.found = at::empty({plan.found}, options.dtype(at::kFloat));
+  Addresses addresses{};
+  addresses[Z] = address_of(z);
+  addresses[TARGET] = address_of(target);
+  addresses[KS] = ks ? address_of(*ks) : 0;
+  addresses[VALUE] = address_of(value);
+  addresses[GRADIENT] = address_of(state.gradient);
+  addresses[PARTS] = address_of(state.parts);
+  addresses[VALUES] = address_of(values);
+  addresses[FOUND] = address_of(state.found);
+  for (auto& launch : plan.forward) launch(addresses, state.k, state.stream);
+  return value;
+}
+
+// Returns the gradient of the forward pass, times the upstream gradient. If that is 1, the kernel
+// leaves the gradient as it is; otherwise it computes it anew, so that it is rounded only once.
+at::Tensor run_backward(const variable_list& saved, at::Tensor grad, State& state, bool is_kept) {
+  bool is_batch = !grad.has_storage();  // of vmap, which kernels cannot read
+  auto out = is_kept || is_batch ? state.gradient.clone() : std::move(state.gradient);
+  if (is_batch) {
+    return at::where(out.eq(0).logical_or(grad.eq(0)), 0, out.mul(grad)).to(out.scalar_type());
+  }
+  if (address_of(grad) % 16) grad = grad.clone();  // as the kernel may expect
+  Addresses addresses{};
+  addresses[Z] = address_of(saved[0]);
+  addresses[TARGET] = address_of(saved[1]);
+  addresses[KS] = address_of(saved[2]);
+  addresses[GRADIENT] = address_of(out);
+  addresses[PARTS] = address_of(state.parts);
+  addresses[FOUND] = address_of(state.found);
+  addresses[GRAD] = address_of(grad);
+  addresses[FLAG] = address_of(state.flag);
+  for (auto& launch : state.plan->backward) launch(addresses, state.k, state.stream);
+  return out;
+}
+
+struct TunableCrossEntropy : torch::autograd::Function<TunableCrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& z, const at::Tensor& target,
+                            const OptionalTensor& ks, const c10::intrusive_ptr<State>& state) {
+    ctx->save_for_backward({z, target, ks.value_or(at::Tensor())});
+    ctx->saved_data["state"] = c10::IValue::make_capsule(state);
+    return run_forward(z, target, ks, *state);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto saved = ctx->get_saved_variables();  // an error if the graph has been freed
+    auto state = c10::static_intrusive_pointer_cast<State>(ctx->saved_data["state"].toCapsule());
+    bool is_differentiated = at::GradMode::is_enabled();
+    bool is_kept = is_differentiated || torch::autograd::get_current_graph_task_keep_graph();
+    auto out = run_backward(saved, grads[0], *state, is_kept);
+    if (is_differentiated) {
+      torch::autograd::DelayedError refusal(no_second_derivative, 2);
+      out = refusal.apply({out, saved[0]})[0];
+    }
+    return {out, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+c10::intrusive_ptr<State> state_of(const std::shared_ptr<Plan>& plan, double k, int64_t stream) {
+  auto state = c10::make_intrusive<State>();
+  state->plan = plan;
+  state->k = k;
+  state->stream = stream;
+  return state;
+}
+
+// Returns the loss of logits (R, C) for labels (R) or probabilities (R, C), reduced.
+at::Tensor loss(const std::shared_ptr<Plan>& plan, const at::Tensor& z, const at::Tensor& target,
+                const OptionalTensor& ks, double k, const OptionalTensor& flag, int64_t stream) {
+  TORCH_CHECK(!torch::autograd::isFwGradDefined(z), no_forward_mode);
+  auto state = state_of(plan, k, stream);
+  state->flag = flag.value_or(at::Tensor());
+  if (plan->backward.empty()) return run_forward(z, target, ks, *state);
+  return TunableCrossEntropy::apply(z, target, ks, state);
+}
+
+// Returns the loss and its gradient, for a graph of torch.compile, which has its own autograd.
+std::pair<at::Tensor, at::Tensor> loss_and_gradient(const std::shared_ptr<Plan>& plan,
+                                                    const at::Tensor& z, const at::Tensor& target,
+                                                    const OptionalTensor& ks, double k,
+                                                    int64_t stream) {
+  auto state = state_of(plan, k, stream);
+  auto value = run_forward(z, target, ks, *state);
+  return {value, state->gradient};
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  py::class_<Launch>(module, "Launch")
+      .def(py::init([](int64_t function, unsigned programs, unsigned threads, unsigned shared_bytes,
+                       std::vector<int64_t> arguments,
+                       std::vector<std::pair<size_t, size_t>> places, int64_t k_at) {
+        return Launch{function, programs, threads, shared_bytes, arguments, places, k_at};
+      }));
+  py::class_<Plan, std::shared_ptr<Plan>>(module, "Plan")
+      .def(py::init([](std::vector<Launch> forward, std::vector<Launch> backward,
+                       at::ScalarType dtype, std::optional<at::ScalarType> gradient, int64_t parts,
+                       int64_t values, int64_t found) {
+        return std::make_shared<Plan>(
+            Plan{forward, backward, dtype, gradient, parts, values, found});
+      }));
+  module.def("loss", &loss);
+  module.def("loss_and_gradient", &loss_and_gradient);
+  module.def("prepare", [](int64_t launch, std::string second, std::string forward_mode) {
+    launch_kernel = reinterpret_cast<CuLaunchKernel>(launch);
+    no_second_derivative = std::move(second);
+    no_forward_mode = std::move(forward_mode);
+  });
+}

@@ -1,0 +1,303 @@
+"""The usual call of the loss on a GPU, by an autograd node in C++ (node.cpp).
+
+Python takes longer to launch a small loss than a GPU to compute it. So node.cpp is compiled against
+the PyTorch that is installed, in the background at the first call on a GPU, and kept for the next
+program. It takes a C++ compiler and half a minute; until then, and where it fails, `operators` has
+the same in Python. `python -m pseudograd.loss.triton.node` compiles it at once, and shows errors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pseudograd.loss.autograd import NO_FORWARD_MODE, NO_SECOND_DERIVATIVE, are_hooked
+from pseudograd.loss.cpu import Call
+from pseudograd.loss.triton.launch import Launch, Rows, launch, rows_of_loss
+from pseudograd.loss.triton.operators import (
+    Room,
+    always_left,
+    keeps_numbers,
+    launch_forward,
+    room_for,
+)
+from pseudograd.loss.triton.scaled import ScaledBefore
+from pseudograd.rules.paper import Sensitivity
+
+_NAME = "pseudograd_node"
+_SOURCE = Path(__file__).with_suffix(".cpp")
+# The order of `Slot` in node.cpp.
+_SLOTS = ("z", "target", "ks", "value", "gradient", "parts", "values", "found", "grad", "flag")
+# More layouts than a program should have; they are all forgotten then.
+_MOST_PLANS = 4096
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def loss_by_node(
+    z: Tensor, call: Call, dtype: torch.dtype, scaled: ScaledBefore | None
+) -> Tensor | None:
+    """Return the loss of rows (R, C), or None if the node does not take this call."""
+    target, k, _, *settings, smoothing = call
+    module = compiled_node()
+    if module is None or "none" in settings or are_hooked() or not len(z):
+        return None
+    flag = None if scaled is None else scaled.flag()
+    if flag is not None and flag.item():  # the gradient is left to the backward pass
+        return None
+    training = z.requires_grad and torch.is_grad_enabled()
+    results = (dtype, z.dtype if training else None, training)
+    plan = _plan(module, z, target, k, (*settings, smoothing), results, flag)
+    if plan is None:
+        return None
+    ks, number = (k, 1.0) if isinstance(k, Tensor) else (None, k)
+    stream = torch._C._cuda_getCurrentRawStream(z.get_device())
+    loss: Tensor = module.loss(plan, z, target, ks, number, flag, stream)
+    return loss
+
+
+def loss_and_gradient(
+    z: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+    training: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of rows (R, C) in float32, and if it is for training its gradient."""
+    module, gradient = compiled_node(), torch.float32 if training else None
+    settings, results = (ignore_index, reduction, smoothing), (torch.float32, gradient, False)
+    if isinstance(k, Tensor) and k.is_cpu:
+        k = k.item()
+    plan = None if module is None else _plan(module, z, target, k, settings, results, None)
+    if plan is not None:
+        ks, number = (k, 1.0) if isinstance(k, Tensor) else (None, k)
+        stream = torch._C._cuda_getCurrentRawStream(z.get_device())
+        value, f = module.loss_and_gradient(plan, z, target, ks, number, stream)
+    else:
+        rows = rows_of_loss(z.resolve_neg(), target, k, None, ignore_index, smoothing)
+        room = room_for(rows, reduction, torch.float32, gradient, False)
+        with torch.cuda.device_of(z):
+            launch_forward(rows, room, reduction)
+        value, f = room.value, room.gradient
+    return value, z.new_empty(0, dtype=torch.float32) if f is None else f
+
+
+_plans: dict[Any, Any] = {}
+
+
+def _plan(
+    module: Any, z: Tensor, target: Tensor, k: Sensitivity, settings: tuple[Any, ...],
+    results: tuple[torch.dtype, torch.dtype | None, bool],
+    flag: Tensor | None,
+) -> Any:  # fmt: skip
+    """Return how to compute calls of this layout, or None if they need more than the node does.
+
+    Args:
+        module: The compiled node.
+        z: Logits (R, C).
+        target: Labels (R) or probabilities (R, C).
+        k: The sensitivity.
+        settings: ``ignore_index``, ``reduction`` and ``label_smoothing``.
+        results: The dtypes of the loss and of the gradient, None if it is not computed, and whether
+            there is a backward pass.
+        flag: Receives whether the loss was scaled.
+
+    """
+    device, address = z.get_device(), z.data_ptr() | target.data_ptr()
+    if isinstance(k, Tensor):
+        address |= k.data_ptr()
+        sensitivity: Any = k.dtype, k.stride()
+    else:
+        sensitivity = k if k in (0.5, 1.0, 2.0) else None  # these have kernels of their own
+    if address % 16 or device != torch._C._cuda_getDevice() or torch._C._len_torch_dispatch_stack():
+        return None
+    layout = (
+        (device, z.shape, z.stride(), z.dtype, target.dtype, target.stride(), sensitivity),
+        (*settings, *results, flag is None),
+    )
+    if layout in _plans:
+        return _plans[layout]
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
+    ignore_index, reduction, smoothing = settings
+    rows = rows_of_loss(z.detach(), target.detach(), k, None, ignore_index, smoothing)
+    as_they_are = rows.z.data_ptr() == z.data_ptr() and rows.target.data_ptr() == target.data_ptr()
+    plan = None
+    if as_they_are and not always_left(rows) and not (z.is_neg() or target.is_neg()):
+        plan = _make_plan(module, rows, reduction, *results, flag)
+    _plans[layout] = plan
+    return plan
+
+
+def _make_plan(
+    module: Any, rows: Rows, reduction: str, dtype: torch.dtype, gradient: torch.dtype | None,
+    differentiable: bool, flag: Tensor | None,
+) -> Any:  # fmt: skip
+    """Launch the kernels of both passes once, to compile them and see their arguments."""
+    found = differentiable and rows.long and keeps_numbers(rows)
+    room = room_for(rows, reduction, dtype, gradient, found)
+    grad = torch.ones((), dtype=dtype, device=rows.z.device)
+    tensors = dict(zip(_SLOTS, _in_slots(rows, room, grad, flag), strict=True))
+    forward, backward = launch_forward(rows, room, reduction), []
+    if differentiable:
+        mean = reduction == "mean" and room.values is None
+        backward = [
+            launch(  # which leaves the gradient as it is
+                rows, None, room.gradient, mean=mean, parts=room.parts, grad=grad, scaled=flag,
+                skip=True, given=room.found,
+            )
+        ]  # fmt: skip
+    slots = {id(tensor): _SLOTS.index(name) for name, tensor in tensors.items()}
+    steps = [
+        [_step(module, launched, slots) for launched in launches if launched is not None]
+        for launches in (forward, backward)
+    ]
+    sizes = [0 if size is None else size.numel() for size in (room.parts, room.values, room.found)]
+    return module.Plan(*steps, dtype, gradient, *sizes)
+
+
+def _in_slots(rows: Rows, room: Room, grad: Tensor, flag: Tensor | None) -> list[Tensor | None]:
+    value, gradient, parts, values, found = room
+    return [rows.z, rows.target, rows.ks, value, gradient, parts, values, found, grad, flag]
+
+
+def _step(module: Any, launched: Launch, slots: dict[int, int]) -> Any:
+    """Return a launch for node.cpp: arguments in 8 bytes each, and which of them change."""
+    compiled, (programs,), given = launched
+    arguments: list[int] = []
+    places, k_at = [], -1
+    for (name, kind), argument in zip(compiled.src.signature.items(), given, strict=False):
+        if kind == "constexpr":  # part of the compiled kernel
+            continue
+        if isinstance(argument, Tensor):
+            places.append((len(arguments), slots[id(argument)]))
+            argument = 0
+        elif name == "k":
+            k_at = len(arguments)
+        if isinstance(argument, float):
+            (argument,) = struct.unpack("q", struct.pack("fxxxx", argument))
+        arguments.append(argument)
+    arguments += [0, 0]  # memory that Triton's own tools would use
+    meta = compiled.metadata
+    threads = meta.num_warps * meta.target.warp_size
+    return module.Launch(compiled.function, programs, threads, meta.shared, arguments, places, k_at)
+
+
+# --- compiling ------------------------------------------------------------------------------------
+
+
+class _Build:
+    """The node once it is compiled, and until then what compiles it."""
+
+    def __init__(self) -> None:
+        self.module: Any = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.tried = False
+
+    def __call__(self) -> Any:
+        """Return the compiled node, or None while there is none."""
+        if self.module is not None or (self.tried and self.process is None):
+            return self.module
+        if self.process is not None:
+            if self.process.poll() is None:
+                return None
+            self.process = None
+        if library_path().exists():
+            self.tried = True
+            self.module = load(library_path())
+        elif not self.tried:
+            self.tried = True
+            if _compiler() is not None:
+                null = subprocess.DEVNULL
+                command = [sys.executable, "-m", __name__]
+                self.process = subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
+        return self.module
+
+
+compiled_node = _Build()
+
+
+@functools.cache
+def library_path() -> Path:
+    """Return where the node for this PyTorch and Python is, or will be."""
+    versions = f"{torch.__version__} {sys.implementation.cache_tag} {sysconfig.get_platform()}"
+    digest = hashlib.sha256(_SOURCE.read_bytes() + versions.encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "pseudograd" / f"node_{digest}.so"
+
+
+def _compiler() -> list[str] | None:
+    if torch.version.cuda is None or os.name != "posix":
+        return None
+    command = shlex.split(os.environ.get("CXX") or "c++")
+    return command if shutil.which(command[0]) else None
+
+
+def build(library: Path, compiler: list[str]) -> None:
+    """Compile node.cpp, unless another process is doing so."""
+    import fcntl
+
+    from torch.utils import cpp_extension
+
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if library.exists():
+            return
+        part = library.with_suffix(".part")
+        includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
+        subprocess.run(
+            [
+                *compiler,
+                *("-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"),
+                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+                f"-DTORCH_EXTENSION_NAME={_NAME}",
+                *(f"-I{folder}" for folder in includes),
+                str(_SOURCE),
+                *(f"-L{folder}" for folder in cpp_extension.library_paths()),
+                *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", "-o", str(part)),
+            ],
+            check=True,
+        )
+        part.replace(library)
+
+
+def load(library: Path, launch_kernel: int | None = None) -> Any:
+    """Return the compiled module; by default its kernels are launched by CUDA's driver."""
+    loader = importlib.machinery.ExtensionFileLoader(_NAME, str(library))
+    spec = importlib.util.spec_from_loader(_NAME, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    if launch_kernel is None:
+        driver = ctypes.CDLL("libcuda.so.1")
+        launch_kernel = ctypes.cast(driver.cuLaunchKernel, ctypes.c_void_p).value
+    module.prepare(launch_kernel, NO_SECOND_DERIVATIVE, NO_FORWARD_MODE)
+    return module
+
+
+if __name__ == "__main__":
+    os.nice(10)
+    found = _compiler()
+    if found is None:
+        sys.exit("the node needs PyTorch for CUDA and a C++ compiler, which CXX may name")
+    build(library_path(), found)
+    print(library_path())

@@ -1,0 +1,228 @@
+"""The autograd node in C++, with a launcher in Python in place of CUDA's driver.
+
+The fake kernels compute the loss of logits (R, C) at k = 1; kernel 1 is the forward pass, and
+kernel 2 the backward pass, which does nothing if the upstream gradient is 1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+from pseudograd.loss.triton import node
+from pseudograd.loss.triton.launch import Launch
+
+Z, TARGET, KS, VALUE, GRADIENT, PARTS, VALUES, FOUND, GRAD, FLAG = range(10)
+ROWS, CLASSES = 3, 4
+_LAUNCHER = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
+)  # fmt: skip
+
+
+class Launched(NamedTuple):
+    kernel: int
+    programs: int
+    threads: int
+    shared: int
+    stream: int
+    k: float
+
+
+def array(parameters: Any, at: int, count: int, kind: Any = ctypes.c_float) -> Any:
+    """What the pointer at a place of the arguments points to."""
+    address = ctypes.cast(parameters[at], ctypes.POINTER(ctypes.c_int64)).contents.value
+    return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(kind)), (count,))
+
+
+class Gpu:
+    """Kernels in Python, and what was launched."""
+
+    def __init__(self) -> None:
+        self.launched: list[Launched] = []
+        self.error = 0
+        self.launcher = _LAUNCHER(self)
+
+    def __call__(self, kernel: Any, *arguments: Any) -> int:
+        programs, _, _, threads, _, _, shared, stream, parameters, _ = arguments
+        k = ctypes.cast(parameters[4], ctypes.POINTER(ctypes.c_float)).contents.value
+        self.launched.append(Launched(kernel, programs, threads, shared, stream or 0, k))
+        z = torch.from_numpy(array(parameters, 0, ROWS * CLASSES).reshape(ROWS, CLASSES))
+        target = torch.from_numpy(array(parameters, 1, ROWS, ctypes.c_int64))
+        gradient = array(parameters, 2, ROWS * CLASSES).reshape(ROWS, CLASSES)
+        result = array(parameters, 3, 1)  # the value, or the upstream gradient
+        bias = z.softmax(1) - torch.nn.functional.one_hot(target, CLASSES)
+        if kernel == 1:
+            result[0] = torch.nn.functional.cross_entropy(z, target, reduction="sum")
+            gradient[:] = bias
+        elif result[0] != 1:
+            gradient[:] = bias * float(result[0])
+        return self.error
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    path = tmp_path_factory.mktemp("node") / "node.so"
+    node.build(path, ["c++", "-O0"])
+    return path
+
+
+@pytest.fixture
+def gpu(library: Path) -> tuple[Any, Any, Gpu]:
+    """The module, a plan and the kernels."""
+    kernels = Gpu()
+    module = node.load(library, ctypes.cast(kernels.launcher, ctypes.c_void_p).value)
+    places = [(0, Z), (1, TARGET), (2, GRADIENT)]
+    forward = module.Launch(1, 7, 64, 128, [0] * 5, [*places, (3, VALUE)], 4)
+    backward = module.Launch(2, 5, 32, 0, [0] * 5, [*places, (3, GRAD)], 4)
+    plan = module.Plan([forward], [backward], torch.float32, torch.float32, 0, 0, 0)
+    return module, plan, kernels
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(ROWS, CLASSES, requires_grad=True), torch.tensor([0, 3, 1])
+
+
+def expected(z: Tensor, target: Tensor) -> Tensor:
+    loss = torch.nn.functional.cross_entropy(z, target, reduction="sum")
+    (gradient,) = torch.autograd.grad(loss, z)
+    return gradient
+
+
+def test_value_and_gradient(gpu: Any) -> None:
+    module, plan, kernels = gpu
+    z, target = inputs()
+    loss = module.loss(plan, z, target, None, 0.5, None, 17)
+    assert loss.item() == pytest.approx(
+        torch.nn.functional.cross_entropy(z, target, reduction="sum").item()
+    )
+    loss.backward()
+    torch.testing.assert_close(z.grad, expected(z, target))
+    assert kernels.launched == [
+        Launched(1, 7, 64, 128, 17, 0.5),
+        Launched(2, 5, 32, 0, 17, 0.5),
+    ]
+
+
+def test_upstream_gradient(gpu: Any) -> None:
+    module, plan, _ = gpu
+    z, target = inputs()
+    (3 * module.loss(plan, z, target, None, 1.0, None, 0)).backward()
+    torch.testing.assert_close(z.grad, 3 * expected(z, target))
+
+
+def test_an_unaligned_upstream_gradient(gpu: Any) -> None:
+    module, plan, _ = gpu
+    z, target = inputs()
+    upstream = torch.tensor([1.0, 3.0])[1]
+    module.loss(plan, z, target, None, 1.0, None, 0).backward(upstream)
+    torch.testing.assert_close(z.grad, 3 * expected(z, target))
+
+
+def test_a_graph_that_is_kept(gpu: Any) -> None:
+    module, plan, _ = gpu
+    z, target = inputs()
+    loss = module.loss(plan, z, target, None, 1.0, None, 0)
+    (first,) = torch.autograd.grad(loss, z, retain_graph=True)
+    first.zero_()  # the caller's own
+    (second,) = torch.autograd.grad(2 * loss, z, retain_graph=True)
+    torch.testing.assert_close(second, 2 * expected(z, target))
+    loss.backward()
+    torch.testing.assert_close(z.grad, expected(z, target))
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_batched_upstream_gradients(gpu: Any) -> None:
+    module, plan, _ = gpu
+    z, target = inputs()
+    loss = module.loss(plan, z, target, None, 1.0, None, 0)
+    (both,) = torch.autograd.grad(loss, z, torch.tensor([1.0, 2.0]), is_grads_batched=True)
+    torch.testing.assert_close(both[1], 2 * expected(z, target))
+
+
+def test_second_derivatives_are_refused(gpu: Any) -> None:
+    module, plan, _ = gpu
+    z, target = inputs()
+    loss = module.loss(plan, z, target, None, 1.0, None, 0)
+    (gradient,) = torch.autograd.grad(loss, z, create_graph=True)
+    torch.testing.assert_close(gradient.detach(), expected(z, target))
+    with pytest.raises(RuntimeError, match="second derivative"):
+        gradient.sum().backward()
+
+
+def test_forward_mode_is_refused(gpu: Any) -> None:
+    module, plan, _ = gpu
+    z, target = inputs()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(z, torch.ones_like(z))
+        with pytest.raises(RuntimeError, match="forward-mode"):
+            module.loss(plan, dual, target, None, 1.0, None, 0)
+
+
+def test_changed_logits_are_noticed(gpu: Any) -> None:
+    module, plan, _ = gpu
+    z, target = inputs()
+    logits = z * 1
+    loss = module.loss(plan, logits, target, None, 1.0, None, 0)
+    logits += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_loss_and_gradient(gpu: Any) -> None:
+    module, plan, _ = gpu
+    z, target = inputs()
+    value, gradient = module.loss_and_gradient(plan, z.detach(), target, None, 1.0, 0)
+    torch.testing.assert_close(gradient, expected(z, target))
+    assert value.dim() == 0
+
+
+def test_a_failed_launch(gpu: Any) -> None:
+    module, plan, kernels = gpu
+    kernels.error = 700
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        module.loss(plan, *inputs(), None, 1.0, None, 0)
+
+
+class _Module:
+    @staticmethod
+    def Launch(*arguments: Any) -> tuple[Any, ...]:
+        return arguments
+
+
+def test_arguments_of_a_kernel() -> None:
+    """As Triton describes a compiled kernel: what is constant takes no place."""
+
+    class Compiled:
+        class src:
+            signature = {  # noqa: RUF012
+                "z": "*fp32", "ks": "constexpr", "k": "fp32", "rows": "i32", "one": "constexpr",
+                "share": "fp32", "special": "constexpr",
+            }  # fmt: skip
+
+        class metadata:
+            num_warps, shared = 4, 96
+
+            class target:
+                warp_size = 32
+
+        function = 12345
+
+    z = torch.zeros(2)
+    launched = Launch(Compiled, (9,), (z, None, 0.5, 7, 1, 0.25))
+    step = node._step(_Module, launched, {id(z): Z})
+    share = int.from_bytes(np.float32(0.25).tobytes(), "little")
+    half = int.from_bytes(np.float32(0.5).tobytes(), "little")
+    assert step == (12345, 9, 128, 96, [0, half, 7, share, 0, 0], [(0, Z)], 1)
