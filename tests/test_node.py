@@ -26,6 +26,7 @@ _LAUNCHER = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p,
     ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
 )  # fmt: skip
+_SETTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class Launched(NamedTuple):
@@ -49,7 +50,13 @@ class Gpu:
     def __init__(self) -> None:
         self.launched: list[Launched] = []
         self.error = 0
-        self.launcher = _LAUNCHER(self)
+        self.contexts: list[int] = []
+        self.cuLaunchKernel = _LAUNCHER(self)
+        self.cuCtxSetCurrent = _SETTER(self.set_context)
+
+    def set_context(self, context: int) -> int:
+        self.contexts.append(context)
+        return 0
 
     def __call__(self, kernel: Any, *arguments: Any) -> int:
         programs, _, _, threads, _, _, shared, stream, parameters, _ = arguments
@@ -81,11 +88,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpu(library: Path) -> tuple[Any, Any, Gpu]:
     """The module, a plan and the kernels."""
     kernels = Gpu()
-    module = node.load(library, ctypes.cast(kernels.launcher, ctypes.c_void_p).value)
+    module = node.load(library, kernels)
     places = [(0, Z), (1, TARGET), (2, GRADIENT)]
     forward = module.Launch(1, 7, 64, 128, [0] * 5, [*places, (3, VALUE)], 4)
     backward = module.Launch(2, 5, 32, 0, [0] * 5, [*places, (3, GRAD)], 4)
-    plan = module.Plan([forward], [backward], torch.float32, torch.float32, 0, 0, 0)
+    plan = module.Plan(42, [forward], [backward], torch.float32, torch.float32, 0, 0, 0)
     return module, plan, kernels
 
 
@@ -113,6 +120,8 @@ def test_value_and_gradient(gpu: Any) -> None:
         Launched(1, 7, 64, 128, 17, 0.5),
         Launched(2, 5, 32, 0, 17, 0.5),
     ]
+    # The engine may run the backward pass in a thread that has no context yet.
+    assert kernels.contexts == [42, 42]
 
 
 def test_upstream_gradient(gpu: Any) -> None:

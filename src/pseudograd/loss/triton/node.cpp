@@ -20,11 +20,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// cuLaunchKernel of CUDA's driver, which node.py looks up: so this file needs no CUDA to compile.
+// Functions of CUDA's driver, which node.py looks up: so this file needs no CUDA to compile.
 using CuLaunchKernel = int (*)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                unsigned block_x, unsigned block_y, unsigned block_z,
                                unsigned shared_bytes, void* stream, void** parameters, void** extra);
+using CuCtxSetCurrent = int (*)(void* context);
 CuLaunchKernel launch_kernel = nullptr;
+CuCtxSetCurrent set_context = nullptr;
 std::string no_second_derivative, no_forward_mode;
 
 // The tensors that kernels read and write; node.py has the same list.
@@ -61,11 +63,19 @@ struct Launch {
 
 // How calls of one layout are computed, and what they need memory for.
 struct Plan {
+  int64_t context;  // the device's, which a thread of the autograd engine has not set yet
   std::vector<Launch> forward, backward;  // no backward pass: not differentiable
   at::ScalarType dtype;
   std::optional<at::ScalarType> gradient;  // its dtype, if it is computed
   int64_t parts, values, found;            // sizes; 0 if not needed
 };
+
+void launch_all(const Plan& plan, const std::vector<Launch>& launches, const Addresses& addresses,
+                double k, int64_t stream) {
+  int error = set_context(reinterpret_cast<void*>(plan.context));
+  TORCH_CHECK(!error, "pseudograd: CUDA error ", error, " in the choice of a context");
+  for (auto& launch : launches) launch(addresses, static_cast<float>(k), stream);
+}
 
 // What a forward pass leaves to its backward pass, beside tensors of the caller.
 struct State : torch::CustomClassHolder {
@@ -94,7 +104,7 @@ at::Tensor run_forward(const at::Tensor& z, const at::Tensor& target, const Opti
   addresses[PARTS] = address_of(state.parts);
   addresses[VALUES] = address_of(values);
   addresses[FOUND] = address_of(state.found);
-  for (auto& launch : plan.forward) launch(addresses, state.k, state.stream);
+  launch_all(plan, plan.forward, addresses, state.k, state.stream);
   return value;
 }
 
@@ -116,7 +126,7 @@ at::Tensor run_backward(const variable_list& saved, at::Tensor grad, State& stat
   addresses[FOUND] = address_of(state.found);
   addresses[GRAD] = address_of(grad);
   addresses[FLAG] = address_of(state.flag);
-  for (auto& launch : state.plan->backward) launch(addresses, state.k, state.stream);
+  launch_all(*state.plan, state.plan->backward, addresses, state.k, state.stream);
   return out;
 }
 
@@ -180,16 +190,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return Launch{function, programs, threads, shared_bytes, arguments, places, k_at};
       }));
   py::class_<Plan, std::shared_ptr<Plan>>(module, "Plan")
-      .def(py::init([](std::vector<Launch> forward, std::vector<Launch> backward,
+      .def(py::init([](int64_t context, std::vector<Launch> forward, std::vector<Launch> backward,
                        at::ScalarType dtype, std::optional<at::ScalarType> gradient, int64_t parts,
                        int64_t values, int64_t found) {
         return std::make_shared<Plan>(
-            Plan{forward, backward, dtype, gradient, parts, values, found});
+            Plan{context, forward, backward, dtype, gradient, parts, values, found});
       }));
   module.def("loss", &loss);
   module.def("loss_and_gradient", &loss_and_gradient);
-  module.def("prepare", [](int64_t launch, std::string second, std::string forward_mode) {
+  module.def("prepare", [](int64_t launch, int64_t context, std::string second,
+                           std::string forward_mode) {
     launch_kernel = reinterpret_cast<CuLaunchKernel>(launch);
+    set_context = reinterpret_cast<CuCtxSetCurrent>(context);
     no_second_derivative = std::move(second);
     no_forward_mode = std::move(forward_mode);
   });

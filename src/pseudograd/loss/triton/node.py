@@ -171,7 +171,7 @@ def _make_plan(
         for launches in (forward, backward)
     ]
     sizes = [0 if size is None else size.numel() for size in (room.parts, room.values, room.found)]
-    return module.Plan(*steps, dtype, gradient, *sizes)
+    return module.Plan(_context(), *steps, dtype, gradient, *sizes)
 
 
 def _in_slots(rows: Rows, room: Room, grad: Tensor, flag: Tensor | None) -> list[Tensor | None]:
@@ -280,18 +280,32 @@ def build(library: Path, compiler: list[str]) -> None:
         part.replace(library)
 
 
-def load(library: Path, launch_kernel: int | None = None) -> Any:
-    """Return the compiled module; by default its kernels are launched by CUDA's driver."""
+def load(library: Path, driver: Any = None) -> Any:
+    """Return the compiled module; a test may bring its own cuLaunchKernel and cuCtxSetCurrent."""
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(library))
     spec = importlib.util.spec_from_loader(_NAME, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    if launch_kernel is None:
-        driver = ctypes.CDLL("libcuda.so.1")
-        launch_kernel = ctypes.cast(driver.cuLaunchKernel, ctypes.c_void_p).value
-    module.prepare(launch_kernel, NO_SECOND_DERIVATIVE, NO_FORWARD_MODE)
+    driver = _driver() if driver is None else driver
+    functions = (driver.cuLaunchKernel, driver.cuCtxSetCurrent)
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    module.prepare(*addresses, NO_SECOND_DERIVATIVE, NO_FORWARD_MODE)
     return module
+
+
+@functools.cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _context() -> int:
+    """Return the CUDA context of the current device."""
+    context = ctypes.c_void_p()
+    error = _driver().cuCtxGetCurrent(ctypes.byref(context))
+    assert not error
+    assert context.value  # kernels have just been launched
+    return context.value
 
 
 if __name__ == "__main__":
