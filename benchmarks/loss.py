@@ -151,7 +151,7 @@ def percentiles(values: list[float]) -> Spread:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--only", default="", help="on a GPU: cases whose name holds this text")
+    parser.add_argument("--only", default="", help="on a GPU: names of cases, or parts of them")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.only and not arguments.out:

@@ -112,7 +112,7 @@ def test_a_graph_expects_the_strides_of_the_gradient(layout: str) -> None:
     arguments = (target, 0.5, None, None, -100, "mean", 0.0, True)
     given = (LAYOUTS[layout](logits), *arguments)
     torch.library.opcheck(
-        torch.ops.pseudograd.loss_in_graph.default, given, test_utils="test_faketensor"
+        torch.ops.pseudograd.loss_on_cpu.default, given, test_utils="test_faketensor"
     )
 
 

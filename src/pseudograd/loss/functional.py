@@ -172,7 +172,7 @@ def tunable_cross_entropy(
     reduced_later = per_example is not None and process_group is None
     inner = "none" if reduced_later else reduction
     settings = (k, weight, ignore_index, inner, label_smoothing)
-    in_graph = implementation == "auto" and torch.compiler.is_compiling()
+    in_graph = torch.compiler.is_compiling() and implementation != "torch"
     in_graph = in_graph and (route == "triton" or input.is_cpu)
     if (route == "cpu" or in_graph) and process_group is None:
         logits = input.to(dtype) if dtype == torch.float64 else input
@@ -213,7 +213,7 @@ def _loss_in_graph(
     """Return the loss in a graph of `torch.compile`."""
     settings = (k, weight, ignore_index, reduction, label_smoothing)
     if is_compiled() and graph.takes(input, target, weight, reduction, triton):
-        return graph.loss_in_graph(input, target, *settings)
+        return graph.loss_in_graph(input, target, *settings, triton)
     labels = as_rows(target) if target.is_floating_point() else target.flatten()
     loss = _loss_of_rows(as_rows(input), labels, *settings, triton)
     examples = input.shape[:1] + input.shape[2:] if input.dim() > 1 else ()

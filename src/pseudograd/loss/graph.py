@@ -6,6 +6,8 @@ multiply it by the upstream gradient, which it does in a kernel of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -41,25 +43,32 @@ def loss_in_graph(
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
+    triton: bool,
 ) -> Tensor:
     """Return the loss of logits (C), (N, C) or (N, C, d1, ...) in full precision."""
     symbol: Any = k
     if isinstance(symbol, torch.SymFloat):  # a k that may differ at each call of the graph
         k = torch.mul(z.new_ones((), dtype=torch.float64), k)
     settings = (*number_or_tensor(k), weight, ignore_index, reduction, label_smoothing)
-    value: Tensor = _InGraph.apply(z, target, *settings, torch.is_grad_enabled())[0]
+    value: Tensor = _InGraph.apply(triton, z, target, *settings, torch.is_grad_enabled())[0]
     return value
 
 
 # Not by `torch.library.custom_op`, whose Python takes longer than a small loss.
 _library = torch.library.Library("pseudograd", "FRAGMENT")
-_library.define(
-    """loss_in_graph(
-        Tensor z, Tensor target, float k, Tensor? ks, Tensor? weight, int ignore_index,
-        str reduction, float smoothing, bool training
-    ) -> (Tensor, Tensor)""",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
-)
+
+
+def _define(name: str, run: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    _library.define(
+        f"""{name}(
+            Tensor z, Tensor target, float k, Tensor? ks, Tensor? weight, int ignore_index,
+            str reduction, float smoothing, bool training
+        ) -> (Tensor, Tensor)""",
+        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+    )
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    fake = partial(_fake, is_dense=name == "loss_on_gpu")
+    torch.library.register_fake(f"pseudograd::{name}", fake, lib=_library)
 
 
 def _on_cpu(
@@ -77,31 +86,30 @@ def _on_gpu(
     return loss_and_gradient(z, target, k if ks is None else ks, *settings)
 
 
-def _fake(z: Tensor, target: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+def _fake(z: Tensor, target: Tensor, *settings: Any, is_dense: bool) -> tuple[Tensor, Tensor]:
     *_, reduction, _, training = settings
     z = z.to(working_dtype(z))
     examples = z.shape[:1] + z.shape[2:] if z.dim() > 1 else ()
+    value = z.new_empty(examples if reduction == "none" else ())
     if not training:
-        gradient = z.new_empty(0)
-    else:
-        gradient = z.new_empty(z.shape) if z.is_cuda else torch.empty_like(z)
-    return z.new_empty(examples if reduction == "none" else ()), gradient
+        return value, z.new_empty(0)
+    return value, z.new_empty(z.shape) if is_dense else torch.empty_like(z)
 
 
-_library.impl("loss_in_graph", _on_cpu, "CPU")
-_library.impl("loss_in_graph", _on_gpu, "CUDA")
-torch.library.register_fake("pseudograd::loss_in_graph", _fake, lib=_library)
+_define("loss_on_cpu", _on_cpu)
+_define("loss_on_gpu", _on_gpu)
 
 
 class _InGraph(Function):
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        value, gradient = torch.ops.pseudograd.loss_in_graph(*inputs)
+    def forward(on_gpu: bool, *inputs: Any) -> tuple[Tensor, Tensor]:
+        operators = torch.ops.pseudograd
+        value, gradient = (operators.loss_on_gpu if on_gpu else operators.loss_on_cpu)(*inputs)
         return value, gradient
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        z, (_, gradient) = inputs[0], output
+        z, (_, gradient) = inputs[1], output
         ctx.mark_non_differentiable(gradient)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(z, gradient)
@@ -110,7 +118,7 @@ class _InGraph(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         (z, gradient), grad = ctx.saved_tensors, grads[0]
         f = None if grad is None else _Scaled.apply(z, gradient, grad)
-        return f, *[None] * 8
+        return None, f, *[None] * 8
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:

@@ -82,7 +82,8 @@ def loss_and_gradient(
     training: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of rows (R, C) in float32, and if it is for training its gradient."""
-    module, gradient = compiled_node(), torch.float32 if training else None
+    module: Any = compiled_node() if z.is_cuda else None  # in Triton's interpreter there is none
+    gradient = torch.float32 if training else None
     settings, results = (ignore_index, reduction, smoothing), (torch.float32, gradient, False)
     if isinstance(k, Tensor) and k.is_cpu:
         k = k.item()
