@@ -85,8 +85,8 @@ def loss_and_gradient(
     module: Any = compiled_node() if z.is_cuda else None  # in Triton's interpreter there is none
     gradient = torch.float32 if training else None
     settings, results = (ignore_index, reduction, smoothing), (torch.float32, gradient, False)
-    if isinstance(k, Tensor) and k.is_cpu:
-        k = k.item()
+    if isinstance(k, Tensor):
+        k = k.to(z.device) if k.dim() or not k.is_cpu else k.item()
     plan = None if module is None else _plan(module, z, target, k, settings, results, None)
     if plan is not None:
         ks, number = (k, 1.0) if isinstance(k, Tensor) else (None, k)
