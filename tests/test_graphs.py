@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from pseudograd.fleet import Outcome, Split, Trial
 from pseudograd.fleet.modules import graphs
+from pseudograd.fleet.modules.crew import Crew
 from pseudograd.fleet.modules.examples import Examples
-from pseudograd.fleet.modules.graphs import Crew, Slot, Uncapturable, capturable_optimizer
+from pseudograd.fleet.modules.graphs import Slot, Uncapturable, capturable_optimizer
 from pseudograd.fleet.modules.loop import train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.ramp import Ramp
