@@ -146,6 +146,13 @@ def main() -> None:
     )
     split = row | later | training | {"statistics": None}
     compile_kernel(row_kernel, "*bf16", vector=8, lanes=1024, **split)
+    elementwise: dict[str, Any] = {"pos_weight": None, "weight": None, "ks": None, "block": BLOCK}
+    for logits in ("*bf16", "*fp32"):
+        alone = elementwise | {"grad": None, "summed": True, "skip": False}
+        code = compile_kernel(binary, logits, {"num_warps": WARPS}, target=logits, **alone)
+        assert "v4.b32" in code.asm["ptx"], "16 bytes at a time"
+    several = {"values": None, "summed": False, "skip": True, "block": BLOCK}
+    compile_kernel(binary, "*fp16", {"num_warps": WARPS}, pos_weight="*fp32", **several)
     compile_kernel(reduction.count_labels, options={"num_warps": 16}, block=8192)
     compile_kernel(reduction.sum_values, "*fp32", block=1024)
     compile_kernel(reduction.rescale, block=1024)
