@@ -406,8 +406,6 @@ def test_compiled_with_every_argument() -> None:
 @pytest.mark.parametrize("k", [0.5, torch.tensor([0.25, 0.5, 2.0])])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_export(k: float | Tensor, weighted: bool) -> None:
-    if torch.__version__ < "2.7":
-        pytest.skip("PyTorch 2.7 is the first whose export can be told")
     z, t = examples()
     pos_weight = torch.tensor([2.0, 1.0, 0.5]) if weighted else None
     criterion = TunableBCEWithLogitsLoss(reduction="sum", pos_weight=pos_weight, k=k)

@@ -1,18 +1,19 @@
 #!/bin/sh
 # Run the tests of the loss with another PyTorch, in a virtual environment of its own:
 #
-#     tools/try_torch.sh 2.9.0 [options of pytest]
+#     tools/try_torch.sh 2.15.0 [options of pytest]
 #
-# TRY_TORCH_FOLDER says where the environments go (by default .venv/torch).
+# NUMPY says which NumPy, such as "<2.4" (by default the newest), and TRY_TORCH_FOLDER where the
+# environments go (by default .venv/torch).
 set -eu
-version=${1:?which version of PyTorch, such as 2.9.0}
+version=${1:?which version of PyTorch, such as 2.15.0}
 shift
 cd "$(dirname "$0")/.."
 folder=${TRY_TORCH_FOLDER:-.venv/torch}/$version
 if [ ! -e "$folder/.installed" ]; then
     ${PYTHON:-python3} -m venv "$folder"
     PIP_CONSTRAINT="" "$folder/bin/pip" install --quiet \
-        "torch==$version" numpy pytest mpmath hypothesis onnxscript onnxruntime skorch
+        "torch==$version" "numpy${NUMPY:-}" pytest mpmath hypothesis onnxscript onnxruntime skorch
     touch "$folder/.installed"
 fi
 # shellcheck disable=SC2046
