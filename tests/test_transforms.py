@@ -29,6 +29,7 @@ from pseudograd import (
     RuleCrossEntropyLoss,
     TunableCrossEntropyLoss,
     TunableLinearCrossEntropyLoss,
+    tunable_binary_cross_entropy_with_logits,
     tunable_cross_entropy,
     tunable_linear_cross_entropy,
 )
@@ -629,7 +630,7 @@ else:
 @pytest.mark.parametrize("where", ["thread", "atexit"])
 @pytest.mark.parametrize("when", ["used before", "first use"])
 def test_the_end_of_the_main_thread_is_not_the_end(when: str, where: str) -> None:
-    """Python then starts no more threads, and the calling one does all the work."""
+    """Python then starts no more threads, and a loss that needed them would raise."""
     needs_kernels()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", AT_THE_END, when, where]
@@ -781,6 +782,26 @@ DYNAMIC: dict[str, tuple[Loss, tuple[Tensor, ...]]] = {
     "linear": (
         lambda x, y, k: tunable_linear_cross_entropy(x, torch.eye(CLASSES), y, k=k),
         (torch.tensor([0, 1, 4]), torch.tensor([0.25, 0.5, 2.0])),
+    ),
+    "linear, z-loss": (
+        lambda x, y: tunable_linear_cross_entropy(
+            x, torch.eye(CLASSES), y, k=0.5, softcap=5.0, z_loss=0.1
+        ),
+        (torch.tensor([0, 1, 4]),),
+    ),
+    "linear, probability": (
+        lambda x, q: tunable_linear_cross_entropy(x, torch.eye(CLASSES), q, k=0.5, z_loss=0.1),
+        (torch.eye(CLASSES)[1:4],),
+    ),
+    "k per class, sample weights": (
+        lambda z, q, w: tunable_cross_entropy(
+            z, q, class_k=torch.linspace(0.5, 2, CLASSES), sample_weight=w
+        ),
+        (torch.eye(CLASSES)[1:4], torch.tensor([1.0, 0.0, 2.0])),
+    ),
+    "binary": (
+        lambda z, t, k: tunable_binary_cross_entropy_with_logits(z, t, k=k),
+        (torch.eye(CLASSES)[1:4], torch.full((3, CLASSES), 0.5)),
     ),
     "rule": (RuleCrossEntropyLoss(focal), (torch.tensor([0, 1, 4]),)),
 }  # fmt: skip

@@ -280,7 +280,7 @@ def fused_binary(
     return value
 
 
-class _FusedBinary(Function):
+class _FusedBinary(_Fused):
     @staticmethod
     def forward(ctx: Any, z: Tensor, call: Any) -> Tensor:
         target, k, weight, pos_weight, reduction = call
@@ -307,20 +307,6 @@ class _FusedBinary(Function):
         if found["binary", z.dtype](problem, _parallel(), _threads()) == _WRONG_K:
             check_k(k)  # raises
         return result
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (grad,), f, is_kept = grads, ctx.gradient, graph_is_kept()
-        is_differentiated = torch.is_grad_enabled()
-        if f is None or is_differentiated:
-            (z,) = ctx.saved_tensors  # an error if the graph has been freed
-        ctx.gradient = f if is_kept else None
-        f = _times(f, grad, not is_kept)
-        return final(f, z) if is_differentiated else f, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        refuse_forward_mode()
 
 
 def _spread(array: Tensor, z: Tensor) -> Tensor:

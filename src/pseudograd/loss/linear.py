@@ -176,7 +176,7 @@ def tunable_linear_cross_entropy(
         if z_loss:
             if group:
                 raise NotImplementedError("an exported loss has no z_loss with a process_group")
-            counted = _counted(target, len(logits), ignore_index)
+            counted = _counted(target, logits.shape[0], ignore_index)
             squares = _squares(logits, counted, per_example, reduction)
             value = (value + z_loss * squares).to(value.dtype)
         return value.reshape(examples) if reduction == "none" else value
