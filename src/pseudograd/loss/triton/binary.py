@@ -19,8 +19,8 @@ from torch.autograd import Function
 
 from pseudograd.loss.autograd import final, graph_is_kept, is_batch, refuse_forward_mode
 from pseudograd.loss.triton.eq5 import value_and_strength
-from pseudograd.loss.triton.launch import sum_values
 from pseudograd.loss.triton.layout import is_done, sensitivity_of
+from pseudograd.loss.triton.reduction import sum_values
 from pseudograd.rules.paper import Sensitivity
 
 BLOCK, WARPS = 512, 8
@@ -67,7 +67,7 @@ class _Fused(Function):
                 gradient = torch.empty_like(z) if ctx.needs_input_grad[0] else None
                 sums = z.new_empty(_programs(z), dtype=torch.float64)
                 _launch(z, arrays, k, ctx.scale, sums, True, gradient)
-                sum_values(sums, None, value)
+                sum_values[(1,)](sums, None, value, len(sums), block=MOST_PROGRAMS, num_warps=8)
             else:
                 value = z.new_empty(z.shape, dtype=dtype)
                 _launch(z, arrays, k, ctx.scale, value, False, None)
