@@ -52,7 +52,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.ties
 
 # Rebuilt only when a version or the CPU kernels change.
-$(INSTALLED): pyproject.toml constraints.txt hatch_build.py src/pseudograd/loss/cpu.cpp
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard src/pseudograd/loss/cpp/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet pip
 	$(BIN)/pip install --quiet --editable '.[all]' --group dev --group paper

@@ -1,4 +1,4 @@
-"""The loss on the CPU, by the compiled kernels of `cpu.cpp`.
+"""The loss on the CPU, by the compiled kernels of `cpp/`.
 
 `hatch_build.py` compiles them when the package is built. Without them the same formulas run in
 PyTorch operations (`pseudograd.rules.paper`), which take several times as long.
@@ -36,8 +36,8 @@ from pseudograd.loss.checks import REDUCTIONS, refuse_class_index
 from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, is_eager
 from pseudograd.rules.paper import Sensitivity
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
-# The structs `Problem` and `BinaryProblem` of cpu.cpp.
+_SOURCE = Path(__file__).with_name("cpp")
+# The structs `Problem` of cpp/tiles.h and `BinaryProblem` of cpp/binary.h.
 _pack, _pack_binary = struct.Struct("25q3d").pack, struct.Struct("10qd").pack
 
 
@@ -55,7 +55,7 @@ def kernels() -> dict[Any, Any] | None:
     functions.source.restype = ctypes.c_char_p
     if _SOURCE.exists() and functions.source() != source_hash(_SOURCE):
         warnings.warn(
-            f"pseudograd: {library.name} was built from another cpu.cpp and is not used, so the "
+            f"pseudograd: {library.name} was built from other sources and is not used, so the "
             "loss is slower; install the package again",
             stacklevel=2,
         )
@@ -78,8 +78,9 @@ def library_path(capability: str) -> Path:
 
 
 def source_hash(source: Path) -> bytes:
-    """Return what `cpu.cpp` is compiled with, to tell builds apart."""
-    return hashlib.sha256(source.read_bytes()).hexdigest().encode()
+    """Return what the sources in a folder are compiled with, to tell builds apart."""
+    files = sorted(source.iterdir())
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest().encode()
 
 
 @cache

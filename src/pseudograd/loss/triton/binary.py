@@ -3,7 +3,7 @@
 Labels take the compensated float32 arithmetic of `eq5`. Blocks with other targets, whose bias
 σ(z) - t cancels where the network is right, are computed in float64.
 
-The same formula stands in `pseudograd.rules.paper.binary_push` (PyTorch) and in `loss/cpu.cpp`.
+The same formula stands in `pseudograd.rules.paper.binary_push` and in `loss/cpp/binary.h`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
