@@ -137,6 +137,12 @@ def tunable_linear_cross_entropy(
         (tensor(0.8620, grad_fn=...), tensor([[-0.1435,  0.3800],
             [ 0.3800, -0.1435]]))
 
+        As for a language model, with capped logits and a z-loss:
+
+        >>> settings = {"softcap": 30.0, "z_loss": 1e-4}
+        >>> tunable_linear_cross_entropy(hidden, weight, torch.tensor([0, 1]), k=0.5, **settings)
+        tensor(0.8624, grad_fn=...)
+
     """
     prepare_tracing()
     check_linear(hidden, weight, target, bias, class_weight, chunk_rows)
