@@ -16,7 +16,7 @@ help:
 	@echo "make demo    tune an ensemble on scikit-learn's digits, with a page that shows how good it is"
 	@echo "make toy     run the paper's toy example, and draw it to toy.png"
 	@echo "make test    ruff, mypy, and all tests and doctests"
-	@echo "make try-torch TORCH=2.7.0   the tests of the loss, with another PyTorch"
+	@echo "make try-torch TORCH=2.10.0   the tests of the loss, with another PyTorch"
 	@echo "make check   only ruff and mypy"
 	@echo "make bench   run the benchmarks on the CPU; results go to benchmarks/results"
 	@echo "make clean   remove the virtual environment and all caches"
@@ -32,10 +32,12 @@ toy: $(INSTALLED)
 test: check $(EXAMPLES)
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n logical --maxprocesses 4
 
-# The oldest PyTorch that pyproject.toml allows, and the newest: `make try-torch TORCH=2.15.0`.
-TORCH := 2.7.0
+# The oldest PyTorch that pyproject.toml allows; the newest: `make try-torch TORCH=2.15.0 NUMPY=`.
+# Triton's interpreter, as of PyTorch before 2.13, needs NumPy before 2.4.
+TORCH := 2.10.0
+NUMPY := <2.4
 try-torch:
-	PYTHON=$(PYTHON) tools/try_torch.sh $(TORCH)
+	PYTHON=$(PYTHON) NUMPY="$(NUMPY)" tools/try_torch.sh $(TORCH)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -50,7 +52,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.ties
 
 # Rebuilt only when a version or the CPU kernels change.
-$(INSTALLED): pyproject.toml constraints.txt hatch_build.py src/pseudograd/loss/cpu.cpp
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard src/pseudograd/loss/cpp/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet pip
 	$(BIN)/pip install --quiet --editable '.[all]' --group dev --group paper

@@ -20,7 +20,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src/pseudograd/loss/cpu.cpp")
+SOURCE = Path("src/pseudograd/loss/cpp")
 FLAGS = [
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"),
     # NaN and infinity keep their meaning; only what nobody asks for is given up.
@@ -34,7 +34,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 
 
 class Kernels(BuildHookInterface[Any]):
-    """Compiles cpu.cpp for each kind of processor."""
+    """Compiles the sources for each kind of processor."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the libraries to a wheel, which then is for this platform only."""
@@ -42,12 +42,14 @@ class Kernels(BuildHookInterface[Any]):
         source = Path(self.root, SOURCE)
         if self.target_name != "wheel" or os.name == "nt" or shutil.which(compiler) is None:
             return
-        digest = hashlib.sha256(source.read_bytes()).hexdigest()
+        files = sorted(source.iterdir())
+        digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
         for name, flags in PROCESSORS.items():
             library = source.with_name(f"cpu_{name}.so")
             part = library.with_suffix(f".{os.getpid()}")
             defined = f'-DSOURCE="{digest}"'
-            command = [compiler, *options, *FLAGS, *flags, defined, str(source), "-o", str(part)]
+            settings = [*options, *FLAGS, *flags, defined]
+            command = [compiler, *settings, str(source / "loss.cpp"), "-o", str(part)]
             if subprocess.run(command).returncode:
                 print(f"pseudograd: no CPU kernels for {name}: see above", file=sys.stderr)
                 continue

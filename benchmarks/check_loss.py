@@ -40,9 +40,10 @@ from pseudograd.loss import (
     tunable_linear_cross_entropy,
 )
 from pseudograd.loss.triton import launch, operators
+from pseudograd.loss.triton.binary import fused_binary
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules import soft_tunable, tunable
-from pseudograd.rules.paper import cross_entropy, top_and_margin
+from pseudograd.rules.paper import binary_push, cross_entropy, top_and_margin
 
 NEGLIGIBLE = 1e-20
 KINDS = 5
@@ -165,7 +166,7 @@ class Bench:
         """What can be looked at apart; the last of all not while others are at work."""
         shapes = [partial(self.of_shape, *shape) for shape in self.shapes()]
         corners = [partial(self.of_corners, kernel) for kernel in ("tile", "row")]
-        others = (self.of_split, self.of_linear, self.of_transforms)
+        others = (self.of_split, self.of_linear, self.of_transforms, self.of_binary)
         return [self.of_size, *others, *corners, *reversed(shapes), self.of_waiting]
 
     def of_shape(self, kernel: str, classes: int) -> Iterator[Check]:
@@ -340,6 +341,45 @@ class Bench:
             true = soft_tunable(z[-400:].double(), q[-400:].double(), 0.5)
             worst = off_the_norm(f, true)  # to bfloat16's rounding
             yield Check("probabilities beyond 2^31, of the norm", *kind, worst, 4e-3)
+
+    def of_binary(self) -> Iterator[Check]:
+        """Labels alone, and among them probabilities; logits of 1e-6 to 1e4, k of 1/64 to 64."""
+        count = 2000 if self.small else 10_000_001
+        generator = torch.Generator(self.device).manual_seed(0)
+
+        def uniform(low: float, high: float) -> Tensor:
+            return low + (high - low) * torch.rand(count, generator=generator, device=self.device)
+
+        k, size = 2 ** uniform(-6, 6), 10 ** uniform(-6, 4)
+        label, pos_weight = uniform(0, 1).round(), torch.tensor(3.0, device=self.device)
+        among = torch.where(torch.arange(count, device=self.device) % 2000 < 700, size % 1, label)
+        targets = {"labels": label, "probabilities": among}
+        for dtype, (text, target) in product(operators_dtypes(), targets.items()):
+            z = (size * torch.where(uniform(0, 1) > 0.5, 1, -1)).to(dtype)
+            yes, no = 3 * target.double(), 1 - target.double()
+            true = binary_push(z, yes, no, k.double())
+            value = F.binary_cross_entropy_with_logits(
+                z.double(), target.double(), pos_weight=pos_weight, reduction="none"
+            )
+            kind = ("binary", name_of(dtype), count, 1, "each")
+            allowed = 1e-5 if dtype == torch.float32 else 1.0
+            for reduction, upstream in product(("sum", "none"), (1.0, 3.0)):
+                leaf = z.detach().requires_grad_()
+                loss = fused_binary(leaf, target, k, None, pos_weight, reduction, dtype)
+                (f,) = torch.autograd.grad(loss, leaf, torch.full_like(loss, upstream))
+                yield Check(f"{text}, {reduction}, gradient times {upstream}", *kind,
+                            error(f, upstream * true), allowed)  # fmt: skip
+            near = value.abs() > 1e-6  # below, the truth is not exact
+            off = error(loss.detach()[near], value[near])
+            yield Check(f"{text}, value", *kind, off, allowed)
+        if not self.small:
+            z = torch.randn(2**31 + 500, dtype=torch.bfloat16, device=self.device).requires_grad_()
+            fused_binary(z, torch.ones_like(z), 0.5, None, None, "sum", torch.float32).backward()
+            assert z.grad is not None
+            one = torch.ones(400, device=self.device)
+            true = binary_push(z.detach()[-400:], one, 0 * one, 0.5)
+            kind = ("binary", "bfloat16", len(z), 1, "0.5")
+            yield Check("beyond 2^31", *kind, error(z.grad[-400:], true), 1.0)
 
     def of_transforms(self) -> Iterator[Check]:
         rows, classes = (4, 20) if self.small else (512, 1000)

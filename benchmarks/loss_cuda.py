@@ -35,6 +35,7 @@ from torch.nn import functional as F
 from benchmarks.environment import environment, write
 from pseudograd.environment import version
 from pseudograd.loss import TunableCrossEntropyLoss
+from pseudograd.loss import tunable_binary_cross_entropy_with_logits as binary_loss
 from pseudograd.loss import tunable_cross_entropy as loss
 from pseudograd.loss import tunable_linear_cross_entropy as linear_loss
 
@@ -63,18 +64,23 @@ PROBABILITIES = (
     (torch.float32, 131072, 100),
     (torch.float32, 262144, 10),
 )
+BINARY = (
+    (torch.bfloat16, 65536, 1000),
+    (torch.float32, 65536, 1000),
+    (torch.float32, 4096, 1),
+)
 LINEAR = ((torch.bfloat16, 8192, 4096, 131072), (torch.bfloat16, 8192, 2048, 32000))
 KS = ("1", "0.5", "2", "per row")
 PEERS = {"liger": "liger-kernel", "cut": "cut-cross-entropy", "quack": "quack-kernels"}
 CUTE = "liger_kernel.ops.cutedsl.ops"  # for Hopper GPUs, which Liger takes only if it is told to
-TURNS = {"logits": 60, "probabilities": 30, "linear": 20}
+TURNS = {"logits": 60, "probabilities": 30, "binary": 30, "linear": 20}
 # The same matrix products are most of anyone's time, so that a few turns cannot part the best.
 MORE_TURNS = {"linear": 40}
 CLOSE = 1.05
 # A module of ours remembers whether its loss was scaled, and matrix products run into the GPU's
 # power limit, which lowers its clock. So each contender is timed after calls of its own, not of a
 # neighbour.
-CALLS_BEFORE = {"logits": 1, "probabilities": 1, "linear": 2}
+CALLS_BEFORE = {"logits": 1, "probabilities": 1, "binary": 1, "linear": 2}
 # To write zeros to so much memory takes 2 ms, longer than anyone's launches, and clears the cache.
 BUSY_BYTES = 8 << 30
 
@@ -134,6 +140,27 @@ def of_probabilities() -> dict[str, Loss]:
     contenders = of_pytorch() | of_ourselves()
     contenders["ours k=0.5, plain"] = lambda z, q, ks: loss(z, q, k=0.5, implementation="torch")
     return contenders
+
+
+def of_binary() -> dict[str, Loss]:
+    """The same for labels of the logits' shape, yes or no."""
+    theirs = F.binary_cross_entropy_with_logits
+    compiled_theirs = torch.compile(theirs, dynamic=False)
+    compiled_ours = torch.compile(binary_loss, fullgraph=True, dynamic=False)
+    contenders: dict[str, Loss] = {
+        "binary_cross_entropy": lambda z, t, soft: theirs(z, t),
+        "torch.compile": lambda z, t, soft: compiled_theirs(z, t),
+        "ours k=0.5, compiled": lambda z, t, soft: compiled_ours(z, t, k=0.5),
+        "ours k=0.5, scaled": lambda z, t, soft: 1.005 * binary_loss(z, t, k=0.5),
+    }
+    for k in (1.0, 0.5):
+        contenders[f"ours k={k:g}"] = partial(ours_binary, k=k)
+    contenders["ours k=0.5, probabilities"] = lambda z, t, soft: binary_loss(z, soft, k=0.5)
+    return contenders
+
+
+def ours_binary(z: Tensor, t: Tensor, soft: Tensor, k: float) -> Tensor:
+    return binary_loss(z, t, k=k)
 
 
 def of_pytorch() -> dict[str, Loss]:
@@ -361,6 +388,13 @@ def probabilities_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[fl
     return copy_ms(logits.detach()), arena
 
 
+def binary_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Arena]:
+    logits, *_ = inputs(dtype, (rows, classes))
+    labels = (logits.detach().roll(1, 0) > 0).to(dtype)
+    smoothed = 0.99 * labels + 0.005  # whose value is near enough
+    return copy_ms(logits.detach()), Arena("binary", of_binary(), [logits], labels, smoothed)
+
+
 def linear_inputs(dtype: torch.dtype, rows: int, width: int, classes: int) -> list[Tensor]:
     """As those of logits, with a weight that gives logits of about the same size."""
     hidden, weight, target, ks = inputs(dtype, (rows, width), (classes, width))
@@ -383,6 +417,7 @@ def cases() -> Iterator[tuple[str, str, str, Callable[[], tuple[float, Arena]]]]
     forms = (
         ("logits", LOGITS, logits_arena),
         ("probabilities", PROBABILITIES, probabilities_arena),
+        ("binary", BINARY, binary_arena),
         ("linear", LINEAR, linear_arena),
     )
     for form, shapes, arena in forms:

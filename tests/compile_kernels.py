@@ -11,7 +11,7 @@ from typing import Any
 TYPES = {
     "target": "*i64", "ks": "*fp32", "weight": "*fp32", "parts": "*fp64", "scaled": "*i32",
     "values": "*fp64", "statistics": "*fp64", "found": "*fp32", "given": "*fp32", "factor": "*fp32",
-    "k": "fp32", "smoothing": "fp32",
+    "k": "fp32", "smoothing": "fp32", "pos_weight": "*fp32", "scale": "fp32",
 }  # fmt: skip
 LOGITS = ("z", "grad", "out", "x")
 
@@ -28,7 +28,7 @@ def compile_kernel(
     from triton.compiler import ASTSource
 
     of_names = {**TYPES, **dict.fromkeys(LOGITS, logits)}
-    if constants.get("probabilities"):
+    if constants.get("probabilities") or "pos_weight" in kernel.arg_names:
         of_names["target"] = "*fp32"
     types = {
         name: "constexpr" if name in constants else of_names.get(name, "i32")
@@ -68,6 +68,7 @@ def looked_into(compiled: Any, option: str) -> str:
 
 def main() -> None:
     from pseudograd.loss.triton import reduction
+    from pseudograd.loss.triton.binary import BLOCK, WARPS, binary
     from pseudograd.loss.triton.labels import row as row_kernel
     from pseudograd.loss.triton.labels import tile
     from pseudograd.loss.triton.launch import (
@@ -146,6 +147,11 @@ def main() -> None:
     )
     split = row | later | training | {"statistics": None}
     compile_kernel(row_kernel, "*bf16", vector=8, lanes=1024, **split)
+    elementwise: dict[str, Any] = {"pos_weight": None, "weight": None, "ks": None, "grad": None}
+    options = {"num_warps": WARPS}
+    for logits in ("*bf16", "*fp32"):
+        compile_kernel(binary, logits, options, summed=True, skip=False, block=BLOCK, **elementwise)
+    compile_kernel(binary, "*fp16", options, values=None, summed=False, skip=True, block=BLOCK)
     compile_kernel(reduction.count_labels, options={"num_warps": 16}, block=8192)
     compile_kernel(reduction.sum_values, "*fp32", block=1024)
     compile_kernel(reduction.rescale, block=1024)

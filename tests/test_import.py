@@ -98,7 +98,7 @@ def test_works_where_something_is_missing(obstacle: str) -> None:
 @pytest.mark.skipif(cpu.kernels() is None, reason=NO_KERNELS)
 def test_kernels_of_an_older_source_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "source_hash", lambda source: b"newer")
-    with pytest.warns(UserWarning, match="built from another cpu.cpp and is not used"):
+    with pytest.warns(UserWarning, match="built from other sources and is not used"):
         assert cpu.kernels.__wrapped__() is None
 
 

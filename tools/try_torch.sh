@@ -1,22 +1,23 @@
 #!/bin/sh
 # Run the tests of the loss with another PyTorch, in a virtual environment of its own:
 #
-#     tools/try_torch.sh 2.7.0 [options of pytest]
+#     tools/try_torch.sh 2.15.0 [options of pytest]
 #
-# TRY_TORCH_FOLDER says where the environments go (by default .venv/torch).
+# NUMPY says which NumPy, such as "<2.4" (by default the newest), and TRY_TORCH_FOLDER where the
+# environments go (by default .venv/torch).
 set -eu
-version=${1:?which version of PyTorch, such as 2.7.0}
+version=${1:?which version of PyTorch, such as 2.15.0}
 shift
 cd "$(dirname "$0")/.."
 folder=${TRY_TORCH_FOLDER:-.venv/torch}/$version
 if [ ! -e "$folder/.installed" ]; then
     ${PYTHON:-python3} -m venv "$folder"
     PIP_CONSTRAINT="" "$folder/bin/pip" install --quiet \
-        "torch==$version" numpy pytest mpmath hypothesis onnxscript onnxruntime skorch
+        "torch==$version" "numpy${NUMPY:-}" pytest mpmath hypothesis onnxscript onnxruntime skorch
     touch "$folder/.installed"
 fi
+# shellcheck disable=SC2046
 PYTHONPATH=src:. OMP_WAIT_POLICY=passive exec "$folder/bin/python" -m pytest -p no:cacheprovider -q \
-    tests/test_drop_in.py tests/test_errors.py tests/test_linear_loss.py tests/test_loss_contract.py \
-    tests/test_paper_rule.py tests/test_properties.py tests/test_pytorch_samples.py \
-    tests/test_reweighted.py tests/test_rules.py tests/test_target_gradient.py \
-    tests/test_transforms.py "$@"
+    $(printf 'tests/test_%s.py ' adoption binary_loss class_k cpu_kernels drop_in errors linear_loss \
+        loss_contract loss_kernels paper_rule parallel_loss properties pytorch_cases \
+        pytorch_samples reweighted rules sample_weights schedules target_gradient transforms) "$@"

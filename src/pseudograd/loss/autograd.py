@@ -275,16 +275,11 @@ _exported_zero.register_autograd(_times_gradient, setup_context=_keep_gradient)
 # --- export ---------------------------------------------------------------------------------------
 
 
-# `torch.compiler.is_exporting()` is also True in what `torch.compile` traces, before PyTorch 2.13
-# (pytorch#176347). The flag behind it is not, but strict export sets it only from 2.8 on.
-_FLAG_TELLS_EXPORT = torch.__version__ >= "2.8"  # compares versions, not texts
-
-
 def is_exporting() -> bool:
     """Return whether `torch.export` is tracing this call."""
-    if _FLAG_TELLS_EXPORT:
-        return bool(torch.compiler._is_exporting_flag)
-    return torch.compiler.is_exporting()
+    # Before PyTorch 2.13, `torch.compiler.is_exporting()` is also True in what `torch.compile`
+    # traces (pytorch#176347). The flag behind it is not.
+    return bool(torch.compiler._is_exporting_flag)
 
 
 def is_kept_as_graph() -> bool:
@@ -440,12 +435,9 @@ def graph_is_kept() -> bool:
     return kept or torch.is_grad_enabled()
 
 
-_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-
-
 def are_hooked() -> bool:
-    """Return whether saved-tensor hooks may be active; always True before PyTorch 2.8."""
-    return _top_hooks is None or _top_hooks(False) is not None
+    """Return whether saved-tensor hooks are active."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def zero_if_ignored(f: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,8 +3,8 @@
 Each output is a problem of two classes with the logits (0, z), and Eq. 5 has a short form: with the
 prediction bias ε = σ(z) - t, the pseudo-gradient at z is sign(ε) |ε|^k.
 
-All routes use PyTorch operations. There are no rows to reduce, so a kernel of our own could only
-fuse elementwise operations, which `torch.compile` does.
+Eager calls have a kernel on CPUs and on GPUs. Other routes use PyTorch operations, all of them
+elementwise, which `torch.compile` fuses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pseudograd.loss.autograd import (
     zero_with_gradient,
 )
 from pseudograd.loss.checks import REDUCTIONS, check_dense, check_dtype, checked_k
-from pseudograd.loss.functional import check_values, loss_dtype, may_need_gradient
+from pseudograd.loss.functional import check_values, chosen_route, loss_dtype, may_need_gradient
 from pseudograd.loss.modules import TunableModule
 from pseudograd.rules import paper
 from pseudograd.rules.checks import GREATEST_K, LEAST_K, holds_numbers, is_eager
@@ -97,11 +97,15 @@ def tunable_binary_cross_entropy_with_logits(
     if isinstance(k, Tensor):
         _check_spreads("k", k, input)
     dtype = loss_dtype(input, target)
-    plain = type(input) in (Tensor, nn.Parameter) and input.is_cpu and is_eager()
-    fast = plain and dtype in (torch.float32, torch.float64) and cpu.kernels() is not None
-    learns = may_need_gradient(target, "cpu" if fast else "torch")
-    if fast and not learns and not are_hooked():
-        return cpu.fused_binary(input.to(dtype), target, k, weight, pos_weight, reduction)
+    route = chosen_route(input, target, "auto")
+    learns = may_need_gradient(target, route)
+    settings = (target, k, weight, pos_weight, reduction)
+    if route == "cpu" and dtype.itemsize >= 4 and not (learns or are_hooked()):
+        return cpu.fused_binary(input.to(dtype), *settings)
+    if route == "triton" and is_eager() and not learns and input.numel():
+        from pseudograd.loss.triton.binary import fused_binary
+
+        return fused_binary(input, *settings, dtype)
     k = _column(k, input) if isinstance(k, Tensor) else k
     z = input.to(dtype).reshape(-1, 1)
     t = (target.detach() if learns else target).to(dtype).reshape(-1, 1)

@@ -1,4 +1,4 @@
-"""The loss on the CPU, by the compiled kernels of `cpu.cpp`.
+"""The loss on the CPU, by the compiled kernels of `cpp/`.
 
 `hatch_build.py` compiles them when the package is built. Without them the same formulas run in
 PyTorch operations (`pseudograd.rules.paper`), which take several times as long.
@@ -33,8 +33,8 @@ from pseudograd.loss.checks import refuse_class_index
 from pseudograd.rules.checks import check_k
 from pseudograd.rules.paper import Sensitivity
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
-# The structs `Problem` and `BinaryProblem` of cpu.cpp.
+_SOURCE = Path(__file__).with_name("cpp")
+# The structs `Problem` of cpp/tiles.h and `BinaryProblem` of cpp/binary.h.
 _pack, _pack_binary = struct.Struct("25q3d").pack, struct.Struct("10qd").pack
 _WORKING = (torch.float32, torch.float64)
 
@@ -53,7 +53,7 @@ def kernels() -> dict[Any, Any] | None:
     functions.source.restype = ctypes.c_char_p
     if _SOURCE.exists() and functions.source() != source_hash(_SOURCE):
         warnings.warn(
-            f"pseudograd: {library.name} was built from another cpu.cpp and is not used, so the "
+            f"pseudograd: {library.name} was built from other sources and is not used, so the "
             "loss is slower; install the package again",
             stacklevel=2,
         )
@@ -76,8 +76,9 @@ def library_path(capability: str) -> Path:
 
 
 def source_hash(source: Path) -> bytes:
-    """Return what `cpu.cpp` is compiled with, to tell builds apart."""
-    return hashlib.sha256(source.read_bytes()).hexdigest().encode()
+    """Return what the sources in a folder are compiled with, to tell builds apart."""
+    files = sorted(source.iterdir())
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest().encode()
 
 
 @cache
@@ -228,7 +229,7 @@ def fused_binary(
     return value
 
 
-class _FusedBinary(Function):
+class _FusedBinary(_Fused):
     @staticmethod
     def forward(ctx: Any, z: Tensor, call: Any) -> Tensor:
         target, k, weight, pos_weight, reduction = call
@@ -255,20 +256,6 @@ class _FusedBinary(Function):
         if found["binary", z.dtype](problem, _parallel(), _threads()) == _WRONG_K:
             check_k(k)  # raises
         return result
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (grad,), f, is_kept = grads, ctx.gradient, graph_is_kept()
-        is_differentiated = torch.is_grad_enabled()
-        if f is None or is_differentiated:
-            (z,) = ctx.saved_tensors  # an error if the graph has been freed
-        ctx.gradient = f if is_kept else None
-        f = _times(f, grad, not is_kept)
-        return final(f, z) if is_differentiated else f, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        refuse_forward_mode()
 
 
 def _spread(array: Tensor, z: Tensor) -> Tensor:

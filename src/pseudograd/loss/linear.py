@@ -137,6 +137,12 @@ def tunable_linear_cross_entropy(
         (tensor(0.8620, grad_fn=...), tensor([[-0.1435,  0.3800],
             [ 0.3800, -0.1435]]))
 
+        As for a language model, with capped logits and a z-loss:
+
+        >>> settings = {"softcap": 30.0, "z_loss": 1e-4}
+        >>> tunable_linear_cross_entropy(hidden, weight, torch.tensor([0, 1]), k=0.5, **settings)
+        tensor(0.8624, grad_fn=...)
+
     """
     prepare_tracing()
     check_linear(hidden, weight, target, bias, class_weight, chunk_rows)
@@ -176,7 +182,7 @@ def tunable_linear_cross_entropy(
         if z_loss:
             if group:
                 raise NotImplementedError("an exported loss has no z_loss with a process_group")
-            counted = _counted(target, len(logits), ignore_index)
+            counted = _counted(target, logits.shape[0], ignore_index)
             squares = _squares(logits, counted, per_example, reduction)
             value = (value + z_loss * squares).to(value.dtype)
         return value.reshape(examples) if reduction == "none" else value

@@ -223,6 +223,13 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
         >>> logits.grad
         tensor([[-0.5786,  0.3601,  0.2184]])
 
+        k may change between steps. Class probabilities are targets too, and an example may have a
+        weight:
+
+        >>> criterion.k = 0.25
+        >>> criterion(logits, torch.tensor([[0.9, 0.1, 0.0]]), torch.tensor([2.0]))
+        tensor(0.5076, grad_fn=...)
+
     """
 
     weight: Tensor | None

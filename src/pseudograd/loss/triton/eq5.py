@@ -9,8 +9,8 @@ Of the classes other than the label y, a row needs three numbers: the largest lo
 Everything here is elementwise: a kernel lays its rows out as it likes and does its own reductions.
 
 The same formula stands in `pseudograd.rules.paper` (PyTorch), `pseudograd.jax` (JAX),
-and `loss/cpu.cpp` (C++); the rule for soft targets on GPUs is in
- `pseudograd.loss.triton.soft`.
+and `loss/cpp/labels.h` (C++); the rule for soft targets on GPUs is in
+`pseudograd.loss.triton.soft`.
 """
 
 # mypy: disable-error-code="no-untyped-def"

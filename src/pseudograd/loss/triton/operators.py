@@ -78,7 +78,7 @@ def always_left(rows: Rows) -> bool:
 
 
 def is_watched() -> bool:
-    """Return whether saved-tensor hooks may be active; always True before PyTorch 2.8.
+    """Return whether saved-tensor hooks are active.
 
     Checkpointing runs a forward pass twice, and wants the same tensors saved both times. True also
     in deterministic mode, which should not rely on the compiler rounding alike in both passes.

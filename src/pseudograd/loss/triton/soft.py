@@ -6,7 +6,7 @@ row of probabilities, or one-hot for a label. With W = Σ t and ε = p - t / W t
     f_j = W sign(ε_j) S^k |ε_j|^k / Σ_{i: sign ε_i = sign ε_j} |ε_i|^k,   S = Σ_{ε_j > 0} ε_j.
 
 It is Eq. 5 if the target is one-hot. The same rule stands in `pseudograd.rules.paper` (PyTorch),
-`loss/cpu.cpp` (C++) and `pseudograd.jax` (JAX); labels without smoothing are in
+`loss/cpp/soft.h` (C++) and `pseudograd.jax` (JAX); labels without smoothing are in
 `labels`.
 
 - `soft_tile` takes several short rows at once; each is read once and kept on the chip.

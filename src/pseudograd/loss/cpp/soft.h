@@ -1,0 +1,198 @@
+// The rule for soft targets: values and gradients of a batch of examples.
+
+#pragma once
+
+#include "labels.h"
+
+namespace {
+
+// sign(e) |e|^k, added to the sum of its side.
+INLINE doubles powered(doubles e, Power power, doubles &positive, doubles &negative) {
+    doubles size = abs(e);
+    if (power == Power::HALF) size = sqrt(size);
+    if (power == Power::TWO) size *= size;
+    positive += e < 0.0 ? doubles{} : size;
+    negative += e < 0.0 ? size : doubles{};
+    return power == Power::ONE ? e : with_sign_of(e, size);
+}
+
+// With e = p - t / W, for a target t with the sum W, the rule is
+//   f_j = W sign(e_j) S^k |e_j|^k / sum of |e_i|^k with the same sign,   S = sum of e_j > 0.
+// Where p and t / W agree, their difference cancels, so everything is in float64.
+template <class S, bool ROW>
+INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int count, Power power,
+                          double scale, double &value_sum) {
+    constexpr int N = LANES<double>;
+    Batch<S, double, ROW> batch(p, first, count);
+    const int64_t wrong = batch.prepare(scale), steps = batch.steps;
+    if (wrong != RIGHT) return wrong;
+    alignas(BYTES) double top[N] = {}, whole[N] = {}, rest[N] = {}, tops[N] = {}, distance[N] = {};
+    alignas(BYTES) double strength[N] = {}, above[N] = {}, below[N] = {}, value[N];
+    // Tiles of z - top, of e (before that exp(z - top)), and of t (later log |e|).
+    doubles *const tiles = static_cast<doubles *>(memory);
+    const double spread = p.smoothing / double(p.classes);
+
+    for (int t = 0; t < batch.tiles; ++t) {
+        doubles *const z = tiles + 3 * t * steps, *const target = z + 2 * steps;
+        batch.load_logits(z, t);
+        if (p.probabilities) {
+            if (p.half_probabilities)
+                batch.template load_probabilities<S>(target, t);
+            else
+                batch.template load_probabilities<Working<S>>(target, t);
+            if (p.smoothing > 0)
+                for (int64_t s = 0; s < steps; ++s) target[s] = target[s] * (1 - p.smoothing) + spread;
+        } else {
+            for (int64_t s = 0; s < steps; ++s) target[s] = all(spread);
+            for (int l = batch.begin(t); l < batch.end(t); ++l)
+                at<ROW, double>(target, batch.y[l], l) += 1 - p.smoothing;
+        }
+        if (p.weight) {
+            if (ROW)
+                for (int64_t c = 0; c < p.classes; ++c) at<ROW, double>(target, c, 0) *= p.weight[c];
+            else
+                for (int64_t c = 0; c < p.classes; ++c) target[c] *= p.weight[c];
+        }
+        if (ROW)
+            for (int64_t c = p.classes; c < steps * N; ++c) at<ROW, double>(target, c, 0) = 0;
+        for (int l = batch.begin(t); l < batch.end(t); ++l)
+            if (batch.ignored[l])
+                for (int64_t c = 0; c < (ROW ? steps * N : steps); ++c) at<ROW, double>(target, c, l) = 0;
+
+        doubles sum{}, largest = all(-double(INF));
+        for (int64_t s = 0; s < steps; ++s) sum += target[s], largest = larger(z[s], largest);
+        keep_sum<ROW>(whole, t, &sum);
+        keep_largest<ROW>(top, t, largest);
+    }
+
+    for (int t = 0; t < batch.tiles; ++t) {
+        doubles *const z = tiles + 3 * t * steps, *const e = z + steps, *const target = e + steps;
+        const doubles highest = lanes<ROW>(top, t);
+        doubles small{}, equal{}, away{};
+        for (int64_t s = 0; s < steps; ++s) {
+            const doubles d = z[s] - highest, power_of_e = exp_or_nearly_0(d);
+            small += d == 0.0 ? doubles{} : power_of_e;  // apart: beside 1 they would be rounded
+            equal += d == 0.0 ? all(1.0) : doubles{};
+            away += target[s] == 0.0 ? doubles{} : target[s] * d;  // 0 times infinity is 0
+            z[s] = d;
+            e[s] = power_of_e;
+        }
+        keep_sum<ROW>(rest, t, &small);
+        keep_sum<ROW>(tops, t, &equal);
+        keep_sum<ROW>(distance, t, &away);
+    }
+    const doubles w = lanes(whole), beyond = (lanes(tops) - 1.0) + lanes(rest), total = beyond + 1.0;
+    keep(value, (w == 0.0 ? doubles{} : w * log1p(beyond)) - lanes(distance));
+    batch.add_values(value, value_sum);
+    if (!p.gradient) return RIGHT;
+
+    alignas(BYTES) double of_total[N], of_whole[N];
+    keep(of_total, 1.0 / total);
+    keep(of_whole, 1.0 / w);
+    for (int t = 0; t < batch.tiles; ++t) {
+        doubles *const e = tiles + (3 * t + 1) * steps, *const target = e + steps;
+        const doubles by_total = lanes<ROW>(of_total, t), by_whole = lanes<ROW>(of_whole, t);
+        const doubles all_of_it = lanes<ROW>(whole, t);
+        doubles sum{}, positive{}, negative{};
+        for (int64_t s = 0; s < steps; ++s) {
+            doubles bias = e[s] * by_total - target[s] * by_whole;
+            // A class with the whole target has its side to itself, wherever its e is rounded to.
+            bias = target[s] == all_of_it ? all(-1.0) : bias;
+            sum += bias > 0.0 ? bias : doubles{};
+            if (power != Power::ANY) bias = powered(bias, power, positive, negative);
+            e[s] = bias;
+        }
+        keep_sum<ROW>(strength, t, &sum);
+        keep_sum<ROW>(above, t, &positive);
+        keep_sum<ROW>(below, t, &negative);
+    }
+
+    doubles dead = {}, of_strength = lanes(strength);
+    if (power == Power::HALF) of_strength = sqrt(of_strength);
+    if (power == Power::TWO) of_strength *= of_strength;
+    alignas(BYTES) double above_top[N] = {}, below_top[N] = {}, log_total[N];
+    if (power == Power::ANY) {
+        alignas(BYTES) double most[N] = {}, least[N] = {};
+        keep(log_total, log(total));
+        for (int t = 0; t < batch.tiles; ++t) {
+            doubles *const d = tiles + 3 * t * steps, *const e = d + steps, *const sizes = e + steps;
+            const doubles logarithm = lanes<ROW>(log_total, t);
+            doubles largest = all(-double(INF)), smallest = all(-double(INF));
+            for (int64_t s = 0; s < steps; ++s) {
+                const doubles size = abs(e[s]), of_size = log(larger(size, all(0x1p-1022)));
+                // Off the target that is log p, which does not underflow.
+                sizes[s] = sizes[s] == 0.0 ? d[s] - logarithm : size > 0.0 ? of_size : all(-double(INF));
+                largest = larger(e[s], largest), smallest = larger(-e[s], smallest);
+            }
+            keep_largest<ROW>(most, t, largest);
+            keep_largest<ROW>(least, t, smallest);
+        }
+        doubles log_strength = log(lanes(strength));
+        keep(above_top, log(lanes(most)));
+        keep(below_top, log(lanes(least)));
+        // In a smaller sum some e have underflowed; the sum of their logarithms still has them.
+        const longs tiny = lanes(strength) < 1e-290;
+        for (int t = 0; t < batch.tiles; ++t) {
+            if (ROW && !tiny[t]) continue;
+            doubles *const e = tiles + (3 * t + 1) * steps, *const sizes = e + steps;
+            bool any = ROW;
+            for (int l = 0; l < N; ++l) any |= bool(tiny[l]);
+            if (!any) continue;
+            alignas(BYTES) double best[N] = {}, sums[N] = {};
+            doubles largest = all(-double(INF)), sum{};
+            for (int64_t s = 0; s < steps; ++s)
+                largest = larger(e[s] >= 0.0 ? sizes[s] : all(-double(INF)), largest);
+            keep_largest<ROW>(best, t, largest);
+            for (int64_t s = 0; s < steps; ++s)
+                sum += e[s] >= 0.0 ? exp(sizes[s] - lanes<ROW>(best, t)) : doubles{};
+            keep_sum<ROW>(sums, t, &sum);
+            for (int l = batch.begin(t); l < batch.end(t); ++l) {
+                if (!tiny[l]) continue;
+                above_top[l] = best[l];
+                log_strength[l] = best[l] + log(all(sums[l]))[0];
+            }
+        }
+        dead = (lanes(least) <= 0.0) | (lanes(above_top) == -double(INF)) ? all(1.0) : doubles{};
+        // Rounded above 0, a large k would make it infinite.
+        log_strength = (log_strength < 1e-9) & (log_strength > 0.0) ? doubles{} : log_strength;
+        const doubles exponent = lanes(batch.k) * log_strength;
+        of_strength = exponent > 709.0 ? all(double(INF)) : exp(exponent);
+    }
+    for (int t = 0; t < batch.tiles && power == Power::ANY; ++t) {
+        doubles *const e = tiles + (3 * t + 1) * steps, *const sizes = e + steps;
+        const doubles k = lanes<ROW>(batch.k, t), up = lanes<ROW>(above_top, t), down = lanes<ROW>(below_top, t);
+        doubles positive{}, negative{};
+        for (int64_t s = 0; s < steps; ++s) {
+            const doubles exponent = k * (sizes[s] - (e[s] < 0.0 ? down : up));
+            const doubles size = exp(exponent > 0.0 ? doubles{} : exponent);  // a rounded top may be low
+            positive += e[s] < 0.0 ? doubles{} : size;
+            negative += e[s] < 0.0 ? size : doubles{};
+            e[s] = with_sign_of(e[s], size);
+        }
+        keep_sum<ROW>(above, t, &positive);
+        keep_sum<ROW>(below, t, &negative);
+    }
+
+    const doubles factor = lanes(batch.factor), push = factor * w * of_strength;
+    doubles up = push / lanes(above), down = push / lanes(below);
+    // No side pushes alone (Eq. 4).
+    const longs alone = (lanes(above) == 0.0) | (lanes(below) == 0.0) | (dead != 0.0);
+    up = alone ? doubles{} : up, down = alone ? doubles{} : down;
+    const longs known = total + abs(w) < double(INF);
+    up = known ? up : all(NOT_A_NUMBER), down = known ? down : all(NOT_A_NUMBER);
+    alignas(BYTES) double up_share[N], down_share[N], silent[N];
+    keep(up_share, up);
+    keep(down_share, down);
+    // Without a target or an upstream gradient it is 0 whatever the logits, even NaN.
+    keep(silent, (factor == 0.0) | (w == 0.0) | (alone & known) ? all(1.0) : doubles{});
+    for (int t = 0; t < batch.tiles; ++t) {
+        doubles *const e = tiles + (3 * t + 1) * steps;
+        const doubles none = lanes<ROW>(silent, t), of_up = lanes<ROW>(up_share, t), of_down = lanes<ROW>(down_share, t);
+        for (int64_t s = 0; s < steps; ++s)
+            e[s] = none == 0.0 ? e[s] * (e[s] < 0.0 ? of_down : of_up) : doubles{};
+        batch.store_gradient(e, t);
+    }
+    return RIGHT;
+}
+
+}  // namespace

@@ -1,0 +1,148 @@
+// Vectors of numbers, as wide as the registers of the processor, and functions of them.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define INLINE inline __attribute__((always_inline))
+
+// Low and high half of a vector of floats, by the registers of the processor compiled for.
+#if defined(__AVX512F__)
+#define BYTES 64
+#define LOW 0, 1, 2, 3, 4, 5, 6, 7
+#define HIGH 8, 9, 10, 11, 12, 13, 14, 15
+#elif defined(__AVX2__)
+#define BYTES 32
+#define LOW 0, 1, 2, 3
+#define HIGH 4, 5, 6, 7
+#else
+#define BYTES 16
+#define LOW 0, 1
+#define HIGH 2, 3
+#endif
+
+namespace {
+
+typedef float floats __attribute__((vector_size(BYTES)));
+typedef int32_t ints __attribute__((vector_size(BYTES)));
+typedef uint32_t uints __attribute__((vector_size(BYTES)));
+typedef uint16_t shorts __attribute__((vector_size(BYTES / 2)));
+typedef double doubles __attribute__((vector_size(BYTES)));
+typedef int64_t longs __attribute__((vector_size(BYTES)));
+typedef uint64_t words __attribute__((vector_size(BYTES)));
+
+template <class T>
+struct VectorOf {
+    typedef floats type;
+};
+template <>
+struct VectorOf<double> {
+    typedef doubles type;
+};
+template <class T>
+using Vector = typename VectorOf<T>::type;
+
+template <class T>
+constexpr int LANES = BYTES / sizeof(T);
+template <class T>
+constexpr int PARTS = sizeof(double) / sizeof(T);  // vectors of doubles for one of T
+
+constexpr float INF = __builtin_inff();
+constexpr double NOT_A_NUMBER = __builtin_nan("");
+
+// --- elementary functions on vectors -------------------------------------------------------------
+
+INLINE floats all(float x) { return x - floats{}; }
+INLINE doubles all(double x) { return x - doubles{}; }
+
+// exp(x) for x <= 0 to an ulp; 0 below -88. Cephes' coefficients.
+INLINE floats exp(floats x) {
+    const floats round = all(12582912.0f);  // 1.5 * 2^23 leaves integers in the last bits
+    x = x < -88.0f ? all(-88.0f) : x;
+    const floats shifted = x * 1.44269504f + round;
+    const floats n = shifted - round;
+    const floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (floats)(((ints)shifted << 23) + 0x3F800000);
+}
+
+// exp(x) for x <= 0 to 3e-16 of it; below -708 a negligible 3e-308. Taylor's coefficients.
+INLINE doubles exp_or_nearly_0(doubles x) {
+    const doubles round = all(6755399441055744.0);  // 1.5 * 2^52 leaves integers in the last bits
+    x = x < -708.0 ? all(-708.0) : x;
+    const doubles shifted = x * 1.4426950408889634 + round;
+    const doubles n = shifted - round;
+    const doubles r = (x - n * 6.93145751953125e-1) - n * 1.42860682030941723212e-6;
+    doubles p = r * (1 / 479001600.0) + 1 / 39916800.0;
+    p = p * r + 1 / 3628800.0;
+    p = p * r + 1 / 362880.0;
+    p = p * r + 1 / 40320.0;
+    p = p * r + 1 / 5040.0;
+    p = p * r + 1 / 720.0;
+    p = p * r + 1 / 120.0;
+    p = p * r + 1 / 24.0;
+    p = p * r + 1 / 6.0;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    return p * (doubles)(((words)shifted << 52) + 0x3FF0000000000000);
+}
+
+INLINE doubles exp(doubles x) { return x < -708.0 ? doubles{} : exp_or_nearly_0(x); }
+
+// log(x) for x >= 0 to 1e-15, by the series of log((1 + s) / (1 - s)).
+INLINE doubles log(doubles x) {
+    const uint64_t one = 0x3FF0000000000000, root_of_half = 0x3FE6A09E667F3BCD;
+    const words n = ((words)x - root_of_half + one) >> 52;  // the exponent plus 1023
+    const doubles m = (doubles)((words)x - (n << 52) + one);  // from sqrt(1/2) to sqrt(2)
+    const doubles s = (m - 1.0) / (m + 1.0), square = s * s;
+    doubles p = square * (2.0 / 17) + 2.0 / 15;
+    p = p * square + 2.0 / 13;
+    p = p * square + 2.0 / 11;
+    p = p * square + 2.0 / 9;
+    p = p * square + 2.0 / 7;
+    p = p * square + 2.0 / 5;
+    p = p * square + 2.0 / 3;
+    p = p * square + 2.0;
+    const doubles exponent = (doubles)(n | 0x4330000000000000) - (4503599627370496.0 + 1023.0);
+    const doubles y = exponent * 6.93145751953125e-1 + (exponent * 1.42860682030941723212e-6 + s * p);
+    const doubles positive = x > 0.0 ? y : all(-double(INF));
+    return x < double(INF) ? positive : x;  // infinity and NaN stay
+}
+
+// log(1 + x) for x >= 0.
+INLINE doubles log1p(doubles x) {
+    const doubles u = x + 1.0;
+    return log(u) + (x - (u - 1.0)) / u;
+}
+
+INLINE doubles sqrt(doubles x) {
+    for (size_t l = 0; l < sizeof x / sizeof(double); ++l) x[l] = __builtin_sqrt(x[l]);
+    return x;
+}
+
+INLINE doubles abs(doubles x) { return (doubles)((words)x & 0x7FFFFFFFFFFFFFFF); }
+
+// |size| with the sign of x.
+INLINE doubles with_sign_of(doubles x, doubles size) {
+    return (doubles)((words)size | ((words)x & 0x8000000000000000));
+}
+
+template <class V>
+INLINE V larger(V a, V b) {
+    return a > b ? a : b;
+}
+
+INLINE doubles widened(floats x, int part) {
+    return part ? __builtin_convertvector(__builtin_shufflevector(x, x, HIGH), doubles)
+                : __builtin_convertvector(__builtin_shufflevector(x, x, LOW), doubles);
+}
+INLINE doubles widened(doubles x, int) { return x; }
+
+}  // namespace
