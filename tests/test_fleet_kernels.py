@@ -55,6 +55,15 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.half) -> Tensor:
     return torch.full(shape, math.nan, dtype=dtype, device=DEVICE)
 
 
+def live(models: int) -> Tensor:
+    """Units of networks that all learn."""
+    return torch.ones(models, device=DEVICE)
+
+
+def clock(batch: int = 0) -> Tensor:
+    return torch.tensor([batch], dtype=torch.int32, device=DEVICE)
+
+
 SLOPES = {
     "relu": lambda h: (h > 0).double(),
     "tanh": lambda h: 1 - h * h,
@@ -76,16 +85,17 @@ def test_gather(
 ) -> None:
     models, tiles = 2, triton.cdiv(size, PANEL)
     features = torch.randint(256, (50, width), generator=generator).to(DEVICE, dtype)
-    index = torch.randint(50, (models, size + 9), generator=generator).to(DEVICE, index_dtype)
-    index = index[:, 5 : 5 + size]  # a batch of an epoch: its rows are apart
-    out = unwritten(models * tiles, width, PANEL)
-    kernels.gather[(triton.cdiv(width, 64), models * tiles)](
-        features, index, index.stride(0), out, size, 2 / 255, -1.0, tiles, width, block=64
-    )
-    panels = out.reshape(models, tiles, width, PANEL).transpose(2, 3).flatten(1, 2)
-    expected = features.double()[index.long()] * (2 / 255) - 1
-    assert_close(panels[:, :size], expected, rtol=HALF, atol=1e-7)
-    assert (panels[:, size:] == 0).all()
+    order = torch.randint(50, (models, 2 * size + 1), generator=generator).to(DEVICE, index_dtype)
+    for batch, there in enumerate(order.split(size, 1)):
+        out = unwritten(models * tiles, width, PANEL)
+        kernels.gather[(triton.cdiv(width, 64), models * tiles)](
+            features, order, live(models), clock(1), batch - 1, size, order.shape[1], out, 2 / 255,
+            -1.0, tiles, width, block=64,
+        )  # fmt: skip
+        panels = out.reshape(models, tiles, width, PANEL).transpose(2, 3).flatten(1, 2)
+        expected = features.double()[there.long()] * (2 / 255) - 1
+        assert_close(panels[:, : there.shape[1]], expected, rtol=HALF, atol=1e-7)
+        assert (panels[:, there.shape[1] :] == 0).all()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -102,8 +112,9 @@ def test_layer(
     dtype = torch.float32 if activation == "none" else torch.half
     out = unwritten(models * tiles, outputs, PANEL, dtype=dtype)
     kernels.layer[(triton.cdiv(outputs, 32), models * tiles)](
-        x, weight, bias, out, tiles, width, outputs, activation, block_out=32, block_in=16
-    )
+        x, weight, bias, live(models), out, tiles, width, outputs, activation,
+        block_out=32, block_in=16,
+    )  # fmt: skip
     inputs = x.double().reshape(models, tiles, width, PANEL)
     total = weight.double().mT.unsqueeze(1) @ inputs + bias.double().mT.unsqueeze(1)
     expected = ACTIVATIONS[activation](total).flatten(0, 1)
@@ -119,7 +130,9 @@ def test_activations_far_out(generator: torch.Generator) -> None:
     one, zero = torch.ones(1, 1, 1, device=DEVICE).half(), torch.zeros(1, 1, 1, device=DEVICE)
     for activation, function in ACTIVATIONS.items():
         out = unwritten(1, 1, PANEL, dtype=torch.float32)
-        kernels.layer[(1, 1)](panel, one, zero, out, 1, 1, 1, activation, block_out=16, block_in=16)
+        kernels.layer[(1, 1)](
+            panel, one, zero, live(1), out, 1, 1, 1, activation, block_out=16, block_in=16
+        )
         assert_close(out[0, 0, : len(x)], function(x.half().double()), rtol=1e-6, atol=1e-6)
 
 
@@ -143,14 +156,15 @@ def test_pseudo_gradient(kind: str, classes: int, size: int, generator: torch.Ge
     k = torch.tensor([1 / 16, 0.25, 0.5, 1, 2, 4], device=DEVICE)
     models = len(k)
     labels = torch.randint(classes, (300,), generator=generator)
-    index = torch.randint(300, (models, PANEL + 9), generator=generator)[:, 4 : 4 + PANEL]
+    index = torch.randint(300, (models, PANEL), generator=generator)
     on_label = torch.nn.functional.one_hot(labels[index], classes).mT
     z = torch.randn(models, classes, PANEL, generator=generator)
     z = LOGITS[kind](z, on_label).to(DEVICE, torch.float32)
     index, labels = index.to(DEVICE)[:, :size], labels.to(DEVICE)
-    delta, unit = unwritten(models, classes, PANEL), unwritten(models, dtype=torch.float32)
+    order = torch.cat((index.new_zeros(models, PANEL), index), 1)  # the second batch is the last
+    delta, unit = unwritten(models, classes, PANEL), live(models)
     kernels.pseudo_gradient[(models,)](
-        z, index, index.stride(0), labels, k, delta, unit, size, classes,
+        z, order, unit, clock(), 1, PANEL, PANEL + size, labels, k, delta, classes,
         block=triton.next_power_of_2(classes),
     )  # fmt: skip
     rows = z[:, :, :size].mT.double()
@@ -171,8 +185,10 @@ def test_pseudo_gradients_too_small_for_float32(gap: float) -> None:
     z[0, 0] = gap
     index = torch.zeros(1, PANEL, dtype=torch.int32, device=DEVICE)
     labels, k = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.full((1,), 4.0).to(DEVICE)
-    delta, unit = unwritten(1, 2, PANEL), unwritten(1, dtype=torch.float32)
-    kernels.pseudo_gradient[(1,)](z, index, PANEL, labels, k, delta, unit, PANEL, 2, block=2)
+    delta, unit = unwritten(1, 2, PANEL), live(1)
+    kernels.pseudo_gradient[(1,)](
+        z, index, unit, clock(), 0, PANEL, PANEL, labels, k, delta, 2, block=2
+    )
     assert delta.isfinite().all()
     assert unit.isfinite().all()
     expected = math.exp(-4 * gap) / PANEL
@@ -192,7 +208,7 @@ def test_errors_before(
     h = ACTIVATIONS[activation](noise(generator, models, width, PANEL))
     out = unwritten(models, width, PANEL)
     kernels.errors_before[(triton.cdiv(width, 32), models)](
-        delta, weight, h, out, width, outputs, activation, block_in=32, block_out=16
+        delta, weight, h, live(models), out, width, outputs, activation, block_in=32, block_out=16
     )
     expected = weight.double() @ delta.double() * SLOPES[activation](h.double())
     assert_close(out, expected, rtol=HALF, atol=1e-4)
@@ -277,7 +293,7 @@ def test_update_and_next(
     columns, rows = triton.cdiv(outputs, 32), triton.cdiv(width, 16)
     kernels.update[columns, rows, 3](x, delta, *own, w, v, shadow, width, outputs, **blocks)
     kernels.layer[columns, 3](
-        following, shadow, bias, expected, 1, width, outputs, activation, **blocks
+        following, shadow, bias, live(3), expected, 1, width, outputs, activation, **blocks
     )
     kernels.update_and_next[columns, 3](
         x, following, delta, *own, weight, velocity, bias, out, width, outputs, activation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,14 @@ from torch import Tensor
 
 from pseudograd.fleet.mlp import kernels
 from pseudograd.fleet.mlp.kernels import PANEL
-from pseudograd.fleet.mlp.stack import Examples, Rows, Settings, Stack, launching
+from pseudograd.fleet.mlp.stack import (
+    EVALUATED_AT_ONCE,
+    Examples,
+    Rows,
+    Settings,
+    Stack,
+    launching,
+)
 
 # Tiles and warps that measured best on an H200.
 _GATHER = {"block": 128, "num_warps": 8}
@@ -23,6 +30,8 @@ _BEFORE = {"block_in": 128, "block_out": 64, "num_warps": 4, "num_stages": 3}
 _NORM = {"part": 1024, "block": 128, "num_warps": 8, "num_stages": 3}
 _UPDATE = {"block_in": 64, "block_out": 64, "num_warps": 4}
 _UPDATE_AND_NEXT = {"block_in": 32, "block_out": 64, "num_warps": 4}
+
+_LONGEST_SPAN = 16  # steps of a graph: more take longer to capture, fewer leave gaps
 
 
 class FusedStack(Stack):
@@ -39,25 +48,26 @@ class FusedStack(Stack):
     def __init__(
         self, examples: Examples, layer_sizes: Sequence[int], activation: str, models: int
     ) -> None:
-        super().__init__(examples, layer_sizes, activation, "sgd", models)
-        self.shapes = list(itertools.pairwise(self.layer_sizes))
+        self.shapes = list(itertools.pairwise(layer_sizes))
         self.activations = [activation] * (len(self.shapes) - 1) + ["none"]
-        self.loaded = False  # whether an evaluation's kernels are loaded
-        self._lay_out()
+        super().__init__(examples, layer_sizes, activation, "sgd", models)
 
     def _lay_out(self) -> None:
         """Allocate the buffers of a step. A graph holds their addresses."""
         models, device = len(self.weights[0]), self.examples.labels.device
-        self.shadows = [weight.half() for weight in self.weights]
+        self.shadows = [torch.zeros_like(weight, dtype=torch.half) for weight in self.weights]
         self.panels = self._panels(models)
         self.following = torch.empty_like(self.panels[0])
         self.deltas = [torch.empty_like(panel, dtype=torch.half) for panel in self.panels[1:]]
-        self.unit = torch.empty(models, device=device)
+        self.unit, self.live = (torch.ones(models, 1, device=device) for _ in range(2))
+        self.clock, self.start_of_clock = torch.zeros(2, 1, dtype=torch.int32, device=device)
         self.norm_parts = [triton.cdiv(width, _NORM["part"]) for width, _ in self.shapes]
         self.norms = torch.empty(sum(self.norm_parts), models, device=device)
         self.order: Tensor | None = None
         self.settings: Settings | None = None
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.judged: Tensor | None = None
+        with launching:
+            self.steps_of_an_epoch, self.judgement = _Repeated(device), _Repeated(device)
 
     def _panels(self, count: int) -> list[Tensor]:
         """Allocate inputs and hidden layers in float16, and logits in float32."""
@@ -83,47 +93,47 @@ class FusedStack(Stack):
     def select(self, models: Tensor) -> None:
         """Drop all networks but the given ones."""
         super().select(models)
-        with launching:
-            self.graph = None
-        self._lay_out()
+        for shadow, weight in zip(self.shadows, self.weights, strict=True):
+            shadow.copy_(weight)
 
     def train(self, order: Tensor, batch_size: int, settings: Settings) -> None:
-        """Train for one epoch: the first time kernel by kernel, then as one graph."""
+        """Train for one epoch: some steps as a graph, again and again."""
         if self.order is None or self.settings is None:
-            self.order, self.settings = order.int(), settings.clone()
-            with launching:
-                self._epoch(self.order, batch_size, self.settings)
-            return
-        self.order.copy_(order)
-        self.settings.copy_(settings)
-        if not self.order.is_cuda:
-            self._epoch(self.order, batch_size, self.settings)
-            return
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            stream = _capture_stream(self.order.device)
-            # Other threads may allocate during the capture.
-            capture = torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local")
-            with launching, capture:
-                self._epoch(self.order, batch_size, self.settings)
-        self.graph.replay()
+            self.order, self.settings = order.int().contiguous(), settings.clone()
+        else:
+            self.order.copy_(order)
+            self.settings.copy_(settings)
+        self.live.fill_(1) if settings.live is None else self.live.copy_(settings.live)
+        self.unit.copy_(self.live)
+        self.clock.zero_()
+        batches = triton.cdiv(order.shape[1], batch_size)
+        # Few replays, and few steps that come after the last batch; even, as panels are swapped.
+        span = min(range(2, _LONGEST_SPAN + 1, 2), key=lambda n: -batches % n + batches / n)
+        with self.steps_of_an_epoch.loading():
+            self._gather(self.order, self.clock, 0, batch_size, self.unit, self.panels[0])
+            self._run_layers(range(1), self.shadows, self.biases, self.unit, self.panels)
+        for _ in range(triton.cdiv(batches, span)):
+            self.steps_of_an_epoch(functools.partial(self._steps, span, batch_size))
+        # The steps keep no float16 copy of the first layer's weights.
+        self.shadows[0].copy_(self.weights[0])
 
-    def _epoch(self, order: Tensor, batch_size: int, settings: Settings) -> None:
-        """Train step by step; the first layer's shadow is valid before and after, not between."""
-        first, *others = batches = order.split(batch_size, 1)
-        self._gather(first, self.panels[0])
-        self._run_layers(range(1), self.shadows, self.biases, self.panels)
-        for index, following in itertools.zip_longest(batches, others):
-            self._run_layers(range(1, len(self.shapes)), self.shadows, self.biases, self.panels)
-            self._find_errors(index, settings)
-            self._update_layers(following, settings)
+    def _steps(self, span: int, batch_size: int) -> None:
+        """Train some steps, from the one that the clock shows."""
+        for ahead in range(span):
+            layers = range(1, len(self.shapes))
+            self._run_layers(layers, self.shadows, self.biases, self.unit, self.panels)
+            self._find_errors(ahead, batch_size)
+            self._update_layers(ahead + 1, batch_size)
+        self.clock += span
 
-    def _find_errors(self, index: Tensor, settings: Settings) -> None:
-        """Compute all layers' errors, and their unit, from the logits of the batch ``index``."""
-        models, size = index.shape
+    def _find_errors(self, ahead: int, batch_size: int) -> None:
+        """Compute all layers' errors, and their unit, from the logits of a batch."""
+        assert self.order is not None
+        assert self.settings is not None
+        models, limit = self.order.shape
         kernels.pseudo_gradient[(models,)](
-            self.panels[-1], index, index.stride(0), self.examples.labels, settings.k,
-            self.deltas[-1], self.unit, size, self.layer_sizes[-1],
+            self.panels[-1], self.order, self.unit, self.clock, ahead, batch_size, limit,
+            self.examples.labels, self.settings.k, self.deltas[-1], self.layer_sizes[-1],
             block=triton.next_power_of_2(self.layer_sizes[-1]),
         )  # fmt: skip
         # A rule that weights each example by a function of its cross-entropy scales the last
@@ -132,10 +142,10 @@ class FusedStack(Stack):
             width, outputs = self.shapes[at]
             tiles = _within(_BEFORE, block_in=width, block_out=outputs)
             kernels.errors_before[(triton.cdiv(width, tiles["block_in"]), models)](
-                self.deltas[at], self.shadows[at], self.panels[at], self.deltas[at - 1], width,
-                outputs, self.activations[at - 1], **tiles,
+                self.deltas[at], self.shadows[at], self.panels[at], self.unit, self.deltas[at - 1],
+                width, outputs, self.activations[at - 1], **tiles,
             )  # fmt: skip
-        if settings.clip is not None:
+        if self.settings.clip is not None:
             parts = self.norms.split(self.norm_parts)
             for shape, x, delta, part in zip(
                 self.shapes, self.panels[:-1], self.deltas, parts, strict=True
@@ -144,13 +154,15 @@ class FusedStack(Stack):
                     x, delta, self.unit, part, models, *shape, **_NORM
                 )
             kernels.clip_unit[(models,)](
-                self.unit, self.norms, settings.clip, models, len(self.norms)
+                self.unit, self.norms, self.settings.clip, models, len(self.norms)
             )
 
-    def _update_layers(self, following: Tensor | None, settings: Settings) -> None:
-        """Update all layers, and run the ``following`` batch, if any, through the first."""
+    def _update_layers(self, ahead: int, batch_size: int) -> None:
+        """Update all layers, and run the next batch through the first."""
+        assert self.order is not None
+        assert self.settings is not None
         models = len(self.unit)
-        own = self.unit, settings.learning_rate, settings.momentum
+        own = self.unit, self.settings.learning_rate, self.settings.momentum
         # The first layer comes last: its new outputs overwrite those the second learns from.
         for at in reversed(range(len(self.shapes))):
             width, outputs = self.shapes[at]
@@ -158,8 +170,10 @@ class FusedStack(Stack):
             kernels.update_bias[(triton.cdiv(outputs, 64), models)](
                 self.deltas[at], *own, self.biases[at], bias_velocity, outputs, block=64
             )
-            if at == 0 and following is not None:
-                self._gather(following, self.following)
+            if at == 0:
+                self._gather(
+                    self.order, self.clock, ahead, batch_size, self.unit, self.following
+                )
                 tiles = _within(_UPDATE_AND_NEXT, block_in=width, block_out=outputs)
                 kernels.update_and_next[(triton.cdiv(outputs, tiles["block_out"]), models)](
                     self.panels[0], self.following, self.deltas[0], *own, self.weights[0], velocity,
@@ -179,13 +193,14 @@ class FusedStack(Stack):
                 self.shadows[at], width, outputs, **tiles,
             )  # fmt: skip
 
-    def _gather(self, index: Tensor, out: Tensor) -> None:
-        """Gather the examples ``index`` (models, size) into panels."""
-        models, size = index.shape
-        tiles, features = triton.cdiv(size, PANEL), self.layer_sizes[0]
-        kernels.gather[(triton.cdiv(features, _GATHER["block"]), models * tiles)](
-            self.examples.features, index, index.stride(0), out, size, self.examples.factor,
-            self.examples.offset, tiles, features, **_GATHER,
+    def _gather(
+        self, order: Tensor, clock: Tensor, ahead: int, size: int, unit: Tensor, out: Tensor
+    ) -> None:
+        """Gather batch number ``clock + ahead`` of each model's ``order`` into panels."""
+        (models, limit), features = order.shape, self.layer_sizes[0]
+        kernels.gather[(triton.cdiv(features, _GATHER["block"]), len(out))](
+            self.examples.features, order, unit, clock, ahead, size, limit, out,
+            self.examples.factor, self.examples.offset, len(out) // models, features, **_GATHER,
         )  # fmt: skip
 
     def _run_layers(
@@ -193,6 +208,7 @@ class FusedStack(Stack):
         layers: range,
         weights: Sequence[Tensor],
         biases: Sequence[Tensor],
+        unit: Tensor,
         panels: Sequence[Tensor],
     ) -> None:
         """Run some layers forward, each from its panels to the next."""
@@ -201,7 +217,7 @@ class FusedStack(Stack):
             width, outputs = self.shapes[at]
             blocks = _within(_LAYER, block_in=width, block_out=outputs)
             kernels.layer[(triton.cdiv(outputs, blocks["block_out"]), count)](
-                panels[at], weights[at], biases[at], panels[at + 1], count // models, width,
+                panels[at], weights[at], biases[at], unit, panels[at + 1], count // models, width,
                 outputs, self.activations[at], **blocks,
             )  # fmt: skip
 
@@ -212,17 +228,128 @@ class FusedStack(Stack):
         parameters = super().evaluated(models)
         return [p if at % 2 else p.half() for at, p in enumerate(parameters)]
 
+    def evaluate(self, index: Tensor, models: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the error and the mean cross-entropy of each network.
+
+        Args:
+            index: Examples, shape (models, examples).
+            models: Evaluate the best versions of these networks; None for all current ones.
+
+        """
+        if models is None:
+            if self.judged is None or self.judged.shape != index.shape:
+                if self.judged is not None:
+                    with launching:
+                        self.judgement = _Repeated(index.device)
+                self.judged = index.int().contiguous()
+                self.sums, self.judging = self._sums_and_panels(index)
+            else:
+                self.judged.copy_(index)
+            judge = (self.judged, self.live, self.evaluated(None), self.sums, self.judging)
+            self.judgement(functools.partial(self._judge, *judge))
+            sums = self.sums
+        else:
+            sums, panels = self._sums_and_panels(index)
+            unit = torch.ones(len(index), device=index.device)
+            with self.judgement.loading():
+                self._judge(index.contiguous(), unit, self.evaluated(models), sums, panels)
+        errors, values = sums.double().sum(-1) / index.shape[1]
+        return errors, values
+
+    def _sums_and_panels(self, index: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Allocate the sums of a judgement, a number for each panel, and panels to judge in."""
+        models, size = index.shape
+        tiles = triton.cdiv(size, PANEL)
+        at_once = min(tiles, max(1, EVALUATED_AT_ONCE // (models * PANEL)))
+        return torch.zeros(2, models, tiles, device=index.device), self._panels(models * at_once)
+
+    def _judge(
+        self,
+        index: Tensor,
+        unit: Tensor,
+        parameters: Sequence[Tensor],
+        sums: Tensor,
+        panels: Sequence[Tensor],
+    ) -> None:
+        """Count mistakes and sum cross-entropies, panel by panel."""
+        (models, limit), tiles = index.shape, sums.shape[-1]
+        at_once = len(panels[0]) // models
+        for ahead in range(triton.cdiv(tiles, at_once)):
+            self._forward_panels(index, ahead, unit, parameters, panels)
+            kernels.judge[(models * at_once,)](
+                panels[-1], index, unit, self.start_of_clock, ahead, at_once * PANEL, limit,
+                self.examples.labels, *sums, at_once, tiles, self.layer_sizes[-1],
+                block=triton.next_power_of_2(self.layer_sizes[-1]),
+            )  # fmt: skip
+
+    def _forward_panels(
+        self,
+        index: Tensor,
+        ahead: int,
+        unit: Tensor,
+        parameters: Sequence[Tensor],
+        panels: Sequence[Tensor],
+    ) -> None:
+        """Run as many examples as the panels hold through all layers."""
+        size = len(panels[0]) // len(index) * PANEL
+        self._gather(index, self.start_of_clock, ahead, size, unit, panels[0])
+        layers = range(len(self.shapes))
+        self._run_layers(layers, parameters[::2], parameters[1::2], unit, panels)
+
     def logits_of(self, index: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Return the logits of the examples ``index`` (models, size) by the given parameters."""
         models, size = index.shape
         tiles = triton.cdiv(size, PANEL)
         panels = self._panels(models * tiles)
+        unit = torch.ones(models, device=index.device)
+        with self.judgement.loading():
+            self._forward_panels(index.contiguous(), 0, unit, parameters, panels)
+        return panels[-1].reshape(models, tiles, -1, PANEL).mT.flatten(1, 2)[:, :size]
+
+
+class _Repeated:
+    """Work that is done again and again: first kernel by kernel, then as a CUDA graph."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.loaded = False  # whether the work's kernels are
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Launch kernels: under the lock as long as they may have to be loaded."""
         # Loaded kernels may be launched while another thread loads or captures.
         with contextlib.nullcontext() if self.loaded else launching:
-            self._gather(index.contiguous(), panels[0])
-            self._run_layers(range(len(self.shapes)), parameters[::2], parameters[1::2], panels)
-        self.loaded = True
-        return panels[-1].reshape(models, tiles, -1, PANEL).mT.flatten(1, 2)[:, :size]
+            yield
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        """Do the work, which must be the same every time."""
+        if self.graph is None and self.loaded and self.device.type == "cuda":
+            self._capture(work)
+        if self.graph is None:
+            with self.loading():
+                work()
+            self.loaded = True
+        else:
+            self.graph.replay()
+
+    def _capture(self, work: Callable[[], None]) -> None:
+        """Capture the work, unless another thread is loading or capturing."""
+        if not launching.acquire(blocking=False):
+            return
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Unlike `torch.cuda.graph`, this waits for no other stream and keeps PyTorch's cache.
+            with torch.cuda.stream(_capture_stream(self.device)):
+                # Other threads may allocate during the capture.
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+            self.graph = graph
+        finally:
+            launching.release()
 
 
 @functools.cache

@@ -9,6 +9,10 @@ Activations and errors lie in *panels*: 128 examples of one model, as (width, 12
 side by side, every product finds its factors in the order that tensor cores take, and reads rows
 of 256 bytes. A smaller batch fills its panel with columns whose errors are zero.
 
+A CUDA graph of a few steps is replayed through an epoch, so kernels find their batch by a clock on
+the device. ``unit`` is also a sign: where it is negative, a network stands still (its slot is empty,
+or its epoch is over), and every program of that network returns at once.
+
 Arguments that change from call to call are not specialized on, so each kernel is compiled once for
 an architecture.
 
@@ -22,7 +26,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pseudograd.loss.triton.eq5 import margin_of, power_of, strength_of
+from pseudograd.loss.triton.eq5 import log_strength, margin_of, power_of, strength_of
 
 PANEL = 128
 _PANEL = tl.constexpr(PANEL)
@@ -81,18 +85,25 @@ def _step(parameter, velocity, gradient, unit, rate, momentum):
     return parameter - rate * velocity, velocity
 
 
-@triton.jit(do_not_specialize=["index_stride", "size", "tiles"])
+@triton.jit(do_not_specialize=["ahead", "size", "limit", "tiles"])
 def gather(
-    features, index, index_stride, out, size, factor, offset,
+    features, order, unit, clock, ahead, size, limit, out, factor, offset,
     tiles, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Gather the examples ``index`` (models, size), scaled, into ``tiles`` panels a model."""
+    """Gather batch number ``clock + ahead`` of ``order`` (models, limit), scaled, into panels.
+
+    A batch has up to ``size`` examples, in ``tiles`` panels a model.
+    """
     panel = tl.program_id(1).to(tl.int64)
     model, tile = panel // tiles, panel % tiles
+    start = (tl.load(clock) + ahead) * size
+    if (tl.load(unit + model) < 0) | (start >= limit):
+        return
     rows = tl.program_id(0) * block + tl.arange(0, block)
     column = tile * _PANEL + tl.arange(0, _PANEL)
-    filled, inside = column < size, rows < width
-    example = tl.load(index + model * index_stride + column, mask=filled, other=0).to(tl.int64)
+    filled, inside = column < tl.minimum(size, limit - start), rows < width
+    at = model * limit + start + column
+    example = tl.load(order + at, mask=filled, other=0).to(tl.int64)
     at = example[:, None] * width + rows[None, :]
     mask = filled[:, None] & inside[None, :]
     x = tl.load(features + at, mask=mask, other=0).to(tl.float32) * factor + offset
@@ -103,13 +114,15 @@ def gather(
 
 @triton.jit(do_not_specialize=["tiles"])
 def layer(
-    x, weight, bias, out, tiles,
+    x, weight, bias, unit, out, tiles,
     width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
     block_out: tl.constexpr, block_in: tl.constexpr,
 ):  # fmt: skip
     """Compute out = activation(weightᵀ x + bias)."""
     panel = tl.program_id(1).to(tl.int64)
     model = panel // tiles
+    if tl.load(unit + model) < 0:
+        return
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     inside = units < outputs
     weight += model * width * outputs
@@ -122,47 +135,98 @@ def layer(
     _finish_layer(total, bias, out, model, panel, units, outputs, activation)
 
 
-@triton.jit(do_not_specialize=["index_stride", "size"])
-def pseudo_gradient(
-    logits, index, index_stride, labels, k, delta, unit,
-    size, classes: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """Compute Eq. 5 at the logits, in units that suit float16.
+@triton.jit
+def _logits(logits, panel, example, labels, classes: tl.constexpr, block: tl.constexpr):
+    """Return a panel's logits at the labels, where these are, and the others and their top.
 
-    ``delta`` times ``unit`` is the pseudo-gradient of the batch's mean.
+    The others are relative to the top.
     """
-    model = tl.program_id(0).to(tl.int64)
-    classes_at, column = tl.arange(0, block), tl.arange(0, _PANEL)
-    inside, filled = (classes_at < classes)[:, None], column < size
-    at = (model * classes + classes_at)[:, None] * _PANEL + column[None, :]
-    z = tl.load(logits + at, mask=inside, other=float("-inf"))
-    example = tl.load(index + model * index_stride + column, mask=filled, other=0).to(tl.int64)
-    y = tl.load(labels + example)
-    k = tl.load(k + model)
-    on_label = classes_at[:, None] == y[None, :]
+    classes_at = tl.arange(0, block)
+    at = (panel * classes + classes_at)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
+    z = tl.load(logits + at, mask=(classes_at < classes)[:, None], other=float("-inf"))
+    on_label = classes_at[:, None] == tl.load(labels + example)[None, :]
     z_y = tl.sum(tl.where(on_label, z, 0.0), 0)
     others = tl.where(on_label, float("-inf"), z)
     top = tl.max(others, 0)
-    others -= top[None, :]
-    margin = margin_of(z_y, top, tl.sum(power_of(others, k, "1"), 0))
+    return z_y, on_label, others - top[None, :], top
+
+
+@triton.jit(do_not_specialize=["ahead", "size", "limit"])
+def pseudo_gradient(
+    logits, order, unit, clock, ahead, size, limit, labels, k, delta,
+    classes: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Compute Eq. 5 at the logits of batch number ``clock + ahead``, in units that suit float16.
+
+    ``delta`` times ``unit`` is the pseudo-gradient of the batch's mean. After the last batch, the
+    networks stand still.
+    """
+    model = tl.program_id(0).to(tl.int64)
+    start = (tl.load(clock) + ahead) * size
+    if tl.load(unit + model) < 0:
+        return
+    if start >= limit:
+        tl.store(unit + model, -1.0)
+        return
+    size = tl.minimum(size, limit - start)
+    classes_at, column = tl.arange(0, block), tl.arange(0, _PANEL)
+    inside, filled = (classes_at < classes)[:, None], column < size
+    example = tl.load(order + model * limit + start + column, mask=filled, other=0).to(tl.int64)
+    z_y, on_label, others, top = _logits(logits, model, example, labels, classes, block)
+    margin = margin_of(z_y, top, tl.sum(power_of(others, 1.0, "1"), 0))
+    k = tl.load(k + model)
     strength = tl.where(filled, strength_of(margin, k), 0.0)
     power = power_of(others, k, "any")
     f = strength[None, :] * tl.where(on_label, -1.0, power / tl.sum(power, 0)[None, :])
     largest = tl.max(strength, 0)
     # Errors below the floor are as good as zero; without it exp2 would overflow.
     exponent = tl.maximum(tl.floor(tl.log2(largest)), -100.0) - _EXPONENT
+    at = (model * classes + classes_at)[:, None] * _PANEL + column[None, :]
     tl.store(delta + at, (f * tl.exp2(-exponent)).to(tl.float16), mask=inside)
     tl.store(unit + model, tl.exp2(exponent) / size)
 
 
+@triton.jit(do_not_specialize=["ahead", "size", "limit", "tiles", "panels"])
+def judge(
+    logits, order, unit, clock, ahead, size, limit, labels, mistakes, values, tiles, panels,
+    classes: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Count the mistakes and sum the cross-entropies in each panel of batch ``clock + ahead``.
+
+    Both have a number for each of the ``panels`` of a model's examples, so that what a network gets
+    does not depend on how many are judged together.
+    """
+    panel = tl.program_id(0).to(tl.int64)
+    model = panel // tiles
+    tile = (tl.load(clock) + ahead) * (size // _PANEL) + panel % tiles
+    column = tile * _PANEL + tl.arange(0, _PANEL)
+    filled = column < limit
+    if (tl.load(unit + model) < 0) | (tile >= panels):
+        return
+    example = tl.load(order + model * limit + column, mask=filled, other=0).to(tl.int64)
+    z_y, on_label, others, top = _logits(logits, panel, example, labels, classes, block)
+    margin = margin_of(z_y, top, tl.sum(power_of(others, 1.0, "1"), 0))
+    # As in PyTorch, an infinite logit at the label has no cross-entropy.
+    value = tl.where(z_y == float("inf"), float("nan"), -log_strength(-margin))
+    # Of equal logits the first counts, as in `torch.argmax`.
+    ranks = tl.arange(0, block)[:, None]
+    first = tl.min(tl.where(others == 0, ranks, block), 0)
+    right = (z_y > top) | ((z_y == top) & (first > tl.sum(tl.where(on_label, ranks, 0), 0)))
+    wrong = filled & ~(right & (tl.abs(value) < float("inf")))
+    tl.store(mistakes + model * panels + tile, tl.sum(wrong.to(tl.float32), 0))
+    tl.store(values + model * panels + tile, tl.sum(tl.where(filled, value, 0.0), 0))
+
+
 @triton.jit
 def errors_before(
-    delta, weight, h, out,
+    delta, weight, h, unit, out,
     width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
     block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
     """Compute out = (weight delta) · slope(h), the errors of the layer below."""
     model = tl.program_id(1).to(tl.int64)
+    if tl.load(unit + model) < 0:
+        return
     units = tl.program_id(0) * block_in + tl.arange(0, block_in)
     inside = units < width
     weight += model * width * outputs
@@ -188,6 +252,9 @@ def squared_norm(
     (G_x + 1) · G_delta; a program takes ``part`` of the rows that G_x sums over.
     """
     model = tl.program_id(0).to(tl.int64)
+    scale = tl.load(unit + model)
+    if scale < 0:
+        return
     begin = tl.program_id(1) * part
     of_x = tl.full((_PANEL, _PANEL), 0.0, tl.float32)
     if begin == 0:
@@ -199,7 +266,6 @@ def squared_norm(
     for start in range(0, outputs, block):
         rows = _rows(delta, model, start + tl.arange(0, block), outputs)
         of_delta = tl.dot(tl.trans(rows), rows, of_delta)
-    scale = tl.load(unit + model)
     tl.store(norms + tl.program_id(1) * models + model, tl.sum(of_x * of_delta) * scale * scale)
 
 
@@ -207,12 +273,15 @@ def squared_norm(
 def clip_unit(unit, norms, clip, models, parts):
     """Scale the unit of errors, and so the gradient, down to the allowed norm."""
     model = tl.program_id(0)
+    scale = tl.load(unit + model)
+    if scale < 0:
+        return
     squares = 0.0
     for part in range(parts):
         squares += tl.load(norms + part * models + model)
     # As in torch.nn.utils.clip_grad_norm_.
     factor = tl.minimum(tl.load(clip + model) / (tl.sqrt(squares) + 1e-6), 1.0)
-    tl.store(unit + model, tl.load(unit + model) * factor)
+    tl.store(unit + model, scale * factor)
 
 
 @triton.jit
@@ -225,6 +294,9 @@ def update(
     ``shadow`` is the weight in float16, for the next products.
     """
     model = tl.program_id(2).to(tl.int64)
+    scale = tl.load(unit + model)
+    if scale < 0:
+        return
     # Neighbouring programs take neighbouring columns, so together they read whole rows.
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     inner = tl.program_id(1) * block_in + tl.arange(0, block_in)
@@ -238,7 +310,7 @@ def update(
     moving = mask & (tl.full((block_in, block_out), mu, tl.float32) > 0)
     v = tl.load(velocity + at, mask=moving, other=0.0)
     w = tl.load(weight + at, mask=mask, other=0.0)
-    w, v = _step(w, v, gradient, tl.load(unit + model), tl.load(rate + model), mu)
+    w, v = _step(w, v, gradient, scale, tl.load(rate + model), mu)
     tl.store(velocity + at, v, mask=moving)
     tl.store(weight + at, w, mask=mask)
     tl.store(shadow + at, w.to(tl.float16), mask=mask)
@@ -256,10 +328,13 @@ def update_and_next(
     must have been updated before.
     """
     model = tl.program_id(1).to(tl.int64)
+    scale = tl.load(unit + model)
+    if scale < 0:
+        return
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     inside = units < outputs
     errors = _rows(delta, model, units, outputs)
-    mu, scale, eta = tl.load(momentum + model), tl.load(unit + model), tl.load(rate + model)
+    mu, eta = tl.load(momentum + model), tl.load(rate + model)
     # Without momentum there is no velocity to read or write.
     moving = inside & (tl.full((block_out,), mu, tl.float32) > 0)
     weight += model * width * outputs
@@ -286,10 +361,13 @@ def update_bias(
 ):
     """Run the momentum step for the biases. Inside `update` it would cost that a quarter more."""
     model = tl.program_id(1).to(tl.int64)
+    scale = tl.load(unit + model)
+    if scale < 0:
+        return
     units = tl.program_id(0) * block + tl.arange(0, block)
     at, inside = model * outputs + units, units < outputs
     gradient = tl.sum(_rows(delta, model, units, outputs).to(tl.float32), 1)
-    own = tl.load(unit + model), tl.load(rate + model), tl.load(momentum + model)
+    own = scale, tl.load(rate + model), tl.load(momentum + model)
     v = tl.load(velocity + at, mask=inside, other=0.0)
     b, v = _step(tl.load(bias + at, mask=inside, other=0.0), v, gradient, *own)
     tl.store(velocity + at, v, mask=inside)

@@ -24,7 +24,7 @@ from pseudograd.rules import paper, reweighted
 _MOST_ENCODED = 1 << 29
 
 # Rows per evaluation step, over all models: enough to keep a device busy.
-_EVALUATED_AT_ONCE = 1 << 17
+EVALUATED_AT_ONCE = 1 << 17
 
 _aten = torch.ops.aten
 
@@ -149,11 +149,16 @@ class Stack:
         self._allocate(models)
 
     def _allocate(self, models: int) -> None:
-        """Allocate parameters, their best versions, moments and gradients, all of them zero."""
-        self.current, self.best, self.gradients = (self._rows(models) for _ in range(3))
+        """Allocate parameters, their best versions and moments, all of them zero."""
+        self.current, self.best = self._rows(models), self._rows(models)
         self.moments = [self._rows(models) for _ in range(2 if self.optimizer == "adam" else 1)]
         self.weights, self.biases = self.current.tensors[::2], self.current.tensors[1::2]
         self.steps = torch.zeros(models, 1, dtype=self.dtype, device=self.weights[0].device)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Allocate what a step writes and the next does not need."""
+        self.gradients = self._rows(len(self.steps))
 
     def _rows(self, models: int) -> Rows:
         """Return a number for each parameter of each network."""
@@ -304,7 +309,7 @@ class Stack:
     def _judged(self, index: Tensor, models: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, some examples at a time, which are mistaken, and their cross-entropies."""
         parameters = self.evaluated(models)
-        for rows in index.split(max(1, _EVALUATED_AT_ONCE // len(index)), 1):
+        for rows in index.split(max(1, EVALUATED_AT_ONCE // len(index)), 1):
             logits = self.logits_of(rows, parameters)
             target = self.examples.labels[rows]
             loss = paper.cross_entropy(paper.top_and_margin(logits, target)[1]).squeeze(-1)
@@ -363,6 +368,7 @@ class Settings:
         momentum: Classical momentum.
         clip: The largest norm of a gradient; None for no limit.
         weight_decay: AdamW's, for "adam"; None for none.
+        live: 1, or -1 for a network that need not be trained; None if all are to be.
 
     """
 
@@ -371,6 +377,7 @@ class Settings:
     momentum: Tensor
     clip: Tensor | None = None
     weight_decay: Tensor | None = None
+    live: Tensor | None = None
 
     def clone(self) -> Settings:
         """Return a deep copy."""
@@ -383,4 +390,4 @@ class Settings:
                 mine.copy_(theirs)
 
     def _all(self) -> tuple[Tensor | None, ...]:
-        return self.k, self.learning_rate, self.momentum, self.clip, self.weight_decay
+        return tuple(vars(self).values())
