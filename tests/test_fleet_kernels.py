@@ -112,7 +112,7 @@ def test_layer(
     dtype = torch.float32 if activation == "none" else torch.half
     out = unwritten(models * tiles, outputs, PANEL, dtype=dtype)
     kernels.layer[(triton.cdiv(outputs, 32), models * tiles)](
-        x, weight, bias, live(models), out, tiles, width, outputs, activation,
+        x, weight, bias, live(models), out, tiles, width, outputs, outputs, activation,
         block_out=32, block_in=16,
     )  # fmt: skip
     inputs = x.double().reshape(models, tiles, width, PANEL)
@@ -131,7 +131,7 @@ def test_activations_far_out(generator: torch.Generator) -> None:
     for activation, function in ACTIVATIONS.items():
         out = unwritten(1, 1, PANEL, dtype=torch.float32)
         kernels.layer[(1, 1)](
-            panel, one, zero, live(1), out, 1, 1, 1, activation, block_out=16, block_in=16
+            panel, one, zero, live(1), out, 1, 1, 1, 1, activation, block_out=16, block_in=16
         )
         assert_close(out[0, 0, : len(x)], function(x.half().double()), rtol=1e-6, atol=1e-6)
 
@@ -208,8 +208,9 @@ def test_errors_before(
     h = ACTIVATIONS[activation](noise(generator, models, width, PANEL))
     out = unwritten(models, width, PANEL)
     kernels.errors_before[(triton.cdiv(width, 32), models)](
-        delta, weight, h, live(models), out, width, outputs, activation, block_in=32, block_out=16
-    )
+        delta, weight, h, live(models), out, width, outputs, outputs, activation,
+        block_in=32, block_out=16,
+    )  # fmt: skip
     expected = weight.double() @ delta.double() * SLOPES[activation](h.double())
     assert_close(out, expected, rtol=HALF, atol=1e-4)
 
@@ -263,7 +264,7 @@ def test_update(width: int, outputs: int, generator: torch.Generator) -> None:
     w, v = weight.double(), velocity.double()
     grid = triton.cdiv(outputs, 32), triton.cdiv(width, 16), 3
     kernels.update[grid](
-        x, delta, unit, rate, momentum, weight, velocity, shadow, width, outputs,
+        x, delta, unit, rate, momentum, weight, velocity, shadow, width, outputs, outputs,
         block_in=16, block_out=32,
     )  # fmt: skip
     scale, eta, mu = (own.double().reshape(-1, 1, 1) for own in (unit, rate, momentum))
@@ -291,12 +292,14 @@ def test_update_and_next(
     expected = torch.empty_like(out)
     blocks = {"block_in": 16, "block_out": 32}
     columns, rows = triton.cdiv(outputs, 32), triton.cdiv(width, 16)
-    kernels.update[columns, rows, 3](x, delta, *own, w, v, shadow, width, outputs, **blocks)
+    kernels.update[columns, rows, 3](
+        x, delta, *own, w, v, shadow, width, outputs, outputs, **blocks
+    )
     kernels.layer[columns, 3](
-        following, shadow, bias, live(3), expected, 1, width, outputs, activation, **blocks
+        following, shadow, bias, live(3), expected, 1, width, outputs, outputs, activation, **blocks
     )
     kernels.update_and_next[columns, 3](
-        x, following, delta, *own, weight, velocity, bias, out, width, outputs, activation,
+        x, following, delta, *own, weight, velocity, bias, out, width, outputs, outputs, activation,
         **blocks,
     )  # fmt: skip
     assert_close(weight, w, **CLOSE)

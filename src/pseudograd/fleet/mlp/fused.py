@@ -55,7 +55,7 @@ class FusedStack(Stack):
     def _lay_out(self) -> None:
         """Allocate the buffers of a step. A graph holds their addresses."""
         models, device = len(self.weights[0]), self.examples.labels.device
-        self.shadows = [torch.zeros_like(weight, dtype=torch.half) for weight in self.weights]
+        self.shadows = [_aligned(weight.shape, torch.half, device) for weight in self.weights]
         self.panels = self._panels(models)
         self.following = torch.empty_like(self.panels[0])
         self.deltas = [torch.empty_like(panel, dtype=torch.half) for panel in self.panels[1:]]
@@ -80,7 +80,7 @@ class FusedStack(Stack):
         """Return a tensor of its own for each layer, as the kernels expect."""
         rows = super()._rows(0)
         rows.tensors = [
-            torch.zeros(models, *view.shape[1:], device=view.device) for view in rows.tensors
+            _aligned((models, *view.shape[1:]), torch.float32, view.device) for view in rows.tensors
         ]
         return rows
 
@@ -143,7 +143,7 @@ class FusedStack(Stack):
             tiles = _within(_BEFORE, block_in=width, block_out=outputs)
             kernels.errors_before[(triton.cdiv(width, tiles["block_in"]), models)](
                 self.deltas[at], self.shadows[at], self.panels[at], self.unit, self.deltas[at - 1],
-                width, outputs, self.activations[at - 1], **tiles,
+                width, outputs, _padded(outputs), self.activations[at - 1], **tiles,
             )  # fmt: skip
         if self.settings.clip is not None:
             parts = self.norms.split(self.norm_parts)
@@ -171,13 +171,12 @@ class FusedStack(Stack):
                 self.deltas[at], *own, self.biases[at], bias_velocity, outputs, block=64
             )
             if at == 0:
-                self._gather(
-                    self.order, self.clock, ahead, batch_size, self.unit, self.following
-                )
+                self._gather(self.order, self.clock, ahead, batch_size, self.unit, self.following)
                 tiles = _within(_UPDATE_AND_NEXT, block_in=width, block_out=outputs)
                 kernels.update_and_next[(triton.cdiv(outputs, tiles["block_out"]), models)](
                     self.panels[0], self.following, self.deltas[0], *own, self.weights[0], velocity,
-                    self.biases[0], self.panels[1], width, outputs, self.activations[0], **tiles,
+                    self.biases[0], self.panels[1], width, outputs, _padded(outputs),
+                    self.activations[0], **tiles,
                 )  # fmt: skip
                 # Only the names are swapped: a graph has the addresses of its every step.
                 self.panels[0], self.following = self.following, self.panels[0]
@@ -190,7 +189,7 @@ class FusedStack(Stack):
             )
             kernels.update[grid](
                 self.panels[at], self.deltas[at], *own, self.weights[at], velocity,
-                self.shadows[at], width, outputs, **tiles,
+                self.shadows[at], width, outputs, _padded(outputs), **tiles,
             )  # fmt: skip
 
     def _gather(
@@ -218,15 +217,18 @@ class FusedStack(Stack):
             blocks = _within(_LAYER, block_in=width, block_out=outputs)
             kernels.layer[(triton.cdiv(outputs, blocks["block_out"]), count)](
                 panels[at], weights[at], biases[at], unit, panels[at + 1], count // models, width,
-                outputs, self.activations[at], **blocks,
+                outputs, _padded(outputs), self.activations[at], **blocks,
             )  # fmt: skip
 
     def evaluated(self, models: Tensor | None) -> list[Tensor]:
         """Return the parameters to evaluate, weights in float16."""
         if models is None:
             return [p for layer in zip(self.shadows, self.biases, strict=True) for p in layer]
-        parameters = super().evaluated(models)
-        return [p if at % 2 else p.half() for at, p in enumerate(parameters)]
+        chosen = [best[models] for best in self.best.tensors]
+        for at, weight in enumerate(chosen[::2]):
+            half = _aligned(weight.shape, torch.half, weight.device)
+            chosen[2 * at] = half.copy_(weight)
+        return chosen
 
     def evaluate(self, index: Tensor, models: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the error and the mean cross-entropy of each network.
@@ -356,6 +358,18 @@ class _Repeated:
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the device's one stream to capture on; PyTorch reuses those of its small pool."""
     return torch.cuda.Stream(device)
+
+
+def _padded(outputs: int) -> int:
+    """Return how far apart rows of weights are: wide ones begin at a line of the cache."""
+    return outputs + -outputs % 64 if outputs > 64 else outputs
+
+
+def _aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros (models, in, out) for weights, or (models, 1, out) for biases."""
+    models, inputs, outputs = shape
+    columns = outputs if inputs == 1 else _padded(outputs)
+    return torch.zeros(models, inputs, columns, dtype=dtype, device=device)[..., :outputs]
 
 
 def _within(tiles: dict[str, int], **sizes: int) -> dict[str, Any]:

@@ -7,11 +7,12 @@ are known: `update_and_next` multiplies them by the new weights while those are 
 
 Activations and errors lie in *panels*: 128 examples of one model, as (width, 128). With examples
 side by side, every product finds its factors in the order that tensor cores take, and reads rows
-of 256 bytes. A smaller batch fills its panel with columns whose errors are zero.
+of 256 bytes. A smaller batch fills its panel with columns whose errors are zero. Rows of weights
+are ``stride`` numbers apart, so that tiles of them begin at a line of the cache.
 
 A CUDA graph of a few steps is replayed through an epoch, so kernels find their batch by a clock on
-the device. ``unit`` is also a sign: where it is negative, a network stands still (its slot is empty,
-or its epoch is over), and every program of that network returns at once.
+the device. ``unit`` is also a sign: where it is negative, a network stands still (its slot is
+empty, or its epoch is over), and every program of that network returns at once.
 
 Arguments that change from call to call are not specialized on, so each kernel is compiled once for
 an architecture.
@@ -115,7 +116,7 @@ def gather(
 @triton.jit(do_not_specialize=["tiles"])
 def layer(
     x, weight, bias, unit, out, tiles,
-    width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
+    width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr, activation: tl.constexpr,
     block_out: tl.constexpr, block_in: tl.constexpr,
 ):  # fmt: skip
     """Compute out = activation(weightᵀ x + bias)."""
@@ -125,12 +126,12 @@ def layer(
         return
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     inside = units < outputs
-    weight += model * width * outputs
+    weight += model * width * stride
     total = tl.zeros((block_out, _PANEL), tl.float32)
     for start in range(0, width, block_in):
         inner = start + tl.arange(0, block_in)
         mask = (inner < width)[:, None] & inside[None, :]
-        w = tl.load(weight + inner[:, None] * outputs + units[None, :], mask=mask, other=0.0)
+        w = tl.load(weight + inner[:, None] * stride + units[None, :], mask=mask, other=0.0)
         total = tl.dot(tl.trans(w), _rows(x, panel, inner, width), total)
     _finish_layer(total, bias, out, model, panel, units, outputs, activation)
 
@@ -220,7 +221,7 @@ def judge(
 @triton.jit
 def errors_before(
     delta, weight, h, unit, out,
-    width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
+    width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr, activation: tl.constexpr,
     block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
     """Compute out = (weight delta) · slope(h), the errors of the layer below."""
@@ -229,12 +230,12 @@ def errors_before(
         return
     units = tl.program_id(0) * block_in + tl.arange(0, block_in)
     inside = units < width
-    weight += model * width * outputs
+    weight += model * width * stride
     total = tl.zeros((block_in, _PANEL), tl.float32)
     for start in range(0, outputs, block_out):
         inner = start + tl.arange(0, block_out)
         mask = inside[:, None] & (inner < outputs)[None, :]
-        w = tl.load(weight + units[:, None] * outputs + inner[None, :], mask=mask, other=0.0)
+        w = tl.load(weight + units[:, None] * stride + inner[None, :], mask=mask, other=0.0)
         total = tl.dot(w, _rows(delta, model, inner, outputs), total)
     total *= _slope(_rows(h, model, units, width).to(tl.float32), activation)
     at = (model * width + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
@@ -287,7 +288,8 @@ def clip_unit(unit, norms, clip, models, parts):
 @triton.jit
 def update(
     x, delta, unit, rate, momentum, weight, velocity, shadow,
-    width: tl.constexpr, outputs: tl.constexpr, block_in: tl.constexpr, block_out: tl.constexpr,
+    width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr,
+    block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
     """Compute velocity = momentum · velocity + x deltaᵀ and weight -= rate · velocity.
 
@@ -304,7 +306,7 @@ def update(
     gradient = tl.dot(_rows(x, model, inner, width), tl.trans(errors))
     # Weights are loaded only now: earlier, they would hold registers and lower the occupancy.
     mask = (inner < width)[:, None] & (units < outputs)[None, :]
-    at = model * width * outputs + inner[:, None] * outputs + units[None, :]
+    at = model * width * stride + inner[:, None] * stride + units[None, :]
     mu = tl.load(momentum + model)
     # Without momentum there is no velocity to read or write.
     moving = mask & (tl.full((block_in, block_out), mu, tl.float32) > 0)
@@ -319,7 +321,7 @@ def update(
 @triton.jit
 def update_and_next(
     x, following, delta, unit, rate, momentum, weight, velocity, bias, out,
-    width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
+    width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr, activation: tl.constexpr,
     block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
     """Run `update`, then `layer` for the next batch: out = activation(weightᵀ following + bias).
@@ -337,14 +339,14 @@ def update_and_next(
     mu, eta = tl.load(momentum + model), tl.load(rate + model)
     # Without momentum there is no velocity to read or write.
     moving = inside & (tl.full((block_out,), mu, tl.float32) > 0)
-    weight += model * width * outputs
-    velocity += model * width * outputs
+    weight += model * width * stride
+    velocity += model * width * stride
     total = tl.zeros((block_out, _PANEL), tl.float32)
     # These stages prefetch every load; a launch's ``num_stages``, only the products' factors.
     for start in tl.range(0, width, block_in, num_stages=3):
         inner = start + tl.arange(0, block_in)
         present = (inner < width)[:, None]
-        at = inner[:, None] * outputs + units[None, :]
+        at = inner[:, None] * stride + units[None, :]
         v = tl.load(velocity + at, mask=present & moving[None, :], other=0.0)
         w = tl.load(weight + at, mask=present & inside[None, :], other=0.0)
         gradient = tl.dot(_rows(x, model, inner, width), tl.trans(errors))
