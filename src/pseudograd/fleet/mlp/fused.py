@@ -30,6 +30,7 @@ _BEFORE = {"block_in": 128, "block_out": 64, "num_warps": 4, "num_stages": 3}
 _NORM = {"part": 1024, "block": 128, "num_warps": 8, "num_stages": 3}
 _UPDATE = {"block_in": 64, "block_out": 64, "num_warps": 4}
 _UPDATE_AND_NEXT = {"block_in": 32, "block_out": 64, "num_warps": 4}
+_BIASES = 512
 
 _LONGEST_SPAN = 16  # steps of a graph: more take longer to capture, fewer leave gaps
 
@@ -63,6 +64,12 @@ class FusedStack(Stack):
         self.clock, self.start_of_clock = torch.zeros(2, 1, dtype=torch.int32, device=device)
         self.norm_parts = [triton.cdiv(width, _NORM["part"]) for width, _ in self.shapes]
         self.norms = torch.empty(sum(self.norm_parts), models, device=device)
+        self.pulls = torch.empty_like(_biases(self.current))  # the gradients of all biases
+        # Parts of ‖inputs‖² and ‖errors‖², layer by layer.
+        tiles = triton.cdiv(max(self.layer_sizes), _UPDATE_AND_NEXT["block_out"])
+        self.parts = triton.next_power_of_2(tiles)
+        layers = triton.next_power_of_2(len(self.shapes))
+        self.squares = torch.zeros(models, 2, layers, self.parts, device=device)
         self.order: Tensor | None = None
         self.settings: Settings | None = None
         self.judged: Tensor | None = None
@@ -77,12 +84,8 @@ class FusedStack(Stack):
         return [*panels, torch.empty(count, classes, PANEL, device=device)]
 
     def _rows(self, models: int) -> Rows:
-        """Return a tensor of its own for each layer, as the kernels expect."""
-        rows = super()._rows(0)
-        rows.tensors = [
-            _aligned((models, *view.shape[1:]), torch.float32, view.device) for view in rows.tensors
-        ]
-        return rows
+        """Return weights in a tensor of its own for each layer, and all biases in one."""
+        return _Rows(models, self.layer_sizes, self.dtype, self.examples.labels.device)
 
     def start(self, models: Tensor, seeds: Tensor) -> None:
         """Put fresh networks in the given slots."""
@@ -106,12 +109,13 @@ class FusedStack(Stack):
         self.live.fill_(1) if settings.live is None else self.live.copy_(settings.live)
         self.unit.copy_(self.live)
         self.clock.zero_()
+        self.squares.zero_()
         batches = triton.cdiv(order.shape[1], batch_size)
         # Few replays, and few steps that come after the last batch; even, as panels are swapped.
         span = min(range(2, _LONGEST_SPAN + 1, 2), key=lambda n: -batches % n + batches / n)
         with self.steps_of_an_epoch.loading():
-            self._gather(self.order, self.clock, 0, batch_size, self.unit, self.panels[0])
-            self._run_layers(range(1), self.shadows, self.biases, self.unit, self.panels)
+            self._gather_next(0, batch_size, self.panels[0])
+            self._run_layers(range(1), self.shadows, self.biases, self.unit, self.panels, True)
         for _ in range(triton.cdiv(batches, span)):
             self.steps_of_an_epoch(functools.partial(self._steps, span, batch_size))
         # The steps keep no float16 copy of the first layer's weights.
@@ -121,7 +125,7 @@ class FusedStack(Stack):
         """Train some steps, from the one that the clock shows."""
         for ahead in range(span):
             layers = range(1, len(self.shapes))
-            self._run_layers(layers, self.shadows, self.biases, self.unit, self.panels)
+            self._run_layers(layers, self.shadows, self.biases, self.unit, self.panels, True)
             self._find_errors(ahead, batch_size)
             self._update_layers(ahead + 1, batch_size)
         self.clock += span
@@ -133,8 +137,9 @@ class FusedStack(Stack):
         models, limit = self.order.shape
         kernels.pseudo_gradient[(models,)](
             self.panels[-1], self.order, self.unit, self.clock, ahead, batch_size, limit,
-            self.examples.labels, self.settings.k, self.deltas[-1], self.layer_sizes[-1],
-            block=triton.next_power_of_2(self.layer_sizes[-1]),
+            self.examples.labels, self.settings.k, self.deltas[-1],
+            *self._pulls(len(self.shapes) - 1), *self._squares(1, len(self.shapes) - 1),
+            self.layer_sizes[-1], block=triton.next_power_of_2(self.layer_sizes[-1]),
         )  # fmt: skip
         # A rule that weights each example by a function of its cross-entropy scales the last
         # layer's deltas here (one factor for each column of a panel), before they go backward.
@@ -143,40 +148,40 @@ class FusedStack(Stack):
             tiles = _within(_BEFORE, block_in=width, block_out=outputs)
             kernels.errors_before[(triton.cdiv(width, tiles["block_in"]), models)](
                 self.deltas[at], self.shadows[at], self.panels[at], self.unit, self.deltas[at - 1],
-                width, outputs, _padded(outputs), self.activations[at - 1], **tiles,
+                *self._pulls(at - 1), *self._squares(1, at - 1), width, outputs, _padded(outputs),
+                self.activations[at - 1], **tiles,
             )  # fmt: skip
         if self.settings.clip is not None:
+            own, sizes = (self.unit, self.settings.clip, self.squares), self.squares.shape[2:]
             parts = self.norms.split(self.norm_parts)
             for shape, x, delta, part in zip(
                 self.shapes, self.panels[:-1], self.deltas, parts, strict=True
             ):
                 kernels.squared_norm[(models, len(part))](
-                    x, delta, self.unit, part, models, *shape, **_NORM
+                    x, delta, *own, part, models, *sizes, *shape, **_NORM
                 )
-            kernels.clip_unit[(models,)](
-                self.unit, self.norms, self.settings.clip, models, len(self.norms)
-            )
+            kernels.clip_unit[(models,)](*own, self.norms, models, len(self.norms), *sizes)
 
     def _update_layers(self, ahead: int, batch_size: int) -> None:
         """Update all layers, and run the next batch through the first."""
-        assert self.order is not None
         assert self.settings is not None
-        models = len(self.unit)
+        models, biases = self.pulls.shape
         own = self.unit, self.settings.learning_rate, self.settings.momentum
+        kernels.update_biases[(triton.cdiv(biases, _BIASES), models)](
+            self.pulls, *own, _biases(self.current), _biases(self.moments[0]), biases,
+            block=_BIASES,
+        )  # fmt: skip
         # The first layer comes last: its new outputs overwrite those the second learns from.
         for at in reversed(range(len(self.shapes))):
             width, outputs = self.shapes[at]
-            velocity, bias_velocity = self.moments[0].tensors[2 * at : 2 * at + 2]
-            kernels.update_bias[(triton.cdiv(outputs, 64), models)](
-                self.deltas[at], *own, self.biases[at], bias_velocity, outputs, block=64
-            )
+            velocity = self.moments[0].tensors[2 * at]
             if at == 0:
-                self._gather(self.order, self.clock, ahead, batch_size, self.unit, self.following)
+                self._gather_next(ahead, batch_size, self.following)
                 tiles = _within(_UPDATE_AND_NEXT, block_in=width, block_out=outputs)
                 kernels.update_and_next[(triton.cdiv(outputs, tiles["block_out"]), models)](
                     self.panels[0], self.following, self.deltas[0], *own, self.weights[0], velocity,
-                    self.biases[0], self.panels[1], width, outputs, _padded(outputs),
-                    self.activations[0], **tiles,
+                    self.biases[0], biases, self.panels[1], *self._squares(0, 1), width, outputs,
+                    _padded(outputs), self.activations[0], **tiles,
                 )  # fmt: skip
                 # Only the names are swapped: a graph has the addresses of its every step.
                 self.panels[0], self.following = self.following, self.panels[0]
@@ -192,13 +197,42 @@ class FusedStack(Stack):
                 self.shadows[at], width, outputs, _padded(outputs), **tiles,
             )  # fmt: skip
 
+    def _pulls(self, at: int) -> tuple[Tensor, int]:
+        """Return where the sums of a layer's errors go, and how far apart models' are."""
+        before = sum(outputs for _, outputs in self.shapes[:at])
+        return self.pulls[:, before:], self.pulls.shape[1]
+
+    def _squares(self, of: int, at: int) -> tuple[Tensor | None, int]:
+        """Return where ‖inputs‖² (0) or ‖errors‖² (1) of a layer go, and how far apart models' are.
+
+        They serve to clip gradients. Logits are no layer's inputs.
+        """
+        assert self.settings is not None
+        if self.settings.clip is None or at == len(self.shapes):
+            return None, 0
+        return self.squares[:, of, at], self.squares.stride(0)
+
+    def _gather_next(self, ahead: int, batch_size: int, out: Tensor) -> None:
+        assert self.order is not None
+        self._gather(
+            self.order, self.clock, ahead, batch_size, self.unit, out, *self._squares(0, 0)
+        )
+
     def _gather(
-        self, order: Tensor, clock: Tensor, ahead: int, size: int, unit: Tensor, out: Tensor
+        self,
+        order: Tensor,
+        clock: Tensor,
+        ahead: int,
+        size: int,
+        unit: Tensor,
+        out: Tensor,
+        squares: Tensor | None = None,
+        apart: int = 0,
     ) -> None:
         """Gather batch number ``clock + ahead`` of each model's ``order`` into panels."""
         (models, limit), features = order.shape, self.layer_sizes[0]
         kernels.gather[(triton.cdiv(features, _GATHER["block"]), len(out))](
-            self.examples.features, order, unit, clock, ahead, size, limit, out,
+            self.examples.features, order, unit, clock, ahead, size, limit, out, squares, apart,
             self.examples.factor, self.examples.offset, len(out) // models, features, **_GATHER,
         )  # fmt: skip
 
@@ -209,6 +243,7 @@ class FusedStack(Stack):
         biases: Sequence[Tensor],
         unit: Tensor,
         panels: Sequence[Tensor],
+        training: bool = False,
     ) -> None:
         """Run some layers forward, each from its panels to the next."""
         count, models = len(panels[0]), len(weights[0])
@@ -216,7 +251,8 @@ class FusedStack(Stack):
             width, outputs = self.shapes[at]
             blocks = _within(_LAYER, block_in=width, block_out=outputs)
             kernels.layer[(triton.cdiv(outputs, blocks["block_out"]), count)](
-                panels[at], weights[at], biases[at], unit, panels[at + 1], count // models, width,
+                panels[at], weights[at], biases[at], biases[at].stride(0), unit, panels[at + 1],
+                *(self._squares(0, at + 1) if training else (None, 0)), count // models, width,
                 outputs, _padded(outputs), self.activations[at], **blocks,
             )  # fmt: skip
 
@@ -254,7 +290,7 @@ class FusedStack(Stack):
             sums, panels = self._sums_and_panels(index)
             unit = torch.ones(len(index), device=index.device)
             with self.judgement.loading():
-                self._judge(index.contiguous(), unit, self.evaluated(models), sums, panels)
+                self._judge(index.int().contiguous(), unit, self.evaluated(models), sums, panels)
         errors, values = sums.double().sum(-1) / index.shape[1]
         return errors, values
 
@@ -305,8 +341,33 @@ class FusedStack(Stack):
         panels = self._panels(models * tiles)
         unit = torch.ones(models, device=index.device)
         with self.judgement.loading():
-            self._forward_panels(index.contiguous(), 0, unit, parameters, panels)
+            self._forward_panels(index.int().contiguous(), 0, unit, parameters, panels)
         return panels[-1].reshape(models, tiles, -1, PANEL).mT.flatten(1, 2)[:, :size]
+
+
+class _Rows(Rows):
+    """A number for each parameter of each network, as the kernels expect them.
+
+    Attributes:
+        biases: The biases of all layers, shape (models, units); `tensors` has views of them.
+
+    """
+
+    def __init__(
+        self, models: int, layer_sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        outputs = layer_sizes[1:]
+        self.biases = torch.zeros(models, sum(outputs), dtype=dtype, device=device)
+        weights = [
+            _aligned((models, *shape), dtype, device) for shape in itertools.pairwise(layer_sizes)
+        ]
+        biases = self.biases.unsqueeze(1).split(list(outputs), 2)
+        self.tensors = [tensor for layer in zip(weights, biases, strict=True) for tensor in layer]
+
+
+def _biases(rows: Rows) -> Tensor:
+    assert isinstance(rows, _Rows)
+    return rows.biases
 
 
 class _Repeated:
@@ -366,10 +427,9 @@ def _padded(outputs: int) -> int:
 
 
 def _aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros (models, in, out) for weights, or (models, 1, out) for biases."""
-    models, inputs, outputs = shape
-    columns = outputs if inputs == 1 else _padded(outputs)
-    return torch.zeros(models, inputs, columns, dtype=dtype, device=device)[..., :outputs]
+    """Return zeros of the shape (models, in, out), for weights."""
+    *rows, outputs = shape
+    return torch.zeros(*rows, _padded(outputs), dtype=dtype, device=device)[..., :outputs]
 
 
 def _within(tiles: dict[str, int], **sizes: int) -> dict[str, Any]:

@@ -68,15 +68,38 @@ def _rows(panels, panel, rows, width: tl.constexpr):
 
 
 @triton.jit
+def _note_squares(numbers, squares, apart: tl.constexpr, model, part):
+    """Store a part of ‖inputs‖² or ‖errors‖² of a layer, where it is asked for."""
+    if squares is not None:
+        numbers = numbers.to(tl.float32)
+        tl.store(squares + model * apart + part, tl.sum(numbers * numbers))
+
+
+@triton.jit
 def _finish_layer(
-    total, bias, out, model, panel, units, outputs: tl.constexpr, activation: tl.constexpr
-):
+    total, bias, bias_stride, out, squares, apart: tl.constexpr,
+    model, panel, part, units, outputs: tl.constexpr, activation: tl.constexpr,
+):  # fmt: skip
     """Store activation(total + bias) for some units of a panel."""
     inside = units < outputs
-    total += tl.load(bias + model * outputs + units, mask=inside, other=0.0)[:, None]
+    total += tl.load(bias + model * bias_stride + units, mask=inside, other=0.0)[:, None]
     at = (panel * outputs + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
-    total = _activate(total, activation)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside[:, None])
+    h = _activate(total, activation).to(out.dtype.element_ty)
+    tl.store(out + at, h, mask=inside[:, None])
+    _note_squares(tl.where(inside[:, None], h, 0.0), squares, apart, model, part)
+
+
+@triton.jit
+def _finish_errors(errors, out, pulls, pulls_stride, squares, apart: tl.constexpr,
+                   model, part, units, width: tl.constexpr):  # fmt: skip
+    """Store errors of some units of a panel, and each unit's sum, the gradient of its bias."""
+    inside = units < width
+    at = (model * width + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
+    errors = tl.where(inside[:, None], errors, 0.0).to(tl.float16)
+    tl.store(out + at, errors, mask=inside[:, None])
+    pull = tl.sum(errors.to(tl.float32), 1)
+    tl.store(pulls + model * pulls_stride + units, pull, mask=inside)
+    _note_squares(errors, squares, apart, model, part)
 
 
 @triton.jit
@@ -86,10 +109,13 @@ def _step(parameter, velocity, gradient, unit, rate, momentum):
     return parameter - rate * velocity, velocity
 
 
-@triton.jit(do_not_specialize=["ahead", "size", "limit", "tiles"])
+@triton.jit(
+    do_not_specialize=["ahead", "size", "limit", "tiles"],
+    do_not_specialize_on_alignment=["squares"],
+)
 def gather(
-    features, order, unit, clock, ahead, size, limit, out, factor, offset,
-    tiles, width: tl.constexpr, block: tl.constexpr,
+    features, order, unit, clock, ahead, size, limit, out, squares, apart: tl.constexpr,
+    factor, offset, tiles, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Gather batch number ``clock + ahead`` of ``order`` (models, limit), scaled, into panels.
 
@@ -109,13 +135,17 @@ def gather(
     mask = filled[:, None] & inside[None, :]
     x = tl.load(features + at, mask=mask, other=0).to(tl.float32) * factor + offset
     x = tl.where(mask, x, 0.0).to(tl.float16)
+    _note_squares(x, squares, apart, model, tl.program_id(0))
     at = (panel * width + rows)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
     tl.store(out + at, tl.trans(x), mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["tiles"])
+@triton.jit(
+    do_not_specialize=["bias_stride", "tiles"],
+    do_not_specialize_on_alignment=["bias", "squares"],
+)
 def layer(
-    x, weight, bias, unit, out, tiles,
+    x, weight, bias, bias_stride, unit, out, squares, apart: tl.constexpr, tiles,
     width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr, activation: tl.constexpr,
     block_out: tl.constexpr, block_in: tl.constexpr,
 ):  # fmt: skip
@@ -133,7 +163,10 @@ def layer(
         mask = (inner < width)[:, None] & inside[None, :]
         w = tl.load(weight + inner[:, None] * stride + units[None, :], mask=mask, other=0.0)
         total = tl.dot(tl.trans(w), _rows(x, panel, inner, width), total)
-    _finish_layer(total, bias, out, model, panel, units, outputs, activation)
+    _finish_layer(
+        total, bias, bias_stride, out, squares, apart,
+        model, panel, tl.program_id(0), units, outputs, activation,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -152,10 +185,13 @@ def _logits(logits, panel, example, labels, classes: tl.constexpr, block: tl.con
     return z_y, on_label, others - top[None, :], top
 
 
-@triton.jit(do_not_specialize=["ahead", "size", "limit"])
+@triton.jit(
+    do_not_specialize=["ahead", "size", "limit", "pulls_stride"],
+    do_not_specialize_on_alignment=["pulls", "squares"],
+)
 def pseudo_gradient(
-    logits, order, unit, clock, ahead, size, limit, labels, k, delta,
-    classes: tl.constexpr, block: tl.constexpr,
+    logits, order, unit, clock, ahead, size, limit, labels, k, delta, pulls, pulls_stride, squares,
+    apart: tl.constexpr, classes: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Compute Eq. 5 at the logits of batch number ``clock + ahead``, in units that suit float16.
 
@@ -171,7 +207,7 @@ def pseudo_gradient(
         return
     size = tl.minimum(size, limit - start)
     classes_at, column = tl.arange(0, block), tl.arange(0, _PANEL)
-    inside, filled = (classes_at < classes)[:, None], column < size
+    filled = column < size
     example = tl.load(order + model * limit + start + column, mask=filled, other=0).to(tl.int64)
     z_y, on_label, others, top = _logits(logits, model, example, labels, classes, block)
     margin = margin_of(z_y, top, tl.sum(power_of(others, 1.0, "1"), 0))
@@ -182,8 +218,8 @@ def pseudo_gradient(
     largest = tl.max(strength, 0)
     # Errors below the floor are as good as zero; without it exp2 would overflow.
     exponent = tl.maximum(tl.floor(tl.log2(largest)), -100.0) - _EXPONENT
-    at = (model * classes + classes_at)[:, None] * _PANEL + column[None, :]
-    tl.store(delta + at, (f * tl.exp2(-exponent)).to(tl.float16), mask=inside)
+    f *= tl.exp2(-exponent)
+    _finish_errors(f, delta, pulls, pulls_stride, squares, apart, model, 0, classes_at, classes)
     tl.store(unit + model, tl.exp2(exponent) / size)
 
 
@@ -218,9 +254,9 @@ def judge(
     tl.store(values + model * panels + tile, tl.sum(tl.where(filled, value, 0.0), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pulls_stride"], do_not_specialize_on_alignment=["pulls", "squares"])
 def errors_before(
-    delta, weight, h, unit, out,
+    delta, weight, h, unit, out, pulls, pulls_stride, squares, apart: tl.constexpr,
     width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr, activation: tl.constexpr,
     block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
@@ -238,23 +274,39 @@ def errors_before(
         w = tl.load(weight + units[:, None] * stride + inner[None, :], mask=mask, other=0.0)
         total = tl.dot(w, _rows(delta, model, inner, outputs), total)
     total *= _slope(_rows(h, model, units, width).to(tl.float32), activation)
-    at = (model * width + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
-    tl.store(out + at, total.to(tl.float16), mask=inside[:, None])
+    part = tl.program_id(0)
+    _finish_errors(total, out, pulls, pulls_stride, squares, apart, model, part, units, width)
+
+
+@triton.jit
+def _is_small(unit, clip, squares, model, layers: tl.constexpr, parts: tl.constexpr):
+    """Return whether the gradient's norm is below the allowed one for sure.
+
+    A layer's gradient is x deltaᵀ, and Σ delta for its bias, so that its squared norm is at most
+    (‖x‖² + the examples) · ‖delta‖².
+    """
+    at = tl.arange(0, layers)[:, None] * parts + tl.arange(0, parts)[None, :]
+    squares += model * 2 * layers * parts
+    of_x = tl.sum(tl.load(squares + at), 1)
+    of_delta = tl.sum(tl.load(squares + layers * parts + at), 1)
+    scale, clip = tl.load(unit + model), tl.load(clip + model)
+    return tl.sum((of_x + _PANEL) * of_delta, 0) * scale * scale < 0.99 * clip * clip
 
 
 @triton.jit(do_not_specialize=["models"])
 def squared_norm(
-    x, delta, unit, norms, models,
+    x, delta, unit, clip, squares, norms, models, layers: tl.constexpr, parts: tl.constexpr,
     width: tl.constexpr, outputs: tl.constexpr, part: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Compute a part of ‖x deltaᵀ‖² + ‖Σ delta‖², the squared norm of a layer's gradient.
 
     With G_x and G_delta the Gram matrices of a panel's examples, it is the sum of the entries of
-    (G_x + 1) · G_delta; a program takes ``part`` of the rows that G_x sums over.
+    (G_x + 1) · G_delta; a program takes ``part`` of the rows that G_x sums over. Most steps need
+    none of it, because a bound on the norm is small enough.
     """
     model = tl.program_id(0).to(tl.int64)
     scale = tl.load(unit + model)
-    if scale < 0:
+    if (scale < 0) | _is_small(unit, clip, squares, model, layers, parts):
         return
     begin = tl.program_id(1) * part
     of_x = tl.full((_PANEL, _PANEL), 0.0, tl.float32)
@@ -270,18 +322,20 @@ def squared_norm(
     tl.store(norms + tl.program_id(1) * models + model, tl.sum(of_x * of_delta) * scale * scale)
 
 
-@triton.jit(do_not_specialize=["models", "parts"])
-def clip_unit(unit, norms, clip, models, parts):
+@triton.jit(do_not_specialize=["models", "norm_parts"])
+def clip_unit(
+    unit, clip, squares, norms, models, norm_parts, layers: tl.constexpr, parts: tl.constexpr
+):
     """Scale the unit of errors, and so the gradient, down to the allowed norm."""
-    model = tl.program_id(0)
+    model = tl.program_id(0).to(tl.int64)
     scale = tl.load(unit + model)
-    if scale < 0:
+    if (scale < 0) | _is_small(unit, clip, squares, model, layers, parts):
         return
-    squares = 0.0
-    for part in range(parts):
-        squares += tl.load(norms + part * models + model)
+    square = 0.0
+    for part in range(norm_parts):
+        square += tl.load(norms + part * models + model)
     # As in torch.nn.utils.clip_grad_norm_.
-    factor = tl.minimum(tl.load(clip + model) / (tl.sqrt(squares) + 1e-6), 1.0)
+    factor = tl.minimum(tl.load(clip + model) / (tl.sqrt(square) + 1e-6), 1.0)
     tl.store(unit + model, scale * factor)
 
 
@@ -318,9 +372,10 @@ def update(
     tl.store(shadow + at, w.to(tl.float16), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["bias_stride"], do_not_specialize_on_alignment=["bias", "squares"])
 def update_and_next(
-    x, following, delta, unit, rate, momentum, weight, velocity, bias, out,
+    x, following, delta, unit, rate, momentum, weight, velocity, bias, bias_stride, out,
+    squares, apart: tl.constexpr,
     width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr, activation: tl.constexpr,
     block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
@@ -354,23 +409,24 @@ def update_and_next(
         tl.store(velocity + at, v, mask=present & moving[None, :])
         tl.store(weight + at, w, mask=present & inside[None, :])
         total = tl.dot(tl.trans(w.to(tl.float16)), _rows(following, model, inner, width), total)
-    _finish_layer(total, bias, out, model, model, units, outputs, activation)
+    _finish_layer(
+        total, bias, bias_stride, out, squares, apart,
+        model, model, tl.program_id(0), units, outputs, activation,
+    )  # fmt: skip
 
 
-@triton.jit
-def update_bias(
-    delta, unit, rate, momentum, bias, velocity, outputs: tl.constexpr, block: tl.constexpr
-):
-    """Run the momentum step for the biases. Inside `update` it would cost that a quarter more."""
+@triton.jit(do_not_specialize=["count"])
+def update_biases(pulls, unit, rate, momentum, bias, velocity, count, block: tl.constexpr):
+    """Run the momentum step for the biases of all layers, ``count`` a model."""
     model = tl.program_id(1).to(tl.int64)
     scale = tl.load(unit + model)
     if scale < 0:
         return
     units = tl.program_id(0) * block + tl.arange(0, block)
-    at, inside = model * outputs + units, units < outputs
-    gradient = tl.sum(_rows(delta, model, units, outputs).to(tl.float32), 1)
+    at, inside = model * count + units, units < count
     own = scale, tl.load(rate + model), tl.load(momentum + model)
     v = tl.load(velocity + at, mask=inside, other=0.0)
-    b, v = _step(tl.load(bias + at, mask=inside, other=0.0), v, gradient, *own)
+    b = tl.load(bias + at, mask=inside, other=0.0)
+    b, v = _step(b, v, tl.load(pulls + at, mask=inside, other=0.0), *own)
     tl.store(velocity + at, v, mask=inside)
     tl.store(bias + at, b, mask=inside)
