@@ -201,6 +201,34 @@ def test_pseudo_gradients_too_small_for_float32(gap: float) -> None:
     assert torch.equal(ours[0, 0], -ours[0, 1])
 
 
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_judge(classes: int, generator: torch.Generator) -> None:
+    """Two models, each with two panels of a second batch; the last panel is not full."""
+    size, limit, panels = 2 * PANEL, 3 * PANEL + 50, 4
+    labels = torch.randint(classes, (300,), generator=generator).to(DEVICE)
+    order = torch.randint(300, (2, limit), generator=generator).to(DEVICE)
+    z = torch.randn(2, 2, classes, PANEL, generator=generator).round(decimals=1)  # has ties
+    z[0, 0, 0, 0], z[0, 0, 1, 1], z[0, 1, 0, 2] = math.nan, math.inf, -math.inf
+    z = z.to(DEVICE)
+    sums = torch.full((2, 2, panels), -1.0, device=DEVICE)
+    kernels.judge[(4,)](
+        z, order, live(2), clock(), 1, size, limit, labels, *sums, 2, panels, classes,
+        block=triton.next_power_of_2(classes),
+    )  # fmt: skip
+    rows = z.mT.flatten(1, 2)[:, : limit - size].cpu()
+    target = labels[order][:, size:].cpu()
+    value = torch.nn.functional.cross_entropy(rows.mT.double(), target, reduction="none")
+    wrong = (rows.argmax(-1) != target) | ~value.isfinite()
+    expected = torch.stack((wrong.double(), value))
+    ours = sums[:, :, 2:].cpu()
+    assert (sums[:, :, :2] == -1).all()
+    for at, part in enumerate(expected.split(PANEL, 2)):
+        assert_close(ours[0, :, at], part[0].sum(1), rtol=0)
+        lost = ~part[1].sum(1).isfinite()
+        assert torch.equal(~ours[1, :, at].isfinite(), lost)
+        assert_close(ours[1, :, at][~lost], part[1].sum(1)[~lost], rtol=1e-5)
+
+
 @pytest.mark.parametrize("activation", SLOPES)
 @pytest.mark.parametrize(("width", "outputs"), [(128, 64), (70, 33), (3, 2), (150, 130)])
 def test_errors_before(
@@ -497,6 +525,20 @@ def test_a_network_is_the_same_alone() -> None:
         pair.fused.train(order[models].to(DEVICE), 32, own)
     for ours, theirs in zip(together.fused.parameters, alone.fused.parameters, strict=True):
         assert torch.equal(ours[2], theirs[0])
+
+
+def test_a_network_that_need_not_be_trained_stands_still() -> None:
+    pair = Pair(SIZES["deep"], "tanh", clip=0.1)
+    before = [parameter[1].clone() for parameter in pair.fused.parameters]
+    order = torch.stack([torch.randperm(200, generator=pair.generator)[:70] for _ in OWN])
+    own = settings(0.1, torch.float32, OWN)
+    live = torch.tensor([[1.0], [-1.0], [1.0]], device=DEVICE)
+    for _ in range(2):
+        pair.fused.train(order.to(DEVICE), 32, replace(own, live=live))
+        pair.plain.train(order.to(DEVICE), 32, settings(0.1, torch.float64, OWN))
+    assert all(map(torch.equal, before, (parameter[1] for parameter in pair.fused.parameters)))
+    pair.select([0, 2])
+    pair.assert_alike()
 
 
 def test_a_refilled_slot_knows_nothing_of_the_last_trial() -> None:
