@@ -19,7 +19,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from paper.rows import Row
 
 FILE = Path("benchmarks/results/fleet_rows_cuda.csv")
-AT_ONCE = 3  # as `pseudograd.cli.place` has it
+AT_ONCE = 3  # fleets, as `pseudograd.cli.place` has it
 MOST_SLOTS = 256  # as `pseudograd.fleet.mlp.fleet` has it
 # Trials of a fleet, epochs that are timed, and the share of the examples that they go through:
 # many trials take long and lose little between epochs.
-POINTS = ((8, 4, 1.0), (32, 2, 1.0), (128, 2, 0.25))
+POINTS = ((8, 3, 1.0), (32, 2, 0.5), (128, 2, 0.125))
 SETS = {  # features, classes, training examples
     "mnist": (784, 10, 60_000),
     "cifar10": (3072, 10, 50_000),
@@ -74,9 +74,9 @@ def noise(data: str, share: float) -> Dataset:
     return Dataset(data, pixels.cpu(), labels.cpu(), examples)
 
 
-def seconds_of(fleet: Fleet, recipe: MLPRecipe, trials: int, epochs: int) -> float:
+def seconds_of(fleet: Fleet, recipe: MLPRecipe, trials: int, epochs: int, at_once: int) -> float:
     """Return how long several fleets take at once for so many epochs of so many trials each."""
-    recipe = MLPRecipe(**{**vars(recipe), "max_epochs": epochs})
+    recipe = replace(recipe, max_epochs=epochs)
 
     def work(_: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -89,27 +89,27 @@ def seconds_of(fleet: Fleet, recipe: MLPRecipe, trials: int, epochs: int) -> flo
 
     torch.cuda.synchronize()
     start = time.perf_counter()
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        list(threads.map(work, range(AT_ONCE)))
+    with ThreadPoolExecutor(at_once) as threads:
+        list(threads.map(work, range(at_once)))
     torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
-def measure() -> Iterator[dict[str, object]]:
+def measure(at_once: int) -> Iterator[dict[str, object]]:
     """Yield a line for each network and number of trials."""
     bandwidth, facts = copy_bandwidth(), environment()
-    for data, share in itertools.product(("mnist", "cifar10", "cifar100"), (1.0, 0.25)):
-        points = [point for point in POINTS if point[2] == share]
+    for data, (trials, epochs, share) in itertools.product(
+        ("mnist", "cifar10", "cifar100"), POINTS
+    ):
         fleet = Fleet(noise(data, share), "cuda", slots=MOST_SLOTS)
         steps = steps_of(fleet.data.train_size)
-        for (depth, width), (trials, epochs, _) in itertools.product(HIDDEN, points):
+        for depth, width in HIDDEN:
             clip = 100.0 if depth > 1 else None
-            recipe = MLPRecipe(
-                data, (width,) * depth, momentum=0.9, clip=clip, patience=10**6, max_epochs=2
-            )
-            seconds_of(fleet, recipe, trials, 2)  # compiles what there is to compile
-            begun = seconds_of(fleet, recipe, trials, 2)
-            epoch = (seconds_of(fleet, recipe, trials, 2 + epochs) - begun) / (epochs * AT_ONCE)
+            recipe = MLPRecipe(data, (width,) * depth, momentum=0.9, clip=clip, patience=10**6)
+            seconds_of(fleet, recipe, 1, 1, 1)  # compiles what there is to compile
+            begun = seconds_of(fleet, recipe, trials, 1, at_once)
+            more = seconds_of(fleet, recipe, trials, 1 + epochs, at_once)
+            epoch = (more - begun) / (epochs * at_once)
             per_step = epoch / (steps * trials)
             floor = weights_of(data, depth, width) * BYTES / bandwidth
             yield {
@@ -117,10 +117,10 @@ def measure() -> Iterator[dict[str, object]]:
                 "depth": depth,
                 "width": width,
                 "trials": trials,
-                "fleets_at_once": AT_ONCE,
+                "fleets_at_once": at_once,
                 "us_per_model_step": round(1e6 * per_step, 3),
                 "share_of_memory_floor": round(floor / per_step, 3),
-                "seconds_to_begin": round(max(0.0, begun / AT_ONCE - 2 * epoch), 4),
+                "seconds_to_begin": round(max(0.0, begun / at_once - epoch), 4),
                 "copy_tb_per_s": round(bandwidth / 1e12, 2),
                 **facts,
             }
@@ -244,11 +244,12 @@ def show(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--measure", action="store_true", help="measure first, on a GPU")
+    parser.add_argument("--fleets", type=int, default=AT_ONCE, help="how many to run at once")
     parser.add_argument("--file", type=Path, default=FILE, help="of the measured epochs")
     arguments = parser.parse_args()
     if arguments.measure:
         lines = []
-        for line in measure():
+        for line in measure(arguments.fleets):
             lines.append(line)
             print(*list(line.values())[:8], flush=True)
             write(lines, arguments.file)

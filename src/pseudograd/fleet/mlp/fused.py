@@ -14,24 +14,18 @@ from torch import Tensor
 
 from pseudograd.fleet.mlp import kernels
 from pseudograd.fleet.mlp.kernels import PANEL
-from pseudograd.fleet.mlp.stack import (
-    EVALUATED_AT_ONCE,
-    Examples,
-    Rows,
-    Settings,
-    Stack,
-    launching,
-)
+from pseudograd.fleet.mlp.stack import Examples, Rows, Settings, Stack, launching
 
 # Tiles and warps that measured best on an H200.
 _GATHER = {"block": 128, "num_warps": 8}
 _LAYER = {"block_out": 128, "block_in": 64, "num_warps": 8, "num_stages": 3}
-_BEFORE = {"block_in": 128, "block_out": 64, "num_warps": 4, "num_stages": 3}
+_BEFORE = {"block_in": 64, "block_out": 64, "num_warps": 4, "num_stages": 3}
 _NORM = {"part": 1024, "block": 128, "num_warps": 8, "num_stages": 3}
 _UPDATE = {"block_in": 64, "block_out": 64, "num_warps": 4}
 _UPDATE_AND_NEXT = {"block_in": 32, "block_out": 64, "num_warps": 4}
 _BIASES = 512
 
+_JUDGED_AT_ONCE = 512  # panels, over all models: enough to keep a GPU busy
 _LONGEST_SPAN = 16  # steps of a graph: more take longer to capture, fewer leave gaps
 
 
@@ -298,7 +292,7 @@ class FusedStack(Stack):
         """Allocate the sums of a judgement, a number for each panel, and panels to judge in."""
         models, size = index.shape
         tiles = triton.cdiv(size, PANEL)
-        at_once = min(tiles, max(1, EVALUATED_AT_ONCE // (models * PANEL)))
+        at_once = min(tiles, max(1, _JUDGED_AT_ONCE // models))
         return torch.zeros(2, models, tiles, device=index.device), self._panels(models * at_once)
 
     def _judge(

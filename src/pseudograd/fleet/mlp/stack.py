@@ -24,7 +24,7 @@ from pseudograd.rules import paper, reweighted
 _MOST_ENCODED = 1 << 29
 
 # Rows per evaluation step, over all models: enough to keep a device busy.
-EVALUATED_AT_ONCE = 1 << 17
+_EVALUATED_AT_ONCE = 1 << 17
 
 _aten = torch.ops.aten
 
@@ -309,7 +309,7 @@ class Stack:
     def _judged(self, index: Tensor, models: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, some examples at a time, which are mistaken, and their cross-entropies."""
         parameters = self.evaluated(models)
-        for rows in index.split(max(1, EVALUATED_AT_ONCE // len(index)), 1):
+        for rows in index.split(max(1, _EVALUATED_AT_ONCE // len(index)), 1):
             logits = self.logits_of(rows, parameters)
             target = self.examples.labels[rows]
             loss = paper.cross_entropy(paper.top_and_margin(logits, target)[1]).squeeze(-1)
