@@ -1,4 +1,4 @@
-"""The stack of networks trained by the kernels, an epoch at a time as one CUDA graph."""
+"""The stack of networks trained by the kernels, some steps at a time as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -60,10 +60,9 @@ class FusedStack(Stack):
         self.norms = torch.empty(sum(self.norm_parts), models, device=device)
         self.pulls = torch.empty_like(_biases(self.current))  # the gradients of all biases
         # Parts of ‖inputs‖² and ‖errors‖², layer by layer.
-        tiles = triton.cdiv(max(self.layer_sizes), _UPDATE_AND_NEXT["block_out"])
-        self.parts = triton.next_power_of_2(tiles)
-        layers = triton.next_power_of_2(len(self.shapes))
-        self.squares = torch.zeros(models, 2, layers, self.parts, device=device)
+        most = triton.cdiv(max(self.layer_sizes), _UPDATE_AND_NEXT["block_out"])
+        sizes = map(triton.next_power_of_2, (len(self.shapes), most))
+        self.squares = torch.zeros(models, 2, *sizes, device=device)
         self.order: Tensor | None = None
         self.settings: Settings | None = None
         self.judged: Tensor | None = None
@@ -108,8 +107,8 @@ class FusedStack(Stack):
         # Few replays, and few steps that come after the last batch; even, as panels are swapped.
         span = min(range(2, _LONGEST_SPAN + 1, 2), key=lambda n: -batches % n + batches / n)
         with self.steps_of_an_epoch.loading():
-            self._gather_next(0, batch_size, self.panels[0])
-            self._run_layers(range(1), self.shadows, self.biases, self.unit, self.panels, True)
+            self._gather(self.order, 0, batch_size, self.unit, self.panels[0])
+            self._run_layers(range(1), self.shadows, self.biases, self.unit, self.panels)
         for _ in range(triton.cdiv(batches, span)):
             self.steps_of_an_epoch(functools.partial(self._steps, span, batch_size))
         # The steps keep no float16 copy of the first layer's weights.
@@ -119,7 +118,7 @@ class FusedStack(Stack):
         """Train some steps, from the one that the clock shows."""
         for ahead in range(span):
             layers = range(1, len(self.shapes))
-            self._run_layers(layers, self.shadows, self.biases, self.unit, self.panels, True)
+            self._run_layers(layers, self.shadows, self.biases, self.unit, self.panels)
             self._find_errors(ahead, batch_size)
             self._update_layers(ahead + 1, batch_size)
         self.clock += span
@@ -158,6 +157,7 @@ class FusedStack(Stack):
 
     def _update_layers(self, ahead: int, batch_size: int) -> None:
         """Update all layers, and run the next batch through the first."""
+        assert self.order is not None
         assert self.settings is not None
         models, biases = self.pulls.shape
         own = self.unit, self.settings.learning_rate, self.settings.momentum
@@ -170,7 +170,7 @@ class FusedStack(Stack):
             width, outputs = self.shapes[at]
             velocity = self.moments[0].tensors[2 * at]
             if at == 0:
-                self._gather_next(ahead, batch_size, self.following)
+                self._gather(self.order, ahead, batch_size, self.unit, self.following)
                 tiles = _within(_UPDATE_AND_NEXT, block_in=width, block_out=outputs)
                 kernels.update_and_next[(triton.cdiv(outputs, tiles["block_out"]), models)](
                     self.panels[0], self.following, self.deltas[0], *own, self.weights[0], velocity,
@@ -206,25 +206,15 @@ class FusedStack(Stack):
             return None, 0
         return self.squares[:, of, at], self.squares.stride(0)
 
-    def _gather_next(self, ahead: int, batch_size: int, out: Tensor) -> None:
-        assert self.order is not None
-        self._gather(
-            self.order, self.clock, ahead, batch_size, self.unit, out, *self._squares(0, 0)
-        )
+    def _gather(self, order: Tensor, ahead: int, size: int, unit: Tensor, out: Tensor) -> None:
+        """Gather a batch of each model's ``order`` into panels: the one ``ahead`` of the clock.
 
-    def _gather(
-        self,
-        order: Tensor,
-        clock: Tensor,
-        ahead: int,
-        size: int,
-        unit: Tensor,
-        out: Tensor,
-        squares: Tensor | None = None,
-        apart: int = 0,
-    ) -> None:
-        """Gather batch number ``clock + ahead`` of each model's ``order`` into panels."""
+        Orders other than that of the epoch have no clock, and begin with batch 0.
+        """
         (models, limit), features = order.shape, self.layer_sizes[0]
+        in_epoch = order is self.order
+        clock = self.clock if in_epoch else self.start_of_clock
+        squares, apart = self._squares(0, 0) if in_epoch else (None, 0)
         kernels.gather[(triton.cdiv(features, _GATHER["block"]), len(out))](
             self.examples.features, order, unit, clock, ahead, size, limit, out, squares, apart,
             self.examples.factor, self.examples.offset, len(out) // models, features, **_GATHER,
@@ -237,7 +227,6 @@ class FusedStack(Stack):
         biases: Sequence[Tensor],
         unit: Tensor,
         panels: Sequence[Tensor],
-        training: bool = False,
     ) -> None:
         """Run some layers forward, each from its panels to the next."""
         count, models = len(panels[0]), len(weights[0])
@@ -246,8 +235,8 @@ class FusedStack(Stack):
             blocks = _within(_LAYER, block_in=width, block_out=outputs)
             kernels.layer[(triton.cdiv(outputs, blocks["block_out"]), count)](
                 panels[at], weights[at], biases[at], biases[at].stride(0), unit, panels[at + 1],
-                *(self._squares(0, at + 1) if training else (None, 0)), count // models, width,
-                outputs, _padded(outputs), self.activations[at], **blocks,
+                *(self._squares(0, at + 1) if panels is self.panels else (None, 0)),
+                count // models, width, outputs, _padded(outputs), self.activations[at], **blocks,
             )  # fmt: skip
 
     def evaluated(self, models: Tensor | None) -> list[Tensor]:
@@ -324,7 +313,7 @@ class FusedStack(Stack):
     ) -> None:
         """Run as many examples as the panels hold through all layers."""
         size = len(panels[0]) // len(index) * PANEL
-        self._gather(index, self.start_of_clock, ahead, size, unit, panels[0])
+        self._gather(index, ahead, size, unit, panels[0])
         layers = range(len(self.shapes))
         self._run_layers(layers, parameters[::2], parameters[1::2], unit, panels)
 
