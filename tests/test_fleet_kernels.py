@@ -55,6 +55,15 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.half) -> Tensor:
     return torch.full(shape, math.nan, dtype=dtype, device=DEVICE)
 
 
+def live(models: int) -> Tensor:
+    """Units of networks that all learn."""
+    return torch.ones(models, device=DEVICE)
+
+
+def clock(batch: int = 0) -> Tensor:
+    return torch.tensor([batch], dtype=torch.int32, device=DEVICE)
+
+
 SLOPES = {
     "relu": lambda h: (h > 0).double(),
     "tanh": lambda h: 1 - h * h,
@@ -76,16 +85,17 @@ def test_gather(
 ) -> None:
     models, tiles = 2, triton.cdiv(size, PANEL)
     features = torch.randint(256, (50, width), generator=generator).to(DEVICE, dtype)
-    index = torch.randint(50, (models, size + 9), generator=generator).to(DEVICE, index_dtype)
-    index = index[:, 5 : 5 + size]  # a batch of an epoch: its rows are apart
-    out = unwritten(models * tiles, width, PANEL)
-    kernels.gather[(triton.cdiv(width, 64), models * tiles)](
-        features, index, index.stride(0), out, size, 2 / 255, -1.0, tiles, width, block=64
-    )
-    panels = out.reshape(models, tiles, width, PANEL).transpose(2, 3).flatten(1, 2)
-    expected = features.double()[index.long()] * (2 / 255) - 1
-    assert_close(panels[:, :size], expected, rtol=HALF, atol=1e-7)
-    assert (panels[:, size:] == 0).all()
+    order = torch.randint(50, (models, 2 * size + 1), generator=generator).to(DEVICE, index_dtype)
+    for batch, there in enumerate(order.split(size, 1)):
+        out = unwritten(models * tiles, width, PANEL)
+        kernels.gather[(triton.cdiv(width, 64), models * tiles)](
+            features, order, live(models), clock(1), batch - 1, size, order.shape[1], out, None, 0,
+            2 / 255, -1.0, tiles, width, block=64,
+        )  # fmt: skip
+        panels = out.reshape(models, tiles, width, PANEL).transpose(2, 3).flatten(1, 2)
+        expected = features.double()[there.long()] * (2 / 255) - 1
+        assert_close(panels[:, : there.shape[1]], expected, rtol=HALF, atol=1e-7)
+        assert (panels[:, there.shape[1] :] == 0).all()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -102,8 +112,9 @@ def test_layer(
     dtype = torch.float32 if activation == "none" else torch.half
     out = unwritten(models * tiles, outputs, PANEL, dtype=dtype)
     kernels.layer[(triton.cdiv(outputs, 32), models * tiles)](
-        x, weight, bias, out, tiles, width, outputs, activation, block_out=32, block_in=16
-    )
+        x, weight, bias, outputs, live(models), out, None, 0, tiles, width, outputs, outputs,
+        activation, block_out=32, block_in=16,
+    )  # fmt: skip
     inputs = x.double().reshape(models, tiles, width, PANEL)
     total = weight.double().mT.unsqueeze(1) @ inputs + bias.double().mT.unsqueeze(1)
     expected = ACTIVATIONS[activation](total).flatten(0, 1)
@@ -119,7 +130,10 @@ def test_activations_far_out(generator: torch.Generator) -> None:
     one, zero = torch.ones(1, 1, 1, device=DEVICE).half(), torch.zeros(1, 1, 1, device=DEVICE)
     for activation, function in ACTIVATIONS.items():
         out = unwritten(1, 1, PANEL, dtype=torch.float32)
-        kernels.layer[(1, 1)](panel, one, zero, out, 1, 1, 1, activation, block_out=16, block_in=16)
+        kernels.layer[(1, 1)](
+            panel, one, zero, 1, live(1), out, None, 0, 1, 1, 1, 1, activation,
+            block_out=16, block_in=16,
+        )  # fmt: skip
         assert_close(out[0, 0, : len(x)], function(x.half().double()), rtol=1e-6, atol=1e-6)
 
 
@@ -143,20 +157,24 @@ def test_pseudo_gradient(kind: str, classes: int, size: int, generator: torch.Ge
     k = torch.tensor([1 / 16, 0.25, 0.5, 1, 2, 4], device=DEVICE)
     models = len(k)
     labels = torch.randint(classes, (300,), generator=generator)
-    index = torch.randint(300, (models, PANEL + 9), generator=generator)[:, 4 : 4 + PANEL]
+    index = torch.randint(300, (models, PANEL), generator=generator)
     on_label = torch.nn.functional.one_hot(labels[index], classes).mT
     z = torch.randn(models, classes, PANEL, generator=generator)
     z = LOGITS[kind](z, on_label).to(DEVICE, torch.float32)
     index, labels = index.to(DEVICE)[:, :size], labels.to(DEVICE)
-    delta, unit = unwritten(models, classes, PANEL), unwritten(models, dtype=torch.float32)
+    order = torch.cat((index.new_zeros(models, PANEL), index), 1)  # the second batch is the last
+    delta, unit = unwritten(models, classes, PANEL), live(models)
+    pulls = unwritten(models, classes, dtype=torch.float32)
     kernels.pseudo_gradient[(models,)](
-        z, index, index.stride(0), labels, k, delta, unit, size, classes,
+        z, order, unit, clock(), 1, PANEL, PANEL + size, labels, k, delta, pulls, classes,
+        None, 0, classes,
         block=triton.next_power_of_2(classes),
     )  # fmt: skip
     rows = z[:, :, :size].mT.double()
     expected = tunable(rows, labels[index], k.double()[:, None].expand(models, size)).mT / size
     ours = delta.double() * unit.double()[:, None, None]
     assert (ours[:, :, size:] == 0).all()
+    assert_close(pulls, delta.double().sum(2), rtol=1e-5, atol=1e-3)
     # Relative to float16, down to its smallest number in units of the panel's largest; and to what
     # float32 makes of k times a margin.
     rounding = 2 * HALF + 4 * 2.0**-23 * z.abs().max().item()
@@ -171,14 +189,44 @@ def test_pseudo_gradients_too_small_for_float32(gap: float) -> None:
     z[0, 0] = gap
     index = torch.zeros(1, PANEL, dtype=torch.int32, device=DEVICE)
     labels, k = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.full((1,), 4.0).to(DEVICE)
-    delta, unit = unwritten(1, 2, PANEL), unwritten(1, dtype=torch.float32)
-    kernels.pseudo_gradient[(1,)](z, index, PANEL, labels, k, delta, unit, PANEL, 2, block=2)
+    delta, unit, pulls = unwritten(1, 2, PANEL), live(1), unwritten(1, 2, dtype=torch.float32)
+    kernels.pseudo_gradient[(1,)](
+        z, index, unit, clock(), 0, PANEL, PANEL, labels, k, delta, pulls, 2, None, 0, 2, block=2
+    )
     assert delta.isfinite().all()
     assert unit.isfinite().all()
     expected = math.exp(-4 * gap) / PANEL
     ours = delta.double() * unit.double()
     assert_close(ours[0, 1], torch.full((PANEL,), expected), rtol=1e-3, atol=1e-38)
     assert torch.equal(ours[0, 0], -ours[0, 1])
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_judge(classes: int, generator: torch.Generator) -> None:
+    """Two models, each with two panels of a second batch; the last panel is not full."""
+    size, limit, panels = 2 * PANEL, 3 * PANEL + 50, 4
+    labels = torch.randint(classes, (300,), generator=generator).to(DEVICE)
+    order = torch.randint(300, (2, limit), generator=generator).to(DEVICE)
+    z = torch.randn(2, 2, classes, PANEL, generator=generator).round(decimals=1)  # has ties
+    z[0, 0, 0, 0], z[0, 0, 1, 1], z[0, 1, 0, 2] = math.nan, math.inf, -math.inf
+    z = z.to(DEVICE)
+    sums = torch.full((2, 2, panels), -1.0, device=DEVICE)
+    kernels.judge[(4,)](
+        z, order, live(2), clock(), 1, size, limit, labels, *sums, 2, panels, classes,
+        block=triton.next_power_of_2(classes),
+    )  # fmt: skip
+    rows = z.mT.flatten(1, 2)[:, : limit - size].cpu()
+    target = labels[order][:, size:].cpu()
+    value = torch.nn.functional.cross_entropy(rows.mT.double(), target, reduction="none")
+    wrong = (rows.argmax(-1) != target) | ~value.isfinite()
+    expected = torch.stack((wrong.double(), value))
+    ours = sums[:, :, 2:].cpu()
+    assert (sums[:, :, :2] == -1).all()
+    for at, part in enumerate(expected.split(PANEL, 2)):
+        assert_close(ours[0, :, at], part[0].sum(1), rtol=0)
+        lost = ~part[1].sum(1).isfinite()
+        assert torch.equal(~ours[1, :, at].isfinite(), lost)
+        assert_close(ours[1, :, at][~lost], part[1].sum(1)[~lost], rtol=1e-5)
 
 
 @pytest.mark.parametrize("activation", SLOPES)
@@ -190,12 +238,26 @@ def test_errors_before(
     delta = noise(generator, models, outputs, PANEL)
     weight = noise(generator, models, width, outputs)
     h = ACTIVATIONS[activation](noise(generator, models, width, PANEL))
-    out = unwritten(models, width, PANEL)
-    kernels.errors_before[(triton.cdiv(width, 32), models)](
-        delta, weight, h, out, width, outputs, activation, block_in=32, block_out=16
-    )
+    out, parts = unwritten(models, width, PANEL), triton.cdiv(width, 32)
+    pulls = unwritten(models, width + 3, dtype=torch.float32)
+    squares = unwritten(models, parts + 2, dtype=torch.float32)
+    kernels.errors_before[(parts, models)](
+        delta, weight, h, live(models), out, pulls, width + 3, squares, parts + 2, width, outputs,
+        outputs, activation, block_in=32, block_out=16,
+    )  # fmt: skip
     expected = weight.double() @ delta.double() * SLOPES[activation](h.double())
     assert_close(out, expected, rtol=HALF, atol=1e-4)
+    assert_close(pulls[:, :width], out.double().sum(2), rtol=1e-5, atol=1e-3)
+    assert_close(squares[:, :parts].sum(1), out.double().square().sum((1, 2)), rtol=1e-5)
+
+
+def bounds(x: Tensor, delta: Tensor) -> Tensor:
+    """‖x‖² and ‖delta‖² of a layer, in two parts, where there is room for two layers and four."""
+    squares = torch.zeros(len(x), 2, 2, 4, device=DEVICE)
+    for of, numbers in enumerate((x, delta)):
+        both = numbers.float().square().sum((1, 2))
+        squares[:, of, 1, 0], squares[:, of, 1, 3] = 0.25 * both, 0.75 * both
+    return squares
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-9])
@@ -210,9 +272,10 @@ def test_squared_norm(
     delta = noise(generator, models, outputs, PANEL)
     delta[:, :, 100:] = 0
     units = torch.tensor([unit, 2 * unit, 3 * unit], device=DEVICE)
-    norms = unwritten(parts, models, dtype=torch.float32)
+    norms, squares = unwritten(parts, models, dtype=torch.float32), bounds(x, delta)
+    limits = torch.zeros(models, device=DEVICE)
     kernels.squared_norm[(models, parts)](
-        x, delta, units, norms, models, width, outputs, part=part, block=64
+        x, delta, units, limits, squares, norms, models, 2, 4, width, outputs, part=part, block=64
     )
     gradient = x.double() @ delta.double().mT
     bias_gradient = delta.double().sum(2)
@@ -227,8 +290,8 @@ def test_clip_unit(parts: int, generator: torch.Generator) -> None:
     norm = norms.double().sum(0).sqrt()
     clip = (norm * torch.tensor([0.1, 0.999, 1.001, 1.0]).to(DEVICE)).float() + 1e-9
     before = torch.tensor([1.0, 1e-3, 1e3, 1.0], device=DEVICE)
-    unit = before.clone()
-    kernels.clip_unit[(4,)](unit, norms, clip, 4, parts)
+    unit, squares = before.clone(), torch.full((4, 2, 1, 1), math.inf, device=DEVICE)
+    kernels.clip_unit[(4,)](unit, clip, squares, norms, 4, parts, 1, 1)
     expected = before.double() * (clip.double() / (norm + 1e-6)).clamp(max=1)
     assert_close(unit, expected, rtol=1e-6)
     assert torch.equal(unit == before, torch.tensor([False, False, True, False]).to(DEVICE))
@@ -247,7 +310,7 @@ def test_update(width: int, outputs: int, generator: torch.Generator) -> None:
     w, v = weight.double(), velocity.double()
     grid = triton.cdiv(outputs, 32), triton.cdiv(width, 16), 3
     kernels.update[grid](
-        x, delta, unit, rate, momentum, weight, velocity, shadow, width, outputs,
+        x, delta, unit, rate, momentum, weight, velocity, shadow, width, outputs, outputs,
         block_in=16, block_out=32,
     )  # fmt: skip
     scale, eta, mu = (own.double().reshape(-1, 1, 1) for own in (unit, rate, momentum))
@@ -275,32 +338,64 @@ def test_update_and_next(
     expected = torch.empty_like(out)
     blocks = {"block_in": 16, "block_out": 32}
     columns, rows = triton.cdiv(outputs, 32), triton.cdiv(width, 16)
-    kernels.update[columns, rows, 3](x, delta, *own, w, v, shadow, width, outputs, **blocks)
+    kernels.update[columns, rows, 3](
+        x, delta, *own, w, v, shadow, width, outputs, outputs, **blocks
+    )
     kernels.layer[columns, 3](
-        following, shadow, bias, expected, 1, width, outputs, activation, **blocks
+        following,
+        shadow,
+        bias,
+        outputs,
+        live(3),
+        expected,
+        None,
+        0,
+        1,
+        width,
+        outputs,
+        outputs,
+        activation,
+        **blocks,
     )
     kernels.update_and_next[columns, 3](
-        x, following, delta, *own, weight, velocity, bias, out, width, outputs, activation,
-        **blocks,
+        x, following, delta, *own, weight, velocity, bias, outputs, out, None, 0, width, outputs,
+        outputs, activation, **blocks,
     )  # fmt: skip
     assert_close(weight, w, **CLOSE)
     assert_close(velocity, v, **CLOSE)
     assert_close(out, expected, rtol=2 * HALF, atol=4 * HALF)
 
 
-@pytest.mark.parametrize("outputs", [64, 150, 2])
-def test_update_bias(outputs: int, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("count", [64, 150, 2])
+def test_update_biases(count: int, generator: torch.Generator) -> None:
     unit, rate, momentum = (torch.tensor(own, device=DEVICE) for own in (UNIT, RATE, MOMENTUM))
-    delta = noise(generator, 3, outputs, PANEL)
-    bias, velocity = (noise(generator, 3, 1, outputs).float() for _ in range(2))
+    pulls, bias, velocity = (noise(generator, 3, count).float() for _ in range(3))
     b, v = bias.double(), velocity.double()
-    kernels.update_bias[(triton.cdiv(outputs, 64), 3)](
-        delta, unit, rate, momentum, bias, velocity, outputs, block=64
+    kernels.update_biases[(triton.cdiv(count, 64), 3)](
+        pulls, unit, rate, momentum, bias, velocity, count, block=64
     )
-    scale, eta, mu = (own.double().reshape(-1, 1, 1) for own in (unit, rate, momentum))
-    v_new = mu * v + scale * delta.double().sum(2).unsqueeze(1)
+    scale, eta, mu = (own.double().unsqueeze(-1) for own in (unit, rate, momentum))
+    v_new = mu * v + scale * pulls.double()
     assert_close(velocity, v_new, **CLOSE)
     assert_close(bias, b - eta * v_new, **CLOSE)
+
+
+@pytest.mark.parametrize("slack", [0.9, 1.2])
+def test_small_gradients_need_no_norm(slack: float, generator: torch.Generator) -> None:
+    """The norm is left out only if its bound, the product of two norms, is within the limit."""
+    x, delta = noise(generator, 3, 30, PANEL), noise(generator, 3, 20, PANEL)
+    unit = torch.tensor([0.01, 0.2, -1.0], device=DEVICE)
+    norm_of = [numbers.double().square().sum((1, 2)) for numbers in (x, delta)]
+    bound = ((norm_of[0] + PANEL) * norm_of[1]).sqrt() * unit.abs()
+    clip, squares = (slack * bound).float(), bounds(x, delta)
+    norms, before = torch.zeros(1, 3, device=DEVICE), unit.clone()
+    kernels.squared_norm[(3, 1)](
+        x, delta, unit, clip, squares, norms, 3, 2, 4, 30, 20, part=128, block=64
+    )
+    norms *= 1e6  # so that clipping shows
+    kernels.clip_unit[(3,)](unit, clip, squares, norms, 3, 1, 2, 4)
+    clipped = torch.tensor([slack < 1, slack < 1, False], device=DEVICE)  # the last stands still
+    assert torch.equal(unit != before, clipped)
 
 
 # Whole stacks
@@ -387,6 +482,7 @@ class Pair:
         ("small", "tanh", None),
         ("small", "sigmoid", 0.1),
         ("deep", "tanh", 0.1),
+        ("deep", "tanh", 100.0),
         ("deep", "sigmoid", None),
         ("linear", "tanh", 0.1),
         ("wide", "tanh", 0.1),
@@ -429,6 +525,20 @@ def test_a_network_is_the_same_alone() -> None:
         pair.fused.train(order[models].to(DEVICE), 32, own)
     for ours, theirs in zip(together.fused.parameters, alone.fused.parameters, strict=True):
         assert torch.equal(ours[2], theirs[0])
+
+
+def test_a_network_that_need_not_be_trained_stands_still() -> None:
+    pair = Pair(SIZES["deep"], "tanh", clip=0.1)
+    before = [parameter[1].clone() for parameter in pair.fused.parameters]
+    order = torch.stack([torch.randperm(200, generator=pair.generator)[:70] for _ in OWN])
+    own = settings(0.1, torch.float32, OWN)
+    live = torch.tensor([[1.0], [-1.0], [1.0]], device=DEVICE)
+    for _ in range(2):
+        pair.fused.train(order.to(DEVICE), 32, replace(own, live=live))
+        pair.plain.train(order.to(DEVICE), 32, settings(0.1, torch.float64, OWN))
+    assert all(map(torch.equal, before, (parameter[1] for parameter in pair.fused.parameters)))
+    pair.select([0, 2])
+    pair.assert_alike()
 
 
 def test_a_refilled_slot_knows_nothing_of_the_last_trial() -> None:

@@ -242,6 +242,7 @@ class Crew:
             momentum=self._column(run.recipe.momentum for run in runs),
             clip=None if None in clips else self._column(clip for clip in clips if clip),
             weight_decay=self._column(decays) if any(decays) else None,
+            live=self._column(1.0 for _ in runs),
         )
 
     def _train_an_epoch(self) -> None:
@@ -251,6 +252,8 @@ class Crew:
         if any(run and isinstance(run.trial.k, Ramp) for run in self.runs):
             ks = self._column(run.k if run else 1.0 for run in self.runs)
             self.settings.k.copy_(ks.unsqueeze(-1))
+        if None in self.runs and self.settings.live is not None:
+            self.settings.live.copy_(self._column(1.0 if run else -1.0 for run in self.runs))
         epochs = self._tensor([run.epoch if run else 0 for run in self.runs])
         order = randomness.order(self.seeds, epochs, self.train_parts.shape[1])
         self.stack.train(self.train_parts.gather(1, order), self.recipe.batch_size, self.settings)

@@ -1,11 +1,11 @@
-"""The stack of networks trained by the kernels, an epoch at a time as one CUDA graph."""
+"""The stack of networks trained by the kernels, some steps at a time as one CUDA graph."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,14 @@ from pseudograd.fleet.mlp.stack import Examples, Rows, Settings, Stack, launchin
 # Tiles and warps that measured best on an H200.
 _GATHER = {"block": 128, "num_warps": 8}
 _LAYER = {"block_out": 128, "block_in": 64, "num_warps": 8, "num_stages": 3}
-_BEFORE = {"block_in": 128, "block_out": 64, "num_warps": 4, "num_stages": 3}
+_BEFORE = {"block_in": 64, "block_out": 64, "num_warps": 4, "num_stages": 3}
 _NORM = {"part": 1024, "block": 128, "num_warps": 8, "num_stages": 3}
 _UPDATE = {"block_in": 64, "block_out": 64, "num_warps": 4}
 _UPDATE_AND_NEXT = {"block_in": 32, "block_out": 64, "num_warps": 4}
+_BIASES = 512
+
+_JUDGED_AT_ONCE = 512  # panels, over all models: enough to keep a GPU busy
+_LONGEST_SPAN = 16  # steps of a graph: more take longer to capture, fewer leave gaps
 
 
 class FusedStack(Stack):
@@ -39,25 +43,31 @@ class FusedStack(Stack):
     def __init__(
         self, examples: Examples, layer_sizes: Sequence[int], activation: str, models: int
     ) -> None:
-        super().__init__(examples, layer_sizes, activation, "sgd", models)
-        self.shapes = list(itertools.pairwise(self.layer_sizes))
+        self.shapes = list(itertools.pairwise(layer_sizes))
         self.activations = [activation] * (len(self.shapes) - 1) + ["none"]
-        self.loaded = False  # whether an evaluation's kernels are loaded
-        self._lay_out()
+        super().__init__(examples, layer_sizes, activation, "sgd", models)
 
     def _lay_out(self) -> None:
         """Allocate the buffers of a step. A graph holds their addresses."""
         models, device = len(self.weights[0]), self.examples.labels.device
-        self.shadows = [weight.half() for weight in self.weights]
+        self.shadows = [_aligned(weight.shape, torch.half, device) for weight in self.weights]
         self.panels = self._panels(models)
         self.following = torch.empty_like(self.panels[0])
         self.deltas = [torch.empty_like(panel, dtype=torch.half) for panel in self.panels[1:]]
-        self.unit = torch.empty(models, device=device)
+        self.unit, self.live = (torch.ones(models, 1, device=device) for _ in range(2))
+        self.clock, self.start_of_clock = torch.zeros(2, 1, dtype=torch.int32, device=device)
         self.norm_parts = [triton.cdiv(width, _NORM["part"]) for width, _ in self.shapes]
         self.norms = torch.empty(sum(self.norm_parts), models, device=device)
+        self.pulls = torch.empty_like(_biases(self.current))  # the gradients of all biases
+        # Parts of ‖inputs‖² and ‖errors‖², layer by layer.
+        most = triton.cdiv(max(self.layer_sizes), _UPDATE_AND_NEXT["block_out"])
+        sizes = map(triton.next_power_of_2, (len(self.shapes), most))
+        self.squares = torch.zeros(models, 2, *sizes, device=device)
         self.order: Tensor | None = None
         self.settings: Settings | None = None
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.judged: Tensor | None = None
+        with launching:
+            self.steps_of_an_epoch, self.judgement = _Repeated(device), _Repeated(device)
 
     def _panels(self, count: int) -> list[Tensor]:
         """Allocate inputs and hidden layers in float16, and logits in float32."""
@@ -67,12 +77,8 @@ class FusedStack(Stack):
         return [*panels, torch.empty(count, classes, PANEL, device=device)]
 
     def _rows(self, models: int) -> Rows:
-        """Return a tensor of its own for each layer, as the kernels expect."""
-        rows = super()._rows(0)
-        rows.tensors = [
-            torch.zeros(models, *view.shape[1:], device=view.device) for view in rows.tensors
-        ]
-        return rows
+        """Return weights in a tensor of its own for each layer, and all biases in one."""
+        return _Rows(models, self.layer_sizes, self.dtype, self.examples.labels.device)
 
     def start(self, models: Tensor, seeds: Tensor) -> None:
         """Put fresh networks in the given slots."""
@@ -83,48 +89,50 @@ class FusedStack(Stack):
     def select(self, models: Tensor) -> None:
         """Drop all networks but the given ones."""
         super().select(models)
-        with launching:
-            self.graph = None
-        self._lay_out()
+        for shadow, weight in zip(self.shadows, self.weights, strict=True):
+            shadow.copy_(weight)
 
     def train(self, order: Tensor, batch_size: int, settings: Settings) -> None:
-        """Train for one epoch: the first time kernel by kernel, then as one graph."""
+        """Train for one epoch: some steps as a graph, again and again."""
         if self.order is None or self.settings is None:
-            self.order, self.settings = order.int(), settings.clone()
-            with launching:
-                self._epoch(self.order, batch_size, self.settings)
-            return
-        self.order.copy_(order)
-        self.settings.copy_(settings)
-        if not self.order.is_cuda:
-            self._epoch(self.order, batch_size, self.settings)
-            return
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            stream = _capture_stream(self.order.device)
-            # Other threads may allocate during the capture.
-            capture = torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local")
-            with launching, capture:
-                self._epoch(self.order, batch_size, self.settings)
-        self.graph.replay()
+            self.order, self.settings = order.int().contiguous(), settings.clone()
+        else:
+            self.order.copy_(order)
+            self.settings.copy_(settings)
+        self.live.fill_(1) if settings.live is None else self.live.copy_(settings.live)
+        self.unit.copy_(self.live)
+        self.clock.zero_()
+        self.squares.zero_()
+        batches = triton.cdiv(order.shape[1], batch_size)
+        # Few replays, and few steps that come after the last batch; even, as panels are swapped.
+        span = min(range(2, _LONGEST_SPAN + 1, 2), key=lambda n: -batches % n + batches / n)
+        with self.steps_of_an_epoch.loading():
+            self._gather(self.order, 0, batch_size, self.unit, self.panels[0])
+            self._run_layers(range(1), self.shadows, self.biases, self.unit, self.panels)
+        for _ in range(triton.cdiv(batches, span)):
+            self.steps_of_an_epoch(functools.partial(self._steps, span, batch_size))
+        # The steps keep no float16 copy of the first layer's weights.
+        self.shadows[0].copy_(self.weights[0])
 
-    def _epoch(self, order: Tensor, batch_size: int, settings: Settings) -> None:
-        """Train step by step; the first layer's shadow is valid before and after, not between."""
-        first, *others = batches = order.split(batch_size, 1)
-        self._gather(first, self.panels[0])
-        self._run_layers(range(1), self.shadows, self.biases, self.panels)
-        for index, following in itertools.zip_longest(batches, others):
-            self._run_layers(range(1, len(self.shapes)), self.shadows, self.biases, self.panels)
-            self._find_errors(index, settings)
-            self._update_layers(following, settings)
+    def _steps(self, span: int, batch_size: int) -> None:
+        """Train some steps, from the one that the clock shows."""
+        for ahead in range(span):
+            layers = range(1, len(self.shapes))
+            self._run_layers(layers, self.shadows, self.biases, self.unit, self.panels)
+            self._find_errors(ahead, batch_size)
+            self._update_layers(ahead + 1, batch_size)
+        self.clock += span
 
-    def _find_errors(self, index: Tensor, settings: Settings) -> None:
-        """Compute all layers' errors, and their unit, from the logits of the batch ``index``."""
-        models, size = index.shape
+    def _find_errors(self, ahead: int, batch_size: int) -> None:
+        """Compute all layers' errors, and their unit, from the logits of a batch."""
+        assert self.order is not None
+        assert self.settings is not None
+        models, limit = self.order.shape
         kernels.pseudo_gradient[(models,)](
-            self.panels[-1], index, index.stride(0), self.examples.labels, settings.k,
-            self.deltas[-1], self.unit, size, self.layer_sizes[-1],
-            block=triton.next_power_of_2(self.layer_sizes[-1]),
+            self.panels[-1], self.order, self.unit, self.clock, ahead, batch_size, limit,
+            self.examples.labels, self.settings.k, self.deltas[-1],
+            *self._pulls(len(self.shapes) - 1), *self._squares(1, len(self.shapes) - 1),
+            self.layer_sizes[-1], block=triton.next_power_of_2(self.layer_sizes[-1]),
         )  # fmt: skip
         # A rule that weights each example by a function of its cross-entropy scales the last
         # layer's deltas here (one factor for each column of a panel), before they go backward.
@@ -132,38 +140,42 @@ class FusedStack(Stack):
             width, outputs = self.shapes[at]
             tiles = _within(_BEFORE, block_in=width, block_out=outputs)
             kernels.errors_before[(triton.cdiv(width, tiles["block_in"]), models)](
-                self.deltas[at], self.shadows[at], self.panels[at], self.deltas[at - 1], width,
-                outputs, self.activations[at - 1], **tiles,
+                self.deltas[at], self.shadows[at], self.panels[at], self.unit, self.deltas[at - 1],
+                *self._pulls(at - 1), *self._squares(1, at - 1), width, outputs, _padded(outputs),
+                self.activations[at - 1], **tiles,
             )  # fmt: skip
-        if settings.clip is not None:
+        if self.settings.clip is not None:
+            own, sizes = (self.unit, self.settings.clip, self.squares), self.squares.shape[2:]
             parts = self.norms.split(self.norm_parts)
             for shape, x, delta, part in zip(
                 self.shapes, self.panels[:-1], self.deltas, parts, strict=True
             ):
                 kernels.squared_norm[(models, len(part))](
-                    x, delta, self.unit, part, models, *shape, **_NORM
+                    x, delta, *own, part, models, *sizes, *shape, **_NORM
                 )
-            kernels.clip_unit[(models,)](
-                self.unit, self.norms, settings.clip, models, len(self.norms)
-            )
+            kernels.clip_unit[(models,)](*own, self.norms, models, len(self.norms), *sizes)
 
-    def _update_layers(self, following: Tensor | None, settings: Settings) -> None:
-        """Update all layers, and run the ``following`` batch, if any, through the first."""
-        models = len(self.unit)
-        own = self.unit, settings.learning_rate, settings.momentum
+    def _update_layers(self, ahead: int, batch_size: int) -> None:
+        """Update all layers, and run the next batch through the first."""
+        assert self.order is not None
+        assert self.settings is not None
+        models, biases = self.pulls.shape
+        own = self.unit, self.settings.learning_rate, self.settings.momentum
+        kernels.update_biases[(triton.cdiv(biases, _BIASES), models)](
+            self.pulls, *own, _biases(self.current), _biases(self.moments[0]), biases,
+            block=_BIASES,
+        )  # fmt: skip
         # The first layer comes last: its new outputs overwrite those the second learns from.
         for at in reversed(range(len(self.shapes))):
             width, outputs = self.shapes[at]
-            velocity, bias_velocity = self.moments[0].tensors[2 * at : 2 * at + 2]
-            kernels.update_bias[(triton.cdiv(outputs, 64), models)](
-                self.deltas[at], *own, self.biases[at], bias_velocity, outputs, block=64
-            )
-            if at == 0 and following is not None:
-                self._gather(following, self.following)
+            velocity = self.moments[0].tensors[2 * at]
+            if at == 0:
+                self._gather(self.order, ahead, batch_size, self.unit, self.following)
                 tiles = _within(_UPDATE_AND_NEXT, block_in=width, block_out=outputs)
                 kernels.update_and_next[(triton.cdiv(outputs, tiles["block_out"]), models)](
                     self.panels[0], self.following, self.deltas[0], *own, self.weights[0], velocity,
-                    self.biases[0], self.panels[1], width, outputs, self.activations[0], **tiles,
+                    self.biases[0], biases, self.panels[1], *self._squares(0, 1), width, outputs,
+                    _padded(outputs), self.activations[0], **tiles,
                 )  # fmt: skip
                 # Only the names are swapped: a graph has the addresses of its every step.
                 self.panels[0], self.following = self.following, self.panels[0]
@@ -176,16 +188,36 @@ class FusedStack(Stack):
             )
             kernels.update[grid](
                 self.panels[at], self.deltas[at], *own, self.weights[at], velocity,
-                self.shadows[at], width, outputs, **tiles,
+                self.shadows[at], width, outputs, _padded(outputs), **tiles,
             )  # fmt: skip
 
-    def _gather(self, index: Tensor, out: Tensor) -> None:
-        """Gather the examples ``index`` (models, size) into panels."""
-        models, size = index.shape
-        tiles, features = triton.cdiv(size, PANEL), self.layer_sizes[0]
-        kernels.gather[(triton.cdiv(features, _GATHER["block"]), models * tiles)](
-            self.examples.features, index, index.stride(0), out, size, self.examples.factor,
-            self.examples.offset, tiles, features, **_GATHER,
+    def _pulls(self, at: int) -> tuple[Tensor, int]:
+        """Return where the sums of a layer's errors go, and how far apart models' are."""
+        before = sum(outputs for _, outputs in self.shapes[:at])
+        return self.pulls[:, before:], self.pulls.shape[1]
+
+    def _squares(self, of: int, at: int) -> tuple[Tensor | None, int]:
+        """Return where ‖inputs‖² (0) or ‖errors‖² (1) of a layer go, and how far apart models' are.
+
+        They serve to clip gradients. Logits are no layer's inputs.
+        """
+        assert self.settings is not None
+        if self.settings.clip is None or at == len(self.shapes):
+            return None, 0
+        return self.squares[:, of, at], self.squares.stride(0)
+
+    def _gather(self, order: Tensor, ahead: int, size: int, unit: Tensor, out: Tensor) -> None:
+        """Gather a batch of each model's ``order`` into panels: the one ``ahead`` of the clock.
+
+        Orders other than that of the epoch have no clock, and begin with batch 0.
+        """
+        (models, limit), features = order.shape, self.layer_sizes[0]
+        in_epoch = order is self.order
+        clock = self.clock if in_epoch else self.start_of_clock
+        squares, apart = self._squares(0, 0) if in_epoch else (None, 0)
+        kernels.gather[(triton.cdiv(features, _GATHER["block"]), len(out))](
+            self.examples.features, order, unit, clock, ahead, size, limit, out, squares, apart,
+            self.examples.factor, self.examples.offset, len(out) // models, features, **_GATHER,
         )  # fmt: skip
 
     def _run_layers(
@@ -193,6 +225,7 @@ class FusedStack(Stack):
         layers: range,
         weights: Sequence[Tensor],
         biases: Sequence[Tensor],
+        unit: Tensor,
         panels: Sequence[Tensor],
     ) -> None:
         """Run some layers forward, each from its panels to the next."""
@@ -201,34 +234,185 @@ class FusedStack(Stack):
             width, outputs = self.shapes[at]
             blocks = _within(_LAYER, block_in=width, block_out=outputs)
             kernels.layer[(triton.cdiv(outputs, blocks["block_out"]), count)](
-                panels[at], weights[at], biases[at], panels[at + 1], count // models, width,
-                outputs, self.activations[at], **blocks,
+                panels[at], weights[at], biases[at], biases[at].stride(0), unit, panels[at + 1],
+                *(self._squares(0, at + 1) if panels is self.panels else (None, 0)),
+                count // models, width, outputs, _padded(outputs), self.activations[at], **blocks,
             )  # fmt: skip
 
     def evaluated(self, models: Tensor | None) -> list[Tensor]:
         """Return the parameters to evaluate, weights in float16."""
         if models is None:
             return [p for layer in zip(self.shadows, self.biases, strict=True) for p in layer]
-        parameters = super().evaluated(models)
-        return [p if at % 2 else p.half() for at, p in enumerate(parameters)]
+        chosen = [best[models] for best in self.best.tensors]
+        for at, weight in enumerate(chosen[::2]):
+            half = _aligned(weight.shape, torch.half, weight.device)
+            chosen[2 * at] = half.copy_(weight)
+        return chosen
+
+    def evaluate(self, index: Tensor, models: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the error and the mean cross-entropy of each network.
+
+        Args:
+            index: Examples, shape (models, examples).
+            models: Evaluate the best versions of these networks; None for all current ones.
+
+        """
+        if models is None:
+            if self.judged is None or self.judged.shape != index.shape:
+                if self.judged is not None:
+                    with launching:
+                        self.judgement = _Repeated(index.device)
+                self.judged = index.int().contiguous()
+                self.sums, self.judging = self._sums_and_panels(index)
+            else:
+                self.judged.copy_(index)
+            judge = (self.judged, self.live, self.evaluated(None), self.sums, self.judging)
+            self.judgement(functools.partial(self._judge, *judge))
+            sums = self.sums
+        else:
+            sums, panels = self._sums_and_panels(index)
+            unit = torch.ones(len(index), device=index.device)
+            with self.judgement.loading():
+                self._judge(index.int().contiguous(), unit, self.evaluated(models), sums, panels)
+        errors, values = sums.double().sum(-1) / index.shape[1]
+        return errors, values
+
+    def _sums_and_panels(self, index: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Allocate the sums of a judgement, a number for each panel, and panels to judge in."""
+        models, size = index.shape
+        tiles = triton.cdiv(size, PANEL)
+        at_once = min(tiles, max(1, _JUDGED_AT_ONCE // models))
+        return torch.zeros(2, models, tiles, device=index.device), self._panels(models * at_once)
+
+    def _judge(
+        self,
+        index: Tensor,
+        unit: Tensor,
+        parameters: Sequence[Tensor],
+        sums: Tensor,
+        panels: Sequence[Tensor],
+    ) -> None:
+        """Count mistakes and sum cross-entropies, panel by panel."""
+        (models, limit), tiles = index.shape, sums.shape[-1]
+        at_once = len(panels[0]) // models
+        for ahead in range(triton.cdiv(tiles, at_once)):
+            self._forward_panels(index, ahead, unit, parameters, panels)
+            kernels.judge[(models * at_once,)](
+                panels[-1], index, unit, self.start_of_clock, ahead, at_once * PANEL, limit,
+                self.examples.labels, *sums, at_once, tiles, self.layer_sizes[-1],
+                block=triton.next_power_of_2(self.layer_sizes[-1]),
+            )  # fmt: skip
+
+    def _forward_panels(
+        self,
+        index: Tensor,
+        ahead: int,
+        unit: Tensor,
+        parameters: Sequence[Tensor],
+        panels: Sequence[Tensor],
+    ) -> None:
+        """Run as many examples as the panels hold through all layers."""
+        size = len(panels[0]) // len(index) * PANEL
+        self._gather(index, ahead, size, unit, panels[0])
+        layers = range(len(self.shapes))
+        self._run_layers(layers, parameters[::2], parameters[1::2], unit, panels)
 
     def logits_of(self, index: Tensor, parameters: Sequence[Tensor]) -> Tensor:
         """Return the logits of the examples ``index`` (models, size) by the given parameters."""
         models, size = index.shape
         tiles = triton.cdiv(size, PANEL)
         panels = self._panels(models * tiles)
+        unit = torch.ones(models, device=index.device)
+        with self.judgement.loading():
+            self._forward_panels(index.int().contiguous(), 0, unit, parameters, panels)
+        return panels[-1].reshape(models, tiles, -1, PANEL).mT.flatten(1, 2)[:, :size]
+
+
+class _Rows(Rows):
+    """A number for each parameter of each network, as the kernels expect them.
+
+    Attributes:
+        biases: The biases of all layers, shape (models, units); `tensors` has views of them.
+
+    """
+
+    def __init__(
+        self, models: int, layer_sizes: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        outputs = layer_sizes[1:]
+        self.biases = torch.zeros(models, sum(outputs), dtype=dtype, device=device)
+        weights = [
+            _aligned((models, *shape), dtype, device) for shape in itertools.pairwise(layer_sizes)
+        ]
+        biases = self.biases.unsqueeze(1).split(list(outputs), 2)
+        self.tensors = [tensor for layer in zip(weights, biases, strict=True) for tensor in layer]
+
+
+def _biases(rows: Rows) -> Tensor:
+    assert isinstance(rows, _Rows)
+    return rows.biases
+
+
+class _Repeated:
+    """Work that is done again and again: first kernel by kernel, then as a CUDA graph."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.loaded = False  # whether the work's kernels are
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Launch kernels: under the lock as long as they may have to be loaded."""
         # Loaded kernels may be launched while another thread loads or captures.
         with contextlib.nullcontext() if self.loaded else launching:
-            self._gather(index.contiguous(), panels[0])
-            self._run_layers(range(len(self.shapes)), parameters[::2], parameters[1::2], panels)
-        self.loaded = True
-        return panels[-1].reshape(models, tiles, -1, PANEL).mT.flatten(1, 2)[:, :size]
+            yield
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        """Do the work, which must be the same every time."""
+        if self.graph is None and self.loaded and self.device.type == "cuda":
+            self._capture(work)
+        if self.graph is None:
+            with self.loading():
+                work()
+            self.loaded = True
+        else:
+            self.graph.replay()
+
+    def _capture(self, work: Callable[[], None]) -> None:
+        """Capture the work, unless another thread is loading or capturing."""
+        if not launching.acquire(blocking=False):
+            return
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Unlike `torch.cuda.graph`, this waits for no other stream and keeps PyTorch's cache.
+            with torch.cuda.stream(_capture_stream(self.device)):
+                # Other threads may allocate during the capture.
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+            self.graph = graph
+        finally:
+            launching.release()
 
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the device's one stream to capture on; PyTorch reuses those of its small pool."""
     return torch.cuda.Stream(device)
+
+
+def _padded(outputs: int) -> int:
+    """Return how far apart rows of weights are: wide ones begin at a line of the cache."""
+    return outputs + -outputs % 64 if outputs > 64 else outputs
+
+
+def _aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros of the shape (models, in, out), for weights."""
+    *rows, outputs = shape
+    return torch.zeros(*rows, _padded(outputs), dtype=dtype, device=device)[..., :outputs]
 
 
 def _within(tiles: dict[str, int], **sizes: int) -> dict[str, Any]:

@@ -7,7 +7,12 @@ are known: `update_and_next` multiplies them by the new weights while those are 
 
 Activations and errors lie in *panels*: 128 examples of one model, as (width, 128). With examples
 side by side, every product finds its factors in the order that tensor cores take, and reads rows
-of 256 bytes. A smaller batch fills its panel with columns whose errors are zero.
+of 256 bytes. A smaller batch fills its panel with columns whose errors are zero. Rows of weights
+are ``stride`` numbers apart, so that tiles of them begin at a line of the cache.
+
+A CUDA graph of a few steps is replayed through an epoch, so kernels find their batch by a clock on
+the device. ``unit`` is also a sign: where it is negative, a network stands still (its slot is
+empty, or its epoch is over), and every program of that network returns at once.
 
 Arguments that change from call to call are not specialized on, so each kernel is compiled once for
 an architecture.
@@ -22,7 +27,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pseudograd.loss.triton.eq5 import margin_of, power_of, strength_of
+from pseudograd.loss.triton.eq5 import log_strength, margin_of, power_of, strength_of
 
 PANEL = 128
 _PANEL = tl.constexpr(PANEL)
@@ -63,15 +68,38 @@ def _rows(panels, panel, rows, width: tl.constexpr):
 
 
 @triton.jit
+def _note_squares(numbers, squares, apart: tl.constexpr, model, part):
+    """Store a part of ‖inputs‖² or ‖errors‖² of a layer, where it is asked for."""
+    if squares is not None:
+        numbers = numbers.to(tl.float32)
+        tl.store(squares + model * apart + part, tl.sum(numbers * numbers))
+
+
+@triton.jit
 def _finish_layer(
-    total, bias, out, model, panel, units, outputs: tl.constexpr, activation: tl.constexpr
-):
+    total, bias, bias_stride, out, squares, apart: tl.constexpr,
+    model, panel, part, units, outputs: tl.constexpr, activation: tl.constexpr,
+):  # fmt: skip
     """Store activation(total + bias) for some units of a panel."""
     inside = units < outputs
-    total += tl.load(bias + model * outputs + units, mask=inside, other=0.0)[:, None]
+    total += tl.load(bias + model * bias_stride + units, mask=inside, other=0.0)[:, None]
     at = (panel * outputs + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
-    total = _activate(total, activation)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside[:, None])
+    h = _activate(total, activation).to(out.dtype.element_ty)
+    tl.store(out + at, h, mask=inside[:, None])
+    _note_squares(tl.where(inside[:, None], h, 0.0), squares, apart, model, part)
+
+
+@triton.jit
+def _finish_errors(errors, out, pulls, pulls_stride, squares, apart: tl.constexpr,
+                   model, part, units, width: tl.constexpr):  # fmt: skip
+    """Store errors of some units of a panel, and each unit's sum, the gradient of its bias."""
+    inside = units < width
+    at = (model * width + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
+    errors = tl.where(inside[:, None], errors, 0.0).to(tl.float16)
+    tl.store(out + at, errors, mask=inside[:, None])
+    pull = tl.sum(errors.to(tl.float32), 1)
+    tl.store(pulls + model * pulls_stride + units, pull, mask=inside)
+    _note_squares(errors, squares, apart, model, part)
 
 
 @triton.jit
@@ -81,113 +109,205 @@ def _step(parameter, velocity, gradient, unit, rate, momentum):
     return parameter - rate * velocity, velocity
 
 
-@triton.jit(do_not_specialize=["index_stride", "size", "tiles"])
+@triton.jit(
+    do_not_specialize=["ahead", "size", "limit", "tiles"],
+    do_not_specialize_on_alignment=["squares"],
+)
 def gather(
-    features, index, index_stride, out, size, factor, offset,
-    tiles, width: tl.constexpr, block: tl.constexpr,
+    features, order, unit, clock, ahead, size, limit, out, squares, apart: tl.constexpr,
+    factor, offset, tiles, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Gather the examples ``index`` (models, size), scaled, into ``tiles`` panels a model."""
+    """Gather batch number ``clock + ahead`` of ``order`` (models, limit), scaled, into panels.
+
+    A batch has up to ``size`` examples, in ``tiles`` panels a model.
+    """
     panel = tl.program_id(1).to(tl.int64)
     model, tile = panel // tiles, panel % tiles
+    start = (tl.load(clock) + ahead) * size
+    if (tl.load(unit + model) < 0) | (start >= limit):
+        return
     rows = tl.program_id(0) * block + tl.arange(0, block)
     column = tile * _PANEL + tl.arange(0, _PANEL)
-    filled, inside = column < size, rows < width
-    example = tl.load(index + model * index_stride + column, mask=filled, other=0).to(tl.int64)
+    filled, inside = column < tl.minimum(size, limit - start), rows < width
+    at = model * limit + start + column
+    example = tl.load(order + at, mask=filled, other=0).to(tl.int64)
     at = example[:, None] * width + rows[None, :]
     mask = filled[:, None] & inside[None, :]
     x = tl.load(features + at, mask=mask, other=0).to(tl.float32) * factor + offset
     x = tl.where(mask, x, 0.0).to(tl.float16)
+    _note_squares(x, squares, apart, model, tl.program_id(0))
     at = (panel * width + rows)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
     tl.store(out + at, tl.trans(x), mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["tiles"])
+@triton.jit(
+    do_not_specialize=["bias_stride", "tiles"],
+    do_not_specialize_on_alignment=["bias", "squares"],
+)
 def layer(
-    x, weight, bias, out, tiles,
-    width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
+    x, weight, bias, bias_stride, unit, out, squares, apart: tl.constexpr, tiles,
+    width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr, activation: tl.constexpr,
     block_out: tl.constexpr, block_in: tl.constexpr,
 ):  # fmt: skip
     """Compute out = activation(weightᵀ x + bias)."""
     panel = tl.program_id(1).to(tl.int64)
     model = panel // tiles
+    if tl.load(unit + model) < 0:
+        return
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     inside = units < outputs
-    weight += model * width * outputs
+    weight += model * width * stride
     total = tl.zeros((block_out, _PANEL), tl.float32)
     for start in range(0, width, block_in):
         inner = start + tl.arange(0, block_in)
         mask = (inner < width)[:, None] & inside[None, :]
-        w = tl.load(weight + inner[:, None] * outputs + units[None, :], mask=mask, other=0.0)
+        w = tl.load(weight + inner[:, None] * stride + units[None, :], mask=mask, other=0.0)
         total = tl.dot(tl.trans(w), _rows(x, panel, inner, width), total)
-    _finish_layer(total, bias, out, model, panel, units, outputs, activation)
+    _finish_layer(
+        total, bias, bias_stride, out, squares, apart,
+        model, panel, tl.program_id(0), units, outputs, activation,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["index_stride", "size"])
-def pseudo_gradient(
-    logits, index, index_stride, labels, k, delta, unit,
-    size, classes: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
-    """Compute Eq. 5 at the logits, in units that suit float16.
+@triton.jit
+def _logits(logits, panel, example, labels, classes: tl.constexpr, block: tl.constexpr):
+    """Return a panel's logits at the labels, where these are, and the others and their top.
 
-    ``delta`` times ``unit`` is the pseudo-gradient of the batch's mean.
+    The others are relative to the top.
     """
-    model = tl.program_id(0).to(tl.int64)
-    classes_at, column = tl.arange(0, block), tl.arange(0, _PANEL)
-    inside, filled = (classes_at < classes)[:, None], column < size
-    at = (model * classes + classes_at)[:, None] * _PANEL + column[None, :]
-    z = tl.load(logits + at, mask=inside, other=float("-inf"))
-    example = tl.load(index + model * index_stride + column, mask=filled, other=0).to(tl.int64)
-    y = tl.load(labels + example)
-    k = tl.load(k + model)
-    on_label = classes_at[:, None] == y[None, :]
+    classes_at = tl.arange(0, block)
+    at = (panel * classes + classes_at)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
+    z = tl.load(logits + at, mask=(classes_at < classes)[:, None], other=float("-inf"))
+    on_label = classes_at[:, None] == tl.load(labels + example)[None, :]
     z_y = tl.sum(tl.where(on_label, z, 0.0), 0)
     others = tl.where(on_label, float("-inf"), z)
     top = tl.max(others, 0)
-    others -= top[None, :]
-    margin = margin_of(z_y, top, tl.sum(power_of(others, k, "1"), 0))
+    return z_y, on_label, others - top[None, :], top
+
+
+@triton.jit(
+    do_not_specialize=["ahead", "size", "limit", "pulls_stride"],
+    do_not_specialize_on_alignment=["pulls", "squares"],
+)
+def pseudo_gradient(
+    logits, order, unit, clock, ahead, size, limit, labels, k, delta, pulls, pulls_stride, squares,
+    apart: tl.constexpr, classes: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Compute Eq. 5 at the logits of batch number ``clock + ahead``, in units that suit float16.
+
+    ``delta`` times ``unit`` is the pseudo-gradient of the batch's mean. After the last batch, the
+    networks stand still.
+    """
+    model = tl.program_id(0).to(tl.int64)
+    start = (tl.load(clock) + ahead) * size
+    if tl.load(unit + model) < 0:
+        return
+    if start >= limit:
+        tl.store(unit + model, -1.0)
+        return
+    size = tl.minimum(size, limit - start)
+    classes_at, column = tl.arange(0, block), tl.arange(0, _PANEL)
+    filled = column < size
+    example = tl.load(order + model * limit + start + column, mask=filled, other=0).to(tl.int64)
+    z_y, on_label, others, top = _logits(logits, model, example, labels, classes, block)
+    margin = margin_of(z_y, top, tl.sum(power_of(others, 1.0, "1"), 0))
+    k = tl.load(k + model)
     strength = tl.where(filled, strength_of(margin, k), 0.0)
     power = power_of(others, k, "any")
     f = strength[None, :] * tl.where(on_label, -1.0, power / tl.sum(power, 0)[None, :])
     largest = tl.max(strength, 0)
     # Errors below the floor are as good as zero; without it exp2 would overflow.
     exponent = tl.maximum(tl.floor(tl.log2(largest)), -100.0) - _EXPONENT
-    tl.store(delta + at, (f * tl.exp2(-exponent)).to(tl.float16), mask=inside)
+    f *= tl.exp2(-exponent)
+    _finish_errors(f, delta, pulls, pulls_stride, squares, apart, model, 0, classes_at, classes)
     tl.store(unit + model, tl.exp2(exponent) / size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ahead", "size", "limit", "tiles", "panels"])
+def judge(
+    logits, order, unit, clock, ahead, size, limit, labels, mistakes, values, tiles, panels,
+    classes: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Count the mistakes and sum the cross-entropies in each panel of batch ``clock + ahead``.
+
+    Both have a number for each of the ``panels`` of a model's examples, so that what a network gets
+    does not depend on how many are judged together.
+    """
+    panel = tl.program_id(0).to(tl.int64)
+    model = panel // tiles
+    tile = (tl.load(clock) + ahead) * (size // _PANEL) + panel % tiles
+    column = tile * _PANEL + tl.arange(0, _PANEL)
+    filled = column < limit
+    if (tl.load(unit + model) < 0) | (tile >= panels):
+        return
+    example = tl.load(order + model * limit + column, mask=filled, other=0).to(tl.int64)
+    z_y, on_label, others, top = _logits(logits, panel, example, labels, classes, block)
+    margin = margin_of(z_y, top, tl.sum(power_of(others, 1.0, "1"), 0))
+    # As in PyTorch, an infinite logit at the label has no cross-entropy.
+    value = tl.where(z_y == float("inf"), float("nan"), -log_strength(-margin))
+    # Of equal logits the first counts, as in `torch.argmax`.
+    ranks = tl.arange(0, block)[:, None]
+    first = tl.min(tl.where(others == 0, ranks, block), 0)
+    right = (z_y > top) | ((z_y == top) & (first > tl.sum(tl.where(on_label, ranks, 0), 0)))
+    wrong = filled & ~(right & (tl.abs(value) < float("inf")))
+    tl.store(mistakes + model * panels + tile, tl.sum(wrong.to(tl.float32), 0))
+    tl.store(values + model * panels + tile, tl.sum(tl.where(filled, value, 0.0), 0))
+
+
+@triton.jit(do_not_specialize=["pulls_stride"], do_not_specialize_on_alignment=["pulls", "squares"])
 def errors_before(
-    delta, weight, h, out,
-    width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
+    delta, weight, h, unit, out, pulls, pulls_stride, squares, apart: tl.constexpr,
+    width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr, activation: tl.constexpr,
     block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
     """Compute out = (weight delta) · slope(h), the errors of the layer below."""
     model = tl.program_id(1).to(tl.int64)
+    if tl.load(unit + model) < 0:
+        return
     units = tl.program_id(0) * block_in + tl.arange(0, block_in)
     inside = units < width
-    weight += model * width * outputs
+    weight += model * width * stride
     total = tl.zeros((block_in, _PANEL), tl.float32)
     for start in range(0, outputs, block_out):
         inner = start + tl.arange(0, block_out)
         mask = inside[:, None] & (inner < outputs)[None, :]
-        w = tl.load(weight + units[:, None] * outputs + inner[None, :], mask=mask, other=0.0)
+        w = tl.load(weight + units[:, None] * stride + inner[None, :], mask=mask, other=0.0)
         total = tl.dot(w, _rows(delta, model, inner, outputs), total)
     total *= _slope(_rows(h, model, units, width).to(tl.float32), activation)
-    at = (model * width + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
-    tl.store(out + at, total.to(tl.float16), mask=inside[:, None])
+    part = tl.program_id(0)
+    _finish_errors(total, out, pulls, pulls_stride, squares, apart, model, part, units, width)
+
+
+@triton.jit
+def _is_small(unit, clip, squares, model, layers: tl.constexpr, parts: tl.constexpr):
+    """Return whether the gradient's norm is below the allowed one for sure.
+
+    A layer's gradient is x deltaᵀ, and Σ delta for its bias, so that its squared norm is at most
+    (‖x‖² + the examples) · ‖delta‖².
+    """
+    at = tl.arange(0, layers)[:, None] * parts + tl.arange(0, parts)[None, :]
+    squares += model * 2 * layers * parts
+    of_x = tl.sum(tl.load(squares + at), 1)
+    of_delta = tl.sum(tl.load(squares + layers * parts + at), 1)
+    scale, clip = tl.load(unit + model), tl.load(clip + model)
+    return tl.sum((of_x + _PANEL) * of_delta, 0) * scale * scale < 0.99 * clip * clip
 
 
 @triton.jit(do_not_specialize=["models"])
 def squared_norm(
-    x, delta, unit, norms, models,
+    x, delta, unit, clip, squares, norms, models, layers: tl.constexpr, parts: tl.constexpr,
     width: tl.constexpr, outputs: tl.constexpr, part: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Compute a part of ‖x deltaᵀ‖² + ‖Σ delta‖², the squared norm of a layer's gradient.
 
     With G_x and G_delta the Gram matrices of a panel's examples, it is the sum of the entries of
-    (G_x + 1) · G_delta; a program takes ``part`` of the rows that G_x sums over.
+    (G_x + 1) · G_delta; a program takes ``part`` of the rows that G_x sums over. Most steps need
+    none of it, because a bound on the norm is small enough.
     """
     model = tl.program_id(0).to(tl.int64)
+    scale = tl.load(unit + model)
+    if (scale < 0) | _is_small(unit, clip, squares, model, layers, parts):
+        return
     begin = tl.program_id(1) * part
     of_x = tl.full((_PANEL, _PANEL), 0.0, tl.float32)
     if begin == 0:
@@ -199,32 +319,40 @@ def squared_norm(
     for start in range(0, outputs, block):
         rows = _rows(delta, model, start + tl.arange(0, block), outputs)
         of_delta = tl.dot(tl.trans(rows), rows, of_delta)
-    scale = tl.load(unit + model)
     tl.store(norms + tl.program_id(1) * models + model, tl.sum(of_x * of_delta) * scale * scale)
 
 
-@triton.jit(do_not_specialize=["models", "parts"])
-def clip_unit(unit, norms, clip, models, parts):
+@triton.jit(do_not_specialize=["models", "norm_parts"])
+def clip_unit(
+    unit, clip, squares, norms, models, norm_parts, layers: tl.constexpr, parts: tl.constexpr
+):
     """Scale the unit of errors, and so the gradient, down to the allowed norm."""
-    model = tl.program_id(0)
-    squares = 0.0
-    for part in range(parts):
-        squares += tl.load(norms + part * models + model)
+    model = tl.program_id(0).to(tl.int64)
+    scale = tl.load(unit + model)
+    if (scale < 0) | _is_small(unit, clip, squares, model, layers, parts):
+        return
+    square = 0.0
+    for part in range(norm_parts):
+        square += tl.load(norms + part * models + model)
     # As in torch.nn.utils.clip_grad_norm_.
-    factor = tl.minimum(tl.load(clip + model) / (tl.sqrt(squares) + 1e-6), 1.0)
-    tl.store(unit + model, tl.load(unit + model) * factor)
+    factor = tl.minimum(tl.load(clip + model) / (tl.sqrt(square) + 1e-6), 1.0)
+    tl.store(unit + model, scale * factor)
 
 
 @triton.jit
 def update(
     x, delta, unit, rate, momentum, weight, velocity, shadow,
-    width: tl.constexpr, outputs: tl.constexpr, block_in: tl.constexpr, block_out: tl.constexpr,
+    width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr,
+    block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
     """Compute velocity = momentum · velocity + x deltaᵀ and weight -= rate · velocity.
 
     ``shadow`` is the weight in float16, for the next products.
     """
     model = tl.program_id(2).to(tl.int64)
+    scale = tl.load(unit + model)
+    if scale < 0:
+        return
     # Neighbouring programs take neighbouring columns, so together they read whole rows.
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     inner = tl.program_id(1) * block_in + tl.arange(0, block_in)
@@ -232,22 +360,23 @@ def update(
     gradient = tl.dot(_rows(x, model, inner, width), tl.trans(errors))
     # Weights are loaded only now: earlier, they would hold registers and lower the occupancy.
     mask = (inner < width)[:, None] & (units < outputs)[None, :]
-    at = model * width * outputs + inner[:, None] * outputs + units[None, :]
+    at = model * width * stride + inner[:, None] * stride + units[None, :]
     mu = tl.load(momentum + model)
     # Without momentum there is no velocity to read or write.
     moving = mask & (tl.full((block_in, block_out), mu, tl.float32) > 0)
     v = tl.load(velocity + at, mask=moving, other=0.0)
     w = tl.load(weight + at, mask=mask, other=0.0)
-    w, v = _step(w, v, gradient, tl.load(unit + model), tl.load(rate + model), mu)
+    w, v = _step(w, v, gradient, scale, tl.load(rate + model), mu)
     tl.store(velocity + at, v, mask=moving)
     tl.store(weight + at, w, mask=mask)
     tl.store(shadow + at, w.to(tl.float16), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["bias_stride"], do_not_specialize_on_alignment=["bias", "squares"])
 def update_and_next(
-    x, following, delta, unit, rate, momentum, weight, velocity, bias, out,
-    width: tl.constexpr, outputs: tl.constexpr, activation: tl.constexpr,
+    x, following, delta, unit, rate, momentum, weight, velocity, bias, bias_stride, out,
+    squares, apart: tl.constexpr,
+    width: tl.constexpr, outputs: tl.constexpr, stride: tl.constexpr, activation: tl.constexpr,
     block_in: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
     """Run `update`, then `layer` for the next batch: out = activation(weightᵀ following + bias).
@@ -256,20 +385,23 @@ def update_and_next(
     must have been updated before.
     """
     model = tl.program_id(1).to(tl.int64)
+    scale = tl.load(unit + model)
+    if scale < 0:
+        return
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     inside = units < outputs
     errors = _rows(delta, model, units, outputs)
-    mu, scale, eta = tl.load(momentum + model), tl.load(unit + model), tl.load(rate + model)
+    mu, eta = tl.load(momentum + model), tl.load(rate + model)
     # Without momentum there is no velocity to read or write.
     moving = inside & (tl.full((block_out,), mu, tl.float32) > 0)
-    weight += model * width * outputs
-    velocity += model * width * outputs
+    weight += model * width * stride
+    velocity += model * width * stride
     total = tl.zeros((block_out, _PANEL), tl.float32)
     # These stages prefetch every load; a launch's ``num_stages``, only the products' factors.
     for start in tl.range(0, width, block_in, num_stages=3):
         inner = start + tl.arange(0, block_in)
         present = (inner < width)[:, None]
-        at = inner[:, None] * outputs + units[None, :]
+        at = inner[:, None] * stride + units[None, :]
         v = tl.load(velocity + at, mask=present & moving[None, :], other=0.0)
         w = tl.load(weight + at, mask=present & inside[None, :], other=0.0)
         gradient = tl.dot(_rows(x, model, inner, width), tl.trans(errors))
@@ -277,20 +409,24 @@ def update_and_next(
         tl.store(velocity + at, v, mask=present & moving[None, :])
         tl.store(weight + at, w, mask=present & inside[None, :])
         total = tl.dot(tl.trans(w.to(tl.float16)), _rows(following, model, inner, width), total)
-    _finish_layer(total, bias, out, model, model, units, outputs, activation)
+    _finish_layer(
+        total, bias, bias_stride, out, squares, apart,
+        model, model, tl.program_id(0), units, outputs, activation,
+    )  # fmt: skip
 
 
-@triton.jit
-def update_bias(
-    delta, unit, rate, momentum, bias, velocity, outputs: tl.constexpr, block: tl.constexpr
-):
-    """Run the momentum step for the biases. Inside `update` it would cost that a quarter more."""
+@triton.jit(do_not_specialize=["count"])
+def update_biases(pulls, unit, rate, momentum, bias, velocity, count, block: tl.constexpr):
+    """Run the momentum step for the biases of all layers, ``count`` a model."""
     model = tl.program_id(1).to(tl.int64)
+    scale = tl.load(unit + model)
+    if scale < 0:
+        return
     units = tl.program_id(0) * block + tl.arange(0, block)
-    at, inside = model * outputs + units, units < outputs
-    gradient = tl.sum(_rows(delta, model, units, outputs).to(tl.float32), 1)
-    own = tl.load(unit + model), tl.load(rate + model), tl.load(momentum + model)
+    at, inside = model * count + units, units < count
+    own = scale, tl.load(rate + model), tl.load(momentum + model)
     v = tl.load(velocity + at, mask=inside, other=0.0)
-    b, v = _step(tl.load(bias + at, mask=inside, other=0.0), v, gradient, *own)
+    b = tl.load(bias + at, mask=inside, other=0.0)
+    b, v = _step(b, v, tl.load(pulls + at, mask=inside, other=0.0), *own)
     tl.store(velocity + at, v, mask=inside)
     tl.store(bias + at, b, mask=inside)

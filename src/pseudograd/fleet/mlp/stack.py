@@ -149,11 +149,16 @@ class Stack:
         self._allocate(models)
 
     def _allocate(self, models: int) -> None:
-        """Allocate parameters, their best versions, moments and gradients, all of them zero."""
-        self.current, self.best, self.gradients = (self._rows(models) for _ in range(3))
+        """Allocate parameters, their best versions and moments, all of them zero."""
+        self.current, self.best = self._rows(models), self._rows(models)
         self.moments = [self._rows(models) for _ in range(2 if self.optimizer == "adam" else 1)]
         self.weights, self.biases = self.current.tensors[::2], self.current.tensors[1::2]
         self.steps = torch.zeros(models, 1, dtype=self.dtype, device=self.weights[0].device)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Allocate what a step writes and the next does not need."""
+        self.gradients = self._rows(len(self.steps))
 
     def _rows(self, models: int) -> Rows:
         """Return a number for each parameter of each network."""
@@ -363,6 +368,7 @@ class Settings:
         momentum: Classical momentum.
         clip: The largest norm of a gradient; None for no limit.
         weight_decay: AdamW's, for "adam"; None for none.
+        live: 1, or -1 for a network that need not be trained; None if all are to be.
 
     """
 
@@ -371,6 +377,7 @@ class Settings:
     momentum: Tensor
     clip: Tensor | None = None
     weight_decay: Tensor | None = None
+    live: Tensor | None = None
 
     def clone(self) -> Settings:
         """Return a deep copy."""
@@ -383,4 +390,4 @@ class Settings:
                 mine.copy_(theirs)
 
     def _all(self) -> tuple[Tensor | None, ...]:
-        return self.k, self.learning_rate, self.momentum, self.clip, self.weight_decay
+        return tuple(vars(self).values())

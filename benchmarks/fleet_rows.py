@@ -1,0 +1,261 @@
+"""How long the paper's 67 rows take on one GPU: measured epochs of every network, and an estimate.
+
+    python -m benchmarks.fleet_rows --measure       # on a GPU: epochs of all networks, into a file
+    python -m benchmarks.fleet_rows                 # anywhere: what these make of the rows' trials
+
+All rows would take more than an hour, so this measures each of their networks for a few epochs:
+fleets side by side, as ``python -m paper run`` trains them, with several numbers of trials. The
+figures are all in: order, training, evaluation and early stopping. The estimate then goes through
+the trials in the committed ledgers, epoch by epoch, as a fleet would train them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.environment import environment, write
+from benchmarks.fleet import BYTES, copy_bandwidth
+from pseudograd.data import Dataset
+from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Split, Stop, Trial
+
+if TYPE_CHECKING:
+    from paper.rows import Row
+
+FILE = Path("benchmarks/results/fleet_rows_cuda.csv")
+AT_ONCE = 3  # fleets, as `pseudograd.cli.place` has it
+MOST_SLOTS = 256  # as `pseudograd.fleet.mlp.fleet` has it
+# Trials of a fleet, epochs that are timed, and the share of the examples that they go through:
+# many trials take long and lose little between epochs.
+POINTS = ((8, 3, 1.0), (32, 2, 0.5), (128, 2, 0.125))
+SETS = {  # features, classes, training examples
+    "mnist": (784, 10, 60_000),
+    "cifar10": (3072, 10, 50_000),
+    "svhn": (3072, 10, 73_257),
+    "cifar100": (3072, 100, 50_000),
+}
+HIDDEN = [(1, 400), (1, 800), (1, 1100), (3, 400), (3, 800), (5, 400), (5, 800)]
+
+
+def steps_of(examples: int) -> int:
+    """Steps of an epoch on three fifths of the examples."""
+    return -(-(examples // 5 * 3) // 128)
+
+
+def weights_of(data: str, depth: int, width: int) -> int:
+    inputs, classes, _ = SETS[data]
+    sizes = (inputs, *[width] * depth, classes)
+    return sum((before + 1) * after for before, after in itertools.pairwise(sizes))
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def noise(data: str, share: float) -> Dataset:
+    """Return pixels whose labels a linear network can learn, in the shape of a real set."""
+    inputs, classes, examples = SETS[data]
+    examples = int(share * examples) // 5 * 5
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    shape = (examples, inputs)
+    pixels = torch.randint(256, shape, generator=generator, dtype=torch.uint8, device="cuda")
+    teacher = torch.randn(inputs, classes, generator=generator, device="cuda")
+    labels = (pixels.float().sub_(127.5) @ teacher).argmax(1)
+    return Dataset(data, pixels.cpu(), labels.cpu(), examples)
+
+
+def seconds_of(fleet: Fleet, recipe: MLPRecipe, trials: int, epochs: int, at_once: int) -> float:
+    """Return how long several fleets take at once for so many epochs of so many trials each."""
+    recipe = replace(recipe, max_epochs=epochs)
+
+    def work(_: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            asked = [
+                Trial(recipe, 2.0 ** (at % 7 - 4), 0.002, Split(0, at % 10), seed=at)
+                for at in range(trials)
+            ]
+            for _outcome in fleet.run(asked):
+                pass
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    with ThreadPoolExecutor(at_once) as threads:
+        list(threads.map(work, range(at_once)))
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def measure(at_once: int) -> Iterator[dict[str, object]]:
+    """Yield a line for each network and number of trials."""
+    bandwidth, facts = copy_bandwidth(), environment()
+    for data, (trials, epochs, share) in itertools.product(
+        ("mnist", "cifar10", "cifar100"), POINTS
+    ):
+        fleet = Fleet(noise(data, share), "cuda", slots=MOST_SLOTS)
+        steps = steps_of(fleet.data.train_size)
+        for depth, width in HIDDEN:
+            clip = 100.0 if depth > 1 else None
+            recipe = MLPRecipe(data, (width,) * depth, momentum=0.9, clip=clip, patience=10**6)
+            seconds_of(fleet, recipe, 1, 1, 1)  # compiles what there is to compile
+            begun = seconds_of(fleet, recipe, trials, 1, at_once)
+            more = seconds_of(fleet, recipe, trials, 1 + epochs, at_once)
+            epoch = (more - begun) / (epochs * at_once)
+            per_step = epoch / (steps * trials)
+            floor = weights_of(data, depth, width) * BYTES / bandwidth
+            yield {
+                "data": data,
+                "depth": depth,
+                "width": width,
+                "trials": trials,
+                "fleets_at_once": at_once,
+                "us_per_model_step": round(1e6 * per_step, 3),
+                "share_of_memory_floor": round(floor / per_step, 3),
+                "seconds_to_begin": round(max(0.0, begun / at_once - epoch), 4),
+                "copy_tb_per_s": round(bandwidth / 1e12, 2),
+                **facts,
+            }
+
+
+# --- estimating -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one network costs a fleet that shares the GPU.
+
+    Attributes:
+        trials: How many were trained together, ascending.
+        step: Seconds of a step of all of them.
+        begin: Seconds to begin with a stack of so many.
+
+    """
+
+    trials: Sequence[int]
+    step: Sequence[float]
+    begin: Sequence[float]
+
+    def of_step(self, trials: int) -> float:
+        """Interpolate between the measured numbers; beyond them all costs are in proportion."""
+        low, high = self.trials[0], self.trials[-1]
+        if trials <= low:
+            return self.step[0]
+        if trials >= high:
+            return self.step[-1] * trials / high
+        at = next(at for at, there in enumerate(self.trials) if there >= trials)
+        (a, b), (s, t) = self.trials[at - 1 : at + 1], self.step[at - 1 : at + 1]
+        return s + (t - s) * (trials - a) / (b - a)
+
+    def of_begin(self, trials: int) -> float:
+        return min(zip(self.trials, self.begin, strict=True), key=lambda b: abs(b[0] - trials))[1]
+
+
+def costs_in(path: Path) -> tuple[dict[tuple[str, int, int], Costs], float]:
+    """Return the measured costs by network, and the bandwidth of that GPU."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    found: dict[tuple[str, int, int], list[dict[str, str]]] = defaultdict(list)
+    for line in lines:
+        found[line["data"], int(line["depth"]), int(line["width"])].append(line)
+    costs = {}
+    for network, points in found.items():
+        points.sort(key=lambda line: int(line["trials"]))
+        trials = [int(line["trials"]) for line in points]
+        each = [1e-6 * float(line["us_per_model_step"]) for line in points]
+        begin = [float(line["seconds_to_begin"]) for line in points]
+        costs[network] = Costs(
+            trials, [one * n for one, n in zip(each, trials, strict=True)], begin
+        )
+    return costs, 1e12 * float(lines[0]["copy_tb_per_s"])
+
+
+def seconds_of_row(row: Row, costs: Costs, floor: float) -> tuple[float, float]:
+    """Return a row's seconds, estimated and at the floor, given a model's seconds of a step there.
+
+    The row's study is run again, with outcomes from its ledger and slots as `Crew` has them.
+    """
+    from paper.rows import Experiment
+    from paper.run import study_of
+    from pseudograd.search import Study
+
+    study, seconds, least = study_of(Experiment(row), Path("paper/results")), 0.0, 0.0
+
+    def runner(queue: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        nonlocal seconds, least
+        examples = SETS[row.data][2]
+        trained = examples - examples // 5 if queue[0].split.retrain else examples // 5 * 3
+        steps, slots = -(-trained // 128), min(MOST_SLOTS, len(queue))
+        seconds += costs.of_begin(slots)
+        left: dict[Trial, int] = {}  # epochs of the trials under way
+        while queue or left:
+            while queue and len(left) < slots:
+                trial = queue.popleft()
+                left[trial] = study.ledger[trial].epochs
+            seconds += steps * costs.of_step(len(left))
+            least += steps * floor * len(left)
+            left = {trial: epochs - 1 for trial, epochs in left.items()}
+            for trial in [trial for trial, epochs in left.items() if not epochs]:
+                del left[trial]
+                yield study.ledger[trial]
+            wanted = min(MOST_SLOTS, len(left) + len(queue))
+            more = wanted > slots and wanted >= min(2 * slots, MOST_SLOTS)
+            if more or (not queue and 0 < len(left) <= slots // 2):
+                slots = wanted
+                seconds += costs.of_begin(slots)
+
+    Study(None, study.protocol).run(runner)
+    return seconds, least
+
+
+def estimate(path: Path) -> Iterator[tuple[Row, float, float]]:
+    """Yield the paper's rows, each with its seconds: estimated, and at the floor."""
+    from paper.rows import paper_rows
+
+    measured, bandwidth = costs_in(path)
+    for row in (row for row in paper_rows() if row.printed):
+        alike = "cifar10" if row.data == "svhn" else row.data
+        costs = measured[alike, row.hidden_layers, row.width]
+        floor = weights_of(row.data, row.hidden_layers, row.width) * BYTES / bandwidth
+        yield row, *seconds_of_row(row, costs, floor)
+
+
+def show(path: Path) -> None:
+    """Print the estimate of each network's rows, and of all."""
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for row, seconds, least in estimate(path):
+        for name in (f"{row.data} {row.hidden_layers}x{row.width}", "all rows"):
+            for at, number in enumerate((1, seconds, least)):
+                totals[name][at] += number
+    print(f"{'network':<18}{'rows':>5}{'minutes':>9}{'floor':>8}{'share':>7}")
+    for name, (rows, seconds, least) in sorted(totals.items(), key=lambda one: one[1][1]):
+        share = least / seconds if seconds else math.nan
+        print(f"{name:<18}{rows:>5}{seconds / 60:>9.1f}{least / 60:>8.1f}{share:>7.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--measure", action="store_true", help="measure first, on a GPU")
+    parser.add_argument("--fleets", type=int, default=AT_ONCE, help="how many to run at once")
+    parser.add_argument("--file", type=Path, default=FILE, help="of the measured epochs")
+    arguments = parser.parse_args()
+    if arguments.measure:
+        lines = []
+        for line in measure(arguments.fleets):
+            lines.append(line)
+            print(*list(line.values())[:8], flush=True)
+            write(lines, arguments.file)
+        return
+    show(arguments.file)
+
+
+if __name__ == "__main__":
+    main()
