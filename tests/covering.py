@@ -1,0 +1,56 @@
+"""Parametrise a test by a covering array, which has far fewer cases than the full product."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+
+def covering(strength: int = 2, **factors: Any) -> pytest.MarkDecorator:
+    """Return a `parametrize` mark in which any ``strength`` factors take all their combinations.
+
+    Most defects depend on one or two factors, so these cases find what the full product would.
+
+    Args:
+        strength: How many factors are combined in full; with 1, each value occurs at least once.
+        factors: The values of each argument of the test.
+
+    """
+    return pytest.mark.parametrize(list(factors), rows(strength, factors), ids=_id)
+
+
+def rows(strength: int, factors: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the rows of a covering array, found greedily and always the same."""
+    values = [list(given) for given in factors.values()]
+    groups = list(itertools.combinations(range(len(values)), min(strength, len(values))))
+    missing = {
+        (group, chosen): None  # a dict keeps the order
+        for group in groups
+        for chosen in itertools.product(*(range(len(values[at])) for at in group))
+    }
+    found = []
+    while missing:
+        row = dict(zip(*next(iter(missing)), strict=True))
+        for at in set(range(len(values))) - set(row):
+            row[at] = max(
+                range(len(values[at])), key=lambda value: _gain(missing, row | {at: value})
+            )
+        for group in groups:
+            missing.pop((group, tuple(row[at] for at in group)), None)
+        found.append(tuple(values[at][row[at]] for at in range(len(values))))
+    return found
+
+
+def _gain(missing: dict[Any, None], row: dict[int, int]) -> int:
+    """Return how many missing combinations a row, perhaps unfinished, could still cover."""
+    return sum(
+        all(row.get(at, value) == value for at, value in zip(group, chosen, strict=True))
+        for group, chosen in missing
+    )
+
+
+def _id(value: Any) -> str | None:
+    return str(value) if isinstance(value, torch.dtype | tuple) else None
