@@ -1,4 +1,4 @@
-"""The contract of `torch.nn.functional.cross_entropy`, any three of its settings combined; and what k changes."""
+"""The contract of `torch.nn.functional.cross_entropy`, its settings combined; and what k changes."""
 
 from __future__ import annotations
 
