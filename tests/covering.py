@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
+# Factors that are fixtures: their values become `request.param`.
+FIXTURES = ("path", "kernel")
+PATHS = ("fused", "plain")  # of the loss on a CPU
 
-def covering(strength: int = 2, **factors: Any) -> pytest.MarkDecorator:
+
+def covering(
+    strength: int = 2, indirect: Sequence[str] = (), **factors: Any
+) -> pytest.MarkDecorator:
     """Return a `parametrize` mark in which any ``strength`` factors take all their combinations.
 
     Most defects depend on one or two factors, so these cases find what the full product would.
 
     Args:
         strength: How many factors are combined in full; with 1, each value occurs at least once.
+        indirect: The factors whose values go to the fixture of that name, beside `FIXTURES`.
         factors: The values of each argument of the test.
 
     """
-    return pytest.mark.parametrize(list(factors), rows(strength, factors), ids=_id)
+    fixtures = [name for name in (*FIXTURES, *indirect) if name in factors]
+    return pytest.mark.parametrize(
+        list(factors), rows(strength, factors), indirect=fixtures, ids=_id
+    )
 
 
 def rows(strength: int, factors: dict[str, Any]) -> list[tuple[Any, ...]]:

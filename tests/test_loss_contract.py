@@ -1,4 +1,4 @@
-"""The contract of `torch.nn.functional.cross_entropy`, its settings combined; and what k changes."""
+"""The contract of `torch.nn.functional.cross_entropy` with its settings combined; what k adds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import reference
-from covering import covering
+from covering import PATHS, covering
 from covering import rows as covering_rows
 from kernels import needs_kernels
 from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
@@ -260,6 +260,7 @@ def test_what_has_been_learned_is_not_rounded_away(
     weight=[None, (0.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)],
     target_kind=["index", "probability"],
     dtype=FULL_TYPES,
+    path=PATHS,
 )
 @both_paths
 def test_corners_of_weight_and_smoothing(
@@ -310,6 +311,7 @@ LAYOUTS = {
     target_kind=["index", "probability"],
     k=[1.0, 0.5],
     dtype=[torch.float32, torch.bfloat16],
+    path=PATHS,
 )
 @both_paths
 def test_layout_makes_no_difference(
@@ -334,6 +336,7 @@ def test_layout_makes_no_difference(
     shape=[(2, CLASSES, 3), (2, CLASSES, 3, 4), (2, CLASSES, 3, 4, 5)],
     dtype=[torch.float32, torch.bfloat16, torch.float64],
     target_kind=["index", "probability"],
+    path=PATHS,
 )
 @both_paths
 def test_gradients_have_the_layout_of_the_logits(
@@ -371,6 +374,7 @@ def test_transposed_matrix_and_strided_labels(rows: tuple[int, int]) -> None:
     reduction=REDUCTIONS,
     shape=[(0, CLASSES), (0, CLASSES, 3), (2, CLASSES, 0)],
     k=["one", "per example"],
+    path=PATHS,
 )
 @both_paths
 def test_empty_batch(shape: tuple[int, ...], reduction: str, target_kind: str, k: str) -> None:
@@ -394,6 +398,7 @@ def test_empty_batch(shape: tuple[int, ...], reduction: str, target_kind: str, k
     dtype=FULL_TYPES + HALF_TYPES,
     weighted=[False, True],
     k=[1.0, 0.5],
+    path=PATHS,
 )
 @both_paths
 def test_autocast(dtype: torch.dtype, target_kind: str, weighted: bool, k: float) -> None:
@@ -434,8 +439,7 @@ def test_autocast_around_a_layer() -> None:
     assert layer.bias.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("input_type", ALL_TYPES)
-@pytest.mark.parametrize("target_type", ALL_TYPES)
+@covering(input_type=ALL_TYPES, target_type=ALL_TYPES, path=PATHS)
 @both_paths
 def test_mixed_types_of_probabilities(input_type: torch.dtype, target_type: torch.dtype) -> None:
     logits, target = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[0.25, 0.25, 0.5]])
@@ -450,10 +454,11 @@ def test_mixed_types_of_probabilities(input_type: torch.dtype, target_type: torc
     )
 
 
-@pytest.mark.parametrize(
-    "label_type", [torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint64]
+@covering(
+    label_type=[torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint64],
+    label_smoothing=[0.0, 0.1],
+    path=PATHS,
 )
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @both_paths
 def test_integer_labels_of_any_type(label_type: torch.dtype, label_smoothing: float) -> None:
     """PyTorch takes int64 and uint8 only. As a byte, -100 is 156: that is no ignored class."""
@@ -507,7 +512,12 @@ class TestNeverNanOrInfinity:
         assert (value.isfinite() | (true.abs() > torch.finfo(dtype).max)).all()
         assert gradient.double().sum(-1).abs().max() <= 4 * torch.finfo(dtype).eps
 
-    @covering(dtype=ALL_TYPES, masked=[(1,), (1, 2), (0,), (0, 1), (1, 2, 3)], k=[0.5, 1.0, 2.0])
+    @covering(
+        dtype=ALL_TYPES,
+        masked=[(1,), (1, 2), (0,), (0, 1), (1, 2, 3)],
+        k=[0.5, 1.0, 2.0],
+        path=PATHS,
+    )
     @both_paths
     def test_masked_classes(self, dtype: torch.dtype, masked: tuple[int, ...], k: float) -> None:
         """By -inf; the label is class 0, and its loss is infinite where it is masked itself."""
@@ -521,8 +531,7 @@ class TestNeverNanOrInfinity:
         torch.testing.assert_close(gradient.double(), true_gradient, rtol=8 * eps, atol=eps)
         assert (gradient[:, [j for j in masked if j]] == 0).all()
 
-    @pytest.mark.parametrize("dtype", ALL_TYPES)
-    @pytest.mark.parametrize("k", [0.5, 1.0, 2.0])
+    @covering(dtype=ALL_TYPES, k=[0.5, 1.0, 2.0], path=PATHS)
     @both_paths
     def test_masked_classes_of_probabilities(self, dtype: torch.dtype, k: float) -> None:
         """0 · log 0 is 0, as it is not in PyTorch's own loss."""
@@ -535,7 +544,10 @@ class TestNeverNanOrInfinity:
         torch.testing.assert_close(gradient.double(), true_gradient, rtol=8 * eps, atol=eps)
 
     @covering(
-        dtype=ALL_TYPES, logit=[0.0, -7.5, 1e4], target_kind=["index", "smoothed", "probability"]
+        dtype=ALL_TYPES,
+        logit=[0.0, -7.5, 1e4],
+        target_kind=["index", "smoothed", "probability"],
+        path=PATHS,
     )
     @both_paths
     def test_one_class(self, dtype: torch.dtype, logit: float, target_kind: str) -> None:
@@ -551,8 +563,7 @@ class TestNeverNanOrInfinity:
             assert value == 0
             assert (gradient == 0).all()
 
-    @pytest.mark.parametrize("dtype", ALL_TYPES)
-    @pytest.mark.parametrize("gap", [0.0, 1e-3, 20.0, 120.0, 1e4])
+    @covering(dtype=ALL_TYPES, gap=[0.0, 1e-3, 20.0, 120.0, 1e4], path=PATHS)
     @both_paths
     def test_two_classes(self, dtype: torch.dtype, gap: float) -> None:
         """f_y = -(1 - p_y)^k, whatever k: the other class takes the whole of it."""
@@ -598,8 +609,7 @@ class TestNeverNanOrInfinity:
             assert tunable(z, target, k).isfinite().all()
             assert gradient.double().abs().max() <= 1
 
-    @pytest.mark.parametrize("at", [0, 1, 2])
-    @pytest.mark.parametrize("dtype", ALL_TYPES)
+    @covering(at=[0, 1, 2], dtype=ALL_TYPES, path=PATHS)
     @both_paths
     def test_nan_is_not_hidden(self, dtype: torch.dtype, at: int) -> None:
         """A network that has diverged must show it."""
@@ -614,8 +624,7 @@ class TestNeverNanOrInfinity:
             assert not value[1].isnan()
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("dtype", ALL_TYPES)
+@covering(smoothing=[0.0, 0.1], dtype=ALL_TYPES, path=PATHS)
 @both_paths
 def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, smoothing: float) -> None:
     """In the value and the gradient, just where they are for cross-entropy."""
@@ -633,8 +642,11 @@ def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, smoothing: float) -
             assert (our.isnan() == their.isnan()).all(), row
 
 
-@pytest.mark.parametrize("k", [1 / 64, 0.3, 0.5, 1.0, 2.0, 3.0, 64.0])
-@pytest.mark.parametrize("kind", ["one-hot", "few", "many", "smoothed", "weighted"])
+@covering(
+    k=[1 / 64, 0.3, 0.5, 1.0, 2.0, 3.0, 64.0],
+    kind=["one-hot", "few", "many", "smoothed", "weighted"],
+    path=PATHS,
+)
 @both_paths
 def test_soft_targets_against_50_digits(kind: str, k: float) -> None:
     """Logits that are near and far apart."""
@@ -764,7 +776,10 @@ def test_modules_refuse_what_functions_would() -> None:
 
 
 @covering(
-    implementation=["auto", "torch"], dtype=[torch.float32, torch.float64], smoothing=[0.0, 0.1]
+    implementation=["auto", "torch"],
+    dtype=[torch.float32, torch.float64],
+    smoothing=[0.0, 0.1],
+    path=PATHS,
 )
 @both_paths
 def test_a_mean_of_nothing_pulls_nothing(
@@ -820,6 +835,7 @@ def test_examples_without_a_gradient_from_above_may_hold_anything(form: str) -> 
     label_smoothing=[0.0, 0.1],
     reduction=REDUCTIONS,
     ignore_index=[-100, -1, 10**9],
+    path=PATHS,
 )
 @both_paths
 def test_ignored_examples_have_no_gradient_whatever_comes_from_above(
@@ -924,7 +940,7 @@ def test_ways_to_write_k(k: Any) -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
 
 
-@covering(k_type=ALL_TYPES, dtype=ALL_TYPES, target_kind=["index", "probability"])
+@covering(k_type=ALL_TYPES, dtype=ALL_TYPES, target_kind=["index", "probability"], path=PATHS)
 @both_paths
 def test_dtype_of_k_leaves_that_of_the_loss(
     dtype: torch.dtype, k_type: torch.dtype, target_kind: str
