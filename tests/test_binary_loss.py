@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import reference
+from covering import PATHS, covering
 from pseudograd import (
     TunableBCEWithLogitsLoss,
     schedules,
@@ -78,10 +79,13 @@ def of_half(z: Tensor, t: Tensor) -> Tensor:
 # --- the rule -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alone", [True, False])
-@pytest.mark.parametrize("pos_weight", [None, 0.3])
-@pytest.mark.parametrize("k", EXTREME_K)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@covering(
+    alone=[True, False],
+    pos_weight=[None, 0.3],
+    k=EXTREME_K,
+    dtype=[torch.float32, torch.float64],
+    path=PATHS,
+)
 @pytest.mark.usefixtures("path")
 def test_the_rule_of_labels(
     dtype: torch.dtype, k: float, pos_weight: float | None, alone: bool
@@ -99,9 +103,7 @@ def test_the_rule_of_labels(
     close(differentiate(partial(summed, k=k, pos_weight=w), z, t), gradient.to(dtype))
 
 
-@pytest.mark.parametrize("pos_weight", [None, 100.0])
-@pytest.mark.parametrize("k", EXTREME_K)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@covering(pos_weight=[None, 100.0], k=EXTREME_K, dtype=[torch.float32, torch.float64], path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_the_rule_of_soft_targets(dtype: torch.dtype, k: float, pos_weight: float | None) -> None:
     """Near 0 and 1 too, and where the logit nearly agrees with the target."""
@@ -120,8 +122,7 @@ def test_the_rule_of_soft_targets(dtype: torch.dtype, k: float, pos_weight: floa
     close(differentiate(partial(summed, k=k, pos_weight=w), z, t), gradient.to(dtype))
 
 
-@pytest.mark.parametrize("k", [0.25, 1.0, 3.0])
-@pytest.mark.parametrize("soft", [False, True])
+@covering(k=[0.25, 1.0, 3.0], soft=[False, True], path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_it_is_the_loss_of_two_classes(k: float, soft: bool) -> None:
     """With the logits (0, z); ``pos_weight`` is the weight of the second class."""
@@ -177,8 +178,7 @@ def factors(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Tensor | N
     return (torch.rand(wanted, generator=torch.Generator().manual_seed(2)) + 0.5).to(dtype)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@covering(reduction=["mean", "sum", "none"], shape=SHAPES, path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_at_one_it_is_pytorchs(shape: tuple[int, ...], reduction: str) -> None:
     """Value, gradient, and the target's gradient; the value for every k."""
@@ -205,8 +205,7 @@ def test_at_one_it_is_pytorchs(shape: tuple[int, ...], reduction: str) -> None:
             close(mine, own)
 
 
-@pytest.mark.parametrize("k", [0.5, torch.tensor([0.25, 1.0, 4.0])])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@covering(k=[0.5, torch.tensor([0.25, 1.0, 4.0])], reduction=["mean", "sum", "none"], path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_weights_stay_outside_the_power(k: float | Tensor, reduction: str) -> None:
     """And k may have one value for each class."""
