@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import covering
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, MLPRecipe, Ramp, Split, Trial, never
 from pseudograd.fleet.mlp.crew import Crew
@@ -136,9 +137,7 @@ LOGITS = {
 }
 
 
-@pytest.mark.parametrize("size", [PANEL, 70, 1])
-@pytest.mark.parametrize("classes", [2, 10, 100])
-@pytest.mark.parametrize("kind", LOGITS)
+@covering(size=[PANEL, 70, 1], classes=[2, 10, 100], kind=LOGITS)
 def test_pseudo_gradient(kind: str, classes: int, size: int, generator: torch.Generator) -> None:
     k = torch.tensor([1 / 16, 0.25, 0.5, 1, 2, 4], device=DEVICE)
     models = len(k)
