@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import reference
+from covering import PATHS, covering
 from kernels import needs_kernels
 from pseudograd import (
     RuleCrossEntropyLoss,
@@ -155,9 +156,7 @@ def tunable_loss(logits: Tensor, target: Tensor, k: float | Tensor, **settings: 
     return tunable_cross_entropy(logits, target, k=k, reduction="sum", **settings)
 
 
-@pytest.mark.parametrize("route", DIRECT)
-@pytest.mark.parametrize("k", K)
-@pytest.mark.parametrize("target_kind", ["index", "smoothed", "probability"])
+@covering(route=DIRECT, k=K, target_kind=["index", "smoothed", "probability"], path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_tunable_loss(route: str, k: str, target_kind: str) -> None:
     logits, target = examples()
@@ -171,9 +170,7 @@ def test_tunable_loss(route: str, k: str, target_kind: str) -> None:
     assert_right(DIRECT[route](loss, (target, K[k]), logits), logits, true_target, K[k])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("route", COMPILED)
-@pytest.mark.parametrize("k", K)
+@covering(backend=BACKENDS, route=COMPILED, k=K)
 def test_tunable_loss_compiled(route: str, k: str, backend: str) -> None:
     logits, target = examples()
     gradient = COMPILED[route](tunable_loss, (target, K[k]), logits, backend)
@@ -509,8 +506,11 @@ class TestTraining:
         assert torch.equal(leaf.grad, again)
 
 
-@pytest.mark.parametrize("target_kind", ["index", "smoothed", "probability", "rule"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@covering(
+    target_kind=["index", "smoothed", "probability", "rule"],
+    dtype=[torch.float32, torch.bfloat16, torch.float64],
+    path=PATHS,
+)
 @pytest.mark.usefixtures("path")
 def test_inputs_are_never_written_to(target_kind: str, dtype: torch.dtype) -> None:
     logits, target = examples()
@@ -677,8 +677,7 @@ ONCE_ONLY: dict[str, Loss] = {
 }
 
 
-@pytest.mark.parametrize("way", SECOND_DERIVATIVES)
-@pytest.mark.parametrize("loss", ONCE_ONLY)
+@covering(way=SECOND_DERIVATIVES, loss=ONCE_ONLY, path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_second_derivatives_are_refused(way: str, loss: str) -> None:
     logits, _ = examples()
