@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 
 # Factors that are fixtures: their values become `request.param`.
 FIXTURES = ("path", "kernel")
@@ -28,9 +29,8 @@ def covering(
 
     """
     fixtures = [name for name in (*FIXTURES, *indirect) if name in factors]
-    return pytest.mark.parametrize(
-        list(factors), rows(strength, factors), indirect=fixtures, ids=_id
-    )
+    cases = [_plain(row) for row in rows(strength, factors)]
+    return pytest.mark.parametrize(list(factors), cases, indirect=fixtures, ids=_id)
 
 
 def rows(strength: int, factors: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -61,6 +61,13 @@ def _gain(missing: dict[Any, None], row: dict[int, int]) -> int:
         all(row.get(at, value) == value for at, value in zip(group, chosen, strict=True))
         for group, chosen in missing
     )
+
+
+def _plain(row: tuple[Any, ...]) -> Any:
+    """Return a case; a value may be a `pytest.param`, whose marks the case gets."""
+    sets = [value if isinstance(value, ParameterSet) else pytest.param(value) for value in row]
+    marks = [mark for one in sets for mark in one.marks]
+    return pytest.param(*(one.values[0] for one in sets), marks=marks)
 
 
 def _id(value: Any) -> str | None:
