@@ -23,6 +23,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+def add_values(
+    parser: argparse._ActionsContainer, *options: tuple[str, Callable[[str], object], str, str]
+) -> None:
+    """Add options that take one value: name, type, metavar and help."""
+    for name, kind, metavar, about in options:
+        parser.add_argument(name, type=kind, metavar=metavar, help=about)
+
+
 def add_k(
     parser: argparse._ActionsContainer,
     default: str = "the paper's: 4 2 1 1/2 1/4 1/8 1/16",
