@@ -166,7 +166,7 @@ def test_what_is_missing_names_its_extra(tmp_path: Path, monkeypatch: pytest.Mon
         "(name one by data_dir or PSEUDOGRAD_DATA) needs pooch",
         "pseudograd.data.formats import read_svhn; read_svhn(0)": "reading .mat files needs scipy",
         "pseudograd.fleet import Network; Network.load('a')": "loading a model needs safetensors",
-        "pseudograd.search.cluster import connection as c; c().__enter__()": "a cluster needs ray",
+        "pseudograd.search.connection import connection as c; next(c().gen)": "a cluster needs ray",
         "pseudograd.jax import tunable_cross_entropy": "pseudograd.jax needs jax",
     }
     code = "".join(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -23,13 +22,13 @@ from torch import Tensor
 from pseudograd.data import Dataset, Encoder
 from pseudograd.data.dataset import FOLDS
 from pseudograd.data.features import Scale
-from pseudograd.fleet import Fleet, Network, Outcome, Ramp, Stop, Trial
+from pseudograd.fleet import Ramp, Trial
 from pseudograd.fleet.mlp.bins import quantiles
 from pseudograd.fleet.ramp import as_k
-from pseudograd.search import Bagging, Cell, Study, table_recipe
+from pseudograd.search import Bagging, Cell, table_recipe
 from pseudograd.search.bagging import bagging_for
 from pseudograd.search.display import Display
-from pseudograd.search.ensemble import METRICS, calibrated, candidates, mixture, select
+from pseudograd.search.ensemble import METRICS, calibrated, mixture, select, train_candidates
 
 _FLOATS = (np.float64, np.float32)  # kept as they are; other features become float64
 _DATA = "examples"
@@ -236,21 +235,12 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def _train(self, data: Dataset, protocol: Bagging) -> None:
         """Run the study, choose the ensemble, and keep the results."""
-        fleet = Fleet(data, _checked_device(self.device), keep_parameters=True)
-        networks: dict[Trial, Network] = {}
-
-        def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-            for outcome in fleet.run(trials, stop):
-                networks[outcome.trial] = Network.of(outcome, data)
-                yield outcome
-
-        study = Study(None, protocol)
-        with contextlib.ExitStack() as shown:
-            watch: dict[str, Any] = {}
-            if self.verbose:
-                watch["watch"] = shown.enter_context(Display(protocol, {})).show
-            study.run(run, **watch)
-        found = candidates(protocol, study.ledger, data, networks.__getitem__)
+        device = _checked_device(self.device)
+        if self.verbose:
+            with Display(protocol, {}) as display:
+                found = train_candidates(protocol, data, device, display.show)
+        else:
+            found = train_candidates(protocol, data, device)
         labels = data.labels[found.rows]
         weights = None if data.weights is None else data.weights[found.rows]
         most = {} if self.ensemble else {"picks": 1}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsFloat
+from typing import Any
 
 _LETTERS = (
     "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
@@ -30,7 +30,7 @@ def fraction(k: Any) -> str:
     >>> fraction(SimpleNamespace(start=0.5, end=2.0))
     '1/2→2'
     """
-    if not isinstance(k, SupportsFloat):
+    if hasattr(k, "start"):
         return f"{fraction(k.start)}→{fraction(k.end)}"
     return f"1/{1 / k:g}" if k < 1 and (1 / k).is_integer() else f"{k:g}"
 

@@ -150,11 +150,8 @@ class Bagging(Protocol):
     def _grid(self, outcomes: Outcomes) -> list[Trial]:
         if self.finalists is None:
             return super()._grid(outcomes)
-        return [
-            self._at(k, rate, repetition)
-            for k, rate in self._going_on(outcomes)
-            for repetition in range(self.repetitions)
-        ]
+        pairs = self._going_on(outcomes)
+        return [self._at(*pair, number) for pair in pairs for number in range(self.repetitions)]
 
     def _going_on(self, outcomes: Outcomes) -> list[tuple[float | Ramp, float]]:
         """Return the best pairs by their first network, the best of k = 1 included."""

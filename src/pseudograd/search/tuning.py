@@ -301,16 +301,10 @@ def _assessed(
     """Return the assessment of the model, and write which labels look wrong."""
     test = data.features[data.train_size :]
     labels = data.labels[: data.train_size]
-
-    def out_of_fold(weights: torch.Tensor) -> Any:
-        # The few rows that every network was trained on keep their label: they are no suspects.
-        whole = torch.zeros(data.train_size, data.classes).scatter_(1, labels.unsqueeze(1), 1.0)
-        whole[found.rows] = found.combined(weights)
-        return whole.numpy()
-
-    votes = labels.short().unsqueeze(1).repeat(1, found.votes.shape[1])
-    votes[found.rows] = found.votes
-    oof = {"model": out_of_fold(model[1]), "plain": out_of_fold(plain[1])}
+    own, of_1 = (found.whole(weights, labels).numpy() for _, weights in (model, plain))
+    ranked = suspects(labels.numpy(), own, of_1, found.all_votes(labels).numpy())
+    with writing(folder / SUSPECTS):
+        write_suspects(folder / SUSPECTS, ranked, data, encoder)
     pairs = mixture(found.cells, model[1])
     counts = Counter(cell.k for cell, _ in pairs)
     members = {
@@ -323,9 +317,6 @@ def _assessed(
         "plain_networks": len(plain[0].networks),
         "metric": metric,
     }
-    with writing(folder / SUSPECTS):
-        ranked = suspects(labels.numpy(), oof["model"], oof["plain"], votes.numpy())
-        write_suspects(folder / SUSPECTS, ranked, data, encoder)
     uncalibrated = replace(model[0], temperature=1.0).probabilities(test)
     return assess(
         data=data,
@@ -335,8 +326,7 @@ def _assessed(
             "uncalibrated": uncalibrated.numpy(),
             "plain": plain[0].probabilities(test).numpy(),
         },
-        out_of_fold=oof,
-        votes=votes.numpy(),
+        suspects=ranked,
         predict=lambda rows: model[0].probabilities(torch.from_numpy(rows)).numpy(),
         members=members,
     )
