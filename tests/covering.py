@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,13 +43,16 @@ def rows(strength: int, factors: dict[str, Any]) -> list[tuple[Any, ...]]:
         for group in groups
         for chosen in itertools.product(*(range(len(values[at])) for at in group))
     }
-    found = []
+    found, used = [], Counter[tuple[int, int]]()
     while missing:
         row = dict(zip(*next(iter(missing)), strict=True))
         for at in set(range(len(values))) - set(row):
-            row[at] = max(
-                range(len(values[at])), key=lambda value: _gain(missing, row | {at: value})
-            )
+
+            def worth(value: int) -> tuple[int, int]:
+                return _gain(missing, row | {at: value}), -used[at, value]
+
+            row[at] = max(range(len(values[at])), key=worth)
+        used.update(row.items())
         for group in groups:
             missing.pop((group, tuple(row[at] for at in group)), None)
         found.append(tuple(values[at][row[at]] for at in range(len(values))))
