@@ -28,7 +28,7 @@ from pseudograd import (
     tunable_cross_entropy,
 )
 from pseudograd import tunable_binary_cross_entropy_with_logits as tunable_bce
-from test_transforms import BACKENDS, COMPILED, DIRECT, compiled, differentiate
+from test_transforms import COMPILED, DIRECT, compiled, differentiate, on_compilers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -302,8 +302,7 @@ def test_transforms(route: str, k: str) -> None:
     assert_right(DIRECT[route](of_k, (t, K[k]), z), K[k])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("route", COMPILED)
+@on_compilers
 def test_compiled(route: str, backend: str) -> None:
     z, t = examples()
     for k in K.values():
