@@ -47,11 +47,11 @@ def rows(strength: int, factors: dict[str, Any]) -> list[tuple[Any, ...]]:
     while missing:
         row = dict(zip(*next(iter(missing)), strict=True))
         for at in set(range(len(values))) - set(row):
-
-            def worth(value: int) -> tuple[int, int]:
-                return _gain(missing, row | {at: value}), -used[at, value]
-
-            row[at] = max(range(len(values[at])), key=worth)
+            worth = [
+                (_gain(missing, row | {at: value}), -used[at, value])
+                for value in range(len(values[at]))
+            ]
+            row[at] = worth.index(max(worth))
         used.update(row.items())
         for group in groups:
             missing.pop((group, tuple(row[at] for at in group)), None)
