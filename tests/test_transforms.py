@@ -236,26 +236,6 @@ def test_each_rule_has_a_graph_of_its_own() -> None:
         torch.testing.assert_close(differentiate(changing, logits, target), rule(logits, target))
 
 
-IN_A_NEW_PROCESS = """
-import test_transforms as t
-
-logits, target = t.examples()
-rule_loss = t.RuleCrossEntropyLoss(t.RULES["tunable"])
-losses = ((t.tunable_loss, (target, 0.5)), (lambda *args: rule_loss(*args), (target,)))
-for loss, others in losses:
-    gradient = t.of_compile_of_vmap(loss, others, logits, "aot_eager")
-    t.assert_right(gradient, logits, target, 0.5)
-"""
-
-
-def test_compiled_first_of_all() -> None:
-    """The loss prepares for the compiler when it first meets it: here at the very first call."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(
-        [sys.executable, "-c", IN_A_NEW_PROCESS], check=True, timeout=300, env=environment
-    )
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_changing_k_of_a_compiled_loss(backend: str) -> None:
     logits, target = examples()
