@@ -103,7 +103,7 @@ def value_and_gradient(
 def test_battery(kernel: str, classes: int) -> None:
     rows, value, gradient = truth(torch.float32, classes)
     if kernel == "row" and DEVICE == "cpu":
-        kept = slice(0, 21)  # all kinds of rows
+        kept = slice(0, 21 if classes < 1000 else 7)  # all kinds of rows
         rows, value, gradient = type(rows)(*(t[kept] for t in rows)), value[kept], gradient[kept]
     computed, f = value_and_gradient(*rows, reduction="none")
     assert_accurate(computed, value, FLOAT32)
@@ -146,11 +146,11 @@ def test_where_errors_count_most(classes: int) -> None:
 @pytest.mark.parametrize("classes", [10, 200])
 def test_half_types_are_float32_rounded_once(kernel: str, dtype: torch.dtype, classes: int) -> None:
     """For any upstream gradient: the pseudo-gradient is not rounded before the product."""
-    count = 7 if kernel == "row" else 100
+    count = 7 if kernel == "row" else 21 if DEVICE == "cpu" else 100
     logits, label, k = battery(torch.float32, classes, count, seed=3)
     logits = logits.clamp(max=torch.finfo(dtype).max).to(dtype)
     in_float64 = tunable(logits.double(), label, k.double())
-    for upstream, reduction in itertools.product((1.0, 1.75), ("sum", "none")):
+    for upstream, reduction in ((1.0, "sum"), (1.75, "sum"), (1.75, "none")):
         value, f = value_and_gradient(logits, label, k, reduction=reduction, upstream=upstream)
         assert value.dtype == dtype
         assert_within_an_ulp(f, (in_float64 * upstream).to(dtype))
@@ -158,9 +158,6 @@ def test_half_types_are_float32_rounded_once(kernel: str, dtype: torch.dtype, cl
 
 CLASSES = 21
 HALVES = (slice(0, 2), slice(2, None))
-SETTINGS = tuple(
-    itertools.product(("mean", "none"), (False, True), (0.0, 0.2), ("none", "some", "all"))
-)
 
 
 @functools.cache
@@ -189,7 +186,14 @@ def sensitivity(k: float | str) -> float | Tensor:
     return torch.linspace(0.25, 4, 5) if isinstance(k, str) else k
 
 
-@pytest.mark.parametrize(("reduction", "weighted", "smoothing", "ignored"), SETTINGS)
+@covering(
+    3,
+    reduction=("mean", "none"),
+    weighted=(False, True),
+    smoothing=(0.0, 0.2),
+    ignored=("none", "some", "all"),
+    kernel=KERNELS,
+)
 @both_kernels
 def test_the_contract(reduction: str, weighted: bool, smoothing: float, ignored: str) -> None:
     logits, target, weight = case(weighted, ignored)
