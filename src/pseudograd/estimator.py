@@ -61,8 +61,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             ``ks``, and to mix.
         learning_rate: The step size; "auto" to choose it.
         ks: The values that "auto" chooses k from, numbers or ramps; None for 2, 1 and 1/2.
-        metric: What the ensemble, or the pair, is chosen by: "error", "balanced" (every class
-            counts the same) or "log-loss".
+        metric: The criterion for choosing the ensemble or the pair: "error", "balanced" (every
+            class counts the same) or "log-loss".
         repetitions: How many networks each pair has, a multiple of five.
         ensemble: Whether to keep the ensemble. False keeps one network, the first of the pair that
             is best by the metric: it is smaller and predicts faster.
@@ -78,7 +78,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     Attributes:
         ensemble_: The networks, their weights and the temperature; without ``ensemble`` a single
             network.
-        k_: The k of the best single pair; without ``ensemble``, of the network.
+        k_: The k of the best single pair; without ``ensemble``, the network's k.
         learning_rate_: Its learning rate.
         members_: The pairs of the ensemble: (k, learning rate, weight), the heaviest first.
         cv_results_: The accuracies of all pairs, with the keys of
@@ -150,7 +150,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """
         if self.metric not in METRICS:
             raise ValueError(f"metric must be one of {METRICS}, not {self.metric!r}")
-        self._protocol(100, 0)  # complains about parameters before anything is done
+        self._protocol(100, 0)  # validates the parameters first
         frame = _mixed_frame(X)
         if frame is None:
             rows, targets = validate_data(self, X, y, dtype=_FLOATS)
@@ -394,7 +394,7 @@ def _cv_results(cells: list[Cell]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _own_names() -> Iterator[None]:
-    """Let complaints of the recipe, the trial and the protocol name the classifier's parameters."""
+    """Translate errors of the recipe, trial and protocol to the classifier's parameter names."""
     try:
         yield
     except ValueError as problem:

@@ -22,7 +22,7 @@ DASH = "–"  # stands for a number that does not exist
 
 
 def fraction(k: Any) -> str:
-    """Return k as people write it; of a ramp, its start and end.
+    """Return k as people write it; for a ramp, its start and end.
 
     >>> fraction(4.0), fraction(0.125), fraction(0.3)
     ('4', '1/8', '0.3')
@@ -210,7 +210,7 @@ def listed(names: Iterable[object], most: int = 8) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the names that a misspelled one may stand for, or all of them.
+    """Return the names closest to a misspelled one, or all of them.
 
     >>> nearest("colr", ["colour", "weight"]), nearest("x", ["colour", "weight"])
     ("'colour'", "'colour', 'weight'")

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from pseudograd.files import reason
+
 if TYPE_CHECKING:
     from pseudograd.fleet import Ramp
     from pseudograd.search import Deadline
@@ -158,9 +160,9 @@ def file(text: str) -> Path:
         if not existed:
             path.resolve().unlink()  # the target of a link, not the link
     except OSError as problem:
-        reason = (problem.strerror or str(problem)).lower()
         raise argparse.ArgumentTypeError(
-            f"{text!r} cannot be written ({reason}): name a file in a folder you may write to"
+            f"{text!r} cannot be written ({reason(problem)}): name a file in a folder you may "
+            "write to"
         ) from problem
     return path
 
@@ -180,7 +182,7 @@ def typed(name: str) -> str:
 
 
 def kept(trials: int) -> str:
-    """Return what remains of a search that is stopped, for the end of a sentence."""
+    """Return how many trials are kept after a stop, for the end of a sentence."""
     from pseudograd.words import counted
 
     return f"{counted(trials, 'trial')} kept, and the same command resumes from there"

@@ -1,4 +1,4 @@
-"""What ``pseudograd tune`` searches and trains: its options, and the protocol they describe."""
+"""Options of ``pseudograd tune`` for the search and the network, and their protocol."""
 
 from __future__ import annotations
 

@@ -58,11 +58,11 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     for name, metavar, about in (
         ("--drop", "NAME", "columns to leave out"),
         ("--categories", "NAME", "columns whose numbers are codes, to treat as categories"),
-        ("--numbers", "NAME", "columns that hold numbers, to keep whatever they look like"),
-        ("--missing", "VALUE", "entries that stand for a gap, beside NA, ? and the like"),
+        ("--numbers", "NAME", "columns of numbers, to keep as they are"),
+        ("--missing", "VALUE", "entries that mark a missing value, besides NA, ? and the like"),
     ):
         table.add_argument(name, nargs="+", action="extend", metavar=metavar, help=about)
-    strict = "refuse a table of which something had to be left out or is doubtful"
+    strict = "refuse a table if a column is dropped or doubtful"
     table.add_argument("--strict", action="store_true", default=None, help=strict)
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the named data sets are kept")
 

@@ -1,4 +1,4 @@
-"""Is the model any good? Everything that the page says about it, as plain values for JSON."""
+"""How good the model is: everything that the page says about it, as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def assess(
     Args:
         data: The data set.
         encoder: Its encoder, for the names of classes and columns.
-        test: Test probabilities of the "model" that is kept, and, where there are any, of the
+        test: Test probabilities of the "model" that is kept and, if available, of the
             "uncalibrated" model and of the model of k = 1, "plain".
         suspects: The training rows whose label looks wrong.
         predict: Returns the model's probabilities of rows of features; without it, the importance
             of columns is not measured.
-        members: What the model is made of, handed to the page: "networks" (how many), "ks" (a list
-            of [k, how many of them]), "temperature".
+        members: The composition of the model, for the page: "networks" (how many), "ks" (a list of
+            [k, how many of them]), "temperature".
 
     Returns:
         JSON-able values: classes, model, uncalibrated, plain, baselines, unequal, by_class,
@@ -77,7 +77,7 @@ def assess_probabilities(
     test: Mapping[str, Floats],
     groups: NDArray[np.int64] | None = None,
 ) -> dict[str, Any]:
-    """Return what test probabilities alone tell, in the form of `assess`.
+    """Assess test probabilities alone, in the form of `assess`.
 
     Args:
         labels: The class indices of the test examples.

@@ -87,7 +87,7 @@ class Bagging(Protocol):
         return again + finalists * self.repetitions
 
     def plan(self) -> str:
-        """Return in a line what will be trained."""
+        """Describe in a line what will be trained."""
         rates = counted(len(self.learning_rates), "learning rate")
         pairs = f"{counted(len(self.ks), 'value')} of k × {rates}"
         if self.finalists is None:

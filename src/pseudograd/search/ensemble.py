@@ -30,7 +30,7 @@ _PAIRS = 3  # in an ensemble at most: as many as k = 1 has to choose from
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """What the networks of each pair predict.
+    """The networks of each pair, and their out-of-fold predictions.
 
     Attributes:
         cells: The pairs of k and learning rate.
@@ -195,7 +195,7 @@ def select(
 def score(
     probabilities: Tensor, labels: Tensor, metric: str, example_weights: Tensor | None = None
 ) -> float:
-    """Return what an ensemble is chosen by, lower is better: see `select`."""
+    """Return the score that `select` minimises."""
     weights = torch.ones(len(labels)) if example_weights is None else example_weights.float()
     if metric == "balanced":  # every class counts the same
         weights = weights / torch.bincount(labels, weights)[labels]

@@ -24,7 +24,7 @@ from pseudograd.words import counted
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 
-# What may change from one session of a study to the next: where it searches, not what it compares.
+# Settings that may change between sessions: where to search, not what to compare.
 RANGE = ("ks", "initial_rate", "learning_rates")
 
 _MOST = 100_000  # trials of a pair
@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def score(self) -> float:
-        """What the choice goes by: the error, or `mixed_score` where there are losses."""
+        """The selection criterion: the error, or `mixed_score` if there are losses."""
         if not self.losses:
             return self.error
         return round(mixed_score(self.error, statistics.fmean(self.losses)), 12)
@@ -82,12 +82,12 @@ class Protocol:
     """The search for k and the learning rate, and the comparison of the choice with k = 1.
 
     Attributes:
-        recipe: What all trials share.
+        recipe: The settings that all trials share.
         ks: The values of k to try; by default the paper's for one hidden layer. A text like "0.5→2"
             or a `pseudograd.fleet.Ramp` is a k that changes linearly over ``max_epochs``.
         initial_rate: The learning rate to start from, with its half and its double; by default a
             short sweep finds it.
-        learning_rates: The rates to start from, in place of ``initial_rate``.
+        learning_rates: The rates to start from, instead of ``initial_rate``.
         repetitions: How often each pair is trained, with the roles of the folds rotated.
         retrainings: How many final networks are trained for the choice and for k = 1; 0 to end
             with the choice.
@@ -173,7 +173,7 @@ class Protocol:
         return len(self.sweep) + len(self.ks) * rates * self.repetitions + finals
 
     def plan(self) -> str:
-        """Return in a line what will be trained."""
+        """Describe in a line what will be trained."""
         return (
             f"{self.foretold} networks or more: {counted(len(self.ks), 'value')} of k × "
             f"{counted(len(self.learning_rates) or 3, 'learning rate')} × "

@@ -1,8 +1,8 @@
 """`tune`: run a study of a user's data to its end, and save the model that it chooses.
 
-The folder then holds, beside the study's own files, the model (``model.json`` and the weights),
-``examples.json``, which describes what the model does with the examples, and of an ensemble
-``assessment.json`` and ``suspects.csv``.
+In addition to the study's own files, the folder then holds the model (``model.json`` and the
+weights), ``examples.json``, which describes what the model does with the examples, and for an
+ensemble ``assessment.json`` and ``suspects.csv``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EXAMPLES, SUSPECTS = "examples.json", "suspects.csv"
 
 @dataclass(frozen=True)
 class Combined:
-    """What a finished bagging study has found.
+    """The result of a finished bagging study.
 
     Attributes:
         best_of_each_k: The best rate of each k.
@@ -108,7 +108,7 @@ def tune(
         encoder: The encoder of the data set, saved with the model.
         runner: Trains trials; outcomes of bagging and of the final training must carry their
             parameters.
-        metric: What an ensemble is chosen by: "error", "balanced" or "log-loss".
+        metric: The criterion for choosing the ensemble: "error", "balanced" or "log-loss".
         stop: Called between epochs; once it returns True, the study is left as it is.
         command: The command line to record.
         devices: The devices to record.
@@ -161,7 +161,7 @@ def read_examples(study: Study) -> dict[str, Any] | None:
 
 
 def read_assessment(study: Study) -> dict[str, Any] | None:
-    """Return what is known about the model on the test set; None if there is nothing yet."""
+    """Return the assessment of the model on the test set; None if there is none yet."""
     if isinstance(study.protocol, NetworkProtocol):
         return read_found(study)
     return read_document(study, ASSESSMENT)
