@@ -257,12 +257,12 @@ def test_update(width: int, outputs: int, generator: torch.Generator) -> None:
     assert torch.equal(shadow, weight.half())
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("width", "outputs"), [(64, 64), (70, 33), (3, 2), (130, 150)])
+@covering(1, activation=ACTIVATIONS, size=[(64, 64), (70, 33), (3, 2), (130, 150)])
 def test_update_and_next(
-    width: int, outputs: int, activation: str, generator: torch.Generator
+    size: tuple[int, int], activation: str, generator: torch.Generator
 ) -> None:
     """As `update`, then `layer`."""
+    width, outputs = size
     own = [torch.tensor(own, device=DEVICE) for own in (UNIT, RATE, MOMENTUM)]
     x, following = (noise(generator, 3, width, PANEL) for _ in range(2))
     following[:, :, 100:] = 0
