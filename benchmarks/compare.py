@@ -1,6 +1,6 @@
 """Two results of one benchmark side by side: before and after a change.
 
-    python -m benchmarks.compare before.csv after.csv --out benchmarks/results/house_loss_cpu.csv
+    python -m benchmarks.compare before.csv after.csv --out benchmarks/results/compared.csv
 
 Rows are matched by what names them; their figures are written as before, after and ratio. Run both
 on the same machine, by turns if it is uneven: of several files, joined by commas, the median is

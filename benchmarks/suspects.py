@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,37 +70,20 @@ def out_of_fold(features: NDArray[Any], labels: NDArray[np.int64], seed: int) ->
     import torch
 
     from pseudograd.data import Dataset
-    from pseudograd.fleet import Fleet, Network, Outcome, Stop, Trial
-    from pseudograd.search import Study, table_recipe
-    from pseudograd.search.bagging import bagging_for
-    from pseudograd.search.ensemble import candidates, select
+    from pseudograd.search.bagging import bagging_for, table_recipe
+    from pseudograd.search.ensemble import select, train_candidates
 
     size = len(labels)
     tensors = torch.from_numpy(features), torch.from_numpy(labels)
     data = Dataset("flipped", *tensors, size, (-1.0, 1.0))
     protocol = bagging_for(table_recipe("flipped", size), size, seed=seed)
-    networks: dict[Trial, Network] = {}
-    fleet = Fleet(data, "cpu", keep_parameters=True)
-
-    def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-        for outcome in fleet.run(trials, stop):
-            networks[outcome.trial] = Network.of(outcome, data)
-            yield outcome
-
-    study = Study(None, protocol)
-    study.run(run)
-    found = candidates(protocol, study.ledger, data, networks.__getitem__)
+    found = train_candidates(protocol, data, "cpu")
     known, at_1 = data.labels[found.rows], torch.tensor([cell.k == 1 for cell in found.cells])
     weights = torch.zeros(2, len(found.cells))
     weights[0] = select(found.out_of_fold, known)
     weights[1, at_1] = select(found.out_of_fold[at_1], known)
-    # The few rows that all networks have seen are no suspects.
-    both = torch.eye(data.classes)[data.labels].repeat(2, 1, 1)
-    votes = data.labels.short().unsqueeze(1).repeat(1, found.votes.shape[1])
-    both[:, found.rows] = torch.stack([found.combined(one) for one in weights])
-    votes[found.rows] = found.votes
-    model, plain = both.double().numpy()
-    return OutOfFold(model, plain, votes.numpy())
+    model, plain = (found.whole(one, data.labels).double().numpy() for one in weights)
+    return OutOfFold(model, plain, found.all_votes(data.labels).numpy())
 
 
 def read(package: str, name: str, target: str, drop: tuple[str, ...]) -> tuple[Any, Any] | None:

@@ -19,7 +19,7 @@ from paper.findings import Reproduction, read
 from paper.rows import UNPRINTED, Experiment
 from paper.toy import Spread
 from pseudograd import words
-from pseudograd.search.protocol import CLIP
+from pseudograd.search.paper import CLIP
 
 _HERE = Path(__file__).parent
 

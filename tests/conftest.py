@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from covering import PATHS
 from kernels import NO_KERNELS
 from pseudograd.loss import cpu
 
@@ -51,7 +52,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=["fused", "plain"])
+@pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run on both CPU paths of the loss: the compiled kernel, and PyTorch operations."""
     chosen: str = request.param

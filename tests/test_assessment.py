@@ -27,6 +27,7 @@ from pseudograd.search.measures import (
     reliability,
     wilson,
 )
+from pseudograd.search.suspects import suspects
 
 RANDOM = np.random.default_rng(0)
 
@@ -283,8 +284,7 @@ def test_an_assessment_of_a_good_model() -> None:
         data=data,
         encoder=encoder,
         test={"model": test, "uncalibrated": sharp / sharp.sum(1, keepdims=True), "plain": flat},
-        out_of_fold={"model": train, "plain": train},
-        votes=np.repeat(train.argmax(1)[:, None], 4, 1).astype(np.int8),
+        suspects=suspects(data.labels[: data.train_size].numpy(), train),
         predict=by_signal,
         members={"networks": 8},
     )

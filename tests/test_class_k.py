@@ -13,6 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import grad, vmap
 
 import reference
+from covering import covering
 from kernels import needs
 from pseudograd import (
     TunableCrossEntropyLoss,
@@ -39,9 +40,9 @@ def examples(shape: tuple[int, ...] = (CLASSES,)) -> tuple[Tensor, Tensor, Tenso
     return logits, target, CLASS_K[target.clamp(min=0)]
 
 
-@pytest.mark.parametrize("implementation", ["auto", "torch", "triton"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("shape", [(CLASSES,), (2, 3)])
+@covering(
+    implementation=["auto", "torch", "triton"], smoothing=[0.0, 0.1], shape=[(CLASSES,), (2, 3)]
+)
 def test_it_is_chosen_by_the_label(
     shape: tuple[int, ...], smoothing: float, implementation: str
 ) -> None:

@@ -28,7 +28,7 @@ from pseudograd.fleet import Fleet, Outcome, Split, Stop, Trial
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.training import Training
-from pseudograd.search import Progress, Protocol, Study, cluster
+from pseudograd.search import Progress, Protocol, Study, cluster, connection
 from pseudograd.search.cluster import ModuleRunner, RayRunner
 from pseudograd.study import Study as ModuleStudy
 from trials import a_trial, replace
@@ -272,7 +272,7 @@ def test_a_task_asks_for_a_gpu_if_there_are_any(
     asked: dict[str, object],
 ) -> None:
     ray = MadeUpRay(**has)
-    monkeypatch.setattr(cluster, "_imported_ray", lambda: ray)
+    monkeypatch.setattr(connection, "_imported_ray", lambda: ray)
     with RayRunner(digits(), device=device) as runner:
         assert ray.asked == {**asked, "max_retries": 0}
         assert runner.device == ("cuda" if asked["num_gpus"] else "cpu")
@@ -290,7 +290,7 @@ def test_a_task_asks_for_a_gpu_if_there_are_any(
 def test_what_cannot_be_is_said_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr(cluster, "_imported_ray", lambda: MadeUpRay(CPU=1.0))
+    monkeypatch.setattr(connection, "_imported_ray", lambda: MadeUpRay(CPU=1.0))
     with pytest.raises(ValueError, match=message):
         RayRunner(digits(), **change)
 
@@ -307,11 +307,11 @@ def test_workers_find_modules_where_we_do(
         paths = os.environ["PYTHONPATH"]
 
     ray.is_initialized, ray.init = (lambda: False), init
-    monkeypatch.setattr(cluster, "_find", lambda ray, address: None)
+    monkeypatch.setattr(connection, "_find", lambda ray, address: None)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     if before is not None:
         monkeypatch.setenv("PYTHONPATH", before)
-    assert cluster._connect(ray, "local")
+    assert connection._connect(ray, "local")
     assert str(Path(pseudograd.__file__).parents[1]) in paths.split(os.pathsep)
     assert os.environ.get("PYTHONPATH") == before
 
@@ -356,7 +356,7 @@ def test_an_unreachable_address_is_said_in_a_sentence(
 def test_a_server_that_says_nothing_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, no_default_address: None, server: socket.socket
 ) -> None:
-    monkeypatch.setattr(cluster, "_PATIENCE", 0.5)
+    monkeypatch.setattr(connection, "_PATIENCE", 0.5)
     with pytest.raises(ConnectionError, match="timed out"):
         RayRunner(digits(), address_of(server))
 
@@ -411,9 +411,9 @@ def test_what_a_crashed_cluster_left_behind_is_passed_over(
     server.close()
     found = "ray._private.services.canonicalize_bootstrap_address"
     monkeypatch.setattr(found, lambda _: address)
-    assert cluster._find(ray, None) is None  # start one
+    assert connection._find(ray, None) is None  # start one
     with pytest.raises(ConnectionError, match=f"no Ray cluster answers at {address}"):
-        cluster._find(ray, "auto")
+        connection._find(ray, "auto")
 
 
 # --- a real cluster --------------------------------------------------------------------------
@@ -712,7 +712,7 @@ def test_a_study_on_a_cluster_ends_as_one_without(
 def test_trials_of_another_training_are_refused_before_they_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster, "_imported_ray", lambda: MadeUpRay(CPU=1.0, GPU=1.0))
+    monkeypatch.setattr(connection, "_imported_ray", lambda: MadeUpRay(CPU=1.0, GPU=1.0))
     with ModuleRunner(TRAINING, EXAMPLES) as run:
         assert run.device == "cuda"
         with pytest.raises(ValueError, match="their batch_size is 11, the fleet's is 10"):
@@ -720,7 +720,7 @@ def test_trials_of_another_training_are_refused_before_they_are_sent(
 
 
 def test_what_cannot_be_pickled_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_imported_ray", lambda: MadeUpRay(CPU=1.0))
+    monkeypatch.setattr(connection, "_imported_ray", lambda: MadeUpRay(CPU=1.0))
     lock = threading.Lock()
     training = Training(lambda: nn.Linear(6, 3 if lock else 4))
     with pytest.raises(ValueError, match=r"must be functions that can be pickled, .*lock") as error:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import covering
 from pseudograd import tunable_cross_entropy
 from pseudograd.loss import cpu
 
@@ -92,9 +93,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["labels", "probabilities"])
-@pytest.mark.parametrize("classes", [6, 70])
+@covering(layout=LAYOUTS, kind=["labels", "probabilities"], classes=[6, 70])
 def test_every_layout(classes: int, kind: str, layout: str) -> None:
     shape = (3, classes, 5, 7)
     logits, target = examples(shape, kind, torch.float32)

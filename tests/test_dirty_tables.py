@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+from covering import covering
 from pseudograd.data import Dataset, Encoder, load_table, read_frame
 from pseudograd.data.features import Categories, Numbers
 from pseudograd.data.survey import Note
@@ -268,9 +269,7 @@ def grouped(sizes: Sequence[int], **options: Any) -> Dataset:
         return load_table("a.csv", "y", group="patient", **options)[0]
 
 
-@pytest.mark.parametrize("stratify", [True, False])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("sizes", [[5] * 40, [1, 3, 9] * 20, [60, 60, 60]])
+@covering(stratify=[True, False], seed=range(3), sizes=[[5] * 40, [1, 3, 9] * 20, [60, 60, 60]])
 def test_a_group_is_on_one_side(sizes: list[int], seed: int, stratify: bool) -> None:
     data = grouped(sizes, seed=seed, stratify=stratify)
     assert data.groups is not None

@@ -237,3 +237,17 @@ def test_networks_that_diverged_are_left_out() -> None:
     ensemble = found.ensemble(torch.tensor([1.0]))
     assert ensemble.networks == (networks[0], networks[2])
     assert ensemble.weights == (0.5, 0.5)
+
+
+def test_examples_that_all_networks_saw_keep_their_label() -> None:
+    found = Candidates(
+        (Cell(1.0, 0.1, (0.0,)),),
+        ((),),
+        torch.tensor([0, 2]),
+        torch.tensor([[[0.9, 0.1], [0.3, 0.7]]]),
+        torch.tensor([[0], [1]], dtype=torch.int16),
+    )
+    labels = torch.tensor([0, 1, 0])
+    expected = torch.tensor([[0.9, 0.1], [0.0, 1.0], [0.3, 0.7]])
+    assert torch.equal(found.whole(torch.tensor([1.0]), labels), expected)
+    assert found.all_votes(labels).tolist() == [[0], [1], [1]]

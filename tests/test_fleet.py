@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import plain_loop
+from covering import covering
 from plain_loop import Layers, PlainRun
 from pseudograd.data import Dataset, digits
 from pseudograd.fleet import Fleet, Outcome, Ramp, Split, Stop, Trial, never, parts, randomness
@@ -246,9 +247,11 @@ def test_the_same_trial_may_be_given_twice() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("precision", ["tf32", "float32", "float64"])
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
-@pytest.mark.parametrize("rate", [1e6, 1e12, 1e30, 1e300])
+@covering(
+    precision=["tf32", "float32", "float64"],
+    activation=["relu", "tanh"],
+    rate=[1e6, 1e12, 1e30, 1e300],
+)
 def test_divergence_is_noted(rate: float, activation: str, precision: str) -> None:
     trial = replace(
         ONE, learning_rate=rate, momentum=0.9, activation=activation, max_epochs=1000, patience=999
@@ -956,9 +959,11 @@ def test_what_is_added_to_a_queue_must_be_alike() -> None:
         next(outcomes)
 
 
-@pytest.mark.parametrize("batch_size", [16, 29])
-@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
-@pytest.mark.parametrize("hidden", [(), (9,), (17, 9), (32,), (5, 11, 3)])
+@covering(
+    batch_size=[16, 29],
+    activation=["relu", "tanh", "sigmoid"],
+    hidden=[(), (9,), (17, 9), (32,), (5, 11, 3)],
+)
 def test_outcomes_are_the_same_to_the_last_bit_in_any_company(
     hidden: tuple[int, ...], activation: str, batch_size: int
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import covering
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, MLPRecipe, Ramp, Split, Trial, never
 from pseudograd.fleet.mlp.crew import Crew
@@ -150,9 +151,7 @@ LOGITS = {
 }
 
 
-@pytest.mark.parametrize("size", [PANEL, 70, 1])
-@pytest.mark.parametrize("classes", [2, 10, 100])
-@pytest.mark.parametrize("kind", LOGITS)
+@covering(size=[PANEL, 70, 1], classes=[2, 10, 100], kind=LOGITS)
 def test_pseudo_gradient(kind: str, classes: int, size: int, generator: torch.Generator) -> None:
     k = torch.tensor([1 / 16, 0.25, 0.5, 1, 2, 4], device=DEVICE)
     models = len(k)
@@ -321,12 +320,12 @@ def test_update(width: int, outputs: int, generator: torch.Generator) -> None:
     assert torch.equal(shadow, weight.half())
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("width", "outputs"), [(64, 64), (70, 33), (3, 2), (130, 150)])
+@covering(1, activation=ACTIVATIONS, size=[(64, 64), (70, 33), (3, 2), (130, 150)])
 def test_update_and_next(
-    width: int, outputs: int, activation: str, generator: torch.Generator
+    size: tuple[int, int], activation: str, generator: torch.Generator
 ) -> None:
     """As `update`, then `layer`."""
+    width, outputs = size
     own = [torch.tensor(own, device=DEVICE) for own in (UNIT, RATE, MOMENTUM)]
     x, following = (noise(generator, 3, width, PANEL) for _ in range(2))
     following[:, :, 100:] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -102,10 +103,14 @@ def test_kernels_of_an_older_source_are_not_used(monkeypatch: pytest.MonkeyPatch
         assert cpu.kernels.__wrapped__() is None
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@functools.cache
+def modules() -> dict[str, list[str]]:
+    """What each module imports, by its name."""
+    found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         relative = path.relative_to(PACKAGE.parent).with_suffix("")
-        yield ".".join(relative.parts), ast.parse(path.read_text())
+        found[".".join(relative.parts)] = [*names_imported(ast.parse(path.read_text()))]
+    return found
 
 
 def names_imported(tree: ast.Module) -> Iterator[str]:
@@ -122,11 +127,11 @@ def names_imported(tree: ast.Module) -> Iterator[str]:
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_nothing_imports_upwards(room: str) -> None:
     seen = 0
-    for name, tree in modules():
+    for name, imported in modules().items():
         if f"{name}.".split(".")[1] != room:
             continue
         seen += 1
-        for other in names_imported(tree):
+        for other in imported:
             parts = other.split(".")
             assert parts[0] not in ("benchmarks", "paper"), f"{name} imports {other}"
             if parts[0] == "pseudograd":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import pickle
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 import reference
 import test_transforms as transforms
+from covering import covering
 from kernels import needs_kernels
 from pseudograd import tunable_cross_entropy
 from pseudograd.loss import (
@@ -34,7 +36,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["auto", "torch", "triton"])
+IMPLEMENTATIONS = ("auto", "torch", "triton")
+ROUTES = ("eager", "compile", "export")
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
 def implementation(request: pytest.FixtureRequest) -> str:
     """The CPU's kernels, PyTorch's operations, the GPU's kernels."""
     chosen: str = request.param
@@ -75,11 +82,10 @@ KS: dict[str, float | Tensor] = {
     "k=1/2": 0.5,
     "k per token": torch.linspace(0.25, 3, 12).reshape(TOKENS),
 }
-SETTINGS = list(itertools.product(("mean", "sum", "none"), (0.0, 0.2), (False, True)))
+on_all = functools.partial(covering, indirect=["implementation"], implementation=IMPLEMENTATIONS)
 
 
-@pytest.mark.parametrize("k", KS)
-@pytest.mark.parametrize(("reduction", "smoothing", "weighted"), SETTINGS)
+@on_all(3, k=KS, reduction=REDUCTIONS, smoothing=(0.0, 0.2), weighted=(False, True))
 def test_it_is_the_two_steps(
     implementation: str, reduction: str, smoothing: float, weighted: bool, k: str
 ) -> None:
@@ -406,8 +412,7 @@ def summed(hidden: Tensor, target: Tensor, k: Any, weight: Tensor, **settings: A
 EYE = torch.eye(transforms.CLASSES)
 
 
-@pytest.mark.parametrize("route", transforms.DIRECT)
-@pytest.mark.parametrize("k", transforms.K)
+@on_all(route=transforms.DIRECT, k=transforms.K)
 def test_transforms(implementation: str, route: str, k: str) -> None:
     """With the identity for a weight, the gradient of the input is that of the logits."""
     logits, target = transforms.examples()
@@ -436,8 +441,7 @@ def test_compiled_for_any_number_of_rows(implementation: str) -> None:
         transforms.assert_right(gradient, logits, target, 0.5)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@on_all(reduction=["mean", "none"], dtype=[torch.float32, torch.float16])
 def test_two_graphs_serve_all_numbers_of_rows(
     implementation: str, dtype: torch.dtype, reduction: str
 ) -> None:
@@ -684,13 +688,7 @@ def on_route(criterion: Any, route: str, given: tuple[Any, ...]) -> Any:
     return criterion
 
 
-@pytest.mark.parametrize(
-    ("route", "reduction", "smoothing", "weighted"),
-    [
-        *(("eager", *settings) for settings in SETTINGS),
-        *itertools.product(("compile", "export"), ("mean", "none"), (0.0,), (False, True)),
-    ],
-)
+@on_all(route=ROUTES, reduction=REDUCTIONS, smoothing=(0.0, 0.2), weighted=(False, True))
 def test_soft_targets(
     implementation: str, route: str, reduction: str, smoothing: float, weighted: bool
 ) -> None:
@@ -716,9 +714,7 @@ def test_soft_targets(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("route", ["eager", "compile", "export"])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("softcap", [0.5, 30])
+@on_all(route=ROUTES, reduction=["mean", "none"], softcap=[0.5, 30])
 def test_capped_logits(implementation: str, softcap: float, reduction: str, route: str) -> None:
     tensors, target = layer_and_data()
     criterion = TunableLinearCrossEntropyLoss(
@@ -791,13 +787,7 @@ Z_LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("route", "case", "reduction"),
-    [
-        *itertools.product(("eager",), Z_LOSSES, ("mean", "sum", "none")),
-        *itertools.product(("compile", "export"), ("softcap", "weights"), ("mean", "none")),
-    ],
-)
+@on_all(route=ROUTES, case=Z_LOSSES, reduction=REDUCTIONS)
 def test_z_loss(implementation: str, route: str, case: str, reduction: str) -> None:
     tensors, target = layer_and_data()
     settings = dict(Z_LOSSES[case])

@@ -1,4 +1,4 @@
-"""The contract of `torch.nn.functional.cross_entropy`, in every combination; and what k changes."""
+"""The contract of `torch.nn.functional.cross_entropy` with its settings combined; what k adds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,8 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import reference
+from covering import PATHS, covering
+from covering import rows as covering_rows
 from kernels import needs_kernels
 from pseudograd import RuleCrossEntropyLoss, TunableCrossEntropyLoss, tunable_cross_entropy
 from pseudograd.loss import (
@@ -97,16 +98,28 @@ def example_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
 
 
-def combinations() -> Iterator[Case]:
-    common = (SHAPES, (False, True), (0.0, 0.2), REDUCTIONS)
-    for shape, weighted, smoothing, reduction in itertools.product(*common):
-        yield Case(shape, "probability", weighted, smoothing, "none", reduction)
-        for ignored in ("none", "some", "all", "class 1"):
-            yield Case(shape, "index", weighted, smoothing, ignored, reduction)
+def cases(**others: Any) -> list[Any]:
+    """Cases in which any three settings occur in all combinations, with the values of others."""
+    kinds = [("index", ignored) for ignored in ("none", "some", "all", "class 1")]
+    factors = {
+        "shape": SHAPES,
+        "kind": [("probability", "none"), *kinds],
+        "weighted": (False, True),
+        "label_smoothing": (0.0, 0.2),
+        "reduction": REDUCTIONS,
+    }
+    found = []
+    for row in covering_rows(3, factors | others):
+        shape, (target, ignored), weighted, smoothing, reduction, *rest = row
+        case = Case(shape, target, weighted, smoothing, ignored, reduction)
+        found.append(pytest.param(case, *rest, id="-".join(map(str, (case, *rest)))))
+    return found
 
 
-CASES = tuple(combinations())
+CASES = tuple(case.values[0] for case in cases())
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
+full_cases = pytest.mark.parametrize(("case", "dtype"), cases(dtype=FULL_TYPES))
+half_cases = pytest.mark.parametrize(("case", "dtype"), cases(dtype=HALF_TYPES))
 both_paths = pytest.mark.usefixtures("path")
 
 
@@ -143,8 +156,7 @@ def assert_within_an_ulp(computed: Tensor, in_float32: Tensor, dtype: torch.dtyp
     assert ((off <= ulp) | (computed.isnan() & expected.isnan())).all()
 
 
-@every_case
-@pytest.mark.parametrize("dtype", FULL_TYPES)
+@full_cases
 @both_paths
 def test_at_k_1_it_is_pytorch(case: Case, dtype: torch.dtype) -> None:
     logits, target, arguments = case.inputs(dtype)
@@ -154,8 +166,7 @@ def test_at_k_1_it_is_pytorch(case: Case, dtype: torch.dtype) -> None:
     assert_same(gradient, expected_gradient)
 
 
-@every_case
-@pytest.mark.parametrize("dtype", HALF_TYPES)
+@half_cases
 @both_paths
 def test_at_k_1_it_is_pytorch_in_half_types(case: Case, dtype: torch.dtype) -> None:
     logits, target, arguments = case.inputs(dtype)
@@ -202,8 +213,7 @@ def true_gradients(case: Case) -> list[Tensor]:
     ]
 
 
-@every_case
-@pytest.mark.parametrize("dtype", FULL_TYPES)
+@full_cases
 @both_paths
 def test_gradient_is_the_rule(case: Case, dtype: torch.dtype) -> None:
     logits, target, arguments = case.inputs(dtype)
@@ -243,11 +253,15 @@ def test_what_has_been_learned_is_not_rounded_away(
     torch.testing.assert_close(gradient.double(), true, rtol=1e-5, atol=1e-12)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("weight", [None, (0.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)])
-@pytest.mark.parametrize("target_kind", ["index", "probability"])
-@pytest.mark.parametrize("dtype", FULL_TYPES)
+@covering(
+    3,
+    reduction=REDUCTIONS,
+    label_smoothing=[0.0, 0.5, 1.0],
+    weight=[None, (0.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)],
+    target_kind=["index", "probability"],
+    dtype=FULL_TYPES,
+    path=PATHS,
+)
 @both_paths
 def test_corners_of_weight_and_smoothing(
     dtype: torch.dtype,
@@ -292,10 +306,13 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("target_kind", ["index", "probability"])
-@pytest.mark.parametrize("k", [1.0, 0.5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@covering(
+    layout=LAYOUTS,
+    target_kind=["index", "probability"],
+    k=[1.0, 0.5],
+    dtype=[torch.float32, torch.bfloat16],
+    path=PATHS,
+)
 @both_paths
 def test_layout_makes_no_difference(
     layout: str, target_kind: str, k: float, dtype: torch.dtype
@@ -315,9 +332,12 @@ def test_layout_makes_no_difference(
     torch.testing.assert_close(gradient, expected[1], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("shape", [(2, CLASSES, 3), (2, CLASSES, 3, 4), (2, CLASSES, 3, 4, 5)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("target_kind", ["index", "probability"])
+@covering(
+    shape=[(2, CLASSES, 3), (2, CLASSES, 3, 4), (2, CLASSES, 3, 4, 5)],
+    dtype=[torch.float32, torch.bfloat16, torch.float64],
+    target_kind=["index", "probability"],
+    path=PATHS,
+)
 @both_paths
 def test_gradients_have_the_layout_of_the_logits(
     target_kind: str, dtype: torch.dtype, shape: tuple[int, ...]
@@ -349,10 +369,13 @@ def test_transposed_matrix_and_strided_labels(rows: tuple[int, int]) -> None:
     torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("target_kind", ["index", "probability"])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("shape", [(0, CLASSES), (0, CLASSES, 3), (2, CLASSES, 0)])
-@pytest.mark.parametrize("k", ["one", "per example"])
+@covering(
+    target_kind=["index", "probability"],
+    reduction=REDUCTIONS,
+    shape=[(0, CLASSES), (0, CLASSES, 3), (2, CLASSES, 0)],
+    k=["one", "per example"],
+    path=PATHS,
+)
 @both_paths
 def test_empty_batch(shape: tuple[int, ...], reduction: str, target_kind: str, k: str) -> None:
     logits = torch.zeros(shape)
@@ -370,10 +393,13 @@ def test_empty_batch(shape: tuple[int, ...], reduction: str, target_kind: str, k
     assert gradient.shape == shape
 
 
-@pytest.mark.parametrize("target_kind", ["index", "probability"])
-@pytest.mark.parametrize("dtype", FULL_TYPES + HALF_TYPES)
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("k", [1.0, 0.5])
+@covering(
+    target_kind=["index", "probability"],
+    dtype=FULL_TYPES + HALF_TYPES,
+    weighted=[False, True],
+    k=[1.0, 0.5],
+    path=PATHS,
+)
 @both_paths
 def test_autocast(dtype: torch.dtype, target_kind: str, weighted: bool, k: float) -> None:
     """What autocast does for cross-entropy: half types in, float32 out, gradient in half types."""
@@ -413,8 +439,7 @@ def test_autocast_around_a_layer() -> None:
     assert layer.bias.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("input_type", ALL_TYPES)
-@pytest.mark.parametrize("target_type", ALL_TYPES)
+@covering(input_type=ALL_TYPES, target_type=ALL_TYPES, path=PATHS)
 @both_paths
 def test_mixed_types_of_probabilities(input_type: torch.dtype, target_type: torch.dtype) -> None:
     logits, target = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[0.25, 0.25, 0.5]])
@@ -429,10 +454,11 @@ def test_mixed_types_of_probabilities(input_type: torch.dtype, target_type: torc
     )
 
 
-@pytest.mark.parametrize(
-    "label_type", [torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint64]
+@covering(
+    label_type=[torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint64],
+    label_smoothing=[0.0, 0.1],
+    path=PATHS,
 )
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @both_paths
 def test_integer_labels_of_any_type(label_type: torch.dtype, label_smoothing: float) -> None:
     """PyTorch takes int64 and uint8 only. As a byte, -100 is 156: that is no ignored class."""
@@ -486,9 +512,12 @@ class TestNeverNanOrInfinity:
         assert (value.isfinite() | (true.abs() > torch.finfo(dtype).max)).all()
         assert gradient.double().sum(-1).abs().max() <= 4 * torch.finfo(dtype).eps
 
-    @pytest.mark.parametrize("dtype", ALL_TYPES)
-    @pytest.mark.parametrize("masked", [(1,), (1, 2), (0,), (0, 1), (1, 2, 3)])
-    @pytest.mark.parametrize("k", [0.5, 1.0, 2.0])
+    @covering(
+        dtype=ALL_TYPES,
+        masked=[(1,), (1, 2), (0,), (0, 1), (1, 2, 3)],
+        k=[0.5, 1.0, 2.0],
+        path=PATHS,
+    )
     @both_paths
     def test_masked_classes(self, dtype: torch.dtype, masked: tuple[int, ...], k: float) -> None:
         """By -inf; the label is class 0, and its loss is infinite where it is masked itself."""
@@ -502,8 +531,7 @@ class TestNeverNanOrInfinity:
         torch.testing.assert_close(gradient.double(), true_gradient, rtol=8 * eps, atol=eps)
         assert (gradient[:, [j for j in masked if j]] == 0).all()
 
-    @pytest.mark.parametrize("dtype", ALL_TYPES)
-    @pytest.mark.parametrize("k", [0.5, 1.0, 2.0])
+    @covering(dtype=ALL_TYPES, k=[0.5, 1.0, 2.0], path=PATHS)
     @both_paths
     def test_masked_classes_of_probabilities(self, dtype: torch.dtype, k: float) -> None:
         """0 · log 0 is 0, as it is not in PyTorch's own loss."""
@@ -515,9 +543,12 @@ class TestNeverNanOrInfinity:
         torch.testing.assert_close(value.double(), true, rtol=8 * eps, atol=eps)
         torch.testing.assert_close(gradient.double(), true_gradient, rtol=8 * eps, atol=eps)
 
-    @pytest.mark.parametrize("dtype", ALL_TYPES)
-    @pytest.mark.parametrize("logit", [0.0, -7.5, 1e4])
-    @pytest.mark.parametrize("target_kind", ["index", "smoothed", "probability"])
+    @covering(
+        dtype=ALL_TYPES,
+        logit=[0.0, -7.5, 1e4],
+        target_kind=["index", "smoothed", "probability"],
+        path=PATHS,
+    )
     @both_paths
     def test_one_class(self, dtype: torch.dtype, logit: float, target_kind: str) -> None:
         logits = torch.full((3, 1), logit, dtype=dtype)
@@ -532,8 +563,7 @@ class TestNeverNanOrInfinity:
             assert value == 0
             assert (gradient == 0).all()
 
-    @pytest.mark.parametrize("dtype", ALL_TYPES)
-    @pytest.mark.parametrize("gap", [0.0, 1e-3, 20.0, 120.0, 1e4])
+    @covering(dtype=ALL_TYPES, gap=[0.0, 1e-3, 20.0, 120.0, 1e4], path=PATHS)
     @both_paths
     def test_two_classes(self, dtype: torch.dtype, gap: float) -> None:
         """f_y = -(1 - p_y)^k, whatever k: the other class takes the whole of it."""
@@ -579,8 +609,7 @@ class TestNeverNanOrInfinity:
             assert tunable(z, target, k).isfinite().all()
             assert gradient.double().abs().max() <= 1
 
-    @pytest.mark.parametrize("at", [0, 1, 2])
-    @pytest.mark.parametrize("dtype", ALL_TYPES)
+    @covering(at=[0, 1, 2], dtype=ALL_TYPES, path=PATHS)
     @both_paths
     def test_nan_is_not_hidden(self, dtype: torch.dtype, at: int) -> None:
         """A network that has diverged must show it."""
@@ -595,8 +624,7 @@ class TestNeverNanOrInfinity:
             assert not value[1].isnan()
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("dtype", ALL_TYPES)
+@covering(smoothing=[0.0, 0.1], dtype=ALL_TYPES, path=PATHS)
 @both_paths
 def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, smoothing: float) -> None:
     """In the value and the gradient, just where they are for cross-entropy."""
@@ -614,8 +642,11 @@ def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, smoothing: float) -
             assert (our.isnan() == their.isnan()).all(), row
 
 
-@pytest.mark.parametrize("k", [1 / 64, 0.3, 0.5, 1.0, 2.0, 3.0, 64.0])
-@pytest.mark.parametrize("kind", ["one-hot", "few", "many", "smoothed", "weighted"])
+@covering(
+    k=[1 / 64, 0.3, 0.5, 1.0, 2.0, 3.0, 64.0],
+    kind=["one-hot", "few", "many", "smoothed", "weighted"],
+    path=PATHS,
+)
 @both_paths
 def test_soft_targets_against_50_digits(kind: str, k: float) -> None:
     """Logits that are near and far apart."""
@@ -744,9 +775,12 @@ def test_modules_refuse_what_functions_would() -> None:
         TunableLinearCrossEntropyLoss(chunk_rows="x")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("implementation", ["auto", "torch"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@covering(
+    implementation=["auto", "torch"],
+    dtype=[torch.float32, torch.float64],
+    smoothing=[0.0, 0.1],
+    path=PATHS,
+)
 @both_paths
 def test_a_mean_of_nothing_pulls_nothing(
     implementation: str, dtype: torch.dtype, smoothing: float
@@ -796,10 +830,13 @@ def test_examples_without_a_gradient_from_above_may_hold_anything(form: str) -> 
     assert (gradient[1:] == 0).all()
 
 
-@pytest.mark.parametrize("above", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("ignore_index", [-100, -1, 10**9])
+@covering(
+    above=[math.inf, -math.inf, math.nan],
+    label_smoothing=[0.0, 0.1],
+    reduction=REDUCTIONS,
+    ignore_index=[-100, -1, 10**9],
+    path=PATHS,
+)
 @both_paths
 def test_ignored_examples_have_no_gradient_whatever_comes_from_above(
     ignore_index: int, reduction: str, label_smoothing: float, above: float
@@ -903,9 +940,7 @@ def test_ways_to_write_k(k: Any) -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("k_type", ALL_TYPES)
-@pytest.mark.parametrize("dtype", ALL_TYPES)
-@pytest.mark.parametrize("target_kind", ["index", "probability"])
+@covering(k_type=ALL_TYPES, dtype=ALL_TYPES, target_kind=["index", "probability"], path=PATHS)
 @both_paths
 def test_dtype_of_k_leaves_that_of_the_loss(
     dtype: torch.dtype, k_type: torch.dtype, target_kind: str
@@ -926,7 +961,7 @@ class Focal(nn.Module):
 
 
 class TestModules:
-    @pytest.mark.parametrize("case", CASES[::17], ids=str)
+    @pytest.mark.parametrize("case", CASES[::4], ids=str)
     @both_paths
     def test_module_is_the_function(self, case: Case) -> None:
         logits, target, arguments = case.inputs(torch.float32)
@@ -936,10 +971,7 @@ class TestModules:
         for a, b in zip(computed, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
-    @pytest.mark.parametrize(
-        "case", [case for case in CASES if case.target == "index"][::11], ids=str
-    )
-    @pytest.mark.parametrize("dtype", ALL_TYPES)
+    @covering(1, case=[case for case in CASES if case.target == "index"][::6], dtype=ALL_TYPES)
     def test_rule_module(self, case: Case, dtype: torch.dtype) -> None:
         """Of the paper's rule, it is the tunable loss; of the bias, PyTorch's."""
         case = case._replace(label_smoothing=0.0)
@@ -1073,9 +1105,11 @@ def test_a_loss_that_is_kept_keeps_nothing_alive_after_its_backward_pass(
     assert not [value for value in vars(node).values() if isinstance(value, Tensor | tuple)]
 
 
-@pytest.mark.parametrize("target_kind", ["index", "probability"])
-@pytest.mark.parametrize("k", ["one", "per example"])
-@pytest.mark.parametrize("block", [1, 3 * CLASSES, 5 * CLASSES])
+@covering(
+    target_kind=["index", "probability"],
+    k=["one", "per example"],
+    block=[1, 3 * CLASSES, 5 * CLASSES],
+)
 def test_blocks_of_rows_make_no_difference(
     block: int, k: str, target_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1101,45 +1135,41 @@ def test_blocks_of_rows_make_no_difference(
 
 
 MEMORY = """
-import resource, sys, torch
+import torch
 from pseudograd import tunable_cross_entropy
 
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+def kilobytes(of):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(of))
 
-def step(logits):
-    q = torch.full_like(logits, 1 / logits.shape[1]).detach()
-    target = q if sys.argv[2] == "soft" else torch.arange(len(logits))
-    before = resident()
-    tunable_cross_entropy(logits, target, k=0.5, implementation=sys.argv[3]).backward()
-    return before
+def step(rows, dtype, soft, implementation):
+    logits = torch.ones(rows, 16384, dtype=dtype).requires_grad_()
+    target = torch.full_like(logits, 1 / 16384).detach() if soft else torch.arange(rows)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # resets the peak
+    before = kilobytes("VmRSS:")
+    tunable_cross_entropy(logits, target, k=0.5, implementation=implementation).backward()
+    return 1024 * (kilobytes("VmHWM:") - before) / (logits.numel() * logits.element_size())
 
-dtype = getattr(torch, sys.argv[1])
-step(torch.zeros(4, 16384, dtype=dtype, requires_grad=True))
-logits = torch.ones(2048, 16384, dtype=dtype).requires_grad_()
-before = step(logits)
-with open("/proc/self/status") as file:  # ru_maxrss would count the process that started this one
-    peak = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
-print((peak - before) / (logits.numel() * logits.element_size()))
+torch.set_num_threads(2)
+for implementation in ("auto", "torch"):
+    for dtype in (torch.float32, torch.bfloat16):
+        for soft in (False, True):
+            step(4, dtype, soft, implementation)
+            print(step(1024, dtype, soft, implementation))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads the memory in use from Linux")
-@pytest.mark.parametrize(
-    ("implementation", "dtype", "target", "most"),
-    [("auto", "float32", "index", 1), ("auto", "bfloat16", "index", 1),
-     ("auto", "float32", "soft", 1), ("auto", "bfloat16", "soft", 1),
-     ("torch", "float32", "index", 1), ("torch", "bfloat16", "index", 1),
-     ("torch", "float32", "soft", 1), ("torch", "bfloat16", "soft", 3.5)],
-)  # fmt: skip
-def test_memory_of_both_passes(implementation: str, dtype: str, target: str, most: float) -> None:
+def test_memory_of_both_passes() -> None:
     """In multiples of the logits' memory, beside logits and targets."""
     needs_kernels()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", MEMORY, dtype, target, implementation]
-    for _ in range(2):  # the first may compile, which takes memory of its own
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, env=environment, check=True
-        )
-    assert float(done.stdout) < most + 0.3
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_WAIT_POLICY": "passive"
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY], capture_output=True, text=True, env=environment, check=True
+    )
+    used = [float(line) for line in done.stdout.splitlines()]
+    most = [1, 1, 1, 1, 1, 1, 1, 3.5]  # soft targets in bfloat16, by PyTorch operations
+    assert all(one < limit + 0.5 for one, limit in zip(used, most, strict=True)), used

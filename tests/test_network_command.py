@@ -25,7 +25,7 @@ from pseudograd.data.arrays import open_new
 from pseudograd.data.columns import OptionError
 from pseudograd.data.survey import Note
 from pseudograd.fleet.modules.fleet import ModuleFleet
-from pseudograd.search import Study, cluster
+from pseudograd.search import Study, cluster, connection
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -272,7 +272,7 @@ def test_a_run_on_a_cluster_gets_its_runner(
         def __init__(self, training: Any, examples: Any) -> None:
             super().__init__(ModuleFleet(training, examples, "cpu", 1, True).run)
 
-    monkeypatch.setattr(cluster, "connection", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(connection, "connection", lambda address: contextlib.nullcontext())
     monkeypatch.setattr(cluster, "ModuleRunner", Runner)
     monkeypatch.setattr("pseudograd.environment._cluster", lambda: "a cluster")
     arrays()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import reference
+from covering import PATHS, covering
 from pseudograd import tunable_cross_entropy
 from pseudograd.rules import soft_tunable, tunable
 
@@ -186,9 +187,7 @@ def test_soft_rule_at_a_one_hot_target(dtype: torch.dtype, classes: int) -> None
     assert_sums_to_zero(f)
 
 
-@pytest.mark.parametrize("k", [1 / 64, 0.5, 1.0, 3.3, 64.0])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("classes", [2, 5, 30])
+@covering(k=[1 / 64, 0.5, 1.0, 3.3, 64.0], weighted=[False, True], classes=[2, 5, 30])
 @dtypes
 def test_soft_rule(dtype: torch.dtype, classes: int, weighted: bool, k: float) -> None:
     """Some biases here are 1e-4 of the probabilities they are the difference of."""
@@ -208,9 +207,7 @@ def test_soft_rule(dtype: torch.dtype, classes: int, weighted: bool, k: float) -
     assert_sums_to_zero(f)
 
 
-@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-3])
-@pytest.mark.parametrize("uniform", [True, False])
-@pytest.mark.parametrize("classes", [3, 17])
+@covering(size=[1e-9, 1e-6, 1e-3], uniform=[True, False], classes=[3, 17], path=PATHS)
 @dtypes
 @pytest.mark.usefixtures("path")
 def test_soft_rule_where_it_is_almost_right(
@@ -287,8 +284,7 @@ def assert_within_an_ulp(computed: Tensor, expected: Tensor) -> None:
     assert (((steps[0] - steps[1]).abs() <= 1) | negligible).all()
 
 
-@pytest.mark.parametrize("dtype", HALF_TYPES)
-@pytest.mark.parametrize("classes", [2, 10, 1000])
+@covering(dtype=HALF_TYPES, classes=[2, 10, 1000], path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_half_types_are_float32_rounded_once(dtype: torch.dtype, classes: int) -> None:
     logits, label, k = battery(torch.float32, classes, count=500, seed=3)

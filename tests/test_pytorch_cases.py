@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from covering import PATHS, covering
 from pseudograd import TunableCrossEntropyLoss, tunable_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,8 +47,7 @@ def assert_pytorchs(logits: Tensor, target: Tensor, **settings: Any) -> None:
         assert torch.allclose(ours, gradient, rtol=1e-5, atol=2e-6) == (k == 1 or not ours.any())
 
 
-@pytest.mark.parametrize(("inner", "reduction"), [*itertools.product(INNER, REDUCTIONS)])
-@pytest.mark.parametrize("weighted", [False, True])
+@covering(inner=INNER, reduction=REDUCTIONS, weighted=(False, True), path=PATHS)
 @both_paths
 def test_targets_and_weights_of_any_sign(
     inner: tuple[int, ...], reduction: str, weighted: bool

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 import reference
+from covering import covering
 from kernels import needs
 from pseudograd import RuleCrossEntropyLoss
 from pseudograd.loss import cpu, functional
@@ -93,9 +94,7 @@ ROUTES: dict[str, Route] = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("implementation", ["auto", "torch", "triton"])
+@covering(rule=RULES, route=ROUTES, implementation=["auto", "torch", "triton"])
 def test_every_rule_on_every_route(rule: str, route: str, implementation: str) -> None:
     needs(implementation)
     logits, target = examples()
@@ -114,9 +113,11 @@ def test_every_rule_on_every_route(rule: str, route: str, implementation: str) -
     torch.testing.assert_close(value, torch.nn.functional.cross_entropy(logits, target) * 12)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("implementation", ["auto", "torch", "triton"])
+@covering(
+    reduction=["mean", "sum", "none"],
+    dtype=[torch.float32, torch.bfloat16, torch.float64],
+    implementation=["auto", "torch", "triton"],
+)
 def test_weights_ignored_labels_and_shapes(
     reduction: str, dtype: torch.dtype, implementation: str
 ) -> None:

@@ -148,12 +148,12 @@ def test_limit_is_cross_entropy_exactly(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", RULES_AND_LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("logits", EXTREMES, ids=str)
-def test_finite_at_extreme_logits(name: str, dtype: torch.dtype, logits: list[float]) -> None:
+def test_finite_at_extreme_logits(name: str, dtype: torch.dtype) -> None:
     """But where the truth is beyond the dtype's range: |log p_y|^4 can be."""
     rule, _ = RULES_AND_LOSSES[name]
-    f = rule(torch.tensor([logits], dtype=dtype), torch.tensor([0]))
-    in_float64 = rule(torch.tensor([logits], dtype=torch.float64), torch.tensor([0]))
+    label = torch.zeros(len(EXTREMES), dtype=torch.long)
+    f = rule(torch.tensor(EXTREMES, dtype=dtype), label)
+    in_float64 = rule(torch.tensor(EXTREMES, dtype=torch.float64), label)
     assert f.dtype == dtype
     assert in_float64.isfinite().all() or name == "power_of_log 4.0"
     assert not f.isnan().any()

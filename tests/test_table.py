@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 
+from covering import covering
 from pseudograd.data import Dataset, Encoder, digits, load_table, open_data, read_frame
 from pseudograd.data.features import Categories, Numbers
 from pseudograd.fleet import MLPRecipe
@@ -217,9 +218,7 @@ def test_nothing_leaks_from_the_test_part() -> None:
     assert torch.equal(changed.labels, data.labels)
 
 
-@pytest.mark.parametrize("stratify", [True, False])
-@pytest.mark.parametrize("fraction", [0.01, 0.2, 0.5, 0.9])
-@pytest.mark.parametrize("seed", range(3))
+@covering(stratify=[True, False], fraction=[0.01, 0.2, 0.5, 0.9], seed=range(3))
 def test_each_class_keeps_an_example(stratify: bool, fraction: float, seed: int) -> None:
     labels = [30] * 60 + [10] * 30 + [20] * 9 + [7]
     save(pd.DataFrame({"x": np.arange(100) * 7 % 100, "y": labels}), "a.csv")

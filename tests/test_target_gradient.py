@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from covering import PATHS, covering
 from pseudograd import TunableCrossEntropyLoss, tunable_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -131,9 +132,7 @@ ROUTES: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("implementation", ["auto", "torch", "triton"])
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("route", ROUTES)
+@covering(implementation=["auto", "torch", "triton"], settings=SETTINGS, route=ROUTES, path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_every_route(route: str, settings: str, implementation: str) -> None:
     """The gradient at the target is that of cross-entropy for every k; at the logits it is not."""

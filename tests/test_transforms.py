@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import reference
+from covering import PATHS, covering
 from kernels import needs_kernels
 from pseudograd import (
     RuleCrossEntropyLoss,
@@ -137,6 +138,15 @@ COMPILED: dict[str, Route] = {
     "compile(vmap(grad))": of_compile_of_vmap_of_grad,
     "compile(grad)": of_compile_of_grad,
 }
+# Every route by the cheap backend; the one that generates C++ on the plainest and the deepest.
+on_compilers = pytest.mark.parametrize(
+    ("route", "backend"),
+    [
+        *((route, "aot_eager") for route in COMPILED),
+        pytest.param("compile", "inductor", marks=needs_compiler),
+        pytest.param("compile(vmap(grad))", "inductor", marks=needs_compiler),
+    ],
+)
 K: dict[str, float | Tensor] = {
     "k=0.5": 0.5,
     "k=2": 2.0,
@@ -156,9 +166,7 @@ def tunable_loss(logits: Tensor, target: Tensor, k: float | Tensor, **settings: 
     return tunable_cross_entropy(logits, target, k=k, reduction="sum", **settings)
 
 
-@pytest.mark.parametrize("route", DIRECT)
-@pytest.mark.parametrize("k", K)
-@pytest.mark.parametrize("target_kind", ["index", "smoothed", "probability"])
+@covering(route=DIRECT, k=K, target_kind=["index", "smoothed", "probability"], path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_tunable_loss(route: str, k: str, target_kind: str) -> None:
     logits, target = examples()
@@ -172,9 +180,7 @@ def test_tunable_loss(route: str, k: str, target_kind: str) -> None:
     assert_right(DIRECT[route](loss, (target, K[k]), logits), logits, true_target, K[k])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("route", COMPILED)
-@pytest.mark.parametrize("k", K)
+@covering(backend=BACKENDS, route=COMPILED, k=K)
 def test_tunable_loss_compiled(route: str, k: str, backend: str) -> None:
     logits, target = examples()
     gradient = COMPILED[route](tunable_loss, (target, K[k]), logits, backend)
@@ -185,8 +191,7 @@ def test_two_graphs_serve_every_k() -> None:
     assert_two_graphs_serve_every_k(tunable_loss)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("route", COMPILED)
+@on_compilers
 def test_soft_targets_compiled(route: str, backend: str) -> None:
     logits, _ = examples()
     target, k = torch.flip(logits, (0,)).softmax(-1), K["k per example"]
@@ -208,8 +213,7 @@ def test_rule_loss(rule: str, route: str) -> None:
     torch.testing.assert_close(gradient, RULES[rule](logits, target))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("route", COMPILED)
+@on_compilers
 def test_rule_loss_compiled(route: str, backend: str) -> None:
     logits, target = examples()
     gradient = COMPILED[route](
@@ -231,26 +235,6 @@ def test_each_rule_has_a_graph_of_its_own() -> None:
     for rule in (*RULES.values(), *RULES.values(), *RULES.values()):  # more than a limit of eight
         criterion.rule = rule
         torch.testing.assert_close(differentiate(changing, logits, target), rule(logits, target))
-
-
-IN_A_NEW_PROCESS = """
-import test_transforms as t
-
-logits, target = t.examples()
-rule_loss = t.RuleCrossEntropyLoss(t.RULES["tunable"])
-losses = ((t.tunable_loss, (target, 0.5)), (lambda *args: rule_loss(*args), (target,)))
-for loss, others in losses:
-    gradient = t.of_compile_of_vmap(loss, others, logits, "aot_eager")
-    t.assert_right(gradient, logits, target, 0.5)
-"""
-
-
-def test_compiled_first_of_all() -> None:
-    """The loss prepares for the compiler when it first meets it: here at the very first call."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(
-        [sys.executable, "-c", IN_A_NEW_PROCESS], check=True, timeout=300, env=environment
-    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -507,8 +491,11 @@ class TestTraining:
         assert torch.equal(leaf.grad, again)
 
 
-@pytest.mark.parametrize("target_kind", ["index", "smoothed", "probability", "rule"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@covering(
+    target_kind=["index", "smoothed", "probability", "rule"],
+    dtype=[torch.float32, torch.bfloat16, torch.float64],
+    path=PATHS,
+)
 @pytest.mark.usefixtures("path")
 def test_inputs_are_never_written_to(target_kind: str, dtype: torch.dtype) -> None:
     logits, target = examples()
@@ -530,7 +517,7 @@ def test_inputs_are_never_written_to(target_kind: str, dtype: torch.dtype) -> No
     assert leaf.grad.data_ptr() != leaf.data_ptr()
 
 
-def distributed_worker(rank: int, folder: str, implementation: str) -> None:
+def distributed_worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
@@ -539,7 +526,7 @@ def distributed_worker(rank: int, folder: str, implementation: str) -> None:
     layer, x, y = setup.layer_and_data()
     model = nn.parallel.DistributedDataParallel(layer)
     rows = slice(4 * rank, 4 * rank + 4)
-    criterion = TunableCrossEntropyLoss(k=setup.k, implementation=implementation)
+    criterion = TunableCrossEntropyLoss(k=setup.k)
     criterion(model(x[rows]), y[rows]).backward()
     torch.save(layer.weight.grad, f"{folder}/gradient{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -551,16 +538,11 @@ def distributed_worker(rank: int, folder: str, implementation: str) -> None:
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
     reason="this PyTorch has no gloo",
 )
-@pytest.mark.parametrize("implementation", ["auto", "triton"])
-def test_distributed_data_parallel(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributed_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes, half of the batch each: both end with the gradient of the whole batch."""
-    if implementation == "triton":
-        pytest.importorskip("triton")
-        if torch.cuda.is_available():
-            pytest.skip("the processes are on the CPU, where kernels need Triton's interpreter")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     with tempfile.TemporaryDirectory() as folder:
-        spawn(distributed_worker, (folder, implementation), nprocs=2)
+        spawn(distributed_worker, (folder,), nprocs=2)
         gradients = [torch.load(f"{folder}/gradient{rank}.pt") for rank in range(2)]
     setup = TestTraining()
     layer, x, y = setup.layer_and_data()
@@ -627,8 +609,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("where", ["thread", "atexit"])
-@pytest.mark.parametrize("when", ["used before", "first use"])
+@pytest.mark.parametrize(("when", "where"), [("used before", "thread"), ("first use", "atexit")])
 def test_the_end_of_the_main_thread_is_not_the_end(when: str, where: str) -> None:
     """Python then starts no more threads, and a loss that needed them would raise."""
     needs_kernels()
@@ -675,8 +656,7 @@ ONCE_ONLY: dict[str, Loss] = {
 }
 
 
-@pytest.mark.parametrize("way", SECOND_DERIVATIVES)
-@pytest.mark.parametrize("loss", ONCE_ONLY)
+@covering(way=SECOND_DERIVATIVES, loss=ONCE_ONLY, path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_second_derivatives_are_refused(way: str, loss: str) -> None:
     logits, _ = examples()
@@ -739,8 +719,7 @@ def saved_and_loaded(program: torch.export.ExportedProgram) -> torch.export.Expo
     return torch.export.load(file)
 
 
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("loss", EXPORTED)
+@covering(1, strict=[True, False], loss=EXPORTED)
 def test_exported(loss: str, strict: bool) -> None:
     """The graph's own derivative would be plain cross-entropy's."""
     logits, target = examples()
@@ -807,8 +786,7 @@ DYNAMIC: dict[str, tuple[Loss, tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("name", DYNAMIC)
+@covering(1, strict=[True, False], name=DYNAMIC)
 def test_exported_for_any_batch(name: str, strict: bool) -> None:
     loss, others = DYNAMIC[name]
     model, inputs = Whole(loss), (torch.randn(3, CLASSES), *others)

@@ -40,6 +40,7 @@ from pseudograd.search import (
     Protocol,
     Result,
     Study,
+    assessment,
     default_folder,
     load_model,
     read_assessment,
@@ -48,6 +49,7 @@ from pseudograd.search import (
     table_recipe,
     tune,
 )
+from pseudograd.search.baselines import baselines
 from pseudograd.search.display import Display
 from trials import replace
 
@@ -66,6 +68,22 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_T
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _baselines_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train the baselines of a data set once for all tests; boosting takes most of a run's time."""
+    monkeypatch.setattr(assessment, "baselines", once)
+
+
+TRAINED: dict[tuple[str, int], Any] = {}
+
+
+def once(data: Dataset) -> Any:
+    key = data.sha256, data.train_size
+    if key not in TRAINED:
+        TRAINED[key] = baselines(data)
+    return TRAINED[key]
 
 
 def pets(rows: int = 120) -> Path:
@@ -216,9 +234,9 @@ def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) ->
     assert f"a test error of {100 * errors[0]:.2f}%" in out.splitlines()[0]
     assert written["k"] is None  # it mixes both
     assert set(written["sha256"]) >= {"model.safetensors", "plain.safetensors"}
-    assessment = read_assessment(Study.open("run"))
-    assert assessment is not None
-    assert [assessment[name]["error"] for name in ("model", "plain")] == errors
+    told = read_assessment(Study.open("run"))
+    assert told is not None
+    assert [told[name]["error"] for name in ("model", "plain")] == errors
     members = written["members"]
     pairs = {(k, rate): weight for k, rate, weight in members["pairs"]}
     assert {k for k, _ in pairs} == {1.0, 0.5}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -23,13 +22,13 @@ from torch import Tensor
 from pseudograd.data import Dataset, Encoder
 from pseudograd.data.dataset import FOLDS
 from pseudograd.data.features import Scale
-from pseudograd.fleet import Fleet, Network, Outcome, Ramp, Stop, Trial
+from pseudograd.fleet import Ramp, Trial
 from pseudograd.fleet.mlp.bins import quantiles
 from pseudograd.fleet.ramp import as_k
-from pseudograd.search import Bagging, Cell, Study, table_recipe
+from pseudograd.search import Bagging, Cell, table_recipe
 from pseudograd.search.bagging import bagging_for
 from pseudograd.search.display import Display
-from pseudograd.search.ensemble import METRICS, calibrated, candidates, mixture, select
+from pseudograd.search.ensemble import METRICS, calibrated, mixture, select, train_candidates
 
 _FLOATS = (np.float64, np.float32)  # kept as they are; other features become float64
 _DATA = "examples"
@@ -62,8 +61,8 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             ``ks``, and to mix.
         learning_rate: The step size; "auto" to choose it.
         ks: The values that "auto" chooses k from, numbers or ramps; None for 2, 1 and 1/2.
-        metric: What the ensemble, or the pair, is chosen by: "error", "balanced" (every class
-            counts the same) or "log-loss".
+        metric: The criterion for choosing the ensemble or the pair: "error", "balanced" (every
+            class counts the same) or "log-loss".
         repetitions: How many networks each pair has, a multiple of five.
         ensemble: Whether to keep the ensemble. False keeps one network, the first of the pair that
             is best by the metric: it is smaller and predicts faster.
@@ -79,7 +78,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     Attributes:
         ensemble_: The networks, their weights and the temperature; without ``ensemble`` a single
             network.
-        k_: The k of the best single pair; without ``ensemble``, of the network.
+        k_: The k of the best single pair; without ``ensemble``, the network's k.
         learning_rate_: Its learning rate.
         members_: The pairs of the ensemble: (k, learning rate, weight), the heaviest first.
         cv_results_: The accuracies of all pairs, with the keys of
@@ -151,7 +150,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """
         if self.metric not in METRICS:
             raise ValueError(f"metric must be one of {METRICS}, not {self.metric!r}")
-        self._protocol(100, 0)  # complains about parameters before anything is done
+        self._protocol(100, 0)  # validates the parameters first
         frame = _mixed_frame(X)
         if frame is None:
             rows, targets = validate_data(self, X, y, dtype=_FLOATS)
@@ -236,21 +235,12 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def _train(self, data: Dataset, protocol: Bagging) -> None:
         """Run the study, choose the ensemble, and keep the results."""
-        fleet = Fleet(data, _checked_device(self.device), keep_parameters=True)
-        networks: dict[Trial, Network] = {}
-
-        def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-            for outcome in fleet.run(trials, stop):
-                networks[outcome.trial] = Network.of(outcome, data)
-                yield outcome
-
-        study = Study(None, protocol)
-        with contextlib.ExitStack() as shown:
-            watch: dict[str, Any] = {}
-            if self.verbose:
-                watch["watch"] = shown.enter_context(Display(protocol, {})).show
-            study.run(run, **watch)
-        found = candidates(protocol, study.ledger, data, networks.__getitem__)
+        device = _checked_device(self.device)
+        if self.verbose:
+            with Display(protocol, {}) as display:
+                found = train_candidates(protocol, data, device, display.show)
+        else:
+            found = train_candidates(protocol, data, device)
         labels = data.labels[found.rows]
         weights = None if data.weights is None else data.weights[found.rows]
         most = {} if self.ensemble else {"picks": 1}
@@ -404,7 +394,7 @@ def _cv_results(cells: list[Cell]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _own_names() -> Iterator[None]:
-    """Let complaints of the recipe, the trial and the protocol name the classifier's parameters."""
+    """Translate errors of the recipe, trial and protocol to the classifier's parameter names."""
     try:
         yield
     except ValueError as problem:

@@ -1,4 +1,4 @@
-"""Optional packages: which extra installs which, and what to say when one is missing."""
+"""Optional packages: the extra that installs each, and the error when one is missing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Writing files whole or not at all, locking them, and clear errors for both."""
+"""Atomic writes and file locks, with clear errors for both."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import threading
 import weakref
@@ -44,6 +45,17 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         raise
 
 
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def reason(problem: OSError) -> str:
+    """Return why a file could not be read or written, for the middle of a sentence."""
+    return (problem.strerror or str(problem)).lower()
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Replace an OSError by one that says what to do about it.
@@ -60,10 +72,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        reason = (problem.strerror or str(problem)).lower()
         raise OSError(
-            f"{path} cannot be written ({reason}): make that possible and run the same command "
-            "again; finished work is kept"
+            f"{path} cannot be written ({reason(problem)}): make that possible and run the same "
+            "command again; finished work is kept"
         ) from problem
 
 
@@ -183,7 +194,7 @@ _GUARDED: set[tuple[Path, int]] = set()
 
 @contextlib.contextmanager
 def guarded(path: Path) -> Iterator[None]:
-    """Wait for a lock on a file, and hold it; a thread that has it already goes on.
+    """Wait for a lock on a file, and hold it; reentrant within a thread.
 
     Example:
         >>> import tempfile

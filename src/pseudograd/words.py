@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Protocol, SupportsFloat
+from typing import Any
 
 _LETTERS = (
     "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
@@ -18,31 +18,11 @@ _LETTERS = (
 DASH = "–"  # stands for a number that does not exist
 
 
-class Interval(Protocol):
-    """A mean with the ends of its interval, which are NaN if there is only one value."""
-
-    @property
-    def mean(self) -> float: ...  # noqa: D102
-    @property
-    def low(self) -> float: ...  # noqa: D102
-    @property
-    def high(self) -> float: ...  # noqa: D102
-
-
-class Change(Protocol):
-    """A k that changes during training, such as a `pseudograd.fleet.Ramp`."""
-
-    @property
-    def start(self) -> float: ...  # noqa: D102
-    @property
-    def end(self) -> float: ...  # noqa: D102
-
-
 # --- numbers -------------------------------------------------------------------------------------
 
 
-def fraction(k: float | Change) -> str:
-    """Return k as people write it, of a changing one its start and its end.
+def fraction(k: Any) -> str:
+    """Return k as people write it; for a ramp, its start and end.
 
     >>> fraction(4.0), fraction(0.125), fraction(0.3)
     ('4', '1/8', '0.3')
@@ -50,7 +30,7 @@ def fraction(k: float | Change) -> str:
     >>> fraction(SimpleNamespace(start=0.5, end=2.0))
     '1/2→2'
     """
-    if not isinstance(k, SupportsFloat):
+    if hasattr(k, "start"):
         return f"{fraction(k.start)}→{fraction(k.end)}"
     return f"1/{1 / k:g}" if k < 1 and (1 / k).is_integer() else f"{k:g}"
 
@@ -91,12 +71,12 @@ def percent(share: float, digits: int = 2) -> str:
 
 
 def interval(
-    value: Interval, form: str = ".2f", times: float = 1, unit: str = "", label: str = ""
+    value: Any, form: str = ".2f", times: float = 1, unit: str = "", label: str = ""
 ) -> str:
     """Return a difference with its interval, or alone if it has none.
 
     Args:
-        value: The mean and the ends of its interval.
+        value: Has ``mean``, ``low`` and ``high``; the ends are NaN if there is only one value.
         form: How to format each of the three numbers.
         times: Multiplies them: 100 for percentage points.
         unit: Stands after the mean.
@@ -119,7 +99,7 @@ def interval(
     return f"{mean} ({f'{label} {between(value, form, times)}'.lstrip()})"
 
 
-def between(value: Interval, form: str = ".2f", times: float = 1) -> str:
+def between(value: Any, form: str = ".2f", times: float = 1) -> str:
     """Return the ends of an interval, without its mean.
 
     >>> from types import SimpleNamespace
@@ -230,7 +210,7 @@ def listed(names: Iterable[object], most: int = 8) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the names that a misspelled one may stand for, or all of them.
+    """Return the names closest to a misspelled one, or all of them.
 
     >>> nearest("colr", ["colour", "weight"]), nearest("x", ["colour", "weight"])
     ("'colour'", "'colour', 'weight'")
@@ -242,10 +222,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def first_line(problem: BaseException) -> str:
     """Return the first line of an error's message, or its kind if it has none.
 
-    Example:
-        >>> first_line(ValueError("no such thing."))
-        'no such thing'
-
+    >>> first_line(ValueError("no such thing."))
+    'no such thing'
     """
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from pseudograd.files import reason
+
 if TYPE_CHECKING:
     from pseudograd.fleet import Ramp
     from pseudograd.search import Deadline
@@ -21,6 +23,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error, and exit."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def add_values(
+    parser: argparse._ActionsContainer, *options: tuple[str, Callable[[str], object], str, str]
+) -> None:
+    """Add options that take one value: name, type, metavar and help."""
+    for name, kind, metavar, about in options:
+        parser.add_argument(name, type=kind, metavar=metavar, help=about)
 
 
 def add_k(
@@ -151,9 +161,9 @@ def file(text: str) -> Path:
         if not existed:
             path.resolve().unlink()  # the target of a link, not the link
     except OSError as problem:
-        reason = (problem.strerror or str(problem)).lower()
         raise argparse.ArgumentTypeError(
-            f"{text!r} cannot be written ({reason}): name a file in a folder you may write to"
+            f"{text!r} cannot be written ({reason(problem)}): name a file in a folder you may "
+            "write to"
         ) from problem
     return path
 
@@ -173,7 +183,7 @@ def typed(name: str) -> str:
 
 
 def kept(trials: int) -> str:
-    """Return what remains of a search that is stopped, for the end of a sentence."""
+    """Return how many trials are kept after a stop, for the end of a sentence."""
     from pseudograd.words import counted
 
     return f"{counted(trials, 'trial')} kept, and the same command resumes from there"

@@ -65,7 +65,7 @@ class Place(contextlib.ExitStack):
     def __enter__(self) -> Self:
         super().__enter__()
         if self.address is not None:
-            from pseudograd.search.cluster import connection
+            from pseudograd.search.connection import connection
 
             self.enter_context(connection(self.address or None))
         return self

@@ -1,11 +1,11 @@
-"""What ``pseudograd tune`` searches and trains: its options, and the protocol they describe."""
+"""Options of ``pseudograd tune`` for the search and the network, and their protocol."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import Different, add_k, numbers, positive, whole
+from pseudograd.cli.options import Different, add_k, add_values, numbers, positive, whole
 
 if TYPE_CHECKING:
     from pseudograd.data import Dataset, Encoder
@@ -25,32 +25,20 @@ _PAPER = {
 def add_network(parser: argparse.ArgumentParser) -> None:
     """Add the options of the network and its training."""
     network = parser.add_argument_group("the network")
-    network.add_argument(
-        "--hidden",
-        type=whole(0, 10**8),
-        nargs="+",
-        metavar="SIZE",
-        help="sizes of the hidden layers; 0 for none (two of 32 to 128, by the size of the table; "
-        "the paper's: 400)",
+    sizes = (
+        "sizes of the hidden layers; 0 for none (two of 32 to 128, by the size of the table; the "
+        "paper's: 400)"
     )
+    network.add_argument("--hidden", type=whole(0, 10**8), nargs="+", metavar="SIZE", help=sizes)
     # Repeated from `fleet.recipe`, which takes too long to import for every command.
     network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
-    network.add_argument(
-        "--batch-size",
-        type=whole(1),
-        metavar="N",
-        help="examples per step (by the size of the table)",
-    )
-    network.add_argument(
-        "--clip",
-        type=positive,
-        help="largest norm of a gradient (none; the paper's: 100 with several hidden layers)",
-    )
-    network.add_argument(
-        "--max-epochs",
-        type=whole(1),
-        metavar="EPOCHS",
-        help="length of a training (by the size of the table; the paper's: 1000)",
+    clip = "largest norm of a gradient (none; the paper's: 100 with several hidden layers)"
+    epochs = "length of a training (by the size of the table; the paper's: 1000)"
+    add_values(
+        network,
+        ("--batch-size", whole(1), "N", "examples per step (by the size of the table)"),
+        ("--clip", positive, "CLIP", clip),
+        ("--max-epochs", whole(1), "EPOCHS", epochs),
     )
 
 
@@ -72,55 +60,28 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     default = "2 1 1/2; the paper's: 4 to 1/4 and, with up to one hidden layer, 1/8 1/16"
     add_k(search, default, ramps=True)
+    rate = numbers(lambda rate: 1e-9 <= rate <= 1e9, "from 1e-9 to 1e9, like 0.1")
+    rates = "learning rates to start from (0.003 0.01 0.03; the paper's: found by a sweep)"
     search.add_argument(
-        "--rates",
-        type=numbers(lambda rate: 1e-9 <= rate <= 1e9, "from 1e-9 to 1e9, like 0.1"),
-        nargs="+",
-        action=Different,
-        metavar="RATE",
-        help="learning rates to start from (0.003 0.01 0.03; the paper's: found by a sweep)",
+        "--rates", type=rate, nargs="+", action=Different, metavar="RATE", help=rates
     )
-    search.add_argument(
-        "--repetitions",
-        type=whole(1, 10**5),
-        metavar="N",
-        help="networks of each pair of k and rate (5, one per fold; the paper's: 7, 10 for mnist)",
-    )
-    search.add_argument(
-        "--seed",
-        type=whole(0, 2**32),
-        default=0,
-        help="seed of the folds, weights and orders (%(default)s)",
-    )
+    each = "networks of each pair of k and rate (5, one per fold; the paper's: 7, 10 for mnist)"
+    add_values(search, ("--repetitions", whole(1, 10**5), "N", each))
+    seed = "seed of the folds, weights and orders (%(default)s)"
+    search.add_argument("--seed", type=whole(0, 2**32), default=0, help=seed)
     paper = parser.add_argument_group("only with --protocol paper or --network")
-    paper.add_argument(
-        "--optimizer",
-        metavar="NAME",
-        help="sgd, adam or rmsprop (sgd); with --network any of torch.optim (AdamW)",
+    momentum = numbers(lambda value: 0 <= value < 1, "in [0, 1), like 0.9")
+    optimizer = "sgd, adam or rmsprop (sgd); with --network any of torch.optim (AdamW)"
+    patience = "stop after this many epochs without improvement (15; with --network never)"
+    add_values(
+        paper,
+        ("--optimizer", str, "NAME", optimizer),
+        ("--momentum", momentum, "MOMENTUM", "momentum of sgd (0.9; with --network none)"),
+        ("--patience", whole(1), "EPOCHS", patience),
+        ("--retrainings", whole(1, 10**5), "N", "final networks of the choice and of k = 1 (5)"),
     )
-    paper.add_argument(
-        "--momentum",
-        type=numbers(lambda value: 0 <= value < 1, "in [0, 1), like 0.9"),
-        help="momentum of sgd (0.9; with --network none)",
-    )
-    paper.add_argument(
-        "--patience",
-        type=whole(1),
-        metavar="EPOCHS",
-        help="stop training after this many epochs without improvement (15; with --network never)",
-    )
-    paper.add_argument(
-        "--retrainings",
-        type=whole(1, 10**5),
-        metavar="N",
-        help="final trainings of the choice and of k = 1 (5)",
-    )
-    paper.add_argument(
-        "--stratify",
-        action="store_true",
-        default=None,
-        help="give all folds equal shares of each class, as bagging and --network do",
-    )
+    stratify = "give all folds equal shares of each class, as bagging and --network do"
+    paper.add_argument("--stratify", action="store_true", default=None, help=stratify)
 
 
 def protocol_of(options: argparse.Namespace, data: Dataset, encoder: Encoder) -> Protocol:
@@ -157,9 +118,9 @@ def _bagging(
         max_epochs=options.max_epochs,
     )
     if options.repetitions and options.repetitions % 5:
+        wrong = options.repetitions
         raise ValueError(
-            f"--repetitions must be a multiple of 5, one network per fold, not "
-            f"{options.repetitions}"
+            f"--repetitions must be a multiple of 5, one network per fold, not {wrong}"
         )
     return bagging_for(
         recipe,

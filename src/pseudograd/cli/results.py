@@ -1,4 +1,4 @@
-"""``pseudograd predict``, ``report`` and ``runs``: what a search has found."""
+"""``pseudograd predict``, ``report`` and ``runs``: the results of searches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pseudograd.data import Encoder
     from pseudograd.search import Study
 
-MIXED = "mixed"  # in place of a k: an ensemble of several
+MIXED = "mixed"  # instead of a k: an ensemble of several
 
 
 def predict(commands: Commands) -> None:
@@ -44,7 +44,7 @@ def predict(commands: Commands) -> None:
         action="extend",
         default=[],
         metavar="NAME",
-        help="columns of FILE to write beside the predictions, such as an id",
+        help="columns of FILE to copy to the predictions, such as an id",
     )
     parser.add_argument(
         "--ensemble",
@@ -54,7 +54,7 @@ def predict(commands: Commands) -> None:
     parser.add_argument(
         "--network",
         metavar="MODULE:FUNCTION",
-        help="what makes the network of your own, if it is no longer where it was",
+        help="the function that makes your own network, if it has moved",
     )
     parser.add_argument("--out", type=file, metavar="FILE", help="write here instead of printing")
     parser.set_defaults(run=_run_predict)
@@ -122,7 +122,7 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
 
 
 def _tell_entries(frame: DataFrame, encoder: Encoder) -> None:
-    """Tell of entries that the training part had nothing like."""
+    """Report entries unlike any in the training part."""
     for name, entries in encoder.unseen(frame).items():
         print(
             f"column {name!r}: {len(entries)} of {len(frame)} entries were never seen in "
@@ -142,7 +142,7 @@ def _tell_entries(frame: DataFrame, encoder: Encoder) -> None:
 
 
 def _tell_error(frame: DataFrame, encoder: Encoder, predicted: list[Any]) -> None:
-    """Tell the error on the rows that have a label."""
+    """Print the error on the rows that have a label."""
     import numpy as np
 
     from pseudograd.data.columns import labels_in, unlabelled
@@ -176,7 +176,7 @@ def _tell_error(frame: DataFrame, encoder: Encoder, predicted: list[Any]) -> Non
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all; what is no file, such as a pipe, is written to."""
+    """Write a file atomically; write directly to a pipe or device."""
     from pseudograd.files import write_whole, writing
 
     with writing(path):

@@ -1,4 +1,4 @@
-"""What ``pseudograd tune`` tells of a study: what is there, what was found, why it stopped."""
+"""Messages of ``pseudograd tune``: what is resumed, what was found, why it stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tell_resumed(study: Study) -> None:
-    """Tell what is done already, and which lines of the ledger could not be read."""
+    """Report finished trials, and ledger lines that could not be read."""
     from pseudograd.search.display import tell_set_aside
 
     tell_set_aside(study.ledger)
@@ -24,7 +24,7 @@ def tell_resumed(study: Study) -> None:
 
 @contextlib.contextmanager
 def told_if_stopped(study: Study, lower: str) -> Iterator[None]:
-    """Put Ctrl-C and a lack of memory into a sentence, which says what to lower."""
+    """Turn Ctrl-C and lack of memory into one sentence, which says what to lower."""
     try:
         yield
     except KeyboardInterrupt:
@@ -38,7 +38,7 @@ def told_if_stopped(study: Study, lower: str) -> Iterator[None]:
 
 
 def tell_found(study: Study, made: str | None) -> None:
-    """Tell what a study found and where all is; ``made`` is the model, None if it is unfinished."""
+    """Print the result and where it is; ``made`` names the model, None if unfinished."""
     from pseudograd.report.summary import study_summary
 
     print(study_summary(study) if made else f"time limit reached; {kept(len(study.ledger))}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pseudograd.cli.networks import add_own_network, refuse_own, tune_network
-from pseudograd.cli.options import add_time_limit, deadline, is_same_file, share, typed
+from pseudograd.cli.options import add_time_limit, add_values, deadline, is_same_file, share, typed
 from pseudograd.cli.place import Place, add_place
 from pseudograd.cli.protocols import add_network, add_search, protocol_of
 from pseudograd.cli.telling import tell_found, tell_resumed, told_if_stopped
@@ -46,49 +46,24 @@ def tune(commands: Commands) -> None:
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
     table = parser.add_argument_group("your own table")
-    table.add_argument("--target", metavar="NAME", help="the column of labels")
-    table.add_argument("--test", metavar="FILE", help="a second file with the test set")
-    table.add_argument(
-        "--test-fraction",
-        type=share,
-        metavar="F",
-        help="the fraction to hold out as the test set if there is none (0.2)",
+    held_out = "the fraction to hold out as the test set if there is none (0.2)"
+    group = "a column, such as the patient: rows of one stay on the same side of every split"
+    add_values(
+        table,
+        ("--target", str, "NAME", "the column of labels"),
+        ("--test", str, "FILE", "a second file with the test set"),
+        ("--test-fraction", share, "F", held_out),
+        ("--group", str, "NAME", group),
     )
-    table.add_argument(
-        "--drop", nargs="+", action="extend", metavar="NAME", help="columns to leave out"
-    )
-    table.add_argument(
-        "--categories",
-        nargs="+",
-        action="extend",
-        metavar="NAME",
-        help="columns whose numbers are codes, to treat as categories",
-    )
-    table.add_argument(
-        "--numbers",
-        nargs="+",
-        action="extend",
-        metavar="NAME",
-        help="columns that hold numbers, to keep whatever they look like",
-    )
-    table.add_argument(
-        "--missing",
-        nargs="+",
-        action="extend",
-        metavar="VALUE",
-        help="entries that stand for a gap, beside NA, ? and the like",
-    )
-    table.add_argument(
-        "--group",
-        metavar="NAME",
-        help="a column, such as the patient: rows of one stay on the same side of every split",
-    )
-    table.add_argument(
-        "--strict",
-        action="store_true",
-        default=None,
-        help="refuse a table of which something had to be left out or is doubtful",
-    )
+    for name, metavar, about in (
+        ("--drop", "NAME", "columns to leave out"),
+        ("--categories", "NAME", "columns whose numbers are codes, to treat as categories"),
+        ("--numbers", "NAME", "columns of numbers, to keep as they are"),
+        ("--missing", "VALUE", "entries that mark a missing value, besides NA, ? and the like"),
+    ):
+        table.add_argument(name, nargs="+", action="extend", metavar=metavar, help=about)
+    strict = "refuse a table if a column is dropped or doubtful"
+    table.add_argument("--strict", action="store_true", default=None, help=strict)
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the named data sets are kept")
 
 

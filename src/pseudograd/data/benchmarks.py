@@ -7,7 +7,6 @@ may hold official files. However the arrays came, each load checks their hash.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import os
 import posixpath
@@ -28,6 +27,7 @@ from pseudograd.data.download import download
 from pseudograd.data.formats import Bytes
 from pseudograd.data.registry import BENCHMARKS, Benchmark, File
 from pseudograd.extras import needed_for
+from pseudograd.files import sha256_of
 
 # The arrays, and their hash, which is written last: if it is there, they are complete.
 _PICTURES, _LABELS, _HASH = "pictures.npy", "labels.npy", "arrays.sha256"
@@ -201,7 +201,7 @@ def _check(data: Dataset, benchmark: Benchmark, paths: dict[File, Path], folder:
         return
     expected = [f"{listed} ({called})" for listed, called in known.items()]
     if not benchmark.official_is_listed:
-        if all(path.is_file() and _sha256(path) == file.sha256 for file, path in paths.items()):
+        if all(path.is_file() and sha256_of(path) == file.sha256 for file, path in paths.items()):
             return
         expected += [f"that of files with the SHA-256 {', '.join(f.sha256 for f in paths)}"]
     raise ValueError(
@@ -209,11 +209,6 @@ def _check(data: Dataset, benchmark: Benchmark, paths: dict[File, Path], folder:
         f"{' or '.join(expected)}: replace the files by the official ones, or remove them and run "
         f"`{_command(data.name, folder)}`"
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _places(name: str, benchmark: Benchmark, folder: Path) -> list[Path]:

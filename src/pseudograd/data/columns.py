@@ -1,4 +1,4 @@
-"""Columns of a table: what each is read as, the names and the labels."""
+"""Columns of a table: their types, names and labels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Label = str | int | bool
 
 
 class Refusal(ValueError):
-    """A file that can be read but not used; the message is complete."""
+    """A file that can be read but not used; the message needs no prefix but its name."""
 
 
 class OptionError(ValueError):
@@ -50,7 +50,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user says about the columns, as `load_table` explains it."""
+    """The user's options for the columns; `load_table` explains them."""
 
     drop: Sequence[str] = ()
     categories: Sequence[str] = ()
@@ -60,7 +60,7 @@ class Choices:
 
     @property
     def codes(self) -> tuple[Code, ...]:
-        """The entries that stand for a gap, as texts and, where they are numbers, as numbers."""
+        """The entries that mark a missing value, as texts and, where possible, as numbers."""
         codes: list[Code] = [*map(str, self.missing)]
         for text in self.missing:
             try:
@@ -70,12 +70,12 @@ class Choices:
         return tuple(codes)
 
 
-AS_IT_IS = Choices()  # of a user who says nothing
+AS_IT_IS = Choices()  # no options given
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a column is read as.
+    """How a column is interpreted.
 
     Attributes:
         kind: "numbers", "text" (truth values too), "dates", "other" if it is none of them, or None
@@ -83,7 +83,7 @@ class Reading:
         entries: Its entries: numbers, texts as categories, or datetime64.
         form: How the numbers are written, unless plainly.
         format: How the dates are written.
-        codes: The entries that stand for a gap, beside the usual ones.
+        codes: Entries that mark a missing value, in addition to the usual ones.
         doubts: What a user should know; each follows "column 'x' ".
 
     """
@@ -99,12 +99,12 @@ class Reading:
 def read_column(
     name: str, entries: Series, choices: Choices = AS_IT_IS, comma: bool = False
 ) -> Reading:
-    """Return what a column of a training table is read as.
+    """Infer the type of a column of a training table, and convert its entries.
 
     Args:
         name: The column.
         entries: Its entries as they came.
-        choices: What the user says about columns.
+        choices: The user's options.
         comma: Whether the file's decimal mark is a comma.
 
     """
@@ -125,7 +125,7 @@ def _read_plain(
     form: Form | None = None,
     doubts: tuple[str, ...] = (),
 ) -> Reading:
-    """Read a column of numbers: which of them stand for a gap?"""
+    """Read a column of numbers, and find those that mark a missing value."""
     import pandas as pd
 
     if entries.dtype == np.float16:  # which pandas does not know how to look up
@@ -150,7 +150,7 @@ def _read_plain(
 
 
 def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Reading:
-    """Read a column of texts: are they numbers or dates?"""
+    """Read a column of texts, which may be numbers or dates."""
     import pandas as pd
 
     places, texts = different(entries)
@@ -194,7 +194,7 @@ def _unread(
 
 
 def kind_of(entries: Series) -> str | None:
-    """Return what a column holds: "numbers", "text", "dates", "other", or None if nothing."""
+    """Return the kind of a column: "numbers", "text", "dates", "other", or None if nothing."""
     from pandas.api.types import infer_dtype
 
     kind = infer_dtype(entries, skipna=True)

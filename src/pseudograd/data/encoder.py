@@ -1,6 +1,6 @@
-"""From rows of a table to features, as learned from the training part alone.
+"""Encode rows of a table as features, by statistics of the training part alone.
 
-What is learned is kept as plain values and saved as JSON.
+The statistics are plain values, saved as JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes rows of a table as features and class indices, as learned from the training part.
+    """Encodes rows of a table as features and class indices, fitted on the training part.
 
     Attributes:
         target: The column of labels.
@@ -50,7 +50,7 @@ class Encoder:
         pixels: The shape of one picture, if the features are pixels: they stay whole numbers.
         value_range: What a recipe maps to its ``feature_range``: the least and the greatest pixel,
             or [-1, 1], so that a recipe of the same range leaves the features of a table alone.
-        notes: What `load_table` did with each column and row, as plain values; not saved.
+        notes: How `load_table` used each column and row, as plain values; not saved.
 
     Example:
         >>> import pandas as pd
@@ -91,8 +91,8 @@ class Encoder:
             target: The column of labels; all others hold features.
             pixels: The shape of a picture, if the other columns are pixels from 0 to 255 and are
                 named as `read_frame` names them.
-            readings: What the columns are read as; by default that is decided here.
-            most: The largest number of categories of a column that have features of their own.
+            readings: The types of the columns; inferred by default.
+            most: The largest number of categories per column with features of their own.
 
         """
         frame = named(frame)
@@ -172,7 +172,7 @@ class Encoder:
 
     @property
     def taken_for(self) -> str | None:
-        """What the columns were taken for, in words; None if the features are pixels."""
+        """The types of the columns in words; None if the features are pixels."""
         if self.pixels is not None:
             return None
         kinds = []
@@ -192,7 +192,7 @@ class Encoder:
         return {name: alike for name, alike in found.items() if alike}
 
     def known_texts(self) -> dict[str, Collection[object]]:
-        """Return what stays text even where it looks like numbers, by column; no truth values."""
+        """Return the texts of each column that must stay text even if they look like numbers."""
         known: dict[str, Collection[object]] = {
             name: column.categories
             for name, column in self._texts.items()
@@ -201,7 +201,7 @@ class Encoder:
         return known | ({self.target: self.labels} if isinstance(self.labels[0], str) else {})
 
     def kinds(self) -> dict[str, str | None]:
-        """Return what each column must hold, in the words of `kind_of`."""
+        """Return the kind of each column, as `kind_of` names it."""
         if self.pixels is not None:
             return dict.fromkeys(feature_names(math.prod(self.pixels)), "numbers")
         return {column.name: column.kind for column in self.columns}

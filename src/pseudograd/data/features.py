@@ -1,6 +1,6 @@
-"""Columns as features: what is learned from each in the training part, and how it is applied.
+"""Columns as features: each is fitted on the training part, then applied to any rows.
 
-What is learned is kept as plain values, which are saved as JSON.
+Fitted values are plain, so that they can be saved as JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Misfit(ValueError):
 
 
 def _tell_unread(name: str, wanted: str, column: Series, wrong: NDArray[np.bool_]) -> None:
-    """Warn of a few texts that are not what a column holds, and refuse many."""
+    """Warn of a few texts of the wrong kind, and refuse many."""
     if not wrong.any():
         return
     entry, count = column[wrong].iloc[0], int(wrong.sum())
@@ -109,7 +109,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is learned from a column of numbers.
+    """The encoding of a column of numbers.
 
     Attributes:
         name: The column.
@@ -117,9 +117,9 @@ class Numbers:
         high: The greatest.
         median: Becomes 0, and stands in for a missing number.
         factor: Scales the distance from the median, see `Scale`.
-        missing: Whether a second feature tells which numbers are missing.
+        missing: Whether a second feature indicates missing numbers.
         marks: The decimal mark and the mark between thousands, if the numbers are not plain.
-        codes: Entries that stand for a gap, beside the usual ones.
+        codes: Entries that mark a missing value, in addition to the usual ones.
 
     """
 
@@ -204,16 +204,16 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Categories:
-    """What is learned from a column of texts or truth values.
+    """The encoding of a column of texts or booleans.
 
     Attributes:
         name: The column.
         categories: The texts of the training part, sorted: a feature each, 1 where it applies and
             otherwise 0 (not -1, or the many features of one column would all push at once).
-        missing: Whether a last feature tells which entries are missing.
+        missing: Whether a last feature indicates missing entries.
         other: Whether a feature before that stands for all other texts, since some were too rare
             for a feature of their own.
-        codes: Entries that stand for a gap, beside the usual ones.
+        codes: Entries that mark a missing value, in addition to the usual ones.
 
     """
 
@@ -225,7 +225,7 @@ class Categories:
 
     @property
     def kind(self) -> str | None:
-        """What the column must hold: None, for anything, if it had no entry."""
+        """The kind of the column; None, which fits anything, if it had no entry."""
         return "text" if self.categories else None
 
     @classmethod
@@ -295,16 +295,16 @@ class Categories:
 
 @dataclass(frozen=True)
 class Dates:
-    """What is learned from a column of dates or times.
+    """The encoding of a column of dates or times.
 
     Attributes:
         name: The column.
         format: How they were written, for `pandas.to_datetime`; empty if they were no texts.
         first: The first of the training part, from which days are counted.
-        parts: What varies of year, month, weekday (Monday is 0), hour and days since the first:
-            each is a feature, with the median and the factor of its scaling.
-        missing: Whether a last feature tells which dates are missing.
-        codes: Entries that stand for a gap, beside the usual ones.
+        parts: The features: those of year, month, weekday (Monday is 0), hour and days since the
+            first that vary, each with the median and the factor of its scaling.
+        missing: Whether a last feature indicates missing dates.
+        codes: Entries that mark a missing value, in addition to the usual ones.
 
     """
 

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What a reader returns, and how it is to be told."""
+    """The result of a reader."""
 
     frame: Any  # all columns, as a DataFrame; as Delimited, if they are typed later
     test: DataFrame | None = None  # the test part, if the file has one
     pixels: tuple[int, ...] | None = None  # the shape of a picture, if the columns are pixels
-    kept: DataFrame | None = None  # columns that are asked for as they are
+    kept: DataFrame | None = None  # columns to return unchanged
     comma: bool = False  # whether the decimal mark is a comma
-    said: str = ""  # what was assumed, to be told
+    said: str = ""  # an assumption to report
 
 
 def read_text(file: BinaryIO, target: str, new: bool) -> Table:
@@ -123,7 +123,7 @@ def read_npz(file: BinaryIO, target: str, new: bool) -> Table:
 
 
 def arrays_in(file: BinaryIO) -> Any:
-    """Return the arrays of an .npz file by name, after a look at what they claim to hold."""
+    """Return the arrays of an .npz file by name, after checking their headers."""
     if file.read(6) == b"\x93NUMPY":
         raise ValueError("it holds a single array")
     if not zipfile.is_zipfile(file):

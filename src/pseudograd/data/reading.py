@@ -1,4 +1,4 @@
-"""Tables from files and frames: the columns that are wanted, by names of their own."""
+"""Tables from files and frames: the requested columns, with unique names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_table(
     _check_names("keep", keep, names, place)
     places, kept = _wanted(names, encoder, choices), [names.index(name) for name in keep]
     if isinstance(table.frame, Delimited):
-        # What was text stays text, even where it looks like numbers.
+        # Columns of text stay text, even if new entries look like numbers.
         known: dict[str, Collection[object]] = dict.fromkeys(choices.categories, ())
         if encoder is not None:
             known = encoder.known_texts()
@@ -111,7 +111,7 @@ def _as_pandas(frame: Any) -> DataFrame:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Return a name of its own for each column, as pandas makes them."""
+    """Return different names for the columns, made as pandas makes them."""
     given: dict[str, None] = {}
     for at, name in enumerate(names):
         first = name = (name.strip() and name) or f"Unnamed: {at}"
@@ -166,8 +166,8 @@ def in_a_sentence(place: str) -> Iterator[None]:
 def _wanted(names: list[str], encoder: Encoder | None, choices: Choices) -> list[int]:
     """Return the places of the columns to use.
 
-    Of new rows these are the model's columns, or all if one of those is missing:
-    `Encoder.transform` then names the difference.
+    For new rows these are the model's columns; or all, if one of those is missing, so that
+    `Encoder.transform` can name the difference.
     """
     wanted = {*names} - {*choices.drop}
     if encoder is not None:

@@ -1,4 +1,4 @@
-"""A look over a table before it is used: which columns carry nothing, and which are doubtful."""
+"""Checks of a table before training: which columns carry no information, which are doubtful."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _ENTITY = re.compile(
 
 
 class Note(UserWarning):
-    """What was done with a table, which gives no cause for concern."""
+    """Reports how a table was read; no cause for concern."""
 
 
 @dataclass
 class Notes:
-    """What was done with a table, as it is told and kept.
+    """How a table was read, for the terminal and the page.
 
     Attributes:
-        columns: What each column is used as, and why: plain values.
-        rows: How many rows there are of which kind.
-        said: What is told, a line each.
+        columns: The use of each column, and why: plain values.
+        rows: The number of rows of each kind.
+        said: The messages, a line each.
         doubts: Which of these are warnings.
 
     """
@@ -79,7 +79,7 @@ class Notes:
 
 
 def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -> list[str]:
-    """Note what is left out and what is doubtful, and return the columns that are kept."""
+    """Note which columns are dropped and which are doubtful; return those to keep."""
     left_out: dict[str, list[str]] = {}
     kept = []
     for name, reading in readings.items():

@@ -93,7 +93,7 @@ def load_table(
     stratify: bool = True,
     seed: int = 0,
 ) -> tuple[Dataset, Encoder]:
-    """Load a table as a data set. What carries nothing is left out, and warnings tell so.
+    """Load a table as a data set; columns without information are dropped, with a warning.
 
     Args:
         source: The file or the frame, as `read_frame` takes it.
@@ -106,9 +106,9 @@ def load_table(
             neither numbers nor dates always do, and so do whole numbers that begin with a zero.
         numbers: Columns that hold numbers and are kept: what cannot be read as one counts as
             missing, and -999 does not.
-        missing: Entries that stand for a gap, beside NA, ? and the like.
+        missing: Entries that mark a missing value, in addition to NA, ? and the like.
         group: A column that names what rows belong together, such as a patient: all of them are in
-            the training part or all in the test part. It is no feature.
+            the training part or all in the test part. It is not used as a feature.
         strict: Refuse the table if anything had to be left out or is doubtful.
         stratify: Whether the test part has the same share of every class, as nearly as possible.
             In any case each class keeps a training example.

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from pandas import Index, Series
 
-Code = str | float  # an entry that stands for a gap
+Code = str | float  # an entry that marks a missing value
 
-# What a missing label is written as. "None" and "-" may well be labels.
+# How a missing label is written. "None" and "-" may well be labels.
 LABEL_GAPS = frozenset(["NA", "N/A", "n/a", "N.A.", "n.a.", "#N/A", "#NA", "NaN", "nan", "<NA>"])
 LABEL_GAPS |= {"NULL", "Null", "null", "?", ""}
 # "None" may be a category, such as that of no treatment, but never a number or a date.
@@ -177,13 +177,13 @@ def is_code(text: str) -> bool:
 def gaps_in(
     texts: Sequence[str], gaps: Collection[str], codes: Collection[Code]
 ) -> NDArray[np.bool_]:
-    """Return which texts stand for a missing entry."""
+    """Return which texts mark a missing entry."""
     known = {*gaps, *codes}
     return np.array([text.strip() in known or text in known for text in texts], bool)
 
 
 def sentinels(values: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return numbers such as -999 that stand for a gap: repeated, and far from all others."""
+    """Return numbers such as -999 that mark missing values: repeated, and far from all others."""
     found: list[float] = []
     values = values[np.isfinite(values)]
     for _ in range(3):

@@ -66,7 +66,7 @@ def errors(rows: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def errors_by_class(classes: Sequence[Mapping[str, Any]]) -> Markup:
-    """Draw the error of each class with its interval; of many classes, those with most errors.
+    """Draw the error of each class with its interval; if there are many, only the worst.
 
     Args:
         classes: label, wrong, count, error, low and high of each.

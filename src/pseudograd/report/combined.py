@@ -1,4 +1,4 @@
-"""Ensembles of a study's final networks, all of the same size, beside the one that is kept."""
+"""Ensembles of a study's final networks, compared with the single network that is kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Combined:
         ensembles: What was found about each: that of the choice first, then that of mixed k.
         told: The one that a sentence is about: the first that is better than one network beyond
             noise. The order does not depend on the test set; without any, it is the first.
-        of: What its networks have, such as "k = 1/2".
+        of: The k of its networks, such as "k = 1/2".
         which: Its name for `Study.ensemble`: "chosen", "mixed" or "plain".
         one: The error of the network that is kept.
         plain: The error of the ensemble of k = 1; None if that is the one.
@@ -110,7 +110,7 @@ def _verdict(against: Found) -> str:
 
 
 def _of(ensemble: Found, *, exactly: bool = False) -> str:
-    """What the networks of an ensemble have: one k, or several; ``exactly`` says how many of each.
+    """Describe the k of an ensemble's networks; ``exactly`` says how many have each.
 
     >>> _of({"ks": [0.5, 0.5]}), _of({"ks": [0.5, 1.0, "0.5→2"]})
     ('k = 1/2', 'mixed k (1/2, 1 and 1/2→2)')

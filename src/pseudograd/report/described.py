@@ -1,4 +1,4 @@
-"""What stayed fixed in a study, as plain values for the templates."""
+"""The fixed settings of a study, as plain values for the templates."""
 
 from __future__ import annotations
 

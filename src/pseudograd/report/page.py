@@ -1,4 +1,4 @@
-"""The page of a search: one file that needs no network, made from what its run folder holds.
+"""The page of a search: one self-contained file, made from the run folder.
 
 Sentences stand in page.html; this module hands it numbers, choices and figures.
 """
@@ -56,7 +56,7 @@ _SHAPES = {"shapes": [[int]]}  # of the inputs of any network
 
 
 def _recipe(protocol: Protocol) -> dict[str, Any]:
-    """Return what stayed fixed during the search, as plain values."""
+    """Return the fixed settings of the search, as plain values."""
     recipe = protocol.recipe
     if not isinstance(recipe, MLPRecipe | ModuleRecipe):
         raise ValueError(
@@ -67,7 +67,7 @@ def _recipe(protocol: Protocol) -> dict[str, Any]:
 
 
 def _facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must be known of the data."""
+    """Return the facts about the data that the page needs."""
     return _DATA | (_SHAPES if recipe["kind"] == "module" else {})
 
 
@@ -117,7 +117,7 @@ def page(
     Args:
         about: How the search was run: command, versions, commit, hardware, devices, started,
             seconds, seed, and data (name, sha256, train_size, test_size, features, classes, labels,
-            pixels, target; of a study of any network also shapes, those of its inputs).
+            pixels, target; for a study of any network also the shapes of its inputs).
         protocol: What was searched, and how.
         ledger: The outcomes so far.
         examples: Which training examples pull hardest (networks, edges, hardest), and test errors
@@ -207,7 +207,7 @@ def _curves(
 ) -> dict[str, Any]:
     """The learning curves of networks, and how many epochs of each k were kept.
 
-    They are those of the final networks. What trains for all epochs is watched in the search alone.
+    They are those of the final networks; or of the search, if the final ones have no patience.
     """
     recipe = protocol.recipe
     kinds = {"chosen": pairs[0], "plain": pairs[1]} if pairs else {}
@@ -249,7 +249,7 @@ def _comparison(
 def _answer(
     protocol: Protocol, ledger: Outcomes, chosen: Cell | None, comparison: Comparison | None
 ) -> dict[str, Any]:
-    """What the test set says about k, and what else a careful reader should know."""
+    """The evidence on k from the test set, and its caveats."""
     open_ks = protocol.open_ks(ledger)
     if not comparison:
         return {"verdict": None, "open_ks": open_ks}

@@ -1,4 +1,4 @@
-"""Is the classifier any good: its own error, beside what simpler classifiers get."""
+"""How good the classifier is: its error compared with those of simpler classifiers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Assessment = Mapping[str, Any]
 
 _WEAK = 0.2  # above this error, few suspects are wrong labels (docs/page.md)
 
-# What an assessment from outcomes alone knows nothing of.
+# Parts that an assessment from outcomes alone lacks.
 _UNKNOWN = dict.fromkeys(
     ("uncalibrated", "confusion", "comparison", "importance", "suspects", "members")
 )
 
 
 def assessed(comparison: Comparison, count: int | None = None) -> Assessment:
-    """Return what the outcomes alone tell about the network that is kept, as `assess` has it.
+    """Assess the network that is kept by its outcomes alone, in the form of `assess`.
 
     Args:
         comparison: The final networks; by class, if the test labels are known.
@@ -78,7 +78,7 @@ def _own(outcome: Outcome, count: int | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a model stands beside the baselines.
+    """The model's rank among the baselines.
 
     Attributes:
         majority: Always answering the most common label; None if the labels are not known.
@@ -129,7 +129,7 @@ def standing(assessment: Assessment) -> Standing:
 
 
 def quality(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict[str, Any]:
-    """Return what the template says about the model, and its figures."""
+    """Return the values and figures of the template's section on the model."""
     if assessment is None:
         return {"quality": None, "standing": None, "suspects": None}
     after = assessment["reliability"].get("model")
@@ -160,7 +160,7 @@ def quality(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict
 
 
 def column_notes(notes: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return what was done with the columns of a table, those that need a word first."""
+    """Return how the columns of a table were used, the notable ones first."""
     if not notes or not notes.get("columns"):
         return None
     columns = notes["columns"]

@@ -19,7 +19,7 @@ from pseudograd.words import fraction, percent
 
 
 def summary(found: Result, assessment: Assessment | None = None, *, options: bool = True) -> str:
-    """Return what matters first: the model's error, whether it is good, and whether k matters.
+    """Summarise a search: the model's error, whether it is good, and whether k matters.
 
     The search, the choice and the tests follow.
 
@@ -27,7 +27,7 @@ def summary(found: Result, assessment: Assessment | None = None, *, options: boo
         found: What the search found.
         assessment: How good the model is, from `pseudograd.search.assess`; without it, what the
             outcomes tell.
-        options: Whether to tell the options of commands, in place of the names in Python.
+        options: Whether to name command-line options instead of Python names.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe, Outcome, Trial
@@ -159,7 +159,7 @@ def line_of_run(run: Study) -> str:
 
 
 def _found(run: Study) -> tuple[str, float, float] | None:
-    """What the headline says: the values of k, the test error and that with k = 1.
+    """Return the headline: the values of k, the test error and that with k = 1.
 
     The model of a study of any network is one network. If an ensemble is better beyond noise, that
     is the headline, beside the ensemble of k = 1. None if the study is unfinished.

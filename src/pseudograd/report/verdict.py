@@ -1,4 +1,4 @@
-"""What the test set says about the chosen k: numbers and choices, worded by the templates."""
+"""The evidence for the chosen k from the test set: numbers, which the templates put in words."""
 
 from __future__ import annotations
 

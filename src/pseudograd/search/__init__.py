@@ -6,16 +6,8 @@ from pseudograd.search.comparison import Comparison, Difference, compare, paired
 from pseudograd.search.deadline import Deadline
 from pseudograd.search.ledger import Ledger, SetAside
 from pseudograd.search.models import load_model
-from pseudograd.search.protocol import (
-    DEEP_KS,
-    SHALLOW_KS,
-    Cell,
-    Protocol,
-    batch_size_for,
-    clip_for,
-    ks_for,
-    repetitions_for,
-)
+from pseudograd.search.paper import batch_size_for, clip_for, ks_for, repetitions_for
+from pseudograd.search.protocol import DEEP_KS, SHALLOW_KS, Cell, Protocol
 from pseudograd.search.result import Result, result
 from pseudograd.search.study import Progress, Runner, Study
 from pseudograd.search.tuning import (

@@ -1,4 +1,4 @@
-"""Is the model any good? Everything that the page says about it, as plain values for JSON."""
+"""How good the model is: everything that the page says about it, as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pseudograd.search.measures import (
     reliability,
     wilson,
 )
-from pseudograd.search.suspects import shown_suspects, suspects
+from pseudograd.search.suspects import Suspects, shown_suspects
 
 if TYPE_CHECKING:
     from pseudograd.data import Dataset, Encoder
@@ -38,8 +38,7 @@ def assess(
     data: Dataset,
     encoder: Encoder,
     test: Mapping[str, Floats],
-    out_of_fold: Mapping[str, Floats] | None = None,
-    votes: NDArray[np.integer[Any]] | None = None,
+    suspects: Suspects | None = None,
     predict: Predict | None = None,
     members: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -48,14 +47,13 @@ def assess(
     Args:
         data: The data set.
         encoder: Its encoder, for the names of classes and columns.
-        test: Test probabilities of the "model" that is kept, and, where there are any, of the
+        test: Test probabilities of the "model" that is kept and, if available, of the
             "uncalibrated" model and of the model of k = 1, "plain".
-        out_of_fold: The same of training rows, from networks not trained on them: "model", "plain".
-        votes: The class that each candidate network predicts out of fold, training rows × networks.
+        suspects: The training rows whose label looks wrong.
         predict: Returns the model's probabilities of rows of features; without it, the importance
             of columns is not measured.
-        members: What the model is made of, handed to the page: "networks" (how many), "ks" (a list
-            of [k, how many of them]), "temperature".
+        members: The composition of the model, for the page: "networks" (how many), "ks" (a list of
+            [k, how many of them]), "temperature".
 
     Returns:
         JSON-able values: classes, model, uncalibrated, plain, baselines, unequal, by_class,
@@ -68,7 +66,7 @@ def assess(
     return assess_probabilities(labels, encoder.labels, test) | {
         "baselines": _baselines(data, encoder, wrong),
         "importance": None if predict is None else permutation_importance(predict, data, encoder),
-        "suspects": out_of_fold and _suspects(data, encoder, out_of_fold, votes),
+        "suspects": None if suspects is None else shown_suspects(suspects, data, encoder),
         "members": members,
     }
 
@@ -79,7 +77,7 @@ def assess_probabilities(
     test: Mapping[str, Floats],
     groups: NDArray[np.int64] | None = None,
 ) -> dict[str, Any]:
-    """Return what test probabilities alone tell, in the form of `assess`.
+    """Assess test probabilities alone, in the form of `assess`.
 
     Args:
         labels: The class indices of the test examples.
@@ -174,17 +172,6 @@ def _baselines(data: Dataset, encoder: Encoder, wrong: NDArray[np.bool_]) -> lis
     most_common = int(data.labels[: data.train_size].bincount().argmax())
     found[0]["label"] = encoder.labels[most_common]
     return found
-
-
-def _suspects(
-    data: Dataset,
-    encoder: Encoder,
-    out_of_fold: Mapping[str, Floats],
-    votes: NDArray[np.integer[Any]] | None,
-) -> dict[str, Any]:
-    labels = data.labels[: data.train_size].numpy()
-    found = suspects(labels, out_of_fold["model"], out_of_fold.get("plain"), votes)
-    return shown_suspects(found, data, encoder)
 
 
 def _confused(matrix: NDArray[np.int64]) -> list[dict[str, int]]:

@@ -87,7 +87,7 @@ class Bagging(Protocol):
         return again + finalists * self.repetitions
 
     def plan(self) -> str:
-        """Return in a line what will be trained."""
+        """Describe in a line what will be trained."""
         rates = counted(len(self.learning_rates), "learning rate")
         pairs = f"{counted(len(self.ks), 'value')} of k × {rates}"
         if self.finalists is None:
@@ -150,11 +150,8 @@ class Bagging(Protocol):
     def _grid(self, outcomes: Outcomes) -> list[Trial]:
         if self.finalists is None:
             return super()._grid(outcomes)
-        return [
-            self._at(k, rate, repetition)
-            for k, rate in self._going_on(outcomes)
-            for repetition in range(self.repetitions)
-        ]
+        pairs = self._going_on(outcomes)
+        return [self._at(*pair, number) for pair in pairs for number in range(self.repetitions)]
 
     def _going_on(self, outcomes: Outcomes) -> list[tuple[float | Ramp, float]]:
         """Return the best pairs by their first network, the best of k = 1 included."""

@@ -1,4 +1,4 @@
-"""What simpler classifiers get on the same split, and which columns a model's error depends on."""
+"""Simpler classifiers on the same split, and the importance of each column to a model."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ class Comparison:
             example has several labels, those of which they get more right.
         worse_on: Test examples that fewer get right.
         sign_p: The p-value of the exact sign test on these two.
-        by_class: What the saved network gets wrong, by class; empty if the labels of the test set
-            are not at hand.
+        by_class: The saved network's mistakes by class; empty if the test labels are not
+            available.
 
     """
 
@@ -141,7 +141,7 @@ def best_stopped(outcomes: Iterable[Outcome]) -> Outcome:
 def by_class(
     outcome: Outcome, labels: Sequence[int], names: Sequence[str | int | bool]
 ) -> tuple[ByClass, ...]:
-    """Count what a network gets wrong in each class of the test set.
+    """Count a network's mistakes in each class of the test set.
 
     Args:
         outcome: The network's outcome, with the test examples it got wrong.

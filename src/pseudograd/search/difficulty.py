@@ -25,7 +25,7 @@ def difficulty(
     """Return how the pull of the training examples is distributed over their difficulty.
 
     An example's difficulty is 1 - p_y, the probability missing from the right class. It pulls with
-    strength |f_y| = (1 - p_y)^k (Eq. 5), of a ramp with its last k.
+    strength |f_y| = (1 - p_y)^k (Eq. 5); a ramp counts with its last k.
 
     Args:
         networks: k and a network trained with it, by name. One is called "plain"; the first decides

@@ -1,4 +1,4 @@
-"""JSON files of a run folder: written whole, and read with one sentence for whatever is wrong."""
+"""JSON files of a run folder: written atomically, and read with one-sentence errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pseudograd.files import write_whole, writing
+from pseudograd.files import reason, write_whole, writing
 
 # The shape of a value: a type; a list of one shape, for all items; a dict of shapes, where ``...``
 # stands for all other names; or a tuple of shapes, one of which must fit.
@@ -53,19 +53,29 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
             raise ValueError("it holds no JSON object")
         json.dumps(found, ensure_ascii=False).encode()  # fails if half a character is in a text
     except OSError as problem:
-        reason = (problem.strerror or str(problem)).lower()
-        raise OSError(f"{path} cannot be read ({reason}): {advice}") from problem
+        raise OSError(f"{path} cannot be read ({reason(problem)}): {advice}") from problem
     except (ValueError, RecursionError) as problem:
         raise ValueError(f"{path} is damaged ({problem}): {advice}") from problem
     return found
 
 
-def checksum(fields: Mapping[str, Any]) -> str:
-    """Return a hash of what a file says, to be written into it.
+def write_signed(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write a JSON file with a checksum of its content."""
+    write_json(path, {**fields, "checksum": checksum(fields)})
 
-    >>> checksum({"k": 1.0})[:8] == checksum(json.loads('{"k": 1.0}'))[:8]
-    True
-    """
+
+def read_signed(path: Path, shape: Shape, advice: str) -> dict[str, Any]:
+    """Return what `write_signed` wrote, if it is unchanged and has this shape."""
+    fields = read_json(path, advice)
+    if fields.pop("checksum", None) != checksum(fields):
+        raise ValueError(f"{path} is damaged, or was changed by hand: {advice}")
+    if wrong := misfit(fields, shape, "it"):
+        raise ValueError(f"{path} is that of another version ({wrong}): {advice}")
+    return fields
+
+
+def checksum(fields: Mapping[str, Any]) -> str:
+    """Return a hash of the content of a JSON file."""
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 

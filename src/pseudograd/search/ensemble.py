@@ -8,18 +8,20 @@ different levels of this sensitivity".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pseudograd.data import Dataset
-from pseudograd.fleet import Ensemble, Network, Trial
+from pseudograd.fleet import Ensemble, Fleet, Network, Outcome, Stop, Trial
 from pseudograd.fleet.splits import held_out
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.measures import fit_temperature
 from pseudograd.search.protocol import Cell, Outcomes
+from pseudograd.search.study import Progress, Study
 
 METRICS = ("error", "balanced", "log-loss")
 _PICKS = 20  # a pair's weight is a multiple of 1/20
@@ -28,7 +30,7 @@ _PAIRS = 3  # in an ensemble at most: as many as k = 1 has to choose from
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """What the networks of each pair predict.
+    """The networks of each pair, and their out-of-fold predictions.
 
     Attributes:
         cells: The pairs of k and learning rate.
@@ -63,6 +65,22 @@ class Candidates:
     def combined(self, weights: Tensor) -> Tensor:
         """Return the out-of-fold probabilities of an ensemble."""
         return torch.einsum("c,cnk->nk", weights, self.out_of_fold)
+
+    def whole(self, weights: Tensor, labels: Tensor) -> Tensor:
+        """Return `combined` of all training examples; those that all networks saw keep their label.
+
+        They are then no suspects.
+        """
+        found = torch.zeros(len(labels), self.out_of_fold.shape[2])
+        found.scatter_(1, labels.unsqueeze(1), 1.0)
+        found[self.rows] = self.combined(weights)
+        return found
+
+    def all_votes(self, labels: Tensor) -> Tensor:
+        """Return the votes on all training examples, likewise."""
+        votes = labels.short().unsqueeze(1).repeat(1, self.votes.shape[1])
+        votes[self.rows] = self.votes
+        return votes
 
 
 def candidates(
@@ -113,6 +131,26 @@ def candidates(
     )
 
 
+def train_candidates(
+    protocol: Bagging,
+    data: Dataset,
+    device: str | torch.device,
+    watch: Callable[[Progress], None] = lambda _: None,
+) -> Candidates:
+    """Run a study in memory, and return the candidates for its ensemble."""
+    fleet = Fleet(data, device, keep_parameters=True)
+    networks: dict[Trial, Network] = {}
+
+    def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        for outcome in fleet.run(trials, stop):
+            networks[outcome.trial] = Network.of(outcome, data)
+            yield outcome
+
+    study = Study(None, protocol)
+    study.run(run, watch=watch)
+    return candidates(protocol, study.ledger, data, networks.__getitem__)
+
+
 def select(
     out_of_fold: Tensor,
     labels: Tensor,
@@ -157,7 +195,7 @@ def select(
 def score(
     probabilities: Tensor, labels: Tensor, metric: str, example_weights: Tensor | None = None
 ) -> float:
-    """Return what an ensemble is chosen by, lower is better: see `select`."""
+    """Return the score that `select` minimises."""
     weights = torch.ones(len(labels)) if example_weights is None else example_weights.float()
     if metric == "balanced":  # every class counts the same
         weights = weights / torch.bincount(labels, weights)[labels]

@@ -1,11 +1,11 @@
-"""``assessment.json`` of a study of any network: what was found, written, and read with checks."""
+"""``assessment.json`` of a study of any network: written, and read with checks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pseudograd.search.documents import checksum, misfit, read_json, write_json
+from pseudograd.search.documents import misfit, read_signed, write_signed
 from pseudograd.search.study import Study
 
 ASSESSMENT = "assessment.json"
@@ -52,7 +52,7 @@ def write_found(study: Study, found: Mapping[str, Any]) -> None:
     """Write what `assess_networks` found into the study's folder, if it has one."""
     if study.folder is not None:
         fields = {"trials": len(study.ledger), "run": study.fingerprint, "found": found}
-        write_json(study.folder / ASSESSMENT, {**fields, "checksum": checksum(fields)})
+        write_signed(study.folder / ASSESSMENT, fields)
 
 
 def read_found(study: Study) -> dict[str, Any] | None:
@@ -64,14 +64,11 @@ def read_found(study: Study) -> dict[str, Any] | None:
     """
     if study.folder is None or not (study.folder / ASSESSMENT).exists():
         return None
-    path = study.folder / ASSESSMENT
-    fields = read_json(path, _REPAIR)
-    if fields.pop("checksum", None) != checksum(fields):
-        raise ValueError(f"{path} is damaged, or was changed by hand: {_REPAIR}")
+    fields = read_signed(study.folder / ASSESSMENT, {"found": dict}, _REPAIR)
     if fields.get("trials") != len(study.ledger) or fields.get("run") != study.fingerprint:
         return None
-    found = fields.get("found")
-    if found != {} and (wrong := misfit(found, _FOUND, "it")):
+    found: dict[str, Any] = fields["found"]
+    if found and (wrong := misfit(found, _FOUND, "it")):
+        path = study.folder / ASSESSMENT
         raise ValueError(f"{path} is that of another version ({wrong}): {_REPAIR}")
-    assert isinstance(found, dict)
     return found

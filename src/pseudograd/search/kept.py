@@ -39,7 +39,7 @@ class Kept:
 
     Args:
         folder: The folder; None keeps them in memory.
-        protocol: What to search, and how.
+        protocol: The protocol of the search.
         data: Facts about the data, as JSON can hold them; None for any.
 
     """
@@ -68,7 +68,7 @@ class Kept:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What stands beside the figures; where sessions that ran trials differ, all of them."""
+        """The provenance of the figures; where sessions differ, that of all that ran trials."""
         if not self.sessions:
             raise ValueError(f"{self.folder} holds a run that was never started: start it")
         ran = [one for one in self.sessions if one["trials"]] or self.sessions

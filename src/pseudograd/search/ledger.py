@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pseudograd.files import writing
+from pseudograd.files import reason, writing
 from pseudograd.fleet import Outcome, Recipe, Split, Trial
 from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.fleet.recipe import are_numbers, is_whole
@@ -264,16 +264,14 @@ def _content(path: Path | None, start: int) -> bytes:
             file.seek(start)
             return file.read()
     except OSError as problem:
-        reason = (problem.strerror or str(problem)).lower()
-        raise OSError(
-            f"{path} cannot be read ({reason}): bring the file back, or name another folder"
-        ) from problem
+        advice = "bring the file back, or name another folder"
+        raise OSError(f"{path} cannot be read ({reason(problem)}): {advice}") from problem
 
 
 def _mend_end(path: Path, file: BinaryIO) -> None:
     """Let the next line begin on its own, in a ledger whose last line has no end.
 
-    What a crash cut off was never a finished trial, and goes: it would stop other JSON readers.
+    A line that a crash cut off is removed, because it would stop other JSON readers.
     """
     last = path.read_bytes().rpartition(b"\n")[2]
     try:

@@ -204,8 +204,8 @@ def compare_on_rows(
     """Compare the mistakes of two classifiers on the same examples.
 
     Args:
-        first_wrong: What the first gets wrong.
-        second_wrong: What the second gets wrong.
+        first_wrong: The mistakes of the first.
+        second_wrong: The mistakes of the second.
         groups: Which labels belong to one example, if it has several. Examples are then the unit of
             the test, a sign test on which classifier gets more of its labels right, and of the
             interval, which is not narrower than for independent labels.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from pseudograd.data import Dataset, Encoder
-from pseudograd.files import writing
+from pseudograd.files import sha256_of, writing
 from pseudograd.fleet import Ensemble, Network, Outcome, Ramp, Trial
 from pseudograd.fleet.ramp import as_k, plain_k
 from pseudograd.search.bagging import Bagging
-from pseudograd.search.documents import checksum, misfit, read_json, write_json
+from pseudograd.search.documents import read_json, read_signed, write_json, write_signed
 from pseudograd.search.ledger import trial_name
 from pseudograd.search.study import Study
 
@@ -70,13 +69,13 @@ class Store:
 
 @dataclass(frozen=True)
 class Saved:
-    """What model.json says about the model of a study.
+    """The content of model.json.
 
     Attributes:
         folder: The study's folder.
         k: The model's k; None if it mixes several.
         digests: The SHA-256 of each file.
-        made_from: What the model follows from.
+        made_from: The trials and settings that determine the model.
         encoder: The encoder for new rows.
 
     """
@@ -92,7 +91,7 @@ class Saved:
         path = self.folder / name
         if not path.exists():
             raise ValueError(f"{path} is missing: {_REPAIR}")
-        if not path.is_file() or _sha256(path) != self.digests.get(name):
+        if not path.is_file() or sha256_of(path) != self.digests.get(name):
             raise ValueError(f"{path} is damaged, or was changed by hand: {_REPAIR}")
         return path
 
@@ -119,11 +118,11 @@ def save_model(
         study: The study.
         models: The model under the name `MODEL`, and that of k = 1 under `PLAIN` unless it is the
             same; perhaps `ENSEMBLES` of them.
-        documents: What goes into JSON files, by name.
+        documents: The contents of JSON files, by name.
         encoder: The encoder for new rows.
         k: The model's k; None if it mixes several.
-        made_from: What the model follows from, to notice when that changes.
-        about: What else to note, as JSON can hold it.
+        made_from: The trials and settings that determine the model, to notice changes.
+        about: Further fields of model.json.
 
     """
     folder = folder_of(study)
@@ -135,14 +134,14 @@ def save_model(
             model.save(folder / name)
     fields = {
         "k": None if k is None else plain_k(k),
-        "sha256": {name: _sha256(folder / name) for name in (*models, *documents)},
+        "sha256": {name: sha256_of(folder / name) for name in (*models, *documents)},
         "run": study.fingerprint,
         "made_from": made_from,
         **about,
         "encoder": json.loads(encoder.to_json()),
     }
     # Written last: if it exists, all the files do.
-    write_json(folder / "model.json", {**fields, "checksum": checksum(fields)})
+    write_signed(folder / "model.json", fields)
 
 
 def forget_model(study: Study) -> None:
@@ -161,7 +160,7 @@ def forget_other_model(study: Study) -> None:
 
 
 def saved(study: Study) -> Saved | None:
-    """Return what model.json says; None if there is no model yet.
+    """Return the content of model.json; None if there is no model yet.
 
     Raises:
         ValueError: If it is damaged or does not belong to this study.
@@ -171,11 +170,7 @@ def saved(study: Study) -> Saved | None:
     path = folder / "model.json"
     if not path.exists():
         return None
-    fields = read_json(path, _REPAIR)
-    if fields.pop("checksum", None) != checksum(fields):
-        raise ValueError(f"{path} is damaged, or was changed by hand: {_REPAIR}")
-    if wrong := misfit(fields, _SHAPE, "it"):
-        raise ValueError(f"{path} is that of another version ({wrong}): {_REPAIR}")
+    fields = read_signed(path, _SHAPE, _REPAIR)
     if fields["run"] != study.fingerprint:
         raise ValueError(f"{path} does not belong to the run.json beside it: {_REPAIR}")
     encoder = Encoder.from_json(json.dumps(fields["encoder"]))
@@ -192,7 +187,7 @@ def is_saved(study: Study, made_from: Mapping[str, Any]) -> bool:
 
 
 def read_document(study: Study, name: str) -> dict[str, Any] | None:
-    """Return what was saved about the model in a JSON file; None if there is no model yet."""
+    """Return a JSON file that was saved with the model; None if there is no model yet."""
     found = saved(study)
     if found is None or name not in found.digests:
         return None
@@ -211,8 +206,8 @@ def load_model(
         folder: The folder of the search.
         k: 1 for the model of k = 1, which the choice was compared with; a ramp may be given as a
             text like "0.5→2".
-        ensemble: Whether to return all final networks of the paper's protocol, in place of the one
-            that it keeps; the model of bagging is an ensemble anyway.
+        ensemble: Whether to return all final networks of the paper's protocol instead of the one
+            that it keeps; the model of bagging is always an ensemble.
 
     Example:
         >>> load_model("nowhere")
@@ -262,8 +257,3 @@ def folder_of(study: Study) -> Path:
     if study.folder is None:
         raise ValueError("study must be kept in a folder, for its model to be saved there")
     return study.folder
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -107,8 +108,8 @@ def assess_networks(
 ) -> dict[str, Any]:
     """Return how good the kept network is on the test set, and how good ensembles are.
 
-    It is empty if the probabilities are too many to hold, or if a network diverged. If an example
-    has several labels, these are no independent ones: intervals and tests go by examples.
+    It is empty if the probabilities are too many to hold, or if a network diverged. Several labels
+    of an example are not independent, so intervals and tests go by examples.
 
     Args:
         training: The network and how it is trained.
@@ -126,12 +127,9 @@ def assess_networks(
     matters = labels != training.ignore_index
     known = labels[matters].numpy()
     units = np.arange(len(rows)).repeat(several)[matters.numpy()] if several > 1 else None
-    trials = [
-        *dict.fromkeys((*kept.values(), *(trial for group in groups.values() for trial in group)))
-    ]
     sums: dict[str, Tensor] = {}
     single: dict[str, np.ndarray[Any, Any]] = {}
-    for trial in trials:
+    for trial in dict.fromkeys((*kept.values(), *itertools.chain(*groups.values()))):
         module = trained(training, weights, trial)
         found = predict(training, module.to(device), examples, rows, device)
         if found.numel() > _MOST_NUMBERS or not bool(found.isfinite().all()):
@@ -158,8 +156,20 @@ def assess_networks(
         }
     ]
     means = {name: (total / len(groups[name])).double().numpy() for name, total in sums.items()}
+    assessment["combined"] = _combined(means, groups, known, wrong_own, units)
+    return assessment
+
+
+def _combined(
+    means: Mapping[str, np.ndarray[Any, Any]],
+    groups: Mapping[str, Sequence[Trial]],
+    known: np.ndarray[Any, Any],
+    wrong_own: np.ndarray[Any, Any],
+    units: np.ndarray[Any, Any] | None,
+) -> list[dict[str, Any]]:
+    """Return how good each ensemble is, by the mean probabilities of its networks."""
     wrong = {name: mean.argmax(1) != known for name, mean in means.items()}
-    assessment["combined"] = [
+    return [
         {
             "name": name,
             "ks": [plain_k(trial.k) for trial in groups[name]],
@@ -170,7 +180,6 @@ def assess_networks(
         }
         for name, mean in means.items()
     ]
-    return assessment
 
 
 def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:

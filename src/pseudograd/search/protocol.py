@@ -24,65 +24,14 @@ from pseudograd.words import counted
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 
-# What may change from one session of a study to the next: where it searches, not what it compares.
+# Settings that may change between sessions: where to search, not what to compare.
 RANGE = ("ks", "initial_rate", "learning_rates")
 
-CLIP = 100.0
 _MOST = 100_000  # trials of a pair
 _SWEPT = 5  # epochs
 
 Outcomes = Mapping[Trial, Outcome]
 Stage = Callable[[Outcomes], list[Trial]]
-
-
-def ks_for(hidden_layers: int) -> tuple[float, ...]:
-    """Return the paper's k grid: with several hidden layers, none below 1/4.
-
-    Example:
-        >>> ks_for(3)
-        (4.0, 2.0, 1.0, 0.5, 0.25)
-
-    """
-    return DEEP_KS if hidden_layers > 1 else SHALLOW_KS
-
-
-def clip_for(hidden_layers: int) -> float | None:
-    """Return the paper's bound on the gradient's norm: 100 with several hidden layers, else none.
-
-    Example:
-        >>> clip_for(1), clip_for(3)
-        (None, 100.0)
-
-    """
-    return CLIP if hidden_layers > 1 else None
-
-
-def repetitions_for(data: str) -> int:
-    """Return the paper's number of repetitions: 10 for MNIST, 7 for other data sets.
-
-    Example:
-        >>> repetitions_for("mnist"), repetitions_for("digits")
-        (10, 7)
-
-    """
-    return 10 if data == "mnist" else 7
-
-
-def batch_size_for(train_size: int) -> int:
-    """Return the paper's batch size of 128, or less on small data, so that an epoch has five steps.
-
-    It is then the largest power of two that leaves five steps in cross-validation, which trains on
-    three fifths of the examples.
-
-    Example:
-        >>> [batch_size_for(size) for size in (60_000, 855, 850, 5)]
-        [128, 128, 64, 1]
-
-    """
-    size, trained_on = 128, train_size // 5 * 3
-    while size > 1 and math.ceil(trained_on / size) < 5:
-        size //= 2
-    return size
 
 
 @dataclass(frozen=True)
@@ -109,7 +58,7 @@ class Cell:
 
     @property
     def score(self) -> float:
-        """What the choice goes by: the error, or `mixed_score` where there are losses."""
+        """The selection criterion: the error, or `mixed_score` if there are losses."""
         if not self.losses:
             return self.error
         return round(mixed_score(self.error, statistics.fmean(self.losses)), 12)
@@ -133,12 +82,12 @@ class Protocol:
     """The search for k and the learning rate, and the comparison of the choice with k = 1.
 
     Attributes:
-        recipe: What all trials share.
+        recipe: The settings that all trials share.
         ks: The values of k to try; by default the paper's for one hidden layer. A text like "0.5→2"
             or a `pseudograd.fleet.Ramp` is a k that changes linearly over ``max_epochs``.
         initial_rate: The learning rate to start from, with its half and its double; by default a
             short sweep finds it.
-        learning_rates: The rates to start from, in place of ``initial_rate``.
+        learning_rates: The rates to start from, instead of ``initial_rate``.
         repetitions: How often each pair is trained, with the roles of the folds rotated.
         retrainings: How many final networks are trained for the choice and for k = 1; 0 to end
             with the choice.
@@ -188,16 +137,14 @@ class Protocol:
             try:
                 check_k(level(k))
             except ValueError as problem:
-                raise ValueError(
-                    f"ks must be finite numbers above 0 (2^-100 to 2^100), not {self.ks}"
-                ) from problem
+                wanted = "finite numbers above 0 (2^-100 to 2^100)"
+                raise ValueError(f"ks must be {wanted}, not {self.ks}") from problem
         if self.retrainings and 1.0 not in self.ks:
             raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
         if self.learning_rates and self.initial_rate is not None:
             raise ValueError("initial_rate must be left out if learning_rates are given")
-        initial = [] if self.initial_rate is None else [self.initial_rate]
-        for rate in (*self.learning_rates, *initial):
-            if not 0 < rate < math.inf:
+        for rate in (*self.learning_rates, self.initial_rate):
+            if rate is not None and not 0 < rate < math.inf:
                 raise ValueError(f"learning rates must be finite numbers above 0, not {rate}")
         for name, least in {"repetitions": 1, "retrainings": 0, "most_extensions": 0}.items():
             if (value := getattr(self, name)) < least:
@@ -226,7 +173,7 @@ class Protocol:
         return len(self.sweep) + len(self.ks) * rates * self.repetitions + finals
 
     def plan(self) -> str:
-        """Return in a line what will be trained."""
+        """Describe in a line what will be trained."""
         return (
             f"{self.foretold} networks or more: {counted(len(self.ks), 'value')} of k × "
             f"{counted(len(self.learning_rates) or 3, 'learning rate')} × "
@@ -262,12 +209,8 @@ class Protocol:
 
     def _grid(self, outcomes: Outcomes) -> list[Trial]:
         """Every k with its rates so far, and one more rate if the best is on the edge."""
-        return [
-            self._at(k, rate, repetition)
-            for k in self.ks
-            for rate in self.rates(k, outcomes)
-            for repetition in range(self.repetitions)
-        ]
+        pairs = [(k, rate) for k in self.ks for rate in self.rates(k, outcomes)]
+        return [self._at(*pair, number) for pair in pairs for number in range(self.repetitions)]
 
     def final_trials(self, outcomes: Outcomes) -> list[Trial]:
         """Return the trials that retrain the choice and k = 1 for the test set."""
@@ -322,9 +265,7 @@ class Protocol:
         if self.initial_rate is not None:
             return self.initial_rate
         swept = [outcomes[trial] for trial in self.sweep]
-        best = min(
-            swept, key=lambda outcome: (round(outcome.stop_error, 12), outcome.cross_entropy)
-        )
+        best = min(swept, key=lambda one: (round(one.stop_error, 12), one.cross_entropy))
         return best.trial.learning_rate
 
     def first_rates(self, outcomes: Outcomes) -> list[float]:

@@ -1,4 +1,4 @@
-"""What a finished study has found."""
+"""The result of a finished study."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pseudograd.search.protocol import Cell, Outcomes, Protocol
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished study has found.
+    """The result of a finished study.
 
     Attributes:
         cells: All pairs of k and learning rate, with their validation errors.
@@ -34,10 +34,10 @@ class Result:
 
 
 def result(protocol: Protocol, outcomes: Outcomes, positions: int = 1) -> Result:
-    """Return what a finished search has found.
+    """Return the result of a finished search.
 
     Args:
-        protocol: What was searched, and how.
+        protocol: The protocol of the search.
         outcomes: The outcomes of all its trials.
         positions: How many labels a test example has.
 

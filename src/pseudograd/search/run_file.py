@@ -1,4 +1,4 @@
-"""run.json: what a study is, and when and where it ran."""
+"""run.json: the description of a study and its sessions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SESSION = {
     "trials": int,
 }
 _RUN = {"recipe": dict, "protocol": dict, "data": dict, "sessions": [_SESSION]}
-# Facts about the data that users give beside them; the number of classes is that of their names.
+# Facts that users state about the data; the number of classes follows from their names.
 _GIVEN = {"name", "labels", "classes"}
 _PROTOCOLS: dict[str, type[Protocol]] = {
     kind.kind: kind for kind in (Protocol, Bagging, NetworkProtocol)
@@ -100,7 +100,7 @@ def _other(folder: Path, name: str, old: object, new: object) -> ValueError:
 
 
 def check_empty(folder: Path) -> None:
-    """Refuse a folder that holds other things than a run."""
+    """Refuse a folder that holds anything but a run."""
     if any(path.suffix != UNFINISHED and path.name != LOCK for path in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no run: name another folder")
 
@@ -112,6 +112,6 @@ def begun(command: str, devices: Sequence[str], share: float = 1.0) -> dict[str,
 
 
 def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells data from others: not sentences and the like, which versions may add or change."""
+    """The facts that identify the data, without sentences, which versions may add or change."""
     told = ("columns", "notes", "positions")
     return {name: value for name, value in data.items() if name not in told}

@@ -59,9 +59,9 @@ class Study(Kept):
 
     Args:
         folder: Where it is kept; None keeps it in memory.
-        protocol: What to search, and how.
+        protocol: The protocol of the search.
         data: Facts about the data, as JSON can hold them, kept with the study. A study is not
-            resumed on data with other facts; None resumes it whatever they are.
+            resumed on data with other facts; None skips this check.
 
     Example:
         Your own training loop, here replaced by a formula that is best at k = 1/2, rate 0.1:
@@ -77,7 +77,7 @@ class Study(Kept):
         >>> study.result.chosen.k, study.result.chosen.learning_rate
         (0.5, 0.1)
 
-        To share the work, start these lines several times with the same folder in place of None,
+        To share the work, start this program several times with the same folder instead of None,
         in processes of one machine or of several machines with a common file system.
 
     """
@@ -160,7 +160,7 @@ class Study(Kept):
         epochs: int = 0,
         wrong: Iterable[int] | None = None,
     ) -> None:
-        """Record what came of a trial; it is on disk when this returns.
+        """Record the outcome of a trial; it is on disk when this returns.
 
         Args:
             trial: The trial. It need not have been asked for by this process.
@@ -186,16 +186,7 @@ class Study(Kept):
 
         """
         if outcome is None:
-            if not isinstance(error, SupportsFloat) or not 0 <= float(error) <= 1:
-                raise ValueError(
-                    f"error must be a fraction in [0, 1], not {error}: divide a percentage by 100, "
-                    "and tell 1 for a training that diverged"
-                )
-            mistakes = None if wrong is None else tuple(sorted(map(int, wrong)))
-            if mistakes and mistakes[0] < 0:
-                raise ValueError(f"wrong must hold indices of test examples, not {mistakes[0]}")
-            figures = float(error), 0, float(error), float(cross_entropy), int(epochs)
-            outcome = Outcome(trial, *figures, "", (), mistakes)
+            outcome = _outcome(trial, error, cross_entropy, epochs, wrong)
         if outcome.trial != trial:
             raise ValueError(f"outcome must be that of {trial}, not of {outcome.trial}")
         if not self.protocol.covers(trial):
@@ -211,9 +202,8 @@ class Study(Kept):
                     self._claims.release(trial)
                     return
             elif not self._claims.take(trial):
-                raise BlockingIOError(
-                    f"another process is at work on {trial}: tell only what this one has asked for"
-                )
+                advice = "tell only what this one has asked for"
+                raise BlockingIOError(f"another process is at work on {trial}: {advice}")
             self.ledger.append(outcome)
             self._claims.release(trial)
             if self._place is not None:
@@ -235,7 +225,7 @@ class Study(Kept):
         if self._shares:
             yield from self._shared_trials()
             return
-        # What an earlier loop asked for and never told is asked for again.
+        # Trials that an earlier loop asked for and never told are asked for again.
         self._asked = {trial for trial in self._asked if trial in self.ledger}
         while (trial := self.ask()) is not None:
             yield trial
@@ -245,7 +235,7 @@ class Study(Kept):
     def _shared_trials(self) -> Iterator[Trial]:
         self._notice_fork()
         if not self._loops:
-            self.release()  # what an earlier loop asked for and never told is asked for again
+            self.release()  # trials of an earlier loop that were never told
             self._place = None  # a loop is a session of its own
         process, asked = os.getpid(), list[Trial]()
         with self._guard():
@@ -291,9 +281,9 @@ class Study(Kept):
         Args:
             runner: Trains trials, for example a `Fleet`'s ``run``.
             stop: Asked between epochs; once it says True, trials under way are dropped.
-            command: What to record as having been asked for.
-            devices: What to record as having been used.
-            share: Which share of them this study has, where several run side by side.
+            command: The command line to record.
+            devices: The devices to record.
+            share: This study's share of the devices, where several run side by side.
             watch: Called after each trial.
 
         Returns:
@@ -318,22 +308,18 @@ class Study(Kept):
                     done += 1
                     left[outcome.trial.k] -= 1
                     if not left[outcome.trial.k]:  # no k wants more before all its trials are done
-                        more = [
-                            trial
-                            for trial in self.protocol.wanted(self.ledger)
-                            if trial not in handed_out and _group(trial) == group
-                        ]
+                        more = [t for t in self.protocol.wanted(self.ledger) if t not in handed_out]
+                        more = [trial for trial in more if _group(trial) == group]
                         queue.extend(more)
                         handed_out.update(more)
                         left.update(trial.k for trial in more)
                     if time.monotonic() - noted > _SECONDS_BETWEEN_NOTES:
                         self._note_time()
                         noted = time.monotonic()
-                    stage = self.protocol.stage_of(outcome.trial)
                     # Fewer may have been needed than foretold.
                     ended = not left.total() and self.finished
                     total = done if ended else max(done + left.total(), foretold)
-                    watch(Progress(stage, done, total, outcome))
+                    watch(Progress(self.protocol.stage_of(outcome.trial), done, total, outcome))
                 if len(self.ledger) == known and not stop():
                     raise RuntimeError(
                         f"runner gave no outcome of {len(wanted)} trials, such as {wanted[0]}"
@@ -357,7 +343,7 @@ class Study(Kept):
 
     @property
     def result(self) -> Result:
-        """What the study found, once it is finished."""
+        """The result, once the study is finished."""
         return result(self.protocol, self.ledger, self.data.get("positions", 1))
 
     @property
@@ -366,7 +352,7 @@ class Study(Kept):
         return self.result.comparison
 
     def summary(self) -> str:
-        """Return what the study found in a few lines, once it is finished.
+        """Summarise the result in a few lines, once the study is finished.
 
         Example:
             >>> from pseudograd.fleet import OwnRecipe
@@ -389,6 +375,26 @@ class Study(Kept):
         return write_page(self)
 
 
+def _outcome(
+    trial: Trial,
+    error: float | None,
+    cross_entropy: float,
+    epochs: int,
+    wrong: Iterable[int] | None,
+) -> Outcome:
+    """Return the outcome of a user's own training, after checking its numbers."""
+    if not isinstance(error, SupportsFloat) or not 0 <= float(error) <= 1:
+        raise ValueError(
+            f"error must be a fraction in [0, 1], not {error}: divide a percentage by 100, and "
+            "tell 1 for a training that diverged"
+        )
+    mistakes = None if wrong is None else tuple(sorted(map(int, wrong)))
+    if mistakes and mistakes[0] < 0:
+        raise ValueError(f"wrong must hold indices of test examples, not {mistakes[0]}")
+    figures = float(error), 0, float(error), float(cross_entropy), int(epochs)
+    return Outcome(trial, *figures, "", (), mistakes)
+
+
 def _untold(count: int) -> RuntimeError:
     return RuntimeError(
         f"no outcome was told of {counted(count, 'trial')}: call study.tell for each"
@@ -396,5 +402,5 @@ def _untold(count: int) -> RuntimeError:
 
 
 def _group(trial: Trial) -> tuple[object, ...]:
-    """What trials of one queue share: final networks, for one, are trained on more examples."""
+    """Return what trials must share to be trained in one queue."""
     return trial.recipe.architecture, trial.split.retrain

@@ -1,8 +1,8 @@
 """`tune`: run a study of a user's data to its end, and save the model that it chooses.
 
-The folder then holds, beside the study's own files, the model (``model.json`` and the weights),
-``examples.json``, which describes what the model does with the examples, and of an ensemble
-``assessment.json`` and ``suspects.csv``.
+In addition to the study's own files, the folder then holds the model (``model.json`` and the
+weights), ``examples.json``, which describes what the model does with the examples, and for an
+ensemble ``assessment.json`` and ``suspects.csv``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EXAMPLES, SUSPECTS = "examples.json", "suspects.csv"
 
 @dataclass(frozen=True)
 class Combined:
-    """What a finished bagging study has found.
+    """The result of a finished bagging study.
 
     Attributes:
         best_of_each_k: The best rate of each k.
@@ -108,7 +108,7 @@ def tune(
         encoder: The encoder of the data set, saved with the model.
         runner: Trains trials; outcomes of bagging and of the final training must carry their
             parameters.
-        metric: What an ensemble is chosen by: "error", "balanced" or "log-loss".
+        metric: The criterion for choosing the ensemble: "error", "balanced" or "log-loss".
         stop: Called between epochs; once it returns True, the study is left as it is.
         command: The command line to record.
         devices: The devices to record.
@@ -161,7 +161,7 @@ def read_examples(study: Study) -> dict[str, Any] | None:
 
 
 def read_assessment(study: Study) -> dict[str, Any] | None:
-    """Return what is known about the model on the test set; None if there is nothing yet."""
+    """Return the assessment of the model on the test set; None if there is none yet."""
     if isinstance(study.protocol, NetworkProtocol):
         return read_found(study)
     return read_document(study, ASSESSMENT)
@@ -301,16 +301,10 @@ def _assessed(
     """Return the assessment of the model, and write which labels look wrong."""
     test = data.features[data.train_size :]
     labels = data.labels[: data.train_size]
-
-    def out_of_fold(weights: torch.Tensor) -> Any:
-        # The few rows that every network was trained on keep their label: they are no suspects.
-        whole = torch.zeros(data.train_size, data.classes).scatter_(1, labels.unsqueeze(1), 1.0)
-        whole[found.rows] = found.combined(weights)
-        return whole.numpy()
-
-    votes = labels.short().unsqueeze(1).repeat(1, found.votes.shape[1])
-    votes[found.rows] = found.votes
-    oof = {"model": out_of_fold(model[1]), "plain": out_of_fold(plain[1])}
+    own, of_1 = (found.whole(weights, labels).numpy() for _, weights in (model, plain))
+    ranked = suspects(labels.numpy(), own, of_1, found.all_votes(labels).numpy())
+    with writing(folder / SUSPECTS):
+        write_suspects(folder / SUSPECTS, ranked, data, encoder)
     pairs = mixture(found.cells, model[1])
     counts = Counter(cell.k for cell, _ in pairs)
     members = {
@@ -323,9 +317,6 @@ def _assessed(
         "plain_networks": len(plain[0].networks),
         "metric": metric,
     }
-    with writing(folder / SUSPECTS):
-        ranked = suspects(labels.numpy(), oof["model"], oof["plain"], votes.numpy())
-        write_suspects(folder / SUSPECTS, ranked, data, encoder)
     uncalibrated = replace(model[0], temperature=1.0).probabilities(test)
     return assess(
         data=data,
@@ -335,8 +326,7 @@ def _assessed(
             "uncalibrated": uncalibrated.numpy(),
             "plain": plain[0].probabilities(test).numpy(),
         },
-        out_of_fold=oof,
-        votes=votes.numpy(),
+        suspects=ranked,
         predict=lambda rows: model[0].probabilities(torch.from_numpy(rows)).numpy(),
         members=members,
     )
