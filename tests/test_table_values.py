@@ -421,7 +421,30 @@ def test_day_and_month_that_may_be_the_other_way_round() -> None:
     assert encoder.decode(encoder.transform(new)[0])["when"] == "2020-02-13"
 
 
-@pytest.mark.parametrize("entries", [["2020-01-02", "soon"], ["25-34", "35-44"], ["1.2", "1.2.20"]])
+def test_dates_in_several_formats() -> None:
+    times = pd.date_range("2019-11-25", periods=40, freq="31D")
+    written = [time.strftime(("%Y-%m-%d", "%d/%m/%Y", "%d %B %Y")[time.day % 3]) for time in times]
+    saved(when=np.array(written)[np.argsort(SCATTERED)])
+    encoder, (line,) = loaded()
+    assert line == (
+        "!column 'when' holds dates in several formats: they are read as %d/%m/%Y or %d %B %Y or "
+        "ISO8601"
+    )
+    new = pd.DataFrame({"x": 1, "when": ["2020-02-13", "13/02/2020", "13 February 2020"]})
+    assert np.ptp(encoder.transform(new), axis=0).max() == 0
+    assert Encoder.from_json(encoder.to_json()) == encoder
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        ["2020-01-02", "soon"],
+        ["25-34", "35-44"],
+        ["1.2", "1.2.20"],
+        ["13/1/2020", "1/13/2020"],  # which of them is the month?
+        ["12:30", "12.30.2020"],
+    ],
+)
 def test_texts_that_are_no_dates(entries: list[str]) -> None:
     saved(when=entries * 20)
     assert isinstance(loaded()[0].columns[1], Categories)

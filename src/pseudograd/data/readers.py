@@ -93,10 +93,10 @@ def read_excel(file: BinaryIO, target: str, new: bool) -> Table:
         check_unpacked(sum(one.file_size for one in archive.infolist()), _size(file))
     with pd.ExcelFile(file, engine="openpyxl") as book:
         first, *others = book.sheet_names
-        filled = book.parse(first, header=None, nrows=MOST_TITLES).notna().sum(axis=1)
+        filled = pd.read_excel(book, header=None, nrows=MOST_TITLES).notna().sum(axis=1)
         # Titles have less than half as many cells as the header.
         titles = int((2 * filled >= filled.max()).argmax()) if len(filled) else 0
-        frame = book.parse(first, skiprows=titles)
+        frame = pd.read_excel(book, skiprows=titles)
     names = ["" if str(name).startswith("Unnamed: ") else str(name).strip() for name in frame]
     said = [f"only the first sheet, {first!r}, is read"] if others else []
     said += [f"{first!r} {without_titles(titles)}"] if titles else []
