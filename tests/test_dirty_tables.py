@@ -29,6 +29,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 ROW_NUMBERS = "whole numbers only rise or only fall, as row numbers do (--numbers NAME keeps them)"
 IDS = "all entries differ, as ids do"
 MOST = "most entries differ, as ids do"
+MEASURED = "nearly all texts differ (if they are numbers, write 12.3 for 12.3 kg)"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,7 @@ MOST = "most entries differ, as ids do"
         ("none", ["?", "-"] * 20, "no entries"),
         ("name", [f"Miller {at}" for at in SCATTERED], "nearly all texts differ, as names do"),
         ("name", [f"Miller {at}" for at in SCATTERED // 2], "no text is in three rows"),
+        ("height", [f"1.{at} m" for at in SCATTERED], MEASURED),
     ],
 )
 def test_what_carries_nothing_is_left_out(name: str, entries: Sequence[object], why: str) -> None:

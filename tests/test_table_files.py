@@ -28,6 +28,7 @@ import pytest
 from pseudograd.cli import main
 from pseudograd.data import delimited, load_table, open_data, read_frame
 from pseudograd.data.columns import Refusal
+from pseudograd.data.features import Categories
 from pseudograd.data.survey import Note
 
 FRAME = pd.DataFrame(
@@ -196,6 +197,13 @@ def test_encodings(encoding: str) -> None:
     assumed = [str(note.message) for note in told if "1252" in str(note.message)]
     wanted = "a.csv is not UTF-8 and was read as Windows-1252: save it as UTF-8 if letters look"
     assert [line[: len(wanted)] for line in assumed] == [wanted] * (encoding == "cp1252")
+
+
+def test_blanks_after_separators_are_no_part_of_a_text() -> None:
+    Path("a.csv").write_text("x, hue, y\n" + "1, red, <=50K\n2, blue, >50K\n3, ?, <=50K\n" * 8)
+    _, encoder = load_table("a.csv", "y")
+    assert encoder.labels == ("<=50K", ">50K")
+    assert encoder.columns[1] == Categories("hue", ("blue", "red"), missing=True)
 
 
 def titled(path: str) -> None:

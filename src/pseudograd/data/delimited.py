@@ -89,7 +89,7 @@ class Delimited:
 
         file, names = io.BytesIO(self.content), range(len(self.columns))
         options |= {"sep": self.separator, "skiprows": self.skipped, "encoding": "utf-8-sig"}
-        options |= {"keep_default_na": False, "na_values": _GAPS}
+        options |= {"keep_default_na": False, "na_values": _GAPS, "skipinitialspace": True}
         return pd.read_csv(file, header=0, names=names, usecols=places, **options)
 
 

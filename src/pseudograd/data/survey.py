@@ -158,6 +158,8 @@ def all_different(name: str, reading: Reading) -> str | None:
     if len(counts) < _FEW:
         return None
     if len(counts) >= _NEARLY_ALL * counts.sum():
+        if measured(name, reading):
+            return "nearly all texts differ (if they are numbers, write 12.3 for 12.3 kg)"
         return "nearly all texts differ, as names do"
     return None if counts.max() >= FEWEST_ROWS else "no text is in three rows"
 

@@ -22,7 +22,8 @@ LABEL_GAPS |= {"NULL", "Null", "null", "?", ""}
 TEXT_GAPS = LABEL_GAPS | {"-", "–", "—", "--", "."}
 GAPS = TEXT_GAPS | {"None", "none", "NONE", "na", "Na"}
 
-_SIGNS = "$€£¥₹%‰"
+# Of currencies and shares.
+_SIGNS = (*"$€£¥₹%‰", "USD", "EUR", "GBP", "CHF", "JPY", "CNY", "INR", "AUD", "CAD", "SEK", "NOK")
 _USUAL = str.maketrans("\u00a0\u2009\u202f’−", "   '-")  # what typographers put for blanks, ' and -
 _DATES = (
     *("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
@@ -83,7 +84,8 @@ def numbers_of_form(texts: Sequence[str], form: Form) -> NDArray[np.float64]:
     thousands, decimal = map(re.escape, (form.thousands, form.decimal))
     digits = rf"(?:\d{{1,3}}(?:{thousands}\d{{3}})+|\d+)?(?:{decimal}\d*)?"
     # Round brackets stand for a debt.
-    number = re.compile(rf"(\(?)([+-]?) ?[{_SIGNS}]? ?([+-]?)({digits}) ?[{_SIGNS}]?\)?").fullmatch
+    sign = f"(?:{'|'.join(map(re.escape, _SIGNS))})?"
+    number = re.compile(rf"(\(?)([+-]?) ?{sign} ?([+-]?)({digits}) ?{sign}\)?").fullmatch
 
     def bare(text: str) -> str:
         found = number(text.strip().translate(_USUAL))
