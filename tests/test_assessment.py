@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -318,6 +319,33 @@ def test_an_assessment_of_a_good_model() -> None:
     given = data.labels[: data.train_size].numpy()
     assert found["suspects"]["count"] == (train.argmax(1) != given).sum()
     assert found["members"] == {"networks": 8}
+
+
+def test_rows_of_a_group_do_not_count_as_independent() -> None:
+    data, encoder = blobs(600)
+    copies = torch.arange(600) // 10
+    test = by_signal(data.features.numpy())[data.train_size :]
+    test = test[np.arange(200) // 10 * 10]  # alike within a group
+    flat = np.tile([0.9, 0.1], (200, 1))
+    alone, grouped = (
+        assess(data=each, encoder=encoder, test={"model": test, "plain": flat})
+        for each in (data, replace(data, groups=copies))
+    )
+    assert (alone["groups"], grouped["groups"]) == (None, 20)
+    for name in ("model", "plain"):
+        assert grouped[name]["error"] == alone[name]["error"]
+        assert grouped[name]["low"] <= alone[name]["low"]
+        assert grouped[name]["high"] >= alone[name]["high"]
+    one, other = grouped["baselines"][1]["against"], alone["baselines"][1]["against"]
+    assert one["difference"] == other["difference"]
+    assert one["p"] > other["p"]
+    one, other = grouped["comparison"]["log_loss"], alone["comparison"]["log_loss"]
+    assert one["mean"] == pytest.approx(other["mean"])
+    assert one["high"] - one["low"] > other["high"] - other["low"]
+    # Rows of a test file have no groups that are known.
+    unknown = torch.where(torch.arange(600) < data.train_size, copies, -1)
+    found = assess(data=replace(data, groups=unknown), encoder=encoder, test={"model": test})
+    assert (found["groups"], found["model"]) == (None, alone["model"])
 
 
 def test_of_many_classes_the_most_confused_pairs_are_kept() -> None:

@@ -29,6 +29,8 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 ROW_NUMBERS = "whole numbers only rise or only fall, as row numbers do (--numbers NAME keeps them)"
 IDS = "all entries differ, as ids do"
+MOST = "most entries differ, as ids do"
+MEASURED = "nearly all texts differ (if they are numbers, write 12.3 for 12.3 kg)"
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,9 @@ IDS = "all entries differ, as ids do"
         ("patient_id", SCATTERED, IDS),
         ("customerId", SCATTERED, IDS),
         ("ID", [f"P{at}" for at in SCATTERED], IDS),
+        ("patient", SCATTERED, IDS),
+        ("patient_id", [*SCATTERED[:38], 38, 38], MOST),  # a typing error or two
+        ("", [*range(30), *range(10)], MOST),  # rows pasted twice
         ("at", range(1990, 2030), ROW_NUMBERS),
         ("at", range(40, 0, -1), ROW_NUMBERS),
         ("at", [at**2 - 5 for at in range(40)], ROW_NUMBERS),
@@ -52,6 +57,7 @@ IDS = "all entries differ, as ids do"
         ("none", ["?", "-"] * 20, "no entries"),
         ("name", [f"Miller {at}" for at in SCATTERED], "nearly all texts differ, as names do"),
         ("name", [f"Miller {at}" for at in SCATTERED // 2], "no text is in three rows"),
+        ("height", [f"1.{at} m" for at in SCATTERED], MEASURED),
     ],
 )
 def test_what_carries_nothing_is_left_out(name: str, entries: Sequence[object], why: str) -> None:
@@ -176,7 +182,7 @@ ISLR Default default | |
 ISLR Hitters League | |
 MASS Cars93 Origin | Model Make |
 MASS Pima.tr2 type | |
-MASS biopsy class | |
+MASS biopsy class | ID |
 MASS survey Smoke | |
 Stat2Data Hawks Species | BandNumber | ReleaseTime
 Stat2Data Titanic Survived | Name |
@@ -217,7 +223,7 @@ survival colon status | study |
 survival jasa transplant | | birth.dt accept.dt tx.date fu.date
 survival mgus sex | id |
 survival pbc sex | id |
-survival rhDNase trt | | entry.dt end.dt
+survival rhDNase trt | id | entry.dt end.dt
 vcd Arthritis Improved | ID |
 vcdExtra AirCrash Cause | | date
 vcdExtra Donner survived | | death
@@ -332,6 +338,14 @@ def test_ids_that_come_again_are_told(name: str) -> None:
     columns = {name: [f"p{at // 2}" for at in SCATTERED]}
     saved(**columns)
     assert [line[: line.index(" has") + 4] for line in loaded()[1][:1]] == [f"!column {name!r} has"]
+
+
+def test_rows_with_rare_categories_do_not_count_as_equal() -> None:
+    hues = pd.DataFrame({"hue": [f"hue {at // 4}" for at in range(480)], "y": [0, 1] * 240})
+    hues.to_csv("a.csv", index=False)  # 100 of 120 have a feature of their own
+    pd.DataFrame({"hue": ["new", "hue 0", "hue 99"], "y": 0}).to_csv("b.csv", index=False)
+    _, encoder = load_table("a.csv", "y", test_path="b.csv")
+    assert encoder.notes["rows"]["test rows that equal a training row"] == 1
 
 
 def test_rows_in_both_parts_are_counted() -> None:

@@ -529,17 +529,23 @@ def test_groups_stay_on_one_side_of_every_split(split: Split) -> None:
     assert [len(part) for part in vars(cut).values()] == [len(p) for p in vars(other).values()]
 
 
-def test_every_example_of_a_large_group_is_held_out_once() -> None:
-    """Folds are cut to the shortest for training, but each example still has its prediction."""
-    groups = torch.tensor([0] * 30 + [*range(1, 11)] * 4)
-    data = Dataset("large", torch.zeros(70, 1), torch.arange(70) % 2, 70, groups=groups)
+def test_a_large_group_takes_no_examples_from_the_others() -> None:
+    """Networks of one stack have equally many examples: of smaller folds, some come again."""
+    groups = torch.tensor([0] * 30 + [*range(1, 11)] * 4 + [-1] * 5)
+    data = Dataset("large", torch.zeros(75, 1), torch.arange(75) % 2, 70, groups=groups)
     splits = [Split(3, repetition, bagged=True) for repetition in range(5)]
-    assert {len(parts(data, split).judge) for split in splits} == {8}
     held = torch.cat([held_out(data, split) for split in splits])
     assert held.sort().values.tolist() == list(range(70))
     for split in splits:
-        assert set(parts(data, split).judge.tolist()) <= set(held_out(data, split).tolist())
-        assert set(parts(data, split).train.tolist()).isdisjoint(held_out(data, split).tolist())
+        cut, all_held = parts(data, split), held_out(data, split)
+        assert set(cut.judge.tolist()) == set(all_held.tolist())
+        assert {*cut.train.tolist(), *all_held.tolist()} == {*range(70)}
+        assert set(cut.train.tolist()).isdisjoint(all_held.tolist())
+    for role in ({"bagged": True}, {"retrain": True}, {}):
+        found = [parts(data, Split(3, at, **role)) for at in range(20)]
+        assert len({tuple(map(len, vars(cut).values())) for cut in found}) == 1
+        counts = [cut.train.unique(return_counts=True)[1] for cut in found]
+        assert all(int(count.max()) - int(count.min()) <= 1 for count in counts)
 
 
 def test_groups_that_cannot_be_folds() -> None:

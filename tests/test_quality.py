@@ -104,6 +104,14 @@ def test_the_models_own_error_comes_first() -> None:
     assert printed().startswith(f"t{said}")
 
 
+def test_intervals_by_group_say_so() -> None:
+    assert "to 13.98, by 12 groups)" in printed(groups=12, model=measured(2, high=0.1398))
+    assert "sign test by group" in printed(groups=12)
+    parsed = drawn(groups=12)
+    assert "intervals and tests go by the 12 groups of the test set" in parsed.text
+    assert "McNemar" not in parsed.text
+
+
 def test_the_verdict_against_each_baseline() -> None:
     said = "is better than logistic regression (8.33%) and level with gradient boosting (3.33%)"
     text = drawn().text

@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openpyxl
 import pandas as pd
 import pytest
 
 from pseudograd.cli import main
 from pseudograd.data import delimited, load_table, open_data, read_frame
 from pseudograd.data.columns import Refusal
+from pseudograd.data.features import Categories
 from pseudograd.data.survey import Note
 
 FRAME = pd.DataFrame(
@@ -195,6 +197,48 @@ def test_encodings(encoding: str) -> None:
     assumed = [str(note.message) for note in told if "1252" in str(note.message)]
     wanted = "a.csv is not UTF-8 and was read as Windows-1252: save it as UTF-8 if letters look"
     assert [line[: len(wanted)] for line in assumed] == [wanted] * (encoding == "cp1252")
+
+
+def test_blanks_after_separators_are_no_part_of_a_text() -> None:
+    Path("a.csv").write_text("x, hue, y\n" + "1, red, <=50K\n2, blue, >50K\n3, ?, <=50K\n" * 8)
+    _, encoder = load_table("a.csv", "y")
+    assert encoder.labels == ("<=50K", ">50K")
+    assert encoder.columns[1] == Categories("hue", ("blue", "red"), missing=True)
+
+
+def titled(path: str) -> None:
+    """Write the table below three lines that are no part of it, with blanks around the names."""
+    frame = FRAME.rename(columns={"hue": " hue", "y": "y "})
+    titles = ["Sales, 2020", "", "# exported"]
+    if path.endswith(".xlsx"):
+        frame.to_excel(path, startrow=3, index=False)
+        book = openpyxl.load_workbook(path)
+        for row, title in enumerate(titles, 1):
+            book.active.cell(row, 1, title or None)
+        book.save(path)
+    else:
+        Path(path).write_text("\n".join([*titles, frame.to_csv(index=False, sep=";")]))
+
+
+@pytest.mark.parametrize("path", ["report.csv", "report.xlsx"])
+def test_titles_above_the_header_are_passed_over(path: str) -> None:
+    titled(path)
+    with pytest.warns(Note, match="is read from line 4 on, the first that looks like a header"):
+        data, encoder = load_table(path, "y")
+    Path("plain.csv").write_bytes(text())
+    expected, plain = load_table("plain.csv", "y")
+    assert data.features.equal(expected.features)
+    assert [column.name for column in encoder.columns] == [c.name for c in plain.columns]
+    with pytest.warns(Note, match="line 4"):
+        assert len(read_frame(path, encoder)) == len(FRAME)
+
+
+def test_a_short_line_below_titles_is_named() -> None:
+    titled("report.csv")
+    lines = Path("report.csv").read_text().splitlines()
+    Path("report.csv").write_text("\n".join([*lines[:9], "1;2", *lines[9:]]))
+    with pytest.raises(ValueError, match="line 10 has 2 fields, the header 4"):
+        load_table("report.csv", "y")
 
 
 def test_half_precision() -> None:

@@ -181,6 +181,8 @@ def read_as(entries: Sequence[object], mark: str = ",", **options: Any) -> Any:
         (",", ['"1,234,567"', '"950"'], 950, 1234567),
         (",", ['"7,5"', "12"], 7.5, 12),
         (",", ["$2050", "-$8300"], -8300, 2050),
+        (";", ["EUR 1.250,50", "EUR 7"], 7, 1250.5),
+        (",", ["-20 CHF", "7.5 CHF"], -20, 7.5),
         (",", ['"($1,250.50)"', "$7"], -1250.5, 7),
         (",", ["12.5%", "7 %"], 7, 12.5),
         (",", ["1 250 €", "2 €"], 2, 1250),
@@ -211,6 +213,7 @@ def test_numbers_as_people_write_them(
     "entries",
     [
         ["$5", "7 €"],  # of what?
+        ["5 USD", "7 EUR"],
         ["1,2,3", "4,5"],
         ["12,34,567.8", "1"],
         ["A-1", "$"],
@@ -421,7 +424,30 @@ def test_day_and_month_that_may_be_the_other_way_round() -> None:
     assert encoder.decode(encoder.transform(new)[0])["when"] == "2020-02-13"
 
 
-@pytest.mark.parametrize("entries", [["2020-01-02", "soon"], ["25-34", "35-44"], ["1.2", "1.2.20"]])
+def test_dates_in_several_formats() -> None:
+    times = pd.date_range("2019-11-25", periods=40, freq="31D")
+    written = [time.strftime(("%Y-%m-%d", "%d/%m/%Y", "%d %B %Y")[time.day % 3]) for time in times]
+    saved(when=np.array(written)[np.argsort(SCATTERED)])
+    encoder, (line,) = loaded()
+    assert line == (
+        "!column 'when' holds dates in several formats: they are read as %d/%m/%Y or %d %B %Y or "
+        "ISO8601"
+    )
+    new = pd.DataFrame({"x": 1, "when": ["2020-02-13", "13/02/2020", "13 February 2020"]})
+    assert np.ptp(encoder.transform(new), axis=0).max() == 0
+    assert Encoder.from_json(encoder.to_json()) == encoder
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        ["2020-01-02", "soon"],
+        ["25-34", "35-44"],
+        ["1.2", "1.2.20"],
+        ["13/1/2020", "1/13/2020"],  # which of them is the month?
+        ["12:30", "12.30.2020"],
+    ],
+)
 def test_texts_that_are_no_dates(entries: list[str]) -> None:
     saved(when=entries * 20)
     assert isinstance(loaded()[0].columns[1], Categories)

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
-from benchmarks.tables import figures, main, split, tables
+from benchmarks.tables import figures, left_out, main, split, tables
 
 
 def test_list_is_sorted_and_halved() -> None:
@@ -41,6 +42,21 @@ def test_figures() -> None:
     # Always wrong with 90%, and always right with 100%.
     assert figures(np.full((4, 2), (0.1, 0.9)), np.zeros(4, int))["ece"] == pytest.approx(0.9)
     assert figures(np.full((4, 2), (0.0, 1.0)), np.ones(4, int))["ece"] == 0
+
+
+def test_what_has_not_run_is_named() -> None:
+    names = [table.name for table in tables()]  # from the smallest to the largest
+    ran = {"pseudograd": names[:20], "forest": names[:20], "logistic": names[:15]}
+    ran |= {"boosting": names[1:20], "TabM": names[5:12]}
+    rows = pd.DataFrame(
+        [(m, t) for m, found in ran.items() for t in found], columns=["method", "table"]
+    )
+    sizes = [f"{table.rows:,}" for table in tables()]
+    assert [*left_out(rows, "pseudograd")] == [
+        f"- logistic: above {sizes[14]} rows (5 tables)",
+        f"- boosting: {names[0]} ({sizes[0]} rows)",
+        f"- TabM: 13 tables of {sizes[0]} to {sizes[19]} rows",
+    ]
 
 
 def test_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

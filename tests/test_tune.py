@@ -68,6 +68,8 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_T
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # Boosting takes seconds on the digits.
+    monkeypatch.setattr("pseudograd.search.baselines._BOOSTING_WIDTH", 100)
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +218,21 @@ def contents(folder: Path) -> dict[Path, bytes]:
         for path in folder.rglob("*.*")
         if path.name not in ("run.json", "report.html") and path.suffix != UNFINISHED
     }
+
+
+def test_the_papers_network_stands_beside_baselines(capsys: pytest.CaptureFixture[str]) -> None:
+    pets()
+    out, _ = tuned(capsys, "pets.csv", "--target", "pet", *SMALL, "--out", "run")
+    known = read_assessment(Study.open("run"))
+    assert known is not None
+    assert known["model"]["error"] == json.loads(Path("run/model.json").read_text())["test_error"]
+    names = [one["name"] for one in known["baselines"]]
+    assert names == ["majority", "logistic regression", "gradient boosting"]
+    assert "logistic regression (" in out.splitlines()[1]
+    page = html.unescape(Path("run/report.html").read_text("utf-8"))
+    for heading in ("Confusion matrix", "Calibration", "Which columns matter", "Errors by class"):
+        assert f"<h2>{heading}</h2>" in page
+    assert "2 networks" in page  # that k is judged by
 
 
 def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -387,7 +404,8 @@ def test_lines_that_cannot_be_read_are_reported(capsys: pytest.CaptureFixture[st
     _, err = tuned(capsys, "digits", *SMALL, "--out", "run")
     assert "run/ledger.jsonl: line 2 is set aside: it is not JSON, or cut off" in err
     assert f"line {len(rest) + 3} is set aside" in err
-    assert "1 of 1 trials" in err  # what the torn line had is run again
+    total = len(rest) + 1  # what the torn line had is run again
+    assert f"{total} of {total} trials" in err
 
 
 def test_ctrl_c_loses_nothing_that_was_finished(capsys: pytest.CaptureFixture[str]) -> None:

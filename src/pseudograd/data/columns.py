@@ -168,8 +168,11 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
                 return _read_plain(name, column, choices, form, doubts)
             if dates := read_dates(there):
                 column = pd.Series(dates[0].append(pd.DatetimeIndex([None]))[to], entries.index)
-                unsure = f"holds dates that may be read in two ways: they are read as {dates[1]}"
-                doubts = (unsure,) * is_ambiguous(there, dates[1])
+                formats = dates[1].split("|")
+                read_as = f"they are read as {' or '.join(formats)}"
+                doubts = (f"holds dates in several formats: {read_as}",) * (len(formats) > 1)
+                if is_ambiguous(there, dates[1]):
+                    doubts = (f"holds dates that may be read in two ways: {read_as}",)
                 return Reading("dates", column, None, dates[1], choices.codes, doubts)
     # Where "+" is a text, "-" is its opposite, and no gap.
     usual = TEXT_GAPS - {"-"} if "+" in texts else TEXT_GAPS

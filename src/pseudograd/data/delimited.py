@@ -7,6 +7,7 @@ import csv
 import io
 import itertools
 import re
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _END = "\ud800"  # follows the last line; no UTF-8 file contains it
 _SEPARATORS = ",;\t|"
 BLANKS = r"\s+"  # any number of them, in pandas' words
+MOST_TITLES = 20  # lines or rows that are looked at for the header
 _CHUNK = 2**24  # bytes looked at together
 # pandas' own, without "None", which may be a label or a category.
 _GAPS = ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"]
@@ -32,7 +34,7 @@ _GAPS += ["<NA>", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"]
 class Delimited:
     """A text file, the names in its header, and what separates them, after ``skipped`` lines.
 
-    ``assumed`` names an encoding other than UTF-8.
+    ``assumed`` names an encoding other than UTF-8; ``titles`` counts lines before the header.
     """
 
     content: bytes
@@ -40,6 +42,7 @@ class Delimited:
     separator: str
     skipped: int
     assumed: str = ""
+    titles: int = 0
 
     def typed(
         self, places: Sequence[int], known: Mapping[str, Collection[object]], *, codes: bool
@@ -86,7 +89,7 @@ class Delimited:
 
         file, names = io.BytesIO(self.content), range(len(self.columns))
         options |= {"sep": self.separator, "skiprows": self.skipped, "encoding": "utf-8-sig"}
-        options |= {"keep_default_na": False, "na_values": _GAPS}
+        options |= {"keep_default_na": False, "na_values": _GAPS, "skipinitialspace": True}
         return pd.read_csv(file, header=0, names=names, usecols=places, **options)
 
 
@@ -99,31 +102,63 @@ def _without_points(texts: Series, known: Collection[object]) -> Series:
 def read_delimited(file: BinaryIO) -> Delimited:
     """Read a text file whose columns are separated by commas, semicolons, tabs, bars or blanks."""
     content, assumed = _as_utf8(file.read())
-    lines = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
-    at, first = next(((at, line) for at, line in enumerate(lines) if line.strip()), (0, ""))
+    try:
+        return _parsed(content, 0, assumed)
+    except Refusal:
+        if not (titles := _titles(content)):
+            raise
+        return _parsed(content, titles, assumed)
+
+
+def _parsed(content: bytes, skipped: int, assumed: str) -> Delimited:
+    """Return the file, whose header stands after some lines that are skipped."""
+    lines, titles = _lines(content), skipped
+    found = ((at, line) for at, line in enumerate(lines) if at >= skipped and line.strip())
+    at, first = next(found, (0, ""))
     # Excel writes a line that only says what separates.
     if said := re.fullmatch(r'"?sep=([,;\t|])"?', first.rstrip("\r\n"), re.IGNORECASE):
         separator, skipped = said[1], at + 1
     else:
-        unquoted, skipped = re.sub(r'"[^"]*"', "", first).rstrip("\r\n"), 0
-        separator = max(_SEPARATORS, key=unquoted.count)
-        if separator not in unquoted and " " in unquoted:
+        separator, count = _separator(first)
+        if not count and " " in _unquoted(first):
             separator = BLANKS
     lines.seek(0)
     limit = csv.field_size_limit(2**31 - 1)  # texts may have any length
     try:
-        found = itertools.chain(itertools.islice(lines, skipped, None), [_END])
-        rows: Any = csv.reader(found, delimiter=separator[0])
+        left = itertools.chain(itertools.islice(lines, skipped, None), [_END])
+        rows: Any = csv.reader(left, delimiter=separator[0])
         if separator == BLANKS:
-            stripped = (line.strip() for line in found)
+            stripped = (line.strip() for line in left)
             rows = csv.reader(stripped, delimiter=" ", skipinitialspace=True)
         if separator != BLANKS and _is_even(content, separator, skipped):
             header = next(row for row in rows if not _is_blank(row))
         else:
             header = _checked_header(rows, skipped, separator)
-        return Delimited(content, header, separator, skipped, assumed)
+        names = [name.strip() for name in header]
+        return Delimited(content, names, separator, skipped, assumed, titles)
     finally:
         csv.field_size_limit(limit)
+
+
+def _lines(content: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
+
+
+def _separator(line: str) -> tuple[str, int]:
+    """Return the most frequent separator of a line outside quotes, and how often it is there."""
+    separator = max(_SEPARATORS, key=_unquoted(line).count)
+    return separator, _unquoted(line).count(separator)
+
+
+def _unquoted(line: str) -> str:
+    return re.sub(r'"[^"]*"', "", line).rstrip("\r\n")
+
+
+def _titles(content: bytes) -> int:
+    """Return how many lines precede the header: those with less than half the usual separators."""
+    counts = [_separator(line)[1] for line in itertools.islice(_lines(content), MOST_TITLES)]
+    usual = statistics.mode(filter(None, counts)) if any(counts) else 0
+    return next(at for at, count in enumerate(counts) if 2 * count >= usual) if usual else 0
 
 
 def _is_even(content: bytes, separator: str, skipped: int) -> bool:

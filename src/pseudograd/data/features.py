@@ -25,6 +25,7 @@ from pseudograd.data.values import (
     plain_numbers,
     read_dates,
     read_numbers,
+    times_of,
 )
 
 if TYPE_CHECKING:
@@ -372,12 +373,9 @@ class Dates:
 
     def _read(self, texts: list[str]) -> DatetimeIndex:
         """Return texts as times, in the format of the training part unless all agree in another."""
-        import pandas as pd
-
         if found := read_dates(texts, self.format):
             return found[0]
-        times = pd.to_datetime(texts, format=self.format or "ISO8601", errors="coerce", utc=True)
-        return times.tz_localize(None)
+        return times_of(texts, self.format or "ISO8601")
 
     def outside(self, column: Series) -> Series:
         """Return no entries: dates after the training part are the rule."""

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from pseudograd.data.columns import OptionError
 from pseudograd.data.dataset import Dataset
+from pseudograd.data.encoder import Encoder
+from pseudograd.data.features import Categories
 from pseudograd.words import counted
 
 
@@ -84,13 +86,23 @@ def _shuffled(count: int, seed: int) -> NDArray[np.int64]:
     return shuffled
 
 
-def in_both_parts(data: Dataset) -> int:
-    """Return how many test examples equal a training example, the label included."""
+def in_both_parts(data: Dataset, encoder: Encoder) -> int:
+    """Return how many test examples equal a training example, the label included.
+
+    Those with a rare category are not counted: they may differ in it.
+    """
     numbers = data.features.numpy()
+    ends = np.cumsum([column.width for column in encoder.columns])
+    rare = [
+        end - 1 - column.missing
+        for column, end in zip(encoder.columns, ends, strict=True)
+        if isinstance(column, Categories) and column.other
+    ]
+    known = ~numbers[data.train_size :, rare].any(1)
     numbers = numbers.view(np.uint32) if numbers.dtype == np.float32 else numbers
     random = np.random.default_rng(0)
     # Equal rows have equal sums; others do not, but for one pair in 2^64.
     sums = data.labels.numpy().astype(np.uint64) * random.integers(2**63, dtype=np.uint64)
     for column in numbers.T:
         sums += (column.astype(np.uint64) + 1) * random.integers(2**63, dtype=np.uint64)
-    return int(np.isin(sums[data.train_size :], sums[: data.train_size]).sum())
+    return int(np.isin(sums[data.train_size :][known], sums[: data.train_size]).sum())

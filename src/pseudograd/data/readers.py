@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pseudograd.data.columns import Refusal, feature_names
-from pseudograd.data.delimited import read_delimited
+from pseudograd.data.delimited import MOST_TITLES, read_delimited
 from pseudograd.data.memory import check_size, check_unpacked
 from pseudograd.extras import needed_for
 from pseudograd.words import nearest
@@ -93,9 +93,19 @@ def read_excel(file: BinaryIO, target: str, new: bool) -> Table:
         check_unpacked(sum(one.file_size for one in archive.infolist()), _size(file))
     with pd.ExcelFile(file, engine="openpyxl") as book:
         first, *others = book.sheet_names
-        frame = book.parse(first)
-    frame.columns = ["" if str(name).startswith("Unnamed: ") else name for name in frame.columns]
-    return Table(frame, said=f"only the first sheet, {first!r}, is read" if others else "")
+        filled = pd.read_excel(book, header=None, nrows=MOST_TITLES).notna().sum(axis=1)
+        # Titles have less than half as many cells as the header.
+        titles = int((2 * filled >= filled.max()).argmax()) if len(filled) else 0
+        frame = pd.read_excel(book, skiprows=titles)
+    names = ["" if str(name).startswith("Unnamed: ") else str(name).strip() for name in frame]
+    said = [f"only the first sheet, {first!r}, is read"] if others else []
+    said += [f"{first!r} {without_titles(titles)}"] if titles else []
+    return Table(frame.set_axis(names, axis=1), said="; ".join(said))
+
+
+def without_titles(count: int) -> str:
+    """Say that lines above the header are left out; the file's name goes before it."""
+    return f"is read from line {count + 1} on, the first that looks like a header"
 
 
 def _size(file: BinaryIO) -> int:

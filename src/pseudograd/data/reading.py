@@ -16,7 +16,7 @@ from pseudograd.data.columns import AS_IT_IS, Choices, OptionError, Refusal
 from pseudograd.data.delimited import Delimited
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.opening import COMPRESSIONS, opened
-from pseudograd.data.readers import READERS, Table
+from pseudograd.data.readers import READERS, Table, without_titles
 from pseudograd.extras import needed_for
 from pseudograd.words import first_line, listed, nearest
 
@@ -61,8 +61,11 @@ def read_table(
         with in_a_sentence(place):
             frame, comma = text.typed(places, known, codes=encoder is None)
             as_it_is = text.verbatim(kept) if kept else None
-        said = "is not UTF-8 and was read as Windows-1252: save it as UTF-8 if letters look wrong"
-        table = replace(table, comma=comma, said=f"{place} {said}" * bool(text.assumed))
+        said = [without_titles(text.titles)] if text.titles else []
+        if text.assumed:
+            fix = "save it as UTF-8 if letters look wrong"
+            said.append(f"is not UTF-8 and was read as {text.assumed}: {fix}")
+        table = replace(table, comma=comma, said=f"{place} {' and '.join(said)}" if said else "")
     else:
         frame = table.frame.iloc[:, places].reset_index(drop=True)
         as_it_is = table.frame.iloc[:, kept].reset_index(drop=True) if kept else None

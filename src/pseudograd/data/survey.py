@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _FEW = 20  # fewer texts may all differ, and fewer rows may be in order, by chance
 _NEARLY_ALL = 0.9
+_MOST_OF_AN_ENTITY = 2 / 3  # of a row: where more ids differ, few tell of each other
 _ID = re.compile(
     r"(?i:unnamed:.*|row[ _.-]?(names?|labels?|nr|no|num|number)?|index|idx|obs|observation|"
     r"((row|obs|case|record|sample|line|serial)[ _.-]?)?(id|ids|no|nr|number|key|index)|"
@@ -124,12 +125,18 @@ def constant(name: str, reading: Reading) -> str | None:
 
 
 def identity(name: str, reading: Reading) -> str | None:
-    """Leave out texts and whole numbers that all differ in a column that is named like an id."""
-    if not _ID.fullmatch(name):
+    """Leave out texts and whole numbers that differ in a column that is named like an id.
+
+    `entity` tells of those that come again.
+    """
+    if not (_ID.fullmatch(name) or _ENTITY.fullmatch(name)):
         return None
     if reading.kind != "text" and not _whole(reading) and not _in_order(reading):
         return None
-    return "all entries differ, as ids do" if reading.entries.is_unique else None
+    if reading.entries.is_unique:
+        return "all entries differ, as ids do"
+    several = len(reading.entries) >= _FEW and _differ(reading) > _MOST_OF_AN_ENTITY
+    return "most entries differ, as ids do" if several else None
 
 
 def row_number(name: str, reading: Reading) -> str | None:
@@ -151,6 +158,8 @@ def all_different(name: str, reading: Reading) -> str | None:
     if len(counts) < _FEW:
         return None
     if len(counts) >= _NEARLY_ALL * counts.sum():
+        if measured(name, reading):
+            return "nearly all texts differ (if they are numbers, write 12.3 for 12.3 kg)"
         return "nearly all texts differ, as names do"
     return None if counts.max() >= FEWEST_ROWS else "no text is in three rows"
 
@@ -190,7 +199,7 @@ def entity(name: str, reading: Reading) -> str | None:
     if not (reading.kind == "text" or _whole(reading)):
         return None
     different_, rows = reading.entries.nunique(), len(reading.entries)
-    if not 10 <= different_ <= rows / 1.5:
+    if different_ < 10 or _differ(reading) > _MOST_OF_AN_ENTITY:
         return None
     return (
         f"has {different_} different entries in {rows} rows, as ids of patients or users do: "
@@ -220,6 +229,11 @@ def _in_order(reading: Reading) -> bool:
         return False
     ordered = entries.is_monotonic_increasing or entries.is_monotonic_decreasing
     return bool(ordered and entries.is_unique)
+
+
+def _differ(reading: Reading) -> float:
+    """Return how many different entries there are to a row that has one."""
+    return float(reading.entries.nunique() / max(reading.entries.notna().sum(), 1))
 
 
 def question_target(target: str, places: NDArray[np.intp], labels: list[Any]) -> str | None:

@@ -163,7 +163,7 @@ def load_table(
         unknown = np.full(0 if drawn.any() else len(test), -1)
         groups = np.concatenate([groups[~drawn], groups[drawn], unknown])
     data = _dataset(source, train, test, encoder, groups)
-    if count := in_both_parts(data):
+    if count := in_both_parts(data, encoder):
         notes.rows["test rows that equal a training row"] = count
         notes.say(
             f"{counted(count, 'test row')} of {data.test_size} equal a training row in every column"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from pandas import Index, Series
+    from pandas import DatetimeIndex, Series
 
 Code = str | float  # an entry that marks a missing value
 
@@ -22,7 +22,8 @@ LABEL_GAPS |= {"NULL", "Null", "null", "?", ""}
 TEXT_GAPS = LABEL_GAPS | {"-", "–", "—", "--", "."}
 GAPS = TEXT_GAPS | {"None", "none", "NONE", "na", "Na"}
 
-_SIGNS = "$€£¥₹%‰"
+# Of currencies and shares.
+_SIGNS = (*"$€£¥₹%‰", "USD", "EUR", "GBP", "CHF", "JPY", "CNY", "INR", "AUD", "CAD", "SEK", "NOK")
 _USUAL = str.maketrans("\u00a0\u2009\u202f’−", "   '-")  # what typographers put for blanks, ' and -
 _DATES = (
     *("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
@@ -32,6 +33,7 @@ _DATES = (
 )
 _TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
 _ISO = "ISO8601"  # pandas' name for all its variants
+_MOST_FORMATS = 3  # of dates in one column
 _NEARLY_ALL = 0.9
 
 
@@ -82,7 +84,8 @@ def numbers_of_form(texts: Sequence[str], form: Form) -> NDArray[np.float64]:
     thousands, decimal = map(re.escape, (form.thousands, form.decimal))
     digits = rf"(?:\d{{1,3}}(?:{thousands}\d{{3}})+|\d+)?(?:{decimal}\d*)?"
     # Round brackets stand for a debt.
-    number = re.compile(rf"(\(?)([+-]?) ?[{_SIGNS}]? ?([+-]?)({digits}) ?[{_SIGNS}]?\)?").fullmatch
+    sign = f"(?:{'|'.join(map(re.escape, _SIGNS))})?"
+    number = re.compile(rf"(\(?)([+-]?) ?{sign} ?([+-]?)({digits}) ?{sign}\)?").fullmatch
 
     def bare(text: str) -> str:
         found = number(text.strip().translate(_USUAL))
@@ -134,38 +137,64 @@ def _numbers(texts: Sequence[str], form: Form | None) -> NDArray[np.float64]:
     return plain_numbers(texts) if form is None else numbers_of_form(texts, form)
 
 
-def read_dates(texts: Sequence[str], format_: str = "") -> tuple[Index, str] | None:
-    """Return texts as dates, and their format, if all agree in one of the usual formats."""
-    import pandas as pd
+def read_dates(texts: Sequence[str], format_: str = "") -> tuple[DatetimeIndex, str] | None:
+    """Return texts as dates, and their format, if all agree in one of the usual formats.
 
-    def read(texts: Sequence[str], format_: str) -> Index | None:
-        found = pd.to_datetime(pd.Index(texts), format=format_, errors="coerce", utc=True)
-        return found.tz_localize(None).as_unit("s") if found.notna().all() else None
-
+    Where they do not, up to three formats may, separated by "|" and tried in turn for each text,
+    unless one of them swaps day and month of another.
+    """
     few = texts[:20]
     usual = re.compile(r"\d{1,4}[-/.: ]|[A-Za-z]{3,9} \d{1,2},? \d{4}")
     if not all(usual.match(text.strip()) for text in few):
         return None
     first = [text.split(" ")[0] for text in few]
-    dates = [date for date in _DATES if " " in date or read(first, date) is not None]
-    formats = [_ISO, *_TIMES, *dates, *(f"{date} {time}" for date in dates for time in _TIMES)]
-    for tried in [format_] * bool(format_) + formats:
-        if read(few, tried) is not None and (found := read(texts, tried)) is not None:
+    dates = [date for date in _DATES if " " in date or times_of(first, date).notna().all()]
+    for tried in [format_] * bool(format_) + _with_times(dates):
+        if times_of(few, tried).notna().all() and (found := times_of(texts, tried)).notna().all():
             return found, tried
+    several = _mixed(texts[:200], _with_times(_DATES) if ":" in "".join(few) else [_ISO, *_DATES])
+    if several and (found := times_of(texts, several)).notna().all():
+        return found, several
     return None
+
+
+def _mixed(texts: Sequence[str], formats: Sequence[str]) -> str:
+    """Return up to three formats that read all these texts, those that read most first."""
+    chosen: list[str] = []
+    while texts and len(chosen) < _MOST_FORMATS:
+        read = {one: times_of(texts, one).notna() for one in formats if _swapped(one) not in chosen}
+        best = max(read, key=lambda one: read[one].sum())
+        chosen.append(best)
+        if not read[best].any() or best in _TIMES:
+            return ""
+        texts = [text for text, done in zip(texts, read[best], strict=True) if not done]
+    return "" if texts else "|".join(chosen)
+
+
+def _with_times(dates: Sequence[str]) -> list[str]:
+    return [_ISO, *_TIMES, *dates, *(f"{date} {time}" for date in dates for time in _TIMES)]
+
+
+def times_of(texts: Sequence[str], format_: str) -> DatetimeIndex:
+    """Return texts as times, NaT where one is not in the format, or in one of several."""
+    import pandas as pd
+
+    found = pd.Series(pd.NaT, range(len(texts)), "datetime64[s]")
+    for one in format_.split("|"):
+        read = pd.to_datetime(pd.Index(texts), format=one, errors="coerce", utc=True)
+        found = found.fillna(pd.Series(read.tz_localize(None).as_unit("s")))
+    return pd.DatetimeIndex(found)
+
+
+def _swapped(format_: str) -> str:
+    return format_.replace("%d", "%_").replace("%m", "%d").replace("%_", "%m")
 
 
 def is_ambiguous(texts: Sequence[str], format_: str) -> bool:
     """Return whether day and month may be the other way round."""
-    import pandas as pd
-
     if not {"%d", "%m"} <= set(re.findall(r"%[dm]", format_)):
         return False
-    other = format_.replace("%d", "%_").replace("%m", "%d").replace("%_", "%m")
-    return all(
-        pd.to_datetime(pd.Index(some), format=other, errors="coerce").notna().all()
-        for some in (texts[:100], texts)
-    )
+    return all(times_of(some, _swapped(format_)).notna().all() for some in (texts[:100], texts))
 
 
 def is_code(text: str) -> bool:

@@ -63,18 +63,18 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
     recut, judging, stopping = _roles(split.repetition, stopping=not split.bagged)
     folds, left_over = _folds(data, split.plan + (recut << 32), stratified)
     test = torch.arange(data.train_size, len(data.labels))
-    # Networks of one stack have equally many examples: folds of groups are cut to the shortest.
+    # Networks of one stack have equally many examples: of folds of groups, some come again.
     sizes = sorted(map(len, folds))
+    stop, judge = (_repeated(folds[at], sizes[-1]) for at in (stopping, judging))
     if split.retrain:
         train = torch.cat((*_without(folds, stopping), left_over))
-        return Parts(train[: data.train_size - sizes[-1]], folds[stopping][: sizes[0]], test)
-    judge = folds[judging][: sizes[0]]
+        return Parts(_repeated(train, data.train_size - sizes[0]), stop, test)
     if split.bagged:
         train = torch.cat((*_without(folds, judging), left_over))
         stop = judge[:: -(-len(judge) // _MOST_STOPPING)]  # evaluated after every epoch
-        return Parts(train[: data.train_size - sizes[-1]], stop, judge)
-    train = torch.cat(_without(folds, stopping, judging))[: sum(sizes[:-2])]
-    return Parts(train, folds[stopping][: sizes[0]], test if split.test else judge)
+        return Parts(_repeated(train, data.train_size - sizes[0]), stop, judge)
+    train = _repeated(torch.cat(_without(folds, stopping, judging)), sum(sizes[2:]))
+    return Parts(train, stop, test if split.test else judge)
 
 
 def held_out(data: Dataset, split: Split, stratified: bool = False) -> Tensor:
@@ -189,6 +189,11 @@ def _pieces_together(shuffled: Tensor, pieces_of: Tensor) -> Tensor:
     place = torch.arange(len(shuffled))
     first = torch.full_like(pieces, len(shuffled)).scatter_reduce(0, one, place, "amin")
     return shuffled[(first + (pieces == 1) * len(shuffled))[one].argsort(stable=True)]
+
+
+def _repeated(examples: Tensor, size: int) -> Tensor:
+    """Return so many examples, from the first again after the last."""
+    return examples.repeat(-(-size // len(examples)))[:size]
 
 
 def _without(folds: Sequence[Tensor], *left_out: int) -> tuple[Tensor, ...]:

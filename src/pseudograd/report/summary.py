@@ -174,12 +174,13 @@ def _found(run: Study) -> tuple[str, float, float] | None:
         return _joined(ks), known["model"]["error"], known["plain"]["error"]
     if not run.protocol.retrainings:
         return fraction(run.best.k), math.nan, math.nan
-    several = combined(read_assessment(run) or {})
+    told = read_assessment(run) or {}
+    several = combined(told)
     if several and several.better:
         ks, error = several.told["ks"], several.told["error"]
         plain = error if several.plain is None else several.plain
         return f"{_joined(ks)} x{len(ks)}", error, plain
-    own = assessed(run.result.comparison)
+    own = told or assessed(run.result.comparison)
     model = own["model"]["error"]
     return fraction(run.result.chosen.k), model, own["plain"]["error"] if own["plain"] else model
 

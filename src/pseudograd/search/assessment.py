@@ -58,13 +58,18 @@ def assess(
     Returns:
         JSON-able values: classes, model, uncalibrated, plain, baselines, unequal, by_class,
         confusion, confused, reliability, comparison, importance, suspects and members; None where
-        nothing is known.
+        nothing is known. Where test rows come in groups, intervals and tests go by these, and
+        "groups" counts them.
 
     """
     labels = data.labels[data.train_size :].numpy()
     wrong = test["model"].argmax(1) != labels
-    return assess_probabilities(labels, encoder.labels, test) | {
-        "baselines": _baselines(data, encoder, wrong),
+    groups = None if data.groups is None else data.groups[data.train_size :].numpy()
+    if groups is not None and (groups < 0).any():  # of another file, which does not tell them
+        groups = None
+    return assess_probabilities(labels, encoder.labels, test, groups) | {
+        "groups": None if groups is None else len(np.unique(groups)),
+        "baselines": _baselines(data, encoder, wrong, groups),
         "importance": None if predict is None else permutation_importance(predict, data, encoder),
         "suspects": None if suspects is None else shown_suspects(suspects, data, encoder),
         "members": members,
@@ -83,7 +88,8 @@ def assess_probabilities(
         labels: The class indices of the test examples.
         classes: The names of the classes.
         test: As for `assess`.
-        groups: Which labels belong to one example, if it has several.
+        groups: Which labels belong to one example, or which examples to one group, if there are
+            several.
 
     """
     wrong = {name: found.argmax(1) != labels for name, found in test.items()}
@@ -108,7 +114,7 @@ def assess_probabilities(
             for name in ("model", "uncalibrated")
             if name in test
         },
-        "comparison": _comparison(wrong, test, labels) if "plain" in test else None,
+        "comparison": _comparison(wrong, test, labels, groups) if "plain" in test else None,
         "importance": None,
         "suspects": None,
         "members": None,
@@ -157,15 +163,17 @@ def quality(
     }
 
 
-def _baselines(data: Dataset, encoder: Encoder, wrong: NDArray[np.bool_]) -> list[dict[str, Any]]:
+def _baselines(
+    data: Dataset, encoder: Encoder, wrong: NDArray[np.bool_], groups: NDArray[np.int64] | None
+) -> list[dict[str, Any]]:
     """The quality of each baseline, and the model's verdict against it."""
     labels = data.labels[data.train_size :].numpy()
     found = [
         {
             "name": name,
             "trained_on": rows,
-            **quality(probabilities, labels),
-            "against": compare_on_rows(wrong, probabilities.argmax(1) != labels),
+            **quality(probabilities, labels, groups),
+            "against": compare_on_rows(wrong, probabilities.argmax(1) != labels, groups),
         }
         for name, (probabilities, rows) in baselines(data).items()
     ]
@@ -191,16 +199,17 @@ def _comparison(
     wrong: Mapping[str, NDArray[np.bool_]],
     test: Mapping[str, Floats],
     labels: NDArray[np.int64],
+    groups: NDArray[np.int64] | None,
 ) -> dict[str, Any]:
     """The model against that of k = 1; "kind" as in `report.verdict`.
 
     "proof" if the interval leaves out 0 and McNemar's test has p < 0.05, "hint" if one of the two
     holds, "noise" if neither does, and "same" if the probabilities are equal.
     """
-    judged = compare_on_rows(wrong["model"], wrong["plain"])
+    judged = compare_on_rows(wrong["model"], wrong["plain"], groups)
     told = (judged["low"] > 0 or judged["high"] < 0) + (judged["verdict"] != "level")
     same = np.array_equal(test["model"], test["plain"])
-    loss = log_loss_difference(test["model"], test["plain"], labels)
+    loss = log_loss_difference(test["model"], test["plain"], labels, groups)
     return {
         **judged,
         "kind": "same" if same else ("noise", "hint", "proof")[told],

@@ -50,6 +50,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
     ) -> None:
         self.protocol, self.outcomes, self.out = protocol, dict(known), out or sys.stderr
         self.name, self.live = name, self.out.isatty() and not name
+        self.before = len(known)
         self.progress: Progress | None = None
         self.started = self.line_written = time.monotonic()
         self._exits = contextlib.ExitStack()
@@ -92,7 +93,8 @@ class Display(contextlib.AbstractContextManager["Display"]):
         if progress is None:
             return "preparing"
         line = f"{self.name}, " if self.name else ""
-        line += f"{progress.stage}: {progress.done} of {progress.total} trials"
+        done, total = self._counts(progress)
+        line += f"{progress.stage}: {done} of {total} trials"
         seconds = time.monotonic() - self.started
         if seconds > 0:
             speed = progress.done / seconds
@@ -100,6 +102,10 @@ class Display(contextlib.AbstractContextManager["Display"]):
             if progress.done < progress.total:
                 line += f", {duration((progress.total - progress.done) / speed)} left"
         return line
+
+    def _counts(self, progress: Progress) -> tuple[int, int]:
+        """Return the trials that are done and all of them, those of earlier runs included."""
+        return self.before + progress.done, self.before + progress.total
 
     def _best(self) -> str:
         """Return the best k so far in words."""
@@ -128,7 +134,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
                 table.add_row(fraction(k), f"{cell.learning_rate:.4g}", error, style=style)
             else:
                 table.add_row(fraction(k), "", "", style="dim")
-        done, total = (self.progress.done, self.progress.total) if self.progress else (0, 1)
+        done, total = self._counts(self.progress) if self.progress else (0, 1)
         bar = Padding(ProgressBar(total, done, width=60), 0)  # a bar alone does not end its line
         return Group(Text(self._line()), bar, table)
 

@@ -75,8 +75,12 @@ def log_loss(probabilities: Floats, labels: Indices) -> float:
     return float(_losses(probabilities, labels).mean())
 
 
-def log_loss_difference(first: Floats, second: Floats, labels: Indices) -> Difference:
+def log_loss_difference(
+    first: Floats, second: Floats, labels: Indices, groups: Indices | None = None
+) -> Difference:
     """Return the mean difference of two log losses on the same rows, with its 95% interval.
+
+    Where rows come in groups, these are the unit of the interval.
 
     >>> even, sure = np.array([[0.5, 0.5]] * 4), np.array([[0.75, 0.25]] * 4)
     >>> log_loss_difference(sure, even, np.array([0, 0, 0, 0]))
@@ -84,8 +88,10 @@ def log_loss_difference(first: Floats, second: Floats, labels: Indices) -> Diffe
     """
     differences = _losses(first, labels) - _losses(second, labels)
     mean, reach = float(differences.mean()), math.nan
-    if len(labels) > 1:
-        reach = float(_Z * differences.std(ddof=1)) / math.sqrt(len(labels))
+    _, at = np.unique(np.arange(len(labels)) if groups is None else groups, return_inverse=True)
+    sums = np.bincount(at, differences) - mean * np.bincount(at)
+    if len(sums) > 1:
+        reach = _Z * math.sqrt(_variance_between(sums, len(labels)))
     return Difference(mean, mean - reach, mean + reach)
 
 

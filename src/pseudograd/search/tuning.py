@@ -1,8 +1,8 @@
 """`tune`: run a study of a user's data to its end, and save the model that it chooses.
 
 In addition to the study's own files, the folder then holds the model (``model.json`` and the
-weights), ``examples.json``, which describes what the model does with the examples, and for an
-ensemble ``assessment.json`` and ``suspects.csv``.
+weights), ``examples.json`` and ``assessment.json``, which describe what the model does with the
+examples and how good it is, and for an ensemble ``suspects.csv``.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def tune(
         >>> tune(study, data, encoder, Fleet(data, keep_parameters=True).run).chosen.k
         1.0
         >>> sorted(path.name for path in study.folder.glob("[a-z]*"))
-        ['examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', 'networks', 'run.json']
+        ['assessment.json', 'examples.json', 'ledger.jsonl', 'model.json', 'model.safetensors', ...]
 
     """
     bagging = isinstance(study.protocol, Bagging)
@@ -204,10 +204,30 @@ def _compare(study: Study, data: Dataset, encoder: Encoder, runner: Runner, stor
         if len(finals[name]) > 1:
             sound = [one for one in map(network_of, finals[name]) if one.is_finite]
             models[ENSEMBLES[name]] = Ensemble(tuple(sound), (1 / len(sound),) * len(sound))
-    error = comparison.kept.error
-    documents = {EXAMPLES: examples}
+    assessment = _assessed_network(data, encoder, models)
+    documents = {EXAMPLES: examples, ASSESSMENT: assessment}
+    error = assessment["model"]["error"]
     save_model(study, models, documents, encoder, found.chosen.k, made_from, test_error=error)
     return found
+
+
+def _assessed_network(
+    data: Dataset, encoder: Encoder, models: Mapping[str, Ensemble]
+) -> dict[str, Any]:
+    """Return the assessment of the network that is kept; k is judged by all final networks."""
+    test = data.features[data.train_size :]
+    names = {"model": MODEL, "plain": PLAIN}
+    found = assess(
+        data=data,
+        encoder=encoder,
+        test={
+            name: models[file].probabilities(test).numpy()
+            for name, file in names.items()
+            if file in models
+        },
+        predict=lambda rows: models[MODEL].probabilities(torch.from_numpy(rows)).numpy(),
+    )
+    return {**found, "comparison": None}
 
 
 def _train_lost(trials: Iterable[Trial], data: Dataset, runner: Runner, store: Store) -> None:
