@@ -146,11 +146,11 @@ def test_the_redescending_rule_is_of_the_papers_framework_and_gives_up() -> None
 
 def test_wrong_parameters_are_refused() -> None:
     z, y = torch.zeros(2, 3), torch.tensor([0, 1])
-    with pytest.raises(ValueError, match="^q must be a number in"):
+    with pytest.raises(ValueError, match=r"^q must be a number in"):
         rules.redescending(z, y, q=1.5)
-    with pytest.raises(ValueError, match="^t must be a number above 1"):
+    with pytest.raises(ValueError, match=r"^t must be a number above 1"):
         rules.bi_tempered(z, y, t2=1.0)
-    with pytest.raises(ValueError, match="^alpha must be a finite number"):
+    with pytest.raises(ValueError, match=r"^alpha must be a finite number"):
         rules.nce_rce(z, y, alpha=-1.0)
-    with pytest.raises(ValueError, match="^beta must be a finite number"):
+    with pytest.raises(ValueError, match=r"^beta must be a finite number"):
         rules.symmetric_cross_entropy(z, y, beta=-1.0)
