@@ -29,7 +29,7 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Sequential):
-    """The network of docs/any-network.md: 6.6 million parameters at width 64 with one block a stage.
+    """The network of docs/any-network.md: at width 64, with one block, 6.6 million parameters.
 
     Args:
         classes: How many.

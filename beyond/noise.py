@@ -58,8 +58,8 @@ def human(kind: str, clean: Labels, folder: str | os.PathLike[str] | None = None
     Args:
         kind: "aggregate" or "worst" of CIFAR-10N, or "human" of CIFAR-100N.
         clean: The true labels, which must be as many.
-        folder: That of the files, such as ``cifar10-worst.npy``; by default the environment variable
-            PSEUDOGRAD_CIFAR_N names it.
+        folder: That of the files, such as ``cifar10-worst.npy``; by default the environment
+            variable PSEUDOGRAD_CIFAR_N names it.
 
     """
     where = folder or os.environ.get(_VARIABLE)

@@ -91,10 +91,8 @@ class MethodProtocol(Protocol):
         """Return the configurations of final networks; complete only after the search."""
         if self._is_given:
             return [(self.ks[0], self.learning_rates[0])]
-        if self.each:
-            found = self.best_of_each_k(outcomes)
-        else:
-            found = [self.best(self.cells(outcomes))]
+        best = self.best_of_each_k(outcomes)
+        found = best if self.each else [self.best(best)]
         return [(cell.k, cell.learning_rate) for cell in found]
 
     def final_trials(self, outcomes: Outcomes) -> list[Trial]:
