@@ -13,7 +13,7 @@ from beyond import noise
 from pseudograd.fleet.modules.examples import Examples
 
 Part = tuple[NDArray[Any], NDArray[Any]]
-_SMOKE = (400, 100)  # examples
+_SMOKE = (200, 50)  # examples
 
 
 @dataclass(frozen=True)

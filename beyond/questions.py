@@ -147,7 +147,7 @@ class Experiment:
     def training(self, classes: int) -> Training:
         """Return the training."""
         made = self.spec.training(self.method, classes)
-        return replace(made, batch_size=64) if self.smoke else made
+        return replace(made, batch_size=64, precision="float32") if self.smoke else made
 
     def protocol(self, recipe: Recipe) -> MethodProtocol:
         """Return the search."""
@@ -157,7 +157,7 @@ class Experiment:
         settings: dict[str, Any] = {"retrainings": 5, "factor": method.factor}
         settings |= dict(setting.search)
         if self.smoke:
-            values, rates = values[-2:], rates[:2]
+            values, rates = values[1:3] if settings.get("each") else values[-1:], rates[:2]
             settings |= {"most_extensions": 0, "retrainings": min(2, settings["retrainings"])}
         return MethodProtocol(
             recipe, ks=values, learning_rates=tuple(rates), stops=True, **settings
@@ -251,13 +251,14 @@ def experiments(
         smoke: Whether they are run in small.
         reserve: Whether to include what is run only if time remains.
 
+    In small, only the first setting of a question has all methods.
     """
     found = [
         Experiment(setting, method, smoke)
         for wanted in ORDER
-        for setting in SETTINGS
-        if setting.question == wanted and question in (None, wanted)
+        if question in (None, wanted)
+        for place, setting in enumerate(one for one in SETTINGS if one.question == wanted)
         if reserve or not setting.reserve
-        for method in setting.methods
+        for method in (setting.methods[:1] if smoke and place else setting.methods)
     ]
     return [one for one in found if fnmatchcase(one.name, pattern)]
