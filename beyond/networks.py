@@ -108,7 +108,8 @@ class MLP(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of images in [0, 1]."""
-        return super().forward(2 * x - 1)
+        out: Tensor = super().forward(2 * x - 1)
+        return out
 
 
 def flip_and_shift(x: Tensor) -> Tensor:

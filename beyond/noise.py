@@ -69,7 +69,7 @@ def human(kind: str, clean: Labels, folder: str | os.PathLike[str] | None = None
             f"with {HUMAN[kind]}.npy"
         )
     path = Path(where) / f"{HUMAN[kind]}.npy"
-    found = np.load(path, allow_pickle=False).astype(np.int64)
+    found: Labels = np.load(path, allow_pickle=False).astype(np.int64)
     if found.shape != clean.shape or found.min() < 0 or found.max() > clean.max():
         raise ValueError(f"{path} must hold a label for each of the {len(clean)} training images")
     return found

@@ -15,7 +15,7 @@ _FONT = 'font-family="system-ui, sans-serif" font-size="13"'
 
 
 def differences(tables: Sequence[Table]) -> str:
-    """Draw every method's test error minus cross-entropy's, a panel per setting."""
+    """Draw every method's test error minus cross-entropy's, a panel per setting; "" for none."""
     parts, top = [], 0.0
     for table in tables:
         rows = [line for line in table.lines if line.against is not None]
@@ -23,7 +23,7 @@ def differences(tables: Sequence[Table]) -> str:
             continue
         parts.append(_panel(table, top))
         top += _TOP + _ROW * len(rows) + 34
-    return _picture(_WIDTH, top, parts)
+    return _picture(_WIDTH, top, parts) if parts else ""
 
 
 def _panel(table: Table, top: float) -> str:
@@ -106,7 +106,7 @@ class _Scale:
         self.start, self.end = start, end
 
     def __call__(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
+        share: float = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
     def axis(self, first: float, last: float, *, up: bool = False) -> str:

@@ -46,8 +46,8 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
     anchor = next(one for one in noise if one.setting.name == "anchor")
     noise.remove(anchor)
     drawn = {
-        "5": pictures.differences(noise) if any(one.lines for one in noise) else "",
-        "1": pictures.differences(clean) if any(one.lines for one in clean) else "",
+        "5": pictures.differences(noise),
+        "1": pictures.differences(clean),
         "1-depth": pictures.depths(deep) if deep else "",
         "7": pictures.best_rates(rates) if rates else "",
     }
@@ -108,7 +108,7 @@ def situations(noise: list[Table], clean: list[Table]) -> list[dict[str, Any]]:
     rows = []
     for question, name, situation in _SITUATIONS:
         table = tables[question, name]
-        known = {"situation": situation, "question": question, "state": NOT_RUN}
+        known: dict[str, Any] = {"situation": situation, "question": question, "state": NOT_RUN}
         if table.lines and not table.missing:
             better = [one for one in table.lines if one.against and one.against.verdict == "better"]
             advised = min(better, key=lambda one: one.validation, default=None)

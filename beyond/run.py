@@ -39,7 +39,7 @@ def opened(experiment: Experiment, results: Path) -> Study | None:
     if not (folder / "run.json").exists():
         return None
     written = read_run(folder)
-    settings = {
+    settings: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in written["protocol"].items()
         if name != "kind"
