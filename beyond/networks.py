@@ -55,7 +55,8 @@ class ResNet(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits, scaled so that cross-entropy starts gently."""
-        return super().forward(x) / 8
+        out: Tensor = super().forward(x) / 8
+        return out
 
 
 class CNN8(nn.Sequential):
