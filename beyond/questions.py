@@ -172,7 +172,7 @@ _CLEAN = tuple(
 )
 _NO_SEARCH = (("most_extensions", 0), ("retrainings", 3))
 _SEVEN = tuple(0.05 * 2**power for power in range(7))
-_ALL_RATES = (("most_extensions", 0), ("repetitions", 2), ("retrainings", 0), ("each", True))
+_ALL_RATES = (("repetitions", 2), ("retrainings", 0), ("each", True))
 
 
 def _published(name: str, value: float) -> Method:
@@ -230,9 +230,9 @@ SETTINGS = (
             "7",
             f"{layers}x800",
             "cifar10",
-            Spec("mlp", epochs=30, width=800, depth=layers),
+            Spec("mlp", epochs=15, width=800, depth=layers),
             (ALL_KS, NORMALIZED),
-            rates=tuple(rate / 5 for rate in _SEVEN),
+            rates=tuple(0.08 * rate for rate in _SEVEN),
             search=_ALL_RATES,
         )
         for layers in (1, 5)
