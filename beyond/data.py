@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beyond import noise
+from pseudograd.data.dataset import Dataset
 from pseudograd.fleet.modules.examples import Examples
 
 Part = tuple[NDArray[Any], NDArray[Any]]
@@ -50,6 +51,13 @@ class Named:
         """The share of training labels that are wrong."""
         given = self.examples.labels[: self.examples.train_size].numpy()
         return float((given != self.clean).mean())
+
+    def dataset(self) -> Dataset:
+        """Return them with flat images, for the MLP fleet."""
+        (images,) = self.examples.inputs
+        return Dataset(
+            self.examples.name, images.flatten(1), self.examples.labels, self.examples.train_size
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return what a study keeps of its data."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from beyond.methods import Method
+from beyond.methods import RAMPS, Method
 from beyond.protocol import MethodProtocol
 from beyond.questions import SETTINGS, Experiment, Setting
 from beyond.run import opened
@@ -120,9 +120,12 @@ class Table:
 
 def compared(first: Line, second: Line, measure: str = "error") -> Compared:
     """Compare two methods, paired over seeds."""
+    return _compared(first.values(measure), second.values(measure))
+
+
+def _compared(one: list[float], other: list[float]) -> Compared:
     from scipy.stats import ttest_rel
 
-    one, other = first.values(measure), second.values(measure)
     difference = paired_difference(one, other)
     if not math.isfinite(difference.mean):
         return Compared(difference, 1.0)
@@ -162,7 +165,7 @@ def table(setting: Setting, results: Path, *, smoke: bool = False) -> Table:
         study = opened(Experiment(setting, method, smoke), results)
         if study is not None and study.finished:
             studies.append(study)
-            lines.append(_line(method, study))
+            lines += _lines(method, study)
         else:
             missing.append(method)
     plain = next((one for one in lines if one.method.name == "ce"), None)
@@ -175,21 +178,31 @@ def table(setting: Setting, results: Path, *, smoke: bool = False) -> Table:
     return Table(setting, tuple(lines), tuple(missing), noise, _about(studies))
 
 
-def _line(method: Method, study: Study) -> Line:
+def _lines(method: Method, study: Study) -> list[Line]:
+    """Return the configurations that have final networks: one, or one for each value."""
     protocol, ledger = study.protocol, study.ledger
     assert isinstance(protocol, MethodProtocol)
-    ((value, rate),) = protocol.chosen_cells(ledger)
-    rates = protocol.searched(ledger)[value]
+    searched = protocol.searched(ledger)
     tried = {(one.k, one.learning_rate): one.error for one in protocol.cells(ledger)}
-    return Line(
-        method,
-        value,
-        rate,
-        tried.get((value, rate), math.nan),
-        tuple(ledger[trial] for trial in protocol.retrainings_of(value, rate)),
-        len(ledger),
-        len(rates) > 1 and rate in (rates[0], rates[-1]),
-    )
+    return [
+        Line(
+            method,
+            value,
+            rate,
+            tried.get((value, rate), math.nan),
+            tuple(ledger[trial] for trial in protocol.retrainings_of(value, rate)),
+            len(ledger),
+            len(searched[value]) > 1 and rate in (searched[value][0], searched[value][-1]),
+        )
+        for value, rate in protocol.chosen_cells(ledger)
+    ]
+
+
+def each_value(setting: Setting, results: Path, *, smoke: bool = False) -> list[Line]:
+    """Return the lines of a setting whose one study has final networks of every value."""
+    (method,) = setting.methods
+    study = opened(Experiment(setting, method, smoke), results)
+    return _lines(method, study) if study is not None and study.finished else []
 
 
 def _about(studies: Sequence[Study]) -> dict[str, str]:
@@ -347,17 +360,10 @@ def depths(results: Path, *, smoke: bool = False) -> list[Depth]:
     for setting in settings_of("1"):
         if not setting.name.startswith("depth"):
             continue
-        study = opened(Experiment(setting, setting.methods[0], smoke), results)
-        if study is None or not study.finished:
-            continue
-        protocol = study.protocol
-        assert isinstance(protocol, MethodProtocol)
-        errors = {
-            float(k): [study.ledger[trial].error for trial in protocol.retrainings_of(k, rate)]
-            for k, rate in protocol.chosen_cells(study.ledger)
-            if not isinstance(k, Ramp)
-        }
-        found.append(Depth(setting.spec.depth, errors))
+        lines = each_value(setting, results, smoke=smoke)
+        errors = {one.value: one.values("error") for one in lines if isinstance(one.value, float)}
+        if errors:
+            found.append(Depth(setting.spec.depth, errors))
     return found
 
 
@@ -444,3 +450,72 @@ def best_rates(results: Path, *, smoke: bool = False) -> list[BestRates]:
         else:
             found.append(BestRates(setting, errors))
     return found
+
+
+# --- k over training -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """Ramps and constant k on one network.
+
+    Attributes:
+        setting: The network.
+        lines: All of them, constant k first; ramps are compared with the best constant k.
+        best: The constant k of lowest validation error.
+        rising: Rising minus falling ramps, the mean over pairs with the same ends.
+
+    """
+
+    setting: Setting
+    lines: tuple[Line, ...]
+    best: Line
+    rising: Compared
+
+    @property
+    def wins(self) -> list[Line]:
+        """The ramps that are better than the best constant k."""
+        return [one for one in self.lines if one.against and one.against.verdict == BETTER]
+
+
+def schedules(results: Path, *, smoke: bool = False) -> list[Schedules]:
+    """Return the finished networks of question 3."""
+    found = []
+    for setting in settings_of("3"):
+        lines = each_value(setting, results, smoke=smoke)
+        if not lines:
+            continue
+        constant = [one for one in lines if not isinstance(one.value, Ramp)]
+        ramps = [one for one in lines if isinstance(one.value, Ramp)]
+        best = min(constant, key=lambda one: one.validation)
+        against = corrected([compared(one, best) for one in ramps])
+        ramps = [replace(one, against=two) for one, two in zip(ramps, against, strict=True)]
+        by_value = {one.value: one.values("error") for one in ramps}
+        pairs = [pair for pair in RAMPS if by_value.keys() >= set(pair)]
+        up, down = (
+            [statistics.fmean(several) for several in zip(*errors, strict=True)]
+            for errors in zip(*([by_value[one] for one in pair] for pair in pairs), strict=True)
+        )
+        rising = _compared(up, down)
+        found.append(Schedules(setting, (*constant, *ramps), best, rising))
+    return found
+
+
+def schedule_claims(found: Sequence[Schedules]) -> list[Claim]:
+    """Return the claims about k over training."""
+    rising = {one.setting.name: one.rising for one in found}
+    wins = sum(bool(one.wins) for one in found)
+    verdict = NOT_RUN
+    if found:
+        verdict = "confirmed" if wins >= 2 else "partly confirmed" if wins else "refuted"
+    best = {
+        one.setting.name: min((one.against for one in one.lines if one.against), key=_mean)
+        for one in found
+    }
+    verdicts = {name: two.verdict for name, two in best.items()}
+    ramp = Claim("3a", "Some ramp beats the best constant k.", verdicts, best, verdict)
+    return [ramp, _claim("3b", "Easy first, hard later: rising ramps beat falling ones.", rising)]
+
+
+def _mean(compared: Compared) -> float:
+    return compared.difference.mean

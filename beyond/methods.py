@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pseudograd import rules
+from pseudograd.fleet import Ramp
 from pseudograd.rules import Rule
 
 KS = (0.25, 0.5, 2.0, 4.0)
@@ -35,7 +36,7 @@ class Method:
     name: str
     title: str
     parameter: str
-    values: tuple[float, ...]
+    values: tuple[float | Ramp, ...]
     rule: Callable[[Any], Rule] | None = None
     link: Callable[[Tensor, float], Tensor] | None = None
 
@@ -137,4 +138,7 @@ METHODS = {
     )
 }
 ALL_KS = Method("tunable", "tunable (the paper’s)", "k", (0.25, 0.5, 1.0, 2.0, 4.0))
+# Constant k, and pairs of ramps with the same ends: rising, falling.
+RAMPS = tuple((Ramp(low, high), Ramp(high, low)) for low, high in ((0.5, 2), (0.25, 1), (1, 4)))
+SCHEDULES = Method("schedules", "k over training", "k", (0.5, 1.0, 2.0, *sum(RAMPS, ())))
 NORMALIZED = Method("normalized", "rescaled", "k", ALL_KS.values, _normalized)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from beyond.findings import BestRates, Depth, Table
+from beyond.findings import BestRates, Compared, Depth
 
 _WIDTH, _LABEL, _ROW, _TOP = 760, 230, 22, 46
 _COLOURS = {"better": "#1a7f37", "worse": "#cf222e", "level": "#57606a"}
@@ -14,31 +14,27 @@ _LINES = ("#0550ae", "#54aeff", "#57606a", "#fb8f44", "#953800")
 _FONT = 'font-family="system-ui, sans-serif" font-size="13"'
 
 
-def differences(tables: Sequence[Table]) -> str:
-    """Draw every method's test error minus cross-entropy's, a panel per setting; "" for none."""
+def differences(panels: Mapping[str, Sequence[tuple[str, Compared]]]) -> str:
+    """Draw differences of test errors with their intervals, a panel per title; "" for none."""
     parts, top = [], 0.0
-    for table in tables:
-        rows = [line for line in table.lines if line.against is not None]
-        if not rows:
-            continue
-        parts.append(_panel(table, top))
-        top += _TOP + _ROW * len(rows) + 34
+    for title, rows in panels.items():
+        if rows:
+            parts.append(_panel(title, rows, top))
+            top += _TOP + _ROW * len(rows) + 34
     return _picture(_WIDTH, top, parts) if parts else ""
 
 
-def _panel(table: Table, top: float) -> str:
-    rows = [line for line in table.lines if line.against is not None]
-    found = [line.against.difference for line in rows if line.against is not None]
+def _panel(title: str, rows: Sequence[tuple[str, Compared]], top: float) -> str:
+    found = [compared.difference for _, compared in rows]
     ends = [100 * end for one in found for end in (one.low, one.high) if math.isfinite(end)]
     scale = _Scale(min([*ends, 0]), max([*ends, 0]), _LABEL, _WIDTH - 20)
     bottom = top + _TOP + _ROW * len(rows)
-    title = f"{table.setting.name}: test error minus cross-entropy’s, percentage points"
-    out = [_text(8, top + 20, title, bold=True), scale.axis(top + _TOP - 10, bottom)]
-    for at, line in enumerate(rows):
+    heading = f"{title}, percentage points of test error"
+    out = [_text(8, top + 20, heading, bold=True), scale.axis(top + _TOP - 10, bottom)]
+    for at, (label, compared) in enumerate(rows):
         y = top + _TOP + _ROW * at + 4
-        assert line.against is not None
-        difference, colour = line.against.difference, _COLOURS[line.against.verdict]
-        out.append(_text(8, y + 4, line.method.title))
+        difference, colour = compared.difference, _COLOURS[compared.verdict]
+        out.append(_text(8, y + 4, label))
         if math.isfinite(difference.low):
             low, high = scale(100 * difference.low), scale(100 * difference.high)
             out.append(_line(low, y, high, y, colour, 2))

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from beyond import networks
-from beyond.methods import ALL_KS, METHODS, NORMALIZED, Method, tunable_smoothing
+from beyond.methods import ALL_KS, METHODS, NORMALIZED, SCHEDULES, Method, tunable_smoothing
 from beyond.protocol import MethodProtocol
 from pseudograd.fleet.modules.training import Training
-from pseudograd.fleet.recipe import Recipe
+from pseudograd.fleet.recipe import MLPRecipe, Recipe
 
 ORDER = ("5", "1", "7", "3", "6", "2", "4")  # the most telling first
 VALIDATION = 0.1
@@ -27,7 +27,7 @@ class Spec:
     """A network and its training.
 
     Attributes:
-        kind: "resnet", "cnn8" or "mlp".
+        kind: "resnet", "cnn8" or "mlp"; "row" for one of the paper's, on the MLP fleet.
         epochs: How long it is trained.
         width: As in `beyond.networks`.
         depth: Blocks a stage, or hidden layers.
@@ -68,6 +68,20 @@ class Spec:
             **common, optimizer_settings={"momentum": 0.5}, schedule="cosine",
             clip=100.0 if self.depth > 1 else None, precision="tf32",
         )  # fmt: skip
+
+    def row(self, data: str, data_hash: str, batch_size: int = 128) -> MLPRecipe:
+        """Return the recipe of a row of the paper's, for a fixed number of epochs."""
+        return MLPRecipe(
+            data,
+            (self.width,) * self.depth,
+            data_hash,
+            momentum=0.5,
+            schedule="cosine",
+            clip=100.0 if self.depth > 1 else None,
+            batch_size=batch_size,
+            patience=self.epochs,
+            max_epochs=self.epochs,
+        )
 
     def _network(self, classes: int) -> Callable[[], nn.Module]:
         if self.kind == "resnet":
@@ -149,6 +163,10 @@ class Experiment:
         made = self.spec.training(self.method, classes)
         return replace(made, batch_size=64, precision="float32") if self.smoke else made
 
+    def row(self, data: str, data_hash: str) -> MLPRecipe:
+        """Return the recipe of a row of the paper's."""
+        return self.spec.row(data, data_hash, batch_size=64 if self.smoke else 128)
+
     def protocol(self, recipe: Recipe) -> MethodProtocol:
         """Return the search."""
         setting, method = self.setting, self.method
@@ -157,7 +175,7 @@ class Experiment:
         settings: dict[str, Any] = {"retrainings": 5, "factor": method.factor}
         settings |= dict(setting.search)
         if self.smoke:
-            values, rates = values[1:3] if settings.get("each") else values[-1:], rates[:2]
+            values, rates = values[1:5] if settings.get("each") else values[-1:], rates[:2]
             settings |= {"most_extensions": 0, "retrainings": min(2, settings["retrainings"])}
         return MethodProtocol(
             recipe, ks=values, learning_rates=tuple(rates), stops=True, **settings
@@ -236,6 +254,27 @@ SETTINGS = (
             search=_ALL_RATES,
         )
         for layers in (1, 5)
+    ),
+    *(
+        Setting(
+            "3",
+            f"{layers}x800",
+            "cifar10",
+            Spec("row", epochs=60, width=800, depth=layers),
+            (SCHEDULES,),
+            rates=tuple(0.0075 * 2**power for power in range(6)),
+            search=(("each", True),),
+        )
+        for layers in (1, 3, 5)
+    ),
+    Setting(
+        "3",
+        "resnet",
+        "cifar10",
+        _SMALL,
+        (SCHEDULES,),
+        rates=(0.2, 0.4, 0.8),
+        search=(("each", True),),
     ),
 )
 

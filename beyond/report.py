@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,22 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
         if len(one.methods) > 1
     ]
     deep, rates = findings.depths(results, smoke=smoke), findings.best_rates(results, smoke=smoke)
+    ramps = findings.schedules(results, smoke=smoke)
     anchor = next(one for one in noise if one.setting.name == "anchor")
     noise.remove(anchor)
     drawn = {
-        "5": pictures.differences(noise),
-        "1": pictures.differences(clean),
+        "5": pictures.differences(_panels(noise)),
+        "1": pictures.differences(_panels(clean)),
         "1-depth": pictures.depths(deep) if deep else "",
         "7": pictures.best_rates(rates) if rates else "",
+        "3": pictures.differences(
+            {
+                f"{one.setting.name}: minus constant {parameter(one.best)}": [
+                    (f"k = {line.value}", line.against) for line in one.lines if line.against
+                ]
+                for one in ramps
+            }
+        ),
     }
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -73,6 +83,8 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
         noise_claims=findings.noise_claims(noise),
         clean_claims=findings.clean_claims(clean),
         depth_claim=findings.depth_claim(deep),
+        ramps=ramps,
+        schedule_claims=findings.schedule_claims(ramps),
         situations=situations(noise, clean),
         sessions=sessions(results),
         pictures={name: f"{shown}/{name}.svg" for name, picture in drawn.items() if picture},
@@ -82,6 +94,15 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
     found = {target / "BEYOND.md": text}
     found |= {folder / f"{name}.svg": picture for name, picture in drawn.items() if picture}
     return found
+
+
+def _panels(tables: Sequence[Table]) -> dict[str, list[tuple[str, Compared]]]:
+    return {
+        f"{table.setting.name}: minus cross-entropy’s": [
+            (line.method.title, line.against) for line in table.lines if line.against
+        ]
+        for table in tables
+    }
 
 
 # --- the decision table --------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from beyond.measures import all_measures, log_probabilities, logits_of
 from beyond.protocol import MethodProtocol
 from beyond.questions import Experiment
 from pseudograd import environment
-from pseudograd.fleet import Outcome, Stop, Trial, never
+from pseudograd.fleet import Fleet, Outcome, Recipe, Stop, Trial, never
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.loop import module_recipe
 from pseudograd.fleet.modules.training import Training
@@ -104,13 +104,19 @@ def _run_one(
     count: _Count,
 ) -> bool:
     data = named(experiment.setting.data, place)
-    training = experiment.training(classes_of(experiment.setting.data, place))
-    recipe = training.recipe(data.examples.name, data.examples.sha256[:16])
-    study = Study(experiment.folder(results), experiment.protocol(recipe), data.facts())
     several = 1 if device == "cpu" else slots or experiment.spec.slots
-    fleet = ModuleFleet(training, data.examples, device, several, keep_parameters=True)
-    fleet.tell = tell
-    runner = measuring(fleet.run, experiment, training, data, torch.device(device))
+    recipe: Recipe
+    if experiment.spec.kind == "row":
+        flat = data.dataset()
+        recipe = experiment.row(flat.name, flat.sha256[:16])
+        runner: Runner = Fleet(flat, device).run
+    else:
+        training = experiment.training(classes_of(experiment.setting.data, place))
+        recipe = training.recipe(data.examples.name, data.examples.sha256[:16])
+        fleet = ModuleFleet(training, data.examples, device, several, keep_parameters=True)
+        fleet.tell = tell
+        runner = measuring(fleet.run, experiment, training, data, torch.device(device))
+    study = Study(experiment.folder(results), experiment.protocol(recipe), data.facts())
 
     def watch(progress: Any) -> None:
         count.trainings += 1
