@@ -197,7 +197,8 @@ def test_patience_keeps_the_best_epoch() -> None:
 def test_the_best_epoch_is_judged_also_by_the_examples_that_chose_it() -> None:
     data, made = images(), training(epochs=12, patience=12, schedule="constant", validation=0.25)
     one = replace(trial(made, data, bagged=True), learning_rate=0.05)
-    outcome = trained(made, data, one)
+    (outcome,) = ModuleFleet(made, data, slots=1, keep_parameters=True).run([one])
+    assert outcome.state is not None
     assert outcome.best_epoch < outcome.epochs
     assert outcome.error == outcome.stop_error == min(outcome.curve)
 

@@ -31,6 +31,7 @@ from pseudograd.fleet.modules.loop import (
     Course,
     Judged,
     batches,
+    kept,
     precision,
     sensitivities,
     watched_rows,
@@ -368,7 +369,7 @@ class Crew:
                     if slot not in running and pending:
                         trial = pending.popleft()
                         cut = self.examples.parts(self.recipe, trial.split)
-                        keep = self.keep_parameters and trial.split.retrain
+                        keep = self.keep_parameters and kept(trial)
                         initial = self._initial(trial.seed, pending[0].seed if pending else None)
                         running[slot] = slot.run(trial, cut, initial, keep)
                 if not running:

@@ -116,6 +116,11 @@ def module_recipe(trial: Trial) -> ModuleRecipe:
     return trial.recipe
 
 
+def kept(trial: Trial) -> bool:
+    """Return whether a trial's network is of use after the search."""
+    return trial.split.retrain or trial.split.bagged
+
+
 def batches(count: int, batch_size: int) -> tuple[int, int]:
     """Return the number of steps per epoch and of examples per step.
 
@@ -197,10 +202,9 @@ def train(
                 final = judged
                 if judged is None or best or watched is not cut.judge:
                     final = evaluate(training, module, examples, cut.judge, device)
-                kept = module.state_dict() if keep_parameters else None
+                state = _on_cpu(module.state_dict()) if keep_parameters else None
                 assert final is not None
-                kept = None if kept is None else _on_cpu(kept)
-                return course.outcome(reason, final, kept, last)
+                return course.outcome(reason, final, state, last)
     return None
 
 
