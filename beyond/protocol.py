@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet import Ramp, Trial
 from pseudograd.search import Cell, Protocol
 from pseudograd.search.protocol import Outcomes, trial_at
@@ -25,6 +26,7 @@ class MethodProtocol(Protocol):
         factor: Between neighbouring rates.
         stops: Whether the validation split also chooses the epoch.
         each: Whether every value is searched and has final networks, and not only the best.
+        folds: Whether the final networks are those of five folds, judged on the fold left out.
 
     """
 
@@ -34,6 +36,7 @@ class MethodProtocol(Protocol):
     factor: float = 2.0
     stops: bool = False
     each: bool = False
+    folds: bool = False
 
     def _check(self) -> None:
         if not self.ks or not self.learning_rates:
@@ -107,6 +110,8 @@ class MethodProtocol(Protocol):
 
     def retrainings_of(self, k: float | Ramp, rate: float) -> list[Trial]:
         """Return the final trials of one configuration."""
+        if self.folds:
+            return [self._at(k, rate, fold) for fold in range(FOLDS)]
         numbers = range(_FINAL, _FINAL + self.retrainings)
         return [self._at(k, rate, number, retrain=True) for number in numbers]
 

@@ -32,6 +32,7 @@ class Spec:
         width: As in `beyond.networks`.
         depth: Blocks a stage, or hidden layers.
         flips: Whether images are flipped as well as shifted.
+        folds: Whether five folds take turns, and the last epoch counts.
 
     """
 
@@ -40,6 +41,7 @@ class Spec:
     width: int
     depth: int = 1
     flips: bool = True
+    folds: bool = False
 
     def training(self, method: Method, classes: int = 10) -> Training:
         """Return the training with a method's rule."""
@@ -47,8 +49,9 @@ class Spec:
             "network": self._network(classes),
             "optimizer": torch.optim.SGD,
             "epochs": self.epochs,
-            "patience": self.epochs,  # never stops early; the best epoch is kept beside the last
-            "validation": VALIDATION,
+            # Never stops early; the best epoch is kept beside the last.
+            "patience": None if self.folds else self.epochs,
+            "validation": None if self.folds else VALIDATION,
             "rule": method.rule,
         }
         augment = networks.flip_and_shift if self.flips else networks.shift
@@ -114,6 +117,7 @@ class Setting:
         search: Of `MethodProtocol`, what differs from its usual search.
         rates: The learning rates, in place of those around the middle.
         target: The validation error of "time to a given error"; None for none.
+        keeps: Whether the probabilities of final networks are kept, to be summed up together.
         reserve: Whether it is run only if time remains.
 
     """
@@ -127,6 +131,7 @@ class Setting:
     search: tuple[tuple[str, Any], ...] = ()
     rates: tuple[float, ...] = ()
     target: float | None = None
+    keeps: bool = False
     reserve: bool = False
 
 
@@ -176,7 +181,8 @@ class Experiment:
         settings |= dict(setting.search)
         if self.smoke:
             values, rates = values[1:5] if settings.get("each") else values[-1:], rates[:2]
-            settings |= {"most_extensions": 0, "retrainings": min(2, settings["retrainings"])}
+            few = 6 if setting.keeps else 2
+            settings |= {"most_extensions": 0, "retrainings": min(few, settings["retrainings"])}
         return MethodProtocol(
             recipe, ks=values, learning_rates=tuple(rates), stops=True, **settings
         )
@@ -189,7 +195,6 @@ _CLEAN = tuple(
     for name in ("ce", "tunable", "smoothing", "tunable-smoothing")
 )
 _NO_SEARCH = (("most_extensions", 0), ("retrainings", 3))
-_SEVEN = tuple(0.05 * 2**power for power in range(7))
 _ALL_RATES = (("repetitions", 2), ("retrainings", 0), ("each", True))
 
 
@@ -241,7 +246,13 @@ SETTINGS = (
         for blocks in (0, 1, 3)
     ),
     Setting(
-        "7", "resnet", "cifar10", _SMALL, (ALL_KS, NORMALIZED), rates=_SEVEN, search=_ALL_RATES
+        "7",
+        "resnet",
+        "cifar10",
+        _SMALL,
+        (ALL_KS, NORMALIZED),
+        rates=(0.1, 0.2, 0.4, 0.8, 1.6),
+        search=_ALL_RATES,
     ),
     *(
         Setting(
@@ -250,7 +261,7 @@ SETTINGS = (
             "cifar10",
             Spec("mlp", epochs=15, width=800, depth=layers),
             (ALL_KS, NORMALIZED),
-            rates=tuple(0.08 * rate for rate in _SEVEN),
+            rates=tuple(0.004 * 2**power for power in range(7)),
             search=_ALL_RATES,
         )
         for layers in (1, 5)
@@ -275,6 +286,32 @@ SETTINGS = (
         (SCHEDULES,),
         rates=(0.2, 0.4, 0.8),
         search=(("each", True),),
+    ),
+    *(
+        Setting(
+            "6",
+            data,
+            data,
+            replace(_SMALL, folds=True),
+            (ALL_KS,),
+            rates=(0.2, 0.4, 0.8),
+            search=(("each", True), ("folds", True)),
+            keeps=True,
+        )
+        for data in ("cifar10-worst", "cifar10-aggregate")
+    ),
+    *(
+        Setting(
+            "4",
+            data,
+            data,
+            _SMALL,
+            (ALL_KS,),
+            rates=(0.2, 0.4, 0.8),
+            search=(("each", True), ("retrainings", 10)),
+            keeps=True,
+        )
+        for data in ("cifar10", "cifar10-worst")
     ),
 )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import json
 import subprocess
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beyond import arrays
 from beyond.data import Named, Place, classes_of, named
 from beyond.measures import all_measures, log_probabilities, logits_of
 from beyond.protocol import MethodProtocol
@@ -71,20 +75,41 @@ def run(
         command: What to record as having been asked for.
         tell: Called with lines of progress.
 
+    Raises:
+        ValueError: If studies failed; the others are run nevertheless.
+
     """
+    failed: list[str] = []
     with _session(results, command, device) as count:
         for experiment in experiments:
             study = opened(experiment, results)
-            if study is not None and study.finished:
+            if study is not None and study.finished and not _is_open(experiment, results):
                 continue
             if stop():
                 return False
             began = time.monotonic()
-            done = _run_one(experiment, results, place, device, slots, stop, command, tell, count)
+            try:
+                done = _run_one(
+                    experiment, results, place, device, slots, stop, command, tell, count
+                )
+            except (RuntimeError, ValueError, OSError):  # the others go on
+                tell(f"{experiment.name} failed:\n{traceback.format_exc()}")
+                failed.append(experiment.name)
+                continue
+            finally:
+                gc.collect()  # frees the GPU's memory
             tell(f"{experiment.name}: {time.monotonic() - began:.1f} s" + " so far" * (not done))
             if not done:
                 return False
+    if failed:
+        raise ValueError(f"failed, for the reasons above: {', '.join(failed)}")
     return True
+
+
+def _is_open(experiment: Experiment, results: Path) -> bool:
+    """Return whether a finished study's networks are still to be summed up."""
+    folder = experiment.folder(results)
+    return experiment.setting.keeps and arrays.read_found(folder) is None
 
 
 @dataclass
@@ -106,6 +131,7 @@ def _run_one(
     data = named(experiment.setting.data, place)
     several = 1 if device == "cpu" else slots or experiment.spec.slots
     recipe: Recipe
+    kept: list[Callable[[Trial, Tensor], None]] = []
     if experiment.spec.kind == "row":
         flat = data.dataset()
         recipe = experiment.row(flat.name, flat.sha256[:16])
@@ -115,14 +141,23 @@ def _run_one(
         recipe = training.recipe(data.examples.name, data.examples.sha256[:16])
         fleet = ModuleFleet(training, data.examples, device, several, keep_parameters=True)
         fleet.tell = tell
-        runner = measuring(fleet.run, experiment, training, data, torch.device(device))
+        runner = measuring(fleet.run, experiment, training, data, torch.device(device), kept)
     study = Study(experiment.folder(results), experiment.protocol(recipe), data.facts())
 
     def watch(progress: Any) -> None:
         count.trainings += 1
         tell(_line(experiment, progress.outcome))
 
-    return study.run(runner, stop=stop, command=command, devices=(device,), watch=watch)
+    if experiment.setting.keeps:
+        kept.append(functools.partial(arrays.keep, study))
+    finished = study.run(runner, stop=stop, command=command, devices=(device,), watch=watch)
+    if finished and experiment.setting.keeps:
+        for _ in runner(deque(arrays.lost(study)), stop):  # trained on another machine
+            pass
+        finished = not arrays.lost(study)
+        if finished:
+            arrays.sum_up(study, data)
+    return finished
 
 
 def _line(experiment: Experiment, outcome: Outcome) -> str:
@@ -135,9 +170,17 @@ def _line(experiment: Experiment, outcome: Outcome) -> str:
 
 
 def measuring(
-    runner: Runner, experiment: Experiment, training: Training, data: Named, device: torch.device
+    runner: Runner,
+    experiment: Experiment,
+    training: Training,
+    data: Named,
+    device: torch.device,
+    kept: Sequence[Callable[[Trial, Tensor], None]] = (),
 ) -> Runner:
-    """Return the runner, whose final networks are also measured on the test set."""
+    """Return the runner, whose final networks are also measured on the test set.
+
+    ``kept`` are called with the log-probabilities of the examples that judge a network.
+    """
     module: list[torch.nn.Module] = []
     method, examples = experiment.method, data.examples
 
@@ -149,11 +192,15 @@ def measuring(
             found = log_probabilities(method.link(logits.double(), k))
         return found, examples.labels[rows].to(device)
 
-    def measure(outcome: Outcome) -> dict[str, float]:
+    def measure(outcome: Outcome) -> dict[str, float] | None:
         if not module:
             module.append(training.module(0).to(device))
         trial, measures = outcome.trial, dict[str, float]()
         cut = examples.parts(module_recipe(trial), trial.split)
+        for keep in kept:
+            keep(trial, log_p(outcome.state, cut.judge, trial.k)[0])
+        if not trial.split.retrain:
+            return None
         for prefix, state in (("", outcome.state), ("last_", outcome.last_state)):
             validation = log_p(state, cut.stop, trial.k)
             found = all_measures(*log_p(state, cut.judge, trial.k), validation)
@@ -162,7 +209,8 @@ def measuring(
 
     def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
         for outcome in runner(trials, stop):
-            if outcome.state is not None and outcome.stopped_by != "diverged":
+            needed = outcome.trial.split.retrain or kept
+            if outcome.state is not None and needed and outcome.stopped_by != "diverged":
                 yield replace(outcome, measures=measure(outcome))
             else:
                 yield outcome
