@@ -77,7 +77,8 @@ def _probabilities(study: Study, trial: Trial, scaled: bool = False) -> Floats:
         log_p = log_p / (study.ledger[trial].measures or {})["temperature"]
         log_p = log_p - log_p.max(1, keepdims=True)
     p: Floats = np.exp(log_p)
-    return p / p.sum(1, keepdims=True)
+    p /= p.sum(1, keepdims=True)
+    return p
 
 
 # --- question 4: ensembles -----------------------------------------------------------------------
