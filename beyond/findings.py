@@ -7,7 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from beyond.arrays import jackknife, read_found
 from beyond.methods import RAMPS, Method
 from beyond.protocol import MethodProtocol
 from beyond.questions import SETTINGS, Experiment, Setting
@@ -26,19 +28,27 @@ class Compared:
 
     Attributes:
         difference: The mean, with its 95% interval.
-        p: Of the paired t-test, corrected by Holm's method if there were several.
+        p: Of the test, corrected by Holm's method if there were several.
+        more_is_better: Whether it is not about an error.
 
     """
 
     difference: Difference
     p: float
+    more_is_better: bool = False
 
     @property
     def verdict(self) -> str:
         """Whether the first is better, worse or level."""
         if not self.p < LEVEL:
             return EVEN
-        return BETTER if self.difference.mean < 0 else WORSE
+        return BETTER if (self.difference.mean < 0) != self.more_is_better else WORSE
+
+    @classmethod
+    def by_interval(cls, difference: Difference) -> Compared:
+        """Return the comparison whose 95% interval is its test."""
+        excludes = difference.high < 0 or difference.low > 0
+        return cls(difference, 0.0 if excludes else 1.0)
 
 
 @dataclass(frozen=True)
@@ -234,6 +244,7 @@ class Claim:
         verdicts: By setting: better, worse or level.
         comparisons: The same as numbers.
         verdict: "confirmed", "partly confirmed", "refuted" or "not run yet".
+        planned: How many settings there are to be.
 
     """
 
@@ -242,6 +253,14 @@ class Claim:
     verdicts: Mapping[str, str]
     comparisons: Mapping[str, Compared]
     verdict: str
+    planned: int = 0
+
+    @property
+    def shown(self) -> str:
+        """The verdict, and how much it rests on if settings are missing."""
+        if not 0 < len(self.verdicts) < self.planned:
+            return self.verdict
+        return f"{self.verdict} so far ({len(self.verdicts)} of {self.planned} settings)"
 
 
 NOT_RUN = "not run yet"
@@ -300,7 +319,8 @@ def noise_claims(tables: Sequence[Table]) -> list[Claim]:
         "5d": "The redescending rule has a lower test error than cross-entropy.",
         "5e": "The redescending rule beats the best published robust loss.",
     }
-    return [_claim(name, texts[name], found[name]) for name in texts]
+    planned = sum(not one.setting.reserve for one in tables)
+    return [_claim(name, texts[name], found[name], planned) for name in texts]
 
 
 def clean_claims(tables: Sequence[Table]) -> list[Claim]:
@@ -320,16 +340,20 @@ def clean_claims(tables: Sequence[Table]) -> list[Claim]:
         "1a": "A tuned k improves a well-tuned ResNet.",
         "1b": "A tuned k improves it beside label smoothing.",
     }
-    return [_claim(name, texts[name], found[name], all_needed=True) for name in texts]
+    return [_claim(name, texts[name], found[name], len(tables), all_needed=True) for name in texts]
 
 
 def _claim(
-    name: str, text: str, comparisons: Mapping[str, Compared], *, all_needed: bool = False
+    name: str,
+    text: str,
+    comparisons: Mapping[str, Compared],
+    planned: int,
+    *,
+    all_needed: bool = False,
 ) -> Claim:
     verdicts = {setting: one.verdict for setting, one in comparisons.items()}
-    return Claim(
-        name, text, verdicts, comparisons, judged([*verdicts.values()], all_needed=all_needed)
-    )
+    verdict = judged([*verdicts.values()], all_needed=all_needed)
+    return Claim(name, text, verdicts, comparisons, verdict, planned)
 
 
 # --- depth ---------------------------------------------------------------------------------------
@@ -374,8 +398,7 @@ def depth_claim(found: Sequence[Depth]) -> Claim:
     if not {0, 3} <= by_blocks.keys() or not {0.5, 2.0} <= by_blocks[0].errors.keys():
         return Claim("1c", text, {}, {}, NOT_RUN)
     shift = paired_difference(by_blocks[3].preference, by_blocks[0].preference)
-    p = 0.0 if shift.high < 0 or shift.low > 0 else 1.0
-    comparison = Compared(shift, p)
+    comparison = Compared.by_interval(shift)
     names = {BETTER: "confirmed", WORSE: "refuted", EVEN: "open"}
     verdict = names[comparison.verdict]
     return Claim("1c", text, {name: comparison.verdict}, {name: comparison}, verdict)
@@ -513,9 +536,91 @@ def schedule_claims(found: Sequence[Schedules]) -> list[Claim]:
         for one in found
     }
     verdicts = {name: two.verdict for name, two in best.items()}
-    ramp = Claim("3a", "Some ramp beats the best constant k.", verdicts, best, verdict)
-    return [ramp, _claim("3b", "Easy first, hard later: rising ramps beat falling ones.", rising)]
+    planned = len(settings_of("3"))
+    text = "Easy first, hard later: rising ramps beat falling ones."
+    return [
+        Claim("3a", "Some ramp beats the best constant k.", verdicts, best, verdict, planned),
+        _claim("3b", text, rising, planned),
+    ]
 
 
 def _mean(compared: Compared) -> float:
     return compared.difference.mean
+
+
+# --- probabilities of networks -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What found.json says of a setting of question 4 or 6, and the comparison with k = 1.
+
+    Attributes:
+        setting: The setting.
+        found: What the file holds.
+        compared: By kind of ensemble, or by k.
+
+    """
+
+    setting: Setting
+    found: Mapping[str, Any]
+    compared: Mapping[str, Compared]
+
+
+def _summed(question: str, results: Path) -> list[tuple[Setting, dict[str, Any]]]:
+    folders = {
+        setting.name: Experiment(setting, setting.methods[0]).folder(results)
+        for setting in settings_of(question)
+    }
+    found = [(one, read_found(folders[one.name])) for one in settings_of(question)]
+    return [(setting, one) for setting, one in found if one is not None]
+
+
+def ensembles(results: Path) -> list[Summed]:
+    """Return the finished settings of question 4; each kind is compared with k = 1, as scaled."""
+    several = []
+    for setting, found in _summed("4", results):
+        compared = {}
+        for kind, errors in found.items():
+            name, _, way = kind.rpartition(", ")
+            if name != "k = 1":
+                difference = Difference(*jackknife(errors, found[f"k = 1, {way}"]))
+                compared[kind] = Compared.by_interval(difference)
+        several.append(Summed(setting, found, compared))
+    return several
+
+
+def ensemble_claim(several: Sequence[Summed]) -> Claim:
+    """Return the claim about mixed ensembles."""
+    mixed = {one.setting.name: one.compared["mixed, scaled"] for one in several}
+    text = "An ensemble of mixed k has a lower test error than one of k = 1."
+    return _claim("4", text, mixed, len(settings_of("4")), all_needed=True)
+
+
+def suspects(results: Path) -> list[Summed]:
+    """Return the finished settings of question 6; the AUROC of each k is compared with k = 1."""
+    several = []
+    for setting, found in _summed("6", results):
+        plain = {k: one["minus k = 1"] for k, one in found.items() if "minus k = 1" in one}
+        comparisons = corrected(
+            [
+                Compared(
+                    Difference(one["mean"], one["mean"] - reach, one["mean"] + reach),
+                    math.erfc(abs(one["mean"]) / max(one["standard_error"], 1e-12) / 2**0.5),
+                    more_is_better=True,
+                )
+                for one in plain.values()
+                for reach in [1.959964 * one["standard_error"]]
+            ]
+        )
+        several.append(Summed(setting, found, dict(zip(plain, comparisons, strict=True))))
+    return several
+
+
+def suspects_claim(several: Sequence[Summed]) -> Claim:
+    """Return the claim that some k finds more wrong labels than k = 1."""
+    best = {
+        one.setting.name: max(one.compared.values(), key=_mean) for one in several if one.compared
+    }
+    text = "Some k ≠ 1 finds more wrong labels than k = 1."
+    return _claim("6", text, best, len(settings_of("6")), all_needed=True)

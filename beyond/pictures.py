@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from beyond.findings import BestRates, Compared, Depth
+from beyond.findings import BestRates, Compared, Depth, Summed
 
 _WIDTH, _LABEL, _ROW, _TOP = 760, 230, 22, 46
 _COLOURS = {"better": "#1a7f37", "worse": "#cf222e", "level": "#57606a"}
@@ -55,6 +55,18 @@ def depths(found: Sequence[Depth]) -> str:
     return _chart(series, "test error (%) against log₂ k")
 
 
+def suspects(found: Sequence[Summed]) -> str:
+    """Draw the AUROC of finding wrong labels against k, a line per label set and score."""
+    series = {
+        f"{one.setting.name}, {score}": {
+            math.log2(float(k)): 100 * scores[score]["auroc"] for k, scores in one.found.items()
+        }
+        for one in found
+        for score in ("self-confidence", "margin")
+    }
+    return _chart(series, "AUROC (%) of finding wrong labels against log₂ k")
+
+
 def best_rates(found: Sequence[BestRates]) -> str:
     """Draw log2 of the best learning rate against log2 k, as it is and rescaled."""
     names = {"tunable": "Eq. 5", "normalized": "rescaled"}
@@ -72,7 +84,7 @@ def _chart(series: Mapping[str, Mapping[float, float]], title: str) -> str:
     points = [point for one in series.values() for point in one.items()]
     if not points:
         return _picture(_WIDTH, 0, [])
-    across = _Scale(min(x for x, _ in points), max(x for x, _ in points), 60, _WIDTH - 230)
+    across = _Scale(min(x for x, _ in points), max(x for x, _ in points), 60, _WIDTH - 300)
     height = 300
     up = _Scale(min(y for _, y in points), max(y for _, y in points), height - 30, 50)
     out = [_text(8, 20, title, bold=True), across.axis(40, height - 20), up.axis(50, 50, up=True)]
@@ -85,8 +97,8 @@ def _chart(series: Mapping[str, Mapping[float, float]], title: str) -> str:
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
         )
         y = 60 + 20 * at
-        out.append(_line(_WIDTH - 215, y - 4, _WIDTH - 190, y - 4, colour, 2))
-        out.append(_text(_WIDTH - 184, y, name + " (dashed)" * dashed))
+        out.append(_line(_WIDTH - 285, y - 4, _WIDTH - 260, y - 4, colour, 2))
+        out.append(_text(_WIDTH - 254, y, name + " (dashed)" * dashed))
     return _picture(_WIDTH, height + 10, out)
 
 
@@ -113,7 +125,7 @@ class _Scale:
             place, label = self(value), f"{value:.3g}" if abs(value) > 1e-9 else "0"
             if up:
                 out.append(_text(first - 6, place + 4, label, anchor="end"))
-                out.append(_line(first, place, _WIDTH - 230, place, "#d0d7de", 1))
+                out.append(_line(first, place, _WIDTH - 300, place, "#d0d7de", 1))
             else:
                 strong = abs(value) < 1e-9
                 out.append(_line(place, first, place, last, "#57606a" if strong else "#d0d7de", 1))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from beyond import PROGRAM, findings, pictures
+from beyond.arrays import SCORES
 from beyond.findings import NOT_RUN, Compared, Line, Table
 from beyond.questions import ORDER
 from beyond.run import SESSIONS
@@ -45,6 +46,7 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
     ]
     deep, rates = findings.depths(results, smoke=smoke), findings.best_rates(results, smoke=smoke)
     ramps = findings.schedules(results, smoke=smoke)
+    combined, suspects = findings.ensembles(results), findings.suspects(results)
     anchor = next(one for one in noise if one.setting.name == "anchor")
     noise.remove(anchor)
     drawn = {
@@ -58,6 +60,13 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
                     (f"k = {line.value}", line.against) for line in one.lines if line.against
                 ]
                 for one in ramps
+            }
+        ),
+        "6": pictures.suspects(suspects) if suspects else "",
+        "4": pictures.differences(
+            {
+                f"{one.setting.name}: ensembles minus that of k = 1": [*one.compared.items()]
+                for one in combined
             }
         ),
     }
@@ -85,6 +94,11 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
         depth_claim=findings.depth_claim(deep),
         ramps=ramps,
         schedule_claims=findings.schedule_claims(ramps),
+        ensembles=combined,
+        ensemble_claim=findings.ensemble_claim(combined),
+        suspects=suspects,
+        suspects_claim=findings.suspects_claim(suspects),
+        SCORES=SCORES,
         situations=situations(noise, clean),
         sessions=sessions(results),
         pictures={name: f"{shown}/{name}.svg" for name, picture in drawn.items() if picture},
