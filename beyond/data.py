@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beyond import noise
+from beyond import noise, sequences
 from pseudograd.data.dataset import Dataset
 from pseudograd.fleet.modules.examples import Examples
 
@@ -75,6 +75,9 @@ class Named:
 def named(name: str, place: Place) -> Named:
     """Return data by its name: a set, or a set and a noise such as "cifar10-symmetric-40"."""
     source, _, kind = name.partition("-")
+    if source in ("speech", "shakespeare"):
+        train, test = _sequences(source, kind, place)
+        return Named(Examples.of(train, test, name), train[1])
     (x, y), test = _images(source, place)
     labels = y.astype(np.int64)
     return Named(Examples.of((x, _noisy(labels, kind, place)), test, name), labels)
@@ -82,7 +85,28 @@ def named(name: str, place: Place) -> Named:
 
 def classes_of(name: str, place: Place) -> int:
     """Return how many classes a set has."""
+    if name == "shakespeare":
+        return int(named(name, place).examples.labels.max()) + 1
     return 100 if name.startswith("cifar100") and not place.smoke else 10
+
+
+def _sequences(source: str, speaker: str, place: Place) -> tuple[Part, Part]:
+    """Return spoken digits or Shakespeare; what stands in for them is noise and a verse."""
+    if place.smoke:
+        if source == "shakespeare":
+            return sequences.characters("to be or not to be, that is the question. " * 40)
+        generator = np.random.default_rng(0)
+        count, labels = sum(_SMOKE), np.arange(sum(_SMOKE)) % 10
+        frames = generator.normal(size=(count, 20, sequences.BANDS)).astype(np.float32)
+        frames[np.arange(count), :, labels] += 1
+        cut = _SMOKE[0]
+        return (frames[:cut], labels[:cut]), (frames[cut:], labels[cut:])
+    from pseudograd.data import data_folder
+
+    folder = data_folder(place.data_dir)
+    if source == "shakespeare":
+        return sequences.shakespeare(folder)
+    return sequences.speech(folder, int(speaker))
 
 
 def _noisy(labels: NDArray[np.int64], kind: str, place: Place) -> NDArray[np.int64]:
@@ -103,18 +127,19 @@ def _noisy(labels: NDArray[np.int64], kind: str, place: Place) -> NDArray[np.int
 @functools.lru_cache(maxsize=1)
 def _images(name: str, place: Place) -> tuple[Part, Part]:
     if place.smoke:
-        return _synthetic(*_SMOKE)
+        return _synthetic(*_SMOKE, 1 if name == "mnist" else 3)
     from pseudograd.data import images
 
     return images(name, place.data_dir)
 
 
-def _synthetic(train: int, test: int) -> tuple[Part, Part]:
+def _synthetic(train: int, test: int, channels: int = 3) -> tuple[Part, Part]:
     """Images of one bright square each, whose place is the class."""
+    size = 32 if channels == 3 else 28
     generator = np.random.default_rng(0)
     count = train + test
     labels = np.arange(count) % 10
-    pictures = generator.integers(0, 160, (count, 3, 32, 32), dtype=np.uint8)
+    pictures = generator.integers(0, 160, (count, channels, size, size), dtype=np.uint8)
     for at, label in enumerate(labels):
         row, column = divmod(int(label), 4)
         pictures[at, :, 8 * row + 4 : 8 * row + 10, 8 * column + 1 : 8 * column + 7] += 80

@@ -624,3 +624,32 @@ def suspects_claim(several: Sequence[Summed]) -> Claim:
     }
     text = "Some k ≠ 1 finds more wrong labels than k = 1."
     return _claim("6", text, best, len(settings_of("6")), all_needed=True)
+
+
+# --- sequences -----------------------------------------------------------------------------------
+
+
+def sequence_claim(tables: Sequence[Table]) -> Claim:
+    """Return the claim about recurrent networks and transformers; speakers count together."""
+    found: dict[str, Compared] = {}
+    speakers: list[tuple[float, float]] = []
+    spoken = [one for one in tables if one.setting.name.startswith("speech")]
+    for one in tables:
+        first, second = one.line("tunable"), one.line("ce")
+        if first is None or second is None:
+            continue
+        if one in spoken:
+            speakers.append((first.mean("error"), second.mean("error")))
+        else:
+            found[one.setting.name] = compared(first, second)
+    if speakers and len(speakers) == len(spoken):
+        one_side, other = map(list, zip(*speakers, strict=True))
+        found["speech"] = _compared(one_side, other)
+    several = dict(zip(found, corrected([*found.values()]), strict=True))
+    verdicts = {name: one.verdict for name, one in several.items()}
+    wins = sum(one == BETTER for one in verdicts.values())
+    verdict = NOT_RUN
+    if verdicts:
+        verdict = "confirmed" if wins >= 3 else "partly confirmed" if wins else "refuted"
+    text = "A tuned k lowers the test error of recurrent networks and transformers."
+    return Claim("2", text, verdicts, several, verdict, len(tables) - len(spoken) + bool(spoken))

@@ -12,7 +12,7 @@ from pseudograd.fleet.modules.examples import Examples, prepared
 from pseudograd.fleet.modules.training import Training
 
 BINS = 15
-_BATCH = 4096
+_BATCH = 2048
 _LEAST = 1e-12  # of a probability, where its logarithm is asked for
 _HALVINGS = 40
 
@@ -26,14 +26,15 @@ def logits_of(
     rows: Tensor,
     device: torch.device,
 ) -> Tensor:
-    """Return the logits of some examples, on the device."""
+    """Return the logits of some examples, (examples or places, classes), on the device."""
     module.load_state_dict(state)
     module.eval()
     found = []
     for some in rows.split(_BATCH):
         inputs = prepared(tuple(one.to(device) for one in examples.batch(some)))
         found.append(training.logits(module, inputs).float())
-    return torch.cat(found)
+    logits = torch.cat(found)
+    return logits.movedim(1, -1).flatten(0, -2)  # of a sequence, each place is an example
 
 
 def measured(log_p: Tensor, labels: Tensor) -> dict[str, float]:

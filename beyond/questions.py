@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from beyond import networks
+from beyond import networks, sequences
 from beyond.methods import ALL_KS, METHODS, NORMALIZED, SCHEDULES, Method, tunable_smoothing
 from beyond.protocol import MethodProtocol
 from pseudograd.fleet.modules.training import Training
@@ -27,10 +27,11 @@ class Spec:
     """A network and its training.
 
     Attributes:
-        kind: "resnet", "cnn8" or "mlp"; "row" for one of the paper's, on the MLP fleet.
+        kind: "resnet", "cnn8" or "mlp"; "row" for one of the paper's, on the MLP fleet; "gru",
+            "lstm" or "transformer" for sequences.
         epochs: How long it is trained.
         width: As in `beyond.networks`.
-        depth: Blocks a stage, or hidden layers.
+        depth: Blocks a stage, hidden layers, or numbers that a GRU reads at a time.
         flips: Whether images are flipped as well as shifted.
         folds: Whether five folds take turns, and the last epoch counts.
 
@@ -67,6 +68,12 @@ class Spec:
                 **common, optimizer_settings=settings, schedule="cosine", clip=5.0,
                 augment=augment, precision="bf16",
             )  # fmt: skip
+        if self.kind in ("gru", "lstm", "transformer"):
+            return Training(
+                **common | {"optimizer": torch.optim.AdamW}, schedule="cosine", clip=1.0,
+                optimizer_settings={"weight_decay": 0.01}, precision="tf32",
+                batch_size=128 if self.kind == "gru" else 64,
+            )  # fmt: skip
         return Training(
             **common, optimizer_settings={"momentum": 0.5}, schedule="cosine",
             clip=100.0 if self.depth > 1 else None, precision="tf32",
@@ -91,6 +98,12 @@ class Spec:
             return functools.partial(networks.ResNet, classes, self.width, self.depth)
         if self.kind == "cnn8":
             return functools.partial(networks.CNN8, self.width)
+        if self.kind == "gru":  # depth is what it reads at a time
+            return functools.partial(sequences.RowReader, self.depth, self.width)
+        if self.kind == "lstm":
+            return functools.partial(sequences.TextLSTM, classes, self.width)
+        if self.kind == "transformer":
+            return functools.partial(sequences.TextTransformer, classes, self.width, self.depth)
         return functools.partial(networks.MLP, 3072, self.width, self.depth)
 
     @property
@@ -100,7 +113,8 @@ class Spec:
 
     def small(self) -> Spec:
         """Return it for --smoke."""
-        return replace(self, epochs=2, width=4, depth=min(self.depth, 2))
+        depth = self.depth if self.kind == "gru" else min(self.depth, 2)
+        return replace(self, epochs=2, width=4, depth=depth)
 
 
 @dataclass(frozen=True)
@@ -194,6 +208,7 @@ _CLEAN = tuple(
     {**METHODS, "tunable-smoothing": tunable_smoothing(0.1)}[name]
     for name in ("ce", "tunable", "smoothing", "tunable-smoothing")
 )
+_SEQUENCES = tuple(METHODS[name] for name in ("ce", "tunable", "smoothing"))
 _NO_SEARCH = (("most_extensions", 0), ("retrainings", 3))
 _ALL_RATES = (("repetitions", 2), ("retrainings", 0), ("each", True))
 
@@ -312,6 +327,18 @@ SETTINGS = (
             keeps=True,
         )
         for data in ("cifar10", "cifar10-worst")
+    ),
+    *(
+        Setting("2", name, data, spec, _SEQUENCES, middle=0.002)
+        for name, data, spec in (
+            ("mnist", "mnist", Spec("gru", epochs=15, width=128, depth=28)),
+            ("text-transformer", "shakespeare", Spec("transformer", 20, width=128, depth=4)),
+            ("text-lstm", "shakespeare", Spec("lstm", epochs=20, width=256)),
+            *(
+                (f"speech-{speaker}", f"speech-{speaker}", Spec("gru", 40, width=128, depth=40))
+                for speaker in range(6)
+            ),
+        )
     ),
 )
 

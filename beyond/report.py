@@ -46,6 +46,7 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
     ]
     deep, rates = findings.depths(results, smoke=smoke), findings.best_rates(results, smoke=smoke)
     ramps = findings.schedules(results, smoke=smoke)
+    texts = [findings.table(one, results, smoke=smoke) for one in findings.settings_of("2")]
     combined, suspects = findings.ensembles(results), findings.suspects(results)
     anchor = next(one for one in noise if one.setting.name == "anchor")
     noise.remove(anchor)
@@ -62,6 +63,7 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
                 for one in ramps
             }
         ),
+        "2": pictures.differences(_panels(texts)),
         "6": pictures.suspects(suspects) if suspects else "",
         "4": pictures.differences(
             {
@@ -94,6 +96,8 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
         depth_claim=findings.depth_claim(deep),
         ramps=ramps,
         schedule_claims=findings.schedule_claims(ramps),
+        texts=texts,
+        sequence_claim=findings.sequence_claim(texts),
         ensembles=combined,
         ensemble_claim=findings.ensemble_claim(combined),
         suspects=suspects,

@@ -190,7 +190,7 @@ def measuring(
             found = logits.double().log_softmax(1)
         else:
             found = log_probabilities(method.link(logits.double(), k))
-        return found, examples.labels[rows].to(device)
+        return found, examples.labels[rows].flatten().to(device)
 
     def measure(outcome: Outcome) -> dict[str, float] | None:
         if not module:
