@@ -97,7 +97,9 @@ def _sequences(source: str, speaker: str, place: Place) -> tuple[Part, Part]:
             return sequences.characters("to be or not to be, that is the question. " * 40)
         generator = np.random.default_rng(0)
         count, labels = sum(_SMOKE), np.arange(sum(_SMOKE)) % 10
-        frames = generator.normal(size=(count, 20, sequences.BANDS)).astype(np.float32)
+        frames = generator.normal(size=(count, sequences.FRAMES, sequences.BANDS)).astype(
+            np.float32
+        )
         frames[np.arange(count), :, labels] += 1
         cut = _SMOKE[0]
         return (frames[:cut], labels[:cut]), (frames[cut:], labels[cut:])

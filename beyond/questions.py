@@ -73,6 +73,7 @@ class Spec:
                 **common | {"optimizer": torch.optim.AdamW}, schedule="cosine", clip=1.0,
                 optimizer_settings={"weight_decay": 0.01}, precision="tf32",
                 batch_size=128 if self.kind == "gru" else 64,
+                augment=sequences.shift_speech if self.depth == sequences.BANDS else None,
             )  # fmt: skip
         return Training(
             **common, optimizer_settings={"momentum": 0.5}, schedule="cosine",

@@ -36,7 +36,10 @@ def speech(folder: Path, speaker: int) -> tuple[Part, Part]:
 
 
 def log_mel(recordings: list[NDArray[np.int16]]) -> NDArray[np.float32]:
-    """Return recordings as (examples, frames, bands), each scaled to mean 0 and variance 1."""
+    """Return recordings as (examples, frames, bands), 0 after their end.
+
+    Each band of a recording has mean 0, which removes much of the speaker and the microphone.
+    """
     length = HOP * (FRAMES - 1)
     padded = torch.zeros(len(recordings), length)
     for at, one in enumerate(recordings):
@@ -45,8 +48,10 @@ def log_mel(recordings: list[NDArray[np.int16]]) -> NDArray[np.float32]:
     window = torch.hann_window(WINDOW)
     spectrum = torch.stft(padded, WINDOW, HOP, window=window, return_complex=True).abs() ** 2
     bands = (_mel_filters() @ spectrum + 1e-6).log().movedim(1, 2)
-    mean, spread = bands.mean((1, 2), keepdim=True), bands.std((1, 2), keepdim=True)
-    found: NDArray[np.float32] = ((bands - mean) / spread).numpy()
+    lengths = torch.tensor([min(FRAMES, len(one) // HOP + 1) for one in recordings])
+    spoken = (torch.arange(FRAMES) < lengths[:, None])[:, :, None]
+    mean = (bands * spoken).sum(1, keepdim=True) / lengths[:, None, None]
+    found: NDArray[np.float32] = ((bands - mean) * spoken / 4).numpy()
     return found
 
 
@@ -90,6 +95,17 @@ def _existing(path: Path) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there: name the folder of the data by --data-dir")
     return path
+
+
+def shift_speech(x: Tensor) -> Tensor:
+    """Return frames shifted by up to eight in time and by up to four bands in pitch, with noise."""
+    count, device = len(x), x.device
+    moves = torch.randint(-8, 9, (count, 1), device=device)
+    bands = torch.randint(-4, 5, (count, 1), device=device)
+    rows = (torch.arange(FRAMES, device=device) + moves).clamp(0, FRAMES - 1)
+    columns = (torch.arange(BANDS, device=device) + bands).clamp(0, BANDS - 1)
+    moved = x[torch.arange(count, device=device)[:, None, None], rows[:, :, None], columns[:, None]]
+    return moved + 0.1 * torch.randn_like(moved)
 
 
 # --- networks ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from beyond import noise
+from beyond import arrays, noise, sequences
 from beyond.findings import (
     Compared,
     Line,
@@ -215,6 +215,77 @@ def test_a_temperature_undoes_a_factor_of_the_logits() -> None:
     found = all_measures(log_p, labels, (log_p, labels))
     assert found["ece"] > 0.1 > 0.02 > found["ece_scaled"]
     assert found["cross_entropy_scaled"] < found["cross_entropy"]
+
+
+# --- probabilities of networks -------------------------------------------------------------------
+
+
+def test_scores_of_labels_are_those_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    generator = np.random.default_rng(0)
+    score = generator.normal(size=500).round(1)  # with ties
+    positive = generator.random(500) < 0.3
+    assert arrays.auroc(score, positive) == pytest.approx(metrics.roc_auc_score(positive, score))
+    distinct = generator.normal(size=500)
+    assert arrays.average_precision(distinct, positive) == pytest.approx(
+        metrics.average_precision_score(positive, distinct)
+    )
+
+
+def test_the_standard_error_of_an_auroc_is_the_spread_over_samples() -> None:
+    generator = np.random.default_rng(0)
+
+    def drawn() -> tuple[float, float]:
+        truth = generator.normal(size=400)
+        positive = truth + generator.normal(size=400) > 0.5
+        first, second = (truth + generator.normal(size=400) for _ in range(2))
+        placed = [arrays.placements(one, positive) for one in (first, second)]
+        return arrays.delong(placed[0], placed[1])
+
+    differences, errors = zip(*(drawn() for _ in range(300)), strict=True)
+    assert np.mean(errors) == pytest.approx(np.std(differences), rel=0.15)
+
+
+def test_a_mixed_ensemble_takes_one_network_of_each_kind() -> None:
+    labels = np.array([0, 1])
+    right, wrong = np.eye(2), 0.9 * np.eye(2)[::-1]
+    always = [[right] * 4, [right] * 4, [wrong] * 4]
+    assert arrays.ensemble_errors(always, labels) == {"error": 0.0, "without": [0.0] * 4}
+    # With two of three places wrong, and in one seed all.
+    found = arrays.ensemble_errors([[right, right, right, wrong], [wrong] * 4, [right] * 4], labels)
+    assert found["error"] == 0.0 or found["error"] < 1
+    mean, low, high = arrays.jackknife(
+        {"error": 0.1, "without": [0.09, 0.1, 0.11]}, {"error": 0.2, "without": [0.2, 0.2, 0.2]}
+    )
+    assert low < mean == pytest.approx(-0.1) < high
+
+
+# --- sequences -----------------------------------------------------------------------------------
+
+
+def test_frames_of_a_tone_are_loud_in_its_band() -> None:
+    time = np.arange(4000) / sequences.RATE
+    tones = [
+        (2**14 * np.sin(2 * np.pi * pitch * np.minimum(time, 0.25) ** 1.2)).astype(np.int16)
+        for pitch in (300, 3000)
+    ]
+    low, high = sequences.log_mel(tones)
+    assert low.shape == (sequences.FRAMES, sequences.BANDS)
+    assert np.abs(low[45:]).max() == 0  # after the end
+    assert low[10].argmax() < high[10].argmax()
+    moved = sequences.shift_speech(torch.from_numpy(np.stack([low, high])))
+    assert moved.shape == (2, *low.shape)
+
+
+def test_networks_of_sequences_do_not_see_ahead() -> None:
+    x = torch.randint(5, (2, sequences.LENGTH))
+    other = x.clone()
+    other[:, 100:] = 0
+    for network in (sequences.TextLSTM(5, 8).eval(), sequences.TextTransformer(5, 8, 1).eval()):
+        before, after = network(x), network(other)
+        assert before.shape == (2, 5, sequences.LENGTH)
+        torch.testing.assert_close(before[:, :, :100], after[:, :, :100])
+    assert sequences.RowReader(28, 8)(torch.rand(2, 1, 28, 28)).shape == (2, 10)
 
 
 # --- verdicts ------------------------------------------------------------------------------------
