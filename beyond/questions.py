@@ -195,9 +195,12 @@ class Experiment:
         settings: dict[str, Any] = {"retrainings": 5, "factor": method.factor}
         settings |= dict(setting.search)
         if self.smoke:
-            values, rates = values[1:5] if settings.get("each") else values[-1:], rates[:2]
-            few = 6 if setting.keeps else 2
+            values = values[1:5] if method is SCHEDULES else values[-3:-1] or values
+            rates = rates[: 1 if setting.keeps else 2]
+            few = 3 if setting.keeps else 2
             settings |= {"most_extensions": 0, "retrainings": min(few, settings["retrainings"])}
+            if not settings.get("each"):
+                values = values[-1:]
         return MethodProtocol(
             recipe, ks=values, learning_rates=tuple(rates), stops=True, **settings
         )

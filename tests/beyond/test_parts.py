@@ -208,9 +208,9 @@ def test_measures_agree_with_those_of_the_library() -> None:
 
 def test_a_temperature_undoes_a_factor_of_the_logits() -> None:
     generator = torch.Generator().manual_seed(0)
-    logits = 2 * torch.randn(20_000, 5, generator=generator, dtype=torch.float64)
+    logits = 2 * torch.randn(5_000, 5, generator=generator, dtype=torch.float64)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
-    assert temperature(4 * logits, labels) == pytest.approx(4, rel=0.05)
+    assert temperature(4 * logits, labels) == pytest.approx(4, rel=0.1)
     log_p = (4 * logits).log_softmax(1)
     found = all_measures(log_p, labels, (log_p, labels))
     assert found["ece"] > 0.1 > 0.02 > found["ece_scaled"]
@@ -251,13 +251,14 @@ def test_a_mixed_ensemble_takes_one_network_of_each_kind() -> None:
     right, wrong = np.eye(2), 0.9 * np.eye(2)[::-1]
     always = [[right] * 4, [right] * 4, [wrong] * 4]
     assert arrays.ensemble_errors(always, labels) == {"error": 0.0, "without": [0.0] * 4}
-    # With two of three places wrong, and in one seed all.
-    found = arrays.ensemble_errors([[right, right, right, wrong], [wrong] * 4, [right] * 4], labels)
-    assert found["error"] == 0.0 or found["error"] < 1
+    # Of four subsets of seeds, the first place has the wrong network in one: seeds 1, 2 and 3.
+    once = arrays.ensemble_errors([[right, wrong, right, right], [right] * 4, [wrong] * 4], labels)
+    assert once == {"error": 0.25, "without": [1.0, 0.0, 0.0, 0.0]}
     mean, low, high = arrays.jackknife(
         {"error": 0.1, "without": [0.09, 0.1, 0.11]}, {"error": 0.2, "without": [0.2, 0.2, 0.2]}
     )
-    assert low < mean == pytest.approx(-0.1) < high
+    assert mean == pytest.approx(-0.1)
+    assert low < mean < high
 
 
 # --- sequences -----------------------------------------------------------------------------------
