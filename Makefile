@@ -66,4 +66,4 @@ $(EXAMPLES): $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find src paper tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} +
+	find src paper beyond tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} +

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from pseudograd import tunable_cross_entropy
+from pseudograd import rules, tunable_cross_entropy
 from pseudograd.fleet import Outcome, Split, Trial, randomness
 from pseudograd.fleet.modules import training as training_module
 from pseudograd.fleet.modules.examples import Examples
@@ -186,6 +187,43 @@ def test_patience_keeps_the_best_epoch() -> None:
     logits = module.eval()(data.inputs[0][cut.stop])
     wrong = (logits.argmax(1) != data.labels[cut.stop]).float().mean()
     assert float(wrong) == pytest.approx(outcome.stop_error)
+    assert outcome.last_state is not None
+    assert any(
+        not torch.equal(outcome.state[name], outcome.last_state[name])
+        for name in module.state_dict()
+    )
+
+
+def test_the_best_epoch_is_judged_also_by_the_examples_that_chose_it() -> None:
+    data, made = images(), training(epochs=12, patience=12, schedule="constant", validation=0.25)
+    one = replace(trial(made, data, bagged=True), learning_rate=0.05)
+    (outcome,) = ModuleFleet(made, data, slots=1, keep_parameters=True).run([one])
+    assert outcome.state is not None
+    assert outcome.best_epoch < outcome.epochs
+    assert outcome.error == outcome.stop_error == min(outcome.curve)
+
+
+def test_it_trains_by_another_rule_and_k_is_its_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, sgd = images(), {"optimizer": torch.optim.SGD}
+    made = training(rule=lambda gamma: partial(rules.focal, gamma=gamma), **sgd)
+    outcome = trained(made, data, trial(made, data, k=2.0, retrain=True), keep_parameters=True)
+    seen = []
+
+    def by_hand(logits: Tensor, labels: Tensor, **given: Any) -> Tensor:
+        seen.append(given["k"])
+        log_p = logits.log_softmax(1).gather(1, labels[:, None])
+        return (-((-log_p.expm1()) ** 2) * log_p).mean()
+
+    monkeypatch.setattr(training_module, "tunable_cross_entropy", by_hand)
+    plain = training(**sgd)
+    other = trained(plain, data, trial(plain, data, k=2.0, retrain=True), keep_parameters=True)
+    assert set(seen) == {2.0}
+    assert outcome.state is not None
+    assert other.state is not None
+    for name, value in outcome.state.items():
+        torch.testing.assert_close(value, other.state[name], rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match=r"^label_smoothing must be left out with a rule"):
+        training(rule=lambda gamma: rules.focal, label_smoothing=0.1).recipe("data")
 
 
 def test_the_test_set_does_not_choose_among_final_networks() -> None:
@@ -427,6 +465,7 @@ def test_a_recipe_knows_what_changes_the_training() -> None:
         {"schedule": lambda progress: 1 - progress},
         {"epochs": 4},
         {"class_weights": (1.0, 1.0, 2.0)},
+        {"rule": lambda gamma: partial(rules.focal, gamma=gamma)},
     ]
     recipes = [training(**{"augment": brightened, **change}).recipe("data") for change in changes]
     assert len({first.fingerprint, *(one.fingerprint for one in recipes)}) == len(changes) + 1

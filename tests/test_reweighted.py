@@ -28,6 +28,7 @@ from pseudograd.rules import (
     generalized_cross_entropy,
     log_of_power,
     power_of_log,
+    symmetric_cross_entropy,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,6 +57,7 @@ RULES: dict[str, tuple[Rule, Callable[[mp.mpf], mp.mpf]]] = {
     "power of log 0.25": (partial(power_of_log, k=0.25), lambda c: 0.25 * c ** mp.mpf(-0.75)),
     "power of log 3": (partial(power_of_log, k=3), lambda c: 3 * c**2),
     "log of power": (partial(log_of_power, k=2.5), lambda c: mp.mpf(2.5)),
+    "symmetric": (symmetric_cross_entropy, lambda c: mp.mpf("0.1") + 4 * mp.exp(-c)),
     "a user's": (partial(poly1, a=2.0), lambda c: 1 + 2 * mp.exp(-c)),
 }
 

@@ -264,6 +264,8 @@ class ModuleRecipe(Recipe):
         label_smoothing: As for the loss.
         class_weights: As for the loss; () for none.
         ignore_index: As for the loss.
+        rule: "tunable" for the paper's (Eq. 5), or the name of the function that returns another,
+            whose parameter then takes k's place, with a hash of its code.
 
     Example:
         >>> ModuleRecipe("ResNet", "cifar10", epochs=30, batch_size=256, clip=1.0).fields()
@@ -287,6 +289,7 @@ class ModuleRecipe(Recipe):
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
     ignore_index: int = -100
+    rule: str = "tunable"
 
     def __post_init__(self) -> None:
         make_plain(self)

@@ -177,6 +177,8 @@ class Outcome:
         parameters: The weights (in, out) and biases (out) of each layer at the best epoch, if the
             fleet keeps them.
         state: The same of any module: its `state_dict`.
+        last_state: That of the last epoch, where it was not the one to keep.
+        measures: What else was measured, by name.
 
     """
 
@@ -193,3 +195,5 @@ class Outcome:
         default=None, compare=False, repr=False
     )
     state: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
+    last_state: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
+    measures: Mapping[str, float] | None = None

@@ -137,7 +137,7 @@ class Ledger(Mapping[Trial, Outcome]):
 
     def append(self, outcome: Outcome) -> None:
         """Add an outcome, and return when it is on disk. Its weights are not kept."""
-        outcome = dataclasses.replace(outcome, parameters=None, state=None)
+        outcome = dataclasses.replace(outcome, parameters=None, state=None, last_state=None)
         if outcome.stopped_by and not math.isfinite(outcome.cross_entropy):
             # A fleet's NaN is a divergence, as it is read again; an own loop's means unknown.
             outcome = dataclasses.replace(outcome, cross_entropy=math.inf)
@@ -181,9 +181,10 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     Defaults of the trial are left out. The mistakes on the test set, which may be thousands, are
     the set bits of a string of bytes in base 64.
     """
-    fields = {
-        name: value for name, value in vars(outcome).items() if name not in ("parameters", "state")
-    }
+    weights = ("parameters", "state", "last_state")
+    fields = {name: value for name, value in vars(outcome).items() if name not in weights}
+    if not outcome.measures:
+        del fields["measures"]
     fields["trial"] = trial_to_json(outcome.trial)
     if outcome.wrong is not None:
         fields["wrong"] = _to_bits(outcome.wrong)
@@ -228,7 +229,8 @@ def outcome_from_json(fields: Any, recipes: Mapping[str, Recipe]) -> Outcome:
             raise ValueError
         if not (is_whole(fields["epochs"], 0, 2**63) and is_whole(fields["best_epoch"], 0, 2**63)):
             raise ValueError
-        if not are_numbers(fields["cross_entropy"], *fields["curve"]):
+        measures = fields.get("measures", {}).values()
+        if not are_numbers(fields["cross_entropy"], *fields["curve"], *measures):
             raise ValueError
         if fingerprint in recipes:
             trial["recipe"] = recipes[fingerprint]

@@ -12,7 +12,7 @@ import torch
 
 from pseudograd.fleet.mlp.fleet import side_by_side
 from pseudograd.fleet.modules.examples import Examples
-from pseudograd.fleet.modules.loop import module_recipe, train
+from pseudograd.fleet.modules.loop import kept, module_recipe, train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial, never
@@ -34,7 +34,7 @@ class ModuleFleet:
         device: Where to train: "cpu", "cuda", ..., or several of these, which share the trials.
         slots: How many trials at once: per GPU (8, or as many as fit), or processes on a CPU (one
             per PyTorch thread).
-        keep_parameters: Whether outcomes of retraining carry the weights.
+        keep_parameters: Whether outcomes of retraining, and of bagged splits, carry the weights.
 
     Attributes:
         notes: What a user should know about how the trials are run.
@@ -154,7 +154,7 @@ class ModuleFleet:
     ) -> Iterator[Outcome]:
         while pending and not stop():
             trial = pending.popleft()
-            keep = self.keep_parameters and trial.split.retrain
+            keep = self.keep_parameters and kept(trial)
             outcome = train(
                 self.training, self.examples, trial, device,
                 stop=stop, keep_parameters=keep,

@@ -230,17 +230,21 @@ class Slot:
                 torch._foreach_copy_(self.best, self._state())
             if reason := course.stopped_by(math.isfinite(loss)):
                 break
+        last = None
         if self.recipe.patience is not None:
+            last = self._on_cpu() if keep_parameters else None
             torch._foreach_copy_(self._state(), self.best)
-        if watched is not cut.judge:  # otherwise the last epoch has been judged
+        # Without patience the last epoch counts, which may have been judged already.
+        if self.recipe.patience is not None or watched is not cut.judge:
             self._watch(cut.judge)
             yield from self._evaluate()
             *sums, _ = (yield from self._read(self.sums)).tolist()
         wrong = yield from self._read(self.wrong.flatten(0, 1)[: len(cut.judge)].flatten())
         final = Judged.of(wrong, *sums)
-        kept = self.module.state_dict() if keep_parameters else None
-        state = kept and {name: one.to("cpu", copy=True) for name, one in kept.items()}
-        return course.outcome(reason, final, state)
+        return course.outcome(reason, final, self._on_cpu() if keep_parameters else None, last)
+
+    def _on_cpu(self) -> dict[str, Tensor]:
+        return {name: one.to("cpu", copy=True) for name, one in self.module.state_dict().items()}
 
     def _begin(self, trial: Trial, cut: Parts, initial: list[Tensor]) -> None:
         for mine, theirs in zip(self._state(), initial, strict=True):

@@ -53,7 +53,13 @@ class Course:
             return "patience"
         return "limit" if self.epoch >= self.recipe.epochs else None
 
-    def outcome(self, reason: str, judged: Judged, state: dict[str, Tensor] | None) -> Outcome:
+    def outcome(
+        self,
+        reason: str,
+        judged: Judged,
+        state: dict[str, Tensor] | None,
+        last_state: dict[str, Tensor] | None,
+    ) -> Outcome:
         """Return the outcome, given how the kept network did on the judged examples."""
         stop_error = judged.error
         if self.recipe.patience is not None:
@@ -74,6 +80,7 @@ class Course:
             curve=tuple(self.curve),
             wrong=wrong,
             state=state,
+            last_state=last_state,
         )
 
 
@@ -107,6 +114,11 @@ def module_recipe(trial: Trial) -> ModuleRecipe:
     if not isinstance(trial.recipe, ModuleRecipe):
         raise TypeError(f"a ModuleFleet trains trials of a ModuleRecipe, not of {trial.recipe!r}")
     return trial.recipe
+
+
+def kept(trial: Trial) -> bool:
+    """Return whether a trial's network is of use after the search."""
+    return trial.split.retrain or trial.split.bagged
 
 
 def batches(count: int, batch_size: int) -> tuple[int, int]:
@@ -184,14 +196,15 @@ def train(
             if course.note(judged.error if judged else None) and recipe.patience is not None:
                 best = {name: value.clone() for name, value in module.state_dict().items()}
             if reason := course.stopped_by(finite):
+                last = _on_cpu(module.state_dict()) if best and keep_parameters else None
                 if best:
                     module.load_state_dict(best)
                 final = judged
-                if judged is None or watched is not cut.judge:
+                if judged is None or best or watched is not cut.judge:
                     final = evaluate(training, module, examples, cut.judge, device)
-                kept = module.state_dict() if keep_parameters else None
+                state = _on_cpu(module.state_dict()) if keep_parameters else None
                 assert final is not None
-                return course.outcome(reason, final, None if kept is None else _on_cpu(kept))
+                return course.outcome(reason, final, state, last)
     return None
 
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pseudograd.fleet.recipe import PRECISIONS, ModuleRecipe
-from pseudograd.loss import tunable_cross_entropy
+from pseudograd.loss import RuleCrossEntropyLoss, tunable_cross_entropy
+from pseudograd.rules import Rule
 
 Inputs = Tensor | tuple[Tensor, ...]
 Augment = Callable[[Any], Any]
@@ -61,6 +62,9 @@ class Training:
         class_weights: A factor for each class, as for the loss.
         ignore_index: Labels that do not count, as for the loss.
         compile: Whether to compile the network on a GPU.
+        rule: Returns the rule to train by for a value of k, which is then that rule's parameter,
+            such as ``lambda gamma: functools.partial(pseudograd.rules.focal, gamma=gamma)``; None
+            for the paper's rule. On a GPU k is a tensor.
 
     """
 
@@ -79,6 +83,7 @@ class Training:
     class_weights: tuple[float, ...] | None = None
     ignore_index: int = -100
     compile: bool = True
+    rule: Callable[[Any], Rule] | None = None
 
     def recipe(self, data: str, data_hash: str = "") -> ModuleRecipe:
         """Return the description of this training on a data set."""
@@ -88,6 +93,8 @@ class Training:
                     f"{name} must be a function or a class, not {getattr(self, name)!r}"
                     + (": give the function that makes it" if name == "network" else "")
                 )
+        if self.rule is not None and self.label_smoothing:
+            raise ValueError("label_smoothing must be left out with a rule, which is one of labels")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, not {self.precision!r}")
         return ModuleRecipe(
@@ -106,6 +113,7 @@ class Training:
             label_smoothing=self.label_smoothing,
             class_weights=self.class_weights or (),
             ignore_index=self.ignore_index,
+            rule=describe(self.rule) if self.rule else "tunable",
         )
 
     def _optimizer_description(self) -> str:
@@ -150,11 +158,15 @@ class Training:
 
     def loss(self, logits: Tensor, labels: Tensor, k: float | Tensor) -> Tensor:
         """Return the loss of a batch."""
+        weight = _on(logits.device, self.class_weights) if self.class_weights else None
+        if self.rule is not None:
+            criterion = RuleCrossEntropyLoss(self.rule(k), weight, ignore_index=self.ignore_index)
+            return criterion.forward(logits, labels)
         return tunable_cross_entropy(
             logits,
             labels,
             k=k,
-            weight=_on(logits.device, self.class_weights) if self.class_weights else None,
+            weight=weight,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
         )

@@ -1,0 +1,256 @@
+"""Questions 4 and 6 need the probabilities of networks: kept as arrays, summed up in found.json."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from beyond.data import Named
+from beyond.protocol import MethodProtocol
+from pseudograd.files import write_whole
+from pseudograd.fleet import Trial
+from pseudograd.fleet.modules.loop import module_recipe
+from pseudograd.search.ledger import trial_name
+from pseudograd.search.study import Study
+
+Floats = NDArray[np.float64]
+FOUND, _ARRAYS = "found.json", "arrays"
+ENSEMBLE = 5
+_Z = 1.959964
+
+
+def path_of(study: Study, trial: Trial) -> Path:
+    """Return where the log-probabilities of a trial's network are kept; they are not committed."""
+    assert study.folder is not None
+    return study.folder / _ARRAYS / f"{trial_name(trial)}.npy"
+
+
+def keep(study: Study, trial: Trial, log_p: Tensor) -> None:
+    """Keep the log-probabilities of the examples that judge a trial."""
+    path = path_of(study, trial)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, log_p.clamp(min=-60).cpu().numpy().astype(np.float16))
+
+
+def lost(study: Study) -> list[Trial]:
+    """Return the final trials whose probabilities are not there."""
+    wanted = study.protocol.final_trials(study.ledger)
+    return [trial for trial in wanted if not path_of(study, trial).exists()]
+
+
+def sum_up(study: Study, data: Named) -> None:
+    """Write found.json from the arrays."""
+    protocol = study.protocol
+    assert isinstance(protocol, MethodProtocol)
+    assert study.folder is not None
+    found = suspects_found(study, data) if protocol.folds else ensembles_found(study, data)
+    write_whole(study.folder / FOUND, json.dumps(found, indent=1) + "\n")
+
+
+def read_found(folder: Path) -> dict[str, Any] | None:
+    """Return what found.json holds; None if there is none."""
+    path = folder / FOUND
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _by_k(study: Study) -> dict[float, list[Trial]]:
+    found: dict[float, list[Trial]] = {}
+    for trial in study.protocol.final_trials(study.ledger):
+        found.setdefault(float(trial.k), []).append(trial)  # type: ignore[arg-type]
+    return found
+
+
+def _probabilities(study: Study, trial: Trial, scaled: bool = False) -> Floats:
+    log_p: Floats = np.load(path_of(study, trial)).astype(np.float64)
+    if scaled:
+        log_p = log_p / (study.ledger[trial].measures or {})["temperature"]
+        log_p = log_p - log_p.max(1, keepdims=True)
+    p: Floats = np.exp(log_p)
+    p /= p.sum(1, keepdims=True)
+    return p
+
+
+# --- question 4: ensembles -----------------------------------------------------------------------
+
+
+def ensembles_found(study: Study, data: Named) -> dict[str, Any]:
+    """Return the errors of ensembles of one k and of mixed k, raw and at each one's temperature.
+
+    Every subset of five seeds makes an ensemble of each kind; that of mixed k takes one network of
+    each k. For the jackknife, the mean is given also without each of the seeds.
+    """
+    labels = data.examples.labels[data.examples.train_size :].numpy()
+    by_k = _by_k(study)
+    found: dict[str, Any] = {}
+    for way in ("raw", "scaled"):
+        p = {
+            k: [_probabilities(study, trial, way == "scaled") for trial in trials]
+            for k, trials in by_k.items()
+        }
+        kinds = {f"k = {k:g}": [p[k]] * ENSEMBLE for k in p}
+        kinds["mixed"] = [p[k] for k in itertools.islice(itertools.cycle(p), ENSEMBLE)]
+        for kind, members in kinds.items():
+            found[f"{kind}, {way}"] = ensemble_errors(members, labels)
+    return found
+
+
+def ensemble_errors(
+    members: Sequence[Sequence[Floats]], labels: NDArray[np.integer[Any]]
+) -> dict[str, Any]:
+    """Return the mean error of ensembles over subsets of the seeds, also without each seed.
+
+    Args:
+        members: For each place in the ensemble, the probabilities of the networks by seed.
+        labels: The right classes.
+
+    """
+    seeds = len(members[0])
+    size = min(len(members), seeds - 1)
+    errors = {}
+    for subset in itertools.combinations(range(seeds), size):
+        total = sum(members[place][seed] for place, seed in enumerate(subset))
+        errors[subset] = float((np.asarray(total).argmax(1) != labels).mean())
+    without = [
+        float(np.mean([error for subset, error in errors.items() if seed not in subset]))
+        for seed in range(seeds)
+    ]
+    return {"error": float(np.mean([*errors.values()])), "without": without}
+
+
+def jackknife(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the mean difference of two kinds of ensembles, and its 95% interval over seeds."""
+    from scipy.stats import t
+
+    differences = np.subtract(first["without"], second["without"])
+    count = len(differences)
+    error = math.sqrt((count - 1) / count * float(((differences - differences.mean()) ** 2).sum()))
+    mean, reach = first["error"] - second["error"], float(t.ppf(0.975, count - 1)) * error
+    return mean, mean - reach, mean + reach
+
+
+# --- question 6: wrong labels --------------------------------------------------------------------
+
+SCORES = ("self-confidence", "margin", "adjusted self-confidence", "adjusted margin")
+
+
+def suspects_found(study: Study, data: Named) -> dict[str, Any]:
+    """Return how well each k finds wrong labels, by out-of-fold probabilities."""
+    given = data.examples.labels[: data.examples.train_size].numpy()
+    wrong = given != data.clean
+    found: dict[str, Any] = {}
+    placed: dict[float, Placements] = {}
+    for k, trials in _by_k(study).items():
+        p = np.full((len(given), int(data.clean.max()) + 1), np.nan)
+        for trial in trials:
+            judge = data.examples.parts(module_recipe(trial), trial.split).judge.numpy()
+            p[judge] = _probabilities(study, trial)
+        known = ~np.isnan(p[:, 0])  # folds have equal sizes, so a few examples may be in none
+        scores = label_scores(p[known], given[known])
+        found[f"{k:g}"] = {
+            name: {
+                "auroc": round(auroc(-score, wrong[known]), 6),
+                "average_precision": round(average_precision(-score, wrong[known]), 6),
+            }
+            for name, score in scores.items()
+        }
+        placed[k] = placements(-scores["self-confidence"], wrong[known])
+    for k in placed:
+        if k != 1 and 1.0 in placed:
+            difference, error = delong(placed[k], placed[1.0])
+            found[f"{k:g}"]["minus k = 1"] = {
+                "mean": round(difference, 6), "standard_error": round(error, 8),
+            }  # fmt: skip
+    return found
+
+
+def label_scores(p: Floats, labels: NDArray[np.integer[Any]]) -> dict[str, Floats]:
+    """Return scores of labels, low where one looks wrong, by the names in `SCORES`.
+
+    The adjusted ones are confident learning's (Northcutt et al., 2021) as in cleanlab: from each
+    class's probability its mean over the examples with that label is subtracted.
+
+    Example:
+        >>> p = np.array([[0.9, 0.1], [0.6, 0.4]])
+        >>> scores = label_scores(p, np.array([0, 1]))
+        >>> scores["self-confidence"].tolist(), scores["margin"].round(2).tolist()
+        ([0.9, 0.4], [0.8, -0.2])
+
+    """
+    classes = p.shape[1]
+    thresholds = np.array(
+        [p[labels == at, at].mean() if (labels == at).any() else 1.0 for at in range(classes)]
+    )
+    adjusted = p - thresholds + thresholds.max()
+    adjusted /= adjusted.sum(1, keepdims=True)
+    return dict(zip(SCORES, (*_scores(p, labels), *_scores(adjusted, labels)), strict=True))
+
+
+def _scores(p: Floats, labels: NDArray[np.integer[Any]]) -> tuple[Floats, Floats]:
+    rows = np.arange(len(labels))
+    own = p[rows, labels]
+    others = p.copy()
+    others[rows, labels] = -np.inf
+    return own, own - others.max(1)
+
+
+def auroc(score: Floats, positive: NDArray[np.bool_]) -> float:
+    """Return the probability that a positive example has a higher score than a negative one.
+
+    Example:
+        >>> auroc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
+        0.75
+
+    """
+    return float(placements(score, positive)[0].mean())
+
+
+Placements = tuple[Floats, Floats]
+
+
+def placements(score: Floats, positive: NDArray[np.bool_]) -> Placements:
+    """Return for each positive the share of negatives below it, and the like for negatives."""
+    high, low = score[positive], score[~positive]
+    return _share_below(high, np.sort(low)), 1 - _share_below(low, np.sort(high))
+
+
+def _share_below(values: Floats, others: Floats) -> Floats:
+    """The share of others below each value, equals counted by half."""
+    below, up_to = (np.searchsorted(others, values, side) for side in ("left", "right"))
+    shares: Floats = (below + up_to) / (2 * len(others))
+    return shares
+
+
+def delong(first: Placements, second: Placements) -> tuple[float, float]:
+    """Return the difference of two AUROCs on the same examples and its standard error.
+
+    By DeLong, DeLong and Clarke-Pearson (1988).
+    """
+    above, below = (a - b for a, b in zip(first, second, strict=True))
+    variance = above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)
+    return float(above.mean()), math.sqrt(float(variance))
+
+
+def average_precision(score: Floats, positive: NDArray[np.bool_]) -> float:
+    """Return the mean precision at each positive example, as in scikit-learn.
+
+    Example:
+        >>> found = average_precision(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]) > 0)
+        >>> round(found, 4)
+        0.8333
+
+    """
+    order = np.argsort(-score, kind="stable")
+    hits = positive[order]
+    precision = np.cumsum(hits) / np.arange(1, len(hits) + 1)
+    return float(precision[hits].mean())

@@ -1,0 +1,158 @@
+"""The command ``python -m beyond``: run the studies, say how far they are, report them."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from beyond import PROGRAM
+from pseudograd.cli import run_command
+from pseudograd.cli.options import add_time_limit, deadline, whole
+
+if TYPE_CHECKING:
+    from beyond.questions import Experiment
+    from pseudograd.cli.options import Commands
+
+RESULTS = Path("beyond/results")  # the committed ledgers, from the root of a clone
+SMOKE = Path("runs/smoke-beyond")
+_QUESTIONS = tuple("1234567")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line of ``python -m beyond`` and return its exit status."""
+    about = "Run the studies beyond the paper, and report what came of them."
+    return run_command(PROGRAM, about, (run, status, report), arguments)
+
+
+def run(commands: Commands) -> None:
+    """``python -m beyond run``: train what PLAN.md asks for."""
+    parser = _add(commands, "run", "run the studies of a question, or of all, as PLAN.md says")
+    add_time_limit(parser)
+    parser.add_argument(
+        "--reserve", action="store_true", help="also settings that PLAN.md keeps in reserve"
+    )
+    parser.add_argument("--data-dir", metavar="FOLDER", help="where the data sets are kept")
+    parser.add_argument(
+        "--cifar-n",
+        metavar="FOLDER",
+        help="where the human labels are, such as cifar10-worst.npy (PSEUDOGRAD_CIFAR_N)",
+    )
+    parser.add_argument("--device", default="auto", help="cpu or cuda (a GPU if there is one)")
+    parser.add_argument("--slots", type=whole(1), help="trainings at once on a GPU")
+
+    def run(options: argparse.Namespace) -> None:
+        import torch
+
+        from beyond.data import Place
+        from beyond.run import run as run_studies
+
+        device = options.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        place = Place(options.data_dir, options.cifar_n, options.smoke)
+        finished = run_studies(
+            _selected(options, reserve=options.reserve),
+            _folder(options),
+            place,
+            device=device,
+            slots=options.slots,
+            stop=deadline(options),
+            command=shlex.join([*PROGRAM.split(), *options.arguments]),
+            tell=lambda line: print(line, flush=True),
+        )
+        if not finished:
+            print("time limit reached; the same command resumes from here", file=sys.stderr)
+
+    parser.set_defaults(run=run)
+
+
+def status(commands: Commands) -> None:
+    """``python -m beyond status``: how far each study is."""
+    parser = _add(commands, "status", "say how far each study is")
+
+    def run(options: argparse.Namespace) -> None:
+        from beyond.run import opened
+
+        finished = 0
+        wanted = _selected(options)
+        for experiment in wanted:
+            study = opened(experiment, _folder(options))
+            state = "not begun"
+            if study is not None:
+                state = f"{len(study.ledger)} of about {study.protocol.foretold} trainings"
+                if study.finished:
+                    state, finished = f"{len(study.ledger)} trainings, finished", finished + 1
+            print(f"{experiment.name:<44}{state}")
+        print(f"{finished} of {len(wanted)} studies finished")
+
+    parser.set_defaults(run=run)
+
+
+def report(commands: Commands) -> None:
+    """``python -m beyond report``: BEYOND.md and its pictures."""
+    parser = _add(
+        commands,
+        "report",
+        "write BEYOND.md (into the folder of the studies; of beyond/results, into the root of the "
+        "clone) and its pictures",
+    )
+    parser.add_argument("--check", action="store_true", help="only fail if it is not up to date")
+
+    def run(options: argparse.Namespace) -> None:
+        from beyond.report import documents
+        from pseudograd.files import write_whole, writing
+
+        for path, content in documents(_folder(options), smoke=options.smoke).items():
+            if not options.check:
+                with writing(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(path, content)
+                print(path)
+            elif not path.exists() or path.read_text(encoding="utf-8") != content:
+                raise ValueError(
+                    f"{path} is not what the ledgers give: run the same command without --check"
+                )
+
+    parser.set_defaults(run=run)
+
+
+def _add(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+    if name != "report":
+        parser.add_argument(
+            "question", nargs="?", choices=_QUESTIONS, metavar="QUESTION", help="1 to 7 (all)"
+        )
+        parser.add_argument(
+            "--only",
+            default="*",
+            metavar="PATTERN",
+            help='studies by their names as status prints them, such as "5/cifar10-worst/*"',
+        )
+    parser.add_argument("--smoke", action="store_true", help="in small, to see that it runs")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help=f"folder of the studies ({RESULTS}; {SMOKE} with --smoke)",
+    )
+    return parser
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    out: Path | None = options.out
+    return out or (SMOKE if options.smoke else RESULTS)
+
+
+def _selected(options: argparse.Namespace, reserve: bool = True) -> list[Experiment]:
+    from beyond.questions import experiments
+
+    found = experiments(options.question, options.only, smoke=options.smoke, reserve=reserve)
+    if not found:
+        raise ValueError(
+            f"no study is called {options.only!r}: `{PROGRAM} status` prints their names"
+        )
+    return found

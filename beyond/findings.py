@@ -1,0 +1,655 @@
+"""What the ledgers say: methods against each other, and the verdicts that PLAN.md defines."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from beyond.arrays import jackknife, read_found
+from beyond.methods import RAMPS, Method
+from beyond.protocol import MethodProtocol
+from beyond.questions import SETTINGS, Experiment, Setting
+from beyond.run import opened
+from pseudograd.fleet import Outcome, Ramp
+from pseudograd.search import Difference, paired_difference
+from pseudograd.search.study import Study
+
+LEVEL = 0.05
+BETTER, WORSE, EVEN = "better", "worse", "level"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One method minus another, paired over seeds.
+
+    Attributes:
+        difference: The mean, with its 95% interval.
+        p: Of the test, corrected by Holm's method if there were several.
+        more_is_better: Whether it is not about an error.
+
+    """
+
+    difference: Difference
+    p: float
+    more_is_better: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Whether the first is better, worse or level."""
+        if not self.p < LEVEL:
+            return EVEN
+        return BETTER if (self.difference.mean < 0) != self.more_is_better else WORSE
+
+    @classmethod
+    def by_interval(cls, difference: Difference) -> Compared:
+        """Return the comparison whose 95% interval is its test."""
+        excludes = difference.high < 0 or difference.low > 0
+        return cls(difference, 0.0 if excludes else 1.0)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A finished method in a setting.
+
+    Attributes:
+        method: The method.
+        value: The chosen value of its parameter.
+        rate: The chosen learning rate.
+        validation: The validation error of that configuration, a fraction.
+        outcomes: The final networks, by seed.
+        trainings: How many networks were trained in all.
+        on_edge: Whether the chosen rate is still the lowest or highest one tried.
+        against: The comparison with cross-entropy; None for itself.
+
+    """
+
+    method: Method
+    value: float | Ramp
+    rate: float
+    validation: float
+    outcomes: tuple[Outcome, ...]
+    trainings: int
+    on_edge: bool
+    against: Compared | None = None
+
+    def values(self, name: str) -> list[float]:
+        """Return a measure of every final network; infinity where a training diverged."""
+        if name == "error":
+            return [one.error for one in self.outcomes]
+        if name == "last_error":
+            return [(one.measures or {"last_error": one.error})[name] for one in self.outcomes]
+        return [(one.measures or {}).get(name, math.inf) for one in self.outcomes]
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a measure."""
+        return statistics.fmean(self.values(name))
+
+    def epochs_to(self, target: float) -> float | None:
+        """Return the mean number of epochs to a validation error; None if one never has it."""
+        found = []
+        for one in self.outcomes:
+            reached = [at for at, error in enumerate(one.curve, 1) if error <= target]
+            if not reached:
+                return None
+            found.append(reached[0])
+        return statistics.fmean(found)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A setting: its finished methods, and what is missing.
+
+    Attributes:
+        setting: The setting.
+        lines: The finished methods, in the order of the plan.
+        missing: The others.
+        noise_rate: The share of wrong training labels; None before the first run.
+        about: Where and when the studies ran; {} before.
+
+    """
+
+    setting: Setting
+    lines: tuple[Line, ...]
+    missing: tuple[Method, ...]
+    noise_rate: float | None
+    about: Mapping[str, str]
+
+    def line(self, name: str) -> Line | None:
+        """Return the line of a method, if it is finished."""
+        return next((one for one in self.lines if one.method.name == name), None)
+
+    @property
+    def best(self) -> Line | None:
+        """The method that validation would choose."""
+        return min(self.lines, key=lambda one: one.validation, default=None)
+
+
+def compared(first: Line, second: Line, measure: str = "error") -> Compared:
+    """Compare two methods, paired over seeds."""
+    return _compared(first.values(measure), second.values(measure))
+
+
+def _compared(one: list[float], other: list[float]) -> Compared:
+    from scipy.stats import ttest_rel
+
+    difference = paired_difference(one, other)
+    if not math.isfinite(difference.mean):
+        return Compared(difference, 1.0)
+    if len({round(a - b, 12) for a, b in zip(one, other, strict=True)}) == 1:
+        return Compared(difference, 1.0 if difference.mean == 0 else 0.0)
+    return Compared(difference, float(ttest_rel(one, other).pvalue))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return p-values corrected by Holm's method.
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+        [0.03, 0.06, 0.06]
+
+    """
+    corrected, running = [1.0] * len(ps), 0.0
+    for rank, at in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        running = max(running, min(1.0, (len(ps) - rank) * ps[at]))
+        corrected[at] = running
+    return corrected
+
+
+def corrected(several: Sequence[Compared]) -> list[Compared]:
+    """Return comparisons of one table with corrected p-values."""
+    ps = holm([one.p for one in several])
+    return [replace(one, p=p) for one, p in zip(several, ps, strict=True)]
+
+
+# --- methods in a setting ------------------------------------------------------------------------
+
+
+def table(setting: Setting, results: Path, *, smoke: bool = False) -> Table:
+    """Return what is known of a setting; methods are compared with cross-entropy."""
+    lines, missing, studies = [], [], []
+    for method in setting.methods:
+        study = opened(Experiment(setting, method, smoke), results)
+        if study is not None and study.finished:
+            studies.append(study)
+            lines += _lines(method, study)
+        else:
+            missing.append(method)
+    plain = next((one for one in lines if one.method.name == "ce"), None)
+    if plain is not None:
+        others = [one for one in lines if one is not plain]
+        against = corrected([compared(one, plain) for one in others])
+        by_name = {one.method.name: found for one, found in zip(others, against, strict=True)}
+        lines = [replace(one, against=by_name.get(one.method.name)) for one in lines]
+    noise = studies[0].data["noise_rate"] if studies else None
+    return Table(setting, tuple(lines), tuple(missing), noise, _about(studies))
+
+
+def _lines(method: Method, study: Study) -> list[Line]:
+    """Return the configurations that have final networks: one, or one for each value."""
+    protocol, ledger = study.protocol, study.ledger
+    assert isinstance(protocol, MethodProtocol)
+    searched = protocol.searched(ledger)
+    tried = {(one.k, one.learning_rate): one.error for one in protocol.cells(ledger)}
+    return [
+        Line(
+            method,
+            value,
+            rate,
+            tried.get((value, rate), math.nan),
+            tuple(ledger[trial] for trial in protocol.retrainings_of(value, rate)),
+            len(ledger),
+            len(searched[value]) > 1 and rate in (searched[value][0], searched[value][-1]),
+        )
+        for value, rate in protocol.chosen_cells(ledger)
+    ]
+
+
+def each_value(setting: Setting, results: Path, *, smoke: bool = False) -> list[Line]:
+    """Return the lines of a setting whose one study has final networks of every value."""
+    (method,) = setting.methods
+    study = opened(Experiment(setting, method, smoke), results)
+    return _lines(method, study) if study is not None and study.finished else []
+
+
+def _about(studies: Sequence[Study]) -> dict[str, str]:
+    found: dict[str, dict[str, None]] = {"hardware": {}, "commit": {}, "torch": {}, "sha256": {}}
+    for study in studies:
+        about = study.about
+        found["hardware"][about["hardware"]] = None
+        found["commit"][about["commit"]] = None
+        found["torch"][about["versions"].get("torch", "")] = None
+        found["sha256"][str(study.data["sha256"])[:16]] = None
+    return {name: ", ".join(values) for name, values in found.items()} if studies else {}
+
+
+def settings_of(question: str) -> list[Setting]:
+    """Return the settings of a question."""
+    return [one for one in SETTINGS if one.question == question]
+
+
+# --- claims --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of PLAN.md, and what came of it.
+
+    Attributes:
+        name: Such as "5a".
+        text: What is claimed.
+        verdicts: By setting: better, worse or level.
+        comparisons: The same as numbers.
+        verdict: "confirmed", "partly confirmed", "refuted" or "not run yet".
+        planned: How many settings there are to be.
+
+    """
+
+    name: str
+    text: str
+    verdicts: Mapping[str, str]
+    comparisons: Mapping[str, Compared]
+    verdict: str
+    planned: int = 0
+
+    @property
+    def shown(self) -> str:
+        """The verdict, and how much it rests on if settings are missing."""
+        if not 0 < len(self.verdicts) < self.planned:
+            return self.verdict
+        return f"{self.verdict} so far ({len(self.verdicts)} of {self.planned} settings)"
+
+
+NOT_RUN = "not run yet"
+
+
+def judged(verdicts: Sequence[str], *, all_needed: bool = False) -> str:
+    """Return the verdict on a claim from those of its settings.
+
+    Args:
+        verdicts: One for each setting that was run.
+        all_needed: Whether it must hold in all settings, and not only in most.
+
+    Example:
+        >>> judged(["better", "better", "level"]), judged(["level", "worse"]), judged([])
+        ('confirmed', 'refuted', 'not run yet')
+
+    """
+    if not verdicts:
+        return NOT_RUN
+    holds = sum(one == BETTER for one in verdicts)
+    if not holds:
+        return "refuted"
+    most = holds == len(verdicts) if all_needed else holds > len(verdicts) / 2
+    return "confirmed" if most and WORSE not in verdicts else "partly confirmed"
+
+
+ROBUST = ("gce", "sce", "nce-rce", "bi-tempered")
+
+
+def noise_claims(tables: Sequence[Table]) -> list[Claim]:
+    """Return the claims about label noise."""
+    found: dict[str, dict[str, Compared]] = {name: {} for name in ("5a", "5b", "5c", "5d", "5e")}
+    for one in tables:
+        name = one.setting.name
+        for claim, method in (("5a", "tunable"), ("5d", "redescending")):
+            line = one.line(method)
+            if line is not None and line.against is not None and not one.missing:
+                found[claim][name] = line.against
+        lines = {line.method.name: line for line in one.lines}
+        if one.missing or not {"tunable-smoothing", "redescending", *ROBUST} <= lines.keys():
+            continue
+        published = min((lines[method] for method in ROBUST), key=lambda line: line.validation)
+        added = corrected(
+            [
+                compared(lines["tunable-smoothing"], lines["smoothing"]),
+                compared(lines["redescending"], lines["gce"]),
+                compared(lines["redescending"], published),
+            ]
+        )
+        for claim, comparison in zip(("5b", "5c", "5e"), added, strict=True):
+            found[claim][name] = comparison
+    texts = {
+        "5a": "The tunable rule, k tuned, has a lower test error than cross-entropy.",
+        "5b": "k adds to label smoothing.",
+        "5c": "k = 1/2 adds to a redescending rule.",
+        "5d": "The redescending rule has a lower test error than cross-entropy.",
+        "5e": "The redescending rule beats the best published robust loss.",
+    }
+    planned = sum(not one.setting.reserve for one in tables)
+    return [_claim(name, texts[name], found[name], planned) for name in texts]
+
+
+def clean_claims(tables: Sequence[Table]) -> list[Claim]:
+    """Return the claims about well-tuned convolutional networks."""
+    pairs = {"1a": ("tunable", "ce"), "1b": ("tunable-smoothing", "smoothing")}
+    keys, plain = [], []
+    for one in tables:
+        for claim, (first, second) in pairs.items():
+            lines = one.line(first), one.line(second)
+            if lines[0] is not None and lines[1] is not None:
+                keys.append((claim, one.setting.name))
+                plain.append(compared(lines[0], lines[1]))
+    found: dict[str, dict[str, Compared]] = {name: {} for name in pairs}
+    for (claim, name), comparison in zip(keys, corrected(plain), strict=True):
+        found[claim][name] = comparison
+    texts = {
+        "1a": "A tuned k improves a well-tuned ResNet.",
+        "1b": "A tuned k improves it beside label smoothing.",
+    }
+    return [_claim(name, texts[name], found[name], len(tables), all_needed=True) for name in texts]
+
+
+def _claim(
+    name: str,
+    text: str,
+    comparisons: Mapping[str, Compared],
+    planned: int,
+    *,
+    all_needed: bool = False,
+) -> Claim:
+    verdicts = {setting: one.verdict for setting, one in comparisons.items()}
+    verdict = judged([*verdicts.values()], all_needed=all_needed)
+    return Claim(name, text, verdicts, comparisons, verdict, planned)
+
+
+# --- depth ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The errors of each k at a depth.
+
+    Attributes:
+        blocks: Residual blocks a stage.
+        errors: By k, the test errors of the final networks.
+
+    """
+
+    blocks: int
+    errors: Mapping[float, list[float]]
+
+    @property
+    def preference(self) -> list[float]:
+        """D = error(k = 2) - error(k = 1/2), by seed: below 0 where a large k is better."""
+        return [a - b for a, b in zip(self.errors[2.0], self.errors[0.5], strict=True)]
+
+
+def depths(results: Path, *, smoke: bool = False) -> list[Depth]:
+    """Return the finished depths."""
+    found = []
+    for setting in settings_of("1"):
+        if not setting.name.startswith("depth"):
+            continue
+        lines = each_value(setting, results, smoke=smoke)
+        errors = {one.value: one.values("error") for one in lines if isinstance(one.value, float)}
+        if errors:
+            found.append(Depth(setting.spec.depth, errors))
+    return found
+
+
+def depth_claim(found: Sequence[Depth]) -> Claim:
+    """Return the claim that deeper networks want a larger k."""
+    text, name = "Deeper networks want a larger k.", "3 blocks against none"
+    by_blocks = {one.blocks: one for one in found}
+    if not {0, 3} <= by_blocks.keys() or not {0.5, 2.0} <= by_blocks[0].errors.keys():
+        return Claim("1c", text, {}, {}, NOT_RUN)
+    shift = paired_difference(by_blocks[3].preference, by_blocks[0].preference)
+    comparison = Compared.by_interval(shift)
+    names = {BETTER: "confirmed", WORSE: "refuted", EVEN: "open"}
+    verdict = names[comparison.verdict]
+    return Claim("1c", text, {name: comparison.verdict}, {name: comparison}, verdict)
+
+
+# --- one learning rate for all k -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BestRates:
+    """The best learning rate of each k, as the paper's rule is and rescaled.
+
+    Attributes:
+        setting: The network.
+        errors: By method and k, mean validation errors by rate.
+
+    """
+
+    setting: Setting
+    errors: Mapping[str, Mapping[float, Mapping[float, float]]]
+
+    def best(self, method: str) -> dict[float, float]:
+        """Return log2 of the best rate of each k."""
+        return {k: minimum(errors) for k, errors in self.errors[method].items()}
+
+    def spread(self, method: str) -> float:
+        """Return how far the best rate moves over k, in doublings."""
+        found = self.best(method).values()
+        return max(found) - min(found)
+
+    @property
+    def verdict(self) -> str:
+        """As PLAN.md defines it."""
+        plain, rescaled = self.spread("tunable"), self.spread("normalized")
+        if rescaled <= 1 and rescaled <= plain / 2:
+            return "confirmed"
+        return "refuted" if rescaled >= plain else "partly confirmed"
+
+
+def minimum(errors: Mapping[float, float]) -> float:
+    """Return log2 of the rate where the parabola through the lowest three errors is lowest.
+
+    Example:
+        >>> minimum({1.0: 0.3, 2.0: 0.2, 4.0: 0.3}), minimum({1.0: 0.1, 2.0: 0.2, 4.0: 0.3})
+        (1.0, 0.0)
+
+    """
+    rates = sorted(errors)
+    at = min(range(len(rates)), key=lambda one: errors[rates[one]])
+    middle = math.log2(rates[at])
+    if at in (0, len(rates) - 1):
+        return middle
+    low, here, high = (errors[rates[at + step]] for step in (-1, 0, 1))
+    bend = low - 2 * here + high
+    step = math.log2(rates[at + 1]) - middle
+    return middle + step * (low - high) / (2 * bend) if bend > 0 else middle
+
+
+def best_rates(results: Path, *, smoke: bool = False) -> list[BestRates]:
+    """Return the networks of question 7 that are finished."""
+    found = []
+    for setting in settings_of("7"):
+        errors: dict[str, dict[float, dict[float, float]]] = {}
+        for method in setting.methods:
+            study = opened(Experiment(setting, method, smoke), results)
+            if study is None or not study.finished:
+                break
+            by_k: dict[float, dict[float, float]] = {}
+            for cell in study.protocol.cells(study.ledger):
+                by_k.setdefault(float(cell.k), {})[cell.learning_rate] = cell.error  # type: ignore[arg-type]
+            errors[method.name] = by_k
+        else:
+            found.append(BestRates(setting, errors))
+    return found
+
+
+# --- k over training -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """Ramps and constant k on one network.
+
+    Attributes:
+        setting: The network.
+        lines: All of them, constant k first; ramps are compared with the best constant k.
+        best: The constant k of lowest validation error.
+        rising: Rising minus falling ramps, the mean over pairs with the same ends.
+
+    """
+
+    setting: Setting
+    lines: tuple[Line, ...]
+    best: Line
+    rising: Compared
+
+    @property
+    def wins(self) -> list[Line]:
+        """The ramps that are better than the best constant k."""
+        return [one for one in self.lines if one.against and one.against.verdict == BETTER]
+
+
+def schedules(results: Path, *, smoke: bool = False) -> list[Schedules]:
+    """Return the finished networks of question 3."""
+    found = []
+    for setting in settings_of("3"):
+        lines = each_value(setting, results, smoke=smoke)
+        if not lines:
+            continue
+        constant = [one for one in lines if not isinstance(one.value, Ramp)]
+        ramps = [one for one in lines if isinstance(one.value, Ramp)]
+        best = min(constant, key=lambda one: one.validation)
+        against = corrected([compared(one, best) for one in ramps])
+        ramps = [replace(one, against=two) for one, two in zip(ramps, against, strict=True)]
+        by_value = {one.value: one.values("error") for one in ramps}
+        pairs = [pair for pair in RAMPS if by_value.keys() >= set(pair)]
+        up, down = (
+            [statistics.fmean(several) for several in zip(*errors, strict=True)]
+            for errors in zip(*([by_value[one] for one in pair] for pair in pairs), strict=True)
+        )
+        rising = _compared(up, down)
+        found.append(Schedules(setting, (*constant, *ramps), best, rising))
+    return found
+
+
+def schedule_claims(found: Sequence[Schedules]) -> list[Claim]:
+    """Return the claims about k over training."""
+    rising = {one.setting.name: one.rising for one in found}
+    wins = sum(bool(one.wins) for one in found)
+    verdict = NOT_RUN
+    if found:
+        verdict = "confirmed" if wins >= 2 else "partly confirmed" if wins else "refuted"
+    best = {
+        one.setting.name: min((one.against for one in one.lines if one.against), key=_mean)
+        for one in found
+    }
+    verdicts = {name: two.verdict for name, two in best.items()}
+    planned = len(settings_of("3"))
+    text = "Easy first, hard later: rising ramps beat falling ones."
+    return [
+        Claim("3a", "Some ramp beats the best constant k.", verdicts, best, verdict, planned),
+        _claim("3b", text, rising, planned),
+    ]
+
+
+def _mean(compared: Compared) -> float:
+    return compared.difference.mean
+
+
+# --- probabilities of networks -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What found.json says of a setting of question 4 or 6, and the comparison with k = 1.
+
+    Attributes:
+        setting: The setting.
+        found: What the file holds.
+        compared: By kind of ensemble, or by k.
+
+    """
+
+    setting: Setting
+    found: Mapping[str, Any]
+    compared: Mapping[str, Compared]
+
+
+def _summed(question: str, results: Path) -> list[tuple[Setting, dict[str, Any]]]:
+    folders = {
+        setting.name: Experiment(setting, setting.methods[0]).folder(results)
+        for setting in settings_of(question)
+    }
+    found = [(one, read_found(folders[one.name])) for one in settings_of(question)]
+    return [(setting, one) for setting, one in found if one is not None]
+
+
+def ensembles(results: Path) -> list[Summed]:
+    """Return the finished settings of question 4; each kind is compared with k = 1, as scaled."""
+    several = []
+    for setting, found in _summed("4", results):
+        compared = {}
+        for kind, errors in found.items():
+            name, _, way = kind.rpartition(", ")
+            if name != "k = 1":
+                difference = Difference(*jackknife(errors, found[f"k = 1, {way}"]))
+                compared[kind] = Compared.by_interval(difference)
+        several.append(Summed(setting, found, compared))
+    return several
+
+
+def ensemble_claim(several: Sequence[Summed]) -> Claim:
+    """Return the claim about mixed ensembles."""
+    mixed = {one.setting.name: one.compared["mixed, scaled"] for one in several}
+    text = "An ensemble of mixed k has a lower test error than one of k = 1."
+    return _claim("4", text, mixed, len(settings_of("4")), all_needed=True)
+
+
+def suspects(results: Path) -> list[Summed]:
+    """Return the finished settings of question 6; the AUROC of each k is compared with k = 1."""
+    several = []
+    for setting, found in _summed("6", results):
+        plain = {k: one["minus k = 1"] for k, one in found.items() if "minus k = 1" in one}
+        comparisons = corrected(
+            [
+                Compared(
+                    Difference(one["mean"], one["mean"] - reach, one["mean"] + reach),
+                    math.erfc(abs(one["mean"]) / max(one["standard_error"], 1e-12) / 2**0.5),
+                    more_is_better=True,
+                )
+                for one in plain.values()
+                for reach in [1.959964 * one["standard_error"]]
+            ]
+        )
+        several.append(Summed(setting, found, dict(zip(plain, comparisons, strict=True))))
+    return several
+
+
+def suspects_claim(several: Sequence[Summed]) -> Claim:
+    """Return the claim that some k finds more wrong labels than k = 1."""
+    best = {
+        one.setting.name: max(one.compared.values(), key=_mean) for one in several if one.compared
+    }
+    text = "Some k ≠ 1 finds more wrong labels than k = 1."
+    return _claim("6", text, best, len(settings_of("6")), all_needed=True)
+
+
+# --- sequences -----------------------------------------------------------------------------------
+
+
+def sequence_claim(tables: Sequence[Table]) -> Claim:
+    """Return the claim about recurrent networks and transformers; speakers count together."""
+    found: dict[str, Compared] = {}
+    speakers: list[tuple[float, float]] = []
+    spoken = [one for one in tables if one.setting.name.startswith("speech")]
+    for one in tables:
+        first, second = one.line("tunable"), one.line("ce")
+        if first is None or second is None:
+            continue
+        if one in spoken:
+            speakers.append((first.mean("error"), second.mean("error")))
+        else:
+            found[one.setting.name] = compared(first, second)
+    if speakers and len(speakers) == len(spoken):
+        one_side, other = map(list, zip(*speakers, strict=True))
+        found["speech"] = _compared(one_side, other)
+    several = dict(zip(found, corrected([*found.values()]), strict=True))
+    verdicts = {name: one.verdict for name, one in several.items()}
+    wins = sum(one == BETTER for one in verdicts.values())
+    verdict = NOT_RUN
+    if verdicts:
+        verdict = "confirmed" if wins >= 3 else "partly confirmed" if wins else "refuted"
+    text = "A tuned k lowers the test error of recurrent networks and transformers."
+    return Claim("2", text, verdicts, several, verdict, len(tables) - len(spoken) + bool(spoken))

@@ -1,0 +1,339 @@
+"""What the studies beyond the paper are made of: noise, methods, the search, measures, verdicts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from beyond import arrays, noise, sequences
+from beyond.findings import (
+    Compared,
+    Line,
+    compared,
+    corrected,
+    judged,
+    minimum,
+    noise_claims,
+    table,
+)
+from beyond.measures import all_measures, measured, temperature
+from beyond.methods import ALL_KS, CONFIGURATIONS, METHODS, NORMALIZED
+from beyond.networks import CNN8, MLP, ResNet, flip_and_shift, shift
+from beyond.protocol import MethodProtocol
+from beyond.questions import ORDER, SETTINGS, experiments
+from pseudograd import rules
+from pseudograd.fleet import Outcome, OwnRecipe, Trial
+from pseudograd.search import Difference
+from pseudograd.search.measures import expected_calibration_error, log_loss
+
+CLEAN = np.arange(5000) % 10
+
+
+# --- noise ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6])
+def test_symmetric_noise_never_draws_the_true_class(share: float) -> None:
+    noisy = noise.symmetric(CLEAN, share, 10)
+    assert (noisy != CLEAN).mean() == share
+    moved = (noisy - CLEAN)[noisy != CLEAN] % 10
+    counts = np.bincount(moved, minlength=10)[1:]
+    assert counts.min() > 0.8 * counts.mean()  # all other classes alike
+    assert np.array_equal(noisy, noise.symmetric(CLEAN, share, 10))
+    assert not np.array_equal(noisy, noise.symmetric(CLEAN, share, 10, seed=1))
+
+
+def test_asymmetric_noise_is_the_usual_map() -> None:
+    noisy = noise.asymmetric(CLEAN, 0.4)
+    likes = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}
+    for one in range(10):
+        found = set(noisy[one == CLEAN].tolist())
+        assert found == ({one, likes[one]} if one in likes else {one})
+    assert (noisy != CLEAN)[CLEAN == 3].mean() == 0.4
+    assert (noisy != CLEAN).mean() == 0.2
+
+
+def test_human_labels_come_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PSEUDOGRAD_CIFAR_N", raising=False)
+    with pytest.raises(ValueError, match=r"must be named by --cifar-n or the variable"):
+        noise.human("worst", CLEAN)
+    np.save(tmp_path / "cifar10-worst.npy", CLEAN[::-1].astype(np.uint8))
+    assert np.array_equal(noise.human("worst", CLEAN, tmp_path), CLEAN[::-1])
+    monkeypatch.setenv("PSEUDOGRAD_CIFAR_N", str(tmp_path))
+    assert np.array_equal(noise.human("worst", CLEAN), CLEAN[::-1])
+    with pytest.raises(ValueError, match=r"must hold a label for each of the 10 training images"):
+        noise.human("worst", CLEAN[:10])
+
+
+# --- methods and networks ------------------------------------------------------------------------
+
+
+def test_every_method_gets_the_same_number_of_configurations() -> None:
+    for method in METHODS.values():
+        assert len(method.values) * len(method.rates(0.4)) == CONFIGURATIONS
+    for setting in SETTINGS:
+        counts = {
+            len(method.values) * len(setting.rates or method.rates(setting.middle))
+            for method in setting.methods
+        }
+        assert len(counts) == 1, setting.name
+    rates = METHODS["ce"].rates(0.4)
+    assert rates[0] < 0.2 < 0.8 < rates[-1]
+
+
+def test_a_rescaled_rule_pushes_a_batch_as_hard_as_cross_entropy() -> None:
+    logits, y = torch.randn(50, 4), torch.randint(4, (50,))
+    assert NORMALIZED.rule is not None
+    for k in NORMALIZED.values:
+        f = NORMALIZED.rule(k)(logits, y)
+        plain = rules.cross_entropy(logits, y)
+        own = y.unsqueeze(1)
+        torch.testing.assert_close(f.gather(1, own).sum(), plain.gather(1, own).sum())
+        one = rules.tunable(logits, y, k)
+        torch.testing.assert_close(f / f.norm(), one / one.norm())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_rules_of_the_methods_take_their_parameter_as_a_tensor(name: str) -> None:
+    method = METHODS[name]
+    if method.rule is None:
+        return
+    logits, y = torch.randn(6, 4), torch.randint(4, (6,))
+    for value in method.values:
+        f = method.rule(torch.tensor(value))(logits, y)
+        torch.testing.assert_close(f, method.rule(value)(logits, y))
+        assert float(f.sum(1).abs().max()) < 1e-5
+
+
+def test_networks_have_the_sizes_of_the_plan() -> None:
+    def size(module: torch.nn.Module) -> int:
+        return sum(one.numel() for one in module.parameters())
+
+    assert round(size(ResNet()) / 1e6, 1) == 6.6
+    assert round(size(ResNet(width=32)) / 1e6, 1) == 1.6
+    assert [type(one).__name__ for one in CNN8().modules()].count("Conv2d") == 6
+    assert CNN8()(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+    assert MLP(layers=5)(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_images_are_flipped_and_shifted() -> None:
+    x = torch.arange(32.0).repeat(64, 3, 32, 1)  # each column its number
+    rising = shift(x)[:, 0, 0]
+    starts = rising[:, 4] - 4
+    assert starts.min() < 0 < starts.max()
+    assert starts.abs().max() <= 4
+    flipped = flip_and_shift(x)[:, 0, 0]
+    assert 10 < int((flipped[:, 20] < flipped[:, 10]).sum()) < 54
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+def told(protocol: MethodProtocol, error: dict[tuple[float, float], float]) -> dict[Trial, Outcome]:
+    """Run the search; the error of a configuration is a table's, or 0.9."""
+    outcomes: dict[Trial, Outcome] = {}
+    while wanted := protocol.wanted(outcomes):
+        for trial in wanted:
+            found = error.get((trial.k, trial.learning_rate), 0.9)  # type: ignore[arg-type]
+            outcomes[trial] = Outcome(trial, found, 1, found, 1.0, 1, "limit", (found,))
+    return outcomes
+
+
+def test_rates_are_extended_only_where_the_best_configuration_is_on_an_edge() -> None:
+    protocol = MethodProtocol(
+        OwnRecipe("a"), ks=(0.5, 2.0), learning_rates=(0.2, 0.4, 0.8), stops=True
+    )
+    errors = {(0.5, 0.2): 0.5, (2.0, 0.8): 0.4, (2.0, 1.6): 0.3, (2.0, 3.2): 0.35}
+    outcomes = told(protocol, errors)
+    assert protocol.searched(outcomes) == {0.5: [0.2, 0.4, 0.8], 2.0: [0.2, 0.4, 0.8, 1.6, 3.2]}
+    assert protocol.chosen_cells(outcomes) == [(2.0, 1.6)]
+    searched = [trial for trial in outcomes if not trial.split.retrain]
+    finals = [trial for trial in outcomes if trial.split.retrain]
+    assert all(trial.split.bagged for trial in searched)
+    assert len(finals) == 5
+    assert not {trial.seed for trial in finals} & {trial.seed for trial in searched}
+
+
+def test_rates_are_extended_three_times_at_most() -> None:
+    protocol = MethodProtocol(OwnRecipe("a"), ks=(1.0,), learning_rates=(1.0, 2.0))
+    outcomes = told(protocol, {(1.0, 2.0**power): 0.5 - 0.01 * power for power in range(9)})
+    assert protocol.searched(outcomes)[1.0] == [1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+def test_a_single_given_configuration_is_not_searched() -> None:
+    protocol = MethodProtocol(
+        OwnRecipe("a"), ks=(0.7,), learning_rates=(0.01,), most_extensions=0, retrainings=3
+    )
+    outcomes = told(protocol, {})
+    assert [trial.split.retrain for trial in outcomes] == [True] * 3
+
+
+def test_each_value_may_have_its_own_final_networks() -> None:
+    protocol = MethodProtocol(
+        OwnRecipe("a"), ks=(0.5, 2.0), learning_rates=(0.2, 0.4), each=True, retrainings=2
+    )
+    outcomes = told(protocol, {(0.5, 0.2): 0.2, (0.5, 0.1): 0.3, (2.0, 0.4): 0.2})
+    assert protocol.chosen_cells(outcomes) == [(0.5, 0.2), (2.0, 0.4)]
+
+
+def test_names_are_unique_and_in_the_order_of_the_plan() -> None:
+    names = [one.name for one in experiments()]
+    assert len(set(names)) == len(names)
+    questions = [name[0] for name in names]
+    assert sorted(questions, key=ORDER.index) == questions
+    assert {one.name for one in experiments("5", "5/anchor/*")} < set(names)
+    plan = Path(__file__).parents[2].joinpath("beyond/PLAN.md").read_text(encoding="utf-8")
+    assert all(f"`{method}`" in plan for method in METHODS)
+    assert all(
+        f"`{one.name}`" in plan for one in SETTINGS if one.data == one.name and one.question == "5"
+    )
+
+
+# --- measures ------------------------------------------------------------------------------------
+
+
+def test_measures_agree_with_those_of_the_library() -> None:
+    logits, labels = 3 * torch.randn(400, 5, dtype=torch.float64), torch.randint(5, (400,))
+    log_p = logits.log_softmax(1)
+    found = measured(log_p, labels)
+    p, y = log_p.exp().numpy(), labels.numpy()
+    assert found["cross_entropy"] == pytest.approx(log_loss(p, y))
+    assert found["ece"] == pytest.approx(expected_calibration_error(p, y))
+    assert found["error"] == pytest.approx((p.argmax(1) != y).mean())
+
+
+def test_a_temperature_undoes_a_factor_of_the_logits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(5_000, 5, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    assert temperature(4 * logits, labels) == pytest.approx(4, rel=0.1)
+    log_p = (4 * logits).log_softmax(1)
+    found = all_measures(log_p, labels, (log_p, labels))
+    assert found["ece"] > 0.1 > 0.02 > found["ece_scaled"]
+    assert found["cross_entropy_scaled"] < found["cross_entropy"]
+
+
+# --- probabilities of networks -------------------------------------------------------------------
+
+
+def test_scores_of_labels_are_those_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    generator = np.random.default_rng(0)
+    score = generator.normal(size=500).round(1)  # with ties
+    positive = generator.random(500) < 0.3
+    assert arrays.auroc(score, positive) == pytest.approx(metrics.roc_auc_score(positive, score))
+    distinct = generator.normal(size=500)
+    assert arrays.average_precision(distinct, positive) == pytest.approx(
+        metrics.average_precision_score(positive, distinct)
+    )
+
+
+def test_the_standard_error_of_an_auroc_is_the_spread_over_samples() -> None:
+    generator = np.random.default_rng(0)
+
+    def drawn() -> tuple[float, float]:
+        truth = generator.normal(size=400)
+        positive = truth + generator.normal(size=400) > 0.5
+        first, second = (truth + generator.normal(size=400) for _ in range(2))
+        placed = [arrays.placements(one, positive) for one in (first, second)]
+        return arrays.delong(placed[0], placed[1])
+
+    differences, errors = zip(*(drawn() for _ in range(300)), strict=True)
+    assert np.mean(errors) == pytest.approx(np.std(differences), rel=0.15)
+
+
+def test_a_mixed_ensemble_takes_one_network_of_each_kind() -> None:
+    labels = np.array([0, 1])
+    right, wrong = np.eye(2), 0.9 * np.eye(2)[::-1]
+    always = [[right] * 4, [right] * 4, [wrong] * 4]
+    assert arrays.ensemble_errors(always, labels) == {"error": 0.0, "without": [0.0] * 4}
+    # Of four subsets of seeds, the first place has the wrong network in one: seeds 1, 2 and 3.
+    once = arrays.ensemble_errors([[right, wrong, right, right], [right] * 4, [wrong] * 4], labels)
+    assert once == {"error": 0.25, "without": [1.0, 0.0, 0.0, 0.0]}
+    mean, low, high = arrays.jackknife(
+        {"error": 0.1, "without": [0.09, 0.1, 0.11]}, {"error": 0.2, "without": [0.2, 0.2, 0.2]}
+    )
+    assert mean == pytest.approx(-0.1)
+    assert low < mean < high
+
+
+# --- sequences -----------------------------------------------------------------------------------
+
+
+def test_frames_of_a_tone_are_loud_in_its_band() -> None:
+    time = np.arange(4000) / sequences.RATE
+    tones = [
+        (2**14 * np.sin(2 * np.pi * pitch * np.minimum(time, 0.25) ** 1.2)).astype(np.int16)
+        for pitch in (300, 3000)
+    ]
+    low, high = sequences.log_mel(tones)
+    assert low.shape == (sequences.FRAMES, sequences.BANDS)
+    assert np.abs(low[45:]).max() == 0  # after the end
+    assert low[10].argmax() < high[10].argmax()
+    moved = sequences.shift_speech(torch.from_numpy(np.stack([low, high])))
+    assert moved.shape == (2, *low.shape)
+
+
+def test_networks_of_sequences_do_not_see_ahead() -> None:
+    x = torch.randint(5, (2, sequences.LENGTH))
+    other = x.clone()
+    other[:, 100:] = 0
+    for network in (sequences.TextLSTM(5, 8).eval(), sequences.TextTransformer(5, 8, 1).eval()):
+        before, after = network(x), network(other)
+        assert before.shape == (2, 5, sequences.LENGTH)
+        torch.testing.assert_close(before[:, :, :100], after[:, :, :100])
+    assert sequences.RowReader(28, 8)(torch.rand(2, 1, 28, 28)).shape == (2, 10)
+
+
+# --- verdicts ------------------------------------------------------------------------------------
+
+
+def line(name: str, errors: list[float], validation: float = 0.5) -> Line:
+    trials = [Trial(OwnRecipe(name), 1.0, 0.1, seed=at) for at in range(len(errors))]
+    outcomes = tuple(
+        Outcome(trial, error, 1, error, 1.0, 2, "limit", (0.5, error))
+        for trial, error in zip(trials, errors, strict=True)
+    )
+    return Line(METHODS[name], 1.0, 0.1, validation, outcomes, 17, False)
+
+
+def test_differences_are_paired_and_corrected() -> None:
+    plain = line("ce", [0.10, 0.12, 0.14, 0.16, 0.18])
+    better = compared(line("gce", [0.09, 0.109, 0.131, 0.15, 0.169]), plain)
+    assert better.verdict == "better"  # unpaired, the seeds' spread would hide it
+    assert better.difference.mean == pytest.approx(-0.0102)
+    weak = Compared(Difference(-0.01, -0.02, -0.001), 0.03)
+    assert weak.verdict == "better"
+    assert [one.verdict for one in corrected([weak, weak, better])] == ["level", "level", "better"]
+    diverged = compared(line("sce", [math.inf, 0.1, 0.1, 0.1, 0.1]), plain)
+    assert diverged.verdict == "level"
+
+
+def test_verdicts_are_those_of_the_plan() -> None:
+    assert judged(["better", "better", "worse"]) == "partly confirmed"
+    assert judged(["better", "level"]) == "partly confirmed"
+    assert judged(["better", "better", "level"], all_needed=True) == "partly confirmed"
+    assert judged(["better", "better"], all_needed=True) == "confirmed"
+
+
+def test_time_to_an_error_is_none_if_a_network_never_has_it() -> None:
+    found = line("ce", [0.1, 0.3])
+    assert found.epochs_to(0.5) == 1
+    assert found.epochs_to(0.3) == 2
+    assert found.epochs_to(0.2) is None
+
+
+def test_the_best_rate_is_between_the_tried_ones() -> None:
+    errors = {2.0**power: (power - 0.3) ** 2 for power in range(-3, 4)}
+    assert minimum(errors) == pytest.approx(0.3)
+
+
+def test_nothing_is_claimed_before_a_setting_is_finished(tmp_path: Path) -> None:
+    tables = [table(one, tmp_path) for one in SETTINGS if one.question == "5"]
+    assert {one.verdict for one in noise_claims(tables)} == {"not run yet"}
+    assert not any(one.lines for one in tables)
+    assert ALL_KS.values.count(1.0) == 1
