@@ -254,6 +254,8 @@ def main() -> None:
             print(*list(line.values())[:8], flush=True)
             write(lines, arguments.file)
         return
+    if not arguments.file.exists():
+        parser.error(f"{arguments.file} is not there: measure first, with --measure on a GPU")
     show(arguments.file)
 
 

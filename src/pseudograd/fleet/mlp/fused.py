@@ -19,13 +19,13 @@ from pseudograd.fleet.mlp.stack import Examples, Rows, Settings, Stack, launchin
 # Tiles and warps that measured best on an H200.
 _GATHER = {"block": 128, "num_warps": 8}
 _LAYER = {"block_out": 128, "block_in": 64, "num_warps": 8, "num_stages": 3}
-_BEFORE = {"block_in": 64, "block_out": 64, "num_warps": 4, "num_stages": 3}
+_BEFORE = {"block_in": 128, "block_out": 64, "num_warps": 4, "num_stages": 3}
 _NORM = {"part": 1024, "block": 128, "num_warps": 8, "num_stages": 3}
 _UPDATE = {"block_in": 64, "block_out": 64, "num_warps": 4}
 _UPDATE_AND_NEXT = {"block_in": 32, "block_out": 64, "num_warps": 4}
 _BIASES = 512
 
-_JUDGED_AT_ONCE = 512  # panels, over all models: enough to keep a GPU busy
+_JUDGED_AT_ONCE = 512  # panels, over all models
 _LONGEST_SPAN = 16  # steps of a graph: more take longer to capture, fewer leave gaps
 
 
