@@ -23,6 +23,7 @@ import torch
 from pseudograd.loss import tunable_cross_entropy
 from pseudograd.loss.triton import launch
 from pseudograd.loss.triton.launch import Rows
+from pseudograd.loss.triton.layout import PARTS
 
 ROWS = (
     (torch.bfloat16, 8192, 131072),
@@ -81,12 +82,18 @@ def measure(
             for key, value in setting.items():
                 stack.enter_context(mock.patch.object(launch, key, value))
             values = rows.z.new_empty(launch.programs(rows), dtype=torch.float64)
-            parts = launch.count_labels(rows)
+            parts = parts_of(rows)
             run = partial(launch.launch, rows, values, out, reduced=True, parts=parts)
             try:
                 yield milliseconds(run, cache), name
             except Exception as error:
                 print(f"  left out: {name} ({type(error).__name__}: {str(error)[:100]})")
+
+
+def parts_of(rows: Rows) -> torch.Tensor:
+    parts = rows.z.new_empty(PARTS, dtype=torch.float64)
+    launch.count_labels(rows, parts)
+    return parts
 
 
 def overheads(cache: torch.Tensor) -> None:
@@ -97,11 +104,11 @@ def overheads(cache: torch.Tensor) -> None:
         rows = launch.rows_of_loss(z, target, 0.5)
         out, one = torch.empty_like(z), torch.ones((), device="cuda")
         values = z.new_empty(launch.programs(rows), dtype=torch.float64)
-        parts = launch.count_labels(rows)
+        parts = parts_of(rows)
         again = partial(launch.launch, rows, None, out, parts=parts, grad=one, skip=True)
         nothing = milliseconds(again, cache)
         sums = milliseconds(partial(launch.sum_values, values, parts, z.new_empty(())), cache)
-        counting = milliseconds(partial(launch.count_labels, rows), cache)
+        counting = milliseconds(partial(launch.count_labels, rows, parts), cache)
         print(f"{count}x{classes}: nothing to do {nothing * 1e3:.1f}, sum {sums * 1e3:.1f}, count "
               f"{counting * 1e3:.1f} microseconds")  # fmt: skip
     small = torch.randn(64, 10, device="cuda", requires_grad=True)

@@ -26,7 +26,7 @@ from beyond.networks import CNN8, MLP, ResNet, flip_and_shift, shift
 from beyond.protocol import MethodProtocol
 from beyond.questions import ORDER, SETTINGS, experiments
 from pseudograd import rules
-from pseudograd.fleet import Outcome, OwnRecipe, Trial
+from pseudograd.fleet import Outcome, OwnRecipe, Ramp, Trial
 from pseudograd.search import Difference
 from pseudograd.search.measures import expected_calibration_error, log_loss
 
@@ -89,6 +89,7 @@ def test_a_rescaled_rule_pushes_a_batch_as_hard_as_cross_entropy() -> None:
     logits, y = torch.randn(50, 4), torch.randint(4, (50,))
     assert NORMALIZED.rule is not None
     for k in NORMALIZED.values:
+        assert not isinstance(k, Ramp)
         f = NORMALIZED.rule(k)(logits, y)
         plain = rules.cross_entropy(logits, y)
         own = y.unsqueeze(1)
