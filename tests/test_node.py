@@ -1,7 +1,8 @@
 """The autograd node in C++, with a launcher in Python in place of CUDA's driver.
 
-The fake kernels compute the loss of logits (R, C) at k = 1; kernel 1 is the forward pass, and
-kernel 2 the backward pass, which does nothing if the upstream gradient is 1.
+The fake kernels compute the loss of logits (R, C) at k = 1. Kernel 1 is the forward pass; kernel 2 is
+the backward pass, which does nothing if the upstream gradient is 1; kernel 3 is one that always
+computes the gradient.
 """
 
 from __future__ import annotations
@@ -64,13 +65,15 @@ class Gpu:
         self.launched.append(Launched(kernel, programs, threads, shared, stream or 0, k))
         z = torch.from_numpy(array(parameters, 0, ROWS * CLASSES).reshape(ROWS, CLASSES))
         target = torch.from_numpy(array(parameters, 1, ROWS, ctypes.c_int64))
-        gradient = array(parameters, 2, ROWS * CLASSES).reshape(ROWS, CLASSES)
+        gradient = np.zeros((ROWS, CLASSES))
+        if ctypes.cast(parameters[2], ctypes.POINTER(ctypes.c_int64)).contents.value:
+            gradient = array(parameters, 2, ROWS * CLASSES).reshape(ROWS, CLASSES)
         result = array(parameters, 3, 1)  # the value, or the upstream gradient
         bias = z.softmax(1) - torch.nn.functional.one_hot(target, CLASSES)
         if kernel == 1:
             result[0] = torch.nn.functional.cross_entropy(z, target, reduction="sum")
             gradient[:] = bias
-        elif result[0] != 1:
+        elif kernel == 3 or result[0] != 1:
             gradient[:] = bias * float(result[0])
         return self.error
 
@@ -129,6 +132,24 @@ def test_upstream_gradient(gpu: Any) -> None:
     z, target = inputs()
     (3 * module.loss(plan, z, target, None, 1.0, None, 0)).backward()
     torch.testing.assert_close(z.grad, 3 * expected(z, target))
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_gradient_that_is_left_to_the_backward_pass(gpu: Any, factor: float) -> None:
+    module, _, kernels = gpu
+    places = [(0, Z), (1, TARGET), (2, GRADIENT)]
+    forward = module.Launch(1, 7, 64, 128, [0] * 5, [*places, (3, VALUE)], 4)
+    backward = module.Launch(3, 5, 32, 0, [0] * 5, [*places, (3, GRAD)], 4)
+    plan = module.Plan(42, [forward], [backward], torch.float32, None, 0, 0, 0)
+    z, target = inputs()
+    loss = module.loss(plan, z, target, None, 1.0, None, 0)
+    (both,) = torch.autograd.grad(
+        loss, z, torch.tensor([1.0, 2.0]), is_grads_batched=True, retain_graph=True
+    )
+    torch.testing.assert_close(both[1], 2 * expected(z, target))
+    (factor * loss).backward()
+    torch.testing.assert_close(z.grad, factor * expected(z, target))
+    assert [one.kernel for one in kernels.launched] == [1, 3, 3]
 
 
 def test_an_unaligned_upstream_gradient(gpu: Any) -> None:

@@ -66,7 +66,7 @@ struct Plan {
   int64_t context;  // the device's, which a thread of the autograd engine has not set yet
   std::vector<Launch> forward, backward;  // no backward pass: not differentiable
   at::ScalarType dtype;
-  std::optional<at::ScalarType> gradient;  // its dtype, if it is computed
+  std::optional<at::ScalarType> gradient;  // its dtype, if the forward pass computes it
   int64_t parts, values, found;            // sizes; 0 if not needed
 };
 
@@ -108,15 +108,20 @@ at::Tensor run_forward(const at::Tensor& z, const at::Tensor& target, const Opti
   return value;
 }
 
-// Returns the gradient of the forward pass, times the upstream gradient. If that is 1, the kernel
-// leaves the gradient as it is; otherwise it computes it anew, so that it is rounded only once.
-at::Tensor run_backward(const variable_list& saved, at::Tensor grad, State& state, bool is_kept) {
+// Returns the gradient times the upstream gradient. The kernel leaves a gradient of the forward pass
+// as it is if the upstream gradient is 1; otherwise it computes it, so that it is rounded only once.
+at::Tensor run_backward(const variable_list& saved, const at::Tensor& grad, State& state,
+                        bool is_kept) {
+  auto options = saved[0].options().requires_grad(false);
   bool is_batch = !grad.has_storage();  // of vmap, which kernels cannot read
-  auto out = is_kept || is_batch ? state.gradient.clone() : std::move(state.gradient);
-  if (is_batch) {
-    return at::where(out.eq(0).logical_or(grad.eq(0)), 0, out.mul(grad)).to(out.scalar_type());
+  auto upstream = is_batch ? at::ones({}, options.dtype(state.plan->dtype)) : grad;
+  if (address_of(upstream) % 16) upstream = upstream.clone();  // as the kernel may expect
+  at::Tensor out;
+  if (!state.gradient.defined()) {
+    out = at::empty(saved[0].sizes(), options);
+  } else {
+    out = is_kept || is_batch ? state.gradient.clone() : std::move(state.gradient);
   }
-  if (address_of(grad) % 16) grad = grad.clone();  // as the kernel may expect
   Addresses addresses{};
   addresses[Z] = address_of(saved[0]);
   addresses[TARGET] = address_of(saved[1]);
@@ -124,10 +129,11 @@ at::Tensor run_backward(const variable_list& saved, at::Tensor grad, State& stat
   addresses[GRADIENT] = address_of(out);
   addresses[PARTS] = address_of(state.parts);
   addresses[FOUND] = address_of(state.found);
-  addresses[GRAD] = address_of(grad);
+  addresses[GRAD] = address_of(upstream);
   addresses[FLAG] = address_of(state.flag);
   launch_all(*state.plan, state.plan->backward, addresses, state.k, state.stream);
-  return out;
+  if (!is_batch) return out;
+  return at::where(out.eq(0).logical_or(grad.eq(0)), 0, out.mul(grad)).to(out.scalar_type());
 }
 
 struct TunableCrossEntropy : torch::autograd::Function<TunableCrossEntropy> {

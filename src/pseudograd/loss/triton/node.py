@@ -59,10 +59,10 @@ def loss_by_node(
     if module is None or "none" in settings or are_hooked() or not len(z):
         return None
     flag = None if scaled is None else scaled.flag()
-    if flag is not None and flag.item():  # the gradient is left to the backward pass
-        return None
     training = z.requires_grad and torch.is_grad_enabled()
-    results = (dtype, z.dtype if training else None, training)
+    # The gradient of a loss that was scaled before is left to the backward pass.
+    at_once = training and not (flag is not None and flag.item())
+    results = (dtype, z.dtype if at_once else None, training)
     plan = _plan(module, z, target, k, (*settings, smoothing), results, flag)
     if plan is None:
         return None
@@ -142,7 +142,7 @@ def _plan(
     rows = rows_of_loss(z.detach(), target.detach(), k, None, ignore_index, smoothing)
     as_they_are = rows.z.data_ptr() == z.data_ptr() and rows.target.data_ptr() == target.data_ptr()
     plan = None
-    if as_they_are and not always_left(rows) and not (z.is_neg() or target.is_neg()):
+    if as_they_are and not (z.is_neg() or target.is_neg()):
         plan = _make_plan(module, rows, reduction, *results, flag)
     _plans[layout] = plan
     return plan
@@ -153,19 +153,22 @@ def _make_plan(
     differentiable: bool, flag: Tensor | None,
 ) -> Any:  # fmt: skip
     """Launch the kernels of both passes once, to compile them and see their arguments."""
+    left = always_left(rows) and differentiable
+    gradient, flag = (None, None) if left else (gradient, flag)
     found = differentiable and rows.long and keeps_numbers(rows)
     room = room_for(rows, reduction, dtype, gradient, found)
-    grad = torch.ones((), dtype=dtype, device=rows.z.device)
-    tensors = dict(zip(_SLOTS, _in_slots(rows, room, grad, flag), strict=True))
     forward, backward = launch_forward(rows, room, reduction), []
+    grad = torch.ones((), dtype=dtype, device=rows.z.device)
     if differentiable:
-        mean = reduction == "mean" and room.values is None
+        at_once = room.gradient is not None
+        room = room if at_once else room._replace(gradient=torch.empty_like(rows.z))
         backward = [
-            launch(  # which leaves the gradient as it is
-                rows, None, room.gradient, mean=mean, parts=room.parts, grad=grad, scaled=flag,
-                skip=True, given=room.found,
+            launch(
+                rows, None, room.gradient, mean=reduction == "mean" and room.values is None,
+                parts=room.parts, grad=grad, scaled=flag, skip=at_once, given=room.found,
             )
         ]  # fmt: skip
+    tensors = dict(zip(_SLOTS, _in_slots(rows, room, grad, flag), strict=True))
     slots = {id(tensor): _SLOTS.index(name) for name, tensor in tensors.items()}
     steps = [
         [_step(module, launched, slots) for launched in launches if launched is not None]
