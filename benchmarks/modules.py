@@ -4,7 +4,8 @@
 
 All figures are all in: drawing the order, gathering batches on the device, training, and an
 evaluation after every epoch, over whole trainings; ours has the making of slots, weights and graphs
-in it, too. Compiling stands apart, for us and for others. The ways:
+in it, too, for 24 trainings, as many as a small study has. Compiling stands apart, for us and for
+others. It takes about three minutes. The ways:
 
 - eager: a loop of PyTorch, one training at a time;
 - compiled: the same with torch.compile(mode="reduce-overhead"), whose steps are CUDA graphs;
@@ -37,8 +38,8 @@ from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.trial import Split, Trial
 
 RATE, MOMENTUM, VALIDATION = 0.01, 0.9, 0.1
-SLOTS, TRIALS = 8, 16
-TARGETS = {"CNN 32-64-128": 5, "GRU 128": 15, "transformer 4×128": 7}
+SHARES = (4, 8)  # processes on the GPU
+TRIALS = {True: 24, False: 8}  # compiled or not
 
 
 def noise(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -52,6 +53,7 @@ class Loop:
     """The training of a careful user: data on the device, no synchronization within an epoch."""
 
     def __init__(self, case: Case, compiled: bool) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         x, y = noise(case.shape)
         held = int(EXAMPLES * VALIDATION)
         self.x, self.y, self.case = x.cuda(), y.cuda(), case
@@ -64,12 +66,15 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=RATE, momentum=MOMENTUM)
         self.steps = len(self.trained) // case.batch_size
 
+    def autocast(self) -> torch.autocast:
+        return torch.autocast("cuda", torch.bfloat16, enabled=self.case.precision == "bf16")
+
     def epoch(self) -> None:
         self.module.train()
         order = self.trained[torch.randperm(len(self.trained), device="cuda")]
         for rows in order[: self.steps * self.case.batch_size].split(self.case.batch_size):
             x, y = self.x[rows], self.y[rows]
-            with torch.autocast("cuda", torch.bfloat16, enabled=self.case.precision == "bf16"):
+            with self.autocast():
                 logits = self.forward(x)
             loss = F.cross_entropy(logits.float(), y)
             self.optimizer.zero_grad()
@@ -77,7 +82,7 @@ class Loop:
             self.optimizer.step()
         self.module.eval()
         wrong = torch.zeros((), device="cuda")
-        with torch.no_grad():
+        with torch.no_grad(), self.autocast():
             for rows in self.held.split(4 * self.case.batch_size):
                 wrong += (self.module(self.x[rows]).argmax(1) != self.y[rows]).sum()
         wrong.item()
@@ -91,30 +96,46 @@ class Loop:
         return (time.perf_counter() - began) / (epochs * self.steps) * 1e6
 
 
-def in_processes(name: str, count: int, epochs: int) -> float:
-    """Microseconds per model and step where processes share the GPU."""
-    command = [sys.executable, "-m", "benchmarks.modules", "--child", name, str(epochs)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    children = [subprocess.Popen(command, **pipes) for _ in range(count)]
-    steps = 0
-    for child in children:
-        steps = int(child.stdout.readline())  # type: ignore[union-attr]
-    began = time.perf_counter()
-    for child in children:
-        child.stdin.write("\n")  # type: ignore[union-attr]
-        child.stdin.flush()  # type: ignore[union-attr]
-    for child in children:
-        child.wait()
-    return (time.perf_counter() - began) / (count * epochs * steps) * 1e6
+class Processes:
+    """Processes that share the GPU, each with an eager loop."""
+
+    def __init__(self, count: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.modules", "--child"]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.children = [subprocess.Popen(command, **pipes) for _ in range(count)]
+
+    def microseconds(self, name: str, count: int, epochs: int) -> float:
+        """Train in some of them; return the microseconds per model and step."""
+        children = self.children[:count]
+        self._tell(children, name)
+        steps = [int(child.stdout.readline()) for child in children]  # type: ignore[union-attr]
+        began = time.perf_counter()
+        self._tell(children, str(epochs))
+        for child in children:
+            child.stdout.readline()  # type: ignore[union-attr]
+        return (time.perf_counter() - began) / (epochs * sum(steps)) * 1e6
+
+    def _tell(self, children: list[Any], line: str) -> None:
+        for child in children:
+            child.stdin.write(line + "\n")
+            child.stdin.flush()
+
+    def close(self) -> None:
+        for child in self.children:
+            child.communicate()
 
 
-def child(name: str, epochs: int) -> None:
-    loop = Loop(CASES[name], compiled=False)
-    loop.epoch()
-    torch.cuda.synchronize()
-    print(loop.steps, flush=True)
-    sys.stdin.readline()
-    loop.microseconds(epochs)
+def child() -> None:
+    """Train the networks that are named on standard input, when and for as long as told."""
+    for line in sys.stdin:
+        loop = Loop(CASES[line.strip()], compiled=False)
+        loop.epoch()
+        torch.cuda.synchronize()
+        print(loop.steps, flush=True)
+        loop.microseconds(int(sys.stdin.readline()))
+        print("done", flush=True)
+        del loop
+        torch.cuda.empty_cache()
 
 
 def graphs(case: Case, compiled: bool) -> dict[str, float]:
@@ -132,8 +153,9 @@ def graphs(case: Case, compiled: bool) -> dict[str, float]:
         compile=compiled,
     )
     recipe = training.recipe("noise")
-    trials = [Trial(recipe, 0.5, RATE, Split(0, at), seed=at) for at in range(TRIALS)]
-    fleet = ModuleFleet(training, examples, "cuda", SLOTS)
+    count = TRIALS[compiled]
+    trials = [Trial(recipe, 0.5, RATE, Split(0, at), seed=at) for at in range(count)]
+    fleet = ModuleFleet(training, examples, "cuda")
     began = time.perf_counter()
     done = list(fleet.run(trials[:1]))
     first = time.perf_counter() - began
@@ -144,10 +166,10 @@ def graphs(case: Case, compiled: bool) -> dict[str, float]:
         done = list(fleet.run(trials))
         torch.cuda.synchronize()
         passed = time.perf_counter() - began
-    assert len(done) == TRIALS, fleet.notes
+    assert len(done) == count, fleet.notes
     print("   ", fleet.notes, flush=True)
     return {
-        "microseconds": passed / (TRIALS * steps) * 1e6,
+        "microseconds": passed / (count * steps) * 1e6,
         "first_seconds": first,
         "busy": sum(busy) / max(1, len(busy)),
     }
@@ -173,7 +195,7 @@ def watched() -> Iterator[list[float]]:
             reader.join()
 
 
-def measured(name: str, case: Case) -> Iterator[dict[str, object]]:
+def measured(name: str, case: Case, shared: dict[int, float]) -> Iterator[dict[str, object]]:
     def row(way: str, microseconds: float, **more: float) -> dict[str, object]:
         figures: dict[str, Any] = {"first_seconds": "", "busy": "", **more}
         print(f"{name}: {way}: {microseconds:.0f} µs", figures, flush=True)
@@ -186,8 +208,7 @@ def measured(name: str, case: Case) -> Iterator[dict[str, object]]:
             **{k: v if v == "" else round(float(v), 3) for k, v in figures.items()},
         }
 
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    epochs = max(1, case.epochs // 2)
+    epochs = max(1, case.epochs // 4)
     for way, compiled in (("eager", False), ("compiled, reduce-overhead", True)):
         loop = Loop(case, compiled)
         began = time.perf_counter()
@@ -197,8 +218,8 @@ def measured(name: str, case: Case) -> Iterator[dict[str, object]]:
         yield row(way, loop.microseconds(epochs), first_seconds=first)
         del loop
         torch.cuda.empty_cache()
-    for count in (4, 8):
-        yield row(f"{count} processes", in_processes(name, count, epochs))
+    for count, microseconds in shared.items():
+        yield row(f"{count} processes", microseconds)
     for way, compiled in (("graphs", False), ("graphs, compiled", True)):
         found = graphs(case, compiled)
         yield row(way, found.pop("microseconds"), **found)
@@ -210,15 +231,24 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "modules_cuda.csv")
     parser.add_argument("--networks", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--child", nargs=2, metavar=("NETWORK", "EPOCHS"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(options.child[0], int(options.child[1]))
+        child()
         return
+    processes = Processes(max(SHARES))
+    shared = {
+        name: {
+            count: processes.microseconds(name, count, max(1, CASES[name].epochs // 5))
+            for count in SHARES
+        }
+        for name in options.networks
+    }
+    processes.close()
     rows: list[dict[str, object]] = []
     about = environment("cuda")
     for name in options.networks:
-        found = list(measured(name, CASES[name]))
+        found = list(measured(name, CASES[name], shared[name]))
         eager = float(str(found[0]["microseconds"]))
         for row in found:
             speedup = eager / float(str(row["microseconds"]))

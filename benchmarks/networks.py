@@ -113,7 +113,7 @@ class Case(NamedTuple):
 
 CASES = {
     "CNN 32-64-128": Case(CNN, (3, 32, 32), 128, "tf32", 10),
-    "GRU 128": Case(GRU, (28, 28), 128, "tf32", 20),
+    "GRU 128": Case(GRU, (28, 28), 128, "tf32", 40),
     "transformer 4×128": Case(Transformer, (28, 28), 128, "tf32", 5),
     "ResNet 6.6 M": Case(ResNet, (3, 32, 32), 512, "bf16", 6),
 }

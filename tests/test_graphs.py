@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from pseudograd.fleet import Outcome, Split, Trial
 from pseudograd.fleet.modules import graphs
+from pseudograd.fleet.modules.crew import Crew
 from pseudograd.fleet.modules.examples import Examples
-from pseudograd.fleet.modules.graphs import Crew, Slot, Uncapturable, capturable_optimizer
+from pseudograd.fleet.modules.graphs import Slot, Uncapturable, capturable_optimizer
 from pseudograd.fleet.modules.loop import train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.ramp import Ramp
@@ -58,11 +59,7 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object) -> Iterator[None]:
         yield
 
-    def captured(
-        self: Slot, step: Callable[[], None], warm_ups: int = 1, pool: Any = None
-    ) -> Graph:
-        for _ in range(warm_ups):  # they leave their marks, as on a GPU
-            step()
+    def captured(self: Slot, step: Callable[[], None], pool: Any = None) -> Graph:
         return Graph(step)
 
     def read(self: Slot, tensor: Tensor) -> Generator[bool, None, Tensor]:
@@ -78,18 +75,12 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", nothing)
     monkeypatch.setattr(torch.cuda, "device", nothing)
-    monkeypatch.setattr(torch.cuda, "default_generators", [torch.Generator()])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**34, 2**35))
     monkeypatch.setattr(Slot, "_captured", captured)
-    monkeypatch.setattr(Slot, "_capture", _capture_without_generator)
+    monkeypatch.setattr(Slot, "_own_noise", nothing)
     monkeypatch.setattr(Slot, "_read", read)
     monkeypatch.setattr(Crew, "_draw", _drawn)
     monkeypatch.setattr(graphs, "capturable_optimizer", optimizer)
-
-
-def _capture_without_generator(self: Slot) -> None:
-    self._graph = self._captured(self._step, warm_ups=3)
-    self._evaluation = self._captured(self._evaluate_batch)
 
 
 def _drawn(self: Crew, seed: int) -> list[Tensor]:
@@ -216,3 +207,65 @@ def test_optimizers_whose_state_cannot_be_reset_are_not_captured(
     made = Training(network, optimizer, settings)
     with pytest.raises(Uncapturable, match=reason):
         capturable_optimizer(made, network(), torch.tensor(0.1))
+
+
+def crew_of(made: Training, data: Examples, slots: int) -> tuple[Crew, list[Trial]]:
+    """A crew, and seven trials of two seeds."""
+    recipe = made.recipe("data", data.sha256[:16])
+    wanted = [Trial(recipe, 1.0, 0.01 + 0.001 * at, Split(0, 0), seed=at // 4) for at in range(7)]
+    return Crew(made, data, recipe, CPU, slots, keep_parameters=False), wanted
+
+
+def test_a_slot_is_made_while_others_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, made = images(), Training(network, epochs=3, batch_size=32, compile=False)
+    crew, wanted = crew_of(made, data, slots=3)
+    steps = []
+    allocate = Slot._allocate
+
+    def allocated(self: Slot, *arguments: Any) -> None:
+        steps.append([int(slot.counters[0]) for slot in crew.slots])
+        allocate(self, *arguments)
+
+    monkeypatch.setattr(Slot, "_allocate", allocated)
+    assert {one.trial for one in crew.through(deque(wanted), lambda: False)} == {*wanted}
+    assert [len(taken) for taken in steps] == [0, 1, 2]
+    assert min(steps[1] + steps[2]) > 0
+
+
+@pytest.mark.parametrize("free", [2**34, 2**20], ids=["an error", "planned"])
+def test_too_little_memory_means_fewer_slots_and_loses_nothing(
+    free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, made = images(), Training(network, epochs=2, batch_size=32, compile=False)
+    crew, wanted = crew_of(made, data, slots=4)
+    allocate = Slot._allocate
+
+    def allocated(self: Slot, *arguments: Any) -> None:
+        if free == 2**34 and len(crew.slots) == 2:
+            raise torch.OutOfMemoryError("simulated")
+        allocate(self, *arguments)
+
+    # Each slot takes a third.
+    left = lambda _: (free * (3 - len(crew.slots)) // 3, free)  # noqa: E731
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", left if free == 2**20 else lambda _: (free, free)
+    )
+    monkeypatch.setattr(Slot, "_allocate", allocated)
+    assert {one.trial for one in crew.through(deque(wanted), lambda: False)} == {*wanted}
+    assert len(crew.slots) == 2
+
+
+def test_weights_of_a_seed_are_drawn_once_for_trials_that_follow_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, made = images(), Training(network, epochs=1, batch_size=32, compile=False)
+    crew, wanted = crew_of(made, data, slots=2)
+    seeds = []
+
+    def drawn(self: Crew, seed: int) -> list[Tensor]:
+        seeds.append(seed)
+        return _drawn(self, seed)
+
+    monkeypatch.setattr(Crew, "_draw", drawn)
+    assert len(list(crew.through(deque(wanted), lambda: False))) == 7
+    assert seeds == [0, 1]

@@ -160,6 +160,7 @@ def test_what_is_missing_names_its_extra(tmp_path: Path, monkeypatch: pytest.Mon
     Path("a.csv").touch()
     needs = {
         "pseudograd import TunableMLPClassifier": "TunableMLPClassifier needs scipy",
+        "pseudograd import Study; Study(None, 0, 0)": "a study needs safetensors",
         "pseudograd.data import digits; digits()": "data 'digits' needs scikit-learn",
         "pseudograd.data import load_table as f; f('a.csv', 'y')": "reading tables needs pandas",
         "pseudograd.data import data_folder; data_folder()": "the default folder for data "

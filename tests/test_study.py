@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import signal
@@ -414,6 +415,9 @@ MORE_BAD: dict[str, tuple[dict[str, Any], str]] = {
     "one rate": ({"learning_rates": 0.1}, "learning_rates must be several values"),
     "one weight": ({"class_weights": 2.0}, "class_weights must be several values"),
     "weights of 0": ({"class_weights": [0, 0, 0]}, "class_weights must be finite numbers"),
+    "a weight of NaN": ({"class_weights": [1, 1, math.nan]}, "class_weights must be finite"),
+    "no repetitions": ({"repetitions": 0}, "^repetitions must be 1 or more"),
+    "one learning rate": ({"lr": 0.1}, "^lr must be left out: .* so give learning_rates"),
     "a scheduler": (
         {"schedule": torch.optim.lr_scheduler.CosineAnnealingLR},
         "schedule must be a function of progress",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import sys
@@ -129,17 +128,13 @@ class Study(search.Study):
         seed: int = 0,
         **optimizer_settings: Any,
     ) -> None:
-        _check_several(k=k, learning_rates=learning_rates)
-        if class_weights is not None:
-            _check_several(class_weights=class_weights)
-            if not all(0 <= weight < math.inf for weight in class_weights) or not any(
-                class_weights
-            ):
-                raise ValueError(
-                    f"class_weights must be finite numbers of at least 0, not {class_weights}"
-                )
-        with needed_for("a study"):
-            import scipy  # noqa: F401, compares the networks in the end
+        weights = () if class_weights is None else class_weights
+        _check_several(k=k, learning_rates=learning_rates, class_weights=weights)
+        if "lr" in optimizer_settings:
+            raise ValueError("lr must be left out: the search varies it, so give learning_rates")
+        with needed_for("a study"):  # in the end, which should not be the first to notice
+            import safetensors  # noqa: F401
+            import scipy  # noqa: F401
         self.training = Training(
             network,
             optimizer,
@@ -153,7 +148,7 @@ class Study(search.Study):
             augment,
             precision,
             label_smoothing,
-            None if class_weights is None else tuple(float(weight) for weight in class_weights),
+            tuple(float(weight) for weight in weights) or None,
             int(ignore_index),
             compile,
         )
@@ -170,7 +165,7 @@ class Study(search.Study):
             recipe,
             k,
             learning_rates,
-            repetitions=repetitions or (5 if validation is None else 1),
+            repetitions=(5 if validation is None else 1) if repetitions is None else repetitions,
             retrainings=retrainings,
             seed=seed,
         )
@@ -298,7 +293,7 @@ class Study(search.Study):
         limit = never if time_limit is None else Deadline(time_limit)
         stop = session.pop("stop", never)
         session.setdefault("command", shlex.join(Path(sys.argv[0]).parts[-1:]))
-        watching = [session.pop("watch")] if "watch" in session else []
+        watching = [session.pop("watch", lambda _: None)]
 
         def show(progress: Progress) -> None:
             for watch in watching:

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import math
 import os
 import shlex
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import deadline, number, share, typed, whole
+from pseudograd.cli.options import deadline, numbers, share, typed, whole
 from pseudograd.cli.place import Place
 from pseudograd.cli.telling import tell_found, tell_resumed, told_if_stopped
 
@@ -79,8 +80,18 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "tf32", "bf16"),
         help="of the products; bf16 for autocast (float32)",
     )
-    own.add_argument("--weight-decay", type=_at_least_0, metavar="W", help="the optimizer's")
-    own.add_argument("--label-smoothing", type=_smoothing, metavar="S", help="(0)")
+    own.add_argument(
+        "--weight-decay",
+        type=numbers(lambda value: 0 <= value < math.inf, "of at least 0, like 0.05"),
+        metavar="W",
+        help="the optimizer's",
+    )
+    own.add_argument(
+        "--label-smoothing",
+        type=numbers(lambda value: 0 <= value <= 1, "from 0 to 1, like 0.1"),
+        metavar="S",
+        help="share of the target that is spread over all classes (0)",
+    )
 
 
 def refuse_own(options: argparse.Namespace) -> None:
@@ -90,24 +101,11 @@ def refuse_own(options: argparse.Namespace) -> None:
             raise ValueError(f"{typed(name)} needs --network: add that, or leave it out")
 
 
-def _at_least_0(text: str) -> float:
-    if not 0 <= (value := number(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of at least 0, like 0.05")
-    return value
-
-
-def _smoothing(text: str) -> float:
-    if not 0 <= (value := number(text)) <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 0 to 1, like 0.1")
-    return value
-
-
 # --- the search ----------------------------------------------------------------------------------
 
 
 def tune_network(options: argparse.Namespace) -> None:
     """Run ``pseudograd tune DATA --network ...``."""
-
     for name, default in _OTHERS.items():
         if getattr(options, name) != default:
             raise ValueError(

@@ -97,18 +97,19 @@ def number(text: str) -> float:
         return math.nan
 
 
-def positive(text: str) -> float:
-    """The type of an option that takes numbers above 0."""
-    if not 0 < (value := number(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, like 0.25 or 1/4")
-    return value
+def numbers(allowed: Callable[[float], bool], which: str) -> Callable[[str], float]:
+    """Return the type of an option that takes numbers in a range, which an error describes."""
+
+    def parse(text: str) -> float:
+        if not allowed(value := number(text)):
+            raise argparse.ArgumentTypeError(f"{text!r} must be a number {which}")
+        return value
+
+    return parse
 
 
-def share(text: str) -> float:
-    """The type of an option that takes a fraction of something."""
-    if not 0 < (value := number(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number between 0 and 1, like 0.2")
-    return value
+positive = numbers(lambda value: 0 < value < math.inf, "above 0, like 0.25 or 1/4")
+share = numbers(lambda value: 0 < value < 1, "between 0 and 1, like 0.2")
 
 
 def sensitivity(text: str) -> float:

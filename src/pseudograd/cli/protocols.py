@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import Different, add_k, number, positive, whole
+from pseudograd.cli.options import Different, add_k, numbers, positive, whole
 
 if TYPE_CHECKING:
     from pseudograd.data import Dataset, Encoder
@@ -74,7 +74,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     add_k(search, default, ramps=True)
     search.add_argument(
         "--rates",
-        type=_rate,
+        type=numbers(lambda rate: 1e-9 <= rate <= 1e9, "from 1e-9 to 1e9, like 0.1"),
         nargs="+",
         action=Different,
         metavar="RATE",
@@ -99,7 +99,9 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         help="sgd, adam or rmsprop (sgd); with --network any of torch.optim (AdamW)",
     )
     paper.add_argument(
-        "--momentum", type=_momentum, help="momentum of sgd (0.9; with --network none)"
+        "--momentum",
+        type=numbers(lambda value: 0 <= value < 1, "in [0, 1), like 0.9"),
+        help="momentum of sgd (0.9; with --network none)",
     )
     paper.add_argument(
         "--patience",
@@ -207,15 +209,3 @@ def _paper(options: argparse.Namespace, data: Dataset, hidden: tuple[int, ...]) 
         retrainings=given["retrainings"],
         seed=options.seed,
     )
-
-
-def _rate(text: str) -> float:
-    if not 1e-9 <= (value := number(text)) <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1e-9 to 1e9, like 0.1")
-    return value
-
-
-def _momentum(text: str) -> float:
-    if not 0 <= (value := number(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number in [0, 1), like 0.9")
-    return value

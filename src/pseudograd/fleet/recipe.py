@@ -321,6 +321,12 @@ class ModuleRecipe(Recipe):
             "a number in [0, 1]",
         )
         require(is_whole(self.ignore_index, -(2**63), 2**63), "ignore_index", "a whole number")
+        weights = self.class_weights
+        require(
+            not weights or (all(0 <= weight < math.inf for weight in weights) and any(weights)),
+            "class_weights",
+            "finite numbers of at least 0",
+        )
 
     def fields(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as JSON can hold them."""

@@ -133,7 +133,8 @@ class ModuleFleet:
         self, recipe: ModuleRecipe, device: torch.device, pending: deque[Trial], stop: Stop
     ) -> Iterator[Outcome]:
         if device.type == "cuda":
-            from pseudograd.fleet.modules.graphs import Crew, Uncapturable
+            from pseudograd.fleet.modules.crew import Crew
+            from pseudograd.fleet.modules.graphs import Uncapturable
 
             index = torch.cuda.current_device() if device.index is None else device.index
             device = torch.device("cuda", index)

@@ -8,14 +8,11 @@ device; so a step needs nothing from the host, and the next trial only new table
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
-import os
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,31 +21,25 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from pseudograd.fleet import randomness
-from pseudograd.fleet.modules.examples import Examples, prepared
-from pseudograd.fleet.modules.feeds import Resident, Streamed, Taker, fits
+from pseudograd.fleet.modules.examples import prepared
+from pseudograd.fleet.modules.feeds import Taker
 from pseudograd.fleet.modules.loop import (
     NOISE,
     Course,
     Judged,
     batches,
-    kept,
-    precision,
     sensitivities,
     watched_rows,
 )
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts
-from pseudograd.fleet.trial import Outcome, Stop, Trial
-from pseudograd.words import first_line
+from pseudograd.fleet.trial import Outcome, Trial
 
-SLOTS = 8  # more gain nothing on an H200, even for small networks
+_STEPS_AT_ONCE = 4  # that a slot launches before it is another's turn
 _STEPS_AHEAD = 16  # that the host may be ahead of the GPU, so that it can still be told to stop
 _WARM_UPS = 3  # steps before a capture, in which libraries choose and compile their kernels
 _EVALUATED = 4  # batches of training that make a batch of evaluation
-_NAP = 5e-5  # seconds to leave other threads, while all slots wait for the GPU
-_REASON = 200  # characters of an error that are told
-_SHARE = 0.8  # of the free memory that slots may take
 
 # Their state is all zeros before the first step, so setting it to zero begins a training.
 _RESETTABLE = (
@@ -76,6 +67,7 @@ class Slot:
         cut: Examples by role, of which all trials have equally many.
         device: Where it is.
         compiled: Whether to compile the network.
+        lean: Whether to free unused memory first, for which the GPU has to stand still.
 
     """
 
@@ -87,6 +79,7 @@ class Slot:
         cut: Parts,
         device: torch.device,
         compiled: bool,
+        lean: bool,
     ) -> None:
         self.training, self.recipe, self.device = training, recipe, device
         self.steps, self.size = batches(len(cut.train), recipe.batch_size)
@@ -94,7 +87,8 @@ class Slot:
         self.generator = torch.Generator(device)  # of dropout and augmentation
         with torch.cuda.device(device), torch.cuda.stream(self.stream):
             self._allocate(source, cut, compiled)
-            self._capture()
+            with self._own_noise():
+                self._capture(lean)
         self.stream.synchronize()
 
     def _allocate(self, source: Callable[[int], Taker], cut: Parts, compiled: bool) -> None:
@@ -111,6 +105,7 @@ class Slot:
         self.now = torch.zeros(1, 2, device=device)
         self.table = torch.tensor([0.0, 1.0], device=device).repeat(total, 1)
         self.counters = torch.zeros(2, dtype=torch.int64, device=device)  # training, epoch
+        self.seed, self.epoch = torch.zeros(2, 1, dtype=torch.int64, device=device)
         self.order = torch.zeros(self.steps, self.size, dtype=torch.int64, device=device)
         self.train_rows = torch.zeros(len(cut.train), dtype=torch.int64, device=device)
         self.optimizer = capturable_optimizer(self.training, self.module, self.now[0, 0])
@@ -133,31 +128,41 @@ class Slot:
 
     # --- what is captured --------------------------------------------------------------------
 
-    def _capture(self) -> None:
+    def _capture(self, lean: bool) -> None:
+        for _ in range(_WARM_UPS):
+            self._step()
+        self._evaluate_batch()
+        self._shuffle()
+        self.stream.synchronize()
+        if lean:
+            torch.cuda.empty_cache()
+        self._graph = self._captured(self._step)
+        self._evaluation = self._captured(self._evaluate_batch, self._graph.pool())
+        self._shuffling = self._captured(self._shuffle, self._graph.pool())
+
+    @contextmanager
+    def _own_noise(self) -> Iterator[None]:
+        """Let dropout and augmentation draw from the slot's generator, in its graphs too."""
         usual = torch.cuda.default_generators[self.device.index or 0]
         before = usual.graphsafe_get_state()
         usual.graphsafe_set_state(self.generator)
         try:
-            self._graph = self._captured(self._step, warm_ups=_WARM_UPS)
-            self._evaluation = self._captured(self._evaluate_batch, pool=self._graph.pool())
+            yield
         finally:
             usual.graphsafe_set_state(before)
 
-    def _captured(
-        self, step: Callable[[], None], warm_ups: int = 1, pool: Any = None
-    ) -> torch.cuda.CUDAGraph:
-        for _ in range(warm_ups):
-            step()
+    def _captured(self, step: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
         self.optimizer.zero_grad(set_to_none=True)
-        self.stream.synchronize()
-        self.counters.zero_()
-        self.round.zero_()
+        for counter in (self.counters, self.epoch, self.round):
+            counter.zero_()
         graph = torch.cuda.CUDAGraph()
-        # On its own stream, so that no two graphs share a workspace of cuBLAS.
-        with torch.cuda.graph(
-            graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"
-        ):
+        # On its own stream, so that no two graphs share a workspace of cuBLAS; without the context
+        # manager torch.cuda.graph, which waits until the GPU has nothing to do.
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
             step()
+        finally:
+            graph.capture_end()
         return graph
 
     def _step(self) -> None:
@@ -176,6 +181,14 @@ class Slot:
         self.optimizer.step()
         self.sums[3].copy_(loss.detach())
         self.counters.add_(1)
+
+    def _shuffle(self) -> None:
+        """Draw the order of an epoch, as `loop.train` does."""
+        order = randomness.order(self.seed, self.epoch, len(self.train_rows))
+        taken = self.train_rows[order[0, : self.steps * self.size]]
+        self.order.copy_(taken.reshape(self.steps, self.size))
+        self.counters[1].zero_()
+        self.epoch.add_(1)
 
     @torch.no_grad()
     def _evaluate_batch(self) -> None:
@@ -206,10 +219,11 @@ class Slot:
         course = Course(trial, self.recipe)
         watched = watched_rows(cut, trial)
         self._begin(trial, cut, initial)
+        self._watch(watched)
         while True:
-            feed = self.batch.feed(self._shuffled(trial.seed, course.epoch))
-            yield from self._replay(self._graph, self.steps, feed)
-            yield from self._evaluate(watched)
+            self._shuffling.replay()
+            yield from self._replay(self._graph, self.steps, self.batch.feed(self.order))
+            yield from self._evaluate()
             *sums, loss = (yield from self._read(self.sums)).tolist()
             error = Judged.of(None, *sums).error if len(watched) else None
             if course.note(error) and self.recipe.patience is not None:
@@ -222,7 +236,8 @@ class Slot:
             torch._foreach_copy_(self._state(), self.best)
         # Without patience the last epoch counts, which may have been judged already.
         if self.recipe.patience is not None or watched is not cut.judge:
-            yield from self._evaluate(cut.judge)
+            self._watch(cut.judge)
+            yield from self._evaluate()
             *sums, _ = (yield from self._read(self.sums)).tolist()
         wrong = yield from self._read(self.wrong.flatten(0, 1)[: len(cut.judge)].flatten())
         final = Judged.of(wrong, *sums)
@@ -243,16 +258,26 @@ class Slot:
         rates = [trial.learning_rate * factor for factor in self.training.factors(total)]
         self.table.copy_(torch.tensor([rates, sensitivities(trial, total)]).T)
         self.train_rows.copy_(cut.train)
+        self.seed.fill_(trial.seed)
+        self.epoch.zero_()
         self.counters.zero_()
 
-    def _shuffled(self, seed: int, epoch: int) -> Tensor:
-        """Draw the order of an epoch, as `loop.train` does; return its rows, a batch each."""
-        seeds, epochs = (torch.full((1,), one, device=self.device) for one in (seed, epoch))
-        order = randomness.order(seeds, epochs, len(self.train_rows))
-        taken = self.train_rows[order[0, : self.steps * self.size]]
-        self.order.copy_(taken.reshape(self.steps, self.size))
-        self.counters[1].zero_()
-        return self.order
+    def _watch(self, rows: Tensor) -> None:
+        """Let these examples be judged from now on."""
+        count = len(rows)
+        self.rounds = -(-count // self.evaluated)
+        flat, mark = self.rows.reshape(-1), self.matters.reshape(-1)
+        flat[:count] = rows.to(self.device)
+        flat[count:] = flat[0]
+        mark[:count] = True
+        mark[count:] = False
+
+    def _evaluate(self) -> Generator[bool, None, None]:
+        """Judge the network on the watched examples: the flags and sums are then on the device."""
+        self.round.zero_()
+        self.sums[:3].zero_()
+        feed = self.judged_batch.feed(self.rows[: self.rounds])
+        yield from self._replay(self._evaluation, self.rounds, feed)
 
     def _replay(
         self, graph: torch.cuda.CUDAGraph, times: int, feed: Iterator[None]
@@ -262,26 +287,12 @@ class Slot:
         for at in range(times):
             next(feed)
             graph.replay()
-            yield True
+            if at % _STEPS_AT_ONCE == 0:
+                yield True
             if at % (_STEPS_AHEAD // 2) == 0:
                 behind.append(self.stream.record_event())
                 if len(behind) > 2:
                     yield from _done(behind.popleft())
-
-    def _evaluate(self, rows: Tensor) -> Generator[bool, None, None]:
-        """Judge the network on some examples: the flags and sums are then on the device."""
-        count = len(rows)
-        if not count:
-            return
-        rounds = -(-count // self.evaluated)
-        flat, mark = self.rows.reshape(-1), self.matters.reshape(-1)
-        flat[:count] = rows.to(self.device)
-        flat[count : rounds * self.evaluated] = flat[0]
-        mark[:count] = True
-        mark[count:] = False
-        self.round.zero_()
-        self.sums[:3].zero_()
-        yield from self._replay(self._evaluation, rounds, self.judged_batch.feed(self.rows))
 
     def _read(self, tensor: Tensor) -> Generator[bool, None, Tensor]:
         """Return a tensor on the host, while other slots go on."""
@@ -323,113 +334,3 @@ def capturable_optimizer(training: Training, module: nn.Module, rate: Tensor) ->
     if any(group.get("dampening") for group in optimizer.param_groups):
         raise Uncapturable("the first step with dampening is unlike the others")
     return optimizer
-
-
-class Crew:
-    """The slots of one device, and the trials in them.
-
-    Args:
-        training: The network and how it is trained.
-        examples: The data.
-        recipe: The trials' recipe.
-        device: The GPU.
-        slots: How many trials at once, at most.
-        keep_parameters: Whether outcomes of retraining carry the weights.
-
-    """
-
-    def __init__(
-        self,
-        training: Training,
-        examples: Examples,
-        recipe: ModuleRecipe,
-        device: torch.device,
-        slots: int | None,
-        keep_parameters: bool,
-    ) -> None:
-        self.training, self.examples, self.recipe, self.device = training, examples, recipe, device
-        self.most, self.keep_parameters = slots or SLOTS, keep_parameters
-        self.tell: Callable[[str], None] = lambda _: None
-        self.slots: list[Slot] = []
-        self._drawn: dict[int, Future[list[Tensor]]] = {}  # initial weights of the next trial
-        # More hardware queues, for more than eight streams; heeded before CUDA starts.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-
-    def through(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-        """Train the pending trials, and yield outcomes as they come."""
-        with (
-            torch.cuda.device(self.device),
-            precision(self.recipe.precision),
-            ThreadPoolExecutor(1) as self._drawing,
-        ):
-            self._make_slots(pending)
-            running: dict[Slot, Generator[bool, None, Outcome]] = {}
-            while not stop():
-                for slot in self.slots:
-                    if slot not in running and pending:
-                        trial = pending.popleft()
-                        cut = self.examples.parts(self.recipe, trial.split)
-                        keep = self.keep_parameters and kept(trial)
-                        initial = self._initial(trial.seed, pending[0].seed if pending else None)
-                        running[slot] = slot.run(trial, cut, initial, keep)
-                if not running:
-                    return
-                idle = True
-                for slot, steps in list(running.items()):
-                    with torch.cuda.stream(slot.stream):
-                        try:
-                            idle = not next(steps) and idle
-                        except StopIteration as ended:
-                            del running[slot]
-                            yield ended.value
-                            idle = False
-                if idle:
-                    time.sleep(_NAP)
-
-    def _initial(self, seed: int, coming: int | None) -> list[Tensor]:
-        """Return initial weights, and have a thread draw the next ones while the GPU is busy."""
-        drawn = self._drawn.pop(seed, None) or self._drawing.submit(self._draw, seed)
-        found = drawn.result()
-        self._drawn.clear()
-        if coming is not None:
-            self._drawn[coming] = self._drawing.submit(self._draw, coming)
-        return found
-
-    def _draw(self, seed: int) -> list[Tensor]:
-        fresh = self.training.module(seed)
-        return [one.detach().pin_memory() for one in (*fresh.parameters(), *fresh.buffers())]
-
-    def _make_slots(self, pending: deque[Trial]) -> None:
-        """Make as many slots as there are trials and memory for."""
-        cut = self.examples.parts(self.recipe, pending[0].split)
-        source: Callable[[int], Taker]
-        if fits(self.examples, self.device):
-            taker = Taker(Resident(self.examples, self.device))
-            source = lambda _: taker  # noqa: E731
-        else:
-            source = functools.partial(Streamed, self.examples, device=self.device)
-        free = torch.cuda.mem_get_info(self.device)[0]
-        compiled = self.training.compile
-        while len(self.slots) < min(self.most, len(pending)):
-            try:
-                self.slots.append(
-                    Slot(self.training, source, self.recipe, cut, self.device, compiled)
-                )
-            except torch.OutOfMemoryError:
-                if not self.slots:
-                    raise
-                self.most = len(self.slots)
-                torch.cuda.empty_cache()
-                break
-            except Uncapturable:
-                raise
-            except Exception as problem:
-                if self.slots:
-                    raise
-                if not compiled:
-                    raise Uncapturable(first_line(problem)[:_REASON]) from problem
-                compiled = False
-                self.tell(f"the network is not compiled: {first_line(problem)[:_REASON]}")
-                continue
-            taken = free - torch.cuda.mem_get_info(self.device)[0]
-            self.most = min(self.most, max(1, int(_SHARE * free / (taken / len(self.slots) + 1))))

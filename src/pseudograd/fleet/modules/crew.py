@@ -1,0 +1,143 @@
+"""The slots of a GPU: made while others train, filled with one trial after the other."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.feeds import Resident, Streamed, Taker, fits
+from pseudograd.fleet.modules.graphs import Slot, Uncapturable
+from pseudograd.fleet.modules.loop import kept, precision
+from pseudograd.fleet.modules.training import Training, seeded
+from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.fleet.trial import Outcome, Stop, Trial
+from pseudograd.words import first_line
+
+_SLOTS = 8  # more gain nothing on an H200, even for small networks
+_NAP = 5e-5  # seconds to leave other threads, while all slots wait for the GPU
+_REASON = 200  # characters of an error that are told
+_SHARE = 0.8  # of the free memory that slots may take
+
+
+class Crew:
+    """The slots of one device, and the trials in them.
+
+    Args:
+        training: The network and how it is trained.
+        examples: The data.
+        recipe: The trials' recipe.
+        device: The GPU.
+        slots: How many trials at once, at most.
+        keep_parameters: Whether outcomes of retraining carry the weights.
+
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        examples: Examples,
+        recipe: ModuleRecipe,
+        device: torch.device,
+        slots: int | None,
+        keep_parameters: bool,
+    ) -> None:
+        self.training, self.examples, self.recipe, self.device = training, examples, recipe, device
+        self.most, self.keep_parameters = slots or _SLOTS, keep_parameters
+        self.tell: Callable[[str], None] = lambda _: None
+        self.slots: list[Slot] = []
+        self._drawn: dict[int, Future[list[Tensor]]] = {}  # initial weights of the next trial
+        # More hardware queues, for more than eight streams; heeded before CUDA starts.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        self.compiled = training.compile
+
+    def through(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        """Train the pending trials, and yield outcomes as they come."""
+        with (
+            torch.cuda.device(self.device),
+            precision(self.recipe.precision),
+            ThreadPoolExecutor(1) as self._drawing,
+        ):
+            torch.cuda.empty_cache()
+            source = self._source()
+            self._free = torch.cuda.mem_get_info(self.device)[0]
+            running: dict[Slot, Generator[bool, None, Outcome]] = {}
+            while not stop():
+                for slot in self.slots:
+                    if slot not in running and pending:
+                        trial = pending.popleft()
+                        cut = self.examples.parts(self.recipe, trial.split)
+                        keep = self.keep_parameters and kept(trial)
+                        initial = self._initial([trial, *islice(pending, self.most)])
+                        running[slot] = slot.run(trial, cut, initial, keep)
+                idle = True
+                for slot, steps in list(running.items()):
+                    with torch.cuda.stream(slot.stream):
+                        try:
+                            idle = not next(steps) and idle
+                        except StopIteration as ended:
+                            del running[slot]
+                            yield ended.value
+                            idle = False
+                # All slots wait for the GPU, so there is time to make another.
+                if idle and pending and len(self.slots) < self.most:
+                    self._add_slot(source, pending[0])
+                elif not running and not pending:
+                    return
+                elif idle:
+                    time.sleep(_NAP)
+
+    def _initial(self, coming: list[Trial]) -> list[Tensor]:
+        """Return the first trial's weights; a thread draws the others' while the GPU is busy."""
+        seeds = dict.fromkeys(trial.seed for trial in coming)
+        self._drawn = {
+            seed: self._drawn.get(seed) or self._drawing.submit(self._draw, seed) for seed in seeds
+        }
+        return self._drawn[coming[0].seed].result()
+
+    def _draw(self, seed: int) -> list[Tensor]:
+        fresh = self.training.module(seed)
+        return [one.detach().pin_memory() for one in (*fresh.parameters(), *fresh.buffers())]
+
+    def _source(self) -> Callable[[int], Taker]:
+        if not fits(self.examples, self.device):
+            return functools.partial(Streamed, self.examples, device=self.device)
+        taker = Taker(Resident(self.examples, self.device))
+        return lambda _: taker
+
+    def _add_slot(self, source: Callable[[int], Taker], trial: Trial) -> None:
+        """Make a slot for trials like this one, if there is memory for it."""
+        cut = self.examples.parts(self.recipe, trial.split)
+        try:
+            with seeded(0):  # compiling uses PyTorch's generator, so no weights are drawn meanwhile
+                slot = Slot(
+                    self.training, source, self.recipe, cut, self.device, self.compiled,
+                    lean=not self.slots,
+                )  # fmt: skip
+        except torch.OutOfMemoryError:
+            if not self.slots:
+                raise
+            self.most = len(self.slots)
+            torch.cuda.empty_cache()
+            return
+        except Uncapturable:
+            raise
+        except Exception as problem:
+            if self.slots:
+                raise
+            if not self.compiled:
+                raise Uncapturable(first_line(problem)[:_REASON]) from problem
+            self.compiled = False
+            self.tell(f"the network is not compiled: {first_line(problem)[:_REASON]}")
+            return
+        self.slots.append(slot)
+        taken = (self._free - torch.cuda.mem_get_info(self.device)[0]) / len(self.slots)
+        self.most = min(self.most, max(1, int(_SHARE * self._free / max(1, taken))))
