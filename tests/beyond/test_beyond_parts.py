@@ -94,6 +94,7 @@ def test_a_rescaled_rule_pushes_a_batch_as_hard_as_cross_entropy() -> None:
         plain = rules.cross_entropy(logits, y)
         own = y.unsqueeze(1)
         torch.testing.assert_close(f.gather(1, own).sum(), plain.gather(1, own).sum())
+        assert isinstance(k, float)
         one = rules.tunable(logits, y, k)
         torch.testing.assert_close(f / f.norm(), one / one.norm())
 
