@@ -1048,9 +1048,7 @@ def test_two_graphs_serve_every_k() -> None:
     transforms.assert_two_graphs_serve_every_k(by_kernel_summed)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("classes", [CLASSES, 9001])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@covering(dtype=[torch.float32, torch.bfloat16], classes=[CLASSES, 9001], smoothing=[0.0, 0.1])
 def test_ignored_rows_may_hold_anything_in_graphs(
     classes: int, smoothing: float, dtype: torch.dtype
 ) -> None:
