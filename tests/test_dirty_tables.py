@@ -275,17 +275,22 @@ def grouped(sizes: Sequence[int], **options: Any) -> Dataset:
         return load_table("a.csv", "y", group="patient", **options)[0]
 
 
-@covering(stratify=[True, False], seed=range(3), sizes=[[5] * 40, [1, 3, 9] * 20, [60, 60, 60]])
+@covering(
+    stratify=[True, False],
+    seed=range(3),
+    sizes=[[5] * 40, [1, 3, 9] * 20, [60] * 6, [170, *[7] * 10]],
+)
 def test_a_group_is_on_one_side(sizes: list[int], seed: int, stratify: bool) -> None:
     data = grouped(sizes, seed=seed, stratify=stratify)
     assert data.groups is not None
     parts = [set(part.tolist()) for part in data.groups.split([data.train_size, data.test_size])]
     assert parts[0].isdisjoint(parts[1])
     assert len(parts[0] | parts[1]) == len(sizes)
-    if len(sizes) > 3:
+    assert len(parts[0]) >= 5  # a fold each
+    if len(sizes) > 11:
         assert data.test_size == pytest.approx(sum(sizes) / 5, rel=0.15)
     share = data.labels[data.train_size :].double().mean()
-    if stratify and len(sizes) > 3:
+    if stratify and len(sizes) > 11:
         assert share == pytest.approx(0.5, abs=0.1)
     # The column tells which row is in which group, and is no feature.
     assert data.rows is not None
@@ -300,6 +305,8 @@ def test_groups_that_cannot_be_parted() -> None:
     saved(patient=["u", "v"] * 20)  # each has one class only
     with pytest.raises(ValueError, match="'group' makes 2 groups, none of which"):
         load_table("a.csv", "y", group="patient")
+    with pytest.raises(ValueError, match="'group' leaves 3 groups to train on, but cross-valid"):
+        grouped([60] * 4)
     with pytest.raises(ValueError, match=r"'group' names 'patent': a.csv has 'patient'"):
         load_table("a.csv", "y", group="patent")
     with pytest.raises(ValueError, match="'group' names 'y', which is the target"):
@@ -314,11 +321,11 @@ def test_rows_without_a_group_are_groups_of_their_own() -> None:
 
 
 def test_groups_with_a_test_file() -> None:
-    saved(patient=["u", "v", "w", "z"] * 10)
+    saved(patient=["u", "v", "w", "x", "z"] * 8)
     pd.read_csv("a.csv").drop(columns="patient").to_csv("b.csv", index=False)
     data = load_table("a.csv", "y", group="patient", test_path="b.csv")[0]
     assert data.groups is not None
-    assert data.groups.tolist() == [0, 1, 2, 3] * 10 + [-1] * 40
+    assert data.groups.tolist() == [0, 1, 2, 3, 4] * 8 + [-1] * 40
     plain = load_table("a.csv", "y", drop=["patient"], test_path="b.csv")[0]
     assert plain.groups is None
     assert plain.sha256 != data.sha256

@@ -1,7 +1,7 @@
 """The autograd node in C++, with a launcher in Python in place of CUDA's driver.
 
-The fake kernels compute the loss of logits (R, C) at k = 1. Kernel 1 is the forward pass; kernel 2 is
-the backward pass, which does nothing if the upstream gradient is 1; kernel 3 is one that always
+The fake kernels compute the loss of logits (R, C) at k = 1. Kernel 1 is the forward pass; kernel 2
+is the backward pass, which does nothing if the upstream gradient is 1; kernel 3 is one that always
 computes the gradient.
 """
 

@@ -947,6 +947,21 @@ def test_networks_that_all_diverge(protocol: Protocol) -> None:
     assert not Path("run/model.json").exists()
 
 
+def test_networks_of_k_1_that_all_diverge() -> None:
+    data, encoder = open_data("digits")
+    protocol = Bagging(RECIPE, (1.0, 2.0), learning_rates=(0.1,), most_extensions=0)
+    run, fleet = study_of(data, encoder, protocol, "run"), Fleet(data, keep_parameters=True)
+
+    def runner(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        for outcome in fleet.run(trials, stop):
+            yield from (
+                diverging(deque([outcome.trial]), stop) if outcome.trial.k == 1 else [outcome]
+            )
+
+    with pytest.raises(ValueError, match="all networks of k = 1, which the model is compared with"):
+        tune(run, data, encoder, runner)
+
+
 def test_the_choice_is_compared_with_k_1() -> None:
     data, encoder = open_data("digits")
     run = study_of(data, encoder, Bagging(RECIPE, (2.0, 0.5)), "run")

@@ -145,7 +145,9 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             X: Features, one row per example: an array of numbers, or a pandas or polars data frame,
                 whose columns may also be categories, texts or dates.
             y: Labels, numbers or strings.
-            sample_weight: How much each example counts; None if all count the same.
+            sample_weight: How much each example counts; None if all count the same. Of a frame with
+                texts, dates or gaps, all rows count the same for scaling and for which categories
+                are rare.
 
         """
         if self.metric not in METRICS:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from pseudograd.data.columns import OptionError
-from pseudograd.data.dataset import Dataset
+from pseudograd.data.dataset import FOLDS, Dataset
 from pseudograd.data.encoder import Encoder
 from pseudograd.data.features import Categories
 from pseudograd.words import counted
@@ -52,21 +52,25 @@ def _draw_groups(
     seed: int,
     groups: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Draw groups in random order, each if it brings the test part nearer to the shares wanted."""
+    """Draw groups in random order, each if it brings the test part nearer to the shares wanted.
+
+    Five stay in the training part, if there are as many: each fold of it needs one.
+    """
     order = np.argsort(groups, kind="stable")
     members = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
     drawn, left = np.zeros(len(classes), bool), np.bincount(classes)
     lacking = fraction * (left if stratify else left.sum(keepdims=True))
     shuffled = [members[at] for at in _shuffled(len(members), seed)]
+    room = max(1, len(members) - FOLDS)
     # Where every group is too large, the smallest will do.
     for any_size, tried in ((False, shuffled), (True, sorted(shuffled, key=len))):
         for rows in tried:
             counts = np.bincount(classes[rows], minlength=len(left))
             more = counts if stratify else counts.sum(keepdims=True)
-            wanted = np.abs(lacking - more).sum() < np.abs(lacking).sum()
+            wanted = room and np.abs(lacking - more).sum() < np.abs(lacking).sum()
             # Each class keeps a training example.
             if (wanted or any_size) and (left - counts >= 1).all():
-                drawn[rows] = True
+                drawn[rows], room = True, room - 1
                 left, lacking = left - counts, lacking - more
                 if any_size:
                     return drawn

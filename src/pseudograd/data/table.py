@@ -154,6 +154,12 @@ def load_table(
             f"{place} leaves {len(train)} examples to train on, but cross-validation needs "
             f"at least {FOLDS}: {fix}"
         )
+    if groups is not None and (count := len(np.unique(groups[~drawn]))) < FOLDS:
+        raise OptionError(
+            "group",
+            f"leaves {counted(count, 'group')} to train on, but cross-validation needs at least "
+            f"{FOLDS}: name a column with more groups",
+        )
     encoder = _fit(train, target, table.pixels, readings, notes)
     test = frame[drawn]
     if not drawn.any():

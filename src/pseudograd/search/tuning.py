@@ -237,11 +237,11 @@ def _train_lost(trials: Iterable[Trial], data: Dataset, runner: Runner, store: S
             store.put(outcome, data)
 
 
-def _check_finite(networks: Iterable[Network]) -> None:
+def _check_finite(
+    networks: Iterable[Network], what: str = "all networks diverged, so there is no model to save"
+) -> None:
     if not all(network.is_finite for network in networks):
-        raise ValueError(
-            "all networks diverged, so there is no model to save: lower the learning rates"
-        )
+        raise ValueError(f"{what}: lower the learning rates")
 
 
 # --- bagging: an ensemble -------------------------------------------------------------------------
@@ -274,7 +274,10 @@ def _combine(
     model, plain = (
         calibrated(found, shares, labels, counts) for shares in (weights, plain_weights)
     )
-    _check_finite((*model.networks, *plain.networks))
+    _check_finite(model.networks)
+    _check_finite(
+        plain.networks, "all networks of k = 1, which the model is compared with, diverged"
+    )
     forget_model(study)  # suspects.csv will not be of that model any more
     both = (model, weights), (plain, plain_weights)
     assessment = _assessed(data, encoder, found, *both, metric, folder)
