@@ -249,7 +249,9 @@ def library_path() -> Path:
 
 
 def _compiler() -> list[str] | None:
-    if torch.version.cuda is None or os.name != "posix":
+    # A program that embeds Python would be started a second time.
+    is_python = "python" in Path(sys.executable or "").name
+    if torch.version.cuda is None or os.name != "posix" or not is_python:
         return None
     command = shlex.split(os.environ.get("CXX") or "c++")
     return command if shutil.which(command[0]) else None
