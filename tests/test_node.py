@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -256,3 +257,33 @@ def test_arguments_of_a_kernel() -> None:
     share = int.from_bytes(np.float32(0.25).tobytes(), "little")
     half = int.from_bytes(np.float32(0.5).tobytes(), "little")
     assert step == (12345, 9, 128, 96, [0, half, 7, share, 0, 0], [(0, Z)], 1)
+
+
+def test_while_it_is_compiled_there_is_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "node.so"
+    done: list[bool] = []
+    started: list[Any] = []
+
+    class Process:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            started.append(arguments)
+
+        def poll(self) -> int | None:
+            return 0 if done else None
+
+    monkeypatch.setattr(node, "library_path", lambda: library)
+    monkeypatch.setattr(node, "_compiler", lambda: ["c++"])
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(node, "load", lambda path: path)
+    compiled = node._Build()
+    assert [compiled(), compiled(), len(started)] == [None, None, 1]
+    done.append(True)
+    library.touch()
+    assert [compiled(), compiled(), len(started)] == [library, library, 1]
+    library.unlink()
+    failed = node._Build()
+    assert [failed(), failed(), len(started)] == [None, None, 2]  # the compiler has failed
+    monkeypatch.setattr(node, "_compiler", lambda: None)
+    assert [node._Build()(), len(started)] == [None, 2]

@@ -214,25 +214,23 @@ class _Build:
     def __init__(self) -> None:
         self.module: Any = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.tried = False
+        self.is_over = False  # nothing more will come
 
     def __call__(self) -> Any:
         """Return the compiled node, or None while there is none."""
-        if self.module is not None or (self.tried and self.process is None):
+        if self.is_over or (self.process is not None and self.process.poll() is None):
             return self.module
-        if self.process is not None:
-            if self.process.poll() is None:
-                return None
-            self.process = None
-        if library_path().exists():
-            self.tried = True
-            self.module = load(library_path())
-        elif not self.tried:
-            self.tried = True
-            if _compiler() is not None:
+        try:
+            if library_path().exists():
+                self.module, self.is_over = load(library_path()), True
+            elif self.process is None and _compiler() is not None:
                 null = subprocess.DEVNULL
                 command = [sys.executable, "-m", __name__]
                 self.process = subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
+            else:
+                self.is_over = True
+        except (ImportError, OSError, RuntimeError):  # such as no home to keep it in
+            self.is_over = True
         return self.module
 
 
