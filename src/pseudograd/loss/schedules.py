@@ -310,7 +310,8 @@ def trainer_callback(schedule: KSchedule) -> Any:
         ``Trainer(..., callbacks=[trainer_callback(LinearK(criterion, 0.5, 2, 10_000))])``
 
     """
-    return _trainer_class()(_checked(schedule))
+    checked = _checked(schedule)  # a wrong one is named without transformers too
+    return _trainer_class()(checked)
 
 
 def _checked(schedule: Any) -> KSchedule:
