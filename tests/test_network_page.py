@@ -289,7 +289,7 @@ def test_words_about_ensembles_follow_the_numbers(
         ((45, 44, 50), "Test error 6.00%, 4.50% as an ensemble", "1/2 x5 4.50 5.00"),
         ((57, 50, 45), "Test error 6.00%, 5.00% as an ensemble", "1/2+1+1/2->2 x5 5.00 4.50"),
         ((57, 57, 45), "Test error 6.00%, 4.50% as an ensemble", "1 x5 4.50 4.50"),
-        ((58, 59, 58), "Test error 6.00%", "1/2 0.56 0.56"),
+        ((58, 59, 58), "Test error 6.00%", "1/2 6.00 6.00"),
     ],
 )
 def test_an_ensemble_that_is_better_is_in_the_headline_and_in_the_list_of_runs(

@@ -206,6 +206,15 @@ def test_blanks_after_separators_are_no_part_of_a_text() -> None:
     assert encoder.columns[1] == Categories("hue", ("blue", "red"), missing=True)
 
 
+def test_zeros_on_standard_input_are_not_read_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = open("/dev/zero", "rb")  # noqa: SIM115
+    with io.TextIOWrapper(endless) as zeros:
+        monkeypatch.setattr(sys, "stdin", zeros)
+        with pytest.raises(ValueError, match="standard input is not a text file"):
+            load_table("-", "y")
+        assert endless.tell() <= 2**21
+
+
 def titled(path: str) -> None:
     """Write the table below three lines that are no part of it, with blanks around the names."""
     frame = FRAME.rename(columns={"hue": " hue", "y": "y "})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import io
@@ -24,6 +25,7 @@ _UNPACKED: dict[str, Callable[..., Any]] = {
     ".xz": lzma.open,
 }
 COMPRESSIONS = (*_UNPACKED, ".zip")
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _BEGINNINGS = {
     b"\x1f\x8b": ".gz",
     b"BZh": ".bz2",
@@ -47,7 +49,7 @@ class Opened:
 def opened(path: Path) -> Iterator[Opened]:
     """Open a file for reading, or standard input if the path is "-"; what is packed is unpacked."""
     if str(path) == "-":
-        content = _bounded(sys.stdin.buffer, available() // 4)
+        content = _bounded(sys.stdin.buffer, available() // 4, any_format=True)
         yield _unpacked(io.BytesIO(content), _suffix_of(content), len(content), path)
         return
     if not path.exists():
@@ -81,9 +83,14 @@ def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
     return Opened(io.BytesIO(content), inner or _suffix_of(content), len(content))
 
 
-def _bounded(file: BinaryIO, most: int) -> bytes:
-    parts, size = [], 0
+def _bounded(file: BinaryIO, most: int, any_format: bool = False) -> bytes:
+    """Return all of a file, unless there is too much of it, or the format that begins is none."""
+    parts: list[bytes] = []
+    size = 0
     while part := file.read(2**20):
+        known = part.startswith((*_BEGINNINGS, b"PK\x03\x04", *_UTF_16))
+        if any_format and not parts and b"\0" in part and not known:
+            raise Refusal("is not a text file: save it again as UTF-8")
         size += len(part)
         if size > most:
             raise Refusal(
