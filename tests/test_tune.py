@@ -695,12 +695,12 @@ def test_numbers_as_categories(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_classes_of_a_table_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [f"{at % 9},{('red', 'Red')[at % 2]},{'x' if at % 4 else ' x'}" for at in range(40)]
+    rows = [f"{at % 9},{('red', 'Red')[at % 2]},{'x' if at % 4 else 'X'}" for at in range(40)]
     Path("a.csv").write_text("\n".join(["size,hue,y", *rows]))
     _, err = tuned(capsys, "a.csv", "--target", "y", *SMALL)
     assert err.splitlines()[1:4] == [
-        "target 'y': 2 classes: 'x' (30), ' x' (10)",
-        "warning: column 'y' has ' x', 'x', which differ only in blanks or capitals and count as "
+        "target 'y': 2 classes: 'x' (30), 'X' (10)",
+        "warning: column 'y' has 'X', 'x', which differ only in blanks or capitals and count as "
         "different classes: if they mean the same, write them the same way",
         "warning: column 'hue' has 'Red', 'red', which differ only in blanks or capitals and count "
         "as different categories: if they mean the same, write them the same way",

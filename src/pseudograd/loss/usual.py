@@ -29,7 +29,7 @@ def is_usual(
     k: Sensitivity,
 ) -> bool:
     """Return whether a call is eager, on plain tensors of one device, and passes all checks."""
-    if not is_eager():
+    if type(input) not in _PLAIN or type(target) is not Tensor or not is_eager():
         return False
     if type(k) is Tensor:
         if k.dtype not in _PRECISE or k.layout is not torch.strided or k.requires_grad:
@@ -43,9 +43,7 @@ def is_usual(
         return False
     dtype = target.dtype
     return (
-        type(input) in _PLAIN
-        and type(target) is Tensor
-        and (dtype is torch.long or (dtype is input.dtype and not target.requires_grad))
+        (dtype is torch.long or (dtype is input.dtype and not target.requires_grad))
         and input.layout is torch.strided is target.layout
         and input.device == target.device
         and type(ignore_index) is int
