@@ -14,10 +14,11 @@ import argparse
 import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -39,7 +40,7 @@ from pseudograd.loss import (
     tunable_cross_entropy,
     tunable_linear_cross_entropy,
 )
-from pseudograd.loss.triton import launch, operators
+from pseudograd.loss.triton import launch, node, operators
 from pseudograd.loss.triton.binary import fused_binary
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules import soft_tunable, tunable
@@ -49,6 +50,7 @@ NEGLIGIBLE = 1e-20
 KINDS = 5
 IGNORED = -100
 SLEEP = 10**9  # cycles of a GPU, about half a second: far longer than the launches of a step
+NODE_SHAPES = ((128, 10), (5000, 10), (4096, 1000), (256, 32000))
 # Soft targets in half types: to compile each of their kernels for every shape takes too long.
 SOFT_IN_HALF = (10, 33, 257, 1000, 8193)
 
@@ -166,8 +168,10 @@ class Bench:
         """What can be looked at apart; the last of all not while others are at work."""
         shapes = [partial(self.of_shape, *shape) for shape in self.shapes()]
         corners = [partial(self.of_corners, kernel) for kernel in ("tile", "row")]
+        nodes = [partial(self.of_node, *case) for case in product(NODE_SHAPES, operators_dtypes())]
         others = (self.of_split, self.of_linear, self.of_transforms, self.of_binary)
-        return [self.of_size, *others, *corners, *reversed(shapes), self.of_waiting]
+        nodes = [] if self.small else nodes
+        return [self.of_size, *others, *nodes, *corners, *reversed(shapes), self.of_waiting]
 
     def of_shape(self, kernel: str, classes: int) -> Iterator[Check]:
         longest = classes if kernel == "tile" else 0
@@ -380,6 +384,83 @@ class Bench:
             true = binary_push(z.detach()[-400:], one, 0 * one, 0.5)
             kind = ("binary", "bfloat16", len(z), 1, "0.5")
             yield Check("beyond 2^31", *kind, error(z.grad[-400:], true), 1.0)
+
+    def of_node(self, shape: tuple[int, int], dtype: torch.dtype) -> Iterator[Check]:
+        """Bits in which the usual call, by the node in C++, differs from the operators."""
+        subprocess.run([sys.executable, "-m", node.__name__], check=True)
+        assert node.compiled_node() is not None
+        rows, classes = shape
+        kernel = "row" if classes > launch.LONGEST_TILE else "tile"
+        z, label, each_row = battery(rows, classes, self.device, seed=4)
+        label[::7] = IGNORED
+        x = z.clamp(max=torch.finfo(dtype).max).to(dtype)
+        targets = {
+            "labels": (label, 0.0),
+            "smoothed labels": (label, 0.1),
+            "probabilities": (x.clamp(-10, 10).softmax(1), 0.0),
+        }
+        for text, (target, smoothing) in targets.items():
+            ks = {"0.5": 0.5, "1": 1, "2": 2.0, "7": 7.0, "0.3": 0.3, "each row": each_row}
+            for k_text, k in ks.items():
+                kind = (kernel, name_of(dtype), rows, classes, k_text)
+                differ = self.differences(x, target, k, smoothing)
+                yield Check(f"{text}, node and operators that differ", *kind, differ, 0.0)
+        if dtype == torch.float32:
+            yield self.of_captured_node(kernel, z, label)
+
+    def differences(self, z: Tensor, target: Tensor, k: Any, smoothing: float) -> float:
+        """Of values and gradients, losses scaled and not, on a stream of its own and not."""
+        differ, scaled, other = 0, ScaledBefore(), torch.cuda.Stream()
+        for reduction, upstream, at_once in product(("mean", "sum"), (1.0, 3.0), (True, False)):
+            found = []
+            for implementation in ("auto", "triton"):
+                scaled.flag().fill_(not at_once)
+                leaf = z.detach().requires_grad_()
+                settings: dict[str, Any] = {"reduction": reduction, "_scaled": scaled}
+                settings |= {"label_smoothing": smoothing, "implementation": implementation}
+                stream = other if reduction == "sum" else torch.cuda.current_stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    loss = tunable_cross_entropy(leaf, target, k=k, **settings)
+                    assert loss.grad_fn is not None
+                    is_node = "TunableCrossEntropy" in loss.grad_fn.name()
+                    assert is_node == (implementation == "auto"), loss.grad_fn.name()
+                    (f,) = torch.autograd.grad(loss, leaf, torch.full_like(loss, upstream))
+                torch.cuda.synchronize()
+                found.append((loss.detach(), f, scaled.flag().clone()))
+            for mine, theirs in zip(*found, strict=True):
+                apart = mine != theirs
+                if mine.is_floating_point():
+                    apart &= ~(mine.isnan() & theirs.isnan())
+                differ += int(apart.sum())
+        return float(differ)
+
+    def of_captured_node(self, kernel: str, z: Tensor, label: Tensor) -> Check:
+        """A step in a CUDA graph, whose logits change between replays."""
+        leaf = z.clone().requires_grad_()
+
+        def step() -> Tensor:
+            (f,) = torch.autograd.grad(tunable_cross_entropy(leaf, label, k=0.5), leaf)
+            return f
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            f = step()
+        differ = 0
+        for scale in (1.0, 0.5, 0.1):
+            with torch.no_grad():
+                leaf.copy_(z * scale)
+            graph.replay()
+            apart = f != gradient(z * scale, label, 0.5)
+            differ += int((apart & ~f.isnan()).sum())
+        rows, classes = z.shape
+        text = "node in a CUDA graph, that differ"
+        return Check(text, kernel, "float32", rows, classes, "0.5", float(differ), 0.0)
 
     def of_transforms(self) -> Iterator[Check]:
         rows, classes = (4, 20) if self.small else (512, 1000)
@@ -722,18 +803,24 @@ def main() -> None:
     device = arguments.device
     facts = environment(device)
     *together, alone = range(len(Bench(device).sections()))
-    lines, failed = [], 0
+    found: dict[int, list[Check]] = {}
     # Processes of their own, so that one that dies of a bad address does not take all others along.
     context = multiprocessing.get_context("spawn")
     for sections in (together, [alone]):
         with ProcessPoolExecutor(arguments.workers, context, max_tasks_per_child=1) as pool:
-            for check in chain.from_iterable(pool.map(partial(checks, device), sections)):
-                failed += not check.holds
-                lines.append({**check._asdict(), "holds": check.holds, **facts})
-                if not check.holds or check.check in ("value", "gradient"):
-                    print("ok   " if check.holds else "WRONG", *check, flush=True)
+            futures = {pool.submit(checks, device, section): section for section in sections}
+            for future in as_completed(futures):
+                section = futures[future]
+                found[section] = future.result()
+                failed = [check for check in found[section] if not check.holds]
+                print(f"section {section}: {len(found[section])} checks, {len(failed)} wrong")
+                for check in failed:
+                    print("WRONG", *check, flush=True)
+    all_checks = list(chain.from_iterable(found[section] for section in sorted(found)))
+    lines = [{**check._asdict(), "holds": check.holds, **facts} for check in all_checks]
+    failed = [check for check in all_checks if not check.holds]
     write(lines, arguments.out or RESULTS / f"check_loss_{device}.csv")
-    print(f"{len(lines)} checks, {failed} wrong")
+    print(f"{len(lines)} checks, {len(failed)} wrong")
     sys.exit(bool(failed))
 
 

@@ -106,7 +106,7 @@ def measure(at_once: int) -> Iterator[dict[str, object]]:
         for depth, width in HIDDEN:
             clip = 100.0 if depth > 1 else None
             recipe = MLPRecipe(data, (width,) * depth, momentum=0.9, clip=clip, patience=10**6)
-            seconds_of(fleet, recipe, 1, 1, 1)  # compiles what there is to compile
+            seconds_of(fleet, recipe, trials, 2, 1)  # compiles what there is to compile
             begun = seconds_of(fleet, recipe, trials, 1, at_once)
             more = seconds_of(fleet, recipe, trials, 1 + epochs, at_once)
             epoch = (more - begun) / (epochs * at_once)

@@ -115,6 +115,15 @@ def _tempered(logits: Tensor, delta: float) -> Tensor:
     return rules.tempered_softmax(logits, 1 + delta)
 
 
+def _scaled(logits: Tensor, target: Tensor, scale: float, rule: Rule) -> Tensor:
+    return scale * rule(logits, target)
+
+
+def times(scale: float, rule: Callable[[Any], Rule], value: Any) -> Rule:
+    """Return the rule for a value, times a factor."""
+    return functools.partial(_scaled, scale=scale, rule=rule(value))
+
+
 def tunable_smoothing(smoothing: float) -> Method:
     """Return the paper's rule with labels that are smoothed by a fixed share."""
     rule = functools.partial(_tunable_smoothing, smoothing)

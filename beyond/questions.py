@@ -13,13 +13,24 @@ import torch
 from torch import nn
 
 from beyond import networks, sequences
-from beyond.methods import ALL_KS, METHODS, NORMALIZED, SCHEDULES, Method, tunable_smoothing
+from beyond.methods import (
+    ALL_KS,
+    METHODS,
+    NORMALIZED,
+    SCHEDULES,
+    Method,
+    times,
+    tunable_smoothing,
+)
 from beyond.protocol import MethodProtocol
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import MLPRecipe, Recipe
 
 ORDER = ("5", "1", "7", "3", "6", "2", "4")  # the most telling first
 VALIDATION = 0.1
+REVERSE = (
+    9.21  # |A| of reverse cross-entropy in published code: -log of the least probability, 1e-4
+)
 
 
 @dataclass(frozen=True)
@@ -217,8 +228,12 @@ _NO_SEARCH = (("most_extensions", 0), ("retrainings", 3))
 _ALL_RATES = (("repetitions", 2), ("retrainings", 0), ("each", True))
 
 
-def _published(name: str, value: float) -> Method:
-    return replace(METHODS[name], values=(value,))
+def _published(name: str, value: float, scale: float = 1.0) -> Method:
+    """Return a method at its published setting, and not scaled where `METHODS` scales it."""
+    method = replace(METHODS[name], values=(value,))
+    if scale == 1 or method.rule is None:
+        return method
+    return replace(method, rule=functools.partial(times, scale, method.rule))
 
 
 def _noise(data: str, reserve: bool = False) -> Setting:
@@ -240,8 +255,8 @@ SETTINGS = (
         (
             METHODS["ce"],
             _published("gce", 0.7),
-            _published("sce", 0.1 / (0.1 + 9.21)),
-            _published("nce-rce", 1 / 9.21),
+            _published("sce", 0.1 / (0.1 + REVERSE), 0.1 + REVERSE),  # α = 0.1, β = 1
+            _published("nce-rce", 1 / REVERSE, REVERSE),  # α = 1, β = 1
             _published("redescending", 0.7),
         ),
         rates=(0.01,),

@@ -245,6 +245,16 @@ def test_weights_stay_outside_the_power(k: float | Tensor, reduction: str) -> No
     assert_close(leaf.grad, expected, rtol=1e-6, atol=0)  # k of float32
 
 
+@pytest.mark.usefixtures("path")
+def test_exact_where_the_bias_cancels() -> None:
+    """σ(z) is all but 3t / (3t + 1 - t), so a rounded 3t would be a wrong gradient."""
+    t, pos_weight = torch.linspace(0.1, 0.9, 9), torch.tensor(3.0)
+    z = (3 * t.double() / (1 - t.double())).log().float() + 1e-5
+    _, gradient = true(z, t, 4.0, pos_weight)
+    f = differentiate(partial(summed, k=4.0, pos_weight=pos_weight), z, t)
+    assert_close(f.double(), gradient, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (4, 1), (4, 3)])
 @pytest.mark.usefixtures("path")
 def test_k_broadcasts(shape: tuple[int, ...]) -> None:

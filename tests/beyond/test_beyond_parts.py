@@ -195,6 +195,21 @@ def test_names_are_unique_and_in_the_order_of_the_plan() -> None:
     )
 
 
+def test_losses_of_the_anchor_have_their_published_size() -> None:
+    z, y = torch.randn(6, 10, dtype=torch.float64), torch.arange(6)
+    for name in ("sce", "nce-rce"):
+        (one,) = experiments("5", f"5/anchor/{name}")
+        assert one.method.rule is not None
+        f = one.method.rule(one.method.values[0])(z, y)
+        leaf = z.clone().requires_grad_()
+        logs = leaf.log_softmax(1)
+        of_label = logs.gather(1, y.unsqueeze(1)).squeeze(1)
+        reverse = 9.21 * (1 - of_label.exp())
+        forward = -0.1 * of_label if name == "sce" else of_label / logs.sum(1)
+        (gradient,) = torch.autograd.grad((forward + reverse).sum(), leaf)
+        torch.testing.assert_close(f, gradient)
+
+
 # --- measures ------------------------------------------------------------------------------------
 
 

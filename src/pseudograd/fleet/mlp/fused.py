@@ -400,8 +400,12 @@ class _Repeated:
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the device's one stream to capture on; PyTorch reuses those of its small pool."""
-    return torch.cuda.Stream(device)
+    """Return the one stream of a device to capture on.
+
+    PyTorch hands out the streams of a pool again and again, so another thread could be working on
+    this one. Nothing else here uses the pool of high priority.
+    """
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _padded(outputs: int) -> int:

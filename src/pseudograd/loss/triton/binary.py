@@ -131,12 +131,14 @@ def binary(
         inside = at < count
         logit = tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
         t = tl.load(target + at, mask=inside, other=0.0).to(tl.float32)
-        positive = t * _factor(pos_weight, pos_weights, at, inside)
+        of_positive = _factor(pos_weight, pos_weights, at, inside)
+        positive = t * of_positive
         factor = _factor(weight, weights, at, inside)
         sensitivity = sensitivity_of(k, ks, 1, at % count_of_ks, inside)
         soft = (positive != 0) & (t != 1)
         if tl.max(soft.to(tl.int32), 0) > 0:
-            value, f = _of_probability(logit, positive, 1 - t.to(tl.float64), sensitivity)
+            exact = t.to(tl.float64)
+            value, f = _of_probability(logit, exact * of_positive, 1 - exact, sensitivity)
         else:
             value, f = _of_label(logit, positive, 1 - t, sensitivity)
         value *= factor
@@ -180,7 +182,7 @@ def _of_label(z, positive, negative, k):
 @triton.jit
 def _of_probability(z, positive, negative, k):
     """Return the value and the rule of any target, computed in float64."""
-    z, positive, k = z.to(tl.float64), positive.to(tl.float64), k.to(tl.float64)
+    z, k = z.to(tl.float64), k.to(tl.float64)
     tail = _log1p(tl.exp(-tl.abs(z)))
     log_yes, log_no = tl.where(z < 0, z, 0.0) - tail, tl.where(z > 0, -z, 0.0) - tail
     value = tl.where(positive == 0, 0.0, -positive * log_yes)

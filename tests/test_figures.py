@@ -1,0 +1,143 @@
+"""Figures in the documents are those of the files that they come from."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+
+
+def rows_of_tables(document: str) -> list[list[str]]:
+    """The cells of every table row of a document."""
+    lines = (ROOT / document).read_text("utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
+
+
+def read(name: str) -> list[dict[str, str]]:
+    with (RESULTS / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def on_cpu(shape: str, text: str) -> list[float]:
+    """Cross-entropy's microseconds, and our multiples of them for each k."""
+    target = re.sub(r", .*| \(.*", "", text) or "labels"
+    dtype = next((name for name in ("float64", "bfloat16") if name in text), "float32")
+    way = "compiled" if "compiled" in text else "eager"
+    wanted = {"shape": shape, "target": target, "dtype": dtype, "layout": "", "way": way}
+    lines = [line for line in read("loss_cpu.csv") if wanted.items() <= line.items()]
+    (theirs,) = (float(line["us_median"]) for line in lines if line["whose"] == "cross_entropy")
+    ours = {
+        line["k"]: float(line["times_cross_entropy"]) for line in lines if line["whose"] == "ours"
+    }
+    return [theirs, *(ours[k] for k in ("1", "0.5", "2", "per example"))]
+
+
+def on_gpu(dtype: str, shape: str) -> list[float]:
+    """Milliseconds for each k, and those of cross-entropy, eager and compiled."""
+    wanted = {"form": "logits", "shape": shape, "dtype": dtype}
+    lines = [line for line in read("loss_wall_cuda.csv") if wanted.items() <= line.items()]
+    found = {line["way"]: float(line["wall_ms_median"]) for line in lines}
+    ways = (
+        *(f"ours k={k}" for k in ("1", "0.5", "2", "per row")),
+        "cross_entropy",
+        "torch.compile",
+    )
+    return [found[way] for way in ways]
+
+
+def shape_of(text: str) -> str:
+    return text.strip("()").replace(", ", "x").replace("×", "x").replace(",", "")
+
+
+CPU = re.compile(r"(\([\d, ]+\)|[\d,×]+) ((?:labels|smoothed labels|probabilities|yes or no).*)")
+CPU_ROWS = [row for row in rows_of_tables("docs/speed.md") if CPU.fullmatch(row[0])]
+GPU_ROWS = [row for row in rows_of_tables("docs/speed.md") if re.match(r"b?float\d+ \d", row[0])]
+README_ROWS = [row for row in rows_of_tables("README.md") if re.match("2 CPU cores|H200", row[0])]
+CLASSIFIERS = {
+    "LogisticRegression, C tuned": "logistic, tuned",
+    "RandomForest, 300 trees": "forest",
+    "HistGradientBoosting": "boosting",
+}
+
+
+def test_the_tables_are_there() -> None:
+    assert (len(CPU_ROWS), len(GPU_ROWS), len(README_ROWS)) == (16, 5, 6)
+
+
+@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row[0])
+def test_speed_on_a_cpu(row: list[str]) -> None:
+    match = CPU.fullmatch(row[0])
+    assert match is not None
+    theirs, *ours = on_cpu(shape_of(match[1]), match[2])
+    expected = f"{theirs / 1000:.1f} ms" if theirs >= 1000 else f"{theirs:.0f} µs"
+    assert row[1:] == [expected, *(f"{times:.2f}" for times in ours)]
+
+
+@pytest.mark.parametrize("row", GPU_ROWS, ids=lambda row: row[0])
+def test_speed_on_a_gpu(row: list[str]) -> None:
+    dtype, shape = row[0].split()
+    assert row[1:] == [f"{ms:.2f}" for ms in on_gpu(dtype, shape_of(shape))]
+
+
+@pytest.mark.parametrize("row", README_ROWS, ids=lambda row: row[0])
+def test_speed_in_the_readme(row: list[str]) -> None:
+    place, rest = row[0].split(", ", 1)
+    dtype, shape = re.sub(r" \(\d\.\d\d to.*", "", rest).split(" ", 1)
+    if place == "H200":
+        *ours, theirs, _ = on_gpu(dtype, shape_of(shape))
+        times = [ms / theirs for ms in ours]
+    else:
+        _, *times = on_cpu(shape_of(shape), "")
+    assert row[1:] == [f"{one:.2f}" for one in times]
+
+
+def reported() -> dict[str, list[str]]:
+    """Rows of the half of the tables that no default was chosen on, by method."""
+    found: dict[str, list[str]] = {}
+    for row in rows_of_tables("benchmarks/results/tables.md"):
+        found.setdefault(row[0], row)  # the first table is that half's
+    return found
+
+
+def test_accuracy_on_tables() -> None:
+    rows = {row[0]: row for row in rows_of_tables("README.md")}
+    methods = reported()
+    ours = methods["pseudograd"]
+    assert rows["**`TunableMLPClassifier`**"][1:4] == [ours[2], ours[3], ours[7]]
+    for name, method in CLASSIFIERS.items():
+        line = methods[method]
+        better, _, worse = line[5].split(" / ")  # of the peer
+        assert rows[name][1:] == [line[2], line[3], line[7], f"{worse} / {better}"]
+
+
+def test_accuracy_where_slower_methods_ran() -> None:
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    found = re.findall(
+        r"(tuned boosting has|MLPClassifier|RealMLP-TD|TabM) (\d\d\.\d\d)% "
+        r"(?:where ours has|against) (\d\d\.\d\d)% \((\d+)",
+        text,
+    )
+    names = ("boosting, tuned", "MLP of 32, tuned", "RealMLP-TD", "TabM")
+    lines = [reported()[name] for name in names]
+    assert [tuple(one[1:]) for one in found] == [
+        (*line[2].split(" against "), line[1]) for line in lines
+    ]
+
+
+def test_when_k_helps() -> None:
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    results = rows_of_tables("RESULTS.md")
+    for words, depth in (("one hidden layer", "1"), ("five hidden layers", "5")):
+        row = next(row for row in results if row[0] == depth)  # its first table has the means
+        mean, low, high = re.findall(r"[−+]\d\.\d\d", row[2])
+        pattern = rf"{words} \|[^|]*\| {re.escape(mean)} .*?{re.escape(low)} to {re.escape(high)}"
+        assert re.search(pattern, text), row
+    beyond = {row[0]: row for row in rows_of_tables("BEYOND.md")}
+    for words, method in (("smoothing", "label smoothing"), ("k", "tunable (the paper’s)")):
+        difference = beyond[method][4].rpartition(",")[0]
+        assert f"{words} {difference}" in text
