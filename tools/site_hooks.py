@@ -76,7 +76,7 @@ def notebook(path: Path) -> str:
                 parts.append(f'<img alt="figure" src="data:image/png;base64,{image}">')
             else:
                 text = "".join(output.get("text") or data["text/plain"])
-                parts.append(f'```text {{ .output }}\n{text.rstrip()}\n```')
+                parts.append(f"```text {{ .output }}\n{text.rstrip()}\n```")
     parts.insert(1, f'<a href="../{name}" download>Download this notebook</a>')
     return "\n\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""Try an installed wheel in the current folder: ``python smoke.py core``, ``[tune]`` or ``[all]``."""
+"""Try an installed wheel in the current folder: ``python smoke.py core|[tune]|[all]``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def in_your_program() -> None:
     from pseudograd.loss import cpu
 
     logits, target = torch.randn(64, 10, requires_grad=True), torch.randint(10, (64,))
-    gradients = []
+    gradients: list[torch.Tensor] = []
     for implementation in ("auto", "torch"):
         loss = pseudograd.tunable_cross_entropy(
             logits, target, k=0.5, implementation=implementation

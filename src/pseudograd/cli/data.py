@@ -22,7 +22,7 @@ def data(commands: Commands) -> None:
     about = "download missing sets, check them, and keep them as plain arrays"
     fetching = actions.add_parser("fetch", help=about, description=about.capitalize() + ".")
     names = ", ".join(BENCHMARKS)
-    fetching.add_argument("names", nargs="+", choices=BENCHMARKS, metavar="NAME", help=names)
+    fetching.add_argument("names", nargs="+", choices=[*BENCHMARKS], metavar="NAME", help=names)
 
     about = "list the sets you have, with the hash of their content"
     listing = actions.add_parser("list", help=about, description=about.capitalize() + ".")

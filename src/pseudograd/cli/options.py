@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pseudograd.files import reason
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 class Parser(argparse.ArgumentParser):
     """A parser with one-line errors; argparse uses it for the subcommands, too."""
+
+    def __init__(self, **settings: Any) -> None:
+        # Examples at the end keep their lines.
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Print the error, and exit."""

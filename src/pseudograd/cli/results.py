@@ -22,7 +22,7 @@ MIXED = "mixed"  # instead of a k: an ensemble of several
 def predict(commands: Commands) -> None:
     """``pseudograd predict``: apply the model of a run to new rows."""
     about = "apply the model of a run to new rows: labels and probabilities as CSV"
-    parser = commands.add_parser("predict", help=about, description=about.capitalize() + ".")
+    parser = commands.add_parser("predict", help=about, description=f"A{about[1:]}.")
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument(
         "file",
