@@ -23,6 +23,7 @@ import matplotlib.pyplot as plt
 def run(path: Path) -> dict[str, Any]:
     """Return the notebook with the outputs of this run; an error in a cell is raised."""
     matplotlib.use("agg")
+    plt.close("all")
     notebook: dict[str, Any] = json.loads(path.read_text("utf-8"))
     names: dict[str, Any] = {"__name__": "__main__"}
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
