@@ -31,6 +31,8 @@ PAGES = {
     "docs/index.md": "contents/",
 }
 LINK = re.compile(r"\]\(([^)#\s:]+)")
+CELL = re.compile(r"<td>(.*?)</td>", re.DOTALL)
+TAG = re.compile("<[^>]+>")
 FENCE = re.compile(r"^```python\n(?=>>>)", re.MULTILINE)
 
 
@@ -60,6 +62,18 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = FENCE.sub("```pycon\n", markdown)
     markdown = markdown.replace("<details>", '<details markdown="1">')
     return markdown.replace(".ipynb)", ".md)")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Return a page whose tables keep figures on one line, and sentences in a readable width."""
+
+    def widened(cell: re.Match[str]) -> str:
+        length = len(TAG.sub("", cell[1]))
+        is_code = re.fullmatch("<code>[^<]*</code>", cell[1])
+        kind = "short" if length < 24 or is_code else "medium" if length < 80 else "long"
+        return f'<td class="{kind}">{cell[1]}</td>'
+
+    return CELL.sub(widened, html)
 
 
 def notebook(path: Path) -> str:
