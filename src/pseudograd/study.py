@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import sys
@@ -149,11 +150,12 @@ class Study(search.Study):
             precision,
             label_smoothing,
             tuple(float(weight) for weight in weights) or None,
-            int(ignore_index),
+            ignore_index,
             compile,
         )
-        self.examples = Examples.of(train, test, name, self.training.ignore_index)
-        recipe = self.training.recipe(name, self.examples.sha256[:16])
+        recipe = self.training.recipe(name)  # checks the settings before the data are read
+        self.examples = Examples.of(train, test, name, ignore_index)
+        recipe = dataclasses.replace(recipe, data_hash=self.examples.sha256[:16])
         outputs = check_training(self.training, self.examples)
         self.classes = list(range(outputs) if classes is None else classes)
         if len(self.classes) != outputs:
@@ -288,9 +290,9 @@ class Study(search.Study):
 
         """
         used = _devices(device)
-        if time_limit is not None and not are_numbers(time_limit):
+        if time_limit is not None and not (are_numbers(time_limit) and time_limit >= 0):
             raise ValueError(f"time_limit must be a number of seconds, not {time_limit!r}")
-        limit = never if time_limit is None else Deadline(time_limit)
+        limit = Deadline(time_limit)
         stop = session.pop("stop", never)
         session.setdefault("command", shlex.join(Path(sys.argv[0]).parts[-1:]))
         watching = [session.pop("watch", lambda _: None)]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from pseudograd.rules import reweighted
+from pseudograd.words import shown
 
 ACTIVATIONS = ("relu", "tanh", "sigmoid")
 OPTIMIZERS = ("sgd", "adam", "rmsprop")
@@ -296,7 +297,7 @@ class ModuleRecipe(Recipe):
 
         def require(holds: bool, name: str, wanted: str) -> None:
             if not holds:
-                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be {wanted}, not {shown(getattr(self, name))}")
 
         for name in ("epochs", "batch_size"):
             require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")

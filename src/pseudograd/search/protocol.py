@@ -420,6 +420,24 @@ class NetworkProtocol(Protocol):
     def _earlier_rates(self, k: float | Ramp, outcomes: Outcomes) -> set[float]:
         return rates_in(outcomes, self.recipe, k) - {trial.learning_rate for trial in self.sweep}
 
+    def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
+        """The edge of a k's rates that the best one is on; ties go by the cross-entropy.
+
+        The paper extends towards lower rates on a tie. A network that learns nothing at a low rate
+        makes the same mistakes at all lower ones, so that would train it a dozen times in vain.
+        """
+        lowest = min(cell.error for cell in cells)
+        if lowest == 0:
+            return None  # no rate can be better
+
+        def cross_entropy(cell: Cell) -> float:
+            return statistics.fmean(outcomes[one].cross_entropy for one in self.trials_of(cell))
+
+        best = min((cell for cell in cells if cell.error == lowest), key=cross_entropy)
+        if best == cells[0]:
+            return "low"
+        return "high" if best == cells[-1] else None
+
     @property
     def foretold(self) -> int:
         """How many trials the search needs if no learning rate lies on an edge."""

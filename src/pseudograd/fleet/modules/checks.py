@@ -39,18 +39,27 @@ def check_training(training: Training, examples: Examples) -> int:
         _check_evaluation(training, module, inputs, logits)
         loss = training.loss(logits, labels, 1.0)
         loss.backward()
-        try:
-            optimizer = training.optimizer(
-                module.parameters(), lr=1e-3, **training.optimizer_settings
-            )
-            optimizer.step()
-        except Exception as problem:
-            name = getattr(training.optimizer, "__name__", repr(training.optimizer))
-            raise ValueError(
-                f"optimizer must make steps from gradients alone with the settings "
-                f"{dict(training.optimizer_settings)}, but {name} fails ({_said(problem)})"
-            ) from problem
+        _check_optimizer(training, module)
     return classes
+
+
+def _check_optimizer(training: Training, module: nn.Module) -> None:
+    """Try a step of the optimizer, after a backward pass."""
+    name = getattr(training.optimizer, "__name__", repr(training.optimizer))
+    settings = training.optimizer_settings
+    try:
+        optimizer = training.optimizer(module.parameters(), lr=1e-3, **settings)
+    except Exception as problem:
+        raise ValueError(
+            f"optimizer must take the other keyword arguments, {dict(settings)}, but {name} fails "
+            f"({_said(problem)})"
+        ) from problem
+    try:
+        optimizer.step()
+    except Exception as problem:
+        raise ValueError(
+            f"optimizer must make steps from gradients alone, but {name} fails ({_said(problem)})"
+        ) from problem
 
 
 def _check_parts(training: Training, examples: Examples) -> None:

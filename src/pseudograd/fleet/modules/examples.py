@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from pseudograd.fleet.modules.training import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
+from pseudograd.words import first_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +168,11 @@ class _Part:
                 tuple(_tensor(one, f"{which} inputs") for one in several),
                 _labels(given[1], which),
             )
-        elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+        elif (
+            hasattr(given, "__getitem__")
+            and hasattr(given, "__len__")
+            and not isinstance(given, Mapping | str)
+        ):
             made = cls._read(given, which)
         else:
             raise ValueError(
@@ -193,6 +198,8 @@ class _Part:
         shapes = [one.shape for one in first[0]]
         for at in range(len(given)):
             inputs, label = _example(given, at, which)
+            if not all(bool(one.isfinite().all()) for one in inputs):
+                raise _not_finite(which, at)
             if [one.shape for one in inputs] != shapes or label.shape != first[1].shape:
                 raise ValueError(
                     f"{which} must have examples of one shape, but example {at} has "
@@ -240,14 +247,17 @@ class _Part:
             if one.is_floating_point():
                 finite = one.isfinite().flatten(1).all(1) if one.dim() > 1 else one.isfinite()
                 if not bool(finite.all()):
-                    at = int((~finite).nonzero()[0])
-                    raise ValueError(
-                        f"{which} must have finite inputs, but example {at} has NaN or infinity: "
-                        "fill these in or leave the example out"
-                    )
+                    raise _not_finite(which, int((~finite).nonzero()[0]))
         self.inputs = tuple(one.float() if _is_other_float(one) else one for one in self.inputs)
         if any(one.dtype == torch.uint8 for one in self.inputs):
             self.notes += ("bytes are divided by 255, as ToTensor does",)
+
+
+def _not_finite(which: str, at: int) -> ValueError:
+    return ValueError(
+        f"{which} must have finite inputs, but example {at} has NaN or infinity: fill these in or "
+        "leave the example out"
+    )
 
 
 def _is_other_float(tensor: Tensor) -> bool:
@@ -299,7 +309,12 @@ def _sampled(source: Sequence[tuple[Tensor, ...]]) -> bytes:
 
 def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the inputs and the label of one example of a Dataset."""
-    example = source[at]
+    try:
+        example = source[at]
+    except Exception as problem:
+        raise ValueError(
+            f"{which}: example {at} cannot be read ({first_line(problem)})"
+        ) from problem
     if not isinstance(example, tuple | list) or len(example) != 2:
         raise ValueError(
             f"{which} must have examples (x, y), but example {at} is a {type(example).__name__}"
@@ -311,6 +326,11 @@ def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tens
 
 
 def _tensor(given: Any, what: str) -> Tensor:
+    if type(given).__module__.startswith("PIL."):
+        raise ValueError(
+            f"{what} must be tensors or arrays, not images of Pillow: give the Dataset a transform "
+            "such as torchvision.transforms.PILToTensor()"
+        )
     try:
         tensor = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
@@ -14,7 +15,7 @@ from pseudograd.fleet.mlp.fleet import side_by_side
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.loop import kept, module_recipe, train
 from pseudograd.fleet.modules.training import Training
-from pseudograd.fleet.recipe import ModuleRecipe
+from pseudograd.fleet.recipe import ModuleRecipe, is_whole
 from pseudograd.fleet.trial import Outcome, Stop, Trial, never
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class ModuleFleet:
         slots: int | None = None,
         keep_parameters: bool = False,
     ) -> None:
-        if slots is not None and slots < 1:
-            raise ValueError(f"slots must be 1 or more, not {slots}")
+        if slots is not None and not is_whole(slots, 1, math.inf):
+            raise ValueError(f"slots must be a whole number above 0, not {slots!r}")
         several = [device] if isinstance(device, str | torch.device) else device
         self.devices = tuple(torch.device(one) for one in several)
         if not self.devices:

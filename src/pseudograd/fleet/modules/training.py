@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from pseudograd.fleet.recipe import PRECISIONS, ModuleRecipe
 from pseudograd.loss import RuleCrossEntropyLoss, tunable_cross_entropy
 from pseudograd.rules import Rule
+from pseudograd.words import shown
 
 Inputs = Tensor | tuple[Tensor, ...]
 Augment = Callable[[Any], Any]
@@ -87,12 +88,12 @@ class Training:
 
     def recipe(self, data: str, data_hash: str = "") -> ModuleRecipe:
         """Return the description of this training on a data set."""
-        for name in ("network", "optimizer"):
+        for name, wanted in (
+            ("network", "a function that returns a fresh module"),
+            ("optimizer", "a class such as torch.optim.AdamW"),
+        ):
             if not callable(getattr(self, name)):
-                raise ValueError(
-                    f"{name} must be a function or a class, not {getattr(self, name)!r}"
-                    + (": give the function that makes it" if name == "network" else "")
-                )
+                raise ValueError(f"{name} must be {wanted}, not {shown(getattr(self, name))}")
         if self.rule is not None and self.label_smoothing:
             raise ValueError("label_smoothing must be left out with a rule, which is one of labels")
         if self.precision not in PRECISIONS:
@@ -133,7 +134,7 @@ class Training:
         except (TypeError, AttributeError) as problem:
             raise ValueError(
                 f"schedule must be a function of progress in [0, 1] that returns a factor of the "
-                f"learning rate, or one of {tuple(SCHEDULES)}, not {self.schedule!r} ({problem})"
+                f"learning rate, or one of {tuple(SCHEDULES)}, but it fails ({problem})"
             ) from problem
         return describe(self.schedule)
 
@@ -255,6 +256,10 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
     if any(isinstance(one, nn.UninitializedParameter) for one in first.parameters()):
         raise ValueError(
             "network must know the sizes of its layers: replace lazy ones, such as LazyLinear"
+        )
+    if any(parameter.device.type != "cpu" for parameter in first.parameters()):
+        raise ValueError(
+            "network must return a module on the CPU: the study moves it to its device"
         )
     shared = {id(parameter) for parameter in first.parameters()}
     if first is second or any(id(parameter) in shared for parameter in second.parameters()):
