@@ -37,7 +37,11 @@ class Recipe:
 
     def fields(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as JSON can hold them."""
-        raise NotImplementedError
+        return {
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are
+            if (value := getattr(self, field.name)) != field.default
+        }
 
     def shortened(self, epochs: int) -> Self:
         """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
@@ -89,10 +93,6 @@ class OwnRecipe(Recipe):
     def __post_init__(self) -> None:
         if not isinstance(self.description, str) or not self.description:
             raise ValueError(f"description must be a text, not {self.description!r}")
-
-    def fields(self) -> dict[str, Any]:
-        """Return the description."""
-        return {"description": self.description}
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,10 +156,7 @@ class MLPRecipe(Recipe):
 
     def __post_init__(self) -> None:
         make_plain(self)
-
-        def require(holds: bool, name: str, wanted: str) -> None:
-            if not holds:
-                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+        require = functools.partial(check_setting, self)
 
         for name in ("data", "data_hash"):
             require(isinstance(getattr(self, name), str), name, "a text")
@@ -212,10 +209,6 @@ class MLPRecipe(Recipe):
         object.__setattr__(self, "feature_range", tuple(map(float, self.feature_range)))
         if self.clip is not None:
             object.__setattr__(self, "clip", float(self.clip))
-
-    def fields(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, as JSON can hold them."""
-        return differing_fields(self)
 
     def shortened(self, epochs: int) -> Self:
         """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
@@ -294,10 +287,7 @@ class ModuleRecipe(Recipe):
 
     def __post_init__(self) -> None:
         make_plain(self)
-
-        def require(holds: bool, name: str, wanted: str) -> None:
-            if not holds:
-                raise ValueError(f"{name} must be {wanted}, not {shown(getattr(self, name))}")
+        require = functools.partial(check_setting, self)
 
         for name in ("epochs", "batch_size"):
             require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
@@ -329,10 +319,6 @@ class ModuleRecipe(Recipe):
             "finite numbers of at least 0",
         )
 
-    def fields(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, as JSON can hold them."""
-        return differing_fields(self)
-
     def shortened(self, epochs: int) -> Self:
         """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
         return dataclasses.replace(self, epochs=min(epochs, self.epochs), patience=None)
@@ -363,16 +349,13 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
     return _KINDS[values.pop("kind")](**values)
 
 
-def differing_fields(recipe: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults, as JSON can hold them."""
-    return {
-        field.name: list(value) if isinstance(value, tuple) else value
-        for field in dataclasses.fields(recipe)
-        if (value := getattr(recipe, field.name)) != field.default
-    }
+# --- checks, for recipes and trials alike --------------------------------------------------------
 
 
-# --- checks of numbers, for recipes and trials alike ---------------------------------------------
+def check_setting(settings: object, holds: bool, name: str, wanted: str) -> None:
+    """Raise ValueError unless the condition on the setting of this name holds."""
+    if not holds:
+        raise ValueError(f"{name} must be {wanted}, not {shown(getattr(settings, name))}")
 
 
 def is_whole(number: object, least: int, beyond: float) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,23 @@ class Examples:
             inputs = tuple(torch.cat([one, other]) for one, other in columns)
             return cls(name, inputs, labels, len(first), None, notes)
         return cls(name, (), labels, len(first), _Joined(first, second), notes)
+
+    @property
+    def arrays(self) -> list[np.ndarray[Any, Any]]:
+        """The inputs and then the labels, as other processes can share them."""
+        return [tensor.numpy() for tensor in (*self.inputs, self.labels)]
+
+    @classmethod
+    def shared(
+        cls,
+        name: str,
+        arrays: Iterable[np.ndarray[Any, Any]],
+        train_size: int,
+        source: Sequence[tuple[Tensor, ...]] | None,
+    ) -> Examples:
+        """Return examples around the `arrays` of another process, which are never written to."""
+        *inputs, labels = read_only(arrays)
+        return cls(name, tuple(inputs), labels, train_size, source)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -351,6 +369,13 @@ def _labels(given: Any, which: str) -> Tensor:
 
 def _shown(shapes: Sequence[Sequence[int]]) -> str:
     return " and ".join(str(tuple(shape)) for shape in shapes)
+
+
+def read_only(arrays: Iterable[np.ndarray[Any, Any]]) -> list[Tensor]:
+    """Return tensors around arrays that must not be written to, without PyTorch's warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [torch.from_numpy(array) for array in arrays]
 
 
 def prepared(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
 import torch
 
+from pseudograd.fleet.devices import checked_places
 from pseudograd.fleet.mlp.fleet import side_by_side
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.loop import kept, module_recipe, train
 from pseudograd.fleet.modules.training import Training
-from pseudograd.fleet.recipe import ModuleRecipe, is_whole
+from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial, never
 
 if TYPE_CHECKING:
@@ -59,12 +59,7 @@ class ModuleFleet:
         slots: int | None = None,
         keep_parameters: bool = False,
     ) -> None:
-        if slots is not None and not is_whole(slots, 1, math.inf):
-            raise ValueError(f"slots must be a whole number above 0, not {slots!r}")
-        several = [device] if isinstance(device, str | torch.device) else device
-        self.devices = tuple(torch.device(one) for one in several)
-        if not self.devices:
-            raise ValueError("device must name at least one device, such as 'cpu'")
+        self.devices = checked_places(device, slots)
         self.training, self.examples = training, examples
         self.slots, self.keep_parameters = slots, keep_parameters
         self.notes: list[str] = list(examples.notes)
