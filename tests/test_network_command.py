@@ -138,7 +138,7 @@ def test_from_arrays_to_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("run/report.html").exists()
     lines = captured.err.splitlines()
     assert lines[0] == ("72 training and 18 test examples of the shape (3, 4); 3 classes: 0, 1, 2")
-    assert lines[1].startswith("training 10 networks or more")
+    assert lines[1].startswith("training about 10 networks")
     run = Study.open("run")
     assert run.finished
     assert run.data["name"] == "shapes.npz"

@@ -101,6 +101,13 @@ def test_ensembles_are_of_one_size_and_average_probabilities(finished: Study) ->
         finished.ensemble("all")
 
 
+def test_a_finished_study_says_so_and_trains_nothing(
+    finished: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert study(finished.folder).run(device="cpu", slots=1)
+    assert capsys.readouterr().err == f"{len(finished.ledger)} trials done before\n"
+
+
 def test_it_is_resumed_from_its_folder(finished: Study, tmp_path: Path) -> None:
     assert finished.folder is not None
     again = study(finished.folder)

@@ -319,8 +319,7 @@ class Study(search.Study):
                 from pseudograd.search.display import Display
 
                 display = stack.enter_context(Display(self.protocol, self.ledger))
-                done = f"; {counted(len(self.ledger), 'trial')} done before" if self.ledger else ""
-                display.tell(f"training {self.protocol.plan()}{done}")
+                display.tell(self._begun())
                 for note in self.examples.notes:
                     display.tell(note)
                 if fleet is not None:
@@ -344,6 +343,13 @@ class Study(search.Study):
             if finished:
                 self._finish(runner, torch.device(used[0] if used[0] != "ray" else "cpu"))
         return finished
+
+    def _begun(self) -> str:
+        """Return what a run says at its start."""
+        if not self.ledger:
+            return f"training {self.protocol.plan()}"
+        done = f"{counted(len(self.ledger), 'trial')} done before"
+        return done if self.finished else f"training {self.protocol.plan()}; {done}"
 
     def _keeping(self, runner: Runner) -> Runner:
         """Return the runner, with weights of final networks kept before the ledger has them."""

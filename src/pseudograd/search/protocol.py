@@ -175,7 +175,7 @@ class Protocol:
     def plan(self) -> str:
         """Describe in a line what will be trained."""
         return (
-            f"{self.foretold} networks or more: {counted(len(self.ks), 'value')} of k × "
+            f"about {self.foretold} networks: {counted(len(self.ks), 'value')} of k × "
             f"{counted(len(self.learning_rates) or 3, 'learning rate')} × "
             f"{counted(self.repetitions, 'repetition')}, and "
             f"{counted(self.retrainings, 'final network')} each of the choice and of k = 1"
