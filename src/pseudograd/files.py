@@ -88,7 +88,7 @@ class Lock:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "ledger.jsonl")
         >>> lock = Lock.on(path)
-        >>> Lock.on(path) is None  # somebody has it
+        >>> Lock.on(path) is None  # already locked
         True
         >>> lock.release()
         >>> Lock.on(path) is None

@@ -45,9 +45,9 @@ class Study(search.Study):
     """A search for the best k and learning rate of your network, kept in a folder.
 
     Every pair of k and learning rate is trained and validated; then networks of the best pair and
-    of k = 1 are trained on all training examples and compared on the test set. Choices go by the
-    plain error, whatever the class weights. Making the same study again resumes it; with other k or
-    learning rates, it keeps what is done and trains what is new.
+    of k = 1 are trained on all training examples and compared on the test set. Pairs are chosen by
+    the plain error, whatever the class weights. Making the same study again resumes it; with other
+    k or learning rates, it keeps finished trainings and runs only the new ones.
 
     Args:
         network: Returns a fresh, untrained module, whose outputs are logits (without a softmax).
@@ -58,19 +58,20 @@ class Study(search.Study):
         k: The values to try, 1 among them; a text like "0.5→2" is a k that changes linearly.
         learning_rates: The rates to start from; while the best rate of a k is the lowest or highest
             one, another is tried. By default a short sweep finds them.
-        folder: Where it is kept; None keeps it in memory.
+        folder: Where the study is kept; None keeps it in memory.
         epochs: How long a training lasts, at most.
-        batch_size: Examples per step. What is left over at the end of an epoch is not used in it.
-        optimizer: A class of `torch.optim`, or what makes one from ``(parameters, lr=..., ...)``.
+        batch_size: Examples per step. An incomplete last batch of an epoch is dropped.
+        optimizer: A class of `torch.optim`, or a function ``(parameters, lr=..., ...)`` that makes
+            an optimizer.
         schedule: The learning rate's factor as a function of progress in [0, 1], or "constant",
             "cosine", "linear" or "one-cycle".
         clip: The largest norm of a step's gradient over all parameters.
         patience: Stop after this many epochs without a lower validation error, and keep the best
             epoch; None keeps the last.
-        validation: The share of the training examples to validate on, such as 0.1 (with patience
-            as many again to stop by); None for the paper's five folds.
-        repetitions: How often each pair is trained, on other folds or another share: by default 5,
-            or 1 with a share.
+        validation: The share of the training examples to validate on, such as 0.1 (with patience,
+            as many again for early stopping); None for the paper's five folds.
+        repetitions: How often each pair is trained, each time on other folds or another share: by
+            default 5, or 1 with a share.
         retrainings: How many final networks of the choice and of k = 1 are compared.
         augment: A function of a batch of inputs, applied on the device in training.
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
@@ -133,7 +134,7 @@ class Study(search.Study):
         _check_several(k=k, learning_rates=learning_rates, class_weights=weights)
         if "lr" in optimizer_settings:
             raise ValueError("lr must be left out: the search varies it, so give learning_rates")
-        with needed_for("a study"):  # in the end, which should not be the first to notice
+        with needed_for("a study"):  # at its end, but say so before anything is trained
             import safetensors  # noqa: F401
             import scipy  # noqa: F401
         self.training = Training(
@@ -205,14 +206,15 @@ class Study(search.Study):
     ) -> search.Study:
         """Return a study of a training of your own: loop over its trials, and tell their errors.
 
-        It is a `pseudograd.search.Study`, which has all but networks: `best`, `comparison`,
-        `result` and `summary()`, but no `model()`, `ensemble()` or page.
+        The result is a `pseudograd.search.Study`. It has `best`, `comparison`, `result` and
+        `summary()`, but no `model()`, `ensemble()` or page, since it holds no networks.
 
         Args:
-            description: What is trained, in your words. Change it when you change the training.
+            description: A description of the training. Change it when you change the training.
             k: The values to try, 1 among them.
             learning_rates: The rates to start from.
-            folder: Where it is kept, shared by all processes that take part; None for memory.
+            folder: Where the study is kept, shared by all processes that take part; None keeps it
+                in memory.
             repetitions: How often each pair is trained.
             retrainings: How many final networks of the choice and of k = 1 are compared.
             seed: Determines the folds.
@@ -241,11 +243,11 @@ class Study(search.Study):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> search.Study:
-        """Open the study in a folder to read what it found; to resume it, make it again.
+        """Open the study in a folder to read its results; to resume it, make it again.
 
-        It is a `pseudograd.search.Study`, which has `best`, `comparison`, `result`, `summary()` and
-        `report()`. It knows no network, so to get the trained one, make the study again, or give
-        the function that makes it to `pseudograd.search.networks.load_network`.
+        The result is a `pseudograd.search.Study` with `best`, `comparison`, `result`, `summary()`
+        and `report()`. It cannot build your network; to get the trained one, make the study again,
+        or pass the function that makes it to `pseudograd.search.networks.load_network`.
 
         Example:
             >>> import tempfile
@@ -283,7 +285,8 @@ class Study(search.Study):
             ray: The address of a Ray cluster to train on; "auto" finds the one that runs here.
             time_limit: Stop after this many seconds; trials under way are dropped.
             progress: Whether to show the progress on standard error.
-            session: Others of `pseudograd.search.Study.run`: stop, command, devices, share, watch.
+            session: Further arguments of `pseudograd.search.Study.run`: stop, command, devices,
+                share, watch.
 
         Returns:
             Whether the study is finished.

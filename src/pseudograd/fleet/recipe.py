@@ -29,8 +29,8 @@ _FINGERPRINT_LENGTH = 12
 class Recipe:
     """What a search does not vary: data, network, optimizer, batch size, stopping.
 
-    A search varies k, the learning rate, the split and the seed, and looks into nothing else. Two
-    recipes with the same fingerprint give the same outcomes for the same trial.
+    A search varies only k, the learning rate, the split and the seed. Recipes with the same
+    fingerprint give the same outcome for the same trial.
     """
 
     kind: ClassVar[str]
@@ -78,8 +78,8 @@ class OwnRecipe(Recipe):
     """A training loop of your own; a study knows only its description.
 
     Attributes:
-        description: What is fixed, in your words. Change it when you change the training, so that
-            outcomes of the two are not mixed.
+        description: A description of the training. Change it when you change the training, so that
+            their outcomes are not mixed.
 
     Example:
         >>> OwnRecipe("ResNet-18, AdamW, 30 epochs").fingerprint
@@ -238,9 +238,9 @@ class MLPRecipe(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class ModuleRecipe(Recipe):
-    """Any network on a data set, and how it is trained, in words and numbers.
+    """Any network on a data set, and how it is trained, as JSON can hold it.
 
-    `pseudograd.fleet.modules.Training` has the functions that these describe, and makes the recipe.
+    `pseudograd.fleet.modules.Training` has the functions that it describes, and makes the recipe.
 
     Attributes:
         network: Its class, its number of parameters, and a hash of its structure.

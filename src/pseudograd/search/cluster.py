@@ -29,7 +29,7 @@ _RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
 # Give a trial up after losing it this many times with a worker that yielded no outcome.
 _MOST_LOSSES = 3
 
-_LOOK_AROUND = 1.0  # seconds between two looks for new nodes
+_LOOK_AROUND = 1.0  # seconds between checks for new nodes
 
 
 class _Tasks:

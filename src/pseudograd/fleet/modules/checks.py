@@ -1,4 +1,4 @@
-"""Whether a training fits its data: tried on one small batch, before anything is trained."""
+"""Checks that a training fits its data, by a step on one small batch before anything is trained."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pseudograd.fleet.modules.training import Training, seeded
 from pseudograd.words import first_line
 
 _TRIED = 4  # examples
-_SAID = 200  # characters of an error that are told
+_SAID = 200  # characters of an error's message that are shown
 
 
 def check_training(training: Training, examples: Examples) -> int:
-    """Try a step on a small batch; return the number of classes that the network knows.
+    """Try a step on a small batch; return the number of the network's classes.
 
     Raises:
         ValueError: If something does not fit, in one sentence.
@@ -111,7 +111,7 @@ def _augmented(training: Training, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
         not isinstance(new, Tensor) or len(new) != len(old)
         for new, old in zip(changed, inputs, strict=True)
     ):
-        raise ValueError("augment must return a batch as it gets it, with as many examples")
+        raise ValueError("augment must return a batch like the one it gets, with as many examples")
     return changed
 
 

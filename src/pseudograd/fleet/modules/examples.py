@@ -28,12 +28,12 @@ class Examples:
 
     Attributes:
         name: The name that recipes refer to.
-        inputs: What the network takes, one tensor per argument, a row per example; () if they are
+        inputs: The network's inputs, one tensor per argument, a row per example; () if they are
             read from ``source``.
         labels: Class indices, shape (examples) or, for sequences and images, (examples, ...).
         train_size: The number of training examples; the rest is the test set.
-        source: Reads the inputs of an example, where they do not fit into memory or differ each
-            time that they are read.
+        source: Reads the inputs of an example, if they do not fit into memory or differ each time
+            they are read.
         notes: What was done to the data.
 
     """
@@ -202,7 +202,7 @@ class _Part:
 
     @classmethod
     def _read(cls, given: Any, which: str) -> _Part:
-        """Read a Dataset into memory, unless it is too large or differs from time to time."""
+        """Read a Dataset into memory, unless it is too large or differs each time it is read."""
         from pseudograd.data.memory import available
 
         if not len(given):
@@ -229,7 +229,7 @@ class _Part:
                 for column, one in zip(columns, inputs, strict=True):
                     column.append(one)
         targets = _labels(torch.stack(labels), which)
-        # What draws random numbers when it is read must be read again in every epoch.
+        # A Dataset that draws random numbers must be read again in every epoch.
         same = _random_state() == before and all(
             torch.equal(old[at], new)
             for at in range(0, len(given), -(-len(given) // _READ_AGAIN))
@@ -237,7 +237,9 @@ class _Part:
         )
         if keep and same:
             return cls(tuple(torch.stack(column) for column in columns), targets)
-        why = "is larger than a third of the free memory" if same else "differs from time to time"
+        why = (
+            "is larger than a third of the free memory" if same else "differs each time it is read"
+        )
         note = f"{which} {why}, so its examples are read again in every epoch"
         return cls((), targets, given, (note,))
 
@@ -283,7 +285,7 @@ def _is_other_float(tensor: Tensor) -> bool:
 
 
 class _Joined(Sequence[tuple[Tensor, ...]]):
-    """The inputs of the training and the test set, one after the other, read as they are asked."""
+    """The inputs of the training and the test set, one after the other, read on demand."""
 
     def __init__(self, first: _Part, second: _Part) -> None:
         self.first, self.second = first, second
@@ -300,7 +302,7 @@ class _Joined(Sequence[tuple[Tensor, ...]]):
 
 
 def _random_state() -> tuple[Any, ...]:
-    """Return where the generators stand that transforms usually draw from."""
+    """Return the states of the generators that transforms usually draw from."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002, users' transforms use it
     drawn = torch.get_rng_state().numpy().tobytes()
     return drawn, random.getstate(), kind, np.asarray(keys).tobytes(), *rest

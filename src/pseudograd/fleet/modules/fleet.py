@@ -38,7 +38,7 @@ class ModuleFleet:
         keep_parameters: Whether outcomes of retraining, and of bagged splits, carry the weights.
 
     Attributes:
-        notes: What a user should know about how the trials are run.
+        notes: Remarks for the user on how the trials are run.
 
     Example:
         >>> from torch import nn

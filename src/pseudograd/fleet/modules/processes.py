@@ -25,15 +25,15 @@ from pseudograd.fleet.modules.loop import kept, train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.trial import Outcome, Stop, Trial
 
-_MOST_LOSSES = 3  # of one trial with its process, before it is given up
-_LOOK_AROUND = 0.2  # seconds between looks at whether to stop
+_MOST_LOSSES = 3  # times that a trial may die with its process before the run gives up
+_LOOK_AROUND = 0.2  # seconds between checks of whether to stop
 
 
 class Processes:
     """Worker processes that train trials, until they are closed.
 
     Functions are sent by cloudpickle, so they may be lambdas and classes of a script; tensors are
-    shared by files in memory's cache.
+    shared as memory-mapped files.
 
     Args:
         training: The network and how it is trained.
