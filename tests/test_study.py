@@ -318,7 +318,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "validation": ({"validation": 1.5}, "validation must be a share between 0 and 1"),
     "epochs": ({"epochs": -1}, "epochs must be a whole number above 0"),
     "no epochs": ({"epochs": 0}, "epochs must be a whole number above 0"),
-    "augment": ({"augment": lambda x: x[:1]}, "augment must return a batch as it gets it"),
+    "augment": ({"augment": lambda x: x[:1]}, "augment must return a batch like"),
     "failing augment": (
         {"augment": lambda x: x.flip(3)},
         "augment must be a function of a batch of inputs, but fails",

@@ -214,8 +214,8 @@ class Study(Kept):
     def __iter__(self) -> Iterator[Trial]:
         """Yield trials to run until the study is finished; `tell` each one's outcome.
 
-        In a folder several processes may do so at once. If all trials are taken, a loop waits: their
-        outcomes may lead to more trials, or their process may end without an outcome.
+        In a folder several processes may do so at once. If all trials are taken, a loop waits:
+        their outcomes may lead to more trials, or their process may end without an outcome.
 
         Raises:
             BlockingIOError: If a fleet is at work on the folder.

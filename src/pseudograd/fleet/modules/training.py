@@ -274,8 +274,8 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
     ):
         raise ValueError(
             "network must return the same module whenever PyTorch's seed is the same, but its "
-            "weights differ between two calls: draw initial weights with PyTorch on the CPU, and do "
-            "not depend on global state"
+            "weights differ between two calls: draw initial weights with PyTorch on the CPU, and "
+            "do not depend on global state"
         )
     if not any(parameter.requires_grad for parameter in first.parameters()):
         raise ValueError("network must have parameters to train")
