@@ -28,9 +28,7 @@ from pseudograd.fleet.recipe import MLPRecipe, Recipe
 
 ORDER = ("5", "1", "7", "3", "6", "2", "4")  # the most telling first
 VALIDATION = 0.1
-REVERSE = (
-    9.21  # |A| of reverse cross-entropy in published code: -log of the least probability, 1e-4
-)
+REVERSE = 9.21  # |A| of reverse cross-entropy in published code: -log of the least p, 1e-4
 
 
 @dataclass(frozen=True)
@@ -224,6 +222,7 @@ _CLEAN = tuple(
     for name in ("ce", "tunable", "smoothing", "tunable-smoothing")
 )
 _SEQUENCES = tuple(METHODS[name] for name in ("ce", "tunable", "smoothing"))
+_TEN_SEEDS = (("retrainings", 10),)
 _NO_SEARCH = (("most_extensions", 0), ("retrainings", 3))
 _ALL_RATES = (("repetitions", 2), ("retrainings", 0), ("each", True))
 
@@ -236,12 +235,14 @@ def _published(name: str, value: float, scale: float = 1.0) -> Method:
     return replace(method, rule=functools.partial(times, scale, method.rule))
 
 
-def _noise(data: str, reserve: bool = False) -> Setting:
-    return Setting("5", data, data, _SMALL, tuple(METHODS.values()), reserve=reserve)
+def _noise(data: str, *, ten_seeds: bool = True, reserve: bool = False) -> Setting:
+    search = _TEN_SEEDS if ten_seeds else ()
+    methods = tuple(METHODS.values())
+    return Setting("5", data, data, _SMALL, methods, search=search, reserve=reserve)
 
 
 SETTINGS = (
-    _noise("cifar10-worst"),
+    _noise("cifar10-worst", ten_seeds=False),  # run before the plan asked for ten
     _noise("cifar10-symmetric-40"),
     _noise("cifar10-asymmetric-40"),
     _noise("cifar100-human"),
@@ -264,9 +265,14 @@ SETTINGS = (
     ),
     _noise("cifar10-symmetric-20", reserve=True),
     _noise("cifar10-aggregate", reserve=True),
-    Setting("1", "cifar10", "cifar10", _RESNET, _CLEAN, target=0.1),
-    Setting("1", "cifar100", "cifar100", _RESNET, _CLEAN, target=0.4),
-    Setting("1", "svhn", "svhn", replace(_RESNET, epochs=10, flips=False), _CLEAN, target=0.06),
+    *(
+        Setting("1", data, data, spec, _CLEAN, search=_TEN_SEEDS, target=target)
+        for data, spec, target in (
+            ("cifar10", _RESNET, 0.1),
+            ("cifar100", _RESNET, 0.4),
+            ("svhn", replace(_RESNET, epochs=10, flips=False), 0.06),
+        )
+    ),
     *(
         Setting(
             "1",

@@ -105,6 +105,14 @@ def test_the_committed_report_is_what_the_ledgers_give() -> None:
         assert path.read_text(encoding="utf-8") == text, "run python -m beyond report"
 
 
+def test_committed_studies_are_those_of_the_plan() -> None:
+    """Another search, such as more seeds, would not be what the report says of them."""
+    begun = [(one, study) for one in experiments() if (study := opened(one, COMMITTED)) is not None]
+    assert begun
+    for experiment, study in begun:
+        assert experiment.protocol(study.protocol.recipe) == study.protocol, experiment.name
+
+
 def test_a_run_needs_pytorch_and_numpy_alone(tmp_path: Path) -> None:
     hidden = ("jinja2", "loky", "matplotlib", "pandas", "pooch", "rich", "safetensors", "scipy")
     code = (
