@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beyond import PROGRAM
+from paper.cli import publish
 from pseudograd.cli import run_command
 from pseudograd.cli.options import add_time_limit, deadline, whole
 
@@ -104,18 +105,8 @@ def report(commands: Commands) -> None:
 
     def run(options: argparse.Namespace) -> None:
         from beyond.report import documents
-        from pseudograd.files import write_whole, writing
 
-        for path, content in documents(_folder(options), smoke=options.smoke).items():
-            if not options.check:
-                with writing(path):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    write_whole(path, content)
-                print(path)
-            elif not path.exists() or path.read_text(encoding="utf-8") != content:
-                raise ValueError(
-                    f"{path} is not what the ledgers give: run the same command without --check"
-                )
+        publish(documents(_folder(options), smoke=options.smoke), options.check)
 
     parser.set_defaults(run=run)
 

@@ -52,26 +52,26 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
     combined, suspects = findings.ensembles(results), findings.suspects(results)
     anchor = next(one for one in noise if one.setting.name == "anchor")
     noise.remove(anchor)
+    of_methods = "Test error of each method minus cross-entropy’s, with 95% intervals"
     drawn = {
-        "5": pictures.differences(_panels(noise)),
-        "1": pictures.differences(_panels(clean)),
-        "1-depth": pictures.depths(deep) if deep else "",
-        "7": pictures.best_rates(rates) if rates else "",
+        "5": pictures.differences(_panels(noise), of_methods),
+        "1": pictures.differences(_panels(clean), of_methods),
+        "1-depth": pictures.depths(deep),
+        "7": pictures.best_rates(rates),
         "3": pictures.differences(
             {
                 f"{one.setting.name}: minus constant {parameter(one.best)}": [
                     (f"k = {line.value}", line.against) for line in one.lines if line.against
                 ]
                 for one in ramps
-            }
+            },
+            "Test error of each ramp minus that of the best constant k, with 95% intervals",
         ),
-        "2": pictures.differences(_panels(texts)),
-        "6": pictures.suspects(suspects) if suspects else "",
+        "2": pictures.differences(_panels(texts), of_methods),
+        "6": pictures.suspects(suspects),
         "4": pictures.differences(
-            {
-                f"{one.setting.name}: ensembles minus that of k = 1": [*one.compared.items()]
-                for one in combined
-            }
+            {one.setting.name: [*one.compared.items()] for one in combined},
+            "Test error of ensembles minus that of k = 1, with 95% intervals",
         ),
     }
     known = situations(noise, clean)
@@ -118,16 +118,20 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
         ],
         **claims,
         sessions=sessions(results),
-        pictures={name: f"{shown}/{name}.svg" for name, picture in drawn.items() if picture},
+        pictures={
+            name: f"![{picture.title}]({shown}/{name}.svg)"
+            for name, picture in drawn.items()
+            if picture
+        },
     )
     found = {target / "BEYOND.md": re.sub(r"\n{3,}", "\n\n", text)}  # parts may be empty
-    found |= {folder / f"{name}.svg": picture for name, picture in drawn.items() if picture}
+    found |= {folder / f"{name}.svg": picture.svg for name, picture in drawn.items() if picture}
     return found
 
 
 def _panels(tables: Sequence[Table]) -> dict[str, list[tuple[str, Compared]]]:
     return {
-        f"{table.setting.name}: minus cross-entropy’s": [
+        table.setting.name: [
             (line.method.title, line.against) for line in table.lines if line.against
         ]
         for table in tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -236,8 +236,7 @@ def _report(
     smoke: bool,
     check: bool,
 ) -> None:
-    from paper.report import documents, is_committed, same
-    from pseudograd.files import write_whole, writing
+    from paper.report import documents, is_committed
 
     if is_committed(folder) and selected_by:
         raise ValueError(
@@ -250,9 +249,18 @@ def _report(
             "the same --rows and --out, or name another folder"
         )
     files = documents(experiments, folder, smoke=smoke, selected_by=selected_by)
+    publish(files, check)
+
+
+def publish(files: Mapping[Path, str], check: bool) -> None:
+    """Write the files of a report, or only check that they are up to date."""
+    from paper.report import same
+    from pseudograd.files import write_whole, writing
+
     for path, text in files.items():
         if not check:
             with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, text)
             print(path)
         elif not path.exists() or not same(path.read_text(encoding="utf-8"), text):
