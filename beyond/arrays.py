@@ -1,4 +1,4 @@
-"""Questions 4 and 6 need the probabilities of networks: kept as arrays, summed up in found.json."""
+"""Questions 4 and 6: probabilities of networks, kept as arrays and summarized in found.json."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ ENSEMBLE = 5
 
 
 def path_of(study: Study, trial: Trial) -> Path:
-    """Return where the log-probabilities of a trial's network are kept; they are not committed."""
+    """Return the path of the log-probabilities of a trial's network; they are not committed."""
     assert study.folder is not None
     return study.folder / _ARRAYS / f"{trial_name(trial)}.npy"
 
 
 def keep(study: Study, trial: Trial, log_p: Tensor) -> None:
-    """Keep the log-probabilities of the examples that judge a trial."""
+    """Save the log-probabilities of a trial's judged examples."""
     path = path_of(study, trial)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, log_p.clamp(min=-60).cpu().numpy().astype(np.float16))
 
 
 def lost(study: Study) -> list[Trial]:
-    """Return the final trials whose probabilities are not there."""
+    """Return the final trials whose probabilities are missing."""
     wanted = study.protocol.final_trials(study.ledger)
     return [trial for trial in wanted if not path_of(study, trial).exists()]
 
@@ -55,7 +55,7 @@ def sum_up(study: Study, data: Named) -> None:
 
 
 def read_found(folder: Path) -> dict[str, Any] | None:
-    """Return what found.json holds; None if there is none."""
+    """Return the content of found.json; None if it does not exist."""
     path = folder / FOUND
     if not path.exists():
         return None
@@ -84,10 +84,10 @@ def _probabilities(study: Study, trial: Trial, scaled: bool = False) -> Floats:
 
 
 def ensembles_found(study: Study, data: Named) -> dict[str, Any]:
-    """Return the errors of ensembles of one k and of mixed k, raw and at each one's temperature.
+    """Return the errors of ensembles of one k and of mixed k, raw and after scaling.
 
-    Every subset of five seeds makes an ensemble of each kind; that of mixed k takes one network of
-    each k. For the jackknife, the mean is given also without each of the seeds.
+    Every subset of five seeds makes an ensemble of each kind; a mixed one has one network of each
+    k. For the jackknife, the result also has the means without each seed.
     """
     labels = data.examples.labels[data.examples.train_size :].numpy()
     by_k = _by_k(study)
@@ -113,7 +113,7 @@ def ensemble_errors(
 
     Args:
         members: For each place in the ensemble, the probabilities of the networks by seed.
-        labels: The right classes.
+        labels: The true classes.
 
     """
     seeds = len(members[0])
@@ -147,7 +147,7 @@ SCORES = ("self-confidence", "margin", "adjusted self-confidence", "adjusted mar
 
 
 def suspects_found(study: Study, data: Named) -> dict[str, Any]:
-    """Return how well each k finds wrong labels, by out-of-fold probabilities."""
+    """Return how well each k finds wrong labels by out-of-fold probabilities."""
     given = data.examples.labels[: data.examples.train_size].numpy()
     wrong = given != data.clean
     found: dict[str, Any] = {}
@@ -171,10 +171,10 @@ def suspects_found(study: Study, data: Named) -> dict[str, Any]:
 
 
 def label_scores(p: Floats, labels: NDArray[np.integer[Any]]) -> dict[str, Floats]:
-    """Return scores of labels, low where one looks wrong, by the names in `SCORES`.
+    """Return scores of labels by the names in `SCORES`; a low score suggests a wrong label.
 
-    The adjusted ones are confident learning's (Northcutt et al., 2021) as in cleanlab: from each
-    class's probability its mean over the examples with that label is subtracted.
+    The adjusted scores are those of confident learning (Northcutt et al., 2021) as in cleanlab:
+    each class's probability minus its mean over the examples with that label.
 
     Example:
         >>> p = np.array([[0.9, 0.1], [0.6, 0.4]])

@@ -93,7 +93,7 @@ class Line:
         return statistics.fmean(self.values(name))
 
     def epochs_to(self, target: float) -> float | None:
-        """Return the mean number of epochs to a validation error; None if one never has it."""
+        """Return the mean number of epochs to a validation error; None if one never reaches it."""
         found = []
         for one in self.outcomes:
             reached = [at for at, error in enumerate(one.curve, 1) if error <= target]
@@ -367,10 +367,10 @@ def _claim(
 
 @dataclass(frozen=True)
 class Depth:
-    """The errors of each k at a depth.
+    """The errors of each k at one depth.
 
     Attributes:
-        blocks: Residual blocks a stage.
+        blocks: Residual blocks per stage.
         errors: By k, the test errors of the final networks.
 
     """
@@ -380,7 +380,7 @@ class Depth:
 
     @property
     def preference(self) -> list[float]:
-        """D = error(k = 2) - error(k = 1/2), by seed: below 0 where a large k is better."""
+        """D = error(k = 2) - error(k = 1/2) by seed: below 0 if a large k is better."""
         return [a - b for a, b in zip(self.errors[2.0], self.errors[0.5], strict=True)]
 
 
@@ -413,7 +413,7 @@ def depth_claim(found: Sequence[Depth]) -> Claim:
 
 @dataclass(frozen=True)
 class BestRates:
-    """The best learning rate of each k, as the paper's rule is and rescaled.
+    """The best learning rate of each k, for the paper's rule and for the rescaled one.
 
     Attributes:
         setting: The network.
@@ -429,7 +429,7 @@ class BestRates:
         return {k: minimum(errors) for k, errors in self.errors[method].items()}
 
     def spread(self, method: str) -> float:
-        """Return how far the best rate moves over k, in doublings."""
+        """Return the range of the best rate over k, in doublings."""
         found = self.best(method).values()
         return max(found) - min(found)
 
@@ -443,7 +443,7 @@ class BestRates:
 
 
 def minimum(errors: Mapping[float, float]) -> float:
-    """Return log2 of the rate where the parabola through the lowest three errors is lowest.
+    """Return log2 of the rate at the minimum of the parabola through the lowest error.
 
     Example:
         >>> minimum({1.0: 0.3, 2.0: 0.2, 4.0: 0.3}), minimum({1.0: 0.1, 2.0: 0.2, 4.0: 0.3})
@@ -556,11 +556,11 @@ def _mean(compared: Compared) -> float:
 
 @dataclass(frozen=True)
 class Summed:
-    """What found.json says of a setting of question 4 or 6, and the comparison with k = 1.
+    """The found.json of a setting of question 4 or 6, and the comparisons with k = 1.
 
     Attributes:
         setting: The setting.
-        found: What the file holds.
+        found: The content of the file.
         compared: By kind of ensemble, or by k.
 
     """

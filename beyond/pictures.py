@@ -94,7 +94,7 @@ def best_rates(found: Sequence[BestRates]) -> Picture | None:
 def _chart(
     series: Mapping[str, Mapping[float, float]], title: str, label: str, *, log: bool = False
 ) -> Picture | None:
-    """Draw lines over k; of more than three, every other one is dashed and has the colour before."""
+    """Draw lines over k; more than three are pairs of one colour, the second dashed."""
     if not series:
         return None
     paired = len(series) > 3

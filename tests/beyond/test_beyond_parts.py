@@ -59,7 +59,7 @@ def test_asymmetric_noise_is_the_usual_map() -> None:
 
 def test_human_labels_come_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PSEUDOGRAD_CIFAR_N", raising=False)
-    with pytest.raises(ValueError, match=r"must be named by --cifar-n or the variable"):
+    with pytest.raises(ValueError, match=r"^give the folder with cifar10-worst.npy"):
         noise.human("worst", CLEAN)
     np.save(tmp_path / "cifar10-worst.npy", CLEAN[::-1].astype(np.uint8))
     assert np.array_equal(noise.human("worst", CLEAN, tmp_path), CLEAN[::-1])
