@@ -294,7 +294,7 @@ def toy(commands: Commands) -> None:
             options.k or KS, options.runs, alpha=options.alpha, seed=options.seed, progress=True
         )
         print(table(results))
-        print("ours: mean ± sd over runs; limit: at rest on an endless sample; -: not in the paper")
+        print("ours: mean ± sd over runs; limit: on an infinite sample; -: not in the paper")
         if options.csv:
             write_csv(results, options.csv)
             print(f"runs: {options.csv}")
