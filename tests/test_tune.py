@@ -670,8 +670,8 @@ def test_columns_left_out_and_texts_never_seen(capsys: pytest.CaptureFixture[str
     assert main(["predict", "run", "new.csv"]) == 0
     captured = capsys.readouterr()
     assert captured.err == (
-        "column 'colour': 2 of 3 entries were never seen in training, such as 'pink'; "
-        "they count as none of its categories\n"
+        "column 'colour': 2 of 3 entries are new, such as 'pink', and count as none of the "
+        "categories seen in training\n"
     )
     assert len(captured.out.splitlines()) == 4
 
