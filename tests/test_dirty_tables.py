@@ -339,7 +339,7 @@ def test_ids_that_come_again_are_told(name: str) -> None:
     assert names(encoder) == ["x", name]
     assert told == [
         f"!column {name!r} has 13 different entries in 40 rows, as ids of patients or users do: "
-        f"--group {name} keeps rows of one on the same side of every split"
+        f"--group {name} keeps rows with the same id on one side of every split"
     ]
     assert loaded(group=name)[1] == []
     columns = {name: [f"p{at // 2}" for at in SCATTERED]}

@@ -387,7 +387,7 @@ def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("label", "quoted"), [("it's,\nnew", '"it\'s,\\nnew"'), ("it's", '"it\'s"'), (7, "'7'")]
+    ("label", "quoted"), [("it's,\nnew", '"it\'s,\\nnew"'), ("it's", '"it\'s"'), (7, "7")]
 )
 def test_a_label_stays_within_its_line(label: str | int, quoted: str) -> None:
     outcome = Outcome(TRIAL, 0.1, 1, 0.25, 0.3, 1, "limit", (), wrong=(1,))

@@ -116,7 +116,7 @@ def test_the_verdict_against_each_baseline() -> None:
     said = "is better than logistic regression (8.33%) and level with gradient boosting (3.33%)"
     text = drawn().text
     assert f"It {said}." in text
-    assert "Always answering '3', the most common label, would get 88.89% wrong." in text
+    assert "Always answering 3, the most common label, would get 88.89% wrong." in text
     assert "Logistic regression gets 25 test examples wrong that the model gets right" in text
     assert f"it {said}" in printed().splitlines()[1]
 
@@ -306,29 +306,28 @@ def test_the_networks_of_the_best_pair_have_learning_curves() -> None:
 
 def test_suspects_are_shown_with_their_images() -> None:
     parsed = drawn()
-    assert "For 60 of 1,437 training rows, networks that were not trained on the row" in parsed.text
+    assert "row predict another label for 60 of 1,437 training rows. See the most" in parsed.text
     assert "suspects.csv has all." in parsed.text
     assert len([tag for tag, _ in parsed.tags if tag == "img"]) == 50
     assert "38 more" in parsed.text
     assert "p < 0.01, 90% of networks agree" in parsed.text.replace("\xa0", " ")
-    assert "labels worth a second look: the networks" in printed()
+    assert "labels worth a second look: networks" in printed()
 
 
 def test_suspects_of_a_weak_model_come_with_a_caution() -> None:
-    assert "Expect few wrong labels" not in drawn().text
-    weak = drawn(model=measured(108)).text
-    assert (
-        "Expect few wrong labels here: the model is wrong about 30% of all test examples." in weak
-    )
+    assert "xpect few wrong labels" not in drawn().text + printed()
+    said = "xpect few wrong labels among them: the model is wrong about 30% of all test examples"
+    assert drawn(model=measured(108)).text.count(said) == 2  # at the top and beside the rows
+    assert said in printed(model=measured(108))
     by_class = [share(18, 36) | {"label": at} for at in range(10)]
     first = [suspect(at, label=3) for at in range(4)]
     weak = drawn(by_class=by_class, suspects={"count": 4, "of": 1437, "first": first}).text
-    assert "wrong about 50% of the test examples of '3', the label of most of these rows." in weak
+    assert "wrong about 50% of the test examples of 3, the label of most of these rows." in weak
 
 
 def test_no_suspects() -> None:
     none = {"count": 0, "of": 1437, "first": []}
-    assert "None: the networks predict the given label" in drawn(suspects=none).text
+    assert "Which labels look wrong? None." in drawn(suspects=none).text
     assert "second look" not in printed(suspects=none)
     assert "second look" not in drawn(suspects=None).text
 
@@ -360,6 +359,14 @@ def test_two_ensembles_tell_whether_k_matters(
     assert "McNemar" in parsed.text
 
 
+def test_that_k_1_learned_nothing_matters_only_beside_a_gain() -> None:
+    change = {"plain": measured(40), "baselines": [baseline("majority", 40, 35, 4, label="no")]}
+    said = "k = 1 is no better than always giving one label"
+    assert said not in drawn(**change).text.replace("\xa0", " ") + printed(**change)
+    assert said in drawn(**change, comparison=BETTER).text.replace("\xa0", " ")
+    assert f"warning: the model with {said}" in printed(**change, comparison=BETTER)
+
+
 def test_what_the_ensemble_is_made_of() -> None:
     said = "he model averages 12 networks: 7 with k = 1/2 and 5 with k = 1, chosen by the error on "
     said += "rows that they have not seen"
@@ -369,6 +376,7 @@ def test_what_the_ensemble_is_made_of() -> None:
     assert "Mixing" in drawn(members=None, comparison=BETTER).text
     single = drawn(members={"networks": 5, "ks": [[2.0, 5]]}, comparison=BETTER)
     assert "k = 2 makes fewer errors than k = 1" in single.text.replace("\xa0", " ")
+    assert "The model averages 5 networks with k = 2, chosen" in single.text.replace("\xa0", " ")
 
 
 def test_an_unfinished_search_has_no_assessment_yet() -> None:

@@ -132,7 +132,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert [line.split()[0] for line in lines[table + 1 : table + 3]] == ["1", "1/2"]
     assert lines[table + 3].startswith("the validation error plus a quarter of the cross-entropy")
     assert lines[table + 4].startswith("the model averages ")
-    assert lines[-2:] == ["page: run/report.html", "model, ledger and all else: run"]
+    assert lines[-2:] == ["page: run/report.html", "model, ledger and everything else: run"]
     said = "columns taken for numbers: 'weight'; for categories: 'colour' (2 indicator columns)"
     assert err.splitlines()[:2] == [said, "target 'pet': 2 classes: 'cat' (60), 'dog <b>' (60)"]
     assert "warning" not in err

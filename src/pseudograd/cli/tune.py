@@ -157,7 +157,7 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
     if few := [encoder.labels[at] for at, count in counts if count < FOLDS]:
         print(
             f"warning: fewer than {FOLDS} rows have the label {listed(few)}: that is too few to "
-            "learn from and to judge by; add rows, or remove these",
+            "learn from or to test on; add rows, or remove these",
             file=sys.stderr,
         )
     for name, alike in encoder.look_alikes().items():

@@ -188,7 +188,7 @@ def measured(name: str, reading: Reading) -> str | None:
         return None
     return (
         f"has {len(texts)} different texts, such as {found[0]!r}, and each becomes a category: if "
-        "they are numbers, write 12.3 for 12.3 kg"
+        "they are numbers or dates, write them plainly, such as 12.3 or 2020-01-31"
     )
 
 
@@ -203,7 +203,7 @@ def entity(name: str, reading: Reading) -> str | None:
         return None
     return (
         f"has {different_} different entries in {rows} rows, as ids of patients or users do: "
-        f"--group {shlex.quote(name)} keeps rows of one on the same side of every split"
+        f"--group {shlex.quote(name)} keeps rows with the same id on one side of every split"
     )
 
 
@@ -240,8 +240,10 @@ def question_target(target: str, places: NDArray[np.intp], labels: list[Any]) ->
     """Return a question about labels that look like a quantity rather than classes."""
     if isinstance(labels[0], bool) or len(labels) <= max(30, len(places) / 20):
         return None
-    what = "texts" if isinstance(labels[0], str) else "whole numbers"
+    what, fix = "whole numbers", "if it is a quantity, bin it first, for example by pandas.cut"
+    if isinstance(labels[0], str):
+        what, fix = "texts", "check that these are labels, and not names or notes"
     return (
-        f"target {target!r} has {len(labels)} different {what} in {len(places)} rows, each taken "
-        "for a class: if it is a quantity, make classes of it first, as pandas.cut does"
+        f"target {target!r} has {len(labels)} different {what} in {len(places)} rows, and each "
+        f"becomes a class: {fix}"
     )

@@ -11,7 +11,14 @@ from pseudograd.fleet import MLPRecipe, Recipe
 from pseudograd.fleet.ramp import as_k, by_level
 from pseudograd.report.combined import combined
 from pseudograd.report.described import described, is_typed
-from pseudograd.report.quality import Assessment, assessed, ensembles, standing, with_classes
+from pseudograd.report.quality import (
+    Assessment,
+    assessed,
+    ensembles,
+    standing,
+    weak,
+    with_classes,
+)
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import diverged, unfinished, verdict
 from pseudograd.search import Bagging, Cell, Result, Study, read_assessment, read_examples
@@ -106,6 +113,7 @@ def _filled(
         chosen=chosen,
         quality=assessment,
         standing=standing(assessment),
+        weak=weak(assessment),
         **told,
     )
     return _typed(text.strip())
