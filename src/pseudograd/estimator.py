@@ -23,6 +23,7 @@ from pseudograd.data import Dataset, Encoder
 from pseudograd.data.dataset import FOLDS
 from pseudograd.data.features import Scale
 from pseudograd.fleet import Ramp, Trial
+from pseudograd.fleet.devices import all_devices, check_device
 from pseudograd.fleet.mlp.bins import quantiles
 from pseudograd.fleet.ramp import as_k
 from pseudograd.search import Bagging, Cell, table_recipe
@@ -420,12 +421,9 @@ def _as_tuple(values: Any) -> Any:
 
 
 def _checked_device(given: Any) -> torch.device:
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(automatic if _is_auto(given) else given)
-        torch.zeros(1, device=device).item()
-    except (AssertionError, RuntimeError, TypeError):
+        return torch.device(check_device(all_devices()[0] if _is_auto(given) else given))
+    except (ValueError, RuntimeError, TypeError):
         raise ValueError(
             f"device must be 'auto' or a device that is there, such as 'cpu', not {given!r}"
         ) from None
-    return device

@@ -56,7 +56,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--metric",
         choices=("error", "balanced", "log-loss"),
         default="error",
-        help="choose the ensemble by this metric; balanced weights all classes equally (%(default)s)",
+        help="choose the ensemble by this; balanced weights all classes equally (%(default)s)",
     )
     default = "2 1 1/2; the paper's: 4 to 1/4 and, with up to one hidden layer, 1/8 1/16"
     add_k(search, default, ramps=True)
@@ -137,7 +137,9 @@ def _paper(options: argparse.Namespace, data: Dataset, hidden: tuple[int, ...]) 
     from pseudograd.search import Protocol, batch_size_for, clip_for, ks_for, repetitions_for
 
     if options.metric != "error":
-        raise ValueError("--metric must be left out with --protocol paper, which always goes by the error")
+        raise ValueError(
+            "--metric must be left out with --protocol paper, which always goes by the error"
+        )
     given: dict[str, Any] = {
         name: default if getattr(options, name) is None else getattr(options, name)
         for name, default in _PAPER.items()

@@ -67,7 +67,7 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
     for name, metavar, about in (
         ("--drop", "NAME", "columns to leave out"),
         ("--categories", "NAME", "columns to keep as categories, such as numbers that are codes"),
-        ("--numbers", "NAME", "columns to keep as numbers, even if they look like ids or hold -999"),
+        ("--numbers", "NAME", "columns to keep as numbers, even if they look like ids"),
         ("--missing", "VALUE", "entries that mean a missing value, besides NA, ? and the like"),
     ):
         table.add_argument(name, nargs="+", action="extend", metavar=metavar, help=about)

@@ -12,8 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
-
 from pseudograd.data.columns import Refusal
 from pseudograd.words import counted
 
@@ -130,11 +128,7 @@ def _parsed(content: bytes, skipped: int, assumed: str) -> Delimited:
         if separator == BLANKS:
             stripped = (line.strip() for line in left)
             rows = csv.reader(stripped, delimiter=" ", skipinitialspace=True)
-        if separator != BLANKS and _is_even(content, separator, skipped):
-            header = next(row for row in rows if not _is_blank(row))
-        else:
-            header = _checked_header(rows, skipped, separator)
-        names = [name.strip() for name in header]
+        names = [name.strip() for name in _checked_header(rows, skipped, separator)]
         return Delimited(content, names, separator, skipped, assumed, titles)
     finally:
         csv.field_size_limit(limit)
@@ -159,45 +153,6 @@ def _titles(content: bytes) -> int:
     counts = [_separator(line)[1] for line in itertools.islice(_lines(content), MOST_TITLES)]
     usual = statistics.mode(filter(None, counts)) if any(counts) else 0
     return next(at for at, count in enumerate(counts) if 2 * count >= usual) if usual else 0
-
-
-def _is_even(content: bytes, separator: str, skipped: int) -> bool:
-    """Return whether all lines surely have as many fields, by counting bytes.
-
-    Quotes that do not stand at both ends of a field, old line ends and single columns are left to
-    a closer look.
-    """
-    start = 3 if content.startswith(codecs.BOM_UTF8) else 0
-    for _ in range(skipped):
-        start = content.find(b"\n", start) + 1
-    if content.count(b"\r") != content.count(b"\r\n"):
-        return False
-    mark, array = ord(separator), np.frombuffer(content, np.uint8)
-    around, inside, open_, wanted = [mark, 10, 13, 34], 0, 0, 0
-    last = start - 1  # the line end before
-    for begin in range(start, len(array), _CHUNK):
-        chunk = array[begin : begin + _CHUNK]
-        outside = np.ones(len(chunk), bool)
-        quotes = np.flatnonzero(chunk == 34) + begin
-        if len(quotes) or inside:
-            opens, closes = (quotes[at::2] for at in (inside, 1 - inside))
-            before, after = opens[opens > start] - 1, closes[closes + 1 < len(array)] + 1
-            if not (np.isin(array[before], around).all() and np.isin(array[after], around).all()):
-                return False
-            outside = (np.cumsum(chunk == 34, dtype=np.uint8) + inside) % 2 == 0
-            inside = (inside + len(quotes)) % 2
-        ends = np.flatnonzero((chunk == 10) & outside)
-        marks = np.cumsum((chunk == mark) & outside, dtype=np.int32)
-        counts = np.diff(marks[ends], prepend=np.int32(-open_))
-        open_ = int(marks[-1]) - (int(marks[ends[-1]]) if len(ends) else -open_)
-        blank = np.diff(ends + begin, prepend=last) <= 1 + (array[ends + begin - 1] == 13)
-        counts = counts[~blank]
-        last = int(ends[-1]) + begin if len(ends) else last
-        wanted = wanted or (int(counts[0]) if len(counts) else 0)
-        if (counts != wanted).any() or (not wanted and len(ends)):
-            return False
-    rest = content[last + 1 :].strip()
-    return bool(wanted) and not inside and (not rest or open_ == wanted)
 
 
 def _is_blank(row: list[str]) -> bool:

@@ -171,8 +171,10 @@ def load_table(
     data = _dataset(source, train, test, encoder, groups)
     if count := in_both_parts(data, encoder):
         notes.rows["test rows that equal a training row"] = count
+        copies = "is a copy" if count == 1 else "are copies"
         notes.say(
-            f"{counted(count, 'test row')} of {data.test_size} equal a training row in every column"
+            f"{count:,} of {data.test_size:,} test rows {copies} of a training row: the test error "
+            "may look too low"
         )
     notes.tell(stacklevel=2)
     return data, replace(encoder, notes=notes.plain(encoder))
