@@ -74,7 +74,7 @@ def errors_by_class(classes: Sequence[Mapping[str, Any]]) -> Markup:
     """
     known = [one for one in classes if one["count"]]
     if len(known) > _CLASSES:
-        known = sorted(known, key=lambda one: -one["error"])[:_CLASSES]
+        known = sorted(known, key=lambda one: (-one["error"], -one["count"]))[:_CLASSES]
     row_height, top = 25, 4
     left, right = _beside([cut(one["label"], 15) for one in known]), WIDTH - 92
     ticks = round_numbers([0, *(100 * one["high"] for one in known)], 4)
