@@ -684,6 +684,9 @@ def test_numbers_beyond_the_range_are_told(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == (
         "numbers outside the range of the training data: 'weight' (1 of 3 rows, such as 99.5)\n"
     )
+    Path("new.csv").write_text('colour,weight\nblack,31\ngrey,"$1,234,567"\ngrey,\n')
+    assert main(["predict", "run", "new.csv"]) == 0
+    assert "'weight' (1 of 3 rows, such as 1234567)" in capsys.readouterr().err
 
 
 def test_numbers_as_categories(capsys: pytest.CaptureFixture[str]) -> None:

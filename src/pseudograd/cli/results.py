@@ -132,7 +132,7 @@ def _tell_entries(frame: DataFrame, encoder: Encoder) -> None:
         )
     if beyond := encoder.beyond(frame):
         columns = [
-            f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:g})"
+            f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:.10g})"
             for name, entries in beyond.items()
         ]
         more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)

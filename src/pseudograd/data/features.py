@@ -191,9 +191,11 @@ class Numbers:
         return np.append(values, np.nan)[places]
 
     def outside(self, column: Series) -> Series:
-        """Return the entries outside the range of the training part."""
-        values = self.values(column)
-        return column[(values < self.low) | (values > self.high)]
+        """Return the numbers outside the range of the training part."""
+        import pandas as pd
+
+        values = pd.Series(self.values(column), column.index)
+        return values[(values < self.low) | (values > self.high)]
 
     def show(self, features: Features) -> str:
         """Return an entry of the column as text, from its features."""
