@@ -357,7 +357,7 @@ def test_the_error_of_the_network_that_is_kept_is_the_headline(tmp_path: Path) -
     assert (title, heading) == ("Test error 25.00% · digits", "Test error 25.00%")
     said = "he model gets 90 of 360 test examples wrong: a test error of 25.00% (95% interval 20.81"
     assert f"T{said}" in parsed.text
-    footnote = "final networks that early stopping likes best; their mean test error is 8.61%"
+    footnote = "final networks with the lowest early-stopping error; their mean test error is 8.61%"
     assert footnote in parsed.text
     assert "this model: 25.00% (95% interval 20.81 to 29.72)" in parsed.said
     found = result(protocol, in_a_ledger(outcomes, tmp_path))

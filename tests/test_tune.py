@@ -724,7 +724,7 @@ def test_classes_that_cannot_be_judged_are_told(capsys: pytest.CaptureFixture[st
     out, err = tuned(capsys, "a.csv", "--target", "y", *SMALL, "--out", "run")
     assert "warning: fewer than 5 rows have the label 'rare': that is too few" in err
     assert "a test error of 0.00%" in out
-    said = "he test set has no examples of 'rare', so the test error does not tell"
+    said = "he test set has no examples of 'rare', so the test error does not cover"
     assert f"\nwarning: t{said}" in out
     page = html.unescape(Path("run/report.html").read_text("utf-8"))
     assert f"T{said}" in page

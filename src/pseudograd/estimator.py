@@ -39,9 +39,9 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     """An ensemble of multi-layer perceptrons with different sensitivities to large errors.
 
     It is what ``pseudograd tune`` trains. The examples are cut into five equal, stratified folds.
-    Each pair of k and learning rate trains five networks, each on four folds, and judges it on the
-    fifth, which also tells which epoch to keep. Up to three pairs form the ensemble: those, in
-    those proportions, that are best together on examples that their networks have not seen. A
+    Each pair of k and learning rate trains five networks, each on four folds. The fifth fold
+    validates the network and decides which epoch to keep. Up to three pairs form the ensemble,
+    chosen and weighted by their joint error on examples that the networks have not seen. A
     temperature fitted on the same predictions calibrates the probabilities.
 
     Equal examples are merged into one with their total weight, and the order of the examples does
@@ -425,5 +425,5 @@ def _checked_device(given: Any) -> torch.device:
         return torch.device(check_device(all_devices()[0] if _is_auto(given) else given))
     except (ValueError, RuntimeError, TypeError):
         raise ValueError(
-            f"device must be 'auto' or a device that is there, such as 'cpu', not {given!r}"
+            f"device must be 'auto' or a device that can be used, such as 'cpu', not {given!r}"
         ) from None

@@ -92,7 +92,7 @@ class Encoder:
             pixels: The shape of a picture, if the other columns are pixels from 0 to 255 and are
                 named as `read_frame` names them.
             readings: The types of the columns; inferred by default.
-            most: The largest number of categories per column with features of their own.
+            most: The most categories of a column that get a feature each.
 
         """
         frame = named(frame)
@@ -124,7 +124,7 @@ class Encoder:
         """Return the features of rows, one row each: float32, or uint8 if they are pixels.
 
         Args:
-            frame: Rows with the columns of the training part in any order; others are passed over.
+            frame: Rows with the columns of the training part in any order; others are ignored.
             out: Where to write them; by default a new array.
 
         """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FEW = 20  # fewer texts may all differ, and fewer rows may be in order, by chance
 _NEARLY_ALL = 0.9
-_MOST_OF_AN_ENTITY = 2 / 3  # of a row: where more ids differ, few tell of each other
+_MOST_OF_AN_ENTITY = 2 / 3  # different ids per row; above it, few rows share an id
 _ID = re.compile(
     r"(?i:unnamed:.*|row[ _.-]?(names?|labels?|nr|no|num|number)?|index|idx|obs|observation|"
     r"((row|obs|case|record|sample|line|serial)[ _.-]?)?(id|ids|no|nr|number|key|index)|"
@@ -125,9 +125,9 @@ def constant(name: str, reading: Reading) -> str | None:
 
 
 def identity(name: str, reading: Reading) -> str | None:
-    """Leave out texts and whole numbers that differ in a column that is named like an id.
+    """Leave out texts and whole numbers that mostly differ, in a column named like an id.
 
-    `entity` tells of those that come again.
+    `entity` warns of ids that repeat.
     """
     if not (_ID.fullmatch(name) or _ENTITY.fullmatch(name)):
         return None
@@ -151,7 +151,7 @@ def row_number(name: str, reading: Reading) -> str | None:
 
 
 def all_different(name: str, reading: Reading) -> str | None:
-    """Leave out texts that tell single rows apart, such as names."""
+    """Leave out texts that identify single rows, such as names."""
     if reading.kind != "text":
         return None
     counts = reading.entries.value_counts()
@@ -193,7 +193,7 @@ def measured(name: str, reading: Reading) -> str | None:
 
 
 def entity(name: str, reading: Reading) -> str | None:
-    """Warn of ids that come again: rows of one patient tell of each other."""
+    """Warn of ids that repeat: rows of the same patient resemble each other."""
     if not (_ID.fullmatch(name) or _ENTITY.fullmatch(name)):
         return None
     if not (reading.kind == "text" or _whole(reading)):
@@ -232,7 +232,7 @@ def _in_order(reading: Reading) -> bool:
 
 
 def _differ(reading: Reading) -> float:
-    """Return how many different entries there are to a row that has one."""
+    """Return the number of different entries divided by the number of entries."""
     return float(reading.entries.nunique() / max(reading.entries.notna().sum(), 1))
 
 

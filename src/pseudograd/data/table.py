@@ -1,4 +1,4 @@
-"""A user's own table as a data set: read, looked over, split, and encoded as features."""
+"""A user's table as a data set: read, checked, split, and encoded as features."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_data(name: Source, **options: Any) -> tuple[Dataset, Encoder]:
     Args:
         name: "digits", the name of a benchmark set, or a table as `load_table` takes it.
         options: Those of `load_table` for a table, of `digits` for the digits, ``data_dir`` for a
-            benchmark set. None stands for the default.
+            benchmark set. None means the default.
 
     Example:
         >>> data, encoder = open_data("digits")
@@ -201,7 +201,7 @@ def _check_parts(place: str, has_test: bool, test_path: object, test_fraction: o
 
 
 def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
-    """Return the class of each row, unless there is nothing to tell apart."""
+    """Return the class of each row; refuse a target that has one class, or one per row."""
     classes, labels = labels_in(target, frame[target])
     if len(labels) == len(frame):
         raise ValueError(f"target {target!r} differs in all rows: name a column of classes")

@@ -1,6 +1,6 @@
 """The page of a search: one self-contained file, made from the run folder.
 
-Sentences stand in page.html; this module hands it numbers, choices and figures.
+The sentences are in page.html; this module supplies numbers, choices and figures.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def page(
         examples: Which training examples pull hardest (networks, edges, hardest), and test errors
             by_class of the saved network if they are known; None if the search is unfinished.
         assessment: How good the model is, from `pseudograd.search.assess` or `assess_networks`;
-            without it, or if it is {}, the page says what the outcomes tell.
+            without it, or if it is {}, the page is made from the outcomes.
 
     """
     recipe = _recipe(protocol)

@@ -33,7 +33,7 @@ def summary(found: Result, assessment: Assessment | None = None, *, options: boo
     Args:
         found: What the search found.
         assessment: How good the model is, from `pseudograd.search.assess`; without it, what the
-            outcomes tell.
+            outcomes show.
         options: Whether to name command-line options instead of Python names.
 
     Example:
