@@ -383,7 +383,7 @@ def test_the_command_takes_what_the_user_says(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert main(["tune", "-", *options]) == 0
-    assert "columns taken for numbers: 'größe', 'year', 'code'; for categories: 'hue'" in (
+    assert "columns read as numbers: 'größe', 'year', 'code'; as categories: 'hue'" in (
         capsys.readouterr().err
     )
     facts = json.loads(Path("run/run.json").read_text("utf-8"))["data"]

@@ -133,7 +133,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert lines[table + 3].startswith("the validation error plus a quarter of the cross-entropy")
     assert lines[table + 4].startswith("the model averages ")
     assert lines[-2:] == ["page: run/report.html", "model, ledger and everything else: run"]
-    said = "columns taken for numbers: 'weight'; for categories: 'colour' (2 indicator columns)"
+    said = "columns read as numbers: 'weight'; as categories: 'colour' (2 indicator columns)"
     assert err.splitlines()[:2] == [said, "target 'pet': 2 classes: 'cat' (60), 'dog <b>' (60)"]
     assert "warning" not in err
     assert "search: 20 of 20 trials" in err
@@ -693,7 +693,7 @@ def test_numbers_as_categories(capsys: pytest.CaptureFixture[str]) -> None:
     pets()
     options = ["pets.csv", "--target", "pet", *SMALL, "--categories", "weight"]
     _, err = tuned(capsys, *options)
-    said = "columns taken for categories: 'weight', 'colour' (9 indicator columns)"
+    said = "columns read as categories: 'weight', 'colour' (9 indicator columns)"
     assert err.splitlines()[0] == said
 
 

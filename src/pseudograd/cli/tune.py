@@ -146,8 +146,8 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
     from pseudograd.data.dataset import FOLDS
     from pseudograd.words import listed, shortened
 
-    if encoder.taken_for:
-        print(encoder.taken_for, file=sys.stderr)
+    if encoder.read_as:
+        print(encoder.read_as, file=sys.stderr)
     counts = Counter(data.labels.tolist()).most_common()
     classes = [f"{encoder.labels[at]!r} ({count:,})" for at, count in counts]
     print(

@@ -171,7 +171,7 @@ class Encoder:
         return {part.name: part for part in self.columns if isinstance(part, Categories)}
 
     @property
-    def taken_for(self) -> str | None:
+    def read_as(self) -> str | None:
         """The types of the columns in words; None if the features are pixels."""
         if self.pixels is not None:
             return None
@@ -182,8 +182,8 @@ class Encoder:
                 width = sum(column.width for column in columns)
                 indicators = f" ({width} indicator columns)" if kind is Categories else ""
                 names = listed(column.name for column in columns)
-                kinds.append(f"for {what}: {names}{indicators}")
-        return f"columns taken {'; '.join(kinds)}"
+                kinds.append(f"as {what}: {names}{indicators}")
+        return f"columns read {'; '.join(kinds)}"
 
     def look_alikes(self) -> dict[str, list[list[str]]]:
         """Return labels and categories that differ only in case or outer blanks, by column."""

@@ -80,7 +80,7 @@ def study_of(
         "labels": list(encoder.labels),
         "pixels": None if encoder.pixels is None else list(encoder.pixels),
         "target": encoder.target,
-        "columns": encoder.taken_for,
+        "columns": encoder.read_as,
         "notes": encoder.notes,
         # The features alone do not show units and names.
         "encoder": _digest(encoder.to_json()),
