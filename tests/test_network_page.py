@@ -601,8 +601,6 @@ def test_what_the_page_needs_of_the_data_is_named(tmp_path: Path) -> None:
     study = Study(tmp_path / "run", PROTOCOL, data)
     with pytest.raises(ValueError, match=r"data\['shapes'\] is missing\): name a run of pseudog"):
         study.report()
-    with pytest.raises(ValueError, match=r"about must have data\['shapes'\]"):
-        page({**ABOUT, "data": data}, PROTOCOL, {}, None)
 
 
 # --- in a browser ----------------------------------------------------------------------------

@@ -496,13 +496,6 @@ def test_k_and_its_value_stay_on_one_line() -> None:
     assert "<pre>pseudograd tune &#39;k = 1.csv&#39;</pre>" in html
 
 
-def test_what_about_lacks_is_named() -> None:
-    about = {**ABOUT, "data": {name: DATA[name] for name in DATA if name != "labels"}}
-    del about["command"]
-    with pytest.raises(ValueError, match=r"about must have command, data\['labels'\]"):
-        page(about, Protocol(RECIPE), {}, None)
-
-
 # --- images ----------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pseudograd.report import charts
 from pseudograd.report.page import page
 from pseudograd.report.quality import standing
 from pseudograd.report.summary import ensemble_summary
@@ -270,6 +271,16 @@ def test_columns_that_matter() -> None:
     assert "x15:" not in parsed.said  # the numbers below have all
     assert "x1910.00" not in parsed.text
     assert "Which columns matter" not in drawn().text
+
+
+def test_a_column_that_does_not_matter_has_no_bar() -> None:
+    """Its error may even fall by chance, by less than it varies between shuffles."""
+    columns = [("a", 0.69, 0.01), ("b", -0.012, 0.004)]
+    names = ("column", "increase", "spread")
+    drawing = charts.importance([dict(zip(names, one, strict=True)) for one in columns])
+    widths = re.findall(r'class="bar" [^>]*width="([\d.]+)"', drawing)
+    assert [float(width) > 1 for width in widths] == [True, False]
+    assert "-" not in "".join(re.findall(r'class="middle small">([^<]*)<', drawing))
 
 
 def test_what_was_done_with_the_columns_is_told() -> None:

@@ -204,7 +204,9 @@ def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
     columns = columns[:_COLUMNS]
     row_height, top = 26, 4
     left, right = _beside([cut(one["column"], 16) for one in columns]), WIDTH - 66
-    ticks = round_numbers([0, 1, *(100 * (one["increase"] + one["spread"]) for one in columns)], 4)
+    # The axis starts at 0: an increase below it is noise, and has no bar.
+    ends = (max(100 * (one["increase"] + one["spread"]), 0) for one in columns)
+    ticks = round_numbers([0, 1, *ends], 4)
     x = scale(ticks[0], ticks[-1], left, right)
     bottom = top + row_height * len(columns)
     said = "; ".join(f"{one['column']}: {signed(100 * one['increase'])}" for one in columns)

@@ -39,8 +39,6 @@ from pseudograd.words import DASH, fraction, interval, percent
 
 Outcomes = Mapping[Trial, Outcome]
 
-_NEEDED = ("command", "versions", "commit", "hardware", "devices", "started", "seconds", "seed",
-           "data")  # fmt: skip
 _DATA = {
     "name": str,
     "sha256": str,
@@ -66,25 +64,13 @@ def _recipe(protocol: Protocol) -> dict[str, Any]:
     return described(recipe)
 
 
-def _facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about the data that the page needs."""
-    return _DATA | (_SHAPES if recipe["kind"] == "module" else {})
-
-
-def _check(about: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    """Refuse facts that lack something."""
-    missing = [name for name in _NEEDED if name not in about]
-    missing += [f"data[{name!r}]" for name in data if name not in about.get("data", data)]
-    if missing:
-        raise ValueError(f"about must have {', '.join(missing)}")
-
-
 def write_page(study: Study) -> Path:
     """Write the page of a study into its folder, and return its path."""
     if study.folder is None:
         raise ValueError("study must be kept in a folder, for its page to be written there")
     recipe = _recipe(study.protocol)  # raises if there is no page for it
-    if wrong := misfit(study.data, _facts(recipe), "data"):
+    needed = _DATA | (_SHAPES if recipe["kind"] == "module" else {})
+    if wrong := misfit(study.data, needed, "data"):
         made = "pseudograd.Study" if recipe["kind"] == "module" else "pseudograd tune"
         raise ValueError(
             f"{study.folder / 'run.json'} lacks what the page says about the data ({wrong}): name "
@@ -127,7 +113,6 @@ def page(
 
     """
     recipe = _recipe(protocol)
-    _check(about, _facts(recipe))
     wanted = protocol.wanted(ledger)
     chosen = plain = None
     if any(cell.k == 1 for cell in protocol.cells(ledger)):
