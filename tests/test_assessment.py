@@ -243,7 +243,7 @@ def test_small_data_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
     class Counting(LogisticRegression):  # type: ignore[misc]  # untyped
-        def fit(self, *given: Any) -> Counting:
+        def fit(self, *given: Any) -> Any:
             threads.extend(pool["num_threads"] for pool in threadpool_info())
             return super().fit(*given)
 

@@ -371,7 +371,8 @@ def test_two_ensembles_tell_whether_k_matters(
 
 
 def test_that_k_1_learned_nothing_matters_only_beside_a_gain() -> None:
-    change = {"plain": measured(40), "baselines": [baseline("majority", 40, 35, 4, label="no")]}
+    majority = baseline("majority", 40, 35, 4, label="no")
+    change: dict[str, Any] = {"plain": measured(40), "baselines": [majority]}
     said = "k = 1 is no better than always giving one label"
     assert said not in drawn(**change).text.replace("\xa0", " ") + printed(**change)
     assert said in drawn(**change, comparison=BETTER).text.replace("\xa0", " ")
