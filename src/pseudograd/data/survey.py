@@ -82,6 +82,7 @@ class Notes:
 def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -> list[str]:
     """Note which columns are dropped and which are doubtful; return those to keep."""
     left_out: dict[str, list[str]] = {}
+    doubtful: dict[str, list[str]] = {}
     kept = []
     for name, reading in readings.items():
         chosen = name in choices.categories or name in choices.numbers
@@ -91,7 +92,7 @@ def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -
             left_out.setdefault(why, []).append(name)
             notes.columns[name] = {"used_as": "left out", "why": why}
             if hint := entity(name, reading):
-                notes.say(f"column {name!r} {hint}", doubt=True)
+                doubtful.setdefault(hint, []).append(name)
             continue
         kept.append(name)
         doubts = [*reading.doubts]
@@ -100,7 +101,10 @@ def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -
         used_as = {"text": "categories"}.get(str(reading.kind), reading.kind)
         notes.columns[name] = {"used_as": used_as, "why": "; ".join(doubts)}
         for doubt in doubts:
-            notes.say(f"column {name!r} {doubt}", doubt=True)
+            doubtful.setdefault(doubt, []).append(name)
+    for doubt, names in doubtful.items():
+        several = f"{len(names)} columns {listed(names)}: each"
+        notes.say(f"{f'column {names[0]!r}' if len(names) == 1 else several} {doubt}", doubt=True)
     for why, names in left_out.items():
         them = "column" if len(names) == 1 else f"{len(names)} columns"
         notes.say(f"{them} {listed(names)} left out: {why}")
