@@ -157,12 +157,18 @@ BAD: dict[str, Bad] = {
     "integer weight": Bad(
         call(weight=torch.ones(4, dtype=torch.long)), TypeError, "weight", "floating-point tensor"
     ),
+    "number for class_k": Bad(
+        call(class_k=0.5), TypeError, "class_k", "with one factor for each class, not float"
+    ),
     "list of weights": Bad(call(weight=[1.0] * 4), TypeError, "weight", "floating-point tensor"),
     "weight to be learned": Bad(
         call(weight=torch.ones(4, requires_grad=True)), ValueError, "weight", "weight.detach()"
     ),
     "unknown reduction": Bad(
         call(reduction="average"), ValueError, "reduction", "'mean', 'sum' or 'none'"
+    ),
+    "list for reduction": Bad(
+        call(reduction=["mean"]), ValueError, "reduction", "'mean', 'sum' or 'none', not ['mean']"
     ),
     "no reduction": Bad(call(reduction=None), ValueError, "reduction", "'mean', 'sum' or 'none'"),
     "negative smoothing": Bad(call(label_smoothing=-0.1), ValueError, "label_smoothing", "[0, 1]"),
@@ -180,7 +186,7 @@ BAD: dict[str, Bad] = {
         call(target=PROBABILITIES, ignore_index=1), ValueError, "ignore_index", "must be negative"
     ),
 }
-OF_A_SETTING = {"k", "weight", "ignore_index", "reduction", "label_smoothing"}
+OF_A_SETTING = {"k", "class_k", "weight", "ignore_index", "reduction", "label_smoothing"}
 
 
 def assert_clear(bad: Bad, action: Callable[[], Any]) -> None:
@@ -207,7 +213,8 @@ def test_module(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in BAD if not {"k", "label_smoothing"} & set(BAD[name].arguments)]
+    "name",
+    [name for name in BAD if not {"k", "class_k", "label_smoothing"} & set(BAD[name].arguments)],
 )
 def test_rule_module(name: str) -> None:
     arguments = dict(BAD[name].arguments)

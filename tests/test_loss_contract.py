@@ -1061,6 +1061,8 @@ class TestModules:
             assert np.array_equal(loaded[1].k, k)
             assert isinstance(loaded[1].k, Tensor) == isinstance(k, Tensor)
         assert "persistent=True" in repr(saved[1])
+        loaded.load_state_dict({**state, "1.k": 0.25})  # written by hand
+        assert loaded[1].k == 0.25
 
     def test_checkpoints_that_do_not_fit_are_refused(self) -> None:
         plain, persistent = (TunableCrossEntropyLoss(k=0.5, persistent=p) for p in (False, True))

@@ -303,6 +303,11 @@ def test_examples_with_too_few_labels_are_refused() -> None:
         sign(cross_entropy, (torch.zeros(3, 4), torch.tensor([0, 1])))
 
 
+def test_examples_without_labels_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^examples must be a pair of tensors"):
+        sign(cross_entropy, torch.zeros(2, 4))  # type: ignore[arg-type]
+
+
 DETACHED: dict[str, Rule] = {
     "whole": lambda z, y: tunable(z, y, 0.5).detach(),
     "logits": lambda z, y: tunable(z.detach(), y, 0.5),

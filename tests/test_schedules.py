@@ -148,7 +148,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: LinearK(C, 0, 2, 4), ValueError, "start must be a finite number above 0"),
     (lambda: LinearK(C, 1, math.inf, 4), ValueError, "end must be a finite number above 0"),
     (lambda: CosineK(C, 1, math.nan, 4), ValueError, "end must be a finite number above 0"),
-    (lambda: CosineK(C, "1", 2, 4), TypeError, "start must be a number"),  # type: ignore[arg-type]
+    (lambda: CosineK(C, "1", 2, 4), TypeError, "start must be a finite number"),  # type: ignore[arg-type]
     (
         lambda: LinearK(C, torch.tensor(1.0), 2, 4),  # type: ignore[arg-type]
         TypeError,

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+import math
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pseudograd.rules.checks import check_k
+from pseudograd.rules.checks import check_k, check_number
 from pseudograd.rules.paper import Sensitivity
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+T = TypeVar("T")
+
 REDUCTIONS = ("mean", "sum", "none")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_POSITIVE = math.ulp(0.0), sys.float_info.max
 IMPLEMENTATIONS = ("auto", "triton", "torch")
 
 
@@ -73,16 +78,17 @@ def check_arguments(
 
 def check_settings(ignore_index: int, reduction: str, label_smoothing: float) -> None:
     """Refuse wrong values of the arguments that are not tensors."""
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, np.integer)):
+    if not _is_whole(ignore_index):
         raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if not -(2**63) <= ignore_index < 2**63:
         raise ValueError(f"ignore_index must fit in 64 bits, unlike {ignore_index}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
-    if not isinstance(label_smoothing, (int, float)):
-        raise TypeError(f"label_smoothing must be a number in [0, 1], not {label_smoothing!r}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
+    check_number("label_smoothing", label_smoothing, 0, 1, "a number in [0, 1]")
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def check_nothing_ignored(ignore_index: int) -> None:
@@ -94,10 +100,13 @@ def check_nothing_ignored(ignore_index: int) -> None:
         )
 
 
-def python_int(number: int) -> int:
-    """Return a NumPy integer as a Python int."""
-    given: Any = number
-    return int(given) if isinstance(given, np.integer) else number
+def python_number(number: T) -> T:
+    """Return a number of NumPy as Python's, anything else unchanged."""
+    return number.item() if isinstance(number, np.generic) else number
+
+
+def _described(value: object) -> str:
+    return f"one of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
@@ -119,10 +128,13 @@ def check_factors(name: str, factors: Tensor | None) -> None:
     if factors is None:
         return
     if not isinstance(factors, Tensor) or not factors.is_floating_point():
+        # Class weights stand where a k given by position would.
         given: Any = factors
-        advice = "; give k by name, k=..." if isinstance(given, (int, float)) else ""
+        is_k = name == "weight" and isinstance(given, (int, float))
+        advice = "; give k by name, k=..." if is_k else ""
         raise TypeError(
-            f"{name} must be a floating-point tensor with one factor for each class{advice}"
+            f"{name} must be a floating-point tensor with one factor for each class, not "
+            f"{_described(given)}{advice}"
         )
     check_dtype(name, factors)
     check_dense(name, factors)
@@ -153,7 +165,7 @@ def check_linear(
         if tensor is None and name in ("bias", "class_weight"):
             continue
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise TypeError(f"{name} must be a floating-point tensor")
+            raise TypeError(f"{name} must be a floating-point tensor, not {_described(tensor)}")
         check_dtype(name, tensor)
         check_dense(name, tensor)
         if hasattr(tensor, "device_mesh"):
@@ -201,19 +213,20 @@ def check_linear(
 
 def check_softcap(softcap: float | None) -> None:
     """Refuse anything but a number above 0, or None."""
-    if softcap is None:
-        return
-    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
-        raise TypeError(f"softcap must be a number above 0 or None, not {softcap!r}")
-    if not 0 < softcap < float("inf"):
-        raise ValueError(f"softcap must be a finite number above 0, not {softcap}")
+    if softcap is not None:
+        check_number("softcap", softcap, *_POSITIVE, "a finite number above 0, or None")
+
+
+def check_z_loss(z_loss: float) -> None:
+    """Refuse anything but a finite number of 0 or more."""
+    check_number("z_loss", z_loss, 0, sys.float_info.max, "a finite number of 0 or more")
 
 
 def check_chunk_rows(chunk_rows: int | None) -> None:
     """Refuse anything but a number of rows, or None."""
     if chunk_rows is None:
         return
-    if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
+    if not _is_whole(chunk_rows) or chunk_rows < 1:
         raise ValueError(f"chunk_rows must be a whole number of 1 or more, not {chunk_rows!r}")
 
 
@@ -281,7 +294,8 @@ def check_sample_weight(sample_weight: Tensor, shape: torch.Size, device: torch.
     """Refuse what is not a factor for each example."""
     if not isinstance(sample_weight, Tensor) or not sample_weight.is_floating_point():
         raise TypeError(
-            "sample_weight must be a floating-point tensor with one factor for each example"
+            "sample_weight must be a floating-point tensor with one factor for each example, not "
+            f"{_described(sample_weight)}"
         )
     check_dtype("sample_weight", sample_weight)
     check_dense("sample_weight", sample_weight)
@@ -352,7 +366,7 @@ def check_class_indices(target: Tensor, classes: int, ignore_index: int) -> None
 def refuse_class_index(index: int, classes: int, ignore_index: int) -> NoReturn:
     """Raise for one wrong label."""
     raise IndexError(
-        f"target holds the class index {index}, which is out of range: input has {classes} classes "
+        f"target holds the class index {index}, which is out of range: there are {classes} classes "
         f"(0 to {classes - 1}), and ignore_index is {ignore_index}"
     )
 

@@ -38,7 +38,7 @@ from pseudograd.loss.checks import (
     checked_k,
     dtype_without_kernel,
     name_of_group,
-    python_int,
+    python_number,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
 from pseudograd.loss.usual import is_usual
@@ -159,7 +159,7 @@ def tunable_cross_entropy(
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
-    ignore_index = python_int(ignore_index)
+    ignore_index, label_smoothing = python_number(ignore_index), python_number(label_smoothing)
     k = checked_k(k, shape)
     if class_k is not None:
         k = k_of_examples(k, class_k, target, input.shape[min(input.dim() - 1, 1)], process_group)

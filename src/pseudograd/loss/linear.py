@@ -38,9 +38,10 @@ from pseudograd.loss.checks import (
     check_nothing_ignored,
     check_settings,
     check_softcap,
+    check_z_loss,
     checked_k,
     name_of_group,
-    python_int,
+    python_number,
 )
 from pseudograd.loss.functional import (
     as_column,
@@ -149,7 +150,8 @@ def tunable_linear_cross_entropy(
     check_settings(ignore_index, reduction, label_smoothing)
     check_softcap(softcap)
     check_z_loss(z_loss)
-    ignore_index = python_int(ignore_index)
+    ignore_index, label_smoothing = python_number(ignore_index), python_number(label_smoothing)
+    softcap, chunk_rows = python_number(softcap), python_number(chunk_rows)
     soft, examples = target.is_floating_point(), hidden.shape[:-1]
     if soft:
         check_nothing_ignored(ignore_index)
@@ -481,14 +483,6 @@ def _cap(logits: Tensor, softcap: float, slope: bool) -> Tensor | None:
     derivative = z.cosh().pow_(-2).to(logits.dtype) if slope else None
     logits.copy_(z.tanh_().mul_(softcap))
     return derivative
-
-
-def check_z_loss(z_loss: float) -> None:
-    """Refuse a factor that is not a finite number of 0 or more."""
-    if isinstance(z_loss, bool) or not isinstance(z_loss, (int, float)):
-        raise TypeError(f"z_loss must be a number of 0 or more, not {z_loss!r}")
-    if not 0 <= z_loss < float("inf"):
-        raise ValueError(f"z_loss must be a finite number of 0 or more, not {z_loss}")
 
 
 def _counted(target: Tensor, rows: int, ignore_index: int) -> Tensor:

@@ -30,8 +30,9 @@ from pseudograd.loss.checks import (
     check_implementation,
     check_settings,
     check_softcap,
+    check_z_loss,
     checked_k,
-    python_int,
+    python_number,
 )
 from pseudograd.loss.functional import (
     as_rows,
@@ -43,12 +44,12 @@ from pseudograd.loss.functional import (
     tunable_cross_entropy,
     weighted_reduction,
 )
-from pseudograd.loss.linear import check_z_loss, tunable_linear_cross_entropy
+from pseudograd.loss.linear import tunable_linear_cross_entropy
 from pseudograd.loss.rows import ByRule
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.framework import Rule, takes_two
 from pseudograd.rules.paper import Sensitivity, wide
-from pseudograd.rules.reweighted import factor_of
+from pseudograd.rules.reweighted import checked_factors, factor_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -125,7 +126,7 @@ class TunableModule(nn.Module):
             return
         unexpected_keys[:] = [name for name in unexpected_keys if name != key]
         k = state_dict[key]
-        self.k = k if k.dim() else k.item()
+        self.k = k.item() if isinstance(k, Tensor) and not k.dim() else k
 
     # Shown only if they differ.
     _defaults: ClassVar[dict[str, Any]] = {"persistent": False}
@@ -165,13 +166,15 @@ class TunableLoss(TunableModule):
         super().__init__(k, persistent)
         check_settings(ignore_index, reduction, label_smoothing)
         check_implementation(implementation)
-        self.ignore_index = python_int(ignore_index)
+        self.ignore_index = python_number(ignore_index)
         self.reduction = reduction
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = python_number(label_smoothing)
         self.implementation = implementation
         self.process_group = process_group
         if class_k is not None:
-            check_class_k(class_k, k, len(class_k), class_k.device, process_group is not None)
+            check_factors("class_k", class_k)
+            classes, device = class_k.numel(), class_k.device
+            check_class_k(class_k, k, classes, device, process_group is not None)
             check_class_k_values(class_k)
         self.register_buffer("class_k", class_k, persistent)
 
@@ -268,7 +271,7 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
         Args:
             criterion: The loss to convert; it keeps its class weights, which both then share.
             k: The sensitivity to large errors, above 0.
-            **others: ``implementation``, ``process_group`` and ``persistent``.
+            **others: ``class_k``, ``implementation``, ``process_group`` and ``persistent``.
 
         Example:
             >>> criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
@@ -373,9 +376,9 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         check_z_loss(z_loss)
         check_factors("class_weight", class_weight)
         self.register_buffer("class_weight", class_weight)
-        self.chunk_rows = chunk_rows
-        self.softcap = softcap
-        self.z_loss = z_loss
+        self.chunk_rows = python_number(chunk_rows)
+        self.softcap = python_number(softcap)
+        self.z_loss = python_number(z_loss)
 
     def forward(
         self,
@@ -458,7 +461,7 @@ class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
         check_factors("weight", weight)
         self.rule = rule
         self.register_buffer("weight", weight)
-        self.ignore_index = python_int(ignore_index)
+        self.ignore_index = python_number(ignore_index)
         self.reduction = reduction
         self.implementation = implementation
 
@@ -522,7 +525,8 @@ def _rows_of_rule(rule: Rule) -> Callable[..., Tensor]:
     def rows(z: Tensor, y: Tensor, k: Sensitivity, route: str, eager: bool) -> Tensor:
         value = cross_entropy_rows(z, y, route, eager)
         surprise = constant(value)
-        slope = factor(wide(surprise)).to(value.dtype)
+        surprises = wide(surprise)
+        slope = checked_factors(factor(surprises), surprises).to(value.dtype)
         # The value of cross-entropy, and its gradient times the slope.
         zero = zero_with_gradient(value.unsqueeze(-1), slope.unsqueeze(-1), surprise)
         return surprise + zero

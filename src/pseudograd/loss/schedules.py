@@ -73,7 +73,7 @@ class KSchedule:
 
     def k_of(self, step: int) -> float:
         """Return k after this many calls of ``step()``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define k_of(step)")
 
     def step(self) -> None:
         """Set the next k. Call it after ``optimizer.step()``, or once an epoch."""

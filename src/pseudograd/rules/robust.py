@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.rules import paper
-from pseudograd.rules.checks import check_labels, check_number
+from pseudograd.rules.checks import check_labels, check_parameter
 from pseudograd.rules.reweighted import Reweighted
 
 _ITERATIONS = 20  # of a fixed point that gains a digit every one or two
@@ -73,6 +73,7 @@ def nce_rce(
     check_labels(logits, target)
     _check_weights(alpha=alpha, beta=beta)
     z, y = paper.wide(logits), target.unsqueeze(-1)
+    alpha, beta = paper.column("alpha", alpha, z), paper.column("beta", beta, z)
     log_p = z.log_softmax(-1)
     bias = paper.tunable(z, target)
     surprise, total = -log_p.gather(-1, y), -log_p.sum(-1, keepdim=True)
@@ -100,8 +101,9 @@ def bi_tempered(
 
     """
     check_labels(logits, target)
-    check_number("t1", t1, 0, 2, "a number in [0, 2]")
+    check_parameter("t1", t1, 0, 2, "a number in [0, 2]")
     p = tempered_softmax(paper.wide(logits), t2)
+    t1, t2 = paper.column("t1", t1, p), paper.column("t2", t2, p)
     y = target.unsqueeze(-1)
     u = p ** (1 + t2 - t1)
     rest = (p.sum(-1, keepdim=True) - p.gather(-1, y)).clamp(min=0)  # 1 - p_y
@@ -126,7 +128,8 @@ def tempered_softmax(logits: Tensor, t: paper.Sensitivity = 1.2) -> Tensor:
         tensor([0.6065, 0.2640, 0.1294])
 
     """
-    check_number("t", t, 1 + 1e-6, 100, "a number above 1")
+    check_parameter("t", t, 1 + 1e-6, 100, "a number above 1, up to 100")
+    t = paper.column("t", t, logits)
     first = logits - logits.amax(-1, keepdim=True)
     scaled = first
     for _ in range(_ITERATIONS):
@@ -162,18 +165,18 @@ def redescending(
 
     """
     check_labels(logits, target)
-    check_number("q", q, 0, 1, "a number in [0, 1]")
+    check_parameter("q", q, 0, 1, "a number in [0, 1]")
     z = paper.in_working_precision(logits)
     sensitivity = paper.per_row(k, z)
     top, margin = paper.top_and_margin(z, target)
-    kept = torch.exp(-q * paper.cross_entropy(margin))
+    kept = torch.exp(-paper.column("q", q, z) * paper.cross_entropy(margin))
     scale = kept * paper.strength(margin, sensitivity)
     return paper.push(z, target, sensitivity, top, scale).to(logits.dtype)
 
 
 def _check_weights(**weights: paper.Sensitivity) -> None:
     for name, weight in weights.items():
-        check_number(name, weight, 0, sys.float_info.max, "a finite number, 0 or more")
+        check_parameter(name, weight, 0, sys.float_info.max, "a finite number, 0 or more")
 
 
 # Doctests are only collected from functions and classes.
