@@ -106,7 +106,8 @@ def test_a_number_in_the_place_of_class_weights_is_refused() -> None:
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16])
 def test_settings_may_be_numpys_numbers(kind: Any) -> None:
     """As PyTorch's label_smoothing may be."""
-    half = kind(0.5)
+    half: Any = kind(0.5)
+    two: Any = np.int64(2)
     smoothed = F.cross_entropy(LOGITS, LABELS, label_smoothing=0.5)
     capped = F.cross_entropy(0.5 * torch.tanh(LOGITS / 0.5), LABELS)
     of_linear = LOGITS, torch.eye(4), LABELS
@@ -118,7 +119,7 @@ def test_settings_may_be_numpys_numbers(kind: Any) -> None:
         (tunable_linear_cross_entropy(*of_linear, softcap=half), capped),
         (TunableLinearCrossEntropyLoss(softcap=half)(*of_linear), capped),
         (
-            tunable_linear_cross_entropy(*of_linear, z_loss=half, chunk_rows=np.int64(2)),
+            tunable_linear_cross_entropy(*of_linear, z_loss=half, chunk_rows=two),
             F.cross_entropy(LOGITS, LABELS) + z_loss,
         ),
     ):

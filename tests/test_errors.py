@@ -82,7 +82,10 @@ BAD: dict[str, Bad] = {
     # input
     "integer logits": Bad(call(LOGITS.long()), TypeError, "input", "floating-point logits"),
     "float8 logits": Bad(
-        call(LOGITS.to(torch.float8_e4m3fn)), TypeError, "input", "not computed; use .float()"
+        call(LOGITS.to(torch.float8_e4m3fn)),
+        TypeError,
+        "input",
+        "float32 or float64, not torch.float8_e4m3fn; use .float()",
     ),
     "float8 target": Bad(
         call(target=PROBABILITIES.to(torch.float8_e5m2)), TypeError, "target", "use .float()"
@@ -257,7 +260,9 @@ def test_rules_have_labels_only() -> None:
 def test_a_rule_is_a_function() -> None:
     with pytest.raises(TypeError, match=r"rule must be a function of logits and labels, not 0\.5"):
         RuleCrossEntropyLoss(0.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"one of the bias is made a rule by .*from_bias"):
+    with pytest.raises(
+        TypeError, match=r"to make a rule of a function of the bias, use .*from_bias"
+    ):
         RuleCrossEntropyLoss(lambda bias: bias)  # type: ignore[arg-type, misc]
     RuleCrossEntropyLoss(torch.sub)  # whose signature Python does not know
 
@@ -265,7 +270,7 @@ def test_a_rule_is_a_function() -> None:
 def test_a_rule_gives_a_number_for_each_class() -> None:
     leaf = LOGITS.clone().requires_grad_()
     loss = RuleCrossEntropyLoss(lambda z, y: z.sum(-1, keepdim=True))(leaf, LABELS)
-    with pytest.raises(ValueError, match=r"rule must give .* \(3, 4\), not \(3, 1\)"):
+    with pytest.raises(ValueError, match=r"rule must return .* \(3, 4\), not \(3, 1\)"):
         loss.backward()
 
 

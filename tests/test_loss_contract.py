@@ -1006,8 +1006,11 @@ class TestModules:
         logits = torch.zeros(1, 3, requires_grad=True)
         no_tensor: Any = lambda z, y: None  # noqa: E731
         for rule, said in (
-            (no_tensor, "rule must give a tensor of the shape of the logits, not NoneType"),
-            (from_bias(no_tensor), "f must give a tensor of the shape of the biases, not NoneType"),
+            (no_tensor, "rule must return a tensor of the shape of the logits, not NoneType"),
+            (
+                from_bias(no_tensor),
+                "f must return a tensor of the shape of the biases, not NoneType",
+            ),
         ):
             with pytest.raises(TypeError, match=said):
                 RuleCrossEntropyLoss(rule)(logits, torch.tensor([0])).backward()

@@ -77,7 +77,7 @@ def test_a_rule_is_judged_in_float64(check: Callable[..., Finding]) -> None:
 
 @pytest.mark.parametrize("check", [sign, zero_sum, monotone, integrable])
 def test_a_rule_gives_a_number_for_each_class(check: Callable[..., Finding]) -> None:
-    said = "rule must give a tensor of the shape of the logits, "
+    said = "rule must return a tensor of the shape of the logits, "
     with pytest.raises(TypeError, match=f"^{said}not NoneType"):
         check(lambda z, y: None)
     with pytest.raises(ValueError, match=rf"^{said}\(\d+, 5\), not \(\d+,\)"):

@@ -81,7 +81,7 @@ def check_settings(ignore_index: int, reduction: str, label_smoothing: float) ->
     if not _is_whole(ignore_index):
         raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if not -(2**63) <= ignore_index < 2**63:
-        raise ValueError(f"ignore_index must fit in 64 bits, unlike {ignore_index}")
+        raise ValueError(f"ignore_index must fit in 64 bits, not {ignore_index}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
     check_number("label_smoothing", label_smoothing, 0, 1, "a number in [0, 1]")
@@ -116,10 +116,11 @@ def check_dense(name: str, tensor: Tensor) -> None:
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:
-    """Refuse float8 and the like, in which PyTorch does not compute either."""
+    """Refuse float8 and the like, for which PyTorch has no cross-entropy either."""
     if tensor.dtype not in _FLOATS:
         raise TypeError(
-            f"{name} is {tensor.dtype}, in which cross-entropy is not computed; use .float()"
+            f"{name} must be float16, bfloat16, float32 or float64, not {tensor.dtype}; use "
+            ".float()"
         )
 
 
@@ -141,7 +142,7 @@ def check_factors(name: str, factors: Tensor | None) -> None:
 
 
 def check_class_factors(name: str, factors: Tensor, classes: int) -> None:
-    """Refuse a tensor that has not one constant for each class."""
+    """Refuse a tensor that does not have one constant for each class."""
     if factors.shape != (classes,):
         raise ValueError(
             f"{name} must have one value for each of the {classes} classes, shape ({classes},), "
@@ -249,7 +250,9 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
         raise TypeError(f"k must hold floating-point numbers, not {k.dtype}; use .float()")
     check_dtype("k", k)
     if k.requires_grad:
-        raise ValueError("k cannot be learned by gradient: it has none; use k.detach()")
+        raise ValueError(
+            "k must not require a gradient, since the loss has none for k; use k.detach()"
+        )
     if shape is not None and k.dim() > 0 and k.shape != shape:
         advice = ""
         if k.shape == shape[:1]:  # one for each image, where each pixel is an example
@@ -266,12 +269,12 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
 def check_class_k(
     class_k: Tensor, k: Sensitivity, classes: int, device: torch.device, split: bool
 ) -> None:
-    """Refuse what is not a sensitivity for each class, or stands beside one for each example."""
+    """Refuse what is not one sensitivity for each class, or comes with one for each example."""
     check_factors("class_k", class_k)
     if split:
         raise ValueError(
-            "class_k does not work with a process_group, whose ranks know only a part of the "
-            "classes; give k=class_k[target], with the class_k of all classes"
+            "class_k does not work with a process_group, since a rank knows only its part of the "
+            "classes; use k=class_k[target], with the class_k of all classes"
         )
     check_class_factors("class_k", class_k, classes)
     if isinstance(k, Tensor) and k.dim() > 0:
@@ -350,7 +353,7 @@ def name_of_group(process_group: ProcessGroup) -> str:
     # PyTorch may be built without this class.
     if not isinstance(process_group, getattr(torch.distributed, "ProcessGroup", ())):
         raise TypeError(
-            "process_group must be a torch.distributed.ProcessGroup; of a DeviceMesh, "
+            "process_group must be a torch.distributed.ProcessGroup; for a DeviceMesh, use "
             "mesh.get_group()"
         )
     return process_group.group_name

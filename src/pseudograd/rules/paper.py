@@ -9,8 +9,7 @@ where ``S`` is the softmax of ``k · z`` over the classes other than y. In this 
 underflows before the final rounding. The printed formula loses all digits once the logits are about
 20 apart.
 
-The same formula stands in `loss/cpp` (C++), in
-`pseudograd.loss.triton.eq5` (Triton) and in `pseudograd.jax` (JAX).
+The same formula is in `loss/cpp` (C++), `pseudograd.loss.triton.eq5` (Triton) and `pseudograd.jax`.
 
 Equations 2 to 5 are eqCE, eqF, eqConstraint and eqChoice in the paper's LaTeX source.
 """

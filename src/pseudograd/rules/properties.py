@@ -67,7 +67,7 @@ def zero_sum(
     Args:
         rule: The rule.
         examples: Logits (R, C) and labels (R) to try it on.
-        tolerance: The violation to put down to rounding.
+        tolerance: Violations up to this count as rounding.
 
     Example:
         >>> from pseudograd.rules import from_bias, tunable
@@ -96,7 +96,7 @@ def monotone(
     Args:
         rule: The rule.
         examples: Logits (R, C) and labels (R) to try it on.
-        tolerance: The violation to put down to rounding.
+        tolerance: Violations up to this count as rounding.
 
     Example:
         >>> from functools import partial
@@ -138,7 +138,7 @@ def integrable(
         rule: The rule; it must consist of differentiable operations. If its derivative is not the
             one that differences show, as where a part of it is detached, that is a ValueError.
         examples: Logits (R, C) and labels (R) to try it on.
-        tolerance: The violation to put down to rounding.
+        tolerance: Violations up to this count as rounding.
 
     Example:
         >>> from functools import partial
@@ -184,7 +184,7 @@ def random_examples(
 
 
 def _in_float64(examples: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Return examples to judge a rule's mathematics by, not its rounding; refuse useless ones."""
+    """Return examples in float64, where a rule's rounding does not matter; refuse useless ones."""
     if examples is None:
         return random_examples()
     if isinstance(examples, Tensor) or len(examples) != 2:

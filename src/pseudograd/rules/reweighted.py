@@ -1,9 +1,9 @@
 """Rules that reweight cross-entropy's gradient: one function of the cross-entropy each.
 
 A loss g(CE) of the cross-entropy CE = -log p_y has the gradient g'(CE) · ε. So the rule is the
-bias ε times a factor g'(CE) that each example brings with it, and every implementation of
-cross-entropy (C++, Triton, compiled, exported) computes it too: multiply the upstream gradient
-of each example by its factor. The paper's rule is not of this kind for k ≠ 1 (Lemma 1).
+bias ε times one factor g'(CE) per example, and every implementation of cross-entropy (C++, Triton,
+compiled, exported) can compute it: multiply the upstream gradient of each example by its factor.
+The paper's rule is not of this kind for k ≠ 1 (Lemma 1).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Reweighted(Generic[P]):
     `RuleCrossEntropyLoss` it runs on the same fast routes as cross-entropy, on CPUs and GPUs.
 
     Args:
-        factor: Maps the cross-entropies -log p_y (float64, any shape, 0 to infinity) and, if you
-            like, parameters to the factors. It should be finite everywhere. Parameters may be
+        factor: Maps the cross-entropies -log p_y (float64, any shape, 0 to infinity) and optional
+            parameters to the factors, of the same shape and finite everywhere. Parameters may be
             tensors that broadcast against the cross-entropies.
 
     Example:

@@ -1,7 +1,8 @@
-"""Rules for noisy labels: published ones, and one that the paper's framework allows.
+"""Rules for noisy labels: three published ones, and one within the paper's framework.
 
-A rule is robust if it can give an example up: its push falls to 0 as p_y does. Eq. 5 cannot, since
-its push is (1 - p_y)^k. All of these have Eq. 4's zero sum.
+A robust rule can give up an example: its push falls to 0 as p_y does. Eq. 5 cannot, since its push
+is (1 - p_y)^k. All of these sum to zero (Eq. 4). Parameters are numbers, or tensors with one value
+per example.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def _exp(x: Tensor, t: paper.Sensitivity) -> Tensor:
 def redescending(
     logits: Tensor, target: Tensor, q: paper.Sensitivity = 0.7, k: paper.Sensitivity = 0.5
 ) -> Tensor:
-    """Return p_y^q times the paper's rule: its shape, but it gives up what it cannot learn.
+    """Return p_y^q times the paper's rule, which gives up examples that it cannot learn.
 
     The push -f_y = p_y^q (1 - p_y)^k is largest at p_y = q / (q + k), and 0 where p_y is 0 or 1. At
     k = 1 this is `generalized_cross_entropy`, at q = 0 it is `tunable`.
