@@ -189,7 +189,6 @@ BAD: dict[str, Bad] = {
         call(target=PROBABILITIES, ignore_index=1), ValueError, "ignore_index", "must be negative"
     ),
 }
-OF_A_SETTING = {"k", "class_k", "weight", "ignore_index", "reduction", "label_smoothing"}
 
 
 def assert_clear(bad: Bad, action: Callable[[], Any]) -> None:
@@ -305,8 +304,3 @@ def test_the_advice_for_a_k_of_each_image_is_good(inner: tuple[int, ...]) -> Non
         tunable_cross_entropy(alone, labels.unsqueeze(0), k=row, reduction="sum").backward()
         assert leaf.grad is not None
         torch.testing.assert_close(leaf.grad[k == row], alone.grad)
-
-
-def test_the_table_is_long_enough() -> None:
-    assert len(BAD) >= 25
-    assert {bad.names for bad in BAD.values()} == {"input", "target"} | OF_A_SETTING
