@@ -8,12 +8,11 @@ namespace {
 
 // sign(e) |e|^k, added to the sum of its side.
 INLINE doubles powered(doubles e, Power power, doubles &positive, doubles &negative) {
-    doubles size = abs(e);
-    if (power == Power::HALF) size = sqrt(size);
-    if (power == Power::TWO) size *= size;
-    positive += e < 0.0 ? doubles{} : size;
-    negative += e < 0.0 ? size : doubles{};
-    return power == Power::ONE ? e : with_sign_of(e, size);
+    if (power == Power::HALF) e = with_sign_of(e, sqrt(abs(e)));
+    if (power == Power::TWO) e *= abs(e);
+    positive += larger(e, doubles{});
+    negative += larger(-e, doubles{});
+    return e;
 }
 
 // With e = p - t / W, for a target t with the sum W, the rule is
@@ -98,7 +97,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
             doubles bias = e[s] * by_total - target[s] * by_whole;
             // A class with the whole target has its side to itself, wherever its e is rounded to.
             bias = target[s] == all_of_it ? all(-1.0) : bias;
-            sum += bias > 0.0 ? bias : doubles{};
+            sum += larger(bias, doubles{});
             if (power != Power::ANY) bias = powered(bias, power, positive, negative);
             e[s] = bias;
         }
