@@ -118,7 +118,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
             const doubles logarithm = lanes<ROW>(log_total, t);
             doubles largest = all(-double(INF)), smallest = all(-double(INF));
             for (int64_t s = 0; s < steps; ++s) {
-                const doubles size = abs(e[s]), of_size = log(larger(size, all(0x1p-1022)));
+                const doubles size = abs(e[s]), of_size = std::is_same_v<Working<S>, double> ? log(larger(size, all(0x1p-1022))) : rough_log(larger(size, all(0x1p-1022)));
                 // Off the target that is log p, which does not underflow.
                 sizes[s] = sizes[s] == 0.0 ? d[s] - logarithm : size > 0.0 ? of_size : all(-double(INF));
                 largest = larger(e[s], largest), smallest = larger(-e[s], smallest);
