@@ -518,11 +518,13 @@ def test_rare_random_transforms_are_noticed(share: float) -> None:
     assert Examples.of(Given(400, noisier), (x, y)).sha256 != made[0].sha256
 
 
-def test_comments_are_no_part_of_a_recipe(tmp_path: Path) -> None:
+def test_comments_and_docstrings_are_no_part_of_a_recipe(tmp_path: Path) -> None:
     described = set()
-    for at, body in enumerate(("    return x  # as it is", "    # the same\n\n    return x")):
+    for at, body in enumerate(
+        ("return x  # as it is", "# the same\n\n    return x", "'As it is.'\n    return x")
+    ):
         path = tmp_path / f"module{at}.py"
-        path.write_text(f"def f(x):\n{body}\n")
+        path.write_text(f"def f(x):\n    {body}\n")
         specification = importlib.util.spec_from_file_location(f"module{at}", path)
         assert specification is not None
         assert specification.loader is not None

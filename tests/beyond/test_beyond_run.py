@@ -15,6 +15,7 @@ from beyond.data import Place, named
 from beyond.questions import experiments
 from beyond.report import COMMITTED, documents
 from beyond.run import opened
+from pseudograd.fleet.recipe import ModuleRecipe
 
 ROOT = Path(__file__).parents[2]
 # Of each question, what shows that it runs; `python -m beyond run QUESTION --smoke` runs all.
@@ -109,7 +110,12 @@ def test_committed_studies_are_those_of_the_plan() -> None:
     begun = [(one, study) for one in experiments() if (study := opened(one, COMMITTED)) is not None]
     assert begun
     for experiment, study in begun:
-        assert experiment.protocol(study.protocol.recipe) == study.protocol, experiment.name
+        recipe = study.protocol.recipe
+        assert experiment.protocol(recipe) == study.protocol, experiment.name
+        if isinstance(recipe, ModuleRecipe):  # goes on with another Python or PyTorch, too
+            classes = 100 if recipe.data.startswith("cifar100") else 10
+            again = experiment.training(classes).recipe(recipe.data, recipe.data_hash)
+            assert again == recipe, experiment.name
 
 
 def test_a_run_needs_pytorch_and_numpy_alone(tmp_path: Path) -> None:

@@ -201,6 +201,9 @@ def seeded(seed: int) -> Iterator[None]:
 # --- descriptions, by which a study recognizes its training --------------------------------------
 
 
+_OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
+
+
 def describe(function: Callable[..., Any]) -> str:
     """Return a function's name, with a hash of its code unless it is PyTorch's.
 
@@ -216,7 +219,7 @@ def describe(function: Callable[..., Any]) -> str:
         return f"{describe(function.func)}({', '.join(given)})"
     kind = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
     name = kind.__qualname__.removeprefix("<locals>.").rpartition("<locals>.")[2]
-    if (kind.__module__ or "").partition(".")[0] == "torch":
+    if _is_of_torch(kind):
         return name
     return f"{name} {_digest(_source(kind) + _surroundings(function))}"
 
@@ -233,9 +236,9 @@ def describe_network(network: Callable[[], nn.Module]) -> str:
     sizes = [
         (name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()
     ]
-    own = {type(one) for one in module.modules()}
-    settings = [_plain_values(vars(one)) for one in module.modules()]
-    sources = sorted(_source(kind) for kind in own if not kind.__module__.startswith("torch."))
+    kinds = {type(one) for one in module.modules()}
+    settings = [_settings(one) for one in module.modules()]
+    sources = sorted(_source(kind) for kind in kinds if not _is_of_torch(kind))
     parameters = sum(parameter.numel() for parameter in module.parameters())
     digest = _digest(f"{module!r} {sizes} {sources} {settings}")
     return f"{type(module).__name__}, {parameters:,} parameters, {digest}"
@@ -283,15 +286,27 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _source(kind: Any) -> str:
-    """Return the code of a function or a class, without comments and layout."""
+    """Return the code of a function or a class, without comments, docstrings and layout."""
     try:
         text = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):
         return f"{kind.__module__}.{kind.__qualname__}"
     try:
-        return ast.dump(ast.parse(text))
+        tree = ast.parse(text)
     except SyntaxError:  # a lambda in the middle of a line
         return text
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)  # the same in every Python, unlike ast.dump
+
+
+def _settings(module: nn.Module) -> list[tuple[str, str]]:
+    """Return a module's own numbers and strings, but not what PyTorch's version adds to them."""
+    values = vars(module)
+    if _is_of_torch(type(module)):
+        values = {name: value for name, value in values.items() if not name.startswith("_")}
+    return _plain_values({name: value for name, value in values.items() if name not in _OF_MODULES})
 
 
 def _surroundings(function: Any) -> str:
@@ -305,14 +320,16 @@ def _surroundings(function: Any) -> str:
     return f"{_plain_values(around)}"
 
 
-def _plain_values(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+def _plain_values(values: Mapping[Any, Any]) -> list[tuple[str, str]]:
     """Return the numbers and strings among values, with their names."""
     plain = (bool, int, float, str, tuple, type(None))
     return sorted(
-        (str(name), repr(value))
-        for name, value in values.items()
-        if isinstance(value, plain) and name != "training"
+        (str(name), repr(value)) for name, value in values.items() if isinstance(value, plain)
     )
+
+
+def _is_of_torch(kind: Any) -> bool:
+    return (kind.__module__ or "").partition(".")[0] == "torch"
 
 
 def _digest(text: str) -> str:
