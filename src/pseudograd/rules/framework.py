@@ -15,6 +15,7 @@ from torch import Tensor
 from pseudograd.rules import paper
 
 Rule: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""A function of logits (..., C) and labels (...) that returns the pseudo-gradient, (..., C)."""
 
 
 def bias(logits: Tensor, target: Tensor) -> Tensor:
