@@ -60,7 +60,7 @@ def to_torch(array: Any) -> Tensor:
 
 @jax.jit
 def value_and_gradient(logits: Any, labels: Any, k: Any) -> Any:
-    value, pull = jax.vjp(lambda z: tunable_cross_entropy(z, labels, k), logits)
+    value, pull = jax.vjp(lambda z: tunable_cross_entropy(z, labels, k=k), logits)
     return value, pull(jnp.ones_like(value))[0]
 
 
@@ -79,7 +79,7 @@ def from_torch(logits: Tensor, labels: Tensor, k: float | Tensor) -> tuple[Tenso
 
 
 def total(logits: Any, labels: Any, k: Any = 0.5, **settings: Any) -> Any:
-    return tunable_cross_entropy(logits, labels, k, **settings).sum()
+    return tunable_cross_entropy(logits, labels, k=k, **settings).sum()
 
 
 gradient_of_total = jax.jit(jax.grad(total), static_argnames="axis")
@@ -346,7 +346,7 @@ def test_values_are_those_of_optax(soft: bool, mask: str) -> None:
     }[mask]
     expected = jax.jit(theirs)(LOGITS, labels, where=where)
     for k in (0.5, 1.0, 2.0):
-        value = jax.jit(tunable_cross_entropy)(LOGITS, labels, k, where=where)
+        value = jax.jit(tunable_cross_entropy)(LOGITS, labels, k=k, where=where)
         np.testing.assert_allclose(value, expected, rtol=1e-6)
     gradient = gradient_of_total(LOGITS, labels, 1.0, where=where)
     expected = jax.jit(jax.grad(lambda z: theirs(z, labels, where=where).sum()))(LOGITS)
@@ -393,7 +393,7 @@ def test_dtypes(logits: Any, labels: Any, value: Any) -> None:
 
 
 def test_numpy_arrays_and_numbers() -> None:
-    expected = tunable_cross_entropy(LOGITS, LABELS, 2.0)
+    expected = tunable_cross_entropy(LOGITS, LABELS, k=2.0)
     same: list[Any] = [
         2,
         np.float32(2),
@@ -403,8 +403,27 @@ def test_numpy_arrays_and_numbers() -> None:
         jnp.array(2.0),
     ]
     for k in same:
-        value = tunable_cross_entropy_with_integer_labels(np.asarray(LOGITS), np.array([0, 1]), k)
+        value = tunable_cross_entropy_with_integer_labels(np.asarray(LOGITS), np.array([0, 1]), k=k)
         assert (value == expected).all()
+
+
+def test_positional_arguments_are_optaxs() -> None:
+    """An axis in optax's place was taken for k: a wrong loss, without an error."""
+    optax = pytest.importorskip("optax")
+    logits, soft = jnp.sin(jnp.arange(24.0)).reshape(2, 3, 4), jnp.full((2, 3, 4), 1 / 3)
+    labels, where = jnp.arange(8).reshape(2, 4) % 3, jnp.arange(24).reshape(2, 3, 4) % 5 > 0
+    pairs: list[tuple[Any, Any, Any]] = [
+        (tunable_cross_entropy, optax.softmax_cross_entropy, soft),
+        (
+            tunable_cross_entropy_with_integer_labels,
+            optax.softmax_cross_entropy_with_integer_labels,
+            labels,
+        ),
+    ]
+    for ours, theirs, target in pairs:
+        for rest in [(1,), (1, where)] if target is soft else [(1,)]:
+            expected = theirs(logits, target, *rest)
+            np.testing.assert_allclose(ours(logits, target, *rest, k=0.5), expected, rtol=1e-5)
 
 
 class Bad(NamedTuple):
@@ -480,7 +499,9 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
     "grad(jit)": jax.grad(jax.jit(total)),
     "jit(vmap(grad))": jax.jit(each(jax.grad(total))),
     "jit(grad(vmap))": jax.jit(jax.grad(lambda *args: each(total)(*args).sum())),
-    "jit(jacrev)": jax.jit(lambda *args: jax.jacrev(tunable_cross_entropy)(*args).sum(0)),
+    "jit(jacrev)": jax.jit(
+        lambda z, y, k: jax.jacrev(lambda z: tunable_cross_entropy(z, y, k=k))(z).sum(0)
+    ),
     "jit(grad(checkpoint))": jax.jit(jax.grad(jax.checkpoint(total))),
     "grad(scan)": jax.grad(in_a_loop),
     # In nested derivatives JAX differentiates the forward pass.
@@ -619,7 +640,7 @@ def test_a_network_trains_as_in_pytorch() -> None:
     @jax.jit
     def step(parameters: Any, k: Any) -> Any:
         def loss(parameters: Any) -> Any:
-            return tunable_cross_entropy(network(parameters, x), y, k).mean()
+            return tunable_cross_entropy(network(parameters, x), y, k=k).mean()
 
         gradient = jax.grad(loss)(parameters)
         return jax.tree_util.tree_map(lambda p, g: p - 0.5 * g, parameters, gradient)
@@ -647,7 +668,7 @@ def test_a_network_trains_with_optax() -> None:
     def step(parameters: Any, state: Any) -> Any:
         def loss(parameters: Any) -> Any:
             smoothed = optax.smooth_labels(jax.nn.one_hot(y, 3), 0.1)
-            return tunable_cross_entropy(network(parameters, x), smoothed, 0.5).mean()
+            return tunable_cross_entropy(network(parameters, x), smoothed, k=0.5).mean()
 
         value, gradient = jax.value_and_grad(loss)(parameters)
         updates, state = optimizer.update(gradient, state)

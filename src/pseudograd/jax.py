@@ -42,16 +42,18 @@ _STEPS = 4096
 def tunable_cross_entropy(
     logits: ArrayLike,
     labels: ArrayLike,
-    k: Sensitivity = 1.0,
     axis: int = -1,
     where: ArrayLike | None = None,
+    *,
+    k: Sensitivity = 1.0,
 ) -> Array:
     """Return the cross-entropy of each example, with the pseudo-gradient of Eq. 5 at the logits.
 
     The value equals that of `optax.softmax_cross_entropy` or, for class indices, of
     `optax.softmax_cross_entropy_with_integer_labels`, for every k. At k = 1 the gradient is
-    cross-entropy's as well. It works under `jit`, `vmap`, `grad` and on sharded arrays. Forward
-    mode and second derivatives raise, because no function has the pseudo-gradient as its gradient.
+    cross-entropy's as well. Positional arguments are in optax's order; k is keyword-only. It works
+    under `jit`, `vmap`, `grad` and on sharded arrays. Forward mode and second derivatives raise,
+    because no function has the pseudo-gradient as its gradient.
 
     Args:
         logits: Scores, with the classes along ``axis``; any floating-point dtype. Half types are
@@ -59,13 +61,13 @@ def tunable_cross_entropy(
         labels: Class indices, of the shape of ``logits`` without ``axis``; or class probabilities
             (floating-point numbers) of the shape of ``logits``, whose gradient is cross-entropy's,
             -log p. An index outside [0, C) gives NaN, since JAX cannot raise an error under `jit`.
+        axis: The axis of the classes.
+        where: What to include, as booleans: one per example, or one per logit to exclude classes.
+            An example without any has value 0 and gradient 0.
         k: The sensitivity to large errors, above 0. Below 1, hard and mislabelled examples count
             less; above 1, more. A number, or an array with one value per example; it may be traced,
             so changing it does not recompile. It has no gradient. A traced k out of bounds gives a
             gradient of NaN.
-        axis: The axis of the classes.
-        where: What to include, as booleans: one per example, or one per logit to exclude classes.
-            An example without any has value 0 and gradient 0.
 
     Returns:
         The losses, of the shape of ``logits`` without ``axis``. Take the mean yourself.
@@ -100,18 +102,19 @@ def tunable_cross_entropy(
 def tunable_cross_entropy_with_integer_labels(
     logits: ArrayLike,
     labels: ArrayLike,
-    k: Sensitivity = 1.0,
     axis: int = -1,
     where: ArrayLike | None = None,
+    *,
+    k: Sensitivity = 1.0,
 ) -> Array:
     """Return `tunable_cross_entropy` for class indices; refuse class probabilities.
 
     Args:
         logits: Scores, with the classes along ``axis``.
         labels: Class indices, of the shape of ``logits`` without ``axis``.
-        k: The sensitivity to large errors, above 0: a number, or one per example.
         axis: The axis of the classes.
         where: What to include, as booleans: one per example, or one per logit.
+        k: The sensitivity to large errors, above 0: a number, or one per example.
 
     Returns:
         The losses, of the shape of ``logits`` without ``axis``.
@@ -128,7 +131,7 @@ def tunable_cross_entropy_with_integer_labels(
             f"labels must hold class indices, not {labels.dtype}; for class probabilities use "
             "tunable_cross_entropy"
         )
-    return tunable_cross_entropy(logits, labels, k, axis, where)
+    return tunable_cross_entropy(logits, labels, axis, where, k=k)
 
 
 # --- both passes ----------------------------------------------------------------------------------
@@ -419,7 +422,7 @@ def _checked_k(k: Sensitivity, examples: tuple[int, ...], logits: Array) -> Arra
         if k.shape not in ((), examples):
             raise ValueError(
                 f"k must be a number or have one value for each example, shape {examples}, not "
-                f"{k.shape}; axis is given by name, axis=..."
+                f"{k.shape}"
             )
         if _is_on_host(k):
             values = np.asarray(k, dtype=np.float64)
