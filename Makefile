@@ -70,7 +70,6 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.loss
 	$(BIN)/python -m benchmarks.fleet --out benchmarks/results/fleet_cpu.csv
 	$(BIN)/python -m benchmarks.tune
-	$(BIN)/python -m benchmarks.ties
 
 # Rebuilt only when a version or the CPU kernels change.
 $(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard src/pseudograd/loss/cpp/*)

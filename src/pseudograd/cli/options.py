@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pseudograd.files import reason
+from pseudograd.words import sentence
 
 if TYPE_CHECKING:
     from pseudograd.fleet import Ramp
@@ -27,6 +28,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error, and exit."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def add_command(commands: Commands, name: str, about: str, example: str | None = None) -> Parser:
+    """Add a subcommand, with one line about it for ``--help``, and perhaps an example."""
+    epilog = example and f"example: {example}"
+    return commands.add_parser(name, help=about, description=sentence(about), epilog=epilog)
 
 
 def add_values(
