@@ -253,9 +253,9 @@ def show(path: Path) -> None:
     for line in lines:
         print("{:<18}{:>5}{:>9}{:>8}{:>7}".format(*line.values()))
     write(lines, ESTIMATE)
-    share = lines[-1]["share_of_memory_floor"]
-    reached = "reached" if float(share) >= GOAL else "missed"
-    print(f"all rows: {share} of the speed that memory traffic allows, goal {GOAL}: {reached}")
+    _, seconds, least = totals["all rows"]
+    reached = "reached" if least / seconds >= GOAL else "missed"
+    print(f"goal of {GOAL} over all rows: {reached}, at {least / seconds:.3f}")
 
 
 def main() -> None:

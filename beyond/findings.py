@@ -248,7 +248,7 @@ class Claim:
         name: Such as "5a".
         text: The claim.
         comparisons: By setting.
-        verdict: "confirmed", "partly confirmed", "not confirmed", "refuted" or "not run yet".
+        verdict: "confirmed", "partly confirmed", "not confirmed", "refuted" or `NOT_RUN`.
         planned: The number of settings that PLAN.md asks for.
 
     """
@@ -267,7 +267,7 @@ class Claim:
         return f"{self.verdict} so far ({len(self.comparisons)} of {self.planned} settings)"
 
 
-NOT_RUN = "not run yet"
+NOT_RUN = "no setting finished yet"
 
 
 def judged(verdicts: Sequence[str], *, all_needed: bool = False) -> str:
@@ -279,7 +279,7 @@ def judged(verdicts: Sequence[str], *, all_needed: bool = False) -> str:
 
     Example:
         >>> judged(["better", "better", "level"]), judged(["level", "worse"]), judged([])
-        ('confirmed', 'not confirmed', 'not run yet')
+        ('confirmed', 'not confirmed', 'no setting finished yet')
 
     """
     if not verdicts:

@@ -13,6 +13,7 @@ from beyond import PROGRAM, findings, pictures
 from beyond.arrays import SCORES
 from beyond.findings import NOT_RUN, Claim, Compared, Line, Table
 from beyond.run import SESSIONS
+from paper.figures import Picture
 from pseudograd.fleet import Ramp
 from pseudograd.words import fraction
 
@@ -30,103 +31,101 @@ def documents(results: Path, *, smoke: bool = False) -> dict[Path, str]:
         smoke: Whether the ledgers are of a smoke test.
 
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     committed = results.resolve() == COMMITTED
-    target = ROOT if committed else results
-    places = (
-        {"beyond/pictures": ROOT / "beyond/pictures"}
-        if committed
-        else {"pictures": results / "pictures"}
-    )
-    ((shown, folder),) = places.items()
-    noise = [findings.table(one, results, smoke=smoke) for one in findings.settings_of("5")]
-    clean = [
-        findings.table(one, results, smoke=smoke)
-        for one in findings.settings_of("1")
-        if len(one.methods) > 1
-    ]
-    deep, rates = findings.depths(results, smoke=smoke), findings.best_rates(results, smoke=smoke)
-    ramps = findings.schedules(results, smoke=smoke)
-    texts = [findings.table(one, results, smoke=smoke) for one in findings.settings_of("2")]
-    combined, suspects = findings.ensembles(results), findings.suspects(results)
-    anchor = next(one for one in noise if one.setting.name == "anchor")
-    noise.remove(anchor)
-    of_methods = "Test error of each method minus cross-entropy’s, with 95% intervals"
-    drawn = {
-        "5": pictures.differences(_panels(noise), of_methods),
-        "1": pictures.differences(_panels(clean), of_methods),
-        "1-depth": pictures.depths(deep),
-        "7": pictures.best_rates(rates),
-        "3": pictures.differences(
-            {
-                f"{one.setting.name}: minus constant {parameter(one.best)}": [
-                    (f"k = {line.value}", line.against) for line in one.lines if line.against
-                ]
-                for one in ramps
-            },
-            "Test error of each ramp minus that of the best constant k, with 95% intervals",
-        ),
-        "2": pictures.differences(_panels(texts), of_methods),
-        "6": pictures.suspects(suspects),
-        "4": pictures.differences(
-            {one.setting.name: [*one.compared.items()] for one in combined},
-            "Test error of ensembles minus that of k = 1, with 95% intervals",
-        ),
-    }
-    known = situations(noise, clean)
-    claims = {
-        "schedule_claims": findings.schedule_claims(ramps),
-        "sequence_claim": findings.sequence_claim(texts),
-        "ensemble_claim": findings.ensemble_claim(combined),
-        "suspects_claim": findings.suspects_claim(suspects),
-    }
-    answers = _answers(**claims)
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "percent": percent, "points": points, "p_value": p_value, "verdict": verdict,
-        "parameter": parameter, "number": number,
-    }  # fmt: skip
-    text = environment.get_template("BEYOND.md.jinja").render(
-        program=PROGRAM,
+    root, pictures_at = (ROOT, "beyond/pictures") if committed else (results, "pictures")
+    found = _found(results, smoke)
+    drawn = {name: picture for name, picture in _drawn(found).items() if picture}
+    text = _rendered(
+        **found,
         smoke=smoke,
         folder="beyond/results" if committed else "this folder",
-        noise=noise,
-        clean=clean,
-        anchor=anchor,
-        depths=deep,
-        rates=rates,
-        noise_claims=findings.noise_claims(noise),
-        clean_claims=findings.clean_claims(clean),
-        depth_claim=findings.depth_claim(deep),
-        ramps=ramps,
-        texts=texts,
-        ensembles=combined,
-        suspects=suspects,
-        SCORES=SCORES,
-        situations=known,
-        answers=answers,
-        open=[
-            *(row["situation"] for row in known if not row["tunable"]),
-            *(situation for situation, claim, _ in answers if claim.verdict == NOT_RUN),
-        ],
-        **claims,
         sessions=sessions(results),
         pictures={
-            name: f"![{picture.title}]({shown}/{name}.svg)"
-            for name, picture in drawn.items()
-            if picture
+            name: f"![{picture.title}]({pictures_at}/{name}.svg)" for name, picture in drawn.items()
         },
     )
-    found = {target / "BEYOND.md": re.sub(r"\n{3,}", "\n\n", text)}  # parts may be empty
-    found |= {folder / f"{name}.svg": picture.svg for name, picture in drawn.items() if picture}
-    return found
+    files = {root / "BEYOND.md": text}
+    return files | {
+        root / pictures_at / f"{name}.svg": picture.svg for name, picture in drawn.items()
+    }
+
+
+def _found(results: Path, smoke: bool) -> dict[str, Any]:
+    """Return tables and claims, by the names that the template uses."""
+
+    def tables(question: str) -> list[Table]:
+        return [
+            findings.table(one, results, smoke=smoke)
+            for one in findings.settings_of(question)
+            if len(one.methods) > 1
+        ]
+
+    noise, clean, texts = tables("5"), tables("1"), tables("2")
+    (anchor,) = (one for one in noise if one.setting.name == "anchor")
+    noise.remove(anchor)
+    depths, ramps = findings.depths(results, smoke=smoke), findings.schedules(results, smoke=smoke)
+    ensembles, suspects = findings.ensembles(results), findings.suspects(results)
+    schedule_claims = findings.schedule_claims(ramps)
+    sequence_claim = findings.sequence_claim(texts)
+    ensemble_claim = findings.ensemble_claim(ensembles)
+    suspects_claim = findings.suspects_claim(suspects)
+    known = situations(noise, clean)
+    answers = [
+        _answer("recurrent networks and transformers", sequence_claim, "tune k", "k = 1"),
+        _answer("k that changes during training", schedule_claims[0], "a ramp", "a constant k"),
+        _answer("an ensemble", ensemble_claim, "one network of each k", "networks of one k"),
+        _answer("looking for wrong labels", suspects_claim, "tune k", "k = 1"),
+    ]
+    return {
+        "noise": noise,
+        "clean": clean,
+        "texts": texts,
+        "anchor": anchor,
+        "depths": depths,
+        "rates": findings.best_rates(results, smoke=smoke),
+        "ramps": ramps,
+        "ensembles": ensembles,
+        "suspects": suspects,
+        "noise_claims": findings.noise_claims(noise),
+        "clean_claims": findings.clean_claims(clean),
+        "depth_claim": findings.depth_claim(depths),
+        "schedule_claims": schedule_claims,
+        "sequence_claim": sequence_claim,
+        "ensemble_claim": ensemble_claim,
+        "suspects_claim": suspects_claim,
+        "situations": known,
+        "answers": [(situation, use) for situation, use in answers if use],
+        "open": [
+            *(row["situation"] for row in known if not row["tunable"]),
+            *(situation for situation, use in answers if not use),
+        ],
+    }
+
+
+def _drawn(found: dict[str, Any]) -> dict[str, Picture | None]:
+    """Return the pictures by name; None without data."""
+    of_methods = "Test error of each method minus cross-entropy’s, with 95% intervals"
+    ramps = {
+        f"{one.setting.name}: minus constant {parameter(one.best)}": [
+            (f"k = {line.value}", line.against) for line in one.lines if line.against
+        ]
+        for one in found["ramps"]
+    }
+    ensembles = {one.setting.name: [*one.compared.items()] for one in found["ensembles"]}
+    return {
+        "5": pictures.differences(_panels(found["noise"]), of_methods),
+        "1": pictures.differences(_panels(found["clean"]), of_methods),
+        "1-depth": pictures.depths(found["depths"]),
+        "7": pictures.best_rates(found["rates"]),
+        "3": pictures.differences(
+            ramps, "Test error of each ramp minus that of the best constant k, with 95% intervals"
+        ),
+        "2": pictures.differences(_panels(found["texts"]), of_methods),
+        "6": pictures.suspects(found["suspects"]),
+        "4": pictures.differences(
+            ensembles, "Test error of ensembles minus that of k = 1, with 95% intervals"
+        ),
+    }
 
 
 def _panels(tables: Sequence[Table]) -> dict[str, list[tuple[str, Compared]]]:
@@ -136,6 +135,24 @@ def _panels(tables: Sequence[Table]) -> dict[str, list[tuple[str, Compared]]]:
         ]
         for table in tables
     }
+
+
+def _rendered(**numbers: Any) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        one.__name__: one for one in (percent, points, p_value, verdict, parameter, number)
+    }
+    template = environment.get_template("BEYOND.md.jinja")
+    text = template.render(numbers, program=PROGRAM, SCORES=SCORES)
+    return re.sub(r"\n{3,}", "\n\n", text)  # parts may be empty
 
 
 # --- the decision table --------------------------------------------------------------------------
@@ -176,32 +193,10 @@ def situations(noise: list[Table], clean: list[Table]) -> list[dict[str, Any]]:
     return rows
 
 
-def _answers(
-    schedule_claims: list[Claim],
-    sequence_claim: Claim,
-    ensemble_claim: Claim,
-    suspects_claim: Claim,
-) -> list[tuple[str, Claim, dict[str, str]]]:
-    """Return for the other questions what to do, by the verdict on their claim."""
-    several = (
-        ("recurrent networks and transformers", sequence_claim, "tune k", "k = 1", "2"),
-        ("k that changes during training", schedule_claims[0], "a ramp", "a constant k", "3"),
-        ("an ensemble", ensemble_claim, "one network of each k", "networks of one k", "4"),
-        ("looking for wrong labels", suspects_claim, "tune k", "k = 1", "6"),
-    )
-    return [
-        (
-            situation,
-            claim,
-            {
-                "confirmed": yes,
-                "partly confirmed": f"see question {question}",
-                "not confirmed": no,
-                "refuted": no,
-            },
-        )
-        for situation, claim, yes, no, question in several
-    ]
+def _answer(situation: str, claim: Claim, yes: str, no: str) -> tuple[str, str]:
+    """Return what to do in a situation by the verdict on a claim; "" before it is known."""
+    uses = {"confirmed": yes, "partly confirmed": f"see question {claim.name[0]}", NOT_RUN: ""}
+    return situation, uses.get(claim.verdict, no)
 
 
 def sessions(results: Path) -> list[dict[str, Any]]:

@@ -397,6 +397,6 @@ def test_the_best_rate_is_between_the_tried_ones() -> None:
 
 def test_nothing_is_claimed_before_a_setting_is_finished(tmp_path: Path) -> None:
     tables = [table(one, tmp_path) for one in SETTINGS if one.question == "5"]
-    assert {one.verdict for one in noise_claims(tables)} == {"not run yet"}
+    assert {one.verdict for one in noise_claims(tables)} == {"no setting finished yet"}
     assert not any(one.lines for one in tables)
     assert ALL_KS.values.count(1.0) == 1
