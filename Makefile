@@ -48,10 +48,10 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 
 # The code is written to build/documents, one file for each document.
-types: $(INSTALLED)
+types: $(EXAMPLES)
 	$(BIN)/pip install --quiet --group types
 	$(BIN)/python -m tools.document_code build/documents
-	$(BIN)/basedpyright --project build/documents
+	$(BIN)/basedpyright --project build/documents --pythonpath $(BIN)/python
 
 # Material announces its successor at every start, unless told not to.
 docs: $(INSTALLED)

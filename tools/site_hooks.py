@@ -27,6 +27,7 @@ PAGES = {
     "CHANGELOG.md": "changelog/",
     "SECURITY.md": "security/",
     "beyond/PLAN.md": "beyond/plan/",
+    "beyond/README.md": "beyond/run/",
     "benchmarks/results/tables.md": "benchmarks/tables/",
     "docs/index.md": "contents/",
 }
