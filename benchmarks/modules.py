@@ -138,11 +138,9 @@ def child() -> None:
         torch.cuda.empty_cache()
 
 
-def graphs(case: Case, compiled: bool) -> dict[str, float]:
-    """Microseconds per model and step of our fleet, and how busy the GPU is meanwhile."""
+def prepared(case: Case, epochs: int, compiled: bool) -> tuple[Training, Examples]:
+    """The training and the data that our fleet gets."""
     x, y = noise(case.shape)
-    examples = Examples.of((x, y), (x[:1000], y[:1000]))
-    epochs = case.epochs if compiled else case.epochs // 2
     training = Training(
         case.network,
         torch.optim.SGD,
@@ -153,6 +151,13 @@ def graphs(case: Case, compiled: bool) -> dict[str, float]:
         precision=case.precision,
         compile=compiled,
     )
+    return training, Examples.of((x, y), (x[:1000], y[:1000]))
+
+
+def graphs(case: Case, compiled: bool) -> dict[str, float]:
+    """Microseconds per model and step of our fleet, and how busy the GPU is meanwhile."""
+    epochs = case.epochs if compiled else case.epochs // 2
+    training, examples = prepared(case, epochs, compiled)
     recipe = training.recipe("noise")
     count = TRIALS if compiled else TRIALS // 2
     trials = [Trial(recipe, 0.5, RATE, Split(0, at), seed=at) for at in range(count)]

@@ -17,32 +17,18 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.environment import RESULTS, environment, write
-from benchmarks.modules import MOMENTUM, VALIDATION, noise
+from benchmarks.modules import prepared
 from benchmarks.networks import CASES
 from pseudograd.fleet.modules.crew import Crew
-from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.graphs import Slot
 from pseudograd.fleet.modules.loop import precision
-from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.trial import Split
 
 SLOTS, EPOCHS, PROFILED = (1, 2, 4, 8, 16), 3, 5
 
 
 def made(name: str, count: int, compiled: bool) -> Iterator[Slot]:
-    case = CASES[name]
-    x, y = noise(case.shape)
-    examples = Examples.of((x, y), (x[:1000], y[:1000]))
-    training = Training(
-        case.network,
-        torch.optim.SGD,
-        {"momentum": MOMENTUM},
-        epochs=EPOCHS,
-        batch_size=case.batch_size,
-        validation=VALIDATION,
-        precision=case.precision,
-        compile=compiled,
-    )
+    training, examples = prepared(CASES[name], EPOCHS, compiled)
     recipe = training.recipe("noise")
     crew = Crew(training, examples, recipe, torch.device("cuda", 0), count, keep_parameters=False)
     source, cut = crew._source(), examples.parts(recipe, Split(0, 0))

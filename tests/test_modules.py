@@ -340,7 +340,7 @@ def test_bytes_become_numbers_up_to_1() -> None:
     assert data.notes == ("bytes are divided by 255, as ToTensor does",)
 
 
-def test_a_dataset_that_differs_from_time_to_time_is_read_in_every_epoch() -> None:
+def test_a_dataset_that_differs_each_time_is_read_in_every_epoch() -> None:
     x, y = torch.rand(60, 4), torch.arange(60) % 2
     reads: list[int] = []
 
@@ -350,7 +350,7 @@ def test_a_dataset_that_differs_from_time_to_time_is_read_in_every_epoch() -> No
 
     data = Examples.of(Given(60, noisy), (x, y))
     assert data.inputs == ()
-    assert "differs from time to time" in data.notes[0]
+    assert "differs each time it is read" in data.notes[0]
     made = training(network=lambda: nn.Linear(4, 2), epochs=2, batch_size=12)
     one = trial(made, data, retrain=True)
     reads.clear()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import pseudograd
@@ -100,6 +101,13 @@ def test_ensembles_are_of_one_size_and_average_probabilities(finished: Study) ->
         finished.ensemble("all")
 
 
+def test_a_finished_study_says_so_and_trains_nothing(
+    finished: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert study(finished.folder).run(device="cpu", slots=1)
+    assert capsys.readouterr().err == f"{len(finished.ledger)} trials done before\n"
+
+
 def test_it_is_resumed_from_its_folder(finished: Study, tmp_path: Path) -> None:
     assert finished.folder is not None
     again = study(finished.folder)
@@ -177,6 +185,24 @@ def test_a_sweep_finds_the_first_learning_rate() -> None:
     assert {trial.recipe.epochs for trial in swept} == {5}  # type: ignore[attr-defined]
 
 
+class Deaf(nn.Module):
+    """Learns nothing: its logits are its biases, which hardly move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.tensor([2.0, 0.0, 0.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias.expand(len(x), 3)
+
+
+def test_a_network_that_learns_nothing_is_not_tried_at_ever_lower_rates() -> None:
+    one = run(study(network=Deaf, k=(1,), learning_rates=(1e-6, 2e-6), retrainings=0))
+    tried = sorted(trial.learning_rate for trial in one.ledger)
+    assert tried[0] == 1e-6  # all rates make the same mistakes, and higher ones lower the loss
+    assert tried[-1] > 2e-6
+
+
 # --- bad input: one sentence, before any training -----------------------------------------------
 
 
@@ -189,6 +215,23 @@ class Wrapped(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.change(self.inner(x))
+
+
+class Unreadable:
+    """Random examples, of which the second is something else."""
+
+    def __init__(self, second: Any = None) -> None:
+        self.second = second
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, at: int) -> tuple[Any, int]:
+        if at != 1:
+            return torch.rand(6), at % 3
+        if self.second is None:
+            raise OSError("torn file")
+        return self.second, 0
 
 
 SHARED = network()
@@ -247,8 +290,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"train must have examples \(x, y\), but example 0 is a int",
     ),
     "LBFGS": ({"optimizer": torch.optim.LBFGS}, "optimizer must make steps from gradients alone"),
-    "unknown setting": ({"wait_decay": 1}, "optimizer must make steps.*wait_decay"),
-    "no optimizer": ({"optimizer": "adam"}, "optimizer must be a function or a class, not 'adam'"),
+    "unknown setting": ({"wait_decay": 1}, "optimizer must take the other keyword .*wait_decay"),
+    "no optimizer": ({"optimizer": "adam"}, "optimizer must be a class such as .*, not 'adam'"),
     "k without 1": ({"k": (0.5, 2)}, "^k must contain 1"),
     "k of 0": ({"k": (0, 1)}, "^k must be finite numbers above 0"),
     "k twice": ({"k": (1, 1)}, "^k must be different numbers"),
@@ -275,10 +318,76 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "validation": ({"validation": 1.5}, "validation must be a share between 0 and 1"),
     "epochs": ({"epochs": -1}, "epochs must be a whole number above 0"),
     "no epochs": ({"epochs": 0}, "epochs must be a whole number above 0"),
-    "augment": ({"augment": lambda x: x[:1]}, "augment must return a batch as it gets it"),
+    "augment": ({"augment": lambda x: x[:1]}, "augment must return a batch like"),
     "failing augment": (
         {"augment": lambda x: x.flip(3)},
         "augment must be a function of a batch of inputs, but fails",
+    ),
+    "one k": ({"k": 1}, r"k must be several values, such as \[1\], not 1"),
+    "one rate": ({"learning_rates": 0.1}, "learning_rates must be several values"),
+    "one weight": ({"class_weights": 2.0}, "class_weights must be several values"),
+    "weights of 0": ({"class_weights": [0, 0, 0]}, "class_weights must be finite numbers"),
+    "a weight of NaN": ({"class_weights": [1, 1, math.nan]}, "class_weights must be finite"),
+    "no repetitions": ({"repetitions": 0}, "^repetitions must be 1 or more"),
+    "one learning rate": ({"lr": 0.1}, "^lr must be left out: .* so give learning_rates"),
+    "a scheduler": (
+        {"schedule": torch.optim.lr_scheduler.CosineAnnealingLR},
+        "schedule must be a function of progress",
+    ),
+    "lazy layers": (
+        {"network": lambda: nn.LazyLinear(3)},
+        "network must know the sizes of its layers: replace lazy ones",
+    ),
+    "probabilities": (
+        {"network": lambda: nn.Sequential(network(), nn.Softmax(1))},
+        "network must return logits, but its outputs are probabilities",
+    ),
+    "fails in evaluation": (
+        {"network": lambda: Evaluated(fails=True)},
+        r"network fails in evaluation mode \(not today\)",
+    ),
+    "other shape in evaluation": (
+        {"network": lambda: Evaluated(fails=False)},
+        "network must return logits of the same shape in evaluation mode",
+    ),
+    "one-hot labels": (
+        {
+            "train": (TRAIN[0], nn.functional.one_hot(TRAIN[1])),
+            "test": (TEST[0], nn.functional.one_hot(TEST[1])),
+        },
+        r"labels must be class indices of the shape \(N\), .*: use labels.argmax\(1\)",
+    ),
+    "a column of labels": (
+        {"train": (TRAIN[0], TRAIN[1][:, None]), "test": (TEST[0], TEST[1][:, None])},
+        r"use labels.squeeze\(1\)",
+    ),
+    "texts": (
+        {"train": [(torch.zeros(6), name) for name in ("cat", "dog", "cow")]},
+        "train labels must be numbers in tensors or arrays, not 'cat'",
+    ),
+    "nothing counts": (
+        {"test": (TEST[0], torch.full_like(TEST[1], -100))},
+        "test must have labels other than ignore_index",
+    ),
+    "a whole optimizer": (
+        {"optimizer": torch.optim.SGD(network().parameters())},
+        r"optimizer must be a class such as torch.optim.AdamW, not SGD \( Parameter Group 0",
+    ),
+    "a network elsewhere": (
+        {"network": lambda: network().to("meta")},
+        "network must return a module on the CPU",
+    ),
+    "sets to validate on": ({"validation": TEST}, r"validation must be a share .* not \(tensor"),
+    "no number to ignore": ({"ignore_index": "pad"}, "ignore_index must be a whole number"),
+    "a mapping": ({"train": {"x": X, "y": Y}}, "train must be a pair .* not dict"),
+    "unreadable": ({"train": Unreadable()}, r"train: example 1 cannot be read \(torn file\)"),
+    "NaN that is read each time": (
+        {"train": Unreadable(torch.full((6,), math.nan))},
+        "train must have finite inputs, but example 1 has NaN",
+    ),
+    "images of Pillow": (
+        {"train": Unreadable(Image.new("RGB", (2, 2)))},
+        r"train inputs must be tensors or arrays, not images of Pillow: .*PILToTensor\(\)",
     ),
 }
 
@@ -292,6 +401,21 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight
+
+
+class Evaluated(nn.Module):
+    """Behaves otherwise in evaluation mode."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.inner, self.fails = network(), fails
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            return self.inner(x)
+        if self.fails:
+            raise RuntimeError("not today")
+        return self.inner(x).argmax(1)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -410,82 +534,17 @@ def test_too_large_a_network_for_the_labels_is_allowed() -> None:
     assert one.classes == [0, 1, 2, 3, 4]
 
 
-MORE_BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "one k": ({"k": 1}, r"k must be several values, such as \[1\], not 1"),
-    "one rate": ({"learning_rates": 0.1}, "learning_rates must be several values"),
-    "one weight": ({"class_weights": 2.0}, "class_weights must be several values"),
-    "weights of 0": ({"class_weights": [0, 0, 0]}, "class_weights must be finite numbers"),
-    "a weight of NaN": ({"class_weights": [1, 1, math.nan]}, "class_weights must be finite"),
-    "no repetitions": ({"repetitions": 0}, "^repetitions must be 1 or more"),
-    "one learning rate": ({"lr": 0.1}, "^lr must be left out: .* so give learning_rates"),
-    "a scheduler": (
-        {"schedule": torch.optim.lr_scheduler.CosineAnnealingLR},
-        "schedule must be a function of progress",
-    ),
-    "lazy layers": (
-        {"network": lambda: nn.LazyLinear(3)},
-        "network must know the sizes of its layers: replace lazy ones",
-    ),
-    "probabilities": (
-        {"network": lambda: nn.Sequential(network(), nn.Softmax(1))},
-        "network must return logits, but its outputs are probabilities",
-    ),
-    "fails in evaluation": (
-        {"network": lambda: Evaluated(fails=True)},
-        r"network fails in evaluation mode \(not today\)",
-    ),
-    "other shape in evaluation": (
-        {"network": lambda: Evaluated(fails=False)},
-        "network must return logits of the same shape in evaluation mode",
-    ),
-    "one-hot labels": (
-        {
-            "train": (TRAIN[0], nn.functional.one_hot(TRAIN[1])),
-            "test": (TEST[0], nn.functional.one_hot(TEST[1])),
-        },
-        r"labels must be class indices of the shape \(N\), .*: use labels.argmax\(1\)",
-    ),
-    "a column of labels": (
-        {"train": (TRAIN[0], TRAIN[1][:, None]), "test": (TEST[0], TEST[1][:, None])},
-        r"use labels.squeeze\(1\)",
-    ),
-    "texts": (
-        {"train": [(torch.zeros(6), name) for name in ("cat", "dog", "cow")]},
-        "train labels must be numbers in tensors or arrays, not 'cat'",
-    ),
-    "nothing counts": (
-        {"test": (TEST[0], torch.full_like(TEST[1], -100))},
-        "test must have labels other than ignore_index",
-    ),
-}
-
-
-class Evaluated(nn.Module):
-    """Behaves otherwise in evaluation mode."""
-
-    def __init__(self, fails: bool) -> None:
-        super().__init__()
-        self.inner, self.fails = network(), fails
-
-    def forward(self, x: Tensor) -> Any:
-        if self.training:
-            return self.inner(x)
-        if self.fails:
-            raise RuntimeError("not today")
-        return self.inner(x).argmax(1)
-
-
-@pytest.mark.parametrize("case", MORE_BAD)
-def test_more_bad_input_gets_one_sentence(case: str) -> None:
-    settings, sentence = MORE_BAD[case]
-    with pytest.raises(ValueError, match=sentence) as problem:
-        study(None, **settings)
-    assert "\n" not in str(problem.value)
-
-
-def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="device 'nowhere' cannot be used here"):
-        study(None).run(device="nowhere")
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"device": "nowhere"}, "device 'nowhere' cannot be used here"),
+        ({"slots": "two"}, "slots must be a whole number above 0, not 'two'"),
+        ({"time_limit": -1}, "time_limit must be a number of seconds, not -1"),
+    ],
+)
+def test_bad_arguments_of_run_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        study(None).run(**settings)
 
 
 def test_what_a_function_finds_around_itself_is_part_of_the_recipe(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class Lock:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "ledger.jsonl")
         >>> lock = Lock.on(path)
-        >>> Lock.on(path) is None  # somebody has it
+        >>> Lock.on(path) is None  # already locked
         True
         >>> lock.release()
         >>> Lock.on(path) is None
@@ -163,17 +163,9 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Lock a file for this process, and create it if it does not exist.
-
-    Without support for locks in the operating system or the file system, nothing is locked.
-
-    Args:
-        path: The file.
-        shared: Whether others may have shared locks on the file at the same time.
-
-    """
-    lock = Lock.on(path, shared=shared)
+def locked(path: Path) -> Iterator[None]:
+    """Lock a file for this process alone, or raise BlockingIOError; see `Lock`."""
+    lock = Lock.on(path)
     if lock is None:
         raise busy(path)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import sys
@@ -44,9 +45,9 @@ class Study(search.Study):
     """A search for the best k and learning rate of your network, kept in a folder.
 
     Every pair of k and learning rate is trained and validated; then networks of the best pair and
-    of k = 1 are trained on all training examples and compared on the test set. Choices go by the
-    plain error, whatever the class weights. Making the same study again resumes it; with other k or
-    learning rates, it keeps what is done and trains what is new.
+    of k = 1 are trained on all training examples and compared on the test set. Pairs are chosen by
+    the plain error, whatever the class weights. Making the same study again resumes it; with other
+    k or learning rates, it keeps finished trainings and runs only the new ones.
 
     Args:
         network: Returns a fresh, untrained module, whose outputs are logits (without a softmax).
@@ -57,19 +58,20 @@ class Study(search.Study):
         k: The values to try, 1 among them; a text like "0.5→2" is a k that changes linearly.
         learning_rates: The rates to start from; while the best rate of a k is the lowest or highest
             one, another is tried. By default a short sweep finds them.
-        folder: Where it is kept; None keeps it in memory.
+        folder: Where the study is kept; None keeps it in memory.
         epochs: How long a training lasts, at most.
-        batch_size: Examples per step. What is left over at the end of an epoch is not used in it.
-        optimizer: A class of `torch.optim`, or what makes one from ``(parameters, lr=..., ...)``.
+        batch_size: Examples per step. An incomplete last batch of an epoch is dropped.
+        optimizer: A class of `torch.optim`, or a function ``(parameters, lr=..., ...)`` that makes
+            an optimizer.
         schedule: The learning rate's factor as a function of progress in [0, 1], or "constant",
             "cosine", "linear" or "one-cycle".
         clip: The largest norm of a step's gradient over all parameters.
         patience: Stop after this many epochs without a lower validation error, and keep the best
             epoch; None keeps the last.
-        validation: The share of the training examples to validate on, such as 0.1 (with patience
-            as many again to stop by); None for the paper's five folds.
-        repetitions: How often each pair is trained, on other folds or another share: by default 5,
-            or 1 with a share.
+        validation: The share of the training examples to validate on, such as 0.1 (with patience,
+            as many again for early stopping); None for the paper's five folds.
+        repetitions: How often each pair is trained, each time on other folds or another share: by
+            default 5, or 1 with a share.
         retrainings: How many final networks of the choice and of k = 1 are compared.
         augment: A function of a batch of inputs, applied on the device in training.
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
@@ -132,7 +134,7 @@ class Study(search.Study):
         _check_several(k=k, learning_rates=learning_rates, class_weights=weights)
         if "lr" in optimizer_settings:
             raise ValueError("lr must be left out: the search varies it, so give learning_rates")
-        with needed_for("a study"):  # in the end, which should not be the first to notice
+        with needed_for("a study"):  # at its end, but say so before anything is trained
             import safetensors  # noqa: F401
             import scipy  # noqa: F401
         self.training = Training(
@@ -149,11 +151,12 @@ class Study(search.Study):
             precision,
             label_smoothing,
             tuple(float(weight) for weight in weights) or None,
-            int(ignore_index),
+            ignore_index,
             compile,
         )
-        self.examples = Examples.of(train, test, name, self.training.ignore_index)
-        recipe = self.training.recipe(name, self.examples.sha256[:16])
+        recipe = self.training.recipe(name)  # checks the settings before the data are read
+        self.examples = Examples.of(train, test, name, ignore_index)
+        recipe = dataclasses.replace(recipe, data_hash=self.examples.sha256[:16])
         outputs = check_training(self.training, self.examples)
         self.classes = list(range(outputs) if classes is None else classes)
         if len(self.classes) != outputs:
@@ -203,14 +206,15 @@ class Study(search.Study):
     ) -> search.Study:
         """Return a study of a training of your own: loop over its trials, and tell their errors.
 
-        It is a `pseudograd.search.Study`, which has all but networks: `best`, `comparison`,
-        `result` and `summary()`, but no `model()`, `ensemble()` or page.
+        The result is a `pseudograd.search.Study`. It has `best`, `comparison`, `result` and
+        `summary()`, but no `model()`, `ensemble()` or page, since it holds no networks.
 
         Args:
-            description: What is trained, in your words. Change it when you change the training.
+            description: A description of the training. Change it when you change the training.
             k: The values to try, 1 among them.
             learning_rates: The rates to start from.
-            folder: Where it is kept, shared by all processes that take part; None for memory.
+            folder: Where the study is kept, shared by all processes that take part; None keeps it
+                in memory.
             repetitions: How often each pair is trained.
             retrainings: How many final networks of the choice and of k = 1 are compared.
             seed: Determines the folds.
@@ -239,11 +243,11 @@ class Study(search.Study):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> search.Study:
-        """Open the study in a folder to read what it found; to resume it, make it again.
+        """Open the study in a folder to read its results; to resume it, make it again.
 
-        It is a `pseudograd.search.Study`, which has `best`, `comparison`, `result`, `summary()` and
-        `report()`. It knows no network, so to get the trained one, make the study again, or give
-        the function that makes it to `pseudograd.search.networks.load_network`.
+        The result is a `pseudograd.search.Study` with `best`, `comparison`, `result`, `summary()`
+        and `report()`. It cannot build your network; to get the trained one, make the study again,
+        or pass the function that makes it to `pseudograd.search.networks.load_network`.
 
         Example:
             >>> import tempfile
@@ -281,16 +285,17 @@ class Study(search.Study):
             ray: The address of a Ray cluster to train on; "auto" finds the one that runs here.
             time_limit: Stop after this many seconds; trials under way are dropped.
             progress: Whether to show the progress on standard error.
-            session: Others of `pseudograd.search.Study.run`: stop, command, devices, share, watch.
+            session: Further arguments of `pseudograd.search.Study.run`: stop, command, devices,
+                share, watch.
 
         Returns:
             Whether the study is finished.
 
         """
         used = _devices(device)
-        if time_limit is not None and not are_numbers(time_limit):
+        if time_limit is not None and not (are_numbers(time_limit) and time_limit >= 0):
             raise ValueError(f"time_limit must be a number of seconds, not {time_limit!r}")
-        limit = never if time_limit is None else Deadline(time_limit)
+        limit = Deadline(time_limit)
         stop = session.pop("stop", never)
         session.setdefault("command", shlex.join(Path(sys.argv[0]).parts[-1:]))
         watching = [session.pop("watch", lambda _: None)]
@@ -317,8 +322,7 @@ class Study(search.Study):
                 from pseudograd.search.display import Display
 
                 display = stack.enter_context(Display(self.protocol, self.ledger))
-                done = f"; {counted(len(self.ledger), 'trial')} done before" if self.ledger else ""
-                display.tell(f"training {self.protocol.plan()}{done}")
+                display.tell(self._begun())
                 for note in self.examples.notes:
                     display.tell(note)
                 if fleet is not None:
@@ -342,6 +346,13 @@ class Study(search.Study):
             if finished:
                 self._finish(runner, torch.device(used[0] if used[0] != "ray" else "cpu"))
         return finished
+
+    def _begun(self) -> str:
+        """Return what a run says at its start."""
+        if not self.ledger:
+            return f"training {self.protocol.plan()}"
+        done = f"{counted(len(self.ledger), 'trial')} done before"
+        return done if self.finished else f"training {self.protocol.plan()}; {done}"
 
     def _keeping(self, runner: Runner) -> Runner:
         """Return the runner, with weights of final networks kept before the ledger has them."""

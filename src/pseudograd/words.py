@@ -228,6 +228,18 @@ def first_line(problem: BaseException) -> str:
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
 
 
+def shown(value: object, most: int = 60) -> str:
+    """Return a value as Python writes it, in one line and cut if it is long.
+
+    Example:
+        >>> shown("adam"), shown(list(range(100)), 12)
+        ("'adam'", '[0, 1, 2, 3,...')
+
+    """
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def sentence(text: str) -> str:
     """Return a clause as a sentence, with a capital letter and a full stop.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NETWORK = "network.json"  # in a run's folder: which function makes the network
 _SHAPE = {"network": str, "image_size": (int, None)}
-# What only such a network has, what it has not, and the default of what it has not.
+# Options that need --network, and options that exclude it, with their defaults.
 _OWN = (
     *("validation", "schedule", "precision", "weight_decay", "label_smoothing", "augment"),
     "image_size",
@@ -55,13 +55,13 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--augment",
         metavar="MODULE:FUNCTION",
-        help="a function of a batch of inputs, applied in training",
+        help="a function of a batch of inputs, applied during training",
     )
     own.add_argument(
         "--image-size",
         type=whole(1, 10**5),
         metavar="N",
-        help="resize images of a folder to N×N pixels, cutting off what is beyond the square",
+        help="resize images of a folder to N×N pixels, cropping them to a square",
     )
     own.add_argument(
         "--validation",
@@ -78,7 +78,7 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--precision",
         choices=("float32", "tf32", "bf16"),
-        help="of the products; bf16 for autocast (float32)",
+        help="of matrix products; bf16 for autocast (float32)",
     )
     own.add_argument(
         "--weight-decay",
@@ -108,10 +108,7 @@ def tune_network(options: argparse.Namespace) -> None:
     """Run ``pseudograd tune DATA --network ...``."""
     for name, default in _OTHERS.items():
         if getattr(options, name) != default:
-            raise ValueError(
-                f"{typed(name)} must be left out with --network: it is for tables and their "
-                "networks"
-            )
+            raise ValueError(f"{typed(name)} must be left out with --network: it is for tables")
     place = Place(options)
     settings = _settings(options)
     arrays = _opened(options)

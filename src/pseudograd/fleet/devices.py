@@ -1,9 +1,13 @@
-"""Which devices this machine has, and whether one can be used."""
+"""Which devices this machine has, whether one can be used, and checks of a fleet's arguments."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 
+from pseudograd.fleet.recipe import is_whole
 from pseudograd.words import first_line
 
 
@@ -25,3 +29,21 @@ def check_device(device: str | torch.device) -> str:
     except (RuntimeError, AssertionError) as problem:
         raise ValueError(f"cannot be used here ({first_line(problem)})") from problem
     return str(device)
+
+
+def checked_places(
+    device: str | torch.device | Sequence[str | torch.device], slots: int | None
+) -> tuple[torch.device, ...]:
+    """Return a fleet's devices, after a check of them and of its number of slots.
+
+    Example:
+        >>> checked_places("cpu", slots=None)
+        (device(type='cpu'),)
+
+    """
+    if slots is not None and not is_whole(slots, 1, math.inf):
+        raise ValueError(f"slots must be a whole number above 0, not {slots!r}")
+    several = [device] if isinstance(device, str | torch.device) else device
+    if not several:
+        raise ValueError("device must name at least one device, such as 'cpu'")
+    return tuple(torch.device(one) for one in several)

@@ -137,7 +137,7 @@ def plain_k(k: float | Ramp) -> float | str:
 
 
 def as_k(k: Any) -> Any:
-    """Return the ramp that a text with an arrow describes; all else is left for others to check.
+    """Return the ramp that a string with an arrow describes, and any other value as it is.
 
     Example:
         >>> as_k("0.5→2"), as_k(0.5), as_k("auto")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from pseudograd.rules import reweighted
+from pseudograd.words import shown
 
 ACTIVATIONS = ("relu", "tanh", "sigmoid")
 OPTIMIZERS = ("sgd", "adam", "rmsprop")
@@ -28,15 +29,19 @@ _FINGERPRINT_LENGTH = 12
 class Recipe:
     """What a search does not vary: data, network, optimizer, batch size, stopping.
 
-    A search varies k, the learning rate, the split and the seed, and looks into nothing else. Two
-    recipes with the same fingerprint give the same outcomes for the same trial.
+    A search varies only k, the learning rate, the split and the seed. Recipes with the same
+    fingerprint give the same outcome for the same trial.
     """
 
     kind: ClassVar[str]
 
     def fields(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as JSON can hold them."""
-        raise NotImplementedError
+        return {
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are
+            if (value := getattr(self, field.name)) != field.default
+        }
 
     def shortened(self, epochs: int) -> Self:
         """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
@@ -73,8 +78,8 @@ class OwnRecipe(Recipe):
     """A training loop of your own; a study knows only its description.
 
     Attributes:
-        description: What is fixed, in your words. Change it when you change the training, so that
-            outcomes of the two are not mixed.
+        description: A description of the training. Change it when you change the training, so that
+            their outcomes are not mixed.
 
     Example:
         >>> OwnRecipe("ResNet-18, AdamW, 30 epochs").fingerprint
@@ -88,10 +93,6 @@ class OwnRecipe(Recipe):
     def __post_init__(self) -> None:
         if not isinstance(self.description, str) or not self.description:
             raise ValueError(f"description must be a text, not {self.description!r}")
-
-    def fields(self) -> dict[str, Any]:
-        """Return the description."""
-        return {"description": self.description}
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,10 +156,7 @@ class MLPRecipe(Recipe):
 
     def __post_init__(self) -> None:
         make_plain(self)
-
-        def require(holds: bool, name: str, wanted: str) -> None:
-            if not holds:
-                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+        require = functools.partial(check_setting, self)
 
         for name in ("data", "data_hash"):
             require(isinstance(getattr(self, name), str), name, "a text")
@@ -212,10 +210,6 @@ class MLPRecipe(Recipe):
         if self.clip is not None:
             object.__setattr__(self, "clip", float(self.clip))
 
-    def fields(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, as JSON can hold them."""
-        return differing_fields(self)
-
     def shortened(self, epochs: int) -> Self:
         """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
         epochs = min(epochs, self.max_epochs)
@@ -244,9 +238,9 @@ class MLPRecipe(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class ModuleRecipe(Recipe):
-    """Any network on a data set, and how it is trained, in words and numbers.
+    """Any network on a data set, and how it is trained, as JSON can hold it.
 
-    `pseudograd.fleet.modules.Training` has the functions that these describe, and makes the recipe.
+    `pseudograd.fleet.modules.Training` has the functions that it describes, and makes the recipe.
 
     Attributes:
         network: Its class, its number of parameters, and a hash of its structure.
@@ -293,10 +287,7 @@ class ModuleRecipe(Recipe):
 
     def __post_init__(self) -> None:
         make_plain(self)
-
-        def require(holds: bool, name: str, wanted: str) -> None:
-            if not holds:
-                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+        require = functools.partial(check_setting, self)
 
         for name in ("epochs", "batch_size"):
             require(is_whole(getattr(self, name), 1, math.inf), name, "a whole number above 0")
@@ -328,10 +319,6 @@ class ModuleRecipe(Recipe):
             "finite numbers of at least 0",
         )
 
-    def fields(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, as JSON can hold them."""
-        return differing_fields(self)
-
     def shortened(self, epochs: int) -> Self:
         """Return the recipe with at most ``epochs`` epochs, for a sweep of learning rates."""
         return dataclasses.replace(self, epochs=min(epochs, self.epochs), patience=None)
@@ -362,16 +349,13 @@ def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
     return _KINDS[values.pop("kind")](**values)
 
 
-def differing_fields(recipe: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults, as JSON can hold them."""
-    return {
-        field.name: list(value) if isinstance(value, tuple) else value
-        for field in dataclasses.fields(recipe)
-        if (value := getattr(recipe, field.name)) != field.default
-    }
+# --- checks, for recipes and trials alike --------------------------------------------------------
 
 
-# --- checks of numbers, for recipes and trials alike ---------------------------------------------
+def check_setting(settings: object, holds: bool, name: str, wanted: str) -> None:
+    """Raise ValueError unless the condition on the setting of this name holds."""
+    if not holds:
+        raise ValueError(f"{name} must be {wanted}, not {shown(getattr(settings, name))}")
 
 
 def is_whole(number: object, least: int, beyond: float) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pseudograd.fleet.ramp import Ramp
-from pseudograd.fleet.recipe import Recipe, are_numbers, is_whole, make_plain
+from pseudograd.fleet.recipe import Recipe, are_numbers, check_setting, is_whole, make_plain
 from pseudograd.rules.checks import check_k
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from pseudograd.fleet.splits import Parts
 
-# Asked between epochs or outcomes; a runner returns soon after it says True.
 Stop = Callable[[], bool]
+"""Called between epochs or outcomes; a runner returns soon after it says True."""
 
 
 def never() -> bool:
@@ -144,10 +145,7 @@ class Trial:
 
     def __post_init__(self) -> None:
         make_plain(self)
-
-        def require(holds: bool, name: str, wanted: str) -> None:
-            if not holds:
-                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+        require = functools.partial(check_setting, self)
 
         require(isinstance(self.recipe, Recipe), "recipe", "a Recipe")
         require(are_numbers(self.learning_rate), "learning_rate", "a number")

@@ -45,6 +45,7 @@ def is_usual(
         and input.layout is torch.strided is target.layout
         and input.device == target.device
         and type(ignore_index) is int
+        and type(reduction) is str
         and type(label_smoothing) is float
         and _passes(
             input.shape, target.shape, dtype, ks, number, ignore_index, reduction, label_smoothing

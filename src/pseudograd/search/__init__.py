@@ -1,4 +1,4 @@
-"""Which k, and which learning rate: the paper's protocol, and the ledger of what was tried."""
+"""Which k, and which learning rate: protocols, studies, and the ledger of their outcomes."""
 
 from pseudograd.search.assessment import assess
 from pseudograd.search.bagging import Bagging, table_recipe

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-import warnings
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -18,7 +17,7 @@ import torch
 
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, Outcome, Stop, Trial, never
-from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.examples import Examples, read_only
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.loop import module_recipe
 from pseudograd.fleet.modules.training import Training
@@ -30,7 +29,7 @@ _RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
 # Give a trial up after losing it this many times with a worker that yielded no outcome.
 _MOST_LOSSES = 3
 
-_LOOK_AROUND = 1.0  # seconds between two looks for new nodes
+_LOOK_AROUND = 1.0  # seconds between checks for new nodes
 
 
 class _Tasks:
@@ -262,9 +261,8 @@ class ModuleRunner(_Tasks):
     def _packed(self) -> dict[str, Any]:
         examples = self.examples
         functions = _pickled(self.ray.cloudpickle, (self.training, examples.source))
-        tensors = (*examples.inputs, examples.labels)
         return {
-            "arrays": [tensor.numpy() for tensor in tensors],
+            "arrays": examples.arrays,
             "functions": functions,
             "name": examples.name,
             "train_size": examples.train_size,
@@ -321,13 +319,9 @@ def _to_arrays(data: Dataset) -> dict[str, Any]:
 
 
 def _from_arrays(arrays: dict[str, Any]) -> Dataset:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the arrays are read-only, and we never write to them
-        values: dict[str, Any] = {
-            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-            for name, value in arrays.items()
-        }
-    return Dataset(**values)
+    shared = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
+    tensors = dict(zip(shared, read_only(shared.values()), strict=True))
+    return Dataset(**{**arrays, **tensors})
 
 
 def _train(
@@ -357,10 +351,7 @@ def _train_modules(trials: list[Trial], data: dict[str, Any], device: str) -> It
             f"a machine of the Ray cluster lacks what the network needs ({problem}): install it on "
             "all machines of the cluster"
         ) from problem
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the arrays are read-only, and we never write to them
-        *inputs, labels = map(torch.from_numpy, data["arrays"])
-    examples = Examples(data["name"], tuple(inputs), labels, data["train_size"], source)
+    examples = Examples.shared(data["name"], data["arrays"], data["train_size"], source)
     slots = 1 if device == "cpu" else None
     fleet = _SentFleet(training, examples, device, slots, keep_parameters=True)
     for outcome in fleet.run(trials):  # noqa: UP028, Ray sends values, which a fleet does not take

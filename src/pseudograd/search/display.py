@@ -98,7 +98,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         seconds = time.monotonic() - self.started
         if seconds > 0:
             speed = progress.done / seconds
-            line += f", {speed:.1f} trials/s"
+            line += f", {_pace(speed)}"
             if progress.done < progress.total:
                 line += f", {duration((progress.total - progress.done) / speed)} left"
         return line
@@ -137,6 +137,20 @@ class Display(contextlib.AbstractContextManager["Display"]):
         done, total = self._counts(self.progress) if self.progress else (0, 1)
         bar = Padding(ProgressBar(total, done, width=60), 0)  # a bar alone does not end its line
         return Group(Text(self._line()), bar, table)
+
+
+def _pace(trials_per_second: float) -> str:
+    """Return the speed in the shortest unit that gives a number of 1 or more, or per hour.
+
+    Example:
+        >>> _pace(6.4), _pace(0.2), _pace(0.001)
+        ('6.4 trials/s', '12.0 trials/min', '3.6 trials/h')
+
+    """
+    for unit, seconds in (("s", 1), ("min", 60)):
+        if trials_per_second * seconds >= 1:
+            return f"{trials_per_second * seconds:.1f} trials/{unit}"
+    return f"{trials_per_second * 3600:.1f} trials/h"
 
 
 def tell_set_aside(ledger: Ledger) -> None:

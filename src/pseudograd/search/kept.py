@@ -1,9 +1,9 @@
 """A study's folder: ``run.json``, the ledger, and the locks of processes that share it.
 
-A folder is locked in three ways. The processes of ``ask`` and ``tell`` share a lock on the ledger,
-and a session has it alone, so the two exclude each other. The file ``.lock`` is locked for moments,
-while a process looks what is wanted, claims a trial, or writes. And a claim on a trial is a lock of
-its own (`pseudograd.search.claims`).
+There are three kinds of locks. Processes that use ``ask`` and ``tell`` hold a shared lock on the
+ledger, and a session of a fleet an exclusive one, so the two exclude each other. The file ``.lock``
+is locked briefly, while a process decides which trial to run, claims it, or writes. And each claim
+on a trial is a lock (`pseudograd.search.claims`).
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class Kept:
 
     @contextlib.contextmanager
     def session(self, command: str, devices: Sequence[str], share: float = 1.0) -> Iterator[None]:
-        """Record that the study goes on, where and for how long; no other process may meanwhile.
+        """Record where and for how long the study runs, and keep other processes out meanwhile.
 
-        Within a session, another is the same one.
+        A session within a session is the same one.
         """
         if self.folder is None or self._in_session:
             yield
@@ -160,7 +160,7 @@ class Kept:
 
     @contextlib.contextmanager
     def _sharing(self) -> Iterator[None]:
-        """Join those at work on the folder, and keep them out for a moment."""
+        """Join the processes at work on the folder, and hold its lock."""
         self._notice_fork()
         now = begun("", []) if self._place is None else None
         with self._guard():
@@ -192,7 +192,7 @@ class Kept:
         self._presence = Lock.on(self._ledger_path, shared=True)
 
     def _leave(self) -> None:
-        """Let others have the folder for themselves, if this process is not at work on it."""
+        """Release the shared lock, if this process is no longer at work on the folder."""
         if self._presence is not None and not self._loops and not self._claims.trials:
             self._claims.clean()
             self._presence.release()

@@ -1,10 +1,10 @@
 """The ledger: one line of JSON for each finished trial, only ever appended to.
 
-A recipe is written once, before the first outcome of its trials, which then name its fingerprint. A
-line is written in one piece and forced to disk before the next trial's; a line that a crash cut off
-is removed when the next one is written. So a killed search loses at most the trials under way, and
-ledgers of several machines are merged by concatenation. Processes that append to one file in turn,
-under a lock, read what the others have added by `refresh`.
+A recipe is written once, before the first outcome of its trials, which refer to it by its
+fingerprint. A line is written in one piece and synced to disk before the next; a line that a crash
+cut off is removed when the next one is written. So a killed search loses at most the trials under
+way, and ledgers of several machines are merged by concatenation. Processes that append to one file
+in turn, under a lock, read what the others have added by `refresh`.
 """
 
 from __future__ import annotations

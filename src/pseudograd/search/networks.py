@@ -1,4 +1,4 @@
-"""Studies of any network: the trained networks, and what they say together."""
+"""Studies of any network: the trained networks, their ensembles, and how good they are."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:
 def final_groups(study: Study) -> dict[str, list[Trial]]:
     """Return the networks of each ensemble: "chosen", "plain" (of k = 1) and perhaps "mixed".
 
-    All have the same size unless some diverged, which would spoil the average.
+    All have the same size, except that networks that diverged are left out.
     """
     assert isinstance(study.protocol, NetworkProtocol)
     comparison = study.result.comparison

@@ -22,7 +22,9 @@ from pseudograd.rules.checks import check_k
 from pseudograd.words import counted
 
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
+"""The paper's k grid for networks with one hidden layer."""
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
+"""The paper's k grid for networks with several hidden layers."""
 
 # Settings that may change between sessions: where to search, not what to compare.
 RANGE = ("ks", "initial_rate", "learning_rates")
@@ -175,7 +177,7 @@ class Protocol:
     def plan(self) -> str:
         """Describe in a line what will be trained."""
         return (
-            f"{self.foretold} networks or more: {counted(len(self.ks), 'value')} of k × "
+            f"about {self.foretold} networks: {counted(len(self.ks), 'value')} of k × "
             f"{counted(len(self.learning_rates) or 3, 'learning rate')} × "
             f"{counted(self.repetitions, 'repetition')}, and "
             f"{counted(self.retrainings, 'final network')} each of the choice and of k = 1"
@@ -419,6 +421,24 @@ class NetworkProtocol(Protocol):
 
     def _earlier_rates(self, k: float | Ramp, outcomes: Outcomes) -> set[float]:
         return rates_in(outcomes, self.recipe, k) - {trial.learning_rate for trial in self.sweep}
+
+    def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
+        """The edge of a k's rates that the best one is on; ties go by the cross-entropy.
+
+        The paper extends towards lower rates on a tie. A network that learns nothing at a low rate
+        makes the same mistakes at all lower ones, so that would train it a dozen times in vain.
+        """
+        lowest = min(cell.error for cell in cells)
+        if lowest == 0:
+            return None  # no rate can be better
+
+        def cross_entropy(cell: Cell) -> float:
+            return statistics.fmean(outcomes[one].cross_entropy for one in self.trials_of(cell))
+
+        best = min((cell for cell in cells if cell.error == lowest), key=cross_entropy)
+        if best == cells[0]:
+            return "low"
+        return "high" if best == cells[-1] else None
 
     @property
     def foretold(self) -> int:

@@ -23,9 +23,12 @@ from pseudograd.search.result import Result, result
 from pseudograd.search.run_file import protocol_in, read_run
 from pseudograd.words import counted
 
-# Takes trials from the left, trains them and yields their outcomes in any order, until none is left
-# or ``stop`` says True. The deque may grow meanwhile; the loop calls again while trials are left.
 Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
+"""Takes trials from the left of a deque, trains them and yields their outcomes in any order.
+
+It ends when no trial is left or ``stop`` says True. The deque may grow meanwhile; the study calls
+again while trials are left.
+"""
 
 _SECONDS_BETWEEN_NOTES = 5.0
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds until a loop looks again for a trial to run
@@ -94,9 +97,9 @@ class Study(Kept):
     def ask(self) -> Trial | None:
         """Return a trial to run that was not asked for before, or None if there is none now.
 
-        After None, telling outcomes may make further trials known, until the study is finished.
-        In a folder the trial is claimed: no other process is given it until this one has told its
-        outcome, has released it or has ended.
+        After None, telling outcomes may lead to further trials, until the study is finished. In a
+        folder the trial is claimed: no other process gets it until this one has told its outcome,
+        released it or ended.
 
         Raises:
             BlockingIOError: If a fleet is at work on the folder.
@@ -128,7 +131,7 @@ class Study(Kept):
         Ctrl-C, and the operating system does when a process ends.
 
         Args:
-            trials: What to give back; by default all that were asked for and not told.
+            trials: The trials to give back; by default all that were asked for and not told.
 
         Example:
             >>> from pseudograd.fleet import OwnRecipe
@@ -214,8 +217,8 @@ class Study(Kept):
     def __iter__(self) -> Iterator[Trial]:
         """Yield trials to run until the study is finished; `tell` each one's outcome.
 
-        In a folder several processes may do so at once. A loop that finds all trials taken waits,
-        since they may make more known, or their process may end without an outcome.
+        In a folder several processes may do so at once. If all trials are taken, a loop waits:
+        their outcomes may lead to more trials, or their process may end without an outcome.
 
         Raises:
             BlockingIOError: If a fleet is at work on the folder.
@@ -280,7 +283,7 @@ class Study(Kept):
 
         Args:
             runner: Trains trials, for example a `Fleet`'s ``run``.
-            stop: Asked between epochs; once it says True, trials under way are dropped.
+            stop: Called between epochs; once it returns True, trials under way are dropped.
             command: The command line to record.
             devices: The devices to record.
             share: This study's share of the devices, where several run side by side.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from pseudograd.data import Dataset
+from pseudograd.fleet.devices import checked_places
 from pseudograd.fleet.mlp.bins import Bins
 from pseudograd.fleet.mlp.crew import Crew, check_alike, mlp_recipe
 from pseudograd.fleet.mlp.stack import Examples, launching
@@ -63,14 +64,8 @@ class Fleet:
     ) -> None:
         if precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, not {precision!r}")
-        if slots is not None and slots < 1:
-            raise ValueError(f"slots must be 1 or more, not {slots}")
-        self.data = data
-        several = [device] if isinstance(device, str | torch.device) else device
-        self.devices = tuple(torch.device(one) for one in several)
-        if not self.devices:
-            raise ValueError("device must name at least one device, such as 'cpu'")
-        self.slots = slots
+        self.devices = checked_places(device, slots)
+        self.data, self.slots = data, slots
         self.precision = precision
         self.dtype = torch.float64 if precision == "float64" else torch.float32
         self.keep_parameters = keep_parameters

@@ -1,4 +1,4 @@
-"""Whether a training fits its data: tried on one small batch, before anything is trained."""
+"""Checks that a training fits its data, by a step on one small batch before anything is trained."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pseudograd.fleet.modules.training import Training, seeded
 from pseudograd.words import first_line
 
 _TRIED = 4  # examples
-_SAID = 200  # characters of an error that are told
+_SAID = 200  # characters of an error's message that are shown
 
 
 def check_training(training: Training, examples: Examples) -> int:
-    """Try a step on a small batch; return the number of classes that the network knows.
+    """Try a step on a small batch; return the number of the network's classes.
 
     Raises:
         ValueError: If something does not fit, in one sentence.
@@ -39,18 +39,27 @@ def check_training(training: Training, examples: Examples) -> int:
         _check_evaluation(training, module, inputs, logits)
         loss = training.loss(logits, labels, 1.0)
         loss.backward()
-        try:
-            optimizer = training.optimizer(
-                module.parameters(), lr=1e-3, **training.optimizer_settings
-            )
-            optimizer.step()
-        except Exception as problem:
-            name = getattr(training.optimizer, "__name__", repr(training.optimizer))
-            raise ValueError(
-                f"optimizer must make steps from gradients alone with the settings "
-                f"{dict(training.optimizer_settings)}, but {name} fails ({_said(problem)})"
-            ) from problem
+        _check_optimizer(training, module)
     return classes
+
+
+def _check_optimizer(training: Training, module: nn.Module) -> None:
+    """Try a step of the optimizer, after a backward pass."""
+    name = getattr(training.optimizer, "__name__", repr(training.optimizer))
+    settings = training.optimizer_settings
+    try:
+        optimizer = training.optimizer(module.parameters(), lr=1e-3, **settings)
+    except Exception as problem:
+        raise ValueError(
+            f"optimizer must take the other keyword arguments, {dict(settings)}, but {name} fails "
+            f"({_said(problem)})"
+        ) from problem
+    try:
+        optimizer.step()
+    except Exception as problem:
+        raise ValueError(
+            f"optimizer must make steps from gradients alone, but {name} fails ({_said(problem)})"
+        ) from problem
 
 
 def _check_parts(training: Training, examples: Examples) -> None:
@@ -102,7 +111,7 @@ def _augmented(training: Training, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
         not isinstance(new, Tensor) or len(new) != len(old)
         for new, old in zip(changed, inputs, strict=True)
     ):
-        raise ValueError("augment must return a batch as it gets it, with as many examples")
+        raise ValueError("augment must return a batch like the one it gets, with as many examples")
     return changed
 
 

@@ -23,8 +23,8 @@ from pseudograd.fleet.trial import Outcome, Stop, Trial
 from pseudograd.words import first_line
 
 _SLOTS = 8  # more gain nothing on an H200, even for small networks
-_NAP = 5e-5  # seconds to leave other threads, while all slots wait for the GPU
-_REASON = 200  # characters of an error that are told
+_NAP = 5e-5  # seconds that other threads get while all slots wait for the GPU
+_REASON = 200  # characters of an error's message that are shown
 _SHARE = 0.8  # of the free memory that slots may take
 
 
@@ -55,7 +55,7 @@ class Crew:
         self.tell: Callable[[str], None] = lambda _: None
         self.slots: list[Slot] = []
         self._drawn: dict[int, Future[list[Tensor]]] = {}  # initial weights of the next trial
-        # More hardware queues, for more than eight streams; heeded before CUDA starts.
+        # More hardware queues, for more than eight streams; must be set before CUDA starts.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         self.compiled = training.compile
 

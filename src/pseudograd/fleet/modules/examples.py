@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from pseudograd.fleet.modules.training import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
+from pseudograd.words import first_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +28,12 @@ class Examples:
 
     Attributes:
         name: The name that recipes refer to.
-        inputs: What the network takes, one tensor per argument, a row per example; () if they are
+        inputs: The network's inputs, one tensor per argument, a row per example; () if they are
             read from ``source``.
         labels: Class indices, shape (examples) or, for sequences and images, (examples, ...).
         train_size: The number of training examples; the rest is the test set.
-        source: Reads the inputs of an example, where they do not fit into memory or differ each
-            time that they are read.
+        source: Reads the inputs of an example, if they do not fit into memory or differ each time
+            they are read.
         notes: What was done to the data.
 
     """
@@ -91,6 +93,23 @@ class Examples:
             inputs = tuple(torch.cat([one, other]) for one, other in columns)
             return cls(name, inputs, labels, len(first), None, notes)
         return cls(name, (), labels, len(first), _Joined(first, second), notes)
+
+    @property
+    def arrays(self) -> list[np.ndarray[Any, Any]]:
+        """The inputs and then the labels, as other processes can share them."""
+        return [tensor.numpy() for tensor in (*self.inputs, self.labels)]
+
+    @classmethod
+    def shared(
+        cls,
+        name: str,
+        arrays: Iterable[np.ndarray[Any, Any]],
+        train_size: int,
+        source: Sequence[tuple[Tensor, ...]] | None,
+    ) -> Examples:
+        """Return examples around the `arrays` of another process, which are never written to."""
+        *inputs, labels = read_only(arrays)
+        return cls(name, tuple(inputs), labels, train_size, source)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -167,7 +186,11 @@ class _Part:
                 tuple(_tensor(one, f"{which} inputs") for one in several),
                 _labels(given[1], which),
             )
-        elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+        elif (
+            hasattr(given, "__getitem__")
+            and hasattr(given, "__len__")
+            and not isinstance(given, Mapping | str)
+        ):
             made = cls._read(given, which)
         else:
             raise ValueError(
@@ -179,7 +202,7 @@ class _Part:
 
     @classmethod
     def _read(cls, given: Any, which: str) -> _Part:
-        """Read a Dataset into memory, unless it is too large or differs from time to time."""
+        """Read a Dataset into memory, unless it is too large or differs each time it is read."""
         from pseudograd.data.memory import available
 
         if not len(given):
@@ -193,6 +216,8 @@ class _Part:
         shapes = [one.shape for one in first[0]]
         for at in range(len(given)):
             inputs, label = _example(given, at, which)
+            if not all(bool(one.isfinite().all()) for one in inputs):
+                raise _not_finite(which, at)
             if [one.shape for one in inputs] != shapes or label.shape != first[1].shape:
                 raise ValueError(
                     f"{which} must have examples of one shape, but example {at} has "
@@ -204,7 +229,7 @@ class _Part:
                 for column, one in zip(columns, inputs, strict=True):
                     column.append(one)
         targets = _labels(torch.stack(labels), which)
-        # What draws random numbers when it is read must be read again in every epoch.
+        # A Dataset that draws random numbers must be read again in every epoch.
         same = _random_state() == before and all(
             torch.equal(old[at], new)
             for at in range(0, len(given), -(-len(given) // _READ_AGAIN))
@@ -212,7 +237,9 @@ class _Part:
         )
         if keep and same:
             return cls(tuple(torch.stack(column) for column in columns), targets)
-        why = "is larger than a third of the free memory" if same else "differs from time to time"
+        why = (
+            "is larger than a third of the free memory" if same else "differs each time it is read"
+        )
         note = f"{which} {why}, so its examples are read again in every epoch"
         return cls((), targets, given, (note,))
 
@@ -240,14 +267,17 @@ class _Part:
             if one.is_floating_point():
                 finite = one.isfinite().flatten(1).all(1) if one.dim() > 1 else one.isfinite()
                 if not bool(finite.all()):
-                    at = int((~finite).nonzero()[0])
-                    raise ValueError(
-                        f"{which} must have finite inputs, but example {at} has NaN or infinity: "
-                        "fill these in or leave the example out"
-                    )
+                    raise _not_finite(which, int((~finite).nonzero()[0]))
         self.inputs = tuple(one.float() if _is_other_float(one) else one for one in self.inputs)
         if any(one.dtype == torch.uint8 for one in self.inputs):
             self.notes += ("bytes are divided by 255, as ToTensor does",)
+
+
+def _not_finite(which: str, at: int) -> ValueError:
+    return ValueError(
+        f"{which} must have finite inputs, but example {at} has NaN or infinity: fill these in or "
+        "leave the example out"
+    )
 
 
 def _is_other_float(tensor: Tensor) -> bool:
@@ -255,7 +285,7 @@ def _is_other_float(tensor: Tensor) -> bool:
 
 
 class _Joined(Sequence[tuple[Tensor, ...]]):
-    """The inputs of the training and the test set, one after the other, read as they are asked."""
+    """The inputs of the training and the test set, one after the other, read on demand."""
 
     def __init__(self, first: _Part, second: _Part) -> None:
         self.first, self.second = first, second
@@ -272,7 +302,7 @@ class _Joined(Sequence[tuple[Tensor, ...]]):
 
 
 def _random_state() -> tuple[Any, ...]:
-    """Return where the generators stand that transforms usually draw from."""
+    """Return the states of the generators that transforms usually draw from."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002, users' transforms use it
     drawn = torch.get_rng_state().numpy().tobytes()
     return drawn, random.getstate(), kind, np.asarray(keys).tobytes(), *rest
@@ -299,7 +329,12 @@ def _sampled(source: Sequence[tuple[Tensor, ...]]) -> bytes:
 
 def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the inputs and the label of one example of a Dataset."""
-    example = source[at]
+    try:
+        example = source[at]
+    except Exception as problem:
+        raise ValueError(
+            f"{which}: example {at} cannot be read ({first_line(problem)})"
+        ) from problem
     if not isinstance(example, tuple | list) or len(example) != 2:
         raise ValueError(
             f"{which} must have examples (x, y), but example {at} is a {type(example).__name__}"
@@ -311,6 +346,11 @@ def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tens
 
 
 def _tensor(given: Any, what: str) -> Tensor:
+    if type(given).__module__.startswith("PIL."):
+        raise ValueError(
+            f"{what} must be tensors or arrays, not images of Pillow: give the Dataset a transform "
+            "such as torchvision.transforms.PILToTensor()"
+        )
     try:
         tensor = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as problem:
@@ -331,6 +371,13 @@ def _labels(given: Any, which: str) -> Tensor:
 
 def _shown(shapes: Sequence[Sequence[int]]) -> str:
     return " and ".join(str(tuple(shape)) for shape in shapes)
+
+
+def read_only(arrays: Iterable[np.ndarray[Any, Any]]) -> list[Tensor]:
+    """Return tensors around arrays that must not be written to, without PyTorch's warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [torch.from_numpy(array) for array in arrays]
 
 
 def prepared(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

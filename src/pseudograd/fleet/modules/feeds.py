@@ -1,4 +1,4 @@
-"""Batches for the captured steps of a GPU: picked on the device, or brought there ahead of time."""
+"""Batches for captured steps: gathered on the GPU, or copied there ahead of time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _READERS, _BATCHES_AHEAD = 2, 4  # of data that is read on the host
 
 
 class Resident:
-    """Examples that a device holds; a step picks its rows there.
+    """Examples in a device's memory, from which a step gathers its rows.
 
     Args:
         examples: The examples.
@@ -29,7 +29,7 @@ class Resident:
 
 
 class Taker:
-    """Hands a captured step its batch."""
+    """Gives a captured step its batch."""
 
     def __init__(self, data: Resident) -> None:
         self.data = data
@@ -40,13 +40,13 @@ class Taker:
         return inputs, self.data.labels.index_select(0, rows)
 
     def feed(self, rows: Tensor) -> Iterator[None]:
-        """Bring each batch of rows to the device before its step."""
+        """Copy each batch of rows to the device before its step."""
         while True:
             yield
 
 
 class Streamed(Taker):
-    """Hands a captured step batches that are read on the host, pinned, a few steps ahead.
+    """Gives a captured step batches that are read on the host a few steps ahead, and pinned.
 
     Args:
         examples: The examples.
@@ -63,11 +63,11 @@ class Streamed(Taker):
         self.readers = ThreadPoolExecutor(_READERS)
 
     def take(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the batch that was brought to the device last."""
+        """Return the batch that was copied to the device last."""
         return self.inputs, self.labels
 
     def feed(self, rows: Tensor) -> Iterator[None]:
-        """Bring each batch of rows to the device before its step."""
+        """Copy each batch of rows to the device before its step."""
         rows = rows.cpu()
         coming = deque(self.readers.submit(self._read, some) for some in rows[:_BATCHES_AHEAD])
         for at in range(len(rows)):

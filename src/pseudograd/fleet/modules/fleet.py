@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
+from pseudograd.fleet.devices import checked_places
 from pseudograd.fleet.mlp.fleet import side_by_side
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.loop import kept, module_recipe, train
@@ -37,7 +38,7 @@ class ModuleFleet:
         keep_parameters: Whether outcomes of retraining, and of bagged splits, carry the weights.
 
     Attributes:
-        notes: What a user should know about how the trials are run.
+        notes: Remarks for the user on how the trials are run.
 
     Example:
         >>> from torch import nn
@@ -58,12 +59,7 @@ class ModuleFleet:
         slots: int | None = None,
         keep_parameters: bool = False,
     ) -> None:
-        if slots is not None and slots < 1:
-            raise ValueError(f"slots must be 1 or more, not {slots}")
-        several = [device] if isinstance(device, str | torch.device) else device
-        self.devices = tuple(torch.device(one) for one in several)
-        if not self.devices:
-            raise ValueError("device must name at least one device, such as 'cpu'")
+        self.devices = checked_places(device, slots)
         self.training, self.examples = training, examples
         self.slots, self.keep_parameters = slots, keep_parameters
         self.notes: list[str] = list(examples.notes)

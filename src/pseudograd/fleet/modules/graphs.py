@@ -1,9 +1,10 @@
 """Trials on a GPU: one CUDA graph per trial, several on streams of their own.
 
 A step of a small network is many short kernels, which Python launches more slowly than a GPU runs
-them. A graph launches a step at once, and graphs of several trials fill the GPU. All that differs
-from step to step (examples, learning rate, k) is read from tables on the device by a counter on the
-device; so a step needs nothing from the host, and the next trial only new tables and weights.
+them. A graph launches a whole step at once, and graphs of several trials fill the GPU. Everything
+that differs from step to step (examples, learning rate, k) is read from tables on the device by a
+counter on the device. So a step needs nothing from the host, and the next trial needs only new
+tables and weights.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts
 from pseudograd.fleet.trial import Outcome, Trial
 
-_STEPS_AT_ONCE = 4  # that a slot launches before it is another's turn
-_STEPS_AHEAD = 16  # that the host may be ahead of the GPU, so that it can still be told to stop
+_STEPS_AT_ONCE = 4  # steps that a slot launches before the next slot's turn
+_STEPS_AHEAD = 16  # steps that the host may be ahead of the GPU, so that it can still stop
 _WARM_UPS = 3  # steps before a capture, in which libraries choose and compile their kernels
-_EVALUATED = 4  # batches of training that make a batch of evaluation
+_EVALUATED = 4  # training batches per evaluation batch
 
 # Their state is all zeros before the first step, so setting it to zero begins a training.
 _RESETTABLE = (
@@ -62,12 +63,12 @@ class Slot:
 
     Args:
         training: The network and how it is trained.
-        source: Returns what hands over batches of a size.
+        source: Returns a `Taker` for a batch size.
         recipe: The trials' recipe.
         cut: Examples by role, of which all trials have equally many.
         device: Where it is.
         compiled: Whether to compile the network.
-        lean: Whether to free unused memory first, for which the GPU has to stand still.
+        lean: Whether to free unused memory first, which synchronizes the GPU.
 
     """
 
@@ -126,7 +127,7 @@ class Slot:
     def _state(self) -> list[Tensor]:
         return [one.detach() for one in (*self.module.parameters(), *self.module.buffers())]
 
-    # --- what is captured --------------------------------------------------------------------
+    # --- captured steps ----------------------------------------------------------------------
 
     def _capture(self, lean: bool) -> None:
         for _ in range(_WARM_UPS):
@@ -215,7 +216,7 @@ class Slot:
     def run(
         self, trial: Trial, cut: Parts, initial: list[Tensor], keep_parameters: bool
     ) -> Generator[bool, None, Outcome]:
-        """Train a trial; yields whether it launched a step, for other slots to launch theirs."""
+        """Train a trial; yields so that other slots can launch, True after launching a step."""
         course = Course(trial, self.recipe)
         watched = watched_rows(cut, trial)
         self._begin(trial, cut, initial)
@@ -263,7 +264,7 @@ class Slot:
         self.counters.zero_()
 
     def _watch(self, rows: Tensor) -> None:
-        """Let these examples be judged from now on."""
+        """Make these the examples to judge."""
         count = len(rows)
         self.rounds = -(-count // self.evaluated)
         flat, mark = self.rows.reshape(-1), self.matters.reshape(-1)

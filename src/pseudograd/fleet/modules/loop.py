@@ -1,4 +1,4 @@
-"""One training of any module, step by step: the loop that the graphs of a GPU repeat."""
+"""One training of any module, step by step: the loop that CUDA graphs reproduce on a GPU."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ class Course:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """How a network does on some examples.
+    """A network's errors on some examples.
 
     Attributes:
         error: The share of labels that it gets wrong; those of ignore_index do not count.
         cross_entropy: The mean cross-entropy.
-        wrong: Which labels it gets wrong, flat; None if that is not asked for.
+        wrong: Which labels it gets wrong, flat; None if not wanted.
 
     """
 
@@ -117,7 +117,7 @@ def module_recipe(trial: Trial) -> ModuleRecipe:
 
 
 def kept(trial: Trial) -> bool:
-    """Return whether a trial's network is of use after the search."""
+    """Return whether a trial's network is needed after the search."""
     return trial.split.retrain or trial.split.bagged
 
 
@@ -219,7 +219,7 @@ def watched_rows(cut: Parts, trial: Trial) -> Tensor:
 def evaluate(
     training: Training, module: nn.Module, examples: Examples, rows: Tensor, device: torch.device
 ) -> Judged:
-    """Return how a network does on some examples."""
+    """Return a network's errors on some examples."""
     wrong, counted, total = [], 0, 0.0
     for some, logits in _logits(training, module, examples, rows, device):
         labels = examples.labels[some].to(device)

@@ -10,7 +10,6 @@ import signal
 import tempfile
 import threading
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
@@ -26,15 +25,15 @@ from pseudograd.fleet.modules.loop import kept, train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.trial import Outcome, Stop, Trial
 
-_MOST_LOSSES = 3  # of one trial with its process, before it is given up
-_LOOK_AROUND = 0.2  # seconds between looks at whether to stop
+_MOST_LOSSES = 3  # times that a trial may die with its process before the run gives up
+_LOOK_AROUND = 0.2  # seconds between checks of whether to stop
 
 
 class Processes:
     """Worker processes that train trials, until they are closed.
 
     Functions are sent by cloudpickle, so they may be lambdas and classes of a script; tensors are
-    shared by files in memory's cache.
+    shared as memory-mapped files.
 
     Args:
         training: The network and how it is trained.
@@ -54,12 +53,12 @@ class Processes:
         self.count = count
         self._until_closed = contextlib.ExitStack()
         folder = Path(self._until_closed.enter_context(tempfile.TemporaryDirectory()))
-        tensors = (*examples.inputs, examples.labels)
-        for at, tensor in enumerate(tensors):
-            np.save(folder / f"{at}.npy", tensor.numpy())
+        files = [folder / f"{at}.npy" for at in range(len(examples.arrays))]
+        for file, array in zip(files, examples.arrays, strict=True):
+            np.save(file, array)
         rest = (examples.name, examples.train_size, examples.source)
         self.folder = folder
-        self.task = dumps((training, keep_parameters, folder, len(tensors), rest))
+        self.task = dumps((training, keep_parameters, files, rest))
         self._executor: Any = None
 
     def close(self) -> None:
@@ -161,11 +160,7 @@ def _train(trial: Trial) -> Outcome | None:
 
 
 def _unpacked(task: bytes) -> dict[str, Any]:
-    training, keep, folder, count, (name, train_size, source) = pickle.loads(task)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the arrays are read-only, and we never write to them
-        *inputs, labels = (
-            torch.from_numpy(np.load(folder / f"{at}.npy", mmap_mode="r")) for at in range(count)
-        )
-    examples = Examples(name, tuple(inputs), labels, train_size, source)
+    training, keep, files, (name, train_size, source) = pickle.loads(task)
+    arrays = [np.load(file, mmap_mode="r") for file in files]
+    examples = Examples.shared(name, arrays, train_size, source)
     return {"training": training, "examples": examples, "keep": keep}

@@ -1,4 +1,4 @@
-"""What a training of any module is made of, and how a recipe describes it."""
+"""The training of any module, and its description for a recipe."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from pseudograd.fleet.recipe import PRECISIONS, ModuleRecipe
 from pseudograd.loss import RuleCrossEntropyLoss, tunable_cross_entropy
 from pseudograd.rules import Rule
+from pseudograd.words import shown
 
 Inputs = Tensor | tuple[Tensor, ...]
 Augment = Callable[[Any], Any]
@@ -45,17 +46,18 @@ class Training:
     Attributes:
         network: Returns a fresh, untrained module. Its initial weights may depend on PyTorch's
             random numbers, and on nothing else that changes.
-        optimizer: A class of `torch.optim`, or what makes one from ``(parameters, lr=..., ...)``.
+        optimizer: A class of `torch.optim`, or a function ``(parameters, lr=..., ...)`` that makes
+            an optimizer.
         optimizer_settings: Its keyword arguments except the learning rate.
         epochs: How long a training lasts, at most.
-        batch_size: Examples per step. What is left over at the end of an epoch is not used in it.
+        batch_size: Examples per step. An incomplete last batch of an epoch is dropped.
         schedule: The learning rate's factor as a function of progress in [0, 1], or one of
             "constant", "cosine", "linear" and "one-cycle".
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         patience: Stop after this many epochs without a lower error, and keep the best epoch; None
             to train for all epochs and keep the last.
-        validation: The share of the training examples to validate on, such as 0.1 (with patience
-            as many again to stop by); None for the paper's five folds.
+        validation: The share of the training examples to validate on, such as 0.1 (with patience,
+            as many again for early stopping); None for the paper's five folds.
         augment: A function of a batch of inputs, applied on the device in training.
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
         label_smoothing: As for the loss.
@@ -87,12 +89,12 @@ class Training:
 
     def recipe(self, data: str, data_hash: str = "") -> ModuleRecipe:
         """Return the description of this training on a data set."""
-        for name in ("network", "optimizer"):
+        for name, wanted in (
+            ("network", "a function that returns a fresh module"),
+            ("optimizer", "a class such as torch.optim.AdamW"),
+        ):
             if not callable(getattr(self, name)):
-                raise ValueError(
-                    f"{name} must be a function or a class, not {getattr(self, name)!r}"
-                    + (": give the function that makes it" if name == "network" else "")
-                )
+                raise ValueError(f"{name} must be {wanted}, not {shown(getattr(self, name))}")
         if self.rule is not None and self.label_smoothing:
             raise ValueError("label_smoothing must be left out with a rule, which is one of labels")
         if self.precision not in PRECISIONS:
@@ -133,7 +135,7 @@ class Training:
         except (TypeError, AttributeError) as problem:
             raise ValueError(
                 f"schedule must be a function of progress in [0, 1] that returns a factor of the "
-                f"learning rate, or one of {tuple(SCHEDULES)}, not {self.schedule!r} ({problem})"
+                f"learning rate, or one of {tuple(SCHEDULES)}, but it fails ({problem})"
             ) from problem
         return describe(self.schedule)
 
@@ -151,7 +153,7 @@ class Training:
             return self.network()
 
     def logits(self, module: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
-        """Return what the network makes of a batch."""
+        """Return the network's outputs for a batch."""
         device = inputs[0].device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16"):
             return module(*inputs)
@@ -196,7 +198,7 @@ def seeded(seed: int) -> Iterator[None]:
             torch.default_generator.set_state(before)
 
 
-# --- descriptions, by which a study knows its own training again ---------------------------------
+# --- descriptions, by which a study recognizes its training --------------------------------------
 
 
 def describe(function: Callable[..., Any]) -> str:
@@ -240,7 +242,7 @@ def describe_network(network: Callable[[], nn.Module]) -> str:
 
 
 def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
-    """Return a network, after a look at whether the function returns a fresh one each time."""
+    """Return a network, after checking that the function returns a fresh one each time."""
     try:
         with seeded(0):
             first = network()
@@ -256,6 +258,10 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
         raise ValueError(
             "network must know the sizes of its layers: replace lazy ones, such as LazyLinear"
         )
+    if any(parameter.device.type != "cpu" for parameter in first.parameters()):
+        raise ValueError(
+            "network must return a module on the CPU: the study moves it to its device"
+        )
     shared = {id(parameter) for parameter in first.parameters()}
     if first is second or any(id(parameter) in shared for parameter in second.parameters()):
         raise ValueError(
@@ -269,7 +275,7 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
         raise ValueError(
             "network must return the same module whenever PyTorch's seed is the same, but its "
             "weights differ between two calls: draw initial weights with PyTorch on the CPU, and "
-            "depend on nothing global that changes"
+            "do not depend on global state"
         )
     if not any(parameter.requires_grad for parameter in first.parameters()):
         raise ValueError("network must have parameters to train")
@@ -277,7 +283,7 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _source(kind: Any) -> str:
-    """Return the code of a function or a class, in which comments and layout do not count."""
+    """Return the code of a function or a class, without comments and layout."""
     try:
         text = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):
@@ -289,7 +295,7 @@ def _source(kind: Any) -> str:
 
 
 def _surroundings(function: Any) -> str:
-    """Return the numbers and texts that a function finds around itself."""
+    """Return the numbers and strings in a function's closure, globals and defaults."""
     try:
         found = inspect.getclosurevars(inspect.unwrap(function))
     except TypeError:
@@ -300,7 +306,7 @@ def _surroundings(function: Any) -> str:
 
 
 def _plain_values(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
-    """Return the numbers and texts among values, with their names."""
+    """Return the numbers and strings among values, with their names."""
     plain = (bool, int, float, str, tuple, type(None))
     return sorted(
         (str(name), repr(value))
