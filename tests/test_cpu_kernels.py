@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import reference
 from covering import covering
-from pseudograd import tunable_cross_entropy
+from pseudograd import tunable_binary_cross_entropy_with_logits, tunable_cross_entropy
 from pseudograd.loss import cpu
 
 PROCESSORS = ("DEFAULT", "AVX2", "AVX512")
@@ -136,6 +137,72 @@ def test_a_certain_class_with_the_whole_target(classes: int, k: float) -> None:
     _, soft = value_and_gradient(logits.requires_grad_(), target, "auto", **settings)
     _, hard = value_and_gradient(logits, labels, "auto", **settings)
     torch.testing.assert_close(soft, wholes.unsqueeze(1) * hard, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("k", [2.0**-6, 0.5, 1.0, 7.0, 2.0**6])
+@pytest.mark.parametrize("classes", [4, 66])
+def test_soft_targets_of_every_size(classes: int, k: float) -> None:
+    """Targets of 0, masked classes, gaps that underflow, p near q; against float64."""
+    generator = torch.Generator().manual_seed(classes)
+    rows = []
+    for scale in (1e-6, 1.0, 30.0, 100.0, 800.0, 1e4):
+        z = scale * torch.randn(classes, generator=generator)
+        q = torch.randn(classes, generator=generator).softmax(0)
+        sparse = torch.where(torch.arange(classes) % 2 == 0, q, 0)
+        rows += [(z, q), (z, 1e-30 * sparse), (z, z.softmax(0))]
+        rows += [(z, torch.nn.functional.one_hot(z.argmax(), classes).float())]
+        rows += [(torch.where(torch.arange(classes) == 1, -torch.inf, z), sparse)]
+    logits, target = (torch.stack(column) for column in zip(*rows, strict=True))
+    settings = {"k": k, "reduction": "sum"}
+    wide = logits.double().requires_grad_()
+    value, true = value_and_gradient(wide, target.double(), "torch", **settings)
+    bias = (logits.double().softmax(1) - target / target.double().sum(1, True)).abs()
+    for sensitivity in (k, torch.full((len(logits),), k)):
+        settings["k"] = sensitivity
+        ours, f = value_and_gradient(logits.requires_grad_(), target, "auto", **settings)
+        torch.testing.assert_close(ours.double(), value, rtol=1e-5, atol=0)
+        # The bias is right to 1e-15, and k multiplies its relative error.
+        allowed = true.abs() * (1e-5 + max(k, 1) * 1e-15 / bias.clamp(min=1e-300)) + 1e-25
+        assert ((f.double() - true).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("kind", ["labels", "soft", "both"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_binary_losses_in_whole_vectors_and_parts(dtype: torch.dtype, kind: str) -> None:
+    """Counts around those of vectors and blocks, and targets that make a block soft."""
+    for count in (1, 7, 8, 9, 513):
+        generator = torch.Generator().manual_seed(count)
+        z = (20 * torch.randn(count, generator=generator)).to(dtype).requires_grad_()
+        t = torch.rand(count, generator=generator).to(dtype)
+        t = t if kind == "soft" else t.round()
+        if kind == "both":
+            t[-1] = 0.25
+        ks = torch.logspace(-6, 6, count, 2).to(dtype)
+        for k in (0.5, ks):
+            value = tunable_binary_cross_entropy_with_logits(z, t, k=k, reduction="none")
+            (f,) = torch.autograd.grad(value.sum(), z)
+            each = zip(z.tolist(), t.tolist(), (k + 0 * ks).tolist(), strict=True)
+            both = [reference.binary(*one) for one in each]
+            true = torch.tensor(both, dtype=torch.float64)
+            rtol = 1e-5 if dtype == torch.float32 else 1e-10
+            torch.testing.assert_close(value.detach().double(), true[:, 0], rtol=rtol, atol=1e-25)
+            torch.testing.assert_close(f.double(), true[:, 1], rtol=rtol, atol=1e-25)
+            mean = tunable_binary_cross_entropy_with_logits(z, t, k=k)
+            torch.testing.assert_close(mean, value.mean(), rtol=rtol, atol=0)
+    with pytest.raises(ValueError, match="k must be finite and above 0"):
+        tunable_binary_cross_entropy_with_logits(z, t, k=ks - 1)
+
+
+@pytest.mark.parametrize("target", [1.0, 0.25])
+def test_binary_losses_of_no_number(target: float) -> None:
+    for z in (math.nan, math.inf, -math.inf):
+        logit = torch.tensor([z, 1.0], requires_grad=True)
+        value = tunable_binary_cross_entropy_with_logits(
+            logit, torch.full((2,), target), k=0.5, reduction="none"
+        )
+        (f,) = torch.autograd.grad(value.sum(), logit)
+        assert value[0].isnan() == f[0].isnan() == math.isnan(z)
+        assert f[1].isfinite()
 
 
 @pytest.mark.parametrize("kind", ["labels", "probabilities"])

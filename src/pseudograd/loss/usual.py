@@ -54,7 +54,7 @@ def is_usual(
 
 
 def is_usual_binary(input: Tensor, target: Tensor, reduction: str, k: Sensitivity) -> bool:
-    """Return whether a call of the binary loss suits the CPU's kernel and passes all checks."""
+    """Return whether a binary loss is eager, for the CPU kernel, and passes all checks."""
     if type(input) not in _PLAIN or type(target) is not Tensor or not is_eager():
         return False
     if type(k) is Tensor:
