@@ -6,11 +6,11 @@ INSTALLED := $(VENV)/.installed
 EXAMPLES := $(VENV)/.examples
 
 # Pin all versions, including those of the build.
-export PIP_CONSTRAINT := constraints.txt
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo toy test try-torch check bench clean
+.PHONY: help demo toy test try-torch check types docs dist bench clean
 
 help:
 	@echo "make demo    tune an ensemble on scikit-learn's digits, with a page that shows how good it is"
@@ -18,6 +18,9 @@ help:
 	@echo "make test    ruff, mypy, and all tests and doctests"
 	@echo "make try-torch TORCH=2.10.0   the tests of the loss, with another PyTorch"
 	@echo "make check   only ruff and mypy"
+	@echo "make types   pyright on the Python code in the documents"
+	@echo "make docs    build the site to site/; fails on a broken link"
+	@echo "make dist    build wheel and sdist, and try the wheel in a clean environment"
 	@echo "make bench   run the benchmarks on the CPU; results go to benchmarks/results"
 	@echo "make clean   remove the virtual environment and all caches"
 
@@ -44,12 +47,29 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The code is written to build/documents, one file for each document.
+types: $(INSTALLED)
+	$(BIN)/pip install --quiet --group types
+	$(BIN)/python -m tools.document_code build/documents
+	$(BIN)/basedpyright --project build/documents
+
+# Material announces its successor at every start, unless told not to.
+docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --group docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(INSTALLED)
+	$(BIN)/pip install --quiet --group release
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	PYTHON=$(PYTHON) tools/try_wheel.sh dist/*.whl
+
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.import_time
 	$(BIN)/python -m benchmarks.loss
 	$(BIN)/python -m benchmarks.fleet --out benchmarks/results/fleet_cpu.csv
 	$(BIN)/python -m benchmarks.tune
-	$(BIN)/python -m benchmarks.ties
 
 # Rebuilt only when a version or the CPU kernels change.
 $(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard src/pseudograd/loss/cpp/*)
@@ -58,12 +78,12 @@ $(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard src/pseud
 	$(BIN)/pip install --quiet --editable '.[all]' --group dev --group paper
 	touch $@
 
-# Libraries that the documents have examples for.
+# Libraries that the documents have examples for, and those that make a site of the documents.
 $(EXAMPLES): $(INSTALLED)
-	$(BIN)/pip install --quiet --group examples \
-		|| echo "some libraries could not be installed: the tests of their examples are skipped"
+	for group in examples docs; do $(BIN)/pip install --quiet --group $$group \
+		|| echo "$$group could not be installed: tests that need these libraries are skipped"; done
 	touch $@
 
 clean:
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src paper beyond tests benchmarks tools -name __pycache__ -prune -exec rm -rf {} +

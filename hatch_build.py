@@ -1,7 +1,7 @@
 """Compile the loss's CPU kernels into the wheel, where there is a C++ compiler.
 
-Without one the wheel has no kernels, and the loss runs in PyTorch's operations. `CXX` names the
-compiler, and may have options.
+Without one the wheel has no kernels, and the loss falls back to PyTorch operations. `CXX` names the
+compiler and may include options.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SOURCE = Path("src/pseudograd/loss/cpp")
 FLAGS = [
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"),
-    # NaN and infinity keep their meaning; only what nobody asks for is given up.
+    # NaN and infinity keep their meaning; only errno and floating-point traps are given up.
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
     *("-Wno-psabi", "-Wno-maybe-uninitialized"),
 ]
@@ -37,7 +37,7 @@ class Kernels(BuildHookInterface[Any]):
     """Compiles the sources for each kind of processor."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the libraries to a wheel, which then is for this platform only."""
+        """Add the libraries to a wheel, which makes it specific to this platform."""
         compiler, *options = shlex.split(os.environ.get("CXX") or "c++")
         source = Path(self.root, SOURCE)
         if self.target_name != "wheel" or os.name == "nt" or shutil.which(compiler) is None:

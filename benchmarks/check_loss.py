@@ -1,11 +1,11 @@
-"""Are the kernels of the loss right on this machine? One line for each check, into a CSV file.
+"""Check the kernels of the loss on this machine; write one line per check to a CSV file.
 
     python -m benchmarks.check_loss --out benchmarks/results/check_loss_cuda.csv
 
-The truth is the rule in float64 by PyTorch's operations, which the tests compare with 50 digits.
-Errors are relative, of every component of at least 1e-20; those below must be as close, or
-count as wholly wrong. In half types errors are in units of the last place of the truth rounded
-once. With ``--device cpu`` Triton's interpreter runs the same, on few rows and classes.
+The reference is the rule in float64 by PyTorch operations, which the tests compare with 50 digits.
+Errors are relative, for every component of at least 1e-20; smaller components must be as close, or
+count as wholly wrong. In half types errors are in units in the last place of the rounded reference.
+With ``--device cpu`` Triton's interpreter runs the same checks on few rows and classes.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ KINDS = 5
 IGNORED = -100
 SLEEP = 10**9  # cycles of a GPU, about half a second: far longer than the launches of a step
 NODE_SHAPES = ((128, 10), (5000, 10), (4096, 1000), (256, 32000))
-# Soft targets in half types: to compile each of their kernels for every shape takes too long.
+# Soft targets in half types: compiling each of their kernels for every shape takes too long.
 SOFT_IN_HALF = (10, 33, 257, 1000, 8193)
 
 
 class Check(NamedTuple):
-    """A line of the file: what was looked at, the worst that was found, and what is allowed."""
+    """A line of the file: the check, the worst error found and the error allowed."""
 
     check: str
     kernel: str
@@ -73,7 +73,7 @@ class Check(NamedTuple):
 
 
 def battery(rows: int, classes: int, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits with gaps of 1e-6 to 1e4 in float32, labels right, wrong and at even odds, k to 64."""
+    """Return logits with gaps of 1e-6 to 1e4 in float32, right, wrong and even labels, k to 64."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -94,7 +94,7 @@ def battery(rows: int, classes: int, device: str, seed: int) -> tuple[Tensor, Te
 
 
 def error(computed: Tensor, true: Tensor) -> float:
-    """The largest relative error; in half types, in units in the last place."""
+    """Return the largest relative error; in half types, in units in the last place."""
     off = (computed.double() - true).abs()
     negligible = true.abs() < NEGLIGIBLE
     single = computed.dtype == torch.float32
@@ -132,7 +132,7 @@ def true_value(z: Tensor, label: Tensor) -> Tensor:
 def gradient(
     z: Tensor, target: Tensor, k: Any, upstream: float = 1.0, at_once: bool = True, **settings: Any
 ) -> Tensor:
-    """Computed in the forward pass, where a reduction allows that, or left to the backward pass."""
+    """Compute the gradient in the forward pass if the reduction allows it, else in the backward."""
     scaled = ScaledBefore()
     scaled.flag().fill_(not at_once)
     leaf = z.detach().requires_grad_()
@@ -146,7 +146,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 class Bench:
-    """All checks, at the sizes that a device can do."""
+    """All checks, at sizes that suit the device."""
 
     def __init__(self, device: str) -> None:
         self.device, self.small = device, device == "cpu"
@@ -155,7 +155,7 @@ class Bench:
         return 10 if self.small else min(200_000, max(1000, 200_000_000 // classes))
 
     def shapes(self) -> Iterator[tuple[str, int]]:
-        """Kernels and numbers of classes: tidy ones and others."""
+        """Yield kernels and numbers of classes, divisible by the block size and not."""
         small, large = ((2, 3, 10, 33), (100,)) if self.small else (
             (2, 3, 10, 100, 257, 1000, 4096, 8192), (8193, 32000, 32001, 50257, 131072, 262144)
         )  # fmt: skip
@@ -165,7 +165,7 @@ class Bench:
             yield "row", classes
 
     def sections(self) -> list[Callable[[], Iterator[Check]]]:
-        """What can be looked at apart; the last of all not while others are at work."""
+        """Return the checks that run independently; the last one must run alone."""
         shapes = [partial(self.of_shape, *shape) for shape in self.shapes()]
         corners = [partial(self.of_corners, kernel) for kernel in ("tile", "row")]
         nodes = [partial(self.of_node, *case) for case in product(NODE_SHAPES, operators_dtypes())]
@@ -217,7 +217,7 @@ class Bench:
                         float((again != first).sum()), 0.0)  # fmt: skip
 
     def of_equal_logits(self, kernel: str, classes: int) -> Iterator[Check]:
-        """They are rounded alike, and k multiplies what their sum has of that."""
+        """Both are rounded alike, and k multiplies the rounding error of their sum."""
         rows = min(self.rows(classes), 1000)
         generator = torch.Generator(self.device).manual_seed(classes)
         d = -12 * torch.rand(rows, 1, generator=generator, device=self.device)
@@ -230,7 +230,7 @@ class Bench:
         yield Check("equal logits", kernel, "float32", rows, classes, "64", off, 1e-5)
 
     def of_reduction(self, kernel: str, classes: int) -> Iterator[Check]:
-        """The weighted mean, with ignored rows, of few rows and of many."""
+        """Check the weighted mean with ignored rows, for few rows and for many."""
         for rows in {128, self.rows(classes)} if classes <= 128 else {128}:
             z, label, k = battery(rows, classes, self.device, seed=rows)
             label[::7] = IGNORED
@@ -249,7 +249,7 @@ class Bench:
                             *kind, float((at_once != left).sum()), 0.0)  # fmt: skip
 
     def of_soft_targets(self, kernel: str, classes: int) -> Iterator[Check]:
-        """Weighted and smoothed labels, and weighted probabilities."""
+        """Check weighted and smoothed labels, and weighted probabilities."""
         rows = min(self.rows(classes), 2000)
         generator = torch.Generator(self.device).manual_seed(classes)
         z = 3 * torch.randn(rows, classes, generator=generator, device=self.device)
@@ -285,7 +285,7 @@ class Bench:
             f = gradient(x, target, k, reduction="sum", **settings)
             off = (f.double() - true).abs() - self.rounding(dtype, true)
             off = off.clamp(min=0) / true.abs().amax(1, keepdim=True)
-            # Where p is all but q, what is left of their difference is p's rounding.
+            # Where p nearly equals q, their difference is mostly the rounding error of p.
             bias = (x.double().softmax(1) - q / q.sum(1, keepdim=True)).abs().amax(1, keepdim=True)
             worst = float(torch.where(bias > 0.01, off, 0).amax())
             yield Check(f"{text}, of the row's largest", *kind_of, worst, 1e-4)
@@ -304,7 +304,7 @@ class Bench:
                 yield Check(f"{text}, value", *kind_of, worst, 1e-5)
 
     def rounding(self, dtype: torch.dtype, true: Tensor) -> Tensor | float:
-        """What a half type rounds off of numbers: half a unit in the last place."""
+        """Return the rounding error of a half type: half a unit in the last place."""
         if dtype == torch.float32:
             return 0.0
         limits = torch.finfo(dtype)
@@ -329,7 +329,7 @@ class Bench:
                     float(changed.sum() + f[::7].count_nonzero()), 0.0)  # fmt: skip
 
     def of_size(self) -> Iterator[Check]:
-        """More elements than 32 bits count."""
+        """Check more elements than 32 bits can index."""
         if self.small:
             return
         for kernel, classes in (("tile", 1000), ("row", 131072)):
@@ -347,7 +347,7 @@ class Bench:
             yield Check("probabilities beyond 2^31, of the norm", *kind, worst, 4e-3)
 
     def of_binary(self) -> Iterator[Check]:
-        """Labels alone, and among them probabilities; logits of 1e-6 to 1e4, k of 1/64 to 64."""
+        """Check labels, some of them probabilities; logits of 1e-6 to 1e4, k of 1/64 to 64."""
         count = 2000 if self.small else 10_000_001
         generator = torch.Generator(self.device).manual_seed(0)
 
@@ -386,7 +386,7 @@ class Bench:
             yield Check("beyond 2^31", *kind, error(z.grad[-400:], true), 1.0)
 
     def of_node(self, shape: tuple[int, int], dtype: torch.dtype) -> Iterator[Check]:
-        """Bits in which the usual call, by the node in C++, differs from the operators."""
+        """Check that the usual call, by the C++ node, equals the operators bit for bit."""
         subprocess.run([sys.executable, "-m", node.__name__], check=True)
         assert node.compiled_node() is not None
         rows, classes = shape
@@ -409,7 +409,7 @@ class Bench:
             yield self.of_captured_node(kernel, z, label)
 
     def differences(self, z: Tensor, target: Tensor, k: Any, smoothing: float) -> float:
-        """Of values and gradients, losses scaled and not, on a stream of its own and not."""
+        """Compare values and gradients, for scaled and unscaled losses, on a side stream or not."""
         differ, scaled, other = 0, ScaledBefore(), torch.cuda.Stream()
         for reduction, upstream, at_once in product(("mean", "sum"), (1.0, 3.0), (True, False)):
             found = []
@@ -436,7 +436,7 @@ class Bench:
         return float(differ)
 
     def of_captured_node(self, kernel: str, z: Tensor, label: Tensor) -> Check:
-        """A step in a CUDA graph, whose logits change between replays."""
+        """Check a step in a CUDA graph whose logits change between replays."""
         leaf = z.clone().requires_grad_()
 
         def step() -> Tensor:
@@ -497,7 +497,7 @@ class Bench:
                     worst, 1e-5)  # fmt: skip
 
     def of_linear(self) -> Iterator[Check]:
-        """In all dtypes, and with each of its settings in one of them."""
+        """Check all dtypes, and every setting in one of them."""
         tokens, width, classes = (6, 8, 20) if self.small else (3000, 512, 32001)
         hidden, weight, label = self.last_layer(tokens, width, classes)
         bias = weight.sum(1)
@@ -534,7 +534,7 @@ class Bench:
                             "0.5", worst, allowed)  # fmt: skip
 
     def of_waiting(self) -> Iterator[Check]:
-        """Steps that return only after the GPU, which was put to sleep, has woken up."""
+        """Count steps that wait for the GPU, which is kept busy meanwhile."""
         if self.small:
             return
         for kernel, rows, classes in (("tile", 4096, 1000), ("row", 512, 32000)):
@@ -548,7 +548,7 @@ class Bench:
         yield Check("steps that wait unseen", "", "float32", 1, 1, "", float(missed), 0.0)
 
     def of_telling(self, kernel: str, rows: int, classes: int) -> Iterator[Check]:
-        """Whether a loss is scaled is known after a step, and not before."""
+        """Check a module that learns only after a step whether its loss is scaled."""
         z, label, _ = battery(rows, classes, self.device, seed=3)
         kinds = {"labels": 0.0}
         if kernel == "tile":  # of others the gradient is left to the backward pass in any case
@@ -567,7 +567,7 @@ class Bench:
                         "0.5", float(wrong), 0.0)  # fmt: skip
 
     def steps(self, rows: int, classes: int) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Forward and backward passes, with all that is done another way."""
+        """Check forward and backward passes of all special cases."""
         z, label, k = battery(rows, classes, self.device, seed=2)
         hidden, weight, _ = self.last_layer(rows, 64, classes)
         label[::7] = IGNORED
@@ -604,7 +604,7 @@ class Bench:
             yield text, partial(step, loss)
 
     def last_layer(self, tokens: int, width: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What a layer is given, its weight, and labels."""
+        """Return the input of a layer, its weight, and labels."""
         generator = torch.Generator(self.device).manual_seed(0)
         shapes = ((tokens, width), (classes, width))
         hidden, weight = (torch.randn(s, generator=generator, device=self.device) for s in shapes)
@@ -619,7 +619,7 @@ class Bench:
         class_weight: Tensor | None = None,
         **settings: Any,
     ) -> tuple[Tensor, ...]:
-        """The gradients of a layer and its loss at k = 1/2 in float64."""
+        """Return the gradients of a layer and its loss at k = 1/2 in float64."""
         exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
         weight = None if class_weight is None else class_weight.double()
         loss = tunable_cross_entropy(
@@ -628,7 +628,7 @@ class Bench:
         return torch.autograd.grad(loss, exact, upstream.double())
 
     def of_corners(self, kernel: str) -> Iterator[Check]:
-        """Logits that are extreme or no numbers, wrong labels, wrong k, and what is ignored."""
+        """Check extreme and NaN logits, wrong labels, wrong k, and ignored rows."""
         each_row = ("each row",)
         for classes, ks in ((20, (*each_row, "1", "0.5")), (1, each_row)):
             with mock.patch.object(launch, "LONGEST_TILE", classes if kernel == "tile" else 0):
@@ -640,7 +640,7 @@ class Bench:
     def corners(
         self, classes: int, dtype: torch.dtype, k_text: str, smoothing: float
     ) -> tuple[int, float]:
-        """How many corners there are, and of how many the value or the gradient is not right."""
+        """Return the number of corner cases, and of those with a wrong value or gradient."""
         inf, nan = torch.inf, torch.nan
         most = torch.finfo(dtype).max
         kinds = list(product((nan, -inf, -most, 0, 1, most, inf), repeat=min(3, classes)))
@@ -691,14 +691,14 @@ class Bench:
         return rows, float((~torch.stack(right).all(0)).sum())
 
     def of_split(self) -> Iterator[Check]:
-        """Two processes that have some of the classes, or some of the rows, each."""
+        """Check two processes that each have some of the classes, or some of the rows."""
         with tempfile.TemporaryDirectory() as folder:
             spawn(as_rank, (self.device, folder), nprocs=2)
             for rank in range(2):
                 yield from pickle.loads(Path(folder, str(rank)).read_bytes())
 
     def of_rank(self, rank: int) -> Iterator[Check]:
-        """What this one of them has of the loss and of its gradient, of long parts and of short."""
+        """Return this process's errors in the loss and its gradient, for long and short parts."""
         rows, classes, width = (10, 43, 8) if self.small else (1000, 32001, 512)
         with mock.patch.object(launch, "LONGEST_TILE", 0 if self.small else 8192):
             yield from self.of_part(rank, "row", rows, classes, width)
@@ -709,7 +709,7 @@ class Bench:
     def of_part(
         self, rank: int, kernel: str, rows: int, classes: int, width: int
     ) -> Iterator[Check]:
-        """Of rows that are split after a third."""
+        """Check rows that are split after a third."""
         begin = classes // 3
         own = slice(0, begin) if rank == 0 else slice(begin, classes)
         split: dict[str, Any] = {"process_group": dist.group.WORLD}
@@ -749,7 +749,7 @@ class Bench:
                         worst, 1e-3)  # fmt: skip
 
     def of_replicas(self, rank: int, hidden: Tensor, label: Tensor) -> Check:
-        """Half of the rows each, and the gradient of all, by DistributedDataParallel."""
+        """Check half of the rows in each process, with DistributedDataParallel's gradient."""
         rows, width = hidden.shape
         layer = nn.Linear(width, 10, bias=False, device=self.device)
         model, own = nn.parallel.DistributedDataParallel(layer), slice(rank, None, 2)
@@ -777,12 +777,12 @@ def waits_for_the_gpu(step: Callable[[], None]) -> bool:
 
 
 def as_rank(rank: int, device: str, folder: str) -> None:
-    """One of two processes; what it finds goes into a file."""
+    """Run one of two processes, which writes its results to a file."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     Path(folder, str(rank)).write_bytes(pickle.dumps(list(Bench(device).of_rank(rank))))
     dist.destroy_process_group()
-    # Taken down by the interpreter, PyTorch's threads and it can wait for each other forever.
+    # At the interpreter's exit, it and PyTorch's threads can deadlock.
     os._exit(0)
 
 
@@ -804,7 +804,7 @@ def main() -> None:
     facts = environment(device)
     *together, alone = range(len(Bench(device).sections()))
     found: dict[int, list[Check]] = {}
-    # Processes of their own, so that one that dies of a bad address does not take all others along.
+    # Separate processes, so that an illegal memory access in one does not end the others.
     context = multiprocessing.get_context("spawn")
     for sections in (together, [alone]):
         with ProcessPoolExecutor(arguments.workers, context, max_tasks_per_child=1) as pool:

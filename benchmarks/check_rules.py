@@ -1,9 +1,9 @@
-"""Are reweighting rules, gradients of soft targets and changes of k right on a GPU?
+"""Check reweighting rules, gradients of soft targets and changes of k on a GPU.
 
     python -m benchmarks.check_rules --out benchmarks/results/check_rules_cuda.csv
 
-The truth is float64 on the CPU: the rule by PyTorch's operations, or `F.cross_entropy`. Errors are
-the largest difference over the largest entry of the truth.
+The reference is float64 on the CPU: the rule in PyTorch operations, or `F.cross_entropy`. Errors
+are the largest difference over the largest entry of the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Check = tuple[str, float, float]  # what was looked at, the error, what is allow
 
 
 def error(ours: Tensor, truth: Tensor) -> float:
-    """Return the largest difference over the largest entry of the truth."""
+    """Return the largest difference over the largest entry of the reference."""
     return float((ours.double().cpu() - truth).abs().max() / truth.abs().max())
 
 
@@ -86,7 +86,7 @@ def soft_targets() -> Iterator[Check]:
 
 
 def changes_of_k() -> Iterator[Check]:
-    """Check a compiled module whose k changes, and that it has no more than two graphs."""
+    """Check a compiled module whose k changes, and that it has at most two graphs."""
     graphs = []
 
     def counting(graph: Any, inputs: Any) -> Any:

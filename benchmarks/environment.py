@@ -1,4 +1,4 @@
-"""Where the figures go, and what they stand beside."""
+"""Write benchmark results with their hardware, versions and commit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What `import pseudograd` adds to `import torch`, in fresh processes.
+"""Measure what `import pseudograd` adds to `import torch`, in fresh processes.
 
     python -m benchmarks.import_time
 
-The first call of the loss is measured too, which loads its kernels.
+The first call of the loss, which loads its kernels, is measured too.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ print(*(1e3 * (stop - start) for start, stop in zip(clock, clock[1:])))
 
 
 def milliseconds() -> list[float]:
-    """The time of each stage in a process of its own."""
+    """Return the time of each stage in a fresh process."""
     command = [sys.executable, "-c", PROGRAM]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return [float(number) for number in run.stdout.split()]
 
 
 def main() -> None:
-    milliseconds()  # compiles Python's files, and the loss if need be
+    milliseconds()  # writes bytecode caches
     runs = [milliseconds() for _ in range(PROCESSES)]
     rows = []
     for stage, times in zip(STAGES, zip(*runs, strict=True), strict=True):

@@ -3,7 +3,7 @@
     python -m benchmarks.large_table
 
 The table is made here: fourteen columns of numbers, six of categories, and labels that depend on
-some of them, with noise. Whether the model is any good is told by the baselines beside it.
+some of them, with noise. Baselines on the same split show whether the model is any good.
 """
 
 from __future__ import annotations

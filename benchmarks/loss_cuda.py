@@ -1,19 +1,17 @@
-"""The loss on a GPU beside everyone else's cross-entropy, in one run; see `benchmarks.loss`.
+"""Time the loss on a GPU beside other implementations of cross-entropy; see `benchmarks.loss`.
 
 A turn is a forward and a backward pass on logits that are not in the cache, timed by CUDA events.
-Before it the GPU is given something else to do, so that it has all kernels of the turn in its queue
-when it comes to them, as it does while a network is trained: what is timed is the GPU, not Python.
-How long the processor takes to put them there stands beside it, and the wall clock: a step with
-nothing else in the queue, from the call until the GPU is done. Who waits for the GPU in between
-(Liger reads a number back) is timed with the wait.
+The GPU is kept busy beforehand, so that all kernels of the turn are queued when it reaches them, as
+in the training of a network: this times the GPU, not Python. The table also has the host time to
+queue them, and the wall clock: a step with an empty queue, from the call until the GPU is done.
+Implementations that synchronize in between (Liger reads a number back) are timed with the wait.
 
-Contenders take turns, in an order drawn anew each time, so that what disturbs the machine meets all
-alike. Of layer and loss, those that come close to the fastest have more turns among themselves. The
-table shows medians and the 20th and 80th percentile, memory beyond the inputs at its
-peak, and how long a copy of the logits takes as a share of the time: a loss that reads them once
-and writes their gradient once has 1, one that reads them twice 2/3.
+Contenders take turns in a random order, so that disturbances affect all alike. For layer and loss,
+those close to the fastest get more turns. The table shows medians with 20th and 80th percentiles,
+peak memory beyond the inputs, and the time of a copy of the logits as a share of the time: a loss
+that reads them once and writes their gradient once has 1, one that reads them twice 2/3.
 
-Others are measured where they are installed, and named where they are not.
+Peers that are not installed are named and left out.
 """
 
 from __future__ import annotations
@@ -74,14 +72,14 @@ KS = ("1", "0.5", "2", "per row")
 PEERS = {"liger": "liger-kernel", "cut": "cut-cross-entropy", "quack": "quack-kernels"}
 CUTE = "liger_kernel.ops.cutedsl.ops"  # for Hopper GPUs, which Liger takes only if it is told to
 TURNS = {"logits": 60, "probabilities": 30, "binary": 30, "linear": 20}
-# The same matrix products are most of anyone's time, so that a few turns cannot part the best.
+# Most of the time goes to the same matrix products, so a few turns cannot separate the best.
 MORE_TURNS = {"linear": 40}
 CLOSE = 1.05
 # A module of ours remembers whether its loss was scaled, and matrix products run into the GPU's
-# power limit, which lowers its clock. So each contender is timed after calls of its own, not of a
-# neighbour.
+# power limit, which lowers its clock. So each contender is timed after its own calls, not after a
+# neighbour's.
 CALLS_BEFORE = {"logits": 1, "probabilities": 1, "binary": 1, "linear": 2}
-# To write zeros to so much memory takes 2 ms, longer than anyone's launches, and clears the cache.
+# Zeroing this much memory takes 2 ms, longer than any launches, and clears the cache.
 BUSY_BYTES = 8 << 30
 
 Loss = Callable[..., Tensor]
@@ -96,7 +94,7 @@ class Spread(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What was measured of a contender."""
+    """The measurements of a contender."""
 
     forward: Spread
     backward: Spread
@@ -113,7 +111,7 @@ def percentiles(values: list[float]) -> Spread:
 
 
 def imported(module: str, name: str) -> Any:
-    """A peer's function, or None with a word about it."""
+    """Return a peer's function, or None after a message."""
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:  # not installed, or not for this machine
@@ -122,7 +120,7 @@ def imported(module: str, name: str) -> Any:
 
 
 def of_logits() -> dict[str, Loss]:
-    """Contenders, as functions of logits, labels and a k for each row."""
+    """Return contenders as functions of logits, labels and a k for each row."""
     contenders = of_pytorch()
     if liger := imported("liger_kernel.transformers.functional", "liger_cross_entropy"):
         contenders["liger"] = lambda z, y, ks: liger(z, y)
@@ -136,14 +134,14 @@ def of_logits() -> dict[str, Loss]:
 
 
 def of_probabilities() -> dict[str, Loss]:
-    """The same for class probabilities, which the others' kernels do not take."""
+    """Return contenders for class probabilities, which the peers' kernels do not support."""
     contenders = of_pytorch() | of_ourselves()
     contenders["ours k=0.5, plain"] = lambda z, q, ks: loss(z, q, k=0.5, implementation="torch")
     return contenders
 
 
 def of_binary() -> dict[str, Loss]:
-    """The same for labels of the logits' shape, yes or no."""
+    """Return contenders for binary labels of the logits' shape."""
     theirs = F.binary_cross_entropy_with_logits
     compiled_theirs = torch.compile(theirs, dynamic=False)
     compiled_ours = torch.compile(binary_loss, fullgraph=True, dynamic=False)
@@ -195,7 +193,7 @@ def compiled_ours() -> Loss:
 
 
 def of_linear() -> dict[str, Loss]:
-    """Contenders, as functions of hidden, weight, labels and a k for each row."""
+    """Return contenders as functions of hidden, weight, labels and a k for each row."""
 
     def two_steps(h: Tensor, w: Tensor, y: Tensor, ks: Tensor) -> Tensor:
         return F.cross_entropy(h @ w.T, y)
@@ -227,7 +225,7 @@ def of_linear() -> dict[str, Loss]:
         contenders["cut, exact"] = lambda h, w, y, ks: cut(h, w, y, filter_eps=None)
     if quack := imported("quack.linear_cross_entropy", "chunked_linear_cross_entropy"):
         contenders["quack"] = lambda h, w, y, ks: quack(h, w, y)
-        # By itself it takes 4,096 rows, and refuses those where the width is 4,096 too.
+        # Its default of 4,096 rows fails where the width is 4,096 too.
         for rows in (2048, 8192):
             contenders[f"quack, {rows} rows"] = partial(quack_linear, quack, rows=rows)
     if of_rows := imported("quack.cross_entropy", "cross_entropy"):
@@ -262,7 +260,7 @@ class Arena:
         self.busy = torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
 
     def turn(self, loss: Loss, overwrites: bool) -> tuple[float, float, float, float]:
-        """Milliseconds of the forward and the backward pass, of the processor, and in all."""
+        """Return milliseconds of both passes on the GPU, of the host, and by the wall clock."""
         for _ in range(self.calls_before):
             self.clear()
             loss(*self.leaves, *self.others).backward()
@@ -300,7 +298,7 @@ class Arena:
             self.leaves[0].copy_(self.original)
 
     def peak(self, loss: Loss, overwrites: bool) -> int:
-        """Bytes beyond the inputs."""
+        """Return the peak memory in bytes, beyond the inputs."""
         self.clear()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -346,12 +344,12 @@ class Arena:
 
 
 def overwrites(name: str) -> bool:
-    """Whether a contender writes its gradient over the logits, which others still need."""
+    """Return whether a contender overwrites the logits, which others still need."""
     return name.startswith("liger")
 
 
 def copy_ms(tensor: Tensor) -> float:
-    """How long a copy of a tensor takes."""
+    """Return the milliseconds of a copy of a tensor."""
     other = torch.empty_like(tensor)
     busy = torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
     times: list[float] = []
@@ -367,7 +365,7 @@ def copy_ms(tensor: Tensor) -> float:
 
 
 def inputs(dtype: torch.dtype, *shapes: tuple[int, int]) -> list[Tensor]:
-    """Noise of these shapes, labels and a k for each row."""
+    """Return random logits of these shapes, labels and a k for each row."""
     generator = torch.Generator("cuda").manual_seed(0)
     noise = [torch.randn(shape, generator=generator, device="cuda") for shape in shapes]
     rows, classes = len(noise[0]), shapes[-1][0 if len(shapes) > 1 else 1]
@@ -396,7 +394,7 @@ def binary_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Ar
 
 
 def linear_inputs(dtype: torch.dtype, rows: int, width: int, classes: int) -> list[Tensor]:
-    """As those of logits, with a weight that gives logits of about the same size."""
+    """Return random hidden states, a weight that gives logits of similar size, and labels."""
     hidden, weight, target, ks = inputs(dtype, (rows, width), (classes, width))
     with torch.no_grad():
         weight /= width**0.5
@@ -413,7 +411,7 @@ def peer_versions() -> dict[str, str]:
 
 
 def cases() -> Iterator[tuple[str, str, str, Callable[[], tuple[float, Arena]]]]:
-    """Form, shape and dtype, and what makes the arena."""
+    """Yield form, shape and dtype, and a function that makes the arena."""
     forms = (
         ("logits", LOGITS, logits_arena),
         ("probabilities", PROBABILITIES, probabilities_arena),
@@ -435,7 +433,7 @@ def main(out: Path, only: str) -> None:
     for form, shape, dtype, prepare in cases():
         if not any(text in f"{form} {dtype} {shape}" for text in only.split(",")):
             continue
-        # Each shape is compiled for itself, as for a peer that has seen no other.
+        # Compile each shape from scratch, as for a program with only this shape.
         torch._dynamo.reset()
         compiled_cross_entropy.cache_clear()
         compiled_ours.cache_clear()

@@ -1,7 +1,7 @@
-"""Classifiers that the tuner is compared with, each a function from a task to probabilities.
+"""The classifiers that the tuner is compared with: functions from a task to probabilities.
 
-scikit-learn's get numbers imputed by the median and marked where missing, and categories one-hot
-or, for trees, as codes. pytabkit's get categories as they are.
+Those of scikit-learn get numbers imputed by the median with a missing-value indicator, and
+categories one-hot or, for trees, as codes. Those of pytabkit get categories as they are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 
 class Task(NamedTuple):
-    """Features and labels 0, 1, ... of the rows to train on, and features of those to predict."""
+    """Features and labels (0, 1, ...) of the training rows, and features of the rows to predict."""
 
     x: pd.DataFrame
     y: np.ndarray
@@ -43,7 +43,7 @@ def cores() -> int:
 
 
 def dense() -> Any:
-    """Numbers imputed, marked where missing and standardised; categories one-hot."""
+    """Impute numbers, mark missing ones and standardise; encode categories one-hot."""
     numbers = make_pipeline(
         SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True),
         StandardScaler(),
@@ -54,7 +54,7 @@ def dense() -> Any:
 
 
 def codes() -> Any:
-    """Numbers as they are; categories as codes, all beyond the 250 most frequent as one."""
+    """Keep numbers as they are; encode categories as codes, all beyond the 250 commonest as one."""
     encoder = OrdinalEncoder(
         handle_unknown="use_encoded_value", unknown_value=np.nan, max_categories=250
     )
@@ -132,7 +132,7 @@ def tuned_boosting(task: Task) -> Any:
 
 
 def pytabkit(name: str) -> Method:
-    """A method of pytabkit with its defaults, bagged over five folds."""
+    """Return a method of pytabkit with its defaults, bagged over five folds."""
 
     def method(task: Task) -> np.ndarray:
         import pytabkit

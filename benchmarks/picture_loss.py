@@ -1,4 +1,4 @@
-"""The figures of `benchmarks.loss --device cuda` as a picture: time and memory beside the peers'.
+"""Draw the figures of `benchmarks.loss --device cuda`: time and memory beside the peers'.
 
 python -m benchmarks.picture_loss docs/pictures/kernels.png
 """
@@ -44,7 +44,7 @@ def case(row: dict[str, str]) -> tuple[str, str, str]:
 
 
 def panel(axes: Axes, rows: Rows, column: str, unit: str, size: float) -> None:
-    """A line for each shape and a mark for each contender, as a multiple of ours."""
+    """Draw a line for each shape and a mark for each contender, as a multiple of ours."""
     cases = list(dict.fromkeys(map(case, rows)))
     beside = ("axes fraction", "data")
     own = {case(row): float(row[column]) for row in rows if row["way"] == OURS}

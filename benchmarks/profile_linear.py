@@ -1,10 +1,10 @@
-"""Where the time of layer and loss goes, kernel by kernel, for us and for the fastest others.
+"""Profile the linear layer with its loss kernel by kernel, for us and the fastest peers.
 
     python -m benchmarks.profile_linear
 
-Beside it stand the three matrix products alone, as PyTorch (cuBLAS) computes them for whole inputs
-and for chunks of rows: no way that uses them can be faster than their sum, but for the clock, which
-products alone lower most.
+For comparison, it also times the three matrix products alone, as PyTorch (cuBLAS) computes them for
+whole inputs and for chunks of rows. No implementation that uses them can be faster than their sum,
+except that products alone lower the GPU's clock most.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Run = Callable[[], None]
 
 
 def products(hidden: Tensor, weight: Tensor, rows: int) -> dict[str, Run]:
-    """The three matrix products for chunks of rows, as functions of nothing."""
+    """Return the three matrix products for chunks of rows, as functions without arguments."""
     logits = torch.empty(len(hidden), len(weight), dtype=hidden.dtype, device="cuda")
     of_hidden, of_weight = torch.empty_like(hidden), torch.empty_like(weight)
     chunks = [slice(start, start + rows) for start in range(0, len(hidden), rows)]
@@ -76,7 +76,7 @@ def products(hidden: Tensor, weight: Tensor, rows: int) -> dict[str, Run]:
 
 
 def kernels(run: Run) -> dict[str, tuple[int, float]]:
-    """Launches and milliseconds of each kernel in one call, the longest first."""
+    """Return launches and milliseconds of each kernel in one call, the longest first."""
     for _ in range(3):
         run()
     torch.cuda.synchronize()
@@ -94,7 +94,7 @@ def kernels(run: Run) -> dict[str, tuple[int, float]]:
 
 
 def step(loss: Loss, leaves: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Run:
-    """A forward and a backward pass."""
+    """Run a forward and a backward pass."""
 
     def run() -> None:
         for leaf in leaves:

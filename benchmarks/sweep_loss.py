@@ -1,9 +1,9 @@
-"""Which blocks and warps suit the kernels of the loss on this GPU?
+"""Time block sizes and warps for the kernels of the loss on this GPU.
 
     python -m benchmarks.sweep_loss --only 32000
 
-Times the kernel that computes values and gradients (without its launch from Python), for settings
-around those in `pseudograd.loss.triton.launch`, best first. With what it shows, change them there.
+Times the kernel that computes values and gradients (without its launch from Python) for settings
+around those in `pseudograd.loss.triton.launch`, and prints the best first. Change them there.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def parts_of(rows: Rows) -> torch.Tensor:
 
 
 def overheads(cache: torch.Tensor) -> None:
-    """What is not traffic: the launch that finds nothing to do, the sums, and Python."""
+    """Return the overhead beside memory traffic: an empty launch, the sums, and Python."""
     for dtype, count, classes in (ROWS[0], TILES[0], TILES[-2]):
         z = torch.randn(count, classes, device="cuda").to(dtype)
         target = torch.randint(classes, (count,), device="cuda")

@@ -1,4 +1,4 @@
-"""The tuner's search against the same search by other means, in one run.
+"""Compare the tuner's search with the same search by other means, in one run.
 
     python -m benchmarks.tune
 
@@ -38,17 +38,17 @@ HIDDEN, MOMENTUM, PATIENCE = 400, 0.5, 15
 PENALTIES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1)
 
 
-# As `pseudograd tune` has it.
+# As in `pseudograd tune`.
 RECIPE = MLPRecipe("digits", (HIDDEN,), momentum=MOMENTUM, patience=PATIENCE, ties="last")
 
 
 def search(repetitions: int) -> Protocol:
-    """The grid alone: no rate is added to it, and nothing is retrained."""
+    """Only the grid: no rates are added, and nothing is retrained."""
     return Protocol(RECIPE, ks_for(1), None, RATES, repetitions, retrainings=0, most_extensions=0)
 
 
 def by_the_tuner(protocol: Protocol) -> tuple[float, float]:
-    """Seconds, and the least mean validation error."""
+    """Seconds and the lowest mean validation error."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         study = Study(Path(folder, "run"), protocol)
@@ -58,7 +58,7 @@ def by_the_tuner(protocol: Protocol) -> tuple[float, float]:
 
 
 def by_a_plain_loop(trials: list[Trial]) -> tuple[float, float]:
-    """What a user of PyTorch would write: one network after another.
+    """Train one network after another, as a plain PyTorch loop would.
 
     It draws the tuner's own weights and orders, so that it trains the same networks. Users would
     draw others in no time, so the time for that is not counted.
@@ -77,7 +77,7 @@ def by_a_plain_loop(trials: list[Trial]) -> tuple[float, float]:
 
 
 def train(trial: Trial, data: Dataset, features: Tensor) -> tuple[float, float]:
-    """The validation error, and the seconds spent on drawing orders."""
+    """Return the validation error and the seconds spent on drawing orders."""
     cut, seed, labels = parts(data, trial.split), torch.tensor([trial.seed]), data.labels
     hidden, last = nn.Linear(64, HIDDEN), nn.Linear(HIDDEN, 10)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Questions 4 and 6 need the probabilities of networks: kept as arrays, summed up in found.json."""
+"""Questions 4 and 6: probabilities of networks, kept as arrays and summarized in found.json."""
 
 from __future__ import annotations
 
@@ -24,24 +24,23 @@ from pseudograd.search.study import Study
 Floats = NDArray[np.float64]
 FOUND, _ARRAYS = "found.json", "arrays"
 ENSEMBLE = 5
-_Z = 1.959964
 
 
 def path_of(study: Study, trial: Trial) -> Path:
-    """Return where the log-probabilities of a trial's network are kept; they are not committed."""
+    """Return the path of the log-probabilities of a trial's network; they are not committed."""
     assert study.folder is not None
     return study.folder / _ARRAYS / f"{trial_name(trial)}.npy"
 
 
 def keep(study: Study, trial: Trial, log_p: Tensor) -> None:
-    """Keep the log-probabilities of the examples that judge a trial."""
+    """Save the log-probabilities of a trial's judged examples."""
     path = path_of(study, trial)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, log_p.clamp(min=-60).cpu().numpy().astype(np.float16))
 
 
 def lost(study: Study) -> list[Trial]:
-    """Return the final trials whose probabilities are not there."""
+    """Return the final trials whose probabilities are missing."""
     wanted = study.protocol.final_trials(study.ledger)
     return [trial for trial in wanted if not path_of(study, trial).exists()]
 
@@ -56,7 +55,7 @@ def sum_up(study: Study, data: Named) -> None:
 
 
 def read_found(folder: Path) -> dict[str, Any] | None:
-    """Return what found.json holds; None if there is none."""
+    """Return the content of found.json; None if it does not exist."""
     path = folder / FOUND
     if not path.exists():
         return None
@@ -85,10 +84,10 @@ def _probabilities(study: Study, trial: Trial, scaled: bool = False) -> Floats:
 
 
 def ensembles_found(study: Study, data: Named) -> dict[str, Any]:
-    """Return the errors of ensembles of one k and of mixed k, raw and at each one's temperature.
+    """Return the errors of ensembles of one k and of mixed k, raw and after scaling.
 
-    Every subset of five seeds makes an ensemble of each kind; that of mixed k takes one network of
-    each k. For the jackknife, the mean is given also without each of the seeds.
+    Every subset of five seeds makes an ensemble of each kind; a mixed one has one network of each
+    k. For the jackknife, the result also has the means without each seed.
     """
     labels = data.examples.labels[data.examples.train_size :].numpy()
     by_k = _by_k(study)
@@ -110,17 +109,23 @@ def ensemble_errors(
 ) -> dict[str, Any]:
     """Return the mean error of ensembles over subsets of the seeds, also without each seed.
 
+    The places of a subset rotate, so that every seed takes every place equally often.
+
     Args:
         members: For each place in the ensemble, the probabilities of the networks by seed.
-        labels: The right classes.
+        labels: The true classes.
 
     """
     seeds = len(members[0])
     size = min(len(members), seeds - 1)
+    turns = size if any(one is not members[0] for one in members) else 1
     errors = {}
     for subset in itertools.combinations(range(seeds), size):
-        total = sum(members[place][seed] for place, seed in enumerate(subset))
-        errors[subset] = float((np.asarray(total).argmax(1) != labels).mean())
+        found = []
+        for turn in range(turns):
+            total = sum(members[(at + turn) % size][seed] for at, seed in enumerate(subset))
+            found.append(float((np.asarray(total).argmax(1) != labels).mean()))
+        errors[subset] = float(np.mean(found))
     without = [
         float(np.mean([error for subset, error in errors.items() if seed not in subset]))
         for seed in range(seeds)
@@ -128,15 +133,12 @@ def ensemble_errors(
     return {"error": float(np.mean([*errors.values()])), "without": without}
 
 
-def jackknife(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Return the mean difference of two kinds of ensembles, and its 95% interval over seeds."""
-    from scipy.stats import t
-
+def jackknife(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the mean difference of two kinds of ensembles and its standard error over seeds."""
     differences = np.subtract(first["without"], second["without"])
-    count = len(differences)
-    error = math.sqrt((count - 1) / count * float(((differences - differences.mean()) ** 2).sum()))
-    mean, reach = first["error"] - second["error"], float(t.ppf(0.975, count - 1)) * error
-    return mean, mean - reach, mean + reach
+    share = (len(differences) - 1) / len(differences)
+    error = math.sqrt(share * float(((differences - differences.mean()) ** 2).sum()))
+    return first["error"] - second["error"], error
 
 
 # --- question 6: wrong labels --------------------------------------------------------------------
@@ -145,40 +147,34 @@ SCORES = ("self-confidence", "margin", "adjusted self-confidence", "adjusted mar
 
 
 def suspects_found(study: Study, data: Named) -> dict[str, Any]:
-    """Return how well each k finds wrong labels, by out-of-fold probabilities."""
+    """Return how well each k finds wrong labels by out-of-fold probabilities."""
     given = data.examples.labels[: data.examples.train_size].numpy()
     wrong = given != data.clean
     found: dict[str, Any] = {}
-    placed: dict[float, Placements] = {}
     for k, trials in _by_k(study).items():
         p = np.full((len(given), int(data.clean.max()) + 1), np.nan)
+        by_fold = []
         for trial in trials:
             judge = data.examples.parts(module_recipe(trial), trial.split).judge.numpy()
             p[judge] = _probabilities(study, trial)
+            own = p[judge, given[judge]]
+            by_fold.append(round(auroc(-own, wrong[judge]), 6))
         known = ~np.isnan(p[:, 0])  # folds have equal sizes, so a few examples may be in none
-        scores = label_scores(p[known], given[known])
         found[f"{k:g}"] = {
             name: {
                 "auroc": round(auroc(-score, wrong[known]), 6),
                 "average_precision": round(average_precision(-score, wrong[known]), 6),
             }
-            for name, score in scores.items()
-        }
-        placed[k] = placements(-scores["self-confidence"], wrong[known])
-    for k in placed:
-        if k != 1 and 1.0 in placed:
-            difference, error = delong(placed[k], placed[1.0])
-            found[f"{k:g}"]["minus k = 1"] = {
-                "mean": round(difference, 6), "standard_error": round(error, 8),
-            }  # fmt: skip
+            for name, score in label_scores(p[known], given[known]).items()
+        } | {"by fold": by_fold}
     return found
 
 
 def label_scores(p: Floats, labels: NDArray[np.integer[Any]]) -> dict[str, Floats]:
-    """Return scores of labels, low where one looks wrong, by the names in `SCORES`.
+    """Return scores of labels by the names in `SCORES`; a low score suggests a wrong label.
 
-    The adjusted ones are confident learning's (Northcutt et al., 2021) as in cleanlab: from each
-    class's probability its mean over the examples with that label is subtracted.
+    The adjusted scores are those of confident learning (Northcutt et al., 2021) as in cleanlab:
+    each class's probability minus its mean over the examples with that label.
 
     Example:
         >>> p = np.array([[0.9, 0.1], [0.6, 0.4]])
@@ -212,33 +208,9 @@ def auroc(score: Floats, positive: NDArray[np.bool_]) -> float:
         0.75
 
     """
-    return float(placements(score, positive)[0].mean())
-
-
-Placements = tuple[Floats, Floats]
-
-
-def placements(score: Floats, positive: NDArray[np.bool_]) -> Placements:
-    """Return for each positive the share of negatives below it, and the like for negatives."""
-    high, low = score[positive], score[~positive]
-    return _share_below(high, np.sort(low)), 1 - _share_below(low, np.sort(high))
-
-
-def _share_below(values: Floats, others: Floats) -> Floats:
-    """The share of others below each value, equals counted by half."""
-    below, up_to = (np.searchsorted(others, values, side) for side in ("left", "right"))
-    shares: Floats = (below + up_to) / (2 * len(others))
-    return shares
-
-
-def delong(first: Placements, second: Placements) -> tuple[float, float]:
-    """Return the difference of two AUROCs on the same examples and its standard error.
-
-    By DeLong, DeLong and Clarke-Pearson (1988).
-    """
-    above, below = (a - b for a, b in zip(first, second, strict=True))
-    variance = above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below)
-    return float(above.mean()), math.sqrt(float(variance))
+    high, low = score[positive], np.sort(score[~positive])
+    below, up_to = (np.searchsorted(low, high, side) for side in ("left", "right"))
+    return float((below + up_to).mean() / (2 * len(low)))  # ties count by half
 
 
 def average_precision(score: Floats, positive: NDArray[np.bool_]) -> float:

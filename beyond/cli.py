@@ -1,4 +1,4 @@
-"""The command ``python -m beyond``: run the studies, say how far they are, report them."""
+"""The command ``python -m beyond``: run the studies, show their progress, report them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beyond import PROGRAM
+from paper.cli import publish
 from pseudograd.cli import run_command
 from pseudograd.cli.options import add_time_limit, deadline, whole
 
@@ -24,25 +25,29 @@ _QUESTIONS = tuple("1234567")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line of ``python -m beyond`` and return its exit status."""
-    about = "Run the studies beyond the paper, and report what came of them."
+    about = "Run the studies beyond the paper and report their results."
     return run_command(PROGRAM, about, (run, status, report), arguments)
 
 
 def run(commands: Commands) -> None:
-    """``python -m beyond run``: train what PLAN.md asks for."""
-    parser = _add(commands, "run", "run the studies of a question, or of all, as PLAN.md says")
+    """``python -m beyond run``: train the networks of PLAN.md."""
+    parser = _add(
+        commands, "run", "run the studies of one question or of all, as PLAN.md describes them"
+    )
     add_time_limit(parser)
     parser.add_argument(
-        "--reserve", action="store_true", help="also settings that PLAN.md keeps in reserve"
+        "--reserve", action="store_true", help="include the settings that PLAN.md keeps in reserve"
     )
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the data sets are kept")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data sets")
     parser.add_argument(
         "--cifar-n",
         metavar="FOLDER",
-        help="where the human labels are, such as cifar10-worst.npy (PSEUDOGRAD_CIFAR_N)",
+        help="folder of the human labels, such as cifar10-worst.npy (PSEUDOGRAD_CIFAR_N)",
     )
-    parser.add_argument("--device", default="auto", help="cpu or cuda (a GPU if there is one)")
-    parser.add_argument("--slots", type=whole(1), help="trainings at once on a GPU")
+    parser.add_argument(
+        "--device", default="auto", help="cpu or cuda (default: a GPU if there is one)"
+    )
+    parser.add_argument("--slots", type=whole(1), help="number of trainings at once on a GPU")
 
     def run(options: argparse.Namespace) -> None:
         import torch
@@ -71,8 +76,8 @@ def run(commands: Commands) -> None:
 
 
 def status(commands: Commands) -> None:
-    """``python -m beyond status``: how far each study is."""
-    parser = _add(commands, "status", "say how far each study is")
+    """``python -m beyond status``: the progress of each study."""
+    parser = _add(commands, "status", "show the progress of each study")
 
     def run(options: argparse.Namespace) -> None:
         from beyond.run import opened
@@ -93,29 +98,21 @@ def status(commands: Commands) -> None:
 
 
 def report(commands: Commands) -> None:
-    """``python -m beyond report``: BEYOND.md and its pictures."""
+    """``python -m beyond report``: write BEYOND.md and its pictures."""
     parser = _add(
         commands,
         "report",
-        "write BEYOND.md (into the folder of the studies; of beyond/results, into the root of the "
-        "clone) and its pictures",
+        "write BEYOND.md and its pictures beside the studies; for beyond/results, into the root of "
+        "the clone",
     )
-    parser.add_argument("--check", action="store_true", help="only fail if it is not up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if the files are not up to date"
+    )
 
     def run(options: argparse.Namespace) -> None:
         from beyond.report import documents
-        from pseudograd.files import write_whole, writing
 
-        for path, content in documents(_folder(options), smoke=options.smoke).items():
-            if not options.check:
-                with writing(path):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    write_whole(path, content)
-                print(path)
-            elif not path.exists() or path.read_text(encoding="utf-8") != content:
-                raise ValueError(
-                    f"{path} is not what the ledgers give: run the same command without --check"
-                )
+        publish(documents(_folder(options), smoke=options.smoke), options.check)
 
     parser.set_defaults(run=run)
 
@@ -130,9 +127,9 @@ def _add(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
             "--only",
             default="*",
             metavar="PATTERN",
-            help='studies by their names as status prints them, such as "5/cifar10-worst/*"',
+            help='names of studies as status prints them, such as "5/cifar10-worst/*"',
         )
-    parser.add_argument("--smoke", action="store_true", help="in small, to see that it runs")
+    parser.add_argument("--smoke", action="store_true", help="run a small version, as a test")
     parser.add_argument(
         "--out",
         type=Path,

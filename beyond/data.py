@@ -1,4 +1,4 @@
-"""The data of the studies, by the names in PLAN.md; small synthetic images with --smoke."""
+"""The data sets by their names in PLAN.md; small synthetic data with --smoke."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SMOKE = (200, 50)  # examples
 
 @dataclass(frozen=True)
 class Place:
-    """Where data is found.
+    """The folders of the data.
 
     Attributes:
-        data_dir: The folder of the benchmark sets; None for the usual one.
-        cifar_n: The folder of the human labels; None for the environment's.
-        smoke: Whether small synthetic images stand in for everything.
+        data_dir: The folder of the benchmark sets; None for the default.
+        cifar_n: The folder of the human labels; None for that in PSEUDOGRAD_CIFAR_N.
+        smoke: Whether to use small synthetic data instead.
 
     """
 
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """Examples, and what is known of their labels.
+    """Examples and the true labels of the training set.
 
     Attributes:
         examples: Noisy training labels, clean test labels.
@@ -53,14 +53,14 @@ class Named:
         return float((given != self.clean).mean())
 
     def dataset(self) -> Dataset:
-        """Return them with flat images, for the MLP fleet."""
+        """Return the same with flat images, for the MLP fleet."""
         (images,) = self.examples.inputs
         return Dataset(
             self.examples.name, images.flatten(1), self.examples.labels, self.examples.train_size
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return what a study keeps of its data."""
+        """Return the facts that a study records about its data."""
         examples = self.examples
         return {
             "name": examples.name,
@@ -73,7 +73,7 @@ class Named:
 
 @functools.lru_cache(maxsize=1)
 def named(name: str, place: Place) -> Named:
-    """Return data by its name: a set, or a set and a noise such as "cifar10-symmetric-40"."""
+    """Return data by name: a set, or a set with noise such as "cifar10-symmetric-40"."""
     source, _, kind = name.partition("-")
     if source in ("speech", "shakespeare"):
         train, test = _sequences(source, kind, place)
@@ -84,14 +84,14 @@ def named(name: str, place: Place) -> Named:
 
 
 def classes_of(name: str, place: Place) -> int:
-    """Return how many classes a set has."""
+    """Return the number of classes of a set."""
     if name == "shakespeare":
         return int(named(name, place).examples.labels.max()) + 1
     return 100 if name.startswith("cifar100") and not place.smoke else 10
 
 
 def _sequences(source: str, speaker: str, place: Place) -> tuple[Part, Part]:
-    """Return spoken digits or Shakespeare; what stands in for them is noise and a verse."""
+    """Return spoken digits or Shakespeare; for a smoke test, noise or one repeated line."""
     if place.smoke:
         if source == "shakespeare":
             return sequences.characters("to be or not to be, that is the question. " * 40)
@@ -136,7 +136,7 @@ def _images(name: str, place: Place) -> tuple[Part, Part]:
 
 
 def _synthetic(train: int, test: int, channels: int = 3) -> tuple[Part, Part]:
-    """Images of one bright square each, whose place is the class."""
+    """Return images with one bright square each, at a place that shows the class."""
     size = 32 if channels == 3 else 28
     generator = np.random.default_rng(0)
     count = train + test

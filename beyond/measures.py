@@ -1,4 +1,4 @@
-"""What is measured on the test set: cross-entropy and calibration, also at another temperature."""
+"""Measures on the test set: error, cross-entropy and calibration, also after scaling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pseudograd.fleet.modules.training import Training
 
 BINS = 15
 _BATCH = 2048
-_LEAST = 1e-12  # of a probability, where its logarithm is asked for
+_LEAST = 1e-12  # probability, before the logarithm
 _HALVINGS = 40
 
 
@@ -26,7 +26,7 @@ def logits_of(
     rows: Tensor,
     device: torch.device,
 ) -> Tensor:
-    """Return the logits of some examples, (examples or places, classes), on the device."""
+    """Return the logits of some examples, (examples or positions, classes), on the device."""
     module.load_state_dict(state)
     module.eval()
     found = []
@@ -34,7 +34,7 @@ def logits_of(
         inputs = prepared(tuple(one.to(device) for one in examples.batch(some)))
         found.append(training.logits(module, inputs).float())
     logits = torch.cat(found)
-    return logits.movedim(1, -1).flatten(0, -2)  # of a sequence, each place is an example
+    return logits.movedim(1, -1).flatten(0, -2)  # each position of a sequence is an example
 
 
 def measured(log_p: Tensor, labels: Tensor) -> dict[str, float]:
@@ -63,7 +63,7 @@ def _calibration_error(confidence: Tensor, right: Tensor) -> float:
 
 
 def temperature(log_p: Tensor, labels: Tensor) -> float:
-    """Return the temperature of lowest cross-entropy, from 1/20 to 20.
+    """Return the temperature with the lowest cross-entropy, from 1/20 to 20.
 
     Example:
         >>> round(temperature(torch.tensor([[2.0, 0.0]] * 3), torch.tensor([0, 0, 1])), 2)
@@ -74,7 +74,7 @@ def temperature(log_p: Tensor, labels: Tensor) -> float:
     own = log_p.gather(1, labels[:, None]).squeeze(1)
 
     def slope(power: float) -> float:
-        """The derivative by log(1 / T), which is convex in 1 / T and has one zero."""
+        """The sign of the derivative by 1 / T; cross-entropy is convex in 1 / T."""
         scaled = math.exp(power) * log_p
         return float(((scaled.softmax(1) * log_p).sum(1) - own).mean())
 
@@ -88,7 +88,7 @@ def temperature(log_p: Tensor, labels: Tensor) -> float:
 def all_measures(
     log_p: Tensor, labels: Tensor, validation: tuple[Tensor, Tensor] | None
 ) -> dict[str, float]:
-    """Return `measured`, and the same at the temperature that the validation split asks for."""
+    """Return `measured`, also after temperature scaling on the validation split."""
     found = measured(log_p, labels)
     if validation is not None:
         found["temperature"] = temperature(*validation)
@@ -98,5 +98,5 @@ def all_measures(
 
 
 def log_probabilities(p: Tensor) -> Tensor:
-    """Return logarithms that are finite."""
+    """Return finite log-probabilities."""
     return p.double().clamp(min=_LEAST).log()

@@ -1,4 +1,4 @@
-"""Wrong labels: drawn at random, by a map of similar classes, or as people gave them."""
+"""Label noise: symmetric, asymmetric (similar classes), or human."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VARIABLE = "PSEUDOGRAD_CIFAR_N"
 
 
 def symmetric(labels: Labels, share: float, classes: int, seed: int = 0) -> Labels:
-    """Return labels of which exactly this share, rounded, is one of the other classes.
+    """Return labels of which exactly this share (rounded) is moved to another class.
 
     Example:
         >>> clean = np.arange(1000) % 10
@@ -35,7 +35,7 @@ def symmetric(labels: Labels, share: float, classes: int, seed: int = 0) -> Labe
 
 
 def asymmetric(labels: Labels, share: float, seed: int = 0) -> Labels:
-    """Return CIFAR-10's labels, this share of each class in `SIMILAR` replaced by its like.
+    """Return CIFAR-10's labels with this share of each `SIMILAR` class moved to its counterpart.
 
     Example:
         >>> clean = np.arange(1000) % 10
@@ -53,20 +53,20 @@ def asymmetric(labels: Labels, share: float, seed: int = 0) -> Labels:
 
 
 def human(kind: str, clean: Labels, folder: str | os.PathLike[str] | None = None) -> Labels:
-    """Return the labels that people gave CIFAR's training images (Wei et al., 2022).
+    """Return the human labels of CIFAR's training images (Wei et al., 2022).
 
     Args:
         kind: "aggregate" or "worst" of CIFAR-10N, or "human" of CIFAR-100N.
-        clean: The true labels, which must be as many.
-        folder: That of the files, such as ``cifar10-worst.npy``; by default the environment
-            variable PSEUDOGRAD_CIFAR_N names it.
+        clean: The true labels, one per image.
+        folder: The folder of the files, such as ``cifar10-worst.npy``; by default the environment
+            variable PSEUDOGRAD_CIFAR_N.
 
     """
     where = folder or os.environ.get(_VARIABLE)
     if not where:
         raise ValueError(
-            f"the human labels must be named by --cifar-n or the variable {_VARIABLE}: a folder "
-            f"with {HUMAN[kind]}.npy"
+            f"give the folder with {HUMAN[kind]}.npy (human labels) by --cifar-n or the variable "
+            f"{_VARIABLE}"
         )
     path = Path(where) / f"{HUMAN[kind]}.npy"
     found: Labels = np.load(path, allow_pickle=False).astype(np.int64)
@@ -76,7 +76,7 @@ def human(kind: str, clean: Labels, folder: str | os.PathLike[str] | None = None
 
 
 def _drawn(count: int, share: float, others: int, seed: int) -> tuple[Labels, Labels]:
-    """Return which labels are wrong, and which of the other classes each becomes."""
+    """Return the indices of wrong labels, and the number of the other class for each."""
     order = randomness.folds(1 << 20 | seed, count).numpy()
     other = randomness.folds(1 << 21 | seed, count).numpy() % others
     chosen = order[: round(share * count)]

@@ -16,17 +16,17 @@ _FINAL = 100  # the first repetition of final networks, so that no seed was used
 
 @dataclass(frozen=True)
 class MethodProtocol(Protocol):
-    """Every value at every rate, more rates where the best one is on an edge, and final networks.
+    """Every value at every rate, more rates while the best one is on an edge, then final networks.
 
     Attributes:
         ks: The values of the method's parameter.
-        repetitions: Networks of each configuration.
-        retrainings: Final networks of the choice.
+        repetitions: The number of networks per configuration.
+        retrainings: The number of final networks per choice.
         most_extensions: How often the rates of one value may be extended.
         factor: Between neighbouring rates.
         stops: Whether the validation split also chooses the epoch.
-        each: Whether every value is searched and has final networks, and not only the best.
-        folds: Whether the final networks are those of five folds, judged on the fold left out.
+        each: Whether every value is searched and has final networks, not only the best one.
+        folds: Whether the final networks are those of five folds, each judged on its held-out fold.
 
     """
 
@@ -49,11 +49,11 @@ class MethodProtocol(Protocol):
 
     @property
     def _is_given(self) -> bool:
-        """Whether there is one configuration, and nothing to search."""
+        """Whether there is only one configuration, so nothing to search."""
         return len(self.ks) * len(self.learning_rates) == 1 and not self.most_extensions
 
     def searched(self, outcomes: Outcomes) -> dict[float | Ramp, list[float]]:
-        """Return the rates of each value: the first ones, and more while the best is on an edge."""
+        """Return the rates of each value, extended while the best one is on an edge."""
         if self.each:
             return {k: super(MethodProtocol, self).rates(k, outcomes) for k in self.ks}
         rates = {k: sorted(self.learning_rates) for k in self.ks}
@@ -79,7 +79,7 @@ class MethodProtocol(Protocol):
         return self.searched(outcomes)[k]
 
     def cells(self, outcomes: Outcomes) -> list[Cell]:
-        """Return all configurations that have been tried."""
+        """Return all configurations tried so far."""
         searched = self.searched(outcomes)
         return [cell for k in self.ks for cell in self._cells(k, searched[k], outcomes)]
 
@@ -122,6 +122,6 @@ class MethodProtocol(Protocol):
 
     @property
     def foretold(self) -> int:
-        """How many trials are needed if no learning rate lies on an edge."""
+        """The number of trials if no rates need to be extended."""
         grid = 0 if self._is_given else len(self.ks) * len(self.learning_rates) * self.repetitions
         return grid + self.retrainings * (len(self.ks) if self.each else 1)

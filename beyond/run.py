@@ -1,4 +1,4 @@
-"""The studies, run one after the other: trials on a fleet, test measures beside their outcomes."""
+"""Run the studies one after the other: trials on a fleet, then measures on the test set."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from pseudograd.search.run_file import read_run
 from pseudograd.search.study import Runner, Study
 
 SESSIONS = "sessions.jsonl"
-_SAMPLE = 0.5  # seconds between looks at how busy the GPU is
+_SAMPLE = 0.5  # seconds between samples of the GPU's utilization
 
 
 def opened(experiment: Experiment, results: Path) -> Study | None:
-    """Return a study to read; None if it was not begun."""
+    """Return the study of an experiment for reading; None if it has not begun."""
     folder = experiment.folder(results)
     if not (folder / "run.json").exists():
         return None
@@ -63,20 +63,20 @@ def run(
     command: str = "",
     tell: Callable[[str], None] = print,
 ) -> bool:
-    """Run studies in order, or go on with them; return whether all are finished.
+    """Run or resume studies in order; return whether all are finished.
 
     Args:
-        experiments: What to run.
+        experiments: The studies.
         results: The folder of all studies.
-        place: Where data is.
+        place: The folders of the data.
         device: Where to train.
-        slots: How many trainings at once; by default what the network asks for.
-        stop: Says True when the time is over. Trainings under way are dropped.
-        command: What to record as having been asked for.
+        slots: The number of trainings at once; by default the network's.
+        stop: Returns True when the time is over. Trainings under way are dropped.
+        command: The command line to record.
         tell: Called with lines of progress.
 
     Raises:
-        ValueError: If studies failed; the others are run nevertheless.
+        ValueError: If studies failed; the others still run.
 
     """
     failed: list[str] = []
@@ -92,7 +92,7 @@ def run(
                 done = _run_one(
                     experiment, results, place, device, slots, stop, command, tell, count
                 )
-            except (RuntimeError, ValueError, OSError):  # the others go on
+            except (RuntimeError, ValueError, OSError):  # go on with the others
                 tell(f"{experiment.name} failed:\n{traceback.format_exc()}")
                 failed.append(experiment.name)
                 continue
@@ -107,7 +107,7 @@ def run(
 
 
 def _is_open(experiment: Experiment, results: Path) -> bool:
-    """Return whether a finished study's networks are still to be summed up."""
+    """Return whether a finished study still needs its found.json."""
     folder = experiment.folder(results)
     return experiment.setting.keeps and arrays.read_found(folder) is None
 
@@ -177,9 +177,10 @@ def measuring(
     device: torch.device,
     kept: Sequence[Callable[[Trial, Tensor], None]] = (),
 ) -> Runner:
-    """Return the runner, whose final networks are also measured on the test set.
+    """Return a runner that also measures final networks on the test set.
 
-    ``kept`` are called with the log-probabilities of the examples that judge a network.
+    The functions in ``kept`` are called with the log-probabilities of each network's judged
+    examples.
     """
     module: list[torch.nn.Module] = []
     method, examples = experiment.method, data.examples
@@ -220,7 +221,7 @@ def measuring(
 
 @contextmanager
 def _session(results: Path, command: str, device: str) -> Iterator[_Count]:
-    """Write down what was run for how long, and how busy the GPU was."""
+    """Record the command, its duration and how busy the GPU was."""
     record, count = environment.session(command, device), _Count()
     began = time.monotonic()
     with _watched(device) as busy:
@@ -239,7 +240,7 @@ def _session(results: Path, command: str, device: str) -> Iterator[_Count]:
 
 @contextmanager
 def _watched(device: str) -> Iterator[list[float]]:
-    """Sample the share of time in which the GPU runs kernels, as its driver counts it."""
+    """Sample the share of time in which the GPU runs kernels, as its driver reports it."""
     samples: list[float] = []
     if not device.startswith("cuda"):
         yield samples

@@ -1,8 +1,8 @@
-"""The paper's claims, and the rules that confirm them. RESULTS.md.jinja says both in words.
+"""The paper's claims and the rules that judge them; RESULTS.md.jinja states both in words.
 
-The rules were set before any row was run in full, but after sketches of four architectures. Added
-later: claim 3 needs a mean below 0, claims 2a and 2c a share above chance, which changed no
-verdict; and `can_be_confirmed`.
+The rules were set before any row was run in full, but after preliminary runs of four
+architectures. Added later: claim 3 needs a mean below 0, claims 2a and 2c a share above chance,
+which changed no verdict; and `can_be_confirmed`.
 
 All p-values except the toy example's are two-sided. Rows share data sets, and rows that differ only
 in momentum also share folds and initial weights, so they are not independent and p-values are too
@@ -35,7 +35,7 @@ PERMUTATIONS = 9_999
 
 @dataclass(frozen=True)
 class Point:
-    """A row as the claims see it.
+    """The figures of a row that claims are judged by.
 
     Attributes:
         row: The row.
@@ -73,7 +73,7 @@ def our_points(findings: Iterable[Finding], mnist: tuple[float, float]) -> list[
 def paper_points(rows: Iterable[Row]) -> list[Point]:
     """Return the paper's rows; where it selected k = 1, it prints no figures and nothing changes.
 
-    What it would have selected among fewer k is unknown, so ``common_k`` is what it selected.
+    Its selection among fewer k is unknown, so ``common_k`` is the k that it selected.
     """
 
     def change(selected: float | None, plain: float | None) -> float:
@@ -93,14 +93,14 @@ def paper_points(rows: Iterable[Row]) -> list[Point]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the figures say about a claim.
+    """The verdict on a claim, with its numbers.
 
     Attributes:
         verdict: "confirmed", "partly" or "not confirmed"; "open" without any row.
-        rows: How many rows went in.
+        rows: The number of rows.
         p: The p-value of the claim's test; None for a claim judged by an interval.
-        numbers: What was found, by names that the template knows.
-        reason: Why the claim is open.
+        numbers: The figures, by the names that the template uses.
+        reason: Why the claim is open, if it is.
 
     """
 
@@ -367,7 +367,7 @@ def judge(claim: Claim, points: Sequence[Point]) -> Judgement:
 
 
 def can_be_confirmed(claim: Claim, points: Iterable[Point]) -> bool:
-    """Tell whether there are enough rows to confirm a claim, whatever came of them.
+    """Return whether there are enough rows to confirm a claim, whatever their results.
 
     >>> from paper.rows import rows
     >>> can_be_confirmed(CLAIMS[0], paper_points(rows("table1", "svhn*")))  # three of them

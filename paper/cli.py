@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ _PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line of ``python -m paper`` and return its exit status."""
-    about = "Run the paper's experiments again, and report what came of them."
+    about = "Run the paper's experiments again and report the results."
     return run_command(PROGRAM, about, (run, status, report, toy, curve), arguments)
 
 
@@ -38,17 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(commands: Commands) -> None:
     """``python -m paper run``: train the rows of the paper's tables."""
-    parser = _add(commands, "run", "run rows of the paper's tables, with its whole protocol")
+    parser = _add(commands, "run", "run rows of the paper's tables with its full protocol")
     parser.add_argument(
         "table",
         choices=_TABLES,
         metavar="TABLE",
-        help="table1, table3, table4, supplement, all of them, or unprinted (rows that are "
+        help="table1, table3, table4, supplement, all (of these), or unprinted (rows that are "
         "comments in the paper's source)",
     )
     _add_rows(parser)
     add_time_limit(parser)
-    parser.add_argument("--data-dir", metavar="FOLDER", help="where the data sets are kept")
+    parser.add_argument("--data-dir", metavar="FOLDER", help="folder of the data sets")
     add_place(parser)
 
     def run(options: argparse.Namespace) -> None:
@@ -79,7 +79,7 @@ def run(commands: Commands) -> None:
                 )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                "stopped by Ctrl-C; finished trials are kept, and the same command goes on"
+                "stopped by Ctrl-C; finished trials are kept, and the same command resumes"
             ) from None
         if not finished:
             print("time limit reached; the same command resumes from here", file=sys.stderr)
@@ -90,8 +90,10 @@ def run(commands: Commands) -> None:
 
 
 def status(commands: Commands) -> None:
-    """``python -m paper status``: how far each row is."""
-    parser = _add(commands, "status", "say how far each row is, and how long the rest will take")
+    """``python -m paper status``: the progress of each row."""
+    parser = _add(
+        commands, "status", "show the progress of each row and about how long the rest takes"
+    )
     _add_rows(parser)
 
     def run(options: argparse.Namespace) -> None:
@@ -107,15 +109,17 @@ def status(commands: Commands) -> None:
 
 
 def report(commands: Commands) -> None:
-    """``python -m paper report``: RESULTS.md, its page and its figures."""
+    """``python -m paper report``: write RESULTS.md, its page and its figures."""
     parser = _add(
         commands,
         "report",
-        "write RESULTS.md (into the folder of the studies; of paper/results, into the root of the "
-        "clone) and a page beside them",
+        "write RESULTS.md and a page beside the studies; for paper/results, RESULTS.md goes into "
+        "the root of the clone",
     )
     _add_rows(parser)
-    parser.add_argument("--check", action="store_true", help="only fail if it is not up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if the files are not up to date"
+    )
 
     def run(options: argparse.Namespace) -> None:
         selected_by = ["--rows", options.rows] * (options.rows != "*")
@@ -132,21 +136,21 @@ def _add(commands: Commands, name: str, about: str) -> argparse.ArgumentParser:
 
 
 def _add_rows(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which rows, and where their studies are."""
+    """Add the options that select rows and the folder of their studies."""
     parser.add_argument(
         "--rows",
         default="*",
         metavar="PATTERN",
-        help='a name as status prints it, such as "mnist 1x400 m0.5 [0,1]", for that one alone; a '
-        'pattern of rows such as "cifar10 1x400*", with their variants; or a pattern of variants, '
-        'such as "* tanh" (all rows)',
+        help='a name as status prints it, such as "mnist 1x400 m0.5 [0,1]"; a pattern of rows, '
+        'such as "cifar10 1x400*", which includes their variants; or a pattern of variants, such '
+        'as "* tanh" (default: all rows)',
     )
     parser.add_argument(
         "--as-printed",
         action="store_true",
-        help="without the variants (MNIST in [0, 1], tanh) that are run beside the paper's rows",
+        help="leave out the variants (MNIST in [0, 1], tanh) of the paper's rows",
     )
-    parser.add_argument("--smoke", action="store_true", help="in small, to see that it runs")
+    parser.add_argument("--smoke", action="store_true", help="run a small version, as a test")
     parser.add_argument(
         "--out",
         type=Path,
@@ -162,7 +166,7 @@ def _folder(options: argparse.Namespace) -> Path:
 def _selected(
     options: argparse.Namespace, tables: Sequence[str], folder: Path | None = None
 ) -> list[Experiment]:
-    """The experiments that the options select; of a folder, also unprinted rows begun there."""
+    """Return the selected experiments, and with a folder also unprinted rows begun there."""
     from paper.rows import UNPRINTED, Experiment, experiments, rows, select
 
     found = [row for table in tables for row in rows(table)]
@@ -179,7 +183,7 @@ def _any_begun(experiments: Sequence[Experiment], folder: Path) -> bool:
 
 
 def _data(options: argparse.Namespace) -> Callable[[str], Dataset]:
-    """What opens a data set by its name; with --smoke, a small part of it."""
+    """Return a function that opens a data set by name; with --smoke, a small part of it."""
     from pseudograd.data import open_data
 
     def data(name: str) -> Dataset:
@@ -236,8 +240,7 @@ def _report(
     smoke: bool,
     check: bool,
 ) -> None:
-    from paper.report import documents, is_committed, same
-    from pseudograd.files import write_whole, writing
+    from paper.report import documents, is_committed
 
     if is_committed(folder) and selected_by:
         raise ValueError(
@@ -250,9 +253,18 @@ def _report(
             "the same --rows and --out, or name another folder"
         )
     files = documents(experiments, folder, smoke=smoke, selected_by=selected_by)
+    publish(files, check)
+
+
+def publish(files: Mapping[Path, str], check: bool) -> None:
+    """Write the files of a report, or only check that they are up to date."""
+    from paper.report import same
+    from pseudograd.files import write_whole, writing
+
     for path, text in files.items():
         if not check:
             with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, text)
             print(path)
         elif not path.exists() or not same(path.read_text(encoding="utf-8"), text):
@@ -282,7 +294,7 @@ def toy(commands: Commands) -> None:
             options.k or KS, options.runs, alpha=options.alpha, seed=options.seed, progress=True
         )
         print(table(results))
-        print("ours: mean ± sd over runs; limit: at rest on an endless sample; -: not in the paper")
+        print("ours: mean ± sd over runs; limit: on an infinite sample; -: not in the paper")
         if options.csv:
             write_csv(results, options.csv)
             print(f"runs: {options.csv}")

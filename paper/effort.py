@@ -18,12 +18,12 @@ GOAL_HARDWARE = "NVIDIA H200"
 
 
 def what_was_run(found: Reproduction, root: Path, smoke: bool) -> dict[str, Any]:
-    """Return what was trained, where and how long.
+    """Return what was trained, on what hardware and for how long.
 
     Args:
-        found: What the studies hold.
-        root: The clone, which may hold the fleet's benchmark.
-        smoke: Whether the rows were run in small.
+        found: The content of the studies.
+        root: The root of the clone, which may have the fleet's benchmark.
+        smoke: Whether it was a smoke test.
 
     """
     trials, seconds = sum(effort.trials for effort in found.efforts), _seconds(found.efforts)
@@ -85,7 +85,7 @@ def _data(found: Reproduction, smoke: bool) -> list[tuple[str, str, str]]:
 
 
 def _of_the_paper(found: Reproduction) -> dict[str, Any]:
-    """What the paper's own rows took, and whether the goal of one hour was met."""
+    """Return the time of the paper's own rows, and whether the goal of one hour was met."""
     printed = {Experiment(row) for row in paper_rows() if row.printed}
     own = [effort for effort in found.efforts if effort.experiment in printed]
     seconds = _seconds(own)
@@ -124,7 +124,7 @@ class PlainLoop:
 
 
 def _plain_loop(root: Path) -> PlainLoop | None:
-    """The measurement of the fleet's benchmark, if it is there."""
+    """Return the measurement of the fleet's benchmark, if the file exists."""
     path = root / "benchmarks" / "results" / "fleet_cuda.csv"
     if not path.exists():
         return None

@@ -1,6 +1,6 @@
 """The three figures of RESULTS.md, as SVG by matplotlib.
 
-The background is transparent and the text grey, to be readable on white and on black. A figure's
+The background is transparent and the text grey, readable on white and on black. A figure's
 description holds its data in words: for readers who cannot see it, and for `report.same`.
 """
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_OURS, _OTHER, _TEXT = "#2f7fc1", "#d5702b", "#7a7f87"
+_OURS, _OTHER, TEXT = "#2f7fc1", "#d5702b", "#7a7f87"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "pseudograd",  # ids are the same every time
     "font.family": "sans-serif",
     "font.size": 9,
-    "text.color": _TEXT,
-    "axes.edgecolor": _TEXT,
-    "axes.labelcolor": _TEXT,
-    "axes.titlecolor": _TEXT,
+    "text.color": TEXT,
+    "axes.edgecolor": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.titlecolor": TEXT,
     "axes.titlelocation": "left",
     "axes.titlesize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "xtick.color": _TEXT,
-    "ytick.color": _TEXT,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
     "legend.frameon": False,
 }
 
@@ -88,7 +88,7 @@ def selected_k(ours: Counts, paper: Counts) -> Picture:
             ):
                 places = [at + left for at in range(len(ks))]
                 bars = axes.bar(places, values, 0.38, color=colour, label=name)
-                axes.bar_label(bars, [str(value or "") for value in values], color=_TEXT)
+                axes.bar_label(bars, [str(value or "") for value in values], color=TEXT)
             axes.set_xticks(range(len(ks)), [fraction(k) for k in ks])
             axes.set_yticks([])
             axes.margins(y=0.12)
@@ -98,7 +98,7 @@ def selected_k(ours: Counts, paper: Counts) -> Picture:
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
 
     title = "How often each k was selected in the same rows, ours and the paper’s"
-    return _picture(title, said, fill, 3.3 * len(panels), 2.8)
+    return picture(title, said, fill, 3.3 * len(panels), 2.8)
 
 
 def error_against_k(curves: Curves) -> Picture:
@@ -112,7 +112,7 @@ def error_against_k(curves: Curves) -> Picture:
 
     def fill(figure: Figure) -> None:
         for axes, (depth, named) in zip(_panels(figure, len(curves)), curves.items(), strict=True):
-            axes.axhline(0, color=_TEXT, linewidth=0.8)
+            axes.axhline(0, color=TEXT, linewidth=0.8)
             for (name, curve), colour, aside in zip(
                 named.items(), (_OURS, _OTHER), (-0.05, 0.05), strict=False
             ):
@@ -127,11 +127,11 @@ def error_against_k(curves: Curves) -> Picture:
             axes.set_xticks([math.log2(k) for k in ks], [fraction(k) for k in ks])
             axes.set_title(counted(depth, "hidden layer"))
             axes.set_xlabel("k")
-        figure.supylabel("validation error relative to k = 1, %", color=_TEXT, fontsize=9)
+        figure.supylabel("validation error relative to k = 1, %", color=TEXT, fontsize=9)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
 
     title = "Validation error against k, relative to that of k = 1"
-    return _picture(title, said, fill, 3.3 * len(curves), 3.0)
+    return picture(title, said, fill, 3.3 * len(curves), 3.0)
 
 
 def deviations(groups: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
@@ -149,7 +149,7 @@ def deviations(groups: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
 
     def fill(figure: Figure) -> None:
         axes = figure.subplots()
-        axes.axvline(0, color=_TEXT, linewidth=0.8)
+        axes.axvline(0, color=TEXT, linewidth=0.8)
         for kind, colour, marker, aside, label in (
             ("plain", _OTHER, "D", -0.15, "k = 1"),
             ("chosen", _OURS, "o", 0.15, "selected k"),
@@ -167,7 +167,7 @@ def deviations(groups: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
         figure.legend(loc="outside upper left", ncols=2)
 
     title = "Our test errors relative to the paper’s"
-    return _picture(title, said, fill, 7.0, 0.9 + 0.45 * len(groups))
+    return picture(title, said, fill, 7.0, 0.9 + 0.45 * len(groups))
 
 
 def _panels(figure: Figure, count: int) -> Sequence[Axes]:
@@ -176,10 +176,10 @@ def _panels(figure: Figure, count: int) -> Sequence[Axes]:
     return panels
 
 
-def _picture(
+def picture(
     title: str, said: Sequence[str], fill: Callable[[Figure], None], width: float, height: float
 ) -> Picture:
-    """Draw a figure of this size, in inches."""
+    """Draw a figure of this size, in inches; ``said`` are its data in words."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What came of the experiments, read from their studies."""
+"""The results of the experiments, read from their studies."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Finding:
     """A finished experiment.
 
     Attributes:
-        experiment: Which one.
-        result: What the search found, and the retrained networks.
+        experiment: The experiment.
+        result: The result of the search, with the retrained networks.
         tested: The cross-validation networks of the selected k and of k = 1, trained on three
             fifths of the examples and evaluated on the test set.
         control: k = 1 at the selected k's rate, where it was run because the search had not tried
@@ -87,15 +87,15 @@ def beside_the_papers(finding: Finding) -> Iterator[tuple[str, Spread, Spread, f
 
 @dataclass(frozen=True)
 class Effort:
-    """What an experiment took.
+    """The cost of an experiment.
 
     Attributes:
-        experiment: Which one.
-        trials: How many networks were trained.
-        epochs: Their epochs, all together.
-        steps: Their steps, all together.
-        seconds: How long it had a device, or its share of it; 0 if no session tells.
-        untimed: How many of the networks no session tells of.
+        experiment: The experiment.
+        trials: The number of networks trained.
+        epochs: The sum of their epochs.
+        steps: The sum of their steps.
+        seconds: The device time, or the share of it; 0 if no session records it.
+        untimed: The number of networks that no session records.
 
     """
 
@@ -114,14 +114,14 @@ class Effort:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """All that a folder of studies holds.
+    """The content of a folder of studies.
 
     Attributes:
-        found: What came of each experiment; None if it is not finished.
-        efforts: Of each experiment that has trials, in the order in which they are run.
-        sessions: When and where they were trained: one for each call of the command.
+        found: The finding of each experiment; None if it is not finished.
+        efforts: The cost of each experiment that has trials, in the order of the runs.
+        sessions: One record for each call of the command.
         toy: The runs of the toy example; none if there is no ``toy.csv``.
-        unread: How many lines of ledgers could not be read.
+        unread: The number of lines of ledgers that could not be read.
 
     """
 
@@ -133,7 +133,7 @@ class Reproduction:
 
     @property
     def begun(self) -> frozenset[Experiment]:
-        """The experiments of which there are trials."""
+        """The experiments that have trials."""
         return frozenset(effort.experiment for effort in self.efforts)
 
     @property
@@ -143,12 +143,12 @@ class Reproduction:
 
 
 def read(experiments: Sequence[Experiment], folder: Path, *, smoke: bool = False) -> Reproduction:
-    """Read what a folder holds of some experiments.
+    """Read the results of some experiments from a folder.
 
     Args:
         experiments: The experiments.
         folder: Holds the studies and, as ``toy.csv``, the toy example's runs.
-        smoke: Whether they were run in small.
+        smoke: Whether it was a smoke test.
 
     """
     studies = {one: study_of(one, folder, smoke=smoke) for one in experiments}
@@ -183,7 +183,7 @@ def _finding(experiment: Experiment, study: Study) -> Finding | None:
 
 
 def _commands(studies: Iterable[Study]) -> list[dict[str, Any]]:
-    """Return the calls of the command that ran the studies: their sessions, put together."""
+    """Return the calls of the command that ran the studies, by merging their sessions."""
     sessions = [
         {**session, "data": {study.data["name"]: study.data["sha256"]}}
         for study in studies
@@ -209,7 +209,7 @@ def _commands(studies: Iterable[Study]) -> list[dict[str, Any]]:
 
 def _effort(experiment: Experiment, study: Study) -> Effort:
     outcomes = list(study.ledger.values())
-    # Three fifths of the examples train, in the end four.
+    # Networks train on three fifths of the examples, final ones on four.
     part = BENCHMARKS[experiment.row.data].train_size // 5
     whole, batch = BENCHMARKS[experiment.row.data].train_size - part, experiment.recipe().batch_size
     return Effort(
@@ -230,7 +230,7 @@ def _effort(experiment: Experiment, study: Study) -> Effort:
 
 @dataclass(frozen=True)
 class Stability:
-    """How far the selection depends on which repetitions there were.
+    """How stable the selection is under resampling of the repetitions.
 
     Attributes:
         shares: How often each k was selected among resamples, the most frequent first.
@@ -307,8 +307,8 @@ def error_against_k(findings: Iterable[Finding]) -> dict[float, Difference]:
 def untried_rates(finding: Finding) -> dict[float, tuple[float, ...]]:
     """Return, for each k, its neighbours' best rates that were not tried with it.
 
-    The search goes on while the best rate is at an end of those tried. Where the error has more
-    than one valley along the rates, each k ends in the one where its search began.
+    The search adds rates while the best one is the lowest or highest tried. Where the error has
+    several minima along the rates, each k ends in the one where its search began.
     """
     best = sorted(finding.result.best_of_each_k, key=lambda cell: level(cell.k))
     tried = {(cell.k, cell.learning_rate) for cell in finding.result.cells}
@@ -326,17 +326,17 @@ def untried_rates(finding: Finding) -> dict[float, tuple[float, ...]]:
 
 
 def rates_tried(finding: Finding, k: float | Ramp) -> list[float]:
-    """Return the rates that a k was tried at."""
+    """Return the rates tried with a k."""
     return [cell.learning_rate for cell in finding.result.cells if cell.k == k]
 
 
 def apart_from_1(finding: Finding) -> bool:
-    """Tell whether the search did not try k = 1 at the selected k's rate."""
+    """Return whether the search did not try k = 1 at the selected k's rate."""
     return finding.result.chosen.learning_rate not in rates_tried(finding, 1.0)
 
 
 def may_be_the_rate(finding: Finding) -> bool:
-    """Tell whether the learning rate may explain part of the difference from k = 1.
+    """Return whether the learning rate may explain part of the difference from k = 1.
 
     It may where the search did not try k = 1 at the selected k's rate, unless the control has shown
     since that k = 1 does no better there than at its own rate.

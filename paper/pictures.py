@@ -21,7 +21,7 @@ _OURS, _PAPER, _LIMIT = "#0072B2", "#D55E00", "#595959"
 
 
 def toy_picture(results: Iterable[ToyRun], path: Path) -> None:
-    """Draw test error and threshold against k: ours, the paper's, and on an endless sample.
+    """Draw test error and threshold against k: ours, the paper's, and the fixed point.
 
     Args:
         results: Runs of one alpha.
@@ -97,7 +97,7 @@ def _measured(axes: Axes, summaries: Sequence[ToySummary], name: str) -> None:
     alpha = summaries[0].alpha
     smooth = np.geomspace(min(ks), max(ks), 49)
     limits = [getattr(fixed_point(float(k), alpha), name) for k in smooth]
-    axes.plot(smooth, limits, color=_LIMIT, linewidth=1.2, label="theory, endless sample")
+    axes.plot(smooth, limits, color=_LIMIT, linewidth=1.2, label="theory, infinite sample")
     papers = [row for row in map(paper_row, summaries) if row]
     if papers:
         axes.plot(

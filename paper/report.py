@@ -1,4 +1,4 @@
-"""RESULTS.md, its page and its figures, from the ledgers: the template with the numbers put in."""
+"""RESULTS.md, its page and its figures: the template filled with numbers from the ledgers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HERE = Path(__file__).parent
 
 
 def is_committed(folder: Path) -> bool:
-    """Tell whether a folder is a clone's ``paper/results``, whose RESULTS.md is at its root."""
+    """Return whether a folder is a clone's ``paper/results``; its RESULTS.md is in the root."""
     return folder.resolve().parts[-2:] == ("paper", "results")
 
 
@@ -36,14 +36,14 @@ def documents(
     smoke: bool = False,
     selected_by: Sequence[str] = (),
 ) -> dict[Path, str]:
-    """Return the files of the results by their paths: RESULTS.md, the page and the figures.
+    """Return the text of RESULTS.md, the page and the figures, by path.
 
-    All lie in the folder, but the RESULTS.md of ``paper/results`` lies in the root of the clone.
+    All are in the folder, except that the RESULTS.md of ``paper/results`` is in the clone's root.
 
     Args:
-        experiments: What was to be run.
-        folder: Holds the studies.
-        smoke: Whether they were run in small.
+        experiments: The planned experiments.
+        folder: The folder of their studies.
+        smoke: Whether it was a smoke test.
         selected_by: The options of the command that selected the experiments.
 
     """
@@ -77,7 +77,7 @@ def documents(
 
 
 def same(one: str, other: str) -> bool:
-    """Tell whether two versions of a file say the same; of figures, only their data count.
+    """Return whether two versions of a file have the same content; for figures, the same data.
 
     Another version of matplotlib draws the same data with other bytes.
     """
@@ -90,7 +90,7 @@ def same(one: str, other: str) -> bool:
 
 
 def _numbers(found: Reproduction, root: Path, smoke: bool) -> dict[str, Any]:
-    """All numbers of the document. What the paper claims, it claims of the rows that it prints."""
+    """Return all numbers of the document; claims are judged by the rows that the paper prints."""
     printed = replace(found, found={e: f for e, f in found.found.items() if e.row.printed})
     readings = verdicts.readings(printed)
     judged = verdicts.judged_claims(printed, readings)
@@ -131,7 +131,7 @@ def _numbers(found: Reproduction, root: Path, smoke: bool) -> dict[str, Any]:
 
 
 def _lead(found: Reproduction) -> dict[str, Any]:
-    """How many rows of each kind are finished, and of what data others are missing."""
+    """Return the number of finished rows of each kind, and of missing rows by data set."""
     kinds = {
         "printed": [e for e in found.found if e.row.printed and e.as_printed],
         "beside": [e for e in found.found if e.row.printed and not e.as_printed],
@@ -190,7 +190,7 @@ def _spread(spread: Spread, form: str) -> str:
 
 
 def _printed(figure: float | None, form: str) -> str:
-    """A figure of the paper, which has more digits here and there."""
+    """Format a figure of the paper; some have more digits."""
     if figure is None:
         return words.DASH
     text = format(figure, form)
@@ -198,7 +198,7 @@ def _printed(figure: float | None, form: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Each paragraph, item and row of a table on one line: the template wraps them."""
+    """Join the lines of each paragraph, item and table row, which the template wraps."""
     lines: list[str] = []
     for line in (" ".join(line.split()) for line in text.splitlines()):
         begins = not line or line.startswith(("|", "- ", "#", "<", "!["))
@@ -207,12 +207,12 @@ def _unwrapped(text: str) -> str:
         else:
             lines[-1] += f" {line}"
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines).strip())
-    # A table's rows follow each other, whatever stood between them in the template.
+    # Remove blank lines between the rows of a table.
     return re.sub(r"(?<=\|)\n\n(?=\|)", "\n", text) + "\n"
 
 
 def _page(text: str, pictures: dict[str, Picture]) -> str:
-    """The same document as a page that needs nothing else: figures are inside."""
+    """Return the same document as a self-contained HTML page."""
     try:
         from markdown_it import MarkdownIt
     except ImportError as problem:
@@ -221,7 +221,7 @@ def _page(text: str, pictures: dict[str, Picture]) -> str:
         ) from problem
     from markupsafe import Markup, escape
 
-    # Lines of our own may be HTML (<details>); what stands inside a line is escaped.
+    # Whole lines may be HTML (<details>); HTML inside a line is escaped.
     html = MarkdownIt("commonmark", {"html": True}).enable("table").disable("html_inline")
     body = html.render(text.partition("\n\n")[2].partition("\n\n")[2])  # title and origin apart
     body = body.replace("<table>", '<div class="scroll"><table>').replace(

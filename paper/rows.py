@@ -1,4 +1,4 @@
-"""The rows of the paper's tables: what was trained, and what came out."""
+"""The rows of the paper's tables: the experiments and the paper's figures."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Row:
         table: "table1", "table3", "table4", "supplement" or "unprinted"; any other name for a row
             of your own.
         data: The data set, one of those that `pseudograd.data.load` knows.
-        hidden_layers: How many.
-        width: Of each of them.
-        momentum: Of the training.
-        selected_k: The k that cross-validation selected; of a row of your own it says nothing.
+        hidden_layers: The number of hidden layers.
+        width: The units of each.
+        momentum: The momentum of the training.
+        selected_k: The k that cross-validation selected; meaningless for a row of your own.
         error_k1_pct: The test error at k = 1, in percent; None where the paper prints none.
         error_selected_pct: At the selected k.
         ce_k1: The test cross-entropy at k = 1.
@@ -72,18 +72,18 @@ class Row:
 
     @property
     def of_paper(self) -> bool:
-        """Whether it is the paper's, printed or a comment in its source."""
+        """Whether it is a row of the paper, printed or a comment in its source."""
         return self.printed or self.table == UNPRINTED
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A row as it is run: with what the paper says, or with what it leaves open changed.
+    """A row as it is run: as the paper describes it, or with a change.
 
     Attributes:
         row: The row.
-        feature_range: What the pixels are scaled to.
-        activation: Of the hidden layers.
+        feature_range: The range that pixels are scaled to.
+        activation: The activation of the hidden layers.
 
     Example:
         >>> first = experiments(rows("table1"))[0]
@@ -100,7 +100,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """The row's name, and what is changed."""
+        """The row's name and the changes."""
         return " ".join([self.row.name, *self._changes])
 
     @property
@@ -110,13 +110,13 @@ class Experiment:
 
     @property
     def network(self) -> str:
-        """What experiments that differ only in momentum share."""
+        """The name without momentum."""
         row = self.row
         return " ".join([f"{row.data} {row.hidden_layers}x{row.width}", *self._changes])
 
     @property
     def data(self) -> str:
-        """The data set, and what is changed."""
+        """The data set and the changes."""
         return " ".join([self.row.data, *self._changes])
 
     @property
@@ -126,10 +126,10 @@ class Experiment:
         return changes + ([] if (low, high) == (-1, 1) else [f"[{low:g},{high:g}]"])
 
     def recipe(self, data_hash: str = "") -> MLPRecipe:
-        """Return the network and its training, as the paper describes them.
+        """Return the network and its training as the paper describes them.
 
         Args:
-            data_hash: The first digits of the data set's hash, where it is known.
+            data_hash: The first digits of the data set's hash, if known.
 
         """
         row = self.row
@@ -153,7 +153,7 @@ class Experiment:
         )
 
     def smoke(self, data_hash: str = "") -> PaperProtocol:
-        """Return the same in small, to see that it runs: its figures mean nothing."""
+        """Return a small version for a smoke test; its figures mean nothing."""
         sizes = (max(8, self.row.width // 25),) * self.row.hidden_layers
         recipe = self.recipe(data_hash)
         return replace(
@@ -231,12 +231,12 @@ def _those_matching(pattern: str, names: dict[_Named, str]) -> list[_Named]:
     return [one for one, name in names.items() if fnmatch.fnmatchcase(name, literal)]
 
 
-# What the activation changes: on a row of each depth of CIFAR-10, and on one of MNIST.
+# The effect of the activation: one row of each depth of CIFAR-10, and one of MNIST.
 _TANH = ("mnist 1x400 m0.5", "cifar10 1x400 m0.5", "cifar10 3x400 m0.5", "cifar10 5x400 m0.5")
 
 
 def experiments(rows: Iterable[Row]) -> list[Experiment]:
-    """Return what is run for some rows: each as the paper says, and some also changed.
+    """Return the experiments of some rows: each as in the paper, and some also with a change.
 
     MNIST is also run in [0, 1], which fits the paper's learning rates better, and four rows with
     tanh, since the paper does not name its activation.
@@ -259,7 +259,7 @@ def experiments(rows: Iterable[Row]) -> list[Experiment]:
 def select(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
     """Return the experiments whose rows' names match a pattern, or else whose own names do.
 
-    Brackets in the pattern stand for themselves; a whole name selects that experiment alone.
+    Brackets in the pattern are literal; a full name selects only that experiment.
 
     Example:
         >>> some = experiments(rows("table1"))
@@ -279,7 +279,7 @@ def select(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
 
 
 def in_turn(experiments: Iterable[Experiment]) -> list[Experiment]:
-    """Return experiments in the order in which they are run.
+    """Return experiments in the order of the runs.
 
     The paper's rows come first, data set by data set, and then the variants; rows that differ only
     in momentum follow each other.

@@ -1,4 +1,4 @@
-"""The paper's experiments, run: a study each, several side by side."""
+"""Run the paper's experiments: one study each, several side by side."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def folder_of(experiment: Experiment, folder: Path) -> Path:
 def study_of(
     experiment: Experiment, folder: Path, *, smoke: bool = False, data: Dataset | None = None
 ) -> Study:
-    """Return an experiment's study: with its data to run it, without to read it.
+    """Return an experiment's study: with its data for running it, without for reading it.
 
     Args:
         experiment: The experiment.
-        folder: Of all studies.
-        smoke: Whether it is run in small.
+        folder: The folder of all studies.
+        smoke: Whether it is a smoke test.
         data: Its data set.
 
     Raises:
@@ -96,20 +96,20 @@ def run(
     workplace: Callable[[], AbstractContextManager[object]] = nullcontext,
     watch: Callable[[Experiment, Study], Callable[[Progress], None]] = lambda *_: lambda _: None,
 ) -> bool:
-    """Run some of the paper's experiments, or what is left of them.
+    """Run or resume some of the paper's experiments.
 
     Args:
         experiments: The experiments; the paper's own rows come first.
-        folder: Where their studies are kept.
-        open_data: Returns a data set by its name; called once for each.
-        runner: Makes what trains trials on a data set.
-        command: What to record as having been asked for.
-        devices: What to record as having been used.
-        smoke: Whether to run all in small, to see that it runs.
-        stop: Asked between epochs; once it says True, trials under way are dropped.
-        at_once: How many studies run side by side, each in a thread of its own.
-        workplace: Makes the context of such a thread, such as a CUDA stream.
-        watch: Called when a study begins; what it returns is called after each of its trials.
+        folder: The folder of their studies.
+        open_data: Returns a data set by name; called once for each.
+        runner: Returns the runner of trials on a data set.
+        command: The command line to record.
+        devices: The devices to record.
+        smoke: Whether it is a smoke test.
+        stop: Called between epochs; once it returns True, trials under way are dropped.
+        at_once: The number of studies side by side, each in its own thread.
+        workplace: Returns the context of such a thread, such as a CUDA stream.
+        watch: Called when a study begins; its result is called after each trial.
 
     Returns:
         Whether all are finished.
@@ -149,7 +149,7 @@ def _all(
     at_once: int,
     failed: threading.Event,
 ) -> bool:
-    """Work on all experiments, several at once, and tell whether all are finished."""
+    """Work on all experiments, several at once; return whether all are finished."""
     if at_once < 1:
         raise ValueError(f"at_once must be 1 or more, not {at_once}")
     if at_once == 1:
@@ -169,7 +169,7 @@ def _thinning(runner: Runner) -> Runner:
 def _thinned(outcome: Outcome) -> Outcome:
     """Return an outcome with its learning curve rounded, and thinned unless it is a final one.
 
-    Of thinned curves the epochs 1, 2, 4, 8, ... are kept.
+    Thinned curves keep the epochs 1, 2, 4, 8, ...
     """
     whole = outcome.trial.split.retrain
     curve = tuple(
@@ -180,18 +180,18 @@ def _thinned(outcome: Outcome) -> Outcome:
     return replace(outcome, curve=curve, parameters=None)
 
 
-# --- how far it is -------------------------------------------------------------------------------
+# --- progress ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far an experiment is.
+    """The progress of an experiment.
 
     Attributes:
         experiment: The experiment.
-        done: Trials with an outcome.
+        done: The number of trials with an outcome.
         left: About how many are left.
-        seconds: About how long these take on the hardware of before; None if that is unknown.
+        seconds: About how long these take on the same hardware; None if unknown.
         k: The selected k, if the search is over.
 
     """
@@ -210,12 +210,12 @@ def status(
     smoke: bool = False,
     opened: Callable[[Study], None] = lambda _: None,
 ) -> list[Status]:
-    """Return how far each experiment is, and about how long the rest takes.
+    """Return the progress of each experiment, and about how long the rest takes.
 
     Args:
         experiments: The experiments.
-        folder: Of their studies.
-        smoke: Whether they were run in small.
+        folder: The folder of their studies.
+        smoke: Whether it is a smoke test.
         opened: Called with each study, once.
 
     Example:
@@ -255,12 +255,12 @@ def _status(experiment: Experiment, study: Study, pace: float | None) -> Status:
 
 
 def device_seconds(study: Study) -> float:
-    """Return how long a study had a device to itself, or its share where several ran at once."""
+    """Return the device time of a study, or its share if several ran at once."""
     return float(sum(one["seconds"] * one.get("share", 1.0) for one in study.sessions))
 
 
 def _epochs(trials: Sequence[Trial], done: Sequence[Outcome]) -> float:
-    """Return about how many epochs trials take: the more, the lower their rate is."""
+    """Return about how many epochs trials take: more at lower rates."""
     seen: dict[float, list[int]] = {}
     for outcome in done:
         if outcome.stopped_by == "patience":  # not the short ones of the sweep
@@ -276,7 +276,7 @@ def _epochs(trials: Sequence[Trial], done: Sequence[Outcome]) -> float:
 
 
 def _cost(experiment: Experiment) -> float:
-    """Return about how long an epoch takes, in units of its own: weights times examples."""
+    """Return the relative cost of an epoch: weights times examples."""
     row = experiment.row
     inputs = math.prod(BENCHMARKS[row.data].shape)
     weights = inputs * row.width + (row.hidden_layers - 1) * row.width**2

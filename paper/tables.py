@@ -22,19 +22,19 @@ from pseudograd.fleet import Outcome
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Comparison, Difference
 
-_WIDE = 1.0  # a spread, in percentage points, that is looked into
+_WIDE = 1.0  # a spread, in percentage points, from which errors are listed
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a table shows: errors in percent, or cross-entropies.
+    """A measure of a table: errors in percent, or cross-entropies.
 
     Attributes:
         name: Its name in the tables.
         form: How its numbers are formatted.
-        times: Multiplies a difference of outcomes.
+        times: The factor of a difference of outcomes.
         paper: The fields of a `Row` that hold it at k = 1 and at the selected k.
-        spread: Its mean and standard deviation over outcomes.
+        spread: Returns its mean and standard deviation over outcomes.
 
     """
 
@@ -56,7 +56,7 @@ MEASURES = (
 
 
 def tables(found: Reproduction) -> list[dict[str, Any]]:
-    """Return the paper's tables, with the rows that were to be run of each.
+    """Return the paper's tables with their planned rows.
 
     The paper's rows with another activation are left to `other_activations`.
     """
@@ -80,7 +80,7 @@ def tables(found: Reproduction) -> list[dict[str, Any]]:
 
 
 def line(experiment: Experiment, found: Reproduction) -> dict[str, Any]:
-    """Return one row: its state, its k and, of each measure, ours and the paper's."""
+    """Return one row: its state, its k and, for each measure, our figures and the paper's."""
     finding = found.found.get(experiment)
     measures = []
     for measure in MEASURES:
@@ -120,7 +120,7 @@ def _tied_ks(finding: Finding) -> list[float]:
 
 
 def _notes(finding: Finding) -> dict[str, Any]:
-    """What the marks of a row stand for, and which of its networks did not end as planned."""
+    """Explain the marks of a row, and list networks that did not end as planned."""
     comparison = finding.result.comparison
     final = {*comparison.chosen, *comparison.plain}
     note = {

@@ -1,4 +1,4 @@
-"""The toy example on an endless sample: the supplement's analysis as code.
+"""The toy example on an infinite sample: the supplement's analysis as code.
 
 The input x is uniform on [-1, 1]; its class is +1 on [0, α] and -1 elsewhere. Only the difference
 of the two logits matters, u = w x + b, with w = w₊ - w₋ and b = b₊ - b₋: the network says +1 where
@@ -43,7 +43,7 @@ _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(32)
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Where descent along the pseudo-gradient comes to rest on an endless sample.
+    """Where descent along the pseudo-gradient comes to rest on an infinite sample.
 
     Attributes:
         k: The sensitivity to large errors.

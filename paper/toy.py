@@ -50,7 +50,7 @@ ALPHA = 0.95
 MEASURED = ("error_pct", "threshold", "cross_entropy")
 KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 
-# Epochs between two looks at the validation errors; a run still ends at the epoch that stops it.
+# Epochs between two checks of the validation error; a run still ends at the exact epoch.
 _STRETCH = 250
 
 # Nodes of a cell. A's nearest singularity is at a distance of π / |w| from the real line, and no
@@ -61,14 +61,14 @@ _ANGLES = (np.arange(_NODES) + 0.5) * (np.pi / _NODES)
 
 @dataclass(frozen=True)
 class ToyRun:
-    """What one run came to; error and cross-entropy are of the test set.
+    """The result of one run; error and cross-entropy are those of the test set.
 
     Attributes:
         k: The sensitivity to large errors.
         run: The number of the run, from 0.
         seed: Seeds the data and the initial weights, together with the run's number.
         alpha: The end of class +1's interval.
-        epochs: How many steps were taken.
+        epochs: The number of steps.
         weight: The final w₊ - w₋.
         bias: The final b₊ - b₋.
         threshold: Where the two outputs are equal, -bias / weight.
@@ -98,7 +98,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Measure some values."""
+        """Return those of some values."""
         sd = statistics.stdev(values) if len(values) > 1 else math.nan
         return cls(statistics.fmean(values), sd)
 
@@ -216,7 +216,7 @@ def paper_row(summary: ToySummary) -> PaperRow | None:
 
 
 def table(results: Iterable[ToyRun]) -> str:
-    """Return our numbers beside the paper's and those of an endless sample, as text."""
+    """Return our numbers beside the paper's and those of an infinite sample, as text."""
     triple = "{:>15} {:>6} {:>6}"
     lines = [
         f"{'':10}{'test error, %':>29}{'threshold':>29}{'cross-entropy':>29}",

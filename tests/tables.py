@@ -20,7 +20,7 @@ def loaded(target: str = "y", path: str = "a.csv", **options: Any) -> tuple[Enco
         warnings.simplefilter("always")
         _, encoder = load_table(path, target, **options)
     lines = [("" if note.category is Note else "!") + str(note.message) for note in told]
-    return encoder, [line for line in lines if "equal a training row" not in line]
+    return encoder, [line for line in lines if "of a training row" not in line]
 
 
 def saved(rows: int = 40, **columns: Any) -> None:

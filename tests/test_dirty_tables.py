@@ -339,7 +339,7 @@ def test_ids_that_come_again_are_told(name: str) -> None:
     assert names(encoder) == ["x", name]
     assert told == [
         f"!column {name!r} has 13 different entries in 40 rows, as ids of patients or users do: "
-        f"--group {name} keeps rows of one on the same side of every split"
+        f"--group {name} keeps rows with the same id on one side of every split"
     ]
     assert loaded(group=name)[1] == []
     columns = {name: [f"p{at // 2}" for at in SCATTERED]}
@@ -364,6 +364,6 @@ def test_rows_in_both_parts_are_counted() -> None:
     other = frame[:10].assign(y=lambda rows: 1 - rows["y"])  # the same features, another label
     test = pd.concat([frame[:7], frame[:10], other]).assign(id=range(27))
     test.to_csv("b.csv", index=False)
-    with pytest.warns(Note, match="^17 test rows of 27 equal a training row in every column$"):
+    with pytest.warns(Note, match="^17 of 27 test rows are copies of a training row: the"):
         _, encoder = load_table("a.csv", "y", test_path="b.csv")
     assert encoder.notes["rows"]["test rows that equal a training row"] == 17

@@ -103,6 +103,29 @@ def test_a_number_in_the_place_of_class_weights_is_refused() -> None:
             call()
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16])
+def test_settings_may_be_numpys_numbers(kind: Any) -> None:
+    """As PyTorch's label_smoothing may be."""
+    half: Any = kind(0.5)
+    two: Any = np.int64(2)
+    smoothed = F.cross_entropy(LOGITS, LABELS, label_smoothing=0.5)
+    capped = F.cross_entropy(0.5 * torch.tanh(LOGITS / 0.5), LABELS)
+    of_linear = LOGITS, torch.eye(4), LABELS
+    z_loss = 0.5 * LOGITS.logsumexp(-1).square().mean()
+    for value, expected in (
+        (tunable_cross_entropy(LOGITS, LABELS, label_smoothing=half), smoothed),
+        (TunableCrossEntropyLoss(label_smoothing=half)(LOGITS, LABELS), smoothed),
+        (tunable_linear_cross_entropy(*of_linear, label_smoothing=half), smoothed),
+        (tunable_linear_cross_entropy(*of_linear, softcap=half), capped),
+        (TunableLinearCrossEntropyLoss(softcap=half)(*of_linear), capped),
+        (
+            tunable_linear_cross_entropy(*of_linear, z_loss=half, chunk_rows=two),
+            F.cross_entropy(LOGITS, LABELS) + z_loss,
+        ),
+    ):
+        torch.testing.assert_close(value, expected)
+
+
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.int8])
 def test_numbers_of_numpy(kind: Any) -> None:
     """A label mask's fill value often comes from NumPy."""

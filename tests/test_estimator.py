@@ -468,7 +468,7 @@ def test_divergence_is_told() -> None:
         ("batch_size", [0, 2.5, "all"], "'auto' or a whole number above 0"),
         ("clip", [0, "none"], "a finite number above 0, or None"),
         ("max_iter", [0, 1.5], "'auto' or a whole number above 0"),
-        ("device", ["gpu", None, "cuda:99"], "'auto' or a device that is there, such as 'cpu'"),
+        ("device", ["gpu", None, "cuda:99"], "'auto' or a device that can be used, such as 'cpu'"),
     ],
 )
 def test_bad_parameters_are_named(parameter: str, values: list[Any], message: str) -> None:

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extras": set(),
     "environment": {"__version__"},
     "loss": {"rules"},
-    "schedules": {"loss"},
+    "schedules": {"rules"},
     "jax": {"rules", "extras"},
     "data": {"files", "extras", "words"},
     "fleet": {"rules", "loss", "data", "files", "extras", "words"},

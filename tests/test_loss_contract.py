@@ -1006,8 +1006,11 @@ class TestModules:
         logits = torch.zeros(1, 3, requires_grad=True)
         no_tensor: Any = lambda z, y: None  # noqa: E731
         for rule, said in (
-            (no_tensor, "rule must give a tensor of the shape of the logits, not NoneType"),
-            (from_bias(no_tensor), "f must give a tensor of the shape of the biases, not NoneType"),
+            (no_tensor, "rule must return a tensor of the shape of the logits, not NoneType"),
+            (
+                from_bias(no_tensor),
+                "f must return a tensor of the shape of the biases, not NoneType",
+            ),
         ):
             with pytest.raises(TypeError, match=said):
                 RuleCrossEntropyLoss(rule)(logits, torch.tensor([0])).backward()
@@ -1061,6 +1064,8 @@ class TestModules:
             assert np.array_equal(loaded[1].k, k)
             assert isinstance(loaded[1].k, Tensor) == isinstance(k, Tensor)
         assert "persistent=True" in repr(saved[1])
+        loaded.load_state_dict({**state, "1.k": 0.25})  # written by hand
+        assert loaded[1].k == 0.25
 
     def test_checkpoints_that_do_not_fit_are_refused(self) -> None:
         plain, persistent = (TunableCrossEntropyLoss(k=0.5, persistent=p) for p in (False, True))

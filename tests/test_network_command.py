@@ -134,7 +134,7 @@ def test_from_arrays_to_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "shapes.npz", *FINISHED]) == 0
     captured = capsys.readouterr()
     told = captured.out
-    assert told.endswith("\npage: run/report.html\nnetworks, ledger and all else: run\n")
+    assert told.endswith("\npage: run/report.html\nnetworks, ledger and everything else: run\n")
     assert Path("run/report.html").exists()
     lines = captured.err.splitlines()
     assert lines[0] == ("72 training and 18 test examples of the shape (3, 4); 3 classes: 0, 1, 2")
@@ -199,7 +199,7 @@ def test_the_same_command_resumes_and_repeats_nothing(
         assert main(stopped) == 0
     captured = capsys.readouterr()
     assert "time limit reached; " in captured.out
-    assert captured.out.splitlines()[-1].startswith("ledger and all else: runs/shapes-net-")
+    assert captured.out.splitlines()[-1].startswith("ledger and everything else: runs/shapes-net-")
     (folder,) = Path("runs").iterdir()
     some = len(Study.open(folder).ledger)
     assert some > 0

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -209,6 +210,11 @@ def test_every_version_is_pinned() -> None:
     requirements = [Requirement(line) for line in asked]
     here = [r.name for r in requirements if r.marker is None or r.marker.evaluate()]
     assert distributions_of(*here) - pins == {"pseudograd"}
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert re.findall(r"^version: (.*)$", citation, re.MULTILINE) == [pseudograd.__version__]
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")

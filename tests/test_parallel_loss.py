@@ -288,5 +288,5 @@ def test_what_is_no_process_group_is_named(group: Any) -> None:
 def test_what_is_not_there_is_refused() -> None:
     logits, _ = examples()
     group: Any = object()
-    with pytest.raises(ValueError, match="target must hold class indices where a process_group"):
+    with pytest.raises(ValueError, match="target must hold class indices if a process_group"):
         tunable_cross_entropy(logits, logits.softmax(-1), process_group=group)

@@ -130,7 +130,7 @@ def test_labels_that_are_none_do_not_hinder(capsys: pytest.CaptureFixture[str]) 
     frame.to_parquet("new.parquet")
     rows, err = predicted(capsys, "new.parquet")
     assert len(rows) == 2
-    assert err.startswith("the error is not told: target 'state' must hold classes")
+    assert err.startswith("no error is computed: target 'state' must hold classes")
 
 
 def test_rows_from_standard_input(

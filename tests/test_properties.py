@@ -77,7 +77,7 @@ def test_a_rule_is_judged_in_float64(check: Callable[..., Finding]) -> None:
 
 @pytest.mark.parametrize("check", [sign, zero_sum, monotone, integrable])
 def test_a_rule_gives_a_number_for_each_class(check: Callable[..., Finding]) -> None:
-    said = "rule must give a tensor of the shape of the logits, "
+    said = "rule must return a tensor of the shape of the logits, "
     with pytest.raises(TypeError, match=f"^{said}not NoneType"):
         check(lambda z, y: None)
     with pytest.raises(ValueError, match=rf"^{said}\(\d+, 5\), not \(\d+,\)"):
@@ -301,6 +301,11 @@ def test_examples_that_say_nothing_are_refused(
 def test_examples_with_too_few_labels_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^target must have one label for each row"):
         sign(cross_entropy, (torch.zeros(3, 4), torch.tensor([0, 1])))
+
+
+def test_examples_without_labels_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^examples must be a pair of tensors"):
+        sign(cross_entropy, torch.zeros(2, 4))  # type: ignore[arg-type]
 
 
 DETACHED: dict[str, Rule] = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pseudograd.report import charts
 from pseudograd.report.page import page
 from pseudograd.report.quality import standing
 from pseudograd.report.summary import ensemble_summary
@@ -116,7 +117,7 @@ def test_the_verdict_against_each_baseline() -> None:
     said = "is better than logistic regression (8.33%) and level with gradient boosting (3.33%)"
     text = drawn().text
     assert f"It {said}." in text
-    assert "Always answering '3', the most common label, would get 88.89% wrong." in text
+    assert "Always answering 3, the most common label, would get 88.89% wrong." in text
     assert "Logistic regression gets 25 test examples wrong that the model gets right" in text
     assert f"it {said}" in printed().splitlines()[1]
 
@@ -272,6 +273,16 @@ def test_columns_that_matter() -> None:
     assert "Which columns matter" not in drawn().text
 
 
+def test_a_column_that_does_not_matter_has_no_bar() -> None:
+    """Its error may even fall by chance, by less than it varies between shuffles."""
+    columns = [("a", 0.69, 0.01), ("b", -0.012, 0.004)]
+    names = ("column", "increase", "spread")
+    drawing = charts.importance([dict(zip(names, one, strict=True)) for one in columns])
+    widths = re.findall(r'class="bar" [^>]*width="([\d.]+)"', drawing)
+    assert [float(width) > 1 for width in widths] == [True, False]
+    assert "-" not in "".join(re.findall(r'class="middle small">([^<]*)<', drawing))
+
+
 def test_what_was_done_with_the_columns_is_told() -> None:
     columns = [
         {"name": "id", "used_as": "left out", "why": "all entries differ"},
@@ -306,29 +317,28 @@ def test_the_networks_of_the_best_pair_have_learning_curves() -> None:
 
 def test_suspects_are_shown_with_their_images() -> None:
     parsed = drawn()
-    assert "For 60 of 1,437 training rows, networks that were not trained on the row" in parsed.text
+    assert "Which labels look wrong? For 60 of 1,437 training rows, networks" in parsed.text
     assert "suspects.csv has all." in parsed.text
     assert len([tag for tag, _ in parsed.tags if tag == "img"]) == 50
     assert "38 more" in parsed.text
     assert "p < 0.01, 90% of networks agree" in parsed.text.replace("\xa0", " ")
-    assert "labels worth a second look: the networks" in printed()
+    assert "labels worth a second look: for 60 of 1,437" in printed()
 
 
 def test_suspects_of_a_weak_model_come_with_a_caution() -> None:
-    assert "Expect few wrong labels" not in drawn().text
-    weak = drawn(model=measured(108)).text
-    assert (
-        "Expect few wrong labels here: the model is wrong about 30% of all test examples." in weak
-    )
+    assert "xpect few wrong labels" not in drawn().text + printed()
+    said = "xpect few wrong labels among them: the model is wrong about 30% of all test examples"
+    assert drawn(model=measured(108)).text.count(said) == 2  # at the top and beside the rows
+    assert said in printed(model=measured(108))
     by_class = [share(18, 36) | {"label": at} for at in range(10)]
     first = [suspect(at, label=3) for at in range(4)]
     weak = drawn(by_class=by_class, suspects={"count": 4, "of": 1437, "first": first}).text
-    assert "wrong about 50% of the test examples of '3', the label of most of these rows." in weak
+    assert "wrong about 50% of the test examples of 3, the label of most of these rows." in weak
 
 
 def test_no_suspects() -> None:
     none = {"count": 0, "of": 1437, "first": []}
-    assert "None: the networks predict the given label" in drawn(suspects=none).text
+    assert "Which labels look wrong? None." in drawn(suspects=none).text
     assert "second look" not in printed(suspects=none)
     assert "second look" not in drawn(suspects=None).text
 
@@ -360,6 +370,15 @@ def test_two_ensembles_tell_whether_k_matters(
     assert "McNemar" in parsed.text
 
 
+def test_that_k_1_learned_nothing_matters_only_beside_a_gain() -> None:
+    majority = baseline("majority", 40, 35, 4, label="no")
+    change: dict[str, Any] = {"plain": measured(40), "baselines": [majority]}
+    said = "k = 1 is no better than always giving one label"
+    assert said not in drawn(**change).text.replace("\xa0", " ") + printed(**change)
+    assert said in drawn(**change, comparison=BETTER).text.replace("\xa0", " ")
+    assert f"warning: the model with {said}" in printed(**change, comparison=BETTER)
+
+
 def test_what_the_ensemble_is_made_of() -> None:
     said = "he model averages 12 networks: 7 with k = 1/2 and 5 with k = 1, chosen by the error on "
     said += "rows that they have not seen"
@@ -369,6 +388,7 @@ def test_what_the_ensemble_is_made_of() -> None:
     assert "Mixing" in drawn(members=None, comparison=BETTER).text
     single = drawn(members={"networks": 5, "ks": [[2.0, 5]]}, comparison=BETTER)
     assert "k = 2 makes fewer errors than k = 1" in single.text.replace("\xa0", " ")
+    assert "The model averages 5 networks with k = 2, chosen" in single.text.replace("\xa0", " ")
 
 
 def test_an_unfinished_search_has_no_assessment_yet() -> None:

@@ -5,28 +5,24 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pseudograd
 import pseudograd.rules
+from tools import notebook
+from tools.document_code import ROOT, code_blocks, documents
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+DOCUMENTS = [path for path in documents() if path.suffix == ".md"]
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def code_blocks(document: Path) -> list[tuple[int, str]]:
-    """The Python in a document, each block with the number of its first line."""
-    text = document.read_text("utf-8")
-    blocks = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, block.start(1)) + 1, block[1]) for block in blocks]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -47,9 +43,24 @@ def test_code_in_documents_runs(
             exec(compile("\n" * (line - 1) + code, str(document), "exec"), names)
 
 
+def test_the_notebook_runs_and_shows_what_its_cells_give() -> None:
+    path = ROOT / "docs/notebook.ipynb"
+
+    def shown(cells: list[dict[str, Any]]) -> list[list[tuple[str, list[str]]]]:
+        return [
+            [(output["output_type"], sorted(output.get("data", {}))) for output in cell["outputs"]]
+            for cell in cells
+            if cell["cell_type"] == "code"
+        ]
+
+    committed = json.loads(path.read_text("utf-8"))
+    assert shown(committed["cells"]) == shown(notebook.run(path)["cells"])
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_within_the_project_lead_somewhere(document: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)", document.read_text("utf-8"))
+    prose = re.sub(r"^```.*?^```$", "", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)#\s]+)", prose)
     missing = [
         target
         for target in targets

@@ -200,6 +200,16 @@ def test_names_and_errors() -> None:
         RuleCrossEntropyLoss(partial(focal, gamma=-1.0))(logits, target)
 
 
+@pytest.mark.parametrize("factor", [lambda ce: 2.0, lambda ce: ce[:1], lambda ce: ce.sum()])
+def test_a_factor_for_each_example(factor: Any) -> None:
+    """In the loss, a wrong one was noticed in the backward pass, if at all."""
+    logits, target = examples()
+    rule = Reweighted(factor)
+    for call in (rule, RuleCrossEntropyLoss(rule)):
+        with pytest.raises(ValueError, match=r"^the factor of a Reweighted rule must return a"):
+            call(logits, target)
+
+
 def test_the_fast_routes_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("auto")
     needs("triton")

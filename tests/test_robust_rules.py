@@ -154,3 +154,30 @@ def test_wrong_parameters_are_refused() -> None:
         rules.nce_rce(z, y, alpha=-1.0)
     with pytest.raises(ValueError, match=r"^beta must be a finite number"):
         rules.symmetric_cross_entropy(z, y, beta=-1.0)
+
+
+PARAMETERS: dict[str, tuple[Callable[..., Tensor], dict[str, list[float]]]] = {
+    "nce_rce": (rules.nce_rce, {"alpha": [1.0, 2.0, 0.5], "beta": [0.1, 1.0, 0.0]}),
+    "bi_tempered": (rules.bi_tempered, {"t1": [0.2, 0.8, 1.0], "t2": [1.2, 2.0, 1.5]}),
+    "redescending": (rules.redescending, {"q": [0.0, 0.7, 1.0], "k": [0.5, 1.0, 2.0]}),
+    "symmetric": (rules.symmetric_cross_entropy, {"alpha": [1.0, 0.1, 0.0]}),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_parameter_for_each_example(name: str) -> None:
+    """With as many examples as classes, it was taken for one of each class."""
+    rule, parameters = PARAMETERS[name]
+    z, y = properties.random_examples(count=3, classes=3)
+    f = rule(z, y, **{key: torch.tensor(values).double() for key, values in parameters.items()})
+    for row in range(3):
+        of_row = {key: values[row] for key, values in parameters.items()}
+        torch.testing.assert_close(
+            f[row : row + 1], rule(z[row : row + 1], y[row : row + 1], **of_row)
+        )
+
+
+def test_a_parameter_of_another_shape_is_refused() -> None:
+    z, y = properties.random_examples(count=2, classes=3)
+    with pytest.raises(ValueError, match=r"^t1 must be a number or have one value for each row"):
+        rules.bi_tempered(z, y, t1=torch.ones(3))

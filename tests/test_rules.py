@@ -7,6 +7,7 @@ import math
 import pickle
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -315,6 +316,24 @@ def test_what_is_no_label_is_refused() -> None:
         rules.tunable(torch.zeros(3, 4), torch.zeros(3))
     with pytest.raises(ValueError, match=r"^target must hold class probabilities of the shape"):
         rules.soft_tunable(torch.zeros(3, 4), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("label", [-1, 4])
+@pytest.mark.parametrize("rule", ALL_RULES)
+def test_labels_out_of_range_are_refused(rule: str, label: int) -> None:
+    with pytest.raises(IndexError, match=f"^target holds the class index {label}, .* 4 classes"):
+        ALL_RULES[rule](torch.zeros(3, 4), torch.tensor([0, label, 1]))
+
+
+def test_logits_that_are_no_floating_point_tensor_are_refused() -> None:
+    """Whole-number logits with class probabilities gave zeros."""
+    y, q = torch.tensor([0, 1, 2]), torch.full((3, 4), 0.25)
+    for rule, target in ((rules.tunable, y), (rules.focal, y), (rules.soft_tunable, q)):
+        whole: Any = torch.zeros(3, 4, dtype=torch.long)
+        with pytest.raises(TypeError, match=r"^logits must hold floating-point numbers, not"):
+            rule(whole, target)
+        with pytest.raises(TypeError, match=r"^logits must be a tensor, not list"):
+            rule(whole.tolist(), target)
 
 
 @pytest.mark.parametrize("k", [0.0, -1.0, math.nan, math.inf])

@@ -624,7 +624,7 @@ def test_texts_that_were_known_with_a_point_keep_it() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
-def test_numbers_taken_for_categories(suffix: str) -> None:
+def test_numbers_read_as_categories(suffix: str) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
     path, name = "a" + suffix, "X[0]"
@@ -810,18 +810,18 @@ def test_numbers_beyond_those_of_training() -> None:
     }
 
 
-def test_what_columns_are_taken_for() -> None:
-    assert Encoder.fit(mixed(), "kind").taken_for == (
-        "columns taken for numbers: 'größe', 'same'; for categories: '色', 'smokes', 'none' "
+def test_what_columns_are_read_as() -> None:
+    assert Encoder.fit(mixed(), "kind").read_as == (
+        "columns read as numbers: 'größe', 'same'; as categories: '色', 'smokes', 'none' "
         "(7 indicator columns)"
     )
     plain = Encoder.fit(pd.DataFrame({"x": [1, 2], "y": [0, 1]}), "y")
-    assert plain.taken_for == "columns taken for numbers: 'x'"
+    assert plain.read_as == "columns read as numbers: 'x'"
     wide = pd.DataFrame({f"x{at}": [1, 2] for at in range(10)} | {"y": [0, 1]})
-    told = Encoder.fit(wide, "y").taken_for
+    told = Encoder.fit(wide, "y").read_as
     assert told is not None
     assert told.endswith("'x5', 'x6', and 2 more up to 'x9'")
-    assert open_data("digits")[1].taken_for is None
+    assert open_data("digits")[1].read_as is None
 
 
 def test_texts_that_look_alike() -> None:

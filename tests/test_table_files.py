@@ -10,7 +10,6 @@ import itertools
 import json
 import lzma
 import os
-import random
 import shlex
 import sys
 import time
@@ -26,8 +25,7 @@ import pandas as pd
 import pytest
 
 from pseudograd.cli import main
-from pseudograd.data import delimited, load_table, open_data, read_frame
-from pseudograd.data.columns import Refusal
+from pseudograd.data import load_table, open_data, read_frame
 from pseudograd.data.features import Categories
 from pseudograd.data.survey import Note
 
@@ -371,30 +369,6 @@ def test_a_damaged_archive() -> None:
         load_table("a.csv.gz", "y")
 
 
-# --- lines that are counted by bytes -------------------------------------------------------------
-
-
-def test_lines_counted_by_bytes_are_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the count of bytes lets pass, the closer look lets pass too."""
-    monkeypatch.setattr(delimited, "_CHUNK", 5)
-    dice, passed = random.Random(0), 0
-    pieces = ["a", ",", "\n", '"', "\r\n", " ", "a,a\n", '"a"', '""', '"a,\n"', "\r"]
-    for _ in range(5000):
-        content = "a,b\n" + "".join(dice.choices(pieces, k=dice.randint(0, 12)))
-        if not delimited._is_even(content.encode(), ",", 0):
-            continue
-        passed += 1
-        lines = itertools.chain(io.StringIO(content, newline=""), [delimited._END])
-        try:
-            header = delimited._checked_header(csv.reader(lines), 0, ",")
-        except Refusal as refusal:
-            pytest.fail(f"{content!r}: {refusal}")
-        assert header == ["a", "b"]
-    assert passed > 300
-    for even in ("a,b\n1,2\n3,4", "a,b\r\n1,2\r\n\r\n", 'a,b\n"1,\n""2",3\n\n4,5\n'):
-        assert delimited._is_even(even.encode(), ",", 0)
-
-
 def test_the_command_takes_what_the_user_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -409,7 +383,7 @@ def test_the_command_takes_what_the_user_says(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert main(["tune", "-", *options]) == 0
-    assert "columns taken for numbers: 'größe', 'year', 'code'; for categories: 'hue'" in (
+    assert "columns read as numbers: 'größe', 'year', 'code'; as categories: 'hue'" in (
         capsys.readouterr().err
     )
     facts = json.loads(Path("run/run.json").read_text("utf-8"))["data"]

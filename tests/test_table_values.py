@@ -277,10 +277,10 @@ def test_numbers_that_the_user_names() -> None:
 def test_codes_of_gaps_are_detected(code: int, gap: object) -> None:
     saved(age=[20, 35, code, gap, 64] * 8)
     encoder, (line,) = loaded()
-    assert line == (
-        f"!column 'age' has {code} in 8 rows, far from all other numbers, which counts as missing: "
-        "--numbers age keeps it"
+    said = (
+        f"has {code}, far from all other numbers, which counts as missing (--numbers NAME keeps it)"
     )
+    assert line == f"!column 'age' {said}"
     column = encoder.columns[1]
     assert isinstance(column, Numbers)
     assert (column.low, column.high, column.missing) == (20, 64, True)
@@ -291,6 +291,8 @@ def test_codes_of_gaps_are_detected(code: int, gap: object) -> None:
     assert isinstance(column, Numbers)
     assert code in (column.low, column.high)
     assert Encoder.from_json(encoder.to_json()) == encoder
+    saved(age=[20, 35, code, gap, 64] * 8, years=[30, 5, 6, 7, code] * 8)
+    assert loaded()[1] == [f"!2 columns 'age', 'years': each {said}"]
 
 
 @pytest.mark.parametrize(

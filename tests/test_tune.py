@@ -132,8 +132,8 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert [line.split()[0] for line in lines[table + 1 : table + 3]] == ["1", "1/2"]
     assert lines[table + 3].startswith("the validation error plus a quarter of the cross-entropy")
     assert lines[table + 4].startswith("the model averages ")
-    assert lines[-2:] == ["page: run/report.html", "model, ledger and all else: run"]
-    said = "columns taken for numbers: 'weight'; for categories: 'colour' (2 indicator columns)"
+    assert lines[-2:] == ["page: run/report.html", "model, ledger and everything else: run"]
+    said = "columns read as numbers: 'weight'; as categories: 'colour' (2 indicator columns)"
     assert err.splitlines()[:2] == [said, "target 'pet': 2 classes: 'cat' (60), 'dog <b>' (60)"]
     assert "warning" not in err
     assert "search: 20 of 20 trials" in err
@@ -670,8 +670,8 @@ def test_columns_left_out_and_texts_never_seen(capsys: pytest.CaptureFixture[str
     assert main(["predict", "run", "new.csv"]) == 0
     captured = capsys.readouterr()
     assert captured.err == (
-        "column 'colour': 2 of 3 entries were never seen in training, such as 'pink'; "
-        "they count as none of its categories\n"
+        "column 'colour': 2 of 3 entries are new, such as 'pink', and count as none of the "
+        "categories seen in training\n"
     )
     assert len(captured.out.splitlines()) == 4
 
@@ -684,13 +684,16 @@ def test_numbers_beyond_the_range_are_told(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == (
         "numbers outside the range of the training data: 'weight' (1 of 3 rows, such as 99.5)\n"
     )
+    Path("new.csv").write_text('colour,weight\nblack,31\ngrey,"$1,234,567"\ngrey,\n')
+    assert main(["predict", "run", "new.csv"]) == 0
+    assert "'weight' (1 of 3 rows, such as 1234567)" in capsys.readouterr().err
 
 
 def test_numbers_as_categories(capsys: pytest.CaptureFixture[str]) -> None:
     pets()
     options = ["pets.csv", "--target", "pet", *SMALL, "--categories", "weight"]
     _, err = tuned(capsys, *options)
-    said = "columns taken for categories: 'weight', 'colour' (9 indicator columns)"
+    said = "columns read as categories: 'weight', 'colour' (9 indicator columns)"
     assert err.splitlines()[0] == said
 
 
@@ -721,7 +724,7 @@ def test_classes_that_cannot_be_judged_are_told(capsys: pytest.CaptureFixture[st
     out, err = tuned(capsys, "a.csv", "--target", "y", *SMALL, "--out", "run")
     assert "warning: fewer than 5 rows have the label 'rare': that is too few" in err
     assert "a test error of 0.00%" in out
-    said = "he test set has no examples of 'rare', so the test error does not tell"
+    said = "he test set has no examples of 'rare', so the test error does not cover"
     assert f"\nwarning: t{said}" in out
     page = html.unescape(Path("run/report.html").read_text("utf-8"))
     assert f"T{said}" in page

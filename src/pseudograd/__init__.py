@@ -5,7 +5,8 @@ One line of a PyTorch program changes:
     >>> from pseudograd import TunableCrossEntropyLoss
     >>> criterion = TunableCrossEntropyLoss(k=0.5)  # was: torch.nn.CrossEntropyLoss()
 
-k = 1 is cross-entropy; below 1 hard or mislabelled examples count less, above 1 more.
+k = 1 is cross-entropy; below 1 hard or mislabelled examples count less relative to the others,
+above 1 more.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pseudograd.estimator import TunableMLPClassifier as TunableMLPClassifier
     from pseudograd.study import Study as Study
 
-# Without the classifier and the study, so that `import *` works without the extra they need.
+# The classifier and the study are left out, so that `import *` works without the extra `tune`.
 __all__ = [
     "RuleCrossEntropyLoss",
     "TunableBCEWithLogitsLoss",
@@ -41,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # They need packages that are slow to import: only those who ask for them wait.
+    # Imported on first use, because they need packages that are slow to import.
     if name == "data":
         import importlib
 

@@ -23,6 +23,7 @@ from pseudograd.data import Dataset, Encoder
 from pseudograd.data.dataset import FOLDS
 from pseudograd.data.features import Scale
 from pseudograd.fleet import Ramp, Trial
+from pseudograd.fleet.devices import all_devices, check_device
 from pseudograd.fleet.mlp.bins import quantiles
 from pseudograd.fleet.ramp import as_k
 from pseudograd.search import Bagging, Cell, table_recipe
@@ -38,9 +39,9 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     """An ensemble of multi-layer perceptrons with different sensitivities to large errors.
 
     It is what ``pseudograd tune`` trains. The examples are cut into five equal, stratified folds.
-    Each pair of k and learning rate trains five networks, each on four folds, and judges it on the
-    fifth, which also tells which epoch to keep. Up to three pairs form the ensemble: those, in
-    those proportions, that are best together on examples that their networks have not seen. A
+    Each pair of k and learning rate trains five networks, each on four folds. The fifth fold
+    validates the network and decides which epoch to keep. Up to three pairs form the ensemble,
+    chosen and weighted by their joint error on examples that the networks have not seen. A
     temperature fitted on the same predictions calibrates the probabilities.
 
     Equal examples are merged into one with their total weight, and the order of the examples does
@@ -420,12 +421,9 @@ def _as_tuple(values: Any) -> Any:
 
 
 def _checked_device(given: Any) -> torch.device:
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(automatic if _is_auto(given) else given)
-        torch.zeros(1, device=device).item()
-    except (AssertionError, RuntimeError, TypeError):
+        return torch.device(check_device(all_devices()[0] if _is_auto(given) else given))
+    except (ValueError, RuntimeError, TypeError):
         raise ValueError(
-            f"device must be 'auto' or a device that is there, such as 'cpu', not {given!r}"
+            f"device must be 'auto' or a device that can be used, such as 'cpu', not {given!r}"
         ) from None
-    return device

@@ -16,6 +16,7 @@ OPTIONAL = {
     "safetensors": ("safetensors", "tune"),
     "scipy": ("scipy", "tune"),
     "sklearn": ("scikit-learn", "tune"),
+    "threadpoolctl": ("threadpoolctl", "tune"),
     "tqdm": ("tqdm", "tune"),
     "PIL": ("pillow", "images"),
     "openpyxl": ("openpyxl", "excel"),

@@ -4,9 +4,9 @@ With L' the log-sum-exp of the logits other than z_y, the paper's Eq. 5 is exact
 
     f_y = -A,   f_j = A · softmax(k z, over j ≠ y)_j,   A = exp(-k softplus(m)),   m = z_y - L'.
 
-The same formula stands in `pseudograd.rules.paper` (PyTorch), `loss/cpp` (C++)
-and `pseudograd.loss.triton.eq5` (Triton). They use float64 inside, which JAX usually lacks;
-here labels need none, and soft targets use it if ``jax_enable_x64`` is set.
+The same formula is in `pseudograd.rules.paper` (PyTorch), `loss/cpp` (C++) and
+`pseudograd.loss.triton.eq5` (Triton). Those use float64 internally, which JAX usually lacks. Here
+labels do not need it, and soft targets use it if ``jax_enable_x64`` is set.
 
 Functions that are not public take the classes as the last axis, and columns (..., 1) beside them.
 """

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pseudograd import __version__
@@ -24,13 +24,69 @@ from pseudograd.extras import needed_for
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
 
+ABOUT = "Cross-entropy with one more knob, k: find the k that suits your data or your network."
 COMMANDS: tuple[Callable[[Commands], None], ...] = (tune, predict, report, runs, data)
+
+
+# Shown at the end of --help, by command; those of "" for the program as a whole.
+EXAMPLES = {
+    "": """
+  pseudograd tune digits                                  try it: no data needed
+  pseudograd tune patients.csv --target diagnosis         find k for a table of yours
+  pseudograd predict runs/patients-... new.csv            apply the model to new rows
+  pseudograd tune images/ --network nets:net              find k for a network of yours
+
+pseudograd COMMAND --help shows the options of a command.
+""",
+    "tune": """
+  pseudograd tune digits
+  pseudograd tune patients.csv --target diagnosis --group patient_id --drop comment
+  pseudograd tune patients.csv --target diagnosis --k 1 1/2 2 4 --time-limit 10
+  pseudograd tune images/ --network nets:net --augment nets:flip --validation 0.1
+  pseudograd tune mnist --protocol paper --hidden 400 --momentum 0.5
+
+Run the same command again to resume a search that was stopped.
+""",
+    "predict": """
+  pseudograd predict runs/patients-32x32-1f0c2a9b new.csv --keep patient_id
+  pseudograd predict runs/patients-32x32-1f0c2a9b new.csv --k 1 --out predictions.csv
+""",
+    "data": """
+  pseudograd data fetch mnist cifar10
+  pseudograd data list
+""",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line of ``pseudograd`` and return its exit status."""
-    about = "Train with tunable sensitivity to large errors."
-    return run_command("pseudograd", about, COMMANDS, arguments)
+    return run_command("pseudograd", ABOUT, COMMANDS, arguments, EXAMPLES)
+
+
+def parser() -> Parser:
+    """Return the parser of ``pseudograd``, which tools such as shtab read."""
+    return parser_of("pseudograd", ABOUT, COMMANDS, EXAMPLES)
+
+
+def parser_of(
+    program: str,
+    about: str,
+    commands: Sequence[Callable[[Commands], None]],
+    examples: Mapping[str, str],
+) -> Parser:
+    """Return the parser of a program with subcommands; see `run_command`."""
+    parser = Parser(prog=program, description=about)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parsers = parser.add_subparsers(
+        title="commands", metavar="COMMAND", dest="command", required=True
+    )
+    for command in commands:
+        command(parsers)
+    for name, one in {"": parser, **parsers.choices}.items():
+        one.set_defaults(parser=one)
+        if name in examples:
+            one.epilog = f"examples:{examples[name].rstrip()}"
+    return parser
 
 
 def run_command(
@@ -38,6 +94,7 @@ def run_command(
     about: str,
     commands: Sequence[Callable[[Commands], None]],
     arguments: Sequence[str] | None = None,
+    examples: Mapping[str, str] | None = None,
 ) -> int:
     """Run the command line of a program with subcommands.
 
@@ -47,20 +104,17 @@ def run_command(
         commands: Functions that add a subcommand's parser and set the function it runs as ``run``,
             which may return an exit status.
         arguments: The arguments after the program's name; by default those of ``sys.argv``.
+        examples: Command lines for the end of ``--help``, by command; "" for the program's own.
 
     Returns:
         The exit status: 0 on success, 1 after an error (printed as one line), 130 after Ctrl-C. Bad
         options raise ``SystemExit(2)``.
 
     """
-    parser = Parser(prog=program, description=about)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    parsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for command in commands:
-        command(parsers)
+    parser = parser_of(program, about, commands, examples or {})
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        parsers.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.arguments = sys.argv[1:] if arguments is None else arguments
     try:
         with _plain_warnings(), needed_for(f"pseudograd {options.command}"):

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pseudograd.cli.options import add_command
+
 if TYPE_CHECKING:
     from pseudograd.cli.options import Commands
     from pseudograd.data import Dataset
@@ -16,16 +18,16 @@ def data(commands: Commands) -> None:
     from pseudograd.data.registry import BENCHMARKS
 
     about = "download benchmark sets, and list those you have"
-    parser = commands.add_parser("data", help=about, description=about.capitalize() + ".")
+    parser = add_command(commands, "data", about)
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
     about = "download missing sets, check them, and keep them as plain arrays"
-    fetching = actions.add_parser("fetch", help=about, description=about.capitalize() + ".")
+    fetching = add_command(actions, "fetch", about)
     names = ", ".join(BENCHMARKS)
-    fetching.add_argument("names", nargs="+", choices=BENCHMARKS, metavar="NAME", help=names)
+    fetching.add_argument("names", nargs="+", choices=[*BENCHMARKS], metavar="NAME", help=names)
 
     about = "list the sets you have, with the hash of their content"
-    listing = actions.add_parser("list", help=about, description=about.capitalize() + ".")
+    listing = add_command(actions, "list", about)
 
     for action in (fetching, listing):
         action.add_argument(

@@ -6,9 +6,10 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pseudograd.files import reason
+from pseudograd.words import sentence
 
 if TYPE_CHECKING:
     from pseudograd.fleet import Ramp
@@ -20,9 +21,19 @@ if TYPE_CHECKING:
 class Parser(argparse.ArgumentParser):
     """A parser with one-line errors; argparse uses it for the subcommands, too."""
 
+    def __init__(self, **settings: Any) -> None:
+        # Examples at the end keep their lines.
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
     def error(self, message: str) -> NoReturn:
         """Print the error, and exit."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def add_command(commands: Commands, name: str, about: str, example: str | None = None) -> Parser:
+    """Add a subcommand, with one line about it for ``--help``, and perhaps an example."""
+    epilog = example and f"example: {example}"
+    return commands.add_parser(name, help=about, description=sentence(about), epilog=epilog)
 
 
 def add_values(

@@ -32,8 +32,8 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     network.add_argument("--hidden", type=whole(0, 10**8), nargs="+", metavar="SIZE", help=sizes)
     # Repeated from `fleet.recipe`, which takes too long to import for every command.
     network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
-    clip = "largest norm of a gradient (none; the paper's: 100 with several hidden layers)"
-    epochs = "length of a training (by the size of the table; the paper's: 1000)"
+    clip = "clip the norm of a gradient (never; the paper's: at 100, with several hidden layers)"
+    epochs = "epochs to train, at most (by the size of the table; the paper's: 1000)"
     add_values(
         network,
         ("--batch-size", whole(1), "N", "examples per step (by the size of the table)"),
@@ -49,14 +49,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--protocol",
         choices=("bagging", "paper"),
         default="bagging",
-        help="bagging: an ensemble of the networks of cross-validation, of any k; paper: one "
-        "network, as in the paper (%(default)s)",
+        help="bagging: keep an ensemble of the networks of cross-validation, across k; paper: "
+        "search as the paper does, and keep one network (%(default)s)",
     )
     search.add_argument(
         "--metric",
         choices=("error", "balanced", "log-loss"),
         default="error",
-        help="what the ensemble is chosen by; balanced counts every class the same (%(default)s)",
+        help="choose the ensemble by this; balanced weights all classes equally (%(default)s)",
     )
     default = "2 1 1/2; the paper's: 4 to 1/4 and, with up to one hidden layer, 1/8 1/16"
     add_k(search, default, ramps=True)
@@ -65,9 +65,9 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--rates", type=rate, nargs="+", action=Different, metavar="RATE", help=rates
     )
-    each = "networks of each pair of k and rate (5, one per fold; the paper's: 7, 10 for mnist)"
+    each = "networks per pair of k and rate (5, one per fold; the paper's: 7, 10 for mnist)"
     add_values(search, ("--repetitions", whole(1, 10**5), "N", each))
-    seed = "seed of the folds, weights and orders (%(default)s)"
+    seed = "seed of the folds, initial weights and order of examples (%(default)s)"
     search.add_argument("--seed", type=whole(0, 2**32), default=0, help=seed)
     paper = parser.add_argument_group("only with --protocol paper or --network")
     momentum = numbers(lambda value: 0 <= value < 1, "in [0, 1), like 0.9")
@@ -78,9 +78,9 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         ("--optimizer", str, "NAME", optimizer),
         ("--momentum", momentum, "MOMENTUM", "momentum of sgd (0.9; with --network none)"),
         ("--patience", whole(1), "EPOCHS", patience),
-        ("--retrainings", whole(1, 10**5), "N", "final networks of the choice and of k = 1 (5)"),
+        ("--retrainings", whole(1, 10**5), "N", "final networks of the chosen k and of k = 1 (5)"),
     )
-    stratify = "give all folds equal shares of each class, as bagging and --network do"
+    stratify = "stratify the folds by class, as bagging and --network always do"
     paper.add_argument("--stratify", action="store_true", default=None, help=stratify)
 
 
@@ -137,7 +137,9 @@ def _paper(options: argparse.Namespace, data: Dataset, hidden: tuple[int, ...]) 
     from pseudograd.search import Protocol, batch_size_for, clip_for, ks_for, repetitions_for
 
     if options.metric != "error":
-        raise ValueError("--metric must be left out with --protocol paper, which has the error")
+        raise ValueError(
+            "--metric must be left out with --protocol paper, which always goes by the error"
+        )
     given: dict[str, Any] = {
         name: default if getattr(options, name) is None else getattr(options, name)
         for name, default in _PAPER.items()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pseudograd.cli.options import file, is_same_file, or_ramp, positive
+from pseudograd.cli.options import add_command, file, is_same_file, or_ramp, positive
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,21 +22,22 @@ MIXED = "mixed"  # instead of a k: an ensemble of several
 def predict(commands: Commands) -> None:
     """``pseudograd predict``: apply the model of a run to new rows."""
     about = "apply the model of a run to new rows: labels and probabilities as CSV"
-    parser = commands.add_parser("predict", help=about, description=about.capitalize() + ".")
+    example = "pseudograd predict runs/patients-32x32-1f0c2a9b new.csv"
+    parser = add_command(commands, "predict", about, example)
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="a file of rows, such as a .csv or .parquet table, - for standard input; for a "
-        "network of your own an .npz file, an image or a folder of images; if it has labels, too, "
-        "the error is told",
+        help="new rows, such as a .csv or .parquet table, or - for standard input; for a network "
+        "of your own an .npz file, an image or a folder of images. If they have labels, the error "
+        "is printed",
     )
     parser.add_argument(
         "--k",
         type=lambda text: text if text == MIXED else or_ramp(positive)(text),
         metavar="K",
-        help="apply the model of this k: the chosen one, 1, or mixed with --ensemble and a network "
-        "of your own (the chosen one)",
+        help="apply the model of this k instead of the chosen one: 1, or, with --ensemble and a "
+        "network of your own, mixed",
     )
     parser.add_argument(
         "--keep",
@@ -44,7 +45,7 @@ def predict(commands: Commands) -> None:
         action="extend",
         default=[],
         metavar="NAME",
-        help="columns of FILE to copy to the predictions, such as an id",
+        help="columns of FILE to copy into the predictions, such as an id",
     )
     parser.add_argument(
         "--ensemble",
@@ -125,13 +126,13 @@ def _tell_entries(frame: DataFrame, encoder: Encoder) -> None:
     """Report entries unlike any in the training part."""
     for name, entries in encoder.unseen(frame).items():
         print(
-            f"column {name!r}: {len(entries)} of {len(frame)} entries were never seen in "
-            f"training, such as {entries.iloc[0]!r}; they count as none of its categories",
+            f"column {name!r}: {len(entries)} of {len(frame)} entries are new, such as "
+            f"{entries.iloc[0]!r}, and count as none of the categories seen in training",
             file=sys.stderr,
         )
     if beyond := encoder.beyond(frame):
         columns = [
-            f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:g})"
+            f"{name!r} ({len(entries)} of {len(frame)} rows, such as {entries.iloc[0]:.10g})"
             for name, entries in beyond.items()
         ]
         more = f" and {len(columns) - 8} more columns" * (len(columns) > 8)
@@ -157,7 +158,7 @@ def _tell_error(frame: DataFrame, encoder: Encoder, predicted: list[Any]) -> Non
     try:
         places, found = labels_in(encoder.target, frame[encoder.target][known].infer_objects())
     except ValueError as problem:
-        print(f"the error is not told: {problem}", file=sys.stderr)
+        print(f"no error is computed: {problem}", file=sys.stderr)
         return
     if unseen := [label for label in found if label not in encoder.labels]:
         print(
@@ -190,7 +191,7 @@ def _write(path: Path, text: str) -> None:
 def report(commands: Commands) -> None:
     """``pseudograd report``: write the page of a run again."""
     about = "write the page of a run again from its ledger"
-    parser = commands.add_parser("report", help=about, description=about.capitalize() + ".")
+    parser = add_command(commands, "report", about)
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
 
     def run(options: argparse.Namespace) -> None:
@@ -207,7 +208,7 @@ def report(commands: Commands) -> None:
 def runs(commands: Commands) -> None:
     """``pseudograd runs``: list runs."""
     about = "list the runs in a folder"
-    parser = commands.add_parser("runs", help=about, description=about.capitalize() + ".")
+    parser = add_command(commands, "runs", about)
     parser.add_argument(
         "folder",
         nargs="?",

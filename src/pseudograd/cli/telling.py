@@ -44,7 +44,7 @@ def tell_found(study: Study, made: str | None) -> None:
     print(study_summary(study) if made else f"time limit reached; {kept(len(study.ledger))}")
     if study.ledger:
         print(f"page: {study.report()}")
-    print(f"{f'{made}, ledger' if made else 'ledger'} and all else: {study.folder}")
+    print(f"{f'{made}, ledger' if made else 'ledger'} and everything else: {study.folder}")
 
 
 def lacks_memory(problem: Exception) -> bool:

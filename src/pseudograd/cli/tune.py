@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pseudograd.cli.networks import add_own_network, refuse_own, tune_network
-from pseudograd.cli.options import add_time_limit, add_values, deadline, is_same_file, share, typed
+from pseudograd.cli.options import (
+    add_command,
+    add_time_limit,
+    add_values,
+    deadline,
+    is_same_file,
+    share,
+    typed,
+)
 from pseudograd.cli.place import Place, add_place
 from pseudograd.cli.protocols import add_network, add_search, protocol_of
 from pseudograd.cli.telling import tell_found, tell_resumed, told_if_stopped
@@ -24,14 +32,15 @@ def tune(commands: Commands) -> None:
     from pseudograd.data.registry import BENCHMARKS
 
     about = "train networks with several k and learning rates, and keep the best ensemble"
-    parser = commands.add_parser("tune", help=about, description=about.capitalize() + ".")
+    example = "pseudograd tune patients.csv --target diagnosis"
+    parser = add_command(commands, "tune", about, example)
     parser.add_argument(
         "data",
         nargs="?",
         default="digits",
         metavar="DATA",
         help=f"digits, {', '.join(BENCHMARKS)}, or a file such as a .csv or .parquet table, "
-        "- for standard input; with --network see below (%(default)s)",
+        "or - for standard input; with --network see below (%(default)s)",
     )
     _add_table(parser)
     add_network(parser)
@@ -46,23 +55,23 @@ def tune(commands: Commands) -> None:
 
 def _add_table(parser: argparse.ArgumentParser) -> None:
     table = parser.add_argument_group("your own table")
-    held_out = "the fraction to hold out as the test set if there is none (0.2)"
-    group = "a column, such as the patient: rows of one stay on the same side of every split"
+    held_out = "fraction of the rows to hold out as the test set (0.2)"
+    group = "column that says which rows belong together, such as a patient: no split divides them"
     add_values(
         table,
-        ("--target", str, "NAME", "the column of labels"),
-        ("--test", str, "FILE", "a second file with the test set"),
+        ("--target", str, "NAME", "column of labels"),
+        ("--test", str, "FILE", "file with the test set, instead of a held-out part"),
         ("--test-fraction", share, "F", held_out),
         ("--group", str, "NAME", group),
     )
     for name, metavar, about in (
         ("--drop", "NAME", "columns to leave out"),
-        ("--categories", "NAME", "columns whose numbers are codes, to treat as categories"),
-        ("--numbers", "NAME", "columns of numbers, to keep as they are"),
-        ("--missing", "VALUE", "entries that mark a missing value, besides NA, ? and the like"),
+        ("--categories", "NAME", "columns to keep as categories, such as numbers that are codes"),
+        ("--numbers", "NAME", "columns to keep as numbers, even if they look like ids"),
+        ("--missing", "VALUE", "entries that mean a missing value, besides NA, ? and the like"),
     ):
         table.add_argument(name, nargs="+", action="extend", metavar=metavar, help=about)
-    strict = "refuse a table if a column is dropped or doubtful"
+    strict = "refuse the table if a column is left out or doubtful"
     table.add_argument("--strict", action="store_true", default=None, help=strict)
     parser.add_argument("--data-dir", metavar="FOLDER", help="where the named data sets are kept")
 
@@ -137,8 +146,8 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
     from pseudograd.data.dataset import FOLDS
     from pseudograd.words import listed, shortened
 
-    if encoder.taken_for:
-        print(encoder.taken_for, file=sys.stderr)
+    if encoder.read_as:
+        print(encoder.read_as, file=sys.stderr)
     counts = Counter(data.labels.tolist()).most_common()
     classes = [f"{encoder.labels[at]!r} ({count:,})" for at, count in counts]
     print(
@@ -148,7 +157,7 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
     if few := [encoder.labels[at] for at, count in counts if count < FOLDS]:
         print(
             f"warning: fewer than {FOLDS} rows have the label {listed(few)}: that is too few to "
-            "learn from and to judge by; add rows, or remove these",
+            "learn from or to test on; add rows, or remove these",
             file=sys.stderr,
         )
     for name, alike in encoder.look_alikes().items():

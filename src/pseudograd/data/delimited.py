@@ -1,4 +1,4 @@
-"""Text files of rows and columns, such as .csv: read once, checked by line, typed by pandas."""
+"""Delimited text files such as .csv: read once, checked line by line, typed by pandas."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
-
 from pseudograd.data.columns import Refusal
 from pseudograd.words import counted
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 _END = "\ud800"  # follows the last line; no UTF-8 file contains it
 _SEPARATORS = ",;\t|"
-BLANKS = r"\s+"  # any number of them, in pandas' words
+BLANKS = r"\s+"  # pandas' separator for any number of blanks
 MOST_TITLES = 20  # lines or rows that are looked at for the header
 _CHUNK = 2**24  # bytes looked at together
 # pandas' own, without "None", which may be a label or a category.
@@ -63,7 +61,7 @@ class Delimited:
         texts = {at: str for at in places if self.columns[at] in known}
         decimal = "."
         if self.separator == ";":
-            # Decimals mostly have commas then: take what makes more numbers.
+            # Such files mostly have decimal commas: take the mark that yields more numbers.
             first = {mark: self._read(places, decimal=mark, nrows=10_000) for mark in ",."}
             decimal = max(first, key=lambda mark: first[mark].select_dtypes("number").shape[1])
         frame = self._read(places, dtype=texts, decimal=decimal, low_memory=False)
@@ -111,11 +109,11 @@ def read_delimited(file: BinaryIO) -> Delimited:
 
 
 def _parsed(content: bytes, skipped: int, assumed: str) -> Delimited:
-    """Return the file, whose header stands after some lines that are skipped."""
+    """Parse a file whose header follows ``skipped`` lines."""
     lines, titles = _lines(content), skipped
     found = ((at, line) for at, line in enumerate(lines) if at >= skipped and line.strip())
     at, first = next(found, (0, ""))
-    # Excel writes a line that only says what separates.
+    # Excel may write a first line such as "sep=;".
     if said := re.fullmatch(r'"?sep=([,;\t|])"?', first.rstrip("\r\n"), re.IGNORECASE):
         separator, skipped = said[1], at + 1
     else:
@@ -130,11 +128,7 @@ def _parsed(content: bytes, skipped: int, assumed: str) -> Delimited:
         if separator == BLANKS:
             stripped = (line.strip() for line in left)
             rows = csv.reader(stripped, delimiter=" ", skipinitialspace=True)
-        if separator != BLANKS and _is_even(content, separator, skipped):
-            header = next(row for row in rows if not _is_blank(row))
-        else:
-            header = _checked_header(rows, skipped, separator)
-        names = [name.strip() for name in header]
+        names = [name.strip() for name in _checked_header(rows, skipped, separator)]
         return Delimited(content, names, separator, skipped, assumed, titles)
     finally:
         csv.field_size_limit(limit)
@@ -145,7 +139,7 @@ def _lines(content: bytes) -> io.TextIOWrapper:
 
 
 def _separator(line: str) -> tuple[str, int]:
-    """Return the most frequent separator of a line outside quotes, and how often it is there."""
+    """Return the most frequent separator of a line outside quotes, and its count."""
     separator = max(_SEPARATORS, key=_unquoted(line).count)
     return separator, _unquoted(line).count(separator)
 
@@ -161,51 +155,12 @@ def _titles(content: bytes) -> int:
     return next(at for at, count in enumerate(counts) if 2 * count >= usual) if usual else 0
 
 
-def _is_even(content: bytes, separator: str, skipped: int) -> bool:
-    """Return whether all lines surely have as many fields, by counting bytes.
-
-    Quotes that do not stand at both ends of a field, old line ends and single columns are left to
-    a closer look.
-    """
-    start = 3 if content.startswith(codecs.BOM_UTF8) else 0
-    for _ in range(skipped):
-        start = content.find(b"\n", start) + 1
-    if content.count(b"\r") != content.count(b"\r\n"):
-        return False
-    mark, array = ord(separator), np.frombuffer(content, np.uint8)
-    around, inside, open_, wanted = [mark, 10, 13, 34], 0, 0, 0
-    last = start - 1  # the line end before
-    for begin in range(start, len(array), _CHUNK):
-        chunk = array[begin : begin + _CHUNK]
-        outside = np.ones(len(chunk), bool)
-        quotes = np.flatnonzero(chunk == 34) + begin
-        if len(quotes) or inside:
-            opens, closes = (quotes[at::2] for at in (inside, 1 - inside))
-            before, after = opens[opens > start] - 1, closes[closes + 1 < len(array)] + 1
-            if not (np.isin(array[before], around).all() and np.isin(array[after], around).all()):
-                return False
-            outside = (np.cumsum(chunk == 34, dtype=np.uint8) + inside) % 2 == 0
-            inside = (inside + len(quotes)) % 2
-        ends = np.flatnonzero((chunk == 10) & outside)
-        marks = np.cumsum((chunk == mark) & outside, dtype=np.int32)
-        counts = np.diff(marks[ends], prepend=np.int32(-open_))
-        open_ = int(marks[-1]) - (int(marks[ends[-1]]) if len(ends) else -open_)
-        blank = np.diff(ends + begin, prepend=last) <= 1 + (array[ends + begin - 1] == 13)
-        counts = counts[~blank]
-        last = int(ends[-1]) + begin if len(ends) else last
-        wanted = wanted or (int(counts[0]) if len(counts) else 0)
-        if (counts != wanted).any() or (not wanted and len(ends)):
-            return False
-    rest = content[last + 1 :].strip()
-    return bool(wanted) and not inside and (not rest or open_ == wanted)
-
-
 def _is_blank(row: list[str]) -> bool:
     return not row or (len(row) == 1 and bool(row[0]) and not row[0].strip(" \t"))
 
 
 def _checked_header(rows: Any, skipped: int, separator: str) -> list[str]:
-    """Return the first row once all are as long, since pandas fills short ones with gaps."""
+    """Return the header after checking the length of every row: pandas pads short ones silently."""
     header: list[str] = []
     wanted, line = 0, skipped + 1
     for row in rows:
@@ -213,7 +168,7 @@ def _checked_header(rows: Any, skipped: int, separator: str) -> list[str]:
         if _is_blank(row) or row == [_END]:
             continue
         if len(header) == wanted == len(row) - 1 and separator in (BLANKS, "\t"):
-            wanted += 1  # R names rows, but not their column
+            wanted += 1  # R writes row names, but no name for their column
         header, wanted = header or row, wanted or len(row)
         if row[-1].endswith(_END):
             wrong, fix = "a quote that is never closed", "close it"
@@ -229,7 +184,7 @@ def _checked_header(rows: Any, skipped: int, separator: str) -> list[str]:
 
 
 def _as_utf8(content: bytes) -> tuple[bytes, str]:
-    """Return a text as UTF-8, and the encoding that was assumed if it is in none that shows."""
+    """Return a text as UTF-8, and the name of the encoding if it had to be guessed."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16").encode(), ""
     if b"\0" in content[:_CHUNK]:
@@ -240,7 +195,7 @@ def _as_utf8(content: bytes) -> tuple[bytes, str]:
             decoder.decode(content[start : start + _CHUNK])
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        # The five bytes that this code page leaves open are control characters in Latin-1.
+        # Latin-1 differs only in control characters; five bytes are undefined in this code page.
         text = content.decode("cp1252", errors="replace")
         return text.encode(), "Windows-1252"
     return content, ""

@@ -92,7 +92,7 @@ class Encoder:
             pixels: The shape of a picture, if the other columns are pixels from 0 to 255 and are
                 named as `read_frame` names them.
             readings: The types of the columns; inferred by default.
-            most: The largest number of categories per column with features of their own.
+            most: The most categories of a column that get a feature each.
 
         """
         frame = named(frame)
@@ -124,7 +124,7 @@ class Encoder:
         """Return the features of rows, one row each: float32, or uint8 if they are pixels.
 
         Args:
-            frame: Rows with the columns of the training part in any order; others are passed over.
+            frame: Rows with the columns of the training part in any order; others are ignored.
             out: Where to write them; by default a new array.
 
         """
@@ -171,7 +171,7 @@ class Encoder:
         return {part.name: part for part in self.columns if isinstance(part, Categories)}
 
     @property
-    def taken_for(self) -> str | None:
+    def read_as(self) -> str | None:
         """The types of the columns in words; None if the features are pixels."""
         if self.pixels is not None:
             return None
@@ -182,8 +182,8 @@ class Encoder:
                 width = sum(column.width for column in columns)
                 indicators = f" ({width} indicator columns)" if kind is Categories else ""
                 names = listed(column.name for column in columns)
-                kinds.append(f"for {what}: {names}{indicators}")
-        return f"columns taken {'; '.join(kinds)}"
+                kinds.append(f"as {what}: {names}{indicators}")
+        return f"columns read {'; '.join(kinds)}"
 
     def look_alikes(self) -> dict[str, list[list[str]]]:
         """Return labels and categories that differ only in case or outer blanks, by column."""

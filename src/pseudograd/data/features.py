@@ -101,7 +101,7 @@ class Scale:
         if not self.factor:
             return f"{self.median:g}"
         room = 1 - (feature / _SOFT) ** 2
-        if room < 1e-6:  # too near the end to tell how far the number was out
+        if room < 1e-6:  # too close to the limit to recover the number
             return f"{low if feature < 0 else high:g}"
         value = self.median + feature / math.sqrt(room) / self.factor
         error = 4e-7 * room**-1.5 / self.factor
@@ -116,7 +116,7 @@ class Numbers:
         name: The column.
         low: The least number of the training part.
         high: The greatest.
-        median: Becomes 0, and stands in for a missing number.
+        median: Becomes 0, and replaces missing numbers.
         factor: Scales the distance from the median, see `Scale`.
         missing: Whether a second feature indicates missing numbers.
         marks: The decimal mark and the mark between thousands, if the numbers are not plain.
@@ -191,9 +191,11 @@ class Numbers:
         return np.append(values, np.nan)[places]
 
     def outside(self, column: Series) -> Series:
-        """Return the entries outside the range of the training part."""
-        values = self.values(column)
-        return column[(values < self.low) | (values > self.high)]
+        """Return the numbers outside the range of the training part."""
+        import pandas as pd
+
+        values = pd.Series(self.values(column), column.index)
+        return values[(values < self.low) | (values > self.high)]
 
     def show(self, features: Features) -> str:
         """Return an entry of the column as text, from its features."""
@@ -212,8 +214,8 @@ class Categories:
         categories: The texts of the training part, sorted: a feature each, 1 where it applies and
             otherwise 0 (not -1, or the many features of one column would all push at once).
         missing: Whether a last feature indicates missing entries.
-        other: Whether a feature before that stands for all other texts, since some were too rare
-            for a feature of their own.
+        other: Whether a feature before that is shared by all other texts, because some were too
+            rare to get one each.
         codes: Entries that mark a missing value, in addition to the usual ones.
 
     """

@@ -1,4 +1,4 @@
-"""How much memory a table may take, looked at before it is spent."""
+"""How much memory a table may take, checked before it is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEATURES = 2 * 2**30  # bytes; fixed, so that a table has the same features on e
 
 
 def available() -> int:
-    """Return how many bytes are free, as far as the system tells; a lot if it does not."""
+    """Return how many bytes are free; 1 TiB if the system does not say."""
     found = [2**40]
     with contextlib.suppress(OSError, ValueError, KeyError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""The training and the test part of a table: drawn by class and by group, and compared."""
+"""Split a table into training and test part, by class and by group; count rows in both."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def in_both_parts(data: Dataset, encoder: Encoder) -> int:
     known = ~numbers[data.train_size :, rare].any(1)
     numbers = numbers.view(np.uint32) if numbers.dtype == np.float32 else numbers
     random = np.random.default_rng(0)
-    # Equal rows have equal sums; others do not, but for one pair in 2^64.
+    # Equal rows have equal sums; different rows collide with probability 2^-64.
     sums = data.labels.numpy().astype(np.uint64) * random.integers(2**63, dtype=np.uint64)
     for column in numbers.T:
         sums += (column.astype(np.uint64) + 1) * random.integers(2**63, dtype=np.uint64)

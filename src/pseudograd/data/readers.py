@@ -86,7 +86,7 @@ def read_lines_of_json(file: BinaryIO, target: str, new: bool) -> Table:
 def read_excel(file: BinaryIO, target: str, new: bool) -> Table:
     """Read the first sheet of an .xlsx file."""
     with needed_for("reading .xlsx files"):
-        import openpyxl  # noqa: F401  (so that its absence is told from other problems)
+        import openpyxl  # noqa: F401  (so that a missing package gets its own message)
         import pandas as pd
 
     with zipfile.ZipFile(file) as archive:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FEW = 20  # fewer texts may all differ, and fewer rows may be in order, by chance
 _NEARLY_ALL = 0.9
-_MOST_OF_AN_ENTITY = 2 / 3  # of a row: where more ids differ, few tell of each other
+_MOST_OF_AN_ENTITY = 2 / 3  # different ids per row; above it, few rows share an id
 _ID = re.compile(
     r"(?i:unnamed:.*|row[ _.-]?(names?|labels?|nr|no|num|number)?|index|idx|obs|observation|"
     r"((row|obs|case|record|sample|line|serial)[ _.-]?)?(id|ids|no|nr|number|key|index)|"
@@ -82,6 +82,7 @@ class Notes:
 def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -> list[str]:
     """Note which columns are dropped and which are doubtful; return those to keep."""
     left_out: dict[str, list[str]] = {}
+    doubtful: dict[str, list[str]] = {}
     kept = []
     for name, reading in readings.items():
         chosen = name in choices.categories or name in choices.numbers
@@ -91,7 +92,7 @@ def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -
             left_out.setdefault(why, []).append(name)
             notes.columns[name] = {"used_as": "left out", "why": why}
             if hint := entity(name, reading):
-                notes.say(f"column {name!r} {hint}", doubt=True)
+                doubtful.setdefault(hint, []).append(name)
             continue
         kept.append(name)
         doubts = [*reading.doubts]
@@ -100,7 +101,10 @@ def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -
         used_as = {"text": "categories"}.get(str(reading.kind), reading.kind)
         notes.columns[name] = {"used_as": used_as, "why": "; ".join(doubts)}
         for doubt in doubts:
-            notes.say(f"column {name!r} {doubt}", doubt=True)
+            doubtful.setdefault(doubt, []).append(name)
+    for doubt, names in doubtful.items():
+        several = f"{len(names)} columns {listed(names)}: each"
+        notes.say(f"{f'column {names[0]!r}' if len(names) == 1 else several} {doubt}", doubt=True)
     for why, names in left_out.items():
         them = "column" if len(names) == 1 else f"{len(names)} columns"
         notes.say(f"{them} {listed(names)} left out: {why}")
@@ -125,9 +129,9 @@ def constant(name: str, reading: Reading) -> str | None:
 
 
 def identity(name: str, reading: Reading) -> str | None:
-    """Leave out texts and whole numbers that differ in a column that is named like an id.
+    """Leave out texts and whole numbers that mostly differ, in a column named like an id.
 
-    `entity` tells of those that come again.
+    `entity` warns of ids that repeat.
     """
     if not (_ID.fullmatch(name) or _ENTITY.fullmatch(name)):
         return None
@@ -151,7 +155,7 @@ def row_number(name: str, reading: Reading) -> str | None:
 
 
 def all_different(name: str, reading: Reading) -> str | None:
-    """Leave out texts that tell single rows apart, such as names."""
+    """Leave out texts that identify single rows, such as names."""
     if reading.kind != "text":
         return None
     counts = reading.entries.value_counts()
@@ -188,12 +192,12 @@ def measured(name: str, reading: Reading) -> str | None:
         return None
     return (
         f"has {len(texts)} different texts, such as {found[0]!r}, and each becomes a category: if "
-        "they are numbers, write 12.3 for 12.3 kg"
+        "they are numbers or dates, write them plainly, such as 12.3 or 2020-01-31"
     )
 
 
 def entity(name: str, reading: Reading) -> str | None:
-    """Warn of ids that come again: rows of one patient tell of each other."""
+    """Warn of ids that repeat: rows of the same patient resemble each other."""
     if not (_ID.fullmatch(name) or _ENTITY.fullmatch(name)):
         return None
     if not (reading.kind == "text" or _whole(reading)):
@@ -203,7 +207,7 @@ def entity(name: str, reading: Reading) -> str | None:
         return None
     return (
         f"has {different_} different entries in {rows} rows, as ids of patients or users do: "
-        f"--group {shlex.quote(name)} keeps rows of one on the same side of every split"
+        f"--group {shlex.quote(name)} keeps rows with the same id on one side of every split"
     )
 
 
@@ -232,7 +236,7 @@ def _in_order(reading: Reading) -> bool:
 
 
 def _differ(reading: Reading) -> float:
-    """Return how many different entries there are to a row that has one."""
+    """Return the number of different entries divided by the number of entries."""
     return float(reading.entries.nunique() / max(reading.entries.notna().sum(), 1))
 
 
@@ -240,8 +244,10 @@ def question_target(target: str, places: NDArray[np.intp], labels: list[Any]) ->
     """Return a question about labels that look like a quantity rather than classes."""
     if isinstance(labels[0], bool) or len(labels) <= max(30, len(places) / 20):
         return None
-    what = "texts" if isinstance(labels[0], str) else "whole numbers"
+    what, fix = "whole numbers", "if it is a quantity, bin it first, for example by pandas.cut"
+    if isinstance(labels[0], str):
+        what, fix = "texts", "check that these are labels, and not names or notes"
     return (
-        f"target {target!r} has {len(labels)} different {what} in {len(places)} rows, each taken "
-        "for a class: if it is a quantity, make classes of it first, as pandas.cut does"
+        f"target {target!r} has {len(labels)} different {what} in {len(places)} rows, and each "
+        f"becomes a class: {fix}"
     )

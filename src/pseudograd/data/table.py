@@ -1,4 +1,4 @@
-"""A user's own table as a data set: read, looked over, split, and encoded as features."""
+"""A user's table as a data set: read, checked, split, and encoded as features."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_data(name: Source, **options: Any) -> tuple[Dataset, Encoder]:
     Args:
         name: "digits", the name of a benchmark set, or a table as `load_table` takes it.
         options: Those of `load_table` for a table, of `digits` for the digits, ``data_dir`` for a
-            benchmark set. None stands for the default.
+            benchmark set. None means the default.
 
     Example:
         >>> data, encoder = open_data("digits")
@@ -171,8 +171,10 @@ def load_table(
     data = _dataset(source, train, test, encoder, groups)
     if count := in_both_parts(data, encoder):
         notes.rows["test rows that equal a training row"] = count
+        copies = "is a copy" if count == 1 else "are copies"
         notes.say(
-            f"{counted(count, 'test row')} of {data.test_size} equal a training row in every column"
+            f"{count:,} of {data.test_size:,} test rows {copies} of a training row: the test error "
+            "may look too low"
         )
     notes.tell(stacklevel=2)
     return data, replace(encoder, notes=notes.plain(encoder))
@@ -199,7 +201,7 @@ def _check_parts(place: str, has_test: bool, test_path: object, test_fraction: o
 
 
 def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
-    """Return the class of each row, unless there is nothing to tell apart."""
+    """Return the class of each row; refuse a target that has one class, or one per row."""
     classes, labels = labels_in(target, frame[target])
     if len(labels) == len(frame):
         raise ValueError(f"target {target!r} differs in all rows: name a column of classes")

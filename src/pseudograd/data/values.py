@@ -1,4 +1,4 @@
-"""Texts as numbers, dates and gaps: how the entries of a column are written."""
+"""Parse the texts of a column as numbers, dates and missing values."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def numbers_of_form(texts: Sequence[str], form: Form) -> NDArray[np.float64]:
     """Return numbers that are written for people, NaN where a text is none of this form."""
     thousands, decimal = map(re.escape, (form.thousands, form.decimal))
     digits = rf"(?:\d{{1,3}}(?:{thousands}\d{{3}})+|\d+)?(?:{decimal}\d*)?"
-    # Round brackets stand for a debt.
+    # Accountants write negative numbers in brackets.
     sign = f"(?:{'|'.join(map(re.escape, _SIGNS))})?"
     number = re.compile(rf"(\(?)([+-]?) ?{sign} ?([+-]?)({digits}) ?{sign}\)?").fullmatch
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from pseudograd.fleet.splits import Parts
 
-# Asked between epochs or outcomes; a runner returns soon after it says True.
 Stop = Callable[[], bool]
+"""Called between epochs or outcomes; a runner returns soon after it says True."""
 
 
 def never() -> bool:

@@ -6,11 +6,8 @@ from pseudograd.loss.binary import (
 )
 from pseudograd.loss.functional import tunable_cross_entropy
 from pseudograd.loss.linear import tunable_linear_cross_entropy
-from pseudograd.loss.modules import (
-    RuleCrossEntropyLoss,
-    TunableCrossEntropyLoss,
-    TunableLinearCrossEntropyLoss,
-)
+from pseudograd.loss.modules import TunableCrossEntropyLoss, TunableLinearCrossEntropyLoss
+from pseudograd.loss.rule import RuleCrossEntropyLoss
 
 __all__ = [
     "RuleCrossEntropyLoss",

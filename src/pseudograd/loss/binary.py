@@ -27,6 +27,7 @@ from pseudograd.loss.autograd import (
 from pseudograd.loss.checks import REDUCTIONS, check_dense, check_dtype, checked_k
 from pseudograd.loss.functional import check_values, chosen_route, loss_dtype, may_need_gradient
 from pseudograd.loss.modules import TunableModule
+from pseudograd.loss.usual import is_usual_binary
 from pseudograd.rules import paper
 from pseudograd.rules.checks import GREATEST_K, LEAST_K, holds_numbers, is_eager
 from pseudograd.rules.paper import Sensitivity
@@ -90,6 +91,17 @@ def tunable_binary_cross_entropy_with_logits(
 
     """
     prepare_tracing()
+    if (
+        weight is None
+        and pos_weight is None
+        and size_average is None
+        and reduce is None
+        and is_usual_binary(input, target, reduction, k)
+        and cpu.kernels() is not None
+        and not are_hooked()
+    ):
+        k = k if isinstance(k, Tensor) else float(k)
+        return cpu.fused_binary(input, target, k, None, None, reduction)
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     _check_arguments(input, target, weight, reduction, pos_weight)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+import math
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pseudograd.rules.checks import check_k
+from pseudograd.rules.checks import check_k, check_number
 from pseudograd.rules.paper import Sensitivity
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+T = TypeVar("T")
+
 REDUCTIONS = ("mean", "sum", "none")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_POSITIVE = math.ulp(0.0), sys.float_info.max
 IMPLEMENTATIONS = ("auto", "triton", "torch")
 
 
@@ -73,16 +78,17 @@ def check_arguments(
 
 def check_settings(ignore_index: int, reduction: str, label_smoothing: float) -> None:
     """Refuse wrong values of the arguments that are not tensors."""
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, np.integer)):
+    if not _is_whole(ignore_index):
         raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if not -(2**63) <= ignore_index < 2**63:
-        raise ValueError(f"ignore_index must fit in 64 bits, unlike {ignore_index}")
+        raise ValueError(f"ignore_index must fit in 64 bits, not {ignore_index}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
-    if not isinstance(label_smoothing, (int, float)):
-        raise TypeError(f"label_smoothing must be a number in [0, 1], not {label_smoothing!r}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must lie in [0, 1], not {label_smoothing}")
+    check_number("label_smoothing", label_smoothing, 0, 1, "a number in [0, 1]")
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def check_nothing_ignored(ignore_index: int) -> None:
@@ -94,10 +100,13 @@ def check_nothing_ignored(ignore_index: int) -> None:
         )
 
 
-def python_int(number: int) -> int:
-    """Return a NumPy integer as a Python int."""
-    given: Any = number
-    return int(given) if isinstance(given, np.integer) else number
+def python_number(number: T) -> T:
+    """Return a number of NumPy as Python's, anything else unchanged."""
+    return number.item() if isinstance(number, np.generic) else number
+
+
+def _described(value: object) -> str:
+    return f"one of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
@@ -107,10 +116,11 @@ def check_dense(name: str, tensor: Tensor) -> None:
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:
-    """Refuse float8 and the like, in which PyTorch does not compute either."""
+    """Refuse float8 and the like, for which PyTorch has no cross-entropy either."""
     if tensor.dtype not in _FLOATS:
         raise TypeError(
-            f"{name} is {tensor.dtype}, in which cross-entropy is not computed; use .float()"
+            f"{name} must be float16, bfloat16, float32 or float64, not {tensor.dtype}; use "
+            ".float()"
         )
 
 
@@ -119,17 +129,20 @@ def check_factors(name: str, factors: Tensor | None) -> None:
     if factors is None:
         return
     if not isinstance(factors, Tensor) or not factors.is_floating_point():
+        # Class weights stand where a k given by position would.
         given: Any = factors
-        advice = "; give k by name, k=..." if isinstance(given, (int, float)) else ""
+        is_k = name == "weight" and isinstance(given, (int, float))
+        advice = "; give k by name, k=..." if is_k else ""
         raise TypeError(
-            f"{name} must be a floating-point tensor with one factor for each class{advice}"
+            f"{name} must be a floating-point tensor with one factor for each class, not "
+            f"{_described(given)}{advice}"
         )
     check_dtype(name, factors)
     check_dense(name, factors)
 
 
 def check_class_factors(name: str, factors: Tensor, classes: int) -> None:
-    """Refuse a tensor that has not one constant for each class."""
+    """Refuse a tensor that does not have one constant for each class."""
     if factors.shape != (classes,):
         raise ValueError(
             f"{name} must have one value for each of the {classes} classes, shape ({classes},), "
@@ -153,7 +166,7 @@ def check_linear(
         if tensor is None and name in ("bias", "class_weight"):
             continue
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            raise TypeError(f"{name} must be a floating-point tensor")
+            raise TypeError(f"{name} must be a floating-point tensor, not {_described(tensor)}")
         check_dtype(name, tensor)
         check_dense(name, tensor)
         if hasattr(tensor, "device_mesh"):
@@ -201,19 +214,20 @@ def check_linear(
 
 def check_softcap(softcap: float | None) -> None:
     """Refuse anything but a number above 0, or None."""
-    if softcap is None:
-        return
-    if isinstance(softcap, bool) or not isinstance(softcap, (int, float)):
-        raise TypeError(f"softcap must be a number above 0 or None, not {softcap!r}")
-    if not 0 < softcap < float("inf"):
-        raise ValueError(f"softcap must be a finite number above 0, not {softcap}")
+    if softcap is not None:
+        check_number("softcap", softcap, *_POSITIVE, "a finite number above 0, or None")
+
+
+def check_z_loss(z_loss: float) -> None:
+    """Refuse anything but a finite number of 0 or more."""
+    check_number("z_loss", z_loss, 0, sys.float_info.max, "a finite number of 0 or more")
 
 
 def check_chunk_rows(chunk_rows: int | None) -> None:
     """Refuse anything but a number of rows, or None."""
     if chunk_rows is None:
         return
-    if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
+    if not _is_whole(chunk_rows) or chunk_rows < 1:
         raise ValueError(f"chunk_rows must be a whole number of 1 or more, not {chunk_rows!r}")
 
 
@@ -236,7 +250,9 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
         raise TypeError(f"k must hold floating-point numbers, not {k.dtype}; use .float()")
     check_dtype("k", k)
     if k.requires_grad:
-        raise ValueError("k cannot be learned by gradient: it has none; use k.detach()")
+        raise ValueError(
+            "k must not require a gradient, since the loss has none for k; use k.detach()"
+        )
     if shape is not None and k.dim() > 0 and k.shape != shape:
         advice = ""
         if k.shape == shape[:1]:  # one for each image, where each pixel is an example
@@ -253,12 +269,12 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
 def check_class_k(
     class_k: Tensor, k: Sensitivity, classes: int, device: torch.device, split: bool
 ) -> None:
-    """Refuse what is not a sensitivity for each class, or stands beside one for each example."""
+    """Refuse what is not one sensitivity for each class, or comes with one for each example."""
     check_factors("class_k", class_k)
     if split:
         raise ValueError(
-            "class_k does not work with a process_group, whose ranks know only a part of the "
-            "classes; give k=class_k[target], with the class_k of all classes"
+            "class_k does not work with a process_group, since a rank knows only its part of the "
+            "classes; use k=class_k[target], with the class_k of all classes"
         )
     check_class_factors("class_k", class_k, classes)
     if isinstance(k, Tensor) and k.dim() > 0:
@@ -281,7 +297,8 @@ def check_sample_weight(sample_weight: Tensor, shape: torch.Size, device: torch.
     """Refuse what is not a factor for each example."""
     if not isinstance(sample_weight, Tensor) or not sample_weight.is_floating_point():
         raise TypeError(
-            "sample_weight must be a floating-point tensor with one factor for each example"
+            "sample_weight must be a floating-point tensor with one factor for each example, not "
+            f"{_described(sample_weight)}"
         )
     check_dtype("sample_weight", sample_weight)
     check_dense("sample_weight", sample_weight)
@@ -336,7 +353,7 @@ def name_of_group(process_group: ProcessGroup) -> str:
     # PyTorch may be built without this class.
     if not isinstance(process_group, getattr(torch.distributed, "ProcessGroup", ())):
         raise TypeError(
-            "process_group must be a torch.distributed.ProcessGroup; of a DeviceMesh, "
+            "process_group must be a torch.distributed.ProcessGroup; for a DeviceMesh, use "
             "mesh.get_group()"
         )
     return process_group.group_name
@@ -352,7 +369,7 @@ def check_class_indices(target: Tensor, classes: int, ignore_index: int) -> None
 def refuse_class_index(index: int, classes: int, ignore_index: int) -> NoReturn:
     """Raise for one wrong label."""
     raise IndexError(
-        f"target holds the class index {index}, which is out of range: input has {classes} classes "
+        f"target holds the class index {index}, which is out of range: there are {classes} classes "
         f"(0 to {classes - 1}), and ignore_index is {ignore_index}"
     )
 

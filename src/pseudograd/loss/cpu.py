@@ -233,23 +233,29 @@ class _FusedBinary(_Fused):
     @staticmethod
     def forward(ctx: Any, z: Tensor, call: Any) -> Tensor:
         target, k, weight, pos_weight, reduction = call
-        dense = z.resolve_neg().contiguous()
-        ctx.gradient = torch.empty_like(dense) if ctx.needs_input_grad[0] else None
+        dense = _spread(z, z)
+        gradient = torch.empty_like(dense) if ctx.needs_input_grad[0] else None
+        ctx.gradient = gradient
         ctx.save_for_backward(z)
-        each = [target, pos_weight, weight, k if isinstance(k, Tensor) else None]
-        arrays = [None if array is None else _spread(array, z) for array in each]
-        result = dense.new_empty(z.shape if reduction == "none" else ())
-        places = [0 if array is None else array.data_ptr() for array in (*arrays, result)]
-        *inputs, at_result = places
+        # Arrays must live until the kernel returns.
+        labels = _spread(target, z)
+        positives = None if pos_weight is None else _spread(pos_weight, z)
+        weights = None if weight is None else _spread(weight, z)
+        k_of_all, ks = (1.0, _spread(k, z)) if isinstance(k, Tensor) else (k, None)
+        whole = reduction != "none"
+        result = torch.empty_like(_ONE_NUMBER[z.dtype]) if whole else z.new_empty(z.shape)
         problem = _pack_binary(
             dense.data_ptr(),
-            0 if ctx.gradient is None else ctx.gradient.data_ptr(),
-            *inputs,
-            at_result if reduction == "none" else 0,
-            0 if reduction == "none" else at_result,
+            0 if gradient is None else gradient.data_ptr(),
+            labels.data_ptr(),
+            0 if positives is None else positives.data_ptr(),
+            0 if weights is None else weights.data_ptr(),
+            0 if ks is None else ks.data_ptr(),
+            0 if whole else result.data_ptr(),
+            result.data_ptr() if whole else 0,
             z.numel(),
             reduction == "mean",
-            1.0 if isinstance(k, Tensor) else k,
+            k_of_all,
         )
         found = kernels()
         assert found is not None
@@ -259,6 +265,9 @@ class _FusedBinary(_Fused):
 
 
 def _spread(array: Tensor, z: Tensor) -> Tensor:
+    """Return one number for each logit, of its dtype and contiguous."""
+    if array.dtype is z.dtype and array.shape == z.shape and array.is_contiguous():
+        return array.resolve_neg() if array.is_neg() else array
     return array.detach().to(z).expand(z.shape).resolve_neg().contiguous()
 
 

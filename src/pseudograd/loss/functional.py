@@ -30,20 +30,28 @@ from pseudograd.loss.checks import (
     autocast_is_on,
     check_arguments,
     check_class_indices,
-    check_class_k,
-    check_class_k_values,
     check_for_triton,
     check_implementation,
-    check_sample_weight,
     checked_k,
     dtype_without_kernel,
     name_of_group,
-    python_int,
+    python_number,
 )
 from pseudograd.loss.rows import ClassIndex, ClassProbabilities
+from pseudograd.loss.targets import (
+    checked_weights,
+    k_of_examples,
+    known_labels,
+    reduced,
+    smoothed,
+    smoothed_labels,
+    times_weights,
+    weighted,
+    weighted_reduction,
+)
 from pseudograd.loss.usual import is_usual
 from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, holds_numbers
-from pseudograd.rules.paper import Sensitivity, in_working_precision, wide, working_dtype
+from pseudograd.rules.paper import Sensitivity, in_working_precision, working_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -159,16 +167,31 @@ def tunable_cross_entropy(
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
-    ignore_index = python_int(ignore_index)
+    ignore_index, label_smoothing = python_number(ignore_index), python_number(label_smoothing)
     k = checked_k(k, shape)
     if class_k is not None:
         k = k_of_examples(k, class_k, target, input.shape[min(input.dim() - 1, 1)], process_group)
-    route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
-    soft = target.is_floating_point()
-    learns = soft and may_need_gradient(target, route)
     per_example = None
     if sample_weight is not None:
         per_example = checked_weights(sample_weight, shape, input.device)
+    return _routed_loss(
+        input, target, weight, ignore_index, reduction, label_smoothing, k, per_example, shape,
+        implementation, process_group, _scaled,
+    )  # fmt: skip
+
+
+# --- the routes: kernels on CPU or GPU, or rows that any transform can handle ---------------------
+
+
+def _routed_loss(
+    input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str,
+    label_smoothing: float, k: Sensitivity, per_example: Tensor | None, shape: torch.Size,
+    implementation: str, process_group: ProcessGroup | None, scaled: ScaledBefore | None,
+) -> Tensor:  # fmt: skip
+    """Return the loss of checked arguments, on the fastest route that can compute it."""
+    route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
+    soft = target.is_floating_point()
+    learns = soft and may_need_gradient(target, route)
     reduced_later = per_example is not None and process_group is None
     inner = "none" if reduced_later else reduction
     settings = (k, weight, ignore_index, inner, label_smoothing)
@@ -193,7 +216,7 @@ def tunable_cross_entropy(
         if process_group is not None:
             loss = _split_loss(z, labels, *settings, process_group, route == "triton", per_example)
         elif route == "triton" and is_eager():
-            loss = _triton_loss(z, labels, *settings, dtype, _scaled)
+            loss = _triton_loss(z, labels, *settings, dtype, scaled)
         else:
             loss = _loss_of_rows(z, labels, *settings, route == "triton")
     if learns:
@@ -201,9 +224,6 @@ def tunable_cross_entropy(
     if per_example is not None and reduced_later:
         loss = weighted_reduction(loss, per_example, labels, z, weight, ignore_index, reduction)
     return (loss.reshape(shape) if reduction == "none" else loss).to(dtype)
-
-
-# --- the routes: kernels on CPU or GPU, or rows that any transform can handle ---------------------
 
 
 def _loss_in_graph(
@@ -252,7 +272,7 @@ def _soft_loss(
     """Return the loss of rows ``z`` (R, C) for class probabilities (R, C), reduced."""
     rows: RowFunction = _gpu_rows() if triton else _rows
     q = weighted(smoothed(q if triton else q.to(working_dtype(z)), label_smoothing), weight)
-    return _reduced(rows(z, q, as_column(k, z)), z.shape[0], reduction)
+    return reduced(rows(z, q, as_column(k, z)), z.shape[0], reduction)
 
 
 def class_index_loss(
@@ -261,7 +281,7 @@ def class_index_loss(
     rows: RowFunction | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the loss of rows ``z`` (R, C) for labels (R), reduced; by ``rows`` if it is given."""
-    target = target.long()  # as bytes, -100 would be class 156
+    target = target.long()  # in uint8, -100 would be class 156
     if holds_numbers(target):
         check_class_indices(target, z.shape[1], ignore_index)
     counted, y, known = known_labels(target, z.shape[1], ignore_index)
@@ -275,14 +295,14 @@ def class_index_loss(
         value = _gpu_rows()(z, y, k, smoothing=label_smoothing) * label_weight
     else:
         value = (rows or _rows)(z, y, k) * label_weight
-    return _reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
+    return reduced(torch.where(counted, value, 0), example_weight.sum(), reduction)
 
 
 def cross_entropy_rows(z: Tensor, y: Tensor, route: str, eager: bool) -> Tensor:
     """Return -log p_y of each row, whose gradient is the bias ε; labels must be valid.
 
-    The caller says whether tensors hold numbers: a function that `torch.compile` keeps whole is run
-    on fake ones, and cannot tell.
+    The caller passes ``eager``, because a function that `torch.compile` keeps whole runs on fake
+    tensors and cannot tell.
     """
     if route == "triton":
         settings = (None, -100, "none", 0.0, torch.float64)
@@ -309,20 +329,20 @@ def _split_loss(
     if per_example is not None:
         value = times_weights(value, per_example)
         example_weight = example_weight * per_example
-    return _reduced(value, example_weight.sum(), reduction)
+    return reduced(value, example_weight.sum(), reduction)
 
 
 def refuse_split_probabilities() -> NoReturn:
     """Raise for probabilities of classes that a process group shares."""
-    raise ValueError("target must hold class indices where a process_group shares the classes")
+    raise ValueError("target must hold class indices if a process_group shares the classes")
 
 
 def may_need_gradient(target: Tensor, route: str) -> bool:
-    """Return whether probabilities require a gradient, or may, where no tensor knows."""
-    # The CPU's kernels run eagerly, where a tensor knows; `torch.jit.trace` has tensors that know.
+    """Return whether class probabilities require a gradient; True if that cannot be known yet."""
+    # `requires_grad` is reliable in eager calls and under `torch.jit.trace`.
     if target.requires_grad or route == "cpu" or is_jit_traced():
         return target.requires_grad and torch.is_grad_enabled()
-    # Within `torch.func`, and functions that the compiler may put into it, no tensor knows.
+    # It is not inside `torch.func`, or in functions that the compiler may put there.
     return torch.is_grad_enabled() and not (is_eager() or is_exporting())
 
 
@@ -333,90 +353,10 @@ def _target_term(
     log_p = F.log_softmax(in_working_precision(z.detach()), -1)
     factor = torch.full_like(log_p[:1], label_smoothing - 1) * (1 if weight is None else weight)
     gradient = torch.where(factor == 0, 0, factor * log_p)  # log p may be infinite
-    return _reduced(zero_with_gradient(q, gradient, z), z.shape[0], reduction)
+    return reduced(zero_with_gradient(q, gradient, z), z.shape[0], reduction)
 
 
-# --- what examples bring with them: a k by their label, and a weight ------------------------------
-
-
-def k_of_examples(
-    k: Sensitivity,
-    class_k: Tensor,
-    target: Tensor,
-    classes: int,
-    process_group: ProcessGroup | None,
-) -> Tensor:
-    """Return k times the ``class_k`` of each example's label; ignored examples may get any."""
-    check_class_k(class_k, k, classes, target.device, process_group is not None)
-    if holds_numbers(class_k):
-        check_class_k_values(class_k)
-    if target.is_floating_point():
-        q = target.detach().movedim(min(target.dim() - 1, 1), -1).to(class_k.dtype)
-        total = q.sum(-1)
-        chosen = torch.where(total == 0, 1, (q * class_k).sum(-1) / total)
-    else:
-        y = target.long().flatten().clamp(0, classes - 1)  # wrong labels are found later
-        chosen = class_k[y].reshape(target.shape)
-    return torch.mul(chosen, k)
-
-
-def checked_weights(sample_weight: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
-    """Return the weight of each example, flat; refuse wrong ones."""
-    check_sample_weight(sample_weight, shape, device)
-    if holds_numbers(sample_weight) and not bool((sample_weight >= 0).all()):
-        raise ValueError("sample_weight must be 0 or more for every example")
-    return sample_weight.flatten()
-
-
-def times_weights(value: Tensor, per_example: Tensor) -> Tensor:
-    """Multiply the value of each example by its weight; with a weight of 0 it may be NaN."""
-    return torch.where(per_example == 0, 0, value * per_example)
-
-
-def weighted_reduction(
-    value: Tensor, per_example: Tensor, target: Tensor, z: Tensor, weight: Tensor | None,
-    ignore_index: int, reduction: str,
-) -> Tensor:  # fmt: skip
-    """Reduce the values of rows ``z``, which hold class weights already, by sample weights."""
-    total = per_example.to(value.dtype)
-    if not target.is_floating_point():  # of probabilities, class weights do not count in a mean
-        counted, y, _ = known_labels(target.long(), z.shape[1], ignore_index)
-        total = torch.where(counted, total if weight is None else total * weight[y], 0)
-    return _reduced(times_weights(value, per_example), total.sum(), reduction)
-
-
-# --- targets --------------------------------------------------------------------------------------
-
-
-def known_labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which labels count, labels safe to index with, and 1, or NaN for wrong labels.
-
-    NaN shows wrong labels where raising an error would have to wait for the device.
-    """
-    counted = target != ignore_index
-    y = torch.where(counted, target, 0)
-    known = (y >= 0) & (y < classes)
-    return counted, torch.where(known, y, 0), torch.where(known, 1.0, torch.nan)
-
-
-# Both in float64: the rule takes the difference p - q, in which the rounding of q would show.
-def smoothed(q: Tensor, label_smoothing: float) -> Tensor:
-    """Spread a share of the target evenly over all classes."""
-    return wide(q) * (1 - label_smoothing) + label_smoothing / q.shape[-1] if label_smoothing else q
-
-
-def weighted(q: Tensor, weight: Tensor | None) -> Tensor:
-    """Multiply the target by the class weights."""
-    return q if weight is None else wide(q) * weight
-
-
-def smoothed_labels(z: Tensor, y: Tensor, label_smoothing: float, weight: Tensor | None) -> Tensor:
-    """Return labels as targets for the rows ``z``, smoothed and weighted."""
-    one_hot = torch.zeros_like(z, dtype=working_dtype(z)).scatter(-1, y.unsqueeze(-1), 1)
-    return weighted(smoothed(one_hot, label_smoothing), weight)
-
-
-# --- shapes, dtypes and reductions ----------------------------------------------------------------
+# --- shapes and dtypes ----------------------------------------------------------------------------
 
 
 def as_rows(tensor: Tensor) -> Tensor:
@@ -459,18 +399,6 @@ def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
     return torch.promote_types(dtype, target.dtype) if target.is_floating_point() else dtype
 
 
-def _reduced(value: Tensor, total: int | Tensor, reduction: str) -> Tensor:
-    if reduction == "none":
-        return value
-    if reduction == "sum":
-        return value.sum()
-    if not isinstance(total, Tensor):
-        return value.sum() / total
-    # If all weights are 0, the mean is NaN and its gradient 0.
-    mean = value.sum() / torch.where(total == 0, 1, total)
-    return torch.where(total == 0, torch.nan, mean)
-
-
 # --- which route ----------------------------------------------------------------------------------
 
 
@@ -497,7 +425,7 @@ def _gpu_rows() -> Callable[..., Tensor]:
 
 
 def _gpu() -> Any:
-    """Return the module with the kernels, which is imported only where there is a GPU."""
+    """Return the module with the kernels, which is imported only if there is a GPU."""
     from pseudograd.loss.triton import operators
 
     return operators

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn._reduction import legacy_get_string
 
 from pseudograd.loss.autograd import (
-    constant,
-    is_eager,
     is_exporting,
-    keep_whole,
-    prepare_tracing,
-    rows_of,
-    zero_with_gradient,
 )
 from pseudograd.loss.checks import (
-    check_arguments,
     check_chunk_rows,
     check_class_k,
     check_class_k_values,
@@ -30,36 +20,23 @@ from pseudograd.loss.checks import (
     check_implementation,
     check_settings,
     check_softcap,
+    check_z_loss,
     checked_k,
-    python_int,
+    python_number,
 )
 from pseudograd.loss.functional import (
-    as_rows,
-    checked_weights,
-    chosen_route,
-    class_index_loss,
-    cross_entropy_rows,
-    loss_dtype,
     tunable_cross_entropy,
-    weighted_reduction,
 )
-from pseudograd.loss.linear import check_z_loss, tunable_linear_cross_entropy
-from pseudograd.loss.rows import ByRule
+from pseudograd.loss.linear import tunable_linear_cross_entropy
 from pseudograd.loss.triton.scaled import ScaledBefore
-from pseudograd.rules.framework import Rule, takes_two
-from pseudograd.rules.paper import Sensitivity, wide
-from pseudograd.rules.reweighted import factor_of
+from pseudograd.rules.paper import Sensitivity
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# A name for each rule, shared by all losses of that rule.
-_NUMBERS = itertools.count()
-_NAMES: WeakKeyDictionary[Rule, str] = WeakKeyDictionary()
-
 
 class TunableModule(nn.Module):
-    """What losses with a k and a reduction have in common.
+    """Base class of losses with a k and a reduction.
 
     Eager calls use k as a Python number. Compiled graphs read it from a tensor, so that they serve
     every value; on CUDA devices only from the first change on, because a constant ½, 1 or 2 has
@@ -125,9 +102,9 @@ class TunableModule(nn.Module):
             return
         unexpected_keys[:] = [name for name in unexpected_keys if name != key]
         k = state_dict[key]
-        self.k = k if k.dim() else k.item()
+        self.k = k.item() if isinstance(k, Tensor) and not k.dim() else k
 
-    # Shown only if they differ.
+    # `repr` shows settings that differ from these.
     _defaults: ClassVar[dict[str, Any]] = {"persistent": False}
 
     def extra_repr(self) -> str:
@@ -141,7 +118,7 @@ class TunableModule(nn.Module):
 
 
 class TunableLoss(TunableModule):
-    """What losses of several classes with a k have in common."""
+    """Base class of multi-class losses with a k."""
 
     class_k: Tensor | None
     _defaults: ClassVar[dict[str, Any]] = {
@@ -165,13 +142,15 @@ class TunableLoss(TunableModule):
         super().__init__(k, persistent)
         check_settings(ignore_index, reduction, label_smoothing)
         check_implementation(implementation)
-        self.ignore_index = python_int(ignore_index)
+        self.ignore_index = python_number(ignore_index)
         self.reduction = reduction
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = python_number(label_smoothing)
         self.implementation = implementation
         self.process_group = process_group
         if class_k is not None:
-            check_class_k(class_k, k, len(class_k), class_k.device, process_group is not None)
+            check_factors("class_k", class_k)
+            classes, device = class_k.numel(), class_k.device
+            check_class_k(class_k, k, classes, device, process_group is not None)
             check_class_k_values(class_k)
         self.register_buffer("class_k", class_k, persistent)
 
@@ -193,16 +172,15 @@ def _scalar(k: float, device: torch.device) -> Tensor:
 class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
     """`torch.nn.CrossEntropyLoss` with one more argument, k.
 
-    It is a subclass, for libraries that ask by ``isinstance`` whether a model gives logits.
-    Positional arguments are in PyTorch's order; k is given by name.
+    It is a subclass, because some libraries check by ``isinstance`` whether a model outputs logits.
+    Positional arguments are in PyTorch's order; k is keyword-only.
 
     You may set ``criterion.k`` between steps. A compiled loss does not recompile for it, except
     once on CUDA devices at the first change: until then k is a constant there, for which ½, 1 and
     2 have faster kernels.
 
     Args:
-        weight: A factor for each class. This and the others are explained at
-            `tunable_cross_entropy`.
+        weight: A factor for each class. See `tunable_cross_entropy` for this and the others.
         size_average: Deprecated in PyTorch; use ``reduction``.
         ignore_index: Examples with this class index contribute nothing.
         reduce: Deprecated in PyTorch; use ``reduction``.
@@ -266,9 +244,9 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
         """Return a loss with the settings of an existing `torch.nn.CrossEntropyLoss`.
 
         Args:
-            criterion: The loss to convert; it keeps its class weights, which both then share.
+            criterion: The loss to convert. Both losses then share its class weights.
             k: The sensitivity to large errors, above 0.
-            **others: ``implementation``, ``process_group`` and ``persistent``.
+            **others: ``class_k``, ``implementation``, ``process_group`` and ``persistent``.
 
         Example:
             >>> criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
@@ -326,7 +304,7 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
             is added to its loss.
         implementation: "auto", "triton" or "torch".
         process_group: The ranks that share the classes.
-        chunk_rows: How many examples to hold the logits of.
+        chunk_rows: The number of examples whose logits are held at a time.
         persistent: Whether k and ``class_k`` are in the ``state_dict``.
 
     Example:
@@ -373,9 +351,9 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         check_z_loss(z_loss)
         check_factors("class_weight", class_weight)
         self.register_buffer("class_weight", class_weight)
-        self.chunk_rows = chunk_rows
-        self.softcap = softcap
-        self.z_loss = z_loss
+        self.chunk_rows = python_number(chunk_rows)
+        self.softcap = python_number(softcap)
+        self.z_loss = python_number(z_loss)
 
     def forward(
         self,
@@ -404,136 +382,3 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
             process_group=self.process_group,
             chunk_rows=self.chunk_rows,
         )
-
-
-class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
-    """Cross-entropy with any rule f as its backward pass (Eq. 3): a place for new ideas.
-
-    After the rule, positional arguments are in the order of `torch.nn.CrossEntropyLoss`, of which
-    this is a subclass. There is no label smoothing.
-
-    Args:
-        rule: Maps logits (R, C) and labels (R) to the pseudo-gradient (R, C): one from
-            `pseudograd.rules`, or your own. It must not write into the logits. A
-            `pseudograd.rules.Reweighted` rule, or a `functools.partial` of one, runs as fast as
-            cross-entropy and can be exported. You may replace the rule during training;
-            `torch.compile` traces it once, with the numbers it then reads from elsewhere.
-        weight: A factor for each class.
-        size_average: Deprecated in PyTorch; use ``reduction``.
-        ignore_index: Examples with this class index contribute nothing.
-        reduce: Deprecated in PyTorch; use ``reduction``.
-        reduction: "mean", "sum" or "none".
-        implementation: "auto", "triton" or "torch"; rules other than `Reweighted` ones always use
-            PyTorch operations.
-
-    Example:
-        >>> import torch
-        >>> from pseudograd.rules import from_bias
-        >>> criterion = RuleCrossEntropyLoss(from_bias(lambda bias, y: bias.clamp(-0.3, 0.3)))
-        >>> logits = torch.tensor([[2.0, 1.0, 0.0]], requires_grad=True)
-        >>> criterion(logits, torch.tensor([0])).backward()
-        >>> logits.grad
-        tensor([[-0.3000,  0.2447,  0.0900]])
-
-    """
-
-    weight: Tensor | None
-
-    def __init__(
-        self,
-        rule: Rule,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        ignore_index: int = -100,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        *,
-        implementation: str = "auto",
-    ) -> None:
-        super().__init__()
-        if size_average is not None or reduce is not None:
-            reduction = legacy_get_string(size_average, reduce)
-        check_settings(ignore_index, reduction, label_smoothing=0.0)
-        check_implementation(implementation)
-        check_factors("weight", weight)
-        self.rule = rule
-        self.register_buffer("weight", weight)
-        self.ignore_index = python_int(ignore_index)
-        self.reduction = reduction
-        self.implementation = implementation
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "rule":
-            if not takes_two(value):
-                raise TypeError(
-                    f"rule must be a function of logits and labels, not {value!r}; one of the bias "
-                    "is made a rule by `pseudograd.rules.from_bias`"
-                )
-            # `torch.compile` identifies functions by their code, which is the same for all rules.
-            # The name as a dictionary key gives each rule a graph of its own.
-            self._name = _name_of(value)
-            self._reweights = factor_of(value) is not None
-            self._rows = {self._name: _rows_of_rule(value)}
-            self._modules.pop(name, None)  # a function may replace a module
-        super().__setattr__(name, value)
-
-    def forward(self, input: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """Return the loss of logits for class indices."""
-        prepare_tracing()
-        check_arguments(
-            input, target, self.weight, self.ignore_index, self.reduction, label_smoothing=0.0
-        )
-        if target.is_floating_point():
-            raise TypeError("target must hold class indices: rules are functions of a label")
-        rows, route, dtype = self._rows[self._name], "torch", loss_dtype(input, target)
-        if self._reweights:
-            route = chosen_route(input, target, self.implementation)
-            rows = functools.partial(rows, route=route, eager=is_eager())
-        z = as_rows(input if route == "triton" else input.to(dtype))
-        labels, weight, per_example = target.flatten(), self.weight, None
-        if sample_weight is not None:
-            per_example = checked_weights(sample_weight, target.shape, input.device)
-        inner = self.reduction if per_example is None else "none"
-        loss = class_index_loss(z, labels, 1.0, weight, self.ignore_index, inner, rows=rows)
-        if per_example is not None:
-            loss = weighted_reduction(
-                loss, per_example, labels, z, weight, self.ignore_index, self.reduction
-            )
-        return (loss.reshape(target.shape) if self.reduction == "none" else loss).to(dtype)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.rule = self.rule
-
-    def extra_repr(self) -> str:
-        """Return the settings."""
-        return f"rule={self.rule!r}, reduction={self.reduction!r}"
-
-
-def _rows_of_rule(rule: Rule) -> Callable[..., Tensor]:
-    """Return the row function of a rule; a `Reweighted` one takes the route as well."""
-    factor = factor_of(rule)
-    if factor is None:
-        return rows_of(ByRule(rule))
-
-    def rows(z: Tensor, y: Tensor, k: Sensitivity, route: str, eager: bool) -> Tensor:
-        value = cross_entropy_rows(z, y, route, eager)
-        surprise = constant(value)
-        slope = factor(wide(surprise)).to(value.dtype)
-        # The value of cross-entropy, and its gradient times the slope.
-        zero = zero_with_gradient(value.unsqueeze(-1), slope.unsqueeze(-1), surprise)
-        return surprise + zero
-
-    keep_whole(rows)
-    return rows
-
-
-def _name_of(rule: Rule) -> str:
-    name = f"rule {next(_NUMBERS)}"
-    try:
-        return _NAMES.setdefault(rule, name)
-    except TypeError:  # it cannot be hashed
-        return name

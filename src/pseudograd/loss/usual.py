@@ -32,9 +32,7 @@ def is_usual(
     if type(input) not in _PLAIN or type(target) is not Tensor or not is_eager():
         return False
     if type(k) is Tensor:
-        if k.dtype not in _PRECISE or k.layout is not torch.strided or k.requires_grad:
-            return False
-        if k.device != input.device:
+        if not _is_plain_k(k, input):
             return False
         number, ks = 1.0, k.shape  # kernels look at each value
     elif type(k) is float or type(k) is int:
@@ -47,11 +45,38 @@ def is_usual(
         and input.layout is torch.strided is target.layout
         and input.device == target.device
         and type(ignore_index) is int
+        and type(reduction) is str
         and type(label_smoothing) is float
         and _passes(
             input.shape, target.shape, dtype, ks, number, ignore_index, reduction, label_smoothing
         )
     )
+
+
+def is_usual_binary(input: Tensor, target: Tensor, reduction: str, k: Sensitivity) -> bool:
+    """Return whether a call of the binary loss is one for the CPU's kernel, and passes all checks."""
+    if type(input) not in _PLAIN or type(target) is not Tensor or not is_eager():
+        return False
+    if type(k) is Tensor:
+        right = _is_plain_k(k, input) and k.shape == input.shape
+    else:
+        right = (type(k) is float or type(k) is int) and LEAST_K <= k <= GREATEST_K
+    return (
+        right
+        and input.is_cpu
+        and target.is_cpu
+        and input.dtype in _PRECISE
+        and target.dtype is input.dtype
+        and target.shape == input.shape
+        and input.layout is torch.strided is target.layout
+        and not target.requires_grad
+        and reduction in REDUCTIONS
+    )
+
+
+def _is_plain_k(k: Tensor, input: Tensor) -> bool:
+    precise = k.dtype in _PRECISE and k.layout is torch.strided
+    return precise and not k.requires_grad and k.device == input.device
 
 
 @lru_cache(maxsize=1024)

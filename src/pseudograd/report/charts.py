@@ -74,7 +74,7 @@ def errors_by_class(classes: Sequence[Mapping[str, Any]]) -> Markup:
     """
     known = [one for one in classes if one["count"]]
     if len(known) > _CLASSES:
-        known = sorted(known, key=lambda one: -one["error"])[:_CLASSES]
+        known = sorted(known, key=lambda one: (-one["error"], -one["count"]))[:_CLASSES]
     row_height, top = 25, 4
     left, right = _beside([cut(one["label"], 15) for one in known]), WIDTH - 92
     ticks = round_numbers([0, *(100 * one["high"] for one in known)], 4)
@@ -204,7 +204,9 @@ def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
     columns = columns[:_COLUMNS]
     row_height, top = 26, 4
     left, right = _beside([cut(one["column"], 16) for one in columns]), WIDTH - 66
-    ticks = round_numbers([0, 1, *(100 * (one["increase"] + one["spread"]) for one in columns)], 4)
+    # The axis starts at 0: an increase below it is noise, and has no bar.
+    ends = (max(100 * (one["increase"] + one["spread"]), 0) for one in columns)
+    ticks = round_numbers([0, 1, *ends], 4)
     x = scale(ticks[0], ticks[-1], left, right)
     bottom = top + row_height * len(columns)
     said = "; ".join(f"{one['column']}: {signed(100 * one['increase'])}" for one in columns)

@@ -21,7 +21,7 @@ class Combined:
     """The ensembles of a study.
 
     Attributes:
-        size: How many networks each has, in letters.
+        size: The number of networks in each, spelled out.
         ensembles: What was found about each: that of the choice first, then that of mixed k.
         told: The one that a sentence is about: the first that is better than one network beyond
             noise. The order does not depend on the test set; without any, it is the first.

@@ -1,6 +1,6 @@
 """The page of a search: one self-contained file, made from the run folder.
 
-Sentences stand in page.html; this module hands it numbers, choices and figures.
+The sentences are in page.html; this module supplies numbers, choices and figures.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ from pseudograd.words import DASH, fraction, interval, percent
 
 Outcomes = Mapping[Trial, Outcome]
 
-_NEEDED = ("command", "versions", "commit", "hardware", "devices", "started", "seconds", "seed",
-           "data")  # fmt: skip
 _DATA = {
     "name": str,
     "sha256": str,
@@ -66,25 +64,13 @@ def _recipe(protocol: Protocol) -> dict[str, Any]:
     return described(recipe)
 
 
-def _facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about the data that the page needs."""
-    return _DATA | (_SHAPES if recipe["kind"] == "module" else {})
-
-
-def _check(about: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-    """Refuse facts that lack something."""
-    missing = [name for name in _NEEDED if name not in about]
-    missing += [f"data[{name!r}]" for name in data if name not in about.get("data", data)]
-    if missing:
-        raise ValueError(f"about must have {', '.join(missing)}")
-
-
 def write_page(study: Study) -> Path:
     """Write the page of a study into its folder, and return its path."""
     if study.folder is None:
         raise ValueError("study must be kept in a folder, for its page to be written there")
     recipe = _recipe(study.protocol)  # raises if there is no page for it
-    if wrong := misfit(study.data, _facts(recipe), "data"):
+    needed = _DATA | (_SHAPES if recipe["kind"] == "module" else {})
+    if wrong := misfit(study.data, needed, "data"):
         made = "pseudograd.Study" if recipe["kind"] == "module" else "pseudograd tune"
         raise ValueError(
             f"{study.folder / 'run.json'} lacks what the page says about the data ({wrong}): name "
@@ -123,11 +109,10 @@ def page(
         examples: Which training examples pull hardest (networks, edges, hardest), and test errors
             by_class of the saved network if they are known; None if the search is unfinished.
         assessment: How good the model is, from `pseudograd.search.assess` or `assess_networks`;
-            without it, or if it is {}, the page says what the outcomes tell.
+            without it, or if it is {}, the page is made from the outcomes.
 
     """
     recipe = _recipe(protocol)
-    _check(about, _facts(recipe))
     wanted = protocol.wanted(ledger)
     chosen = plain = None
     if any(cell.k == 1 for cell in protocol.cells(ledger)):

@@ -87,7 +87,8 @@ class Standing:
         rivals: The other baselines, the best first.
         only_right: The only label that the model ever gets right, if there is but one.
         untested: Labels that the test set has no example of.
-        plain_no_better: Whether the model of k = 1, unlike the model, is no better than one label.
+        plain_no_better: Whether the model of k = 1, unlike the model, is no better than one label,
+            though the difference between the two may be beyond noise.
 
     """
 
@@ -124,7 +125,8 @@ def standing(assessment: Assessment) -> Standing:
         untested=tuple(one["label"] for one in classes if not one["count"]),
         plain_no_better=bool(
             majority and plain and not useless and 0 < majority["error"] <= plain["error"]
-        ),
+        )
+        and (assessment["comparison"] or {}).get("kind") != "noise",
     )
 
 
@@ -172,23 +174,30 @@ def column_notes(notes: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _suspects(assessment: Assessment, pixels: Sequence[int] | None) -> dict[str, Any]:
-    """The suspects with their images, and where the model is too weak to doubt a label.
-
-    That is the whole test set, or the label of most suspects; there its mistakes outnumber theirs.
-    """
-    found, weak = assessment["suspects"], None
-    if assessment["model"]["error"] > _WEAK:
-        weak = {"label": None, "error": assessment["model"]["error"]}
-    elif found["first"]:
-        label, count = Counter(one["label"] for one in found["first"]).most_common(1)[0]
-        error = assessment["by_class"][label]["error"] or 0.0
-        if error > _WEAK and count > len(found["first"]) / 2:
-            weak = {"label": assessment["classes"][label], "error": error}
+    """The suspects with their images, and where the model is too weak to doubt a label."""
+    found = assessment["suspects"]
     first = [
         {**one, "image": image(one["pixels"], pixels or ()) if one["pixels"] else None}
         for one in found["first"]
     ]
-    return {**found, "first": first, "weak": weak}
+    return {**found, "first": first, "weak": weak(assessment)}
+
+
+def weak(assessment: Assessment) -> dict[str, Any] | None:
+    """Return where the model errs so often that most suspects are its own mistakes, if anywhere.
+
+    That is the whole test set (label None), or the label of most suspects; with the error there.
+    """
+    found = assessment["suspects"]
+    if not found or not found["first"]:
+        return None
+    if assessment["model"]["error"] > _WEAK:
+        return {"label": None, "error": assessment["model"]["error"]}
+    label, count = Counter(one["label"] for one in found["first"]).most_common(1)[0]
+    error = assessment["by_class"][label]["error"] or 0.0
+    if error <= _WEAK or count <= len(found["first"]) / 2:
+        return None
+    return {"label": assessment["classes"][label], "error": error}
 
 
 def ensembles(assessment: Assessment | None) -> dict[str, Any] | None:

@@ -11,7 +11,14 @@ from pseudograd.fleet import MLPRecipe, Recipe
 from pseudograd.fleet.ramp import as_k, by_level
 from pseudograd.report.combined import combined
 from pseudograd.report.described import described, is_typed
-from pseudograd.report.quality import Assessment, assessed, ensembles, standing, with_classes
+from pseudograd.report.quality import (
+    Assessment,
+    assessed,
+    ensembles,
+    standing,
+    weak,
+    with_classes,
+)
 from pseudograd.report.template import fill
 from pseudograd.report.verdict import diverged, unfinished, verdict
 from pseudograd.search import Bagging, Cell, Result, Study, read_assessment, read_examples
@@ -26,7 +33,7 @@ def summary(found: Result, assessment: Assessment | None = None, *, options: boo
     Args:
         found: What the search found.
         assessment: How good the model is, from `pseudograd.search.assess`; without it, what the
-            outcomes tell.
+            outcomes show.
         options: Whether to name command-line options instead of Python names.
 
     Example:
@@ -106,6 +113,7 @@ def _filled(
         chosen=chosen,
         quality=assessment,
         standing=standing(assessment),
+        weak=weak(assessment),
         **told,
     )
     return _typed(text.strip())

@@ -25,6 +25,7 @@ def fill(template: str, *, html: bool = False, **values: object) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= _FILTERS
+    environment.filters["option"] = _code if html else str
     return environment.get_template(template).render(values)
 
 
@@ -49,6 +50,11 @@ def render(template: str, script: str | None = None, **values: object) -> str:
         script=Markup(code),
         **values,
     )
+
+
+def _code(option: str) -> Markup:
+    """Show an option of the command line as code, which the style sheet keeps on one line."""
+    return Markup("<code>{}</code>").format(option)
 
 
 def _unbroken(html: Markup) -> Markup:
@@ -77,7 +83,7 @@ _FILTERS = {
 } | {
     "fraction": lambda k: words.fraction(as_k(k)),  # JSON holds a ramp as its text
     "sentence": lambda text: type(text)(words.sentence(text)),  # Markup stays Markup
-    "quoted": lambda label: repr(str(label)),
+    "quoted": repr,
     "rate": lambda rate: f"{rate:.4g}",
     "decimal": lambda value: words.mean_and_sd(value, math.nan, ".3f"),
     "unbroken": _unbroken,

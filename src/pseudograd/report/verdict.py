@@ -18,8 +18,8 @@ class Verdict:
     """Whether k matters, by the interval over networks and the sign test over examples.
 
     Attributes:
-        kind: "same" if k = 1 was chosen; "proof" if both tell the difference in test error from
-            chance, "hint" if one does, else "noise".
+        kind: "same" if k = 1 was chosen; "proof" if both find the difference in test error
+            significant, "hint" if one does, else "noise".
         pairs: How many networks of each k were compared.
         errors: The mean test error with the chosen k and with k = 1.
         cross_entropies: The same for the cross-entropy.
@@ -29,7 +29,7 @@ class Verdict:
         opposed: Whether the sign test is significant in the other direction. It counts an example
             once that several networks get wrong, so the two can disagree.
         probabilities: Whether the cross-entropy says that the chosen k's are "better", "worse" or
-            not told apart ("noise"); empty for a single pair.
+            indistinguishable ("noise"); empty for a single pair.
 
     """
 

@@ -32,8 +32,18 @@ def holds_numbers(tensor: Tensor) -> bool:
     return tensor.is_cpu and is_eager() and plain
 
 
+def check_logits(logits: Tensor, target: Tensor) -> None:
+    """Refuse what is not two tensors, the first of them logits (..., C)."""
+    for name, tensor in (("logits", logits), ("target", target)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+    if not logits.is_floating_point():
+        raise TypeError(f"logits must hold floating-point numbers, not {logits.dtype}")
+
+
 def check_labels(logits: Tensor, target: Tensor) -> None:
-    """Refuse labels that are not one whole number for each row of the logits (..., C)."""
+    """Refuse labels that are not one class index for each row of the logits (..., C)."""
+    check_logits(logits, target)
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"target must hold class indices, not {target.dtype}")
     if logits.dim() == 0 or target.shape != logits.shape[:-1]:
@@ -41,20 +51,40 @@ def check_labels(logits: Tensor, target: Tensor) -> None:
             f"target must have one label for each row of the logits, whose shape is "
             f"{tuple(logits.shape)}, not the shape {tuple(target.shape)}"
         )
+    if target.numel() and holds_numbers(target):
+        least, greatest = target.aminmax()
+        classes = logits.shape[-1]
+        if least < 0 or greatest >= classes:
+            wrong = int(least if least < 0 else greatest)
+            raise IndexError(
+                f"target holds the class index {wrong}, which is out of range: there are {classes} "
+                f"classes (0 to {classes - 1})"
+            )
 
 
-def check_number(
+def check_parameter(
     name: str, value: float | Tensor, least: float, greatest: float, wanted: str
 ) -> None:
-    """Refuse anything but a number from ``least`` to ``greatest``; tensors pass unchecked."""
+    """Refuse anything but a tensor or a number from ``least`` to ``greatest``."""
     if isinstance(value, Tensor):
         return
-    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+    if not _is_number(value):
         raise TypeError(f"{name} must be a number or a tensor, not {type(value).__name__}")
+    check_number(name, value, least, greatest, wanted)
+
+
+def check_number(name: str, value: float, least: float, greatest: float, wanted: str) -> None:
+    """Refuse anything but a number from ``least`` to ``greatest``."""
+    if not _is_number(value):
+        raise TypeError(f"{name} must be {wanted}, not {value!r}")
     # NumPy would convert the bounds to its own type, in which they may overflow.
     number = float(value) if isinstance(value, np.generic) else value
     if not least <= number <= greatest:
         raise ValueError(f"{name} must be {wanted}, not {value}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
 def check_k(k: float | Tensor, values: bool = True) -> None:
@@ -67,7 +97,7 @@ def check_k(k: float | Tensor, values: bool = True) -> None:
 
     """
     if not isinstance(k, Tensor):
-        check_number("k", k, LEAST_K, GREATEST_K, "a finite number above 0 (2^-100 to 2^100)")
+        check_parameter("k", k, LEAST_K, GREATEST_K, "a finite number above 0 (2^-100 to 2^100)")
     elif values and k.numel():
         least, greatest = k.aminmax()  # both are NaN if any k is
         if not LEAST_K <= least.item() <= greatest.item() <= GREATEST_K:

@@ -15,6 +15,7 @@ from torch import Tensor
 from pseudograd.rules import paper
 
 Rule: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""A function of logits (..., C) and labels (...) that returns the pseudo-gradient, (..., C)."""
 
 
 def bias(logits: Tensor, target: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ class _FromBias:
         result = self.f(bias(paper.in_working_precision(logits), target), target)
         if not isinstance(result, Tensor):
             raise TypeError(
-                f"f must give a tensor of the shape of the biases, not {type(result).__name__}"
+                f"f must return a tensor of the shape of the biases, not {type(result).__name__}"
             )
         return result.to(logits.dtype)
 
@@ -107,11 +108,11 @@ def checked(rule: Rule, logits: Tensor, target: Tensor) -> Tensor:
     f = rule(logits, target)
     if not isinstance(f, Tensor):
         raise TypeError(
-            f"rule must give a tensor of the shape of the logits, not {type(f).__name__}"
+            f"rule must return a tensor of the shape of the logits, not {type(f).__name__}"
         )
     if f.shape != logits.shape:
         raise ValueError(
-            f"rule must give a tensor of the shape of the logits, {tuple(logits.shape)}, not "
+            f"rule must return a tensor of the shape of the logits, {tuple(logits.shape)}, not "
             f"{tuple(f.shape)}"
         )
     return f

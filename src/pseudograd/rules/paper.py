@@ -9,8 +9,7 @@ where ``S`` is the softmax of ``k · z`` over the classes other than y. In this 
 underflows before the final rounding. The printed formula loses all digits once the logits are about
 20 apart.
 
-The same formula stands in `loss/cpp` (C++), in
-`pseudograd.loss.triton.eq5` (Triton) and in `pseudograd.jax` (JAX).
+The same formula is in `loss/cpp` (C++), `pseudograd.loss.triton.eq5` (Triton) and `pseudograd.jax`.
 
 Equations 2 to 5 are eqCE, eqF, eqConstraint and eqChoice in the paper's LaTeX source.
 """
@@ -23,7 +22,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, check_labels, holds_numbers
+from pseudograd.rules.checks import (
+    GREATEST_K,
+    LEAST_K,
+    check_k,
+    check_labels,
+    check_logits,
+    holds_numbers,
+)
 
 Sensitivity: TypeAlias = float | Tensor
 
@@ -87,6 +93,7 @@ def soft_tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor
         tensor([[-0.2991,  0.3804, -0.0813]])
 
     """
+    check_logits(logits, target)
     if target.shape != logits.shape:
         raise ValueError(
             f"target must hold class probabilities of the shape of the logits, "
@@ -109,16 +116,23 @@ def working_dtype(logits: Tensor) -> torch.dtype:
 def per_row(k: Sensitivity, z: Tensor) -> Sensitivity:
     """Return ``k`` ready to multiply rows: a number, or a column like ``z``; refuse a wrong one."""
     check_k(k, values=isinstance(k, Tensor) and holds_numbers(k))
+    k = column("k", k, z)
     if not isinstance(k, Tensor):
         return k
-    if k.dim() > 0 and k.shape != z.shape[:-1]:
-        raise ValueError(
-            "k must be a number or have one value for each row of the logits, shape "
-            f"{tuple(z.shape[:-1])}, not {tuple(k.shape)}"
-        )
     # NaN shows a wrong k where raising an error would have to wait for the device.
-    k = torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
-    return k.to(z).unsqueeze(-1) if k.dim() > 0 else k
+    return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
+
+
+def column(name: str, value: Sensitivity, z: Tensor) -> Sensitivity:
+    """Return a number unchanged, and a tensor with one value for each row of ``z`` as a column."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    if value.shape != z.shape[:-1]:
+        raise ValueError(
+            f"{name} must be a number or have one value for each row of the logits, shape "
+            f"{tuple(z.shape[:-1])}, not {tuple(value.shape)}"
+        )
+    return value.to(z).unsqueeze(-1)
 
 
 def top_and_margin(z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,7 @@ def sign(rule: Rule, examples: tuple[Tensor, Tensor] | None = None) -> Finding:
         False
 
     """
-    z, y = _in_float64(examples or random_examples())
+    z, y = _in_float64(examples)
     f = checked(rule, z, y)
     wrong = (-f).scatter(-1, y.unsqueeze(-1), f.gather(-1, y.unsqueeze(-1))).clamp(min=0)
     return _worst("sign", wrong, z, y, tolerance=0.0)
@@ -67,7 +67,7 @@ def zero_sum(
     Args:
         rule: The rule.
         examples: Logits (R, C) and labels (R) to try it on.
-        tolerance: The violation to put down to rounding.
+        tolerance: Violations up to this count as rounding.
 
     Example:
         >>> from pseudograd.rules import from_bias, tunable
@@ -77,7 +77,7 @@ def zero_sum(
         False
 
     """
-    z, y = _in_float64(examples or random_examples())
+    z, y = _in_float64(examples)
     f = checked(rule, z, y)
     size = f.abs().amax(-1).clamp(min=torch.finfo(f.dtype).tiny)
     violation = (f.sum(-1).abs() / size).unsqueeze(-1)
@@ -96,7 +96,7 @@ def monotone(
     Args:
         rule: The rule.
         examples: Logits (R, C) and labels (R) to try it on.
-        tolerance: The violation to put down to rounding.
+        tolerance: Violations up to this count as rounding.
 
     Example:
         >>> from functools import partial
@@ -107,7 +107,7 @@ def monotone(
         False
 
     """
-    z, y = _in_float64(examples or random_examples())
+    z, y = _in_float64(examples)
     label = y.unsqueeze(-1)
     order, f = bias(z, y).argsort(-1), checked(rule, z, y)
     falls = -f.gather(-1, order).diff(dim=-1).clamp(max=0)
@@ -138,7 +138,7 @@ def integrable(
         rule: The rule; it must consist of differentiable operations. If its derivative is not the
             one that differences show, as where a part of it is detached, that is a ValueError.
         examples: Logits (R, C) and labels (R) to try it on.
-        tolerance: The violation to put down to rounding.
+        tolerance: Violations up to this count as rounding.
 
     Example:
         >>> from functools import partial
@@ -151,7 +151,7 @@ def integrable(
         True
 
     """
-    z, y = _in_float64(examples or random_examples())
+    z, y = _in_float64(examples)
 
     def of_one(row: Tensor, label: Tensor) -> Tensor:
         return checked(rule, row.unsqueeze(0), label.unsqueeze(0)).squeeze(0)
@@ -183,8 +183,12 @@ def random_examples(
     return z * spread, torch.randint(classes, (count,), generator=generator, device=device)
 
 
-def _in_float64(examples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return examples to judge a rule's mathematics by, not its rounding; refuse useless ones."""
+def _in_float64(examples: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Return examples in float64, where a rule's rounding does not matter; refuse useless ones."""
+    if examples is None:
+        return random_examples()
+    if isinstance(examples, Tensor) or len(examples) != 2:
+        raise TypeError("examples must be a pair of tensors: logits (R, C) and labels (R)")
     z, y = examples
     if z.dim() != 2 or not len(z) or z.shape[1] < 2:
         raise ValueError(

@@ -1,9 +1,9 @@
 """Rules that reweight cross-entropy's gradient: one function of the cross-entropy each.
 
 A loss g(CE) of the cross-entropy CE = -log p_y has the gradient g'(CE) · ε. So the rule is the
-bias ε times a factor g'(CE) that each example brings with it, and every implementation of
-cross-entropy (C++, Triton, compiled, exported) computes it too: multiply the upstream gradient
-of each example by its factor. The paper's rule is not of this kind for k ≠ 1 (Lemma 1).
+bias ε times one factor g'(CE) per example, and every implementation of cross-entropy (C++, Triton,
+compiled, exported) can compute it: multiply the upstream gradient of each example by its factor.
+The paper's rule is not of this kind for k ≠ 1 (Lemma 1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.rules import paper
-from pseudograd.rules.checks import check_k, check_labels, check_number, holds_numbers
+from pseudograd.rules.checks import check_k, check_labels, check_parameter, holds_numbers
 
 P = ParamSpec("P")
 
@@ -34,8 +34,8 @@ class Reweighted(Generic[P]):
     `RuleCrossEntropyLoss` it runs on the same fast routes as cross-entropy, on CPUs and GPUs.
 
     Args:
-        factor: Maps the cross-entropies -log p_y (float64, any shape, 0 to infinity) and, if you
-            like, parameters to the factors. It should be finite everywhere. Parameters may be
+        factor: Maps the cross-entropies -log p_y (float64, any shape, 0 to infinity) and optional
+            parameters to the factors, of the same shape and finite everywhere. Parameters may be
             tensors that broadcast against the cross-entropies.
 
     Example:
@@ -62,7 +62,8 @@ class Reweighted(Generic[P]):
         check_labels(logits, target)
         z = paper.in_working_precision(logits)
         top, margin = paper.top_and_margin(z, target)
-        factor = self.factor(paper.cross_entropy(margin).squeeze(-1), *args, **kwargs)
+        cross_entropy = paper.cross_entropy(margin).squeeze(-1)
+        factor = checked_factors(self.factor(cross_entropy, *args, **kwargs), cross_entropy)
         scale = factor.unsqueeze(-1) * paper.strength(margin, 1.0)
         return paper.push(z, target, 1.0, top, scale).to(logits.dtype)
 
@@ -80,6 +81,19 @@ class Reweighted(Generic[P]):
 
     def __repr__(self) -> str:
         return f"Reweighted({getattr(self.factor, '__qualname__', self.factor)})"
+
+
+def checked_factors(factors: Tensor, cross_entropy: Tensor) -> Tensor:
+    """Return the factors of a `Reweighted` rule; refuse what is not one for each example."""
+    if not isinstance(factors, Tensor) or factors.shape != cross_entropy.shape:
+        shape, given = tuple(cross_entropy.shape), type(factors).__name__
+        if isinstance(factors, Tensor):
+            given = f"one of shape {tuple(factors.shape)}"
+        raise ValueError(
+            "the factor of a Reweighted rule must return a tensor of the cross-entropies' shape, "
+            f"{shape}, not {given}"
+        )
+    return factors
 
 
 def factor_of(rule: object) -> Callable[[Tensor], Tensor] | None:
@@ -172,7 +186,7 @@ def focal(cross_entropy: Tensor, gamma: paper.Sensitivity = 2.0) -> Tensor:
         tensor([[-0.0983,  0.0719,  0.0264]])
 
     """
-    check_number("gamma", gamma, 0, sys.float_info.max, "a finite number, 0 or more")
+    check_parameter("gamma", gamma, 0, sys.float_info.max, "a finite number, 0 or more")
     # (1-p)^γ + γ p (1-p)^(γ-1) (-log p) as a multiple of (1-p)^γ: the ratio of -log p to 1-p tends
     # to 1 where (1-p)^(γ-1) would overflow.
     surprise = _bounded(cross_entropy)
@@ -195,7 +209,7 @@ def generalized_cross_entropy(cross_entropy: Tensor, q: paper.Sensitivity = 0.7)
         tensor([[-0.2517,  0.1840,  0.0677]])
 
     """
-    check_number("q", q, 0, 1, "a number in [0, 1]")
+    check_parameter("q", q, 0, 1, "a number in [0, 1]")
     return torch.exp(-q * _bounded(cross_entropy))
 
 

@@ -1,7 +1,8 @@
-"""Rules for noisy labels: published ones, and one that the paper's framework allows.
+"""Rules for noisy labels: three published ones, and one within the paper's framework.
 
-A rule is robust if it can give an example up: its push falls to 0 as p_y does. Eq. 5 cannot, since
-its push is (1 - p_y)^k. All of these have Eq. 4's zero sum.
+A robust rule can give up an example: its push falls to 0 as p_y does. Eq. 5 cannot, since its push
+is (1 - p_y)^k. All of these sum to zero (Eq. 4). Parameters are numbers, or tensors with one value
+per example.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pseudograd.rules import paper
-from pseudograd.rules.checks import check_labels, check_number
+from pseudograd.rules.checks import check_labels, check_parameter
 from pseudograd.rules.reweighted import Reweighted
 
 _ITERATIONS = 20  # of a fixed point that gains a digit every one or two
@@ -73,6 +74,7 @@ def nce_rce(
     check_labels(logits, target)
     _check_weights(alpha=alpha, beta=beta)
     z, y = paper.wide(logits), target.unsqueeze(-1)
+    alpha, beta = paper.column("alpha", alpha, z), paper.column("beta", beta, z)
     log_p = z.log_softmax(-1)
     bias = paper.tunable(z, target)
     surprise, total = -log_p.gather(-1, y), -log_p.sum(-1, keepdim=True)
@@ -100,8 +102,9 @@ def bi_tempered(
 
     """
     check_labels(logits, target)
-    check_number("t1", t1, 0, 2, "a number in [0, 2]")
+    check_parameter("t1", t1, 0, 2, "a number in [0, 2]")
     p = tempered_softmax(paper.wide(logits), t2)
+    t1, t2 = paper.column("t1", t1, p), paper.column("t2", t2, p)
     y = target.unsqueeze(-1)
     u = p ** (1 + t2 - t1)
     rest = (p.sum(-1, keepdim=True) - p.gather(-1, y)).clamp(min=0)  # 1 - p_y
@@ -126,7 +129,8 @@ def tempered_softmax(logits: Tensor, t: paper.Sensitivity = 1.2) -> Tensor:
         tensor([0.6065, 0.2640, 0.1294])
 
     """
-    check_number("t", t, 1 + 1e-6, 100, "a number above 1")
+    check_parameter("t", t, 1 + 1e-6, 100, "a number above 1, up to 100")
+    t = paper.column("t", t, logits)
     first = logits - logits.amax(-1, keepdim=True)
     scaled = first
     for _ in range(_ITERATIONS):
@@ -143,7 +147,7 @@ def _exp(x: Tensor, t: paper.Sensitivity) -> Tensor:
 def redescending(
     logits: Tensor, target: Tensor, q: paper.Sensitivity = 0.7, k: paper.Sensitivity = 0.5
 ) -> Tensor:
-    """Return p_y^q times the paper's rule: its shape, but it gives up what it cannot learn.
+    """Return p_y^q times the paper's rule, which gives up examples that it cannot learn.
 
     The push -f_y = p_y^q (1 - p_y)^k is largest at p_y = q / (q + k), and 0 where p_y is 0 or 1. At
     k = 1 this is `generalized_cross_entropy`, at q = 0 it is `tunable`.
@@ -162,18 +166,18 @@ def redescending(
 
     """
     check_labels(logits, target)
-    check_number("q", q, 0, 1, "a number in [0, 1]")
+    check_parameter("q", q, 0, 1, "a number in [0, 1]")
     z = paper.in_working_precision(logits)
     sensitivity = paper.per_row(k, z)
     top, margin = paper.top_and_margin(z, target)
-    kept = torch.exp(-q * paper.cross_entropy(margin))
+    kept = torch.exp(-paper.column("q", q, z) * paper.cross_entropy(margin))
     scale = kept * paper.strength(margin, sensitivity)
     return paper.push(z, target, sensitivity, top, scale).to(logits.dtype)
 
 
 def _check_weights(**weights: paper.Sensitivity) -> None:
     for name, weight in weights.items():
-        check_number(name, weight, 0, sys.float_info.max, "a finite number, 0 or more")
+        check_parameter(name, weight, 0, sys.float_info.max, "a finite number, 0 or more")
 
 
 # Doctests are only collected from functions and classes.

@@ -58,14 +58,14 @@ def assess(
     Returns:
         JSON-able values: classes, model, uncalibrated, plain, baselines, unequal, by_class,
         confusion, confused, reliability, comparison, importance, suspects and members; None where
-        nothing is known. Where test rows come in groups, intervals and tests go by these, and
-        "groups" counts them.
+        nothing is known. With groups of test rows, these are the unit of intervals and tests,
+        and "groups" is their number.
 
     """
     labels = data.labels[data.train_size :].numpy()
     wrong = test["model"].argmax(1) != labels
     groups = None if data.groups is None else data.groups[data.train_size :].numpy()
-    if groups is not None and (groups < 0).any():  # of another file, which does not tell them
+    if groups is not None and (groups < 0).any():  # unknown in a test file
         groups = None
     return assess_probabilities(labels, encoder.labels, test, groups) | {
         "groups": None if groups is None else len(np.unique(groups)),

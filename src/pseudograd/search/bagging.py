@@ -1,8 +1,8 @@
-"""Bagging: the default search, whose networks of cross-validation are themselves the model.
+"""Bagging: the default search, which builds the model from the networks of cross-validation.
 
 Each pair of k and learning rate trains one network per fold, on all the other folds. So every
-training example has a prediction by a network that has not seen it, and an ensemble can be chosen
-by these (`pseudograd.search.ensemble`) without training anything more.
+training example has a prediction by a network that has not seen it. An ensemble is chosen by these
+(`pseudograd.search.ensemble`), and nothing more is trained.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Bagging(Protocol):
             another one is tried, up to ``most_extensions`` times.
         repetitions: Networks of each pair, a multiple of five: every fold is held out equally
             often.
-        finalists: How many pairs go on after a first network of each; the best pair of k = 1 does
-            in any case. None if all go on.
+        finalists: How many pairs are trained in full after a first network of each; the best pair
+            of k = 1 always is. None for all.
         sample: How many examples these first networks are trained on at most; 0 for all.
 
     Example:
@@ -175,7 +175,7 @@ class Bagging(Protocol):
 
 
 def bagging_for(recipe: Recipe, train_size: int, **settings: Any) -> Bagging:
-    """Return the search for a table of this size: with more examples, fewer pairs go on.
+    """Return the search for a table of this size: with more examples, fewer pairs in full.
 
     Example:
         >>> bagging_for(table_recipe("patients.csv", 800), 800).finalists
@@ -207,7 +207,7 @@ def table_recipe(
         train_size: The number of its training examples.
         data_hash: The first digits of its hash.
         pixels: Whether the features are pixels, which have no bins.
-        settings: Others of `MLPRecipe`, where None stands for the default.
+        settings: Others of `MLPRecipe`; None means the default.
 
     Example:
         >>> recipe = table_recipe("patients.csv", 800)

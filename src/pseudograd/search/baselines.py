@@ -22,6 +22,8 @@ _MOST_ROWS = 100_000
 # Rows × features × classes that each may train on, and for boosting features × classes: some
 # twenty seconds on one core.
 _LOGISTIC_WORK, _BOOSTING_WORK, _BOOSTING_WIDTH = 300_000_000, 40_000_000, 2_000
+# Below so much work threads only wait for each other: on a busy machine, 20 times as long as one.
+_THREADED_WORK = 5_000_000
 _REPEATS = 5
 _PREDICTIONS = 500_000  # rows that permutation importance may predict
 _FEWEST_ROWS = 100
@@ -35,6 +37,9 @@ def baselines(data: Dataset) -> dict[str, tuple[NDArray[np.float64], int]]:
     settings, on the same features as the networks. On large data these two are trained on a random
     part of the rows; boosting is left out where features × classes exceed 2,000.
     """
+    with needed_for("the baselines of a search"):
+        from threadpoolctl import threadpool_limits
+
     features, labels, test = _arrays(data)
     shares = np.bincount(labels, minlength=data.classes) / len(labels)
     found = {MAJORITY: (np.tile(shares, (len(test), 1)), len(labels))}
@@ -46,11 +51,12 @@ def baselines(data: Dataset) -> dict[str, tuple[NDArray[np.float64], int]]:
         if len(np.unique(labels[rows])) < 2:
             continue
         model = _classifier(name, labels[rows])
-        with warnings.catch_warnings():
+        threads = None if len(rows) * columns > _THREADED_WORK else 1
+        with threadpool_limits(threads), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the defaults may not converge
             model.fit(features[rows], labels[rows])
-        probabilities = np.zeros((len(test), data.classes))
-        probabilities[:, model.classes_] = model.predict_proba(test)
+            probabilities = np.zeros((len(test), data.classes))
+            probabilities[:, model.classes_] = model.predict_proba(test)
         found[name] = probabilities, len(rows)
     return found
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from pseudograd.files import reason, write_whole, writing
 
 # The shape of a value: a type; a list of one shape, for all items; a dict of shapes, where ``...``
-# stands for all other names; or a tuple of shapes, one of which must fit.
+# matches all other names; or a tuple of shapes, one of which must fit.
 Shape = Any
 
 _LARGEST = 10**300  # beyond it, a whole number may have no float

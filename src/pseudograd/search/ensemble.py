@@ -52,7 +52,7 @@ class Candidates:
     def ensemble(self, weights: Tensor, temperature: float = 1.0) -> Ensemble:
         """Return the ensemble in which cells have these weights.
 
-        A network that diverged would spoil the average, so the others of its cell stand in for it.
+        A network that diverged is left out, and the others of its cell share its weight.
         """
         pairs = []
         for networks, weight in zip(self.networks, weights.tolist(), strict=True):
@@ -67,9 +67,9 @@ class Candidates:
         return torch.einsum("c,cnk->nk", weights, self.out_of_fold)
 
     def whole(self, weights: Tensor, labels: Tensor) -> Tensor:
-        """Return `combined` of all training examples; those that all networks saw keep their label.
+        """Return `combined` for all training examples.
 
-        They are then no suspects.
+        Examples that all networks have seen get their label, so that they are no suspects.
         """
         found = torch.zeros(len(labels), self.out_of_fold.shape[2])
         found.scatter_(1, labels.unsqueeze(1), 1.0)
@@ -77,7 +77,7 @@ class Candidates:
         return found
 
     def all_votes(self, labels: Tensor) -> Tensor:
-        """Return the votes on all training examples, likewise."""
+        """Return the votes on all training examples, filled in the same way."""
         votes = labels.short().unsqueeze(1).repeat(1, self.votes.shape[1])
         votes[self.rows] = self.votes
         return votes

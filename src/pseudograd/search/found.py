@@ -9,7 +9,7 @@ from pseudograd.search.documents import misfit, read_signed, write_signed
 from pseudograd.search.study import Study
 
 ASSESSMENT = "assessment.json"
-_REPAIR = "run the study again, which writes it anew"
+_REPAIR = "run the study again, which writes it again"
 
 _SHARE = {"wrong": int, "count": int, "error": float, "low": float, "high": float}
 _AGAINST = {

@@ -40,10 +40,10 @@ def wilson(wrong: float, count: float) -> tuple[float, float]:
 
 
 def effective_count(wrong: NDArray[np.bool_], groups: Indices) -> float:
-    """Return how many independent labels tell as much of the error as these, which come in groups.
+    """Return the effective sample size: how many independent labels are as informative as these.
 
-    The variance of the error is that between groups (a ratio estimate). Where all labels are right,
-    or all wrong, a group counts as one.
+    Labels of one group resemble each other, so the variance of the error is that between groups (a
+    ratio estimate). If all labels are right, or all wrong, each group counts as one.
 
     >>> at = np.arange(6) // 3
     >>> effective_count(np.array([0, 1, 0, 1, 0, 0], bool), at)  # no more alike than by chance
@@ -80,7 +80,7 @@ def log_loss_difference(
 ) -> Difference:
     """Return the mean difference of two log losses on the same rows, with its 95% interval.
 
-    Where rows come in groups, these are the unit of the interval.
+    With groups of rows, these are the unit of the interval.
 
     >>> even, sure = np.array([[0.5, 0.5]] * 4), np.array([[0.75, 0.25]] * 4)
     >>> log_loss_difference(sure, even, np.array([0, 0, 0, 0]))

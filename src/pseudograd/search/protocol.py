@@ -22,7 +22,9 @@ from pseudograd.rules.checks import check_k
 from pseudograd.words import counted
 
 SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
+"""The paper's k grid for networks with one hidden layer."""
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
+"""The paper's k grid for networks with several hidden layers."""
 
 # Settings that may change between sessions: where to search, not what to compare.
 RANGE = ("ks", "initial_rate", "learning_rates")

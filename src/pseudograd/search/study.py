@@ -23,9 +23,12 @@ from pseudograd.search.result import Result, result
 from pseudograd.search.run_file import protocol_in, read_run
 from pseudograd.words import counted
 
-# Takes trials from the left, trains them and yields their outcomes in any order, until none is left
-# or ``stop`` says True. The deque may grow meanwhile; the loop calls again while trials are left.
 Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
+"""Takes trials from the left of a deque, trains them and yields their outcomes in any order.
+
+It ends when no trial is left or ``stop`` says True. The deque may grow meanwhile; the study calls
+again while trials are left.
+"""
 
 _SECONDS_BETWEEN_NOTES = 5.0
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds until a loop looks again for a trial to run

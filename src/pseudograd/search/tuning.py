@@ -80,9 +80,9 @@ def study_of(
         "labels": list(encoder.labels),
         "pixels": None if encoder.pixels is None else list(encoder.pixels),
         "target": encoder.target,
-        "columns": encoder.taken_for,
+        "columns": encoder.read_as,
         "notes": encoder.notes,
-        # The features alone do not tell the units and names.
+        # The features alone do not show units and names.
         "encoder": _digest(encoder.to_json()),
     }
     return Study(folder or default_folder(protocol, data, encoder), protocol, facts)
@@ -100,7 +100,7 @@ def tune(
     devices: Sequence[str] = ("cpu",),
     watch: Callable[[Progress], None] = lambda _: None,
 ) -> Result | Combined | None:
-    """Run a study to its end, from wherever it stands, and save the model that it chooses.
+    """Run or resume a study to its end, and save the model that it chooses.
 
     Args:
         study: The study, in a folder.

@@ -35,7 +35,7 @@ struct Job {
     INLINE int64_t run(int64_t start, int64_t stop, Power power, double &sum) {
         using T = std::conditional_t<SOFT, double, Working<S>>;
         constexpr int N = LANES<T>;
-        const int64_t tile = BYTES * (SOFT ? 3 : 1) * (ROW ? (p.classes + N - 1) / N : p.classes);
+        const int64_t tile = BYTES * (!SOFT ? 1 : power == Power::ANY ? 3 : 2) * (ROW ? (p.classes + N - 1) / N : p.classes);
         int64_t at_once = ROW ? TILE_BYTES / tile : N;
         at_once = at_once < 1 ? 1 : at_once > N ? N : at_once;
         const int64_t size = ROW ? at_once * tile : tile;

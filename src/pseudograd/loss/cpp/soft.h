@@ -6,14 +6,24 @@
 
 namespace {
 
+template <Power POWER>
+using Constant = std::integral_constant<Power, POWER>;
+
 // sign(e) |e|^k, added to the sum of its side.
 INLINE doubles powered(doubles e, Power power, doubles &positive, doubles &negative) {
-    doubles size = abs(e);
-    if (power == Power::HALF) size = sqrt(size);
-    if (power == Power::TWO) size *= size;
-    positive += e < 0.0 ? doubles{} : size;
-    negative += e < 0.0 ? size : doubles{};
-    return power == Power::ONE ? e : with_sign_of(e, size);
+    if (power == Power::HALF) e = with_sign_of(e, sqrt(abs(e)));
+    if (power == Power::TWO) e *= abs(e);
+    positive += larger(e, doubles{});
+    negative += larger(-e, doubles{});
+    return e;
+}
+
+// log x for x >= 0, to the precision that results in T need.
+template <class T>
+INLINE doubles log_of(doubles x) {
+    const doubles normal = larger(x, all(0x1p-1022));
+    const doubles y = std::is_same_v<T, double> ? log(normal) : rough_log(normal);
+    return x > 0.0 ? y : all(-double(INF));
 }
 
 // With e = p - t / W, for a target t with the sum W, the rule is
@@ -28,12 +38,14 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
     if (wrong != RIGHT) return wrong;
     alignas(BYTES) double top[N] = {}, whole[N] = {}, rest[N] = {}, tops[N] = {}, distance[N] = {};
     alignas(BYTES) double strength[N] = {}, above[N] = {}, below[N] = {}, value[N];
-    // Tiles of z - top, of e (before that exp(z - top)), and of t (later log |e|).
+    // Tiles of z - top (later log |e|) if k is not one of the three; of e, before that z and
+    // exp(z - top); and of t.
     doubles *const tiles = static_cast<doubles *>(memory);
+    const int64_t kept = power == Power::ANY && p.gradient ? steps : 0, size = 2 * steps + kept;
     const double spread = p.smoothing / double(p.classes);
 
     for (int t = 0; t < batch.tiles; ++t) {
-        doubles *const z = tiles + 3 * t * steps, *const target = z + 2 * steps;
+        doubles *const z = tiles + t * size + kept, *const target = z + steps;
         batch.load_logits(z, t);
         if (p.probabilities) {
             if (p.half_probabilities)
@@ -66,15 +78,15 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
     }
 
     for (int t = 0; t < batch.tiles; ++t) {
-        doubles *const z = tiles + 3 * t * steps, *const e = z + steps, *const target = e + steps;
+        doubles *const distances = tiles + t * size, *const e = distances + kept, *const target = e + steps;
         const doubles highest = lanes<ROW>(top, t);
         doubles small{}, equal{}, away{};
         for (int64_t s = 0; s < steps; ++s) {
-            const doubles d = z[s] - highest, power_of_e = exp_or_nearly_0(d);
+            const doubles d = e[s] - highest, power_of_e = exp_or_nearly_0(d);
             small += d == 0.0 ? doubles{} : power_of_e;  // apart: beside 1 they would be rounded
             equal += d == 0.0 ? all(1.0) : doubles{};
             away += target[s] == 0.0 ? doubles{} : target[s] * d;  // 0 times infinity is 0
-            z[s] = d;
+            if (kept) distances[s] = d;
             e[s] = power_of_e;
         }
         keep_sum<ROW>(rest, t, &small);
@@ -86,47 +98,49 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
     batch.add_values(value, value_sum);
     if (!p.gradient) return RIGHT;
 
-    alignas(BYTES) double of_total[N], of_whole[N];
+    alignas(BYTES) double of_total[N], of_whole[N], log_total[N], most[N] = {}, least[N] = {};
     keep(of_total, 1.0 / total);
     keep(of_whole, 1.0 / w);
-    for (int t = 0; t < batch.tiles; ++t) {
-        doubles *const e = tiles + (3 * t + 1) * steps, *const target = e + steps;
-        const doubles by_total = lanes<ROW>(of_total, t), by_whole = lanes<ROW>(of_whole, t);
-        const doubles all_of_it = lanes<ROW>(whole, t);
-        doubles sum{}, positive{}, negative{};
-        for (int64_t s = 0; s < steps; ++s) {
-            doubles bias = e[s] * by_total - target[s] * by_whole;
-            // A class with the whole target has its side to itself, wherever its e is rounded to.
-            bias = target[s] == all_of_it ? all(-1.0) : bias;
-            sum += bias > 0.0 ? bias : doubles{};
-            if (power != Power::ANY) bias = powered(bias, power, positive, negative);
-            e[s] = bias;
+    keep(log_total, log(total));
+    const auto find_biases = [&](auto constant) {
+        constexpr Power POWER = constant;
+        for (int t = 0; t < batch.tiles; ++t) {
+            doubles *const sizes = tiles + t * size, *const e = sizes + kept, *const target = e + steps;
+            const doubles by_total = lanes<ROW>(of_total, t), by_whole = lanes<ROW>(of_whole, t);
+            const doubles all_of_it = lanes<ROW>(whole, t), logarithm = lanes<ROW>(log_total, t);
+            doubles sum{}, positive{}, negative{}, largest = all(-double(INF)), smallest = largest;
+            for (int64_t s = 0; s < steps; ++s) {
+                doubles bias = e[s] * by_total - target[s] * by_whole;
+                // A class with the whole target has its side to itself, wherever its e is rounded to.
+                bias = target[s] == all_of_it ? all(-1.0) : bias;
+                sum += larger(bias, doubles{});
+                if constexpr (POWER == Power::ANY) {
+                    const doubles of_size = log_of<Working<S>>(abs(bias));
+                    // Off the target that is log p, which does not underflow.
+                    sizes[s] = target[s] == 0.0 ? sizes[s] - logarithm : of_size;
+                    largest = larger(bias, largest), smallest = larger(-bias, smallest);
+                } else {
+                    bias = powered(bias, POWER, positive, negative);
+                }
+                e[s] = bias;
+            }
+            keep_sum<ROW>(strength, t, &sum);
+            keep_sum<ROW>(above, t, &positive);
+            keep_sum<ROW>(below, t, &negative);
+            keep_largest<ROW>(most, t, largest);
+            keep_largest<ROW>(least, t, smallest);
         }
-        keep_sum<ROW>(strength, t, &sum);
-        keep_sum<ROW>(above, t, &positive);
-        keep_sum<ROW>(below, t, &negative);
-    }
+    };
+    if (power == Power::ONE) find_biases(Constant<Power::ONE>{});
+    if (power == Power::HALF) find_biases(Constant<Power::HALF>{});
+    if (power == Power::TWO) find_biases(Constant<Power::TWO>{});
+    if (power == Power::ANY) find_biases(Constant<Power::ANY>{});
 
     doubles dead = {}, of_strength = lanes(strength);
     if (power == Power::HALF) of_strength = sqrt(of_strength);
     if (power == Power::TWO) of_strength *= of_strength;
-    alignas(BYTES) double above_top[N] = {}, below_top[N] = {}, log_total[N];
+    alignas(BYTES) double above_top[N] = {}, below_top[N] = {};
     if (power == Power::ANY) {
-        alignas(BYTES) double most[N] = {}, least[N] = {};
-        keep(log_total, log(total));
-        for (int t = 0; t < batch.tiles; ++t) {
-            doubles *const d = tiles + 3 * t * steps, *const e = d + steps, *const sizes = e + steps;
-            const doubles logarithm = lanes<ROW>(log_total, t);
-            doubles largest = all(-double(INF)), smallest = all(-double(INF));
-            for (int64_t s = 0; s < steps; ++s) {
-                const doubles size = abs(e[s]), of_size = log(larger(size, all(0x1p-1022)));
-                // Off the target that is log p, which does not underflow.
-                sizes[s] = sizes[s] == 0.0 ? d[s] - logarithm : size > 0.0 ? of_size : all(-double(INF));
-                largest = larger(e[s], largest), smallest = larger(-e[s], smallest);
-            }
-            keep_largest<ROW>(most, t, largest);
-            keep_largest<ROW>(least, t, smallest);
-        }
         doubles log_strength = log(lanes(strength));
         keep(above_top, log(lanes(most)));
         keep(below_top, log(lanes(least)));
@@ -134,7 +148,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         const longs tiny = lanes(strength) < 1e-290;
         for (int t = 0; t < batch.tiles; ++t) {
             if (ROW && !tiny[t]) continue;
-            doubles *const e = tiles + (3 * t + 1) * steps, *const sizes = e + steps;
+            doubles *const sizes = tiles + t * size, *const e = sizes + kept;
             bool any = ROW;
             for (int l = 0; l < N; ++l) any |= bool(tiny[l]);
             if (!any) continue;
@@ -159,7 +173,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         of_strength = exponent > 709.0 ? all(double(INF)) : exp(exponent);
     }
     for (int t = 0; t < batch.tiles && power == Power::ANY; ++t) {
-        doubles *const e = tiles + (3 * t + 1) * steps, *const sizes = e + steps;
+        doubles *const sizes = tiles + t * size, *const e = sizes + kept;
         const doubles k = lanes<ROW>(batch.k, t), up = lanes<ROW>(above_top, t), down = lanes<ROW>(below_top, t);
         doubles positive{}, negative{};
         for (int64_t s = 0; s < steps; ++s) {
@@ -186,7 +200,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
     // Without a target or an upstream gradient it is 0 whatever the logits, even NaN.
     keep(silent, (factor == 0.0) | (w == 0.0) | (alone & known) ? all(1.0) : doubles{});
     for (int t = 0; t < batch.tiles; ++t) {
-        doubles *const e = tiles + (3 * t + 1) * steps;
+        doubles *const e = tiles + t * size + kept;
         const doubles none = lanes<ROW>(silent, t), of_up = lanes<ROW>(up_share, t), of_down = lanes<ROW>(down_share, t);
         for (int64_t s = 0; s < steps; ++s)
             e[s] = none == 0.0 ? e[s] * (e[s] < 0.0 ? of_down : of_up) : doubles{};

@@ -72,36 +72,52 @@ INLINE floats exp(floats x) {
     return p * (floats)(((ints)shifted << 23) + 0x3F800000);
 }
 
-// exp(x) for x <= 0 to 3e-16 of it; below -708 a negligible 3e-308. Taylor's coefficients.
+// exp(x) for x <= 0 to 5e-16 of it; below -708 a negligible 3e-308. Taylor's coefficients, summed by
+// pairs: one after another, the processor would wait for each.
 INLINE doubles exp_or_nearly_0(doubles x) {
     const doubles round = all(6755399441055744.0);  // 1.5 * 2^52 leaves integers in the last bits
     x = x < -708.0 ? all(-708.0) : x;
+#if defined(__AVX512F__)
+    // 2^(n / 8) exp(r) with |r| < 0.044: a register holds the eight roots.
+    const doubles roots = {1.0, 1.0905077326652577, 1.189207115002721, 1.2968395546510096,
+                           1.4142135623730951, 1.5422108254079407, 1.681792830507429, 1.8340080864093424};
+    const doubles shifted = x * (8 * 1.4426950408889634) + round;
+    const doubles n = shifted - round;
+    const doubles r = (x - n * (6.93145751953125e-1 / 8)) - n * (1.42860682030941723212e-6 / 8);
+    const doubles square = r * r;
+    const doubles high = (r * (1 / 5040.0) + 1 / 720.0) * square + (r * (1 / 120.0) + 1 / 24.0);
+    const doubles p = (high * square + (r * (1 / 6.0) + 0.5)) * square + r;  // exp(r) - 1
+    const doubles root = __builtin_shuffle(roots, (longs)shifted);
+    const doubles scale = (doubles)((words)root + ((words)shifted >> 3 << 52));
+    return p * scale + scale;
+#else
     const doubles shifted = x * 1.4426950408889634 + round;
     const doubles n = shifted - round;
     const doubles r = (x - n * 6.93145751953125e-1) - n * 1.42860682030941723212e-6;
-    doubles p = r * (1 / 479001600.0) + 1 / 39916800.0;
-    p = p * r + 1 / 3628800.0;
-    p = p * r + 1 / 362880.0;
-    p = p * r + 1 / 40320.0;
-    p = p * r + 1 / 5040.0;
-    p = p * r + 1 / 720.0;
-    p = p * r + 1 / 120.0;
-    p = p * r + 1 / 24.0;
-    p = p * r + 1 / 6.0;
-    p = p * r + 0.5;
-    p = p * r + 1.0;
-    p = p * r + 1.0;
+    const doubles square = r * r, fourth = square * square;
+    const doubles tenth = (r * (1 / 39916800.0) + 1 / 3628800.0) + square * (1 / 479001600.0);
+    const doubles eighth = tenth * square + (r * (1 / 362880.0) + 1 / 40320.0);
+    const doubles sixth = r * (1 / 5040.0) + 1 / 720.0, to_fifth = r * (1 / 120.0) + 1 / 24.0;
+    const doubles high = eighth * fourth + (sixth * square + to_fifth);
+    const doubles p = (high * square + (r * (1 / 6.0) + 0.5)) * square + r + 1.0;
     return p * (doubles)(((words)shifted << 52) + 0x3FF0000000000000);
+#endif
 }
 
 INLINE doubles exp(doubles x) { return x < -708.0 ? doubles{} : exp_or_nearly_0(x); }
 
+// x = m 2^n with m from sqrt(1/2) to sqrt(2), for x > 0.
+INLINE doubles exponent_of(doubles x, doubles &m) {
+    const uint64_t one = 0x3FF0000000000000, root_of_half = 0x3FE6A09E667F3BCD;
+    const words n = ((words)x - root_of_half + one) >> 52;  // plus 1023
+    m = (doubles)((words)x - (n << 52) + one);
+    return (doubles)(n | 0x4330000000000000) - (4503599627370496.0 + 1023.0);
+}
+
 // log(x) for x >= 0 to 1e-15, by the series of log((1 + s) / (1 - s)).
 INLINE doubles log(doubles x) {
-    const uint64_t one = 0x3FF0000000000000, root_of_half = 0x3FE6A09E667F3BCD;
-    const words n = ((words)x - root_of_half + one) >> 52;  // the exponent plus 1023
-    const doubles m = (doubles)((words)x - (n << 52) + one);  // from sqrt(1/2) to sqrt(2)
-    const doubles s = (m - 1.0) / (m + 1.0), square = s * s;
+    doubles m;
+    const doubles exponent = exponent_of(x, m), s = (m - 1.0) / (m + 1.0), square = s * s;
     doubles p = square * (2.0 / 17) + 2.0 / 15;
     p = p * square + 2.0 / 13;
     p = p * square + 2.0 / 11;
@@ -110,16 +126,30 @@ INLINE doubles log(doubles x) {
     p = p * square + 2.0 / 5;
     p = p * square + 2.0 / 3;
     p = p * square + 2.0;
-    const doubles exponent = (doubles)(n | 0x4330000000000000) - (4503599627370496.0 + 1023.0);
     const doubles y = exponent * 6.93145751953125e-1 + (exponent * 1.42860682030941723212e-6 + s * p);
     const doubles positive = x > 0.0 ? y : all(-double(INF));
     return x < double(INF) ? positive : x;  // infinity and NaN stay
+}
+
+// The same to 5e-9, for normal numbers and results in float32. Cephes' coefficients; no division.
+INLINE doubles rough_log(doubles x) {
+    doubles m;
+    const doubles exponent = exponent_of(x, m), u = m - 1.0, square = u * u;
+    const doubles low = (u * 2.0000714765e-1 - 2.4999993993e-1) * u + 3.3333331174e-1;
+    const doubles middle = (u * -1.2420140846e-1 + 1.4249322787e-1) * u - 1.6668057665e-1;
+    const doubles high = (u * 7.0376836292e-2 - 1.1514610310e-1) * u + 1.1676998740e-1;
+    const doubles p = (high * square * u + middle) * square * u + low;
+    return exponent * 0.6931471805599453 + ((p * u - 0.5) * square + u);
 }
 
 // log(1 + x) for x >= 0.
 INLINE doubles log1p(doubles x) {
     const doubles u = x + 1.0;
     return log(u) + (x - (u - 1.0)) / u;
+}
+INLINE doubles rough_log1p(doubles x) {
+    const doubles u = x + 1.0;
+    return rough_log(u) + (x - (u - 1.0));
 }
 
 INLINE doubles sqrt(doubles x) {

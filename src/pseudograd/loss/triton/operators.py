@@ -145,7 +145,7 @@ class _Fused(Function):
         if at_once and scaled is not None and not is_watched():
             at_once = not scaled.flag().item()
         # The numbers of a row serve a backward pass that computes the gradient: always without a
-        # reduction, else if the loss is scaled. Short rows are sooner summed again.
+        # reduction, else if the loss is scaled. Summing short rows again is faster.
         found = training and (each or rows.long) and keeps_numbers(rows)
         room = room_for(rows, reduction, dtype, z.dtype if at_once else None, found)
         with torch.cuda.device_of(z):
@@ -187,7 +187,7 @@ class _Fused(Function):
 def keeps_numbers(rows: Rows) -> bool:
     """Return whether rows keep numbers for the backward pass.
 
-    Short rows of soft targets or of float32 are sooner summed again.
+    For short rows of soft targets or of float32, summing again is faster.
     """
     return rows.long or not (rows.soft or rows.z.element_size() == 4)
 

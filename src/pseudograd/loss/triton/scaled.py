@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 class ScaledBefore:
     """Whether a module's last loss was scaled: its upstream gradient was not 1.
 
-    It probably will be scaled again, by a GradScaler or a division for gradient accumulation, and
-    then a gradient computed in the forward pass is of no use. The backward kernel finds out, too
-    late for its own step, and writes to a number in pinned host memory, so that nobody waits for
-    the GPU. This changes which pass computes a gradient, and never what it is.
+    It will probably be scaled again, by a GradScaler or a division for gradient accumulation, and
+    then a gradient computed in the forward pass is useless. The backward kernel finds out, too late
+    for its own step, and sets a flag in pinned host memory, which the host reads without waiting
+    for the GPU. The flag decides which pass computes a gradient, never what it is.
 
-    Copies and pickles of it start anew.
+    Copies and pickles start with a fresh flag.
     """
 
     def __init__(self) -> None:

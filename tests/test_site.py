@@ -1,0 +1,51 @@
+"""The documents as a site: it builds without a warning, is complete, and needs no other server."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocstrings", reason="the group docs is not installed")
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    *_, packed = (site / "objects.inv").read_bytes().split(b"\n", 4)
+    listed = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}
+    rooms = ("", ".data", ".fleet", ".jax", ".rules", ".schedules", ".search")
+    public = {
+        f"pseudograd{room}.{name}"
+        for room in rooms
+        for name in importlib.import_module(f"pseudograd{room}").__all__
+    }
+    public |= {"pseudograd.Study", "pseudograd.TunableMLPClassifier"}
+    # A function of the name of its module is listed under the module.
+    listed |= {name.rpartition(".")[0] for name in listed}
+    assert public - listed == set()
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    loads = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=["']?https?://[^>]*""")
+    loaded = {
+        (path.name, found)
+        for path in site.rglob("*.html")
+        for found in loads.findall(path.read_text("utf-8"))
+        if 'rel="canonical"' not in found
+    }
+    assert loaded == set()
