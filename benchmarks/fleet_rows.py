@@ -254,7 +254,7 @@ def show(path: Path) -> None:
         print("{:<18}{:>5}{:>9}{:>8}{:>7}".format(*line.values()))
     write(lines, ESTIMATE)
     share = lines[-1]["share_of_memory_floor"]
-    reached = "reached" if float(share) >= GOAL else "missed"
+    reached = "reached" if float(str(share)) >= GOAL else "missed"
     print(f"all rows: {share} of the speed that memory traffic allows, goal {GOAL}: {reached}")
 
 
