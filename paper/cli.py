@@ -307,7 +307,9 @@ def toy(commands: Commands) -> None:
 def curve(commands: Commands) -> None:
     """``python -m paper curve``: the paper's Figure 2."""
     parser = _add(
-        commands, "curve", "draw how hard an example pulls against how wrong it is, for several k"
+        commands,
+        "curve",
+        "draw the gradient at the true class's logit against 1 - p, for several k",
     )
     add_k(parser)
     _add_picture(parser, "curve.png")

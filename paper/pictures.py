@@ -55,7 +55,7 @@ def toy_picture(results: Iterable[ToyRun], path: Path) -> None:
 
 
 def curve_picture(ks: Sequence[float], path: Path) -> None:
-    """Draw the paper's Figure 2: how hard an example pulls, |f_y|, against how wrong it is."""
+    """Draw the paper's Figure 2: the gradient |f_y| against the bias |ε_y|."""
     from matplotlib import colormaps
 
     figure = _figure(6.0, 4.2)
@@ -74,8 +74,8 @@ def curve_picture(ks: Sequence[float], path: Path) -> None:
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel(r"$|\epsilon_y|$, how much probability the right class lacks")
-    axes.set_ylabel(r"$|f_y(\epsilon)|$, how hard the example pulls")
+    axes.set_xlabel(r"$1 - p = |\epsilon_y|$, probability missing from the true class")
+    axes.set_ylabel(r"$|f_y|$, gradient at the true class's logit")
     # In the order of the curves, from the top down.
     axes.legend(title="k", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=160)
