@@ -169,7 +169,7 @@ def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)
-    names = run("A training loop", "A causal language model", "The Trainer of transformers")
+    names = run("A training loop", "A causal language model", "Hugging Face's Trainer")
     assert names["trainer"].state.global_step == 2
 
 

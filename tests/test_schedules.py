@@ -449,7 +449,7 @@ def test_the_example_of_the_trainer(
     transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run("In a training loop", "The Trainer of transformers")["ramp"].last_k == 2.0
+    assert run("In a training loop", "Hugging Face's Trainer")["ramp"].last_k == 2.0
 
 
 def test_the_search() -> None:
