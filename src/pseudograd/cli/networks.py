@@ -73,24 +73,24 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--schedule",
         choices=("constant", "cosine", "linear", "one-cycle"),
-        help="of the learning rate (cosine)",
+        help="schedule of the learning rate (cosine)",
     )
     own.add_argument(
         "--precision",
         choices=("float32", "tf32", "bf16"),
-        help="of matrix products; bf16 for autocast (float32)",
+        help="precision of matrix products; bf16 uses autocast (float32)",
     )
     own.add_argument(
         "--weight-decay",
         type=numbers(lambda value: 0 <= value < math.inf, "of at least 0, like 0.05"),
         metavar="W",
-        help="the optimizer's",
+        help="weight decay of the optimizer (its own default)",
     )
     own.add_argument(
         "--label-smoothing",
         type=numbers(lambda value: 0 <= value <= 1, "from 0 to 1, like 0.1"),
         metavar="S",
-        help="share of the target that is spread over all classes (0)",
+        help="label smoothing, from 0 to 1 (0)",
     )
 
 

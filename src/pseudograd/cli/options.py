@@ -58,7 +58,7 @@ def add_k(
         nargs="+",
         action=Different,
         metavar="K",
-        help=f"sensitivities to large errors{others} ({default})",
+        help=f"values of k to try{others} ({default})",
     )
 
 
