@@ -766,7 +766,7 @@ def test_a_row_that_is_run_beside_the_papers_alone(name: str, tmp_path: Path) ->
     alone = select(experiments(rows()), name)
     write(tmp_path / "paper/results", alone)
     text = documents(alone, tmp_path / "paper/results")[tmp_path / "RESULTS.md"]
-    assert "1 of 1 rows run beside the paper’s (MNIST in [0, 1], and some with tanh)" in text
+    assert "1 of 1 rows run in addition (MNIST in [0, 1], and some with tanh)" in text
     assert "No row is finished" not in text[text.index("## What a reader would ask next") :]
     assert lines_of(text, name, "### How sure is the selection?")[0][1] == "1/4"
     table = "## The tables" if "tanh" not in name else "### What does the activation change?"
