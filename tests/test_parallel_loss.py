@@ -134,7 +134,7 @@ def exported(logits: Tensor, target: Tensor, mine: slice) -> tuple[Tensor, ...]:
     """The value of an exported loss, and whether its derivative is refused."""
     part = logits[:, mine].clone().requires_grad_()
     value = torch.export.export(Criterion(), (part, target)).module()(part, target)
-    with pytest.raises(RuntimeError, match="is Python that an exported graph"):
+    with pytest.raises(RuntimeError, match="is Python code that a graph"):
         value.backward()
     with pytest.raises(NotImplementedError, match="exported loss has no z_loss with a process_gr"):
         torch.export.export(WithZLoss(), (*last_layer(mine)[:2], target))
