@@ -159,7 +159,7 @@ def _loss_of_chunk(
 @linear_products.register_fake
 def _(hidden: Tensor, *arguments: Any) -> Products:
     weight, bias, wanted, factor = arguments[0], arguments[1], arguments[-1], arguments[7]
-    values = hidden.new_empty(hidden.shape[0], dtype=torch.float64)  # `len` would fix it
+    values = hidden.new_empty(hidden.shape[0], dtype=torch.float64)  # `len` would fix the size
     of_hidden, of_weight, of_bias = _buffers(hidden, weight, bias, factor, wanted)
     return values, values.new_empty(2), of_hidden, of_weight, of_bias.to(hidden.dtype)
 

@@ -4,8 +4,8 @@
 - `row` computes one long row: a pass for the top and the sums, then a pass for the gradient, which
   reads most logits from the L2 cache.
 
-Arithmetic is in float32, except that Σ exp(z - top) is summed up in float64: k multiplies the
-rounding error of the margin. See `eq5` for the formula, and `launch.launch` for the arguments.
+Arithmetic is in float32, except that the last steps of Σ exp(z - top) are in float64: k multiplies
+the rounding error of the margin. See `eq5` for the formula, and `launch.launch` for the arguments.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -190,7 +190,7 @@ def row(
     edge_column = tl.where(edge < vector, edge, classes - 2 * vector + edge)
     on_edge = tl.where(edge < vector, edge < head, edge_column >= head + vectors * vector)
     edge_to_read = on_edge & (edge < tl.where(counted, 2 * vector, 0))
-    # Read before threads synchronize: later, if ``out`` is ``z``, others may have overwritten it.
+    # Read before threads synchronize: later, if ``out`` is ``z``, others may overwrite it.
     z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
     left = z_y
     if vector > 1:

@@ -28,7 +28,7 @@ SKIPPING = 2048
 # Longer rows get more threads: then fewer rows are in flight, and they stay in the L2 cache between
 # their two passes.
 LONG_ROW_BYTES = 64 << 10
-# Limits of registers per thread. Without them the compiler takes up to 1.6 times as many, mostly
+# Register limits per thread. Without them the compiler takes up to 1.6 times as many, mostly
 # for k other than 1/2, 1 and 2, which halves the occupancy and costs a fifth of the speed.
 TILE_REGISTERS, ROW_REGISTERS = 96, 64
 SOFT_TILE_REGISTERS, SOFT_ROW_REGISTERS = 128, 96
@@ -261,7 +261,7 @@ def _tiling(
 
 
 def _tile_settings(rows: Rows) -> tuple[int, int, int | None]:
-    """Return elements per warp, elements of a row per thread, and the limit of registers.
+    """Return elements per warp, elements of a row per thread, and the register limit.
 
     Soft targets need more registers per element, so a thread takes less of a row.
     """
@@ -275,7 +275,7 @@ def _tile_settings(rows: Rows) -> tuple[int, int, int | None]:
 
 
 def _soft_row_settings(aligned: bool, backward: bool, special: str) -> tuple[int, int, int | None]:
-    """Return the elements computed at a time, the warps, and the limit of registers."""
+    """Return the elements computed at a time, the warps, and the register limit."""
     if not aligned:  # elements are loaded one by one
         return ROW_BLOCK // 4, 8, ROW_REGISTERS
     if not backward:
@@ -302,7 +302,7 @@ def _tile_rows(classes: int) -> int:
 
 
 def _power_of_2(size: int) -> int:
-    """Return the least power of 2 that is not below ``size``; Triton's takes a microsecond."""
+    """Return the least power of 2 that is not below ``size``; Triton's own takes 1 µs."""
     return 1 << max(0, size - 1).bit_length()
 
 

@@ -43,7 +43,7 @@ _NAME = "pseudograd_node"
 _SOURCE = Path(__file__).with_suffix(".cpp")
 # The order of `Slot` in node.cpp.
 _SLOTS = ("z", "target", "ks", "value", "gradient", "parts", "values", "found", "grad", "flag")
-# More layouts than a program should have; beyond it, the cache is cleared.
+# More layouts than a program should have; at this size the cache is cleared.
 _MOST_PLANS = 4096
 
 
@@ -209,7 +209,7 @@ def _step(module: Any, launched: Launch, slots: dict[int, int]) -> Any:
 
 
 class _Build:
-    """The build of the node in the background; a call returns the node once it is compiled."""
+    """Compiles the node in the background; a call returns the node once it is ready."""
 
     def __init__(self) -> None:
         self.module: Any = None
@@ -256,7 +256,7 @@ def _compiler() -> list[str] | None:
 
 
 def build(library: Path, compiler: list[str]) -> None:
-    """Compile node.cpp, unless another process does or has."""
+    """Compile node.cpp, unless another process has."""
     import fcntl
 
     from torch.utils import cpp_extension

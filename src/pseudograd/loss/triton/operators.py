@@ -72,7 +72,8 @@ def fused_cross_entropy(
 def always_left(rows: Rows) -> bool:
     """Return whether the gradient is always left to the backward pass.
 
-    Long rows of soft targets do not stay on-chip, so either pass would have to read them again.
+    Long rows of soft targets do not stay on-chip, so the forward pass would have to read them again
+    as well.
     """
     return rows.soft and rows.long
 
@@ -164,7 +165,7 @@ class _Fused(Function):
         k, ignore_index, smoothing = ctx.settings
         rows = Rows(z.detach(), target, k, ks, weight, ignore_index, smoothing)
         several = is_batch(grads[0])  # kernels cannot read a vmapped batch
-        # The saved gradient is returned itself only if nothing needs it again.
+        # Reuse the saved gradient as the result only if nothing needs it again.
         once = not graph_is_kept() and not several
         reuse = once and gradient is not None
         out = gradient if reuse else z.new_empty(z.shape)

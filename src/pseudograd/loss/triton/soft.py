@@ -394,7 +394,7 @@ def _sums_of_sides(
         power = _with_sign_of(bias, power)
         above_power += tl.sum(tl.maximum(power, 0.0), 1)
         below_power -= tl.sum(tl.minimum(power, 0.0), 1)
-    of_above, of_below = top, top  # not used
+    of_above, of_below = top, top  # placeholders unless ``special`` is "any"
     if special == "any":
         _, sum_above = _join_side(above_top, above_total, 1.0)
         of_above, power_above = _join_side(above_top, above_power, k)
