@@ -715,7 +715,7 @@ def test_trials_of_another_training_are_refused_before_they_are_sent(
     monkeypatch.setattr(connection, "_imported_ray", lambda: MadeUpRay(CPU=1.0, GPU=1.0))
     with ModuleRunner(TRAINING, EXAMPLES) as run:
         assert run.device == "cuda"
-        with pytest.raises(ValueError, match="their batch_size is 11, the fleet's is 10"):
+        with pytest.raises(ValueError, match="their batch_size is 11, but the fleet's is 10"):
             run([replace(OF_MODULES[0], batch_size=11)])
 
 

@@ -156,7 +156,7 @@ def test_given_rates_are_where_the_search_starts() -> None:
     assert protocol.rates(1.0, ledger) == [0.1, 0.4, 0.8]
     with pytest.raises(ValueError, match="initial_rate must be left out"):
         Protocol(RECIPE, learning_rates=(0.4,), initial_rate=0.1)
-    with pytest.raises(ValueError, match="learning_rates must be different"):
+    with pytest.raises(ValueError, match="learning_rates must be distinct"):
         Protocol(RECIPE, learning_rates=(0.4, 0.4))
 
 
@@ -180,7 +180,7 @@ def test_networks_without_finite_values_on_both_sides_have_no_mean() -> None:
 
 def test_a_runner_without_outcomes_is_no_endless_loop() -> None:
     study = Study(None, Protocol(RECIPE, initial_rate=0.1))
-    with pytest.raises(RuntimeError, match="gave no outcome of 147 trials, such as Trial"):
+    with pytest.raises(RuntimeError, match="returned no outcome for 147 trials, such as Trial"):
         study.run(lambda trials, stop: iter(()))
 
 

@@ -303,7 +303,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "nothing to train on": (
         {"validation": 0.6, "patience": 2},
-        "^validation must hold out some of the 180 training examples twice, .* 0.6 of them is 108$",
+        "^validation must hold out some of the 180 training examples twice .* 0.6 of them is 108$",
     ),
     "too few for folds": (
         {"validation": None, "train": (X[:4], Y[:4])},
@@ -319,7 +319,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "validation": ({"validation": 1.5}, "validation must be a fraction between 0 and 1"),
     "epochs": ({"epochs": -1}, "epochs must be a whole number above 0"),
     "no epochs": ({"epochs": 0}, "epochs must be a whole number above 0"),
-    "augment": ({"augment": lambda x: x[:1]}, "augment must return a batch like"),
+    "augment": ({"augment": lambda x: x[:1]}, "augment must return as many inputs"),
     "failing augment": (
         {"augment": lambda x: x.flip(3)},
         "augment must be a function of a batch of inputs, but fails",
@@ -378,7 +378,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"network": lambda: network().to("meta")},
         "network must return a module on the CPU",
     ),
-    "sets to validate on": ({"validation": TEST}, r"validation must be a share .* not \(tensor"),
+    "sets to validate on": ({"validation": TEST}, r"validation must be a fraction .* not \(tensor"),
     "no number to ignore": ({"ignore_index": "pad"}, "ignore_index must be a whole number"),
     "a mapping": ({"train": {"x": X, "y": Y}}, "train must be a pair .* not dict"),
     "unreadable": ({"train": Unreadable()}, r"train: example 1 cannot be read \(torn file\)"),
