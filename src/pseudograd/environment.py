@@ -110,7 +110,7 @@ def commit() -> str:
         return named
 
     def git(*arguments: str) -> str:
-        # Without optional locks, `git status` does not refresh the index: a kill would leave a lock.
+        # `git status` would refresh the index, and leave its lock behind if killed.
         command = ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments]
         try:
             return subprocess.run(command, capture_output=True, text=True).stdout.strip()
