@@ -121,7 +121,7 @@ def test_a_trial_is_given_up_when_it_takes_three_workers_with_it() -> None:
     runner = MadeUpRunner(dies_of_the_bad_one)
     given: list[Trial] = []
     with pytest.raises(
-        ConnectionError, match=r"3 times, .* ConnectionResetError.* seed=5\)"
+        ConnectionError, match=r"3 times .* ConnectionResetError.* seed=5\)"
     ) as error:
         given.extend(outcome.trial for outcome in runner(TRIALS))
     assert "\n" not in str(error.value)

@@ -110,7 +110,8 @@ def commit() -> str:
         return named
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(_ROOT), *arguments]
+        # `git status` would refresh the index, and leave its lock behind if killed.
+        command = ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments]
         try:
             return subprocess.run(command, capture_output=True, text=True).stdout.strip()
         except FileNotFoundError:  # git is not installed
