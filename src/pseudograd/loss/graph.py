@@ -72,10 +72,11 @@ def _define(name: str, run: Callable[..., tuple[Tensor, Tensor]]) -> None:
 
 
 def _on_cpu(
-    z: Tensor, target: Tensor, k: float, ks: Tensor | None, weight: Tensor | None, *settings: Any
-) -> tuple[Tensor, Tensor]:
-    *others, training = settings
-    return cpu.loss_and_gradient(z, (target, k if ks is None else ks, weight, *others), training)
+    z: Tensor, target: Tensor, k: float, ks: Tensor | None, weight: Tensor | None,
+    ignore_index: int, reduction: str, smoothing: float, training: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    call = (target, k if ks is None else ks, weight, ignore_index, reduction, smoothing)
+    return cpu.loss_and_gradient(z, call, training)
 
 
 def _on_gpu(
