@@ -74,7 +74,7 @@ def is_usual_in_graph(
     if isinstance(k, Tensor):
         if k.requires_grad or not (k.is_cpu and k.layout is _DENSE and k.dtype in _PRECISE):
             return False
-        number, ks = 1.0, k.shape
+        number, ks = 1.0, k.shape if k.dim() else None
     elif type(k) is not float and type(k) is not int:
         return False
     dtype = target.dtype
