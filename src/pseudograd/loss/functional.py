@@ -235,7 +235,7 @@ def _loss_in_graph(
     input: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int,
     reduction: str, label_smoothing: float, triton: bool,
 ) -> Tensor:  # fmt: skip
-    """Return the loss in a graph that `torch.compile` is tracing, which keeps this function whole."""
+    """Return the loss in a graph that `torch.compile` is tracing; it keeps this whole."""
     settings = (k, weight, ignore_index, reduction, label_smoothing)
     soft = target.is_floating_point()
     # Only here, where tensors are the compiler's own, is it known what requires a gradient.
