@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._functorch.aot_autograd import make_boxed_compiler, make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_compiler, make_boxed_func
 from torch._functorch.compilers import nop
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx

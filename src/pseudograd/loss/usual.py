@@ -7,6 +7,7 @@ tensors, and the rest is cached by shapes and settings.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,12 +56,12 @@ def is_usual(
 
 
 def is_usual_in_graph(
-    input: Tensor,
-    target: Tensor,
+    input: Any,
+    target: Any,
     ignore_index: int,
     reduction: str,
     label_smoothing: float,
-    k: Sensitivity,
+    k: Any,
 ) -> bool:
     """Return whether a call that `torch.compile` traces is on a CPU and passes all checks.
 
@@ -78,7 +79,7 @@ def is_usual_in_graph(
     elif type(k) is not float and type(k) is not int:
         return False
     dtype = target.dtype
-    return (
+    return bool(
         input.is_cpu
         and target.is_cpu
         and input.layout is _DENSE is target.layout
