@@ -12,6 +12,7 @@ alike. The table shows medians over the rounds, and the 20th and 80th percentile
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import statistics
@@ -71,8 +72,26 @@ def without_kernels() -> AbstractContextManager[object]:
     return mock.patch.object(cpu, "kernels", return_value=None)
 
 
+def compiled(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compile the loss as a function with code of its own.
+
+    Contenders that differ in k would otherwise share their code, and so the compiler would take k
+    for a number that changes from call to call.
+    """
+
+    def call(logits: Tensor, target: Tensor) -> Tensor:
+        return loss(logits, target)
+
+    call.__code__ = call.__code__.replace(co_name=f"call_{next(_NUMBERS)}")
+    return torch.compile(call)
+
+
+_NUMBERS = itertools.count()
+
+
 def steps(case: Case) -> dict[tuple[str, str], Step]:
     """Return the forward and backward step of each contender, by (whose, k), on the same logits."""
+    torch._dynamo.reset()
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(case.shape, generator=generator).to(getattr(torch, case.dtype))
     if case.layout:
@@ -90,8 +109,7 @@ def steps(case: Case) -> dict[tuple[str, str], Step]:
     logits.requires_grad_()
 
     def step(loss: Callable[..., Tensor]) -> Step:
-        torch._dynamo.reset()
-        loss = torch.compile(loss) if case.way == "compiled" else loss
+        loss = compiled(loss) if case.way == "compiled" else loss
 
         def run() -> None:
             logits.grad = None

@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch._aot_autograd.utils import make_boxed_compiler, make_boxed_func
+from torch._functorch.compilers import nop
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.spawn import spawn
@@ -286,6 +289,31 @@ def test_a_changing_k_does_not_recompile_in_older_versions(monkeypatch: pytest.M
         criterion.k = k
         assert_right(differentiate(step, logits, target), logits, target, k)
     assert counter.frame_count == 1
+
+
+def test_compiled_probabilities_that_need_no_gradient_take_one_operator() -> None:
+    """Nothing is added to the loss for a gradient that nobody asks for."""
+    needs_kernels()
+    logits, target = examples()
+    called: list[str] = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    torch.compiler.reset()
+    backend = aot_autograd(fw_compiler=note, bw_compiler=make_boxed_compiler(nop))
+    step = torch.compile(tunable_cross_entropy, fullgraph=True, backend=backend)
+    step(logits.requires_grad_(), F.one_hot(target, CLASSES).float())
+    assert called[0] == "pseudograd.loss_on_cpu.default"
+    assert set(called[1:]) == {"<built-in function getitem>"}
+
+
+@pytest.mark.parametrize("mistake", [{"k": 0.0}, {"reduction": "all"}, {"label_smoothing": 2.0}])
+def test_a_wrong_argument_is_refused_in_one_sentence_under_compile(mistake: Any) -> None:
+    torch.compiler.reset()
+    with pytest.raises(ValueError, match=f"^{next(iter(mistake))} must be"):
+        torch.compile(tunable_cross_entropy, backend="eager")(*examples(), **mistake)
 
 
 def test_on_a_gpu_k_is_a_constant_until_it_changes() -> None:

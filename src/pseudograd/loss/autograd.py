@@ -103,14 +103,17 @@ def keep_whole(function: Callable[..., Any]) -> None:
         torch.compiler.allow_in_graph(function)
 
 
-def prepare_tracing() -> None:
-    """Under `torch.compile`, register the functions it must not trace into.
+def prepare_tracing() -> bool:
+    """Return whether `torch.compile` traces this call; register what it must not trace into.
 
-    Registering them earlier would import the compiler, which takes a second. It executes import
-    statements while tracing, so importing this module registers them just in time.
+    Registering those functions earlier would import the compiler, which takes a second. It executes
+    import statements while tracing, so importing this module registers them just in time.
     """
     if torch.compiler.is_compiling():
         import pseudograd.loss.tracing  # noqa: F401
+
+        return True
+    return False
 
 
 def is_traced() -> bool:
@@ -301,6 +304,11 @@ def is_compiled() -> bool:
     if is_exporting() or torch._C._are_functorch_transforms_active():
         return False
     return torch._guards.TracingContext.try_get() is not None
+
+
+def is_transformed() -> bool:
+    """Return whether `torch.func` transforms this call, outside of `torch.export`."""
+    return torch._C._are_functorch_transforms_active() and not is_exporting()
 
 
 def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:

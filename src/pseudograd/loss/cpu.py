@@ -14,7 +14,7 @@ import hashlib
 import os
 import struct
 import warnings
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,8 +34,9 @@ from pseudograd.rules.checks import check_k
 from pseudograd.rules.paper import Sensitivity
 
 _SOURCE = Path(__file__).with_name("cpp")
-# The structs `Problem` of cpp/tiles.h and `BinaryProblem` of cpp/binary.h.
-_pack, _pack_binary = struct.Struct("25q3d").pack, struct.Struct("10qd").pack
+# The struct `Problem` of cpp/tiles.h in three parts, and `BinaryProblem` of cpp/binary.h.
+_pack_pointers, _pack_sizes = struct.Struct("9q").pack, struct.Struct("16q").pack
+_pack_numbers, _pack_binary = struct.Struct("3d").pack, struct.Struct("10qd").pack
 _WORKING = (torch.float32, torch.float64)
 
 
@@ -185,12 +186,13 @@ def _times(f: Tensor, grad: Tensor, in_place: bool) -> Tensor:
 
 def loss_and_gradient(z: Tensor, call: Call, training: bool) -> tuple[Tensor, Tensor]:
     """Return the loss in full precision and, if training, its gradient with the strides of z."""
-    z = z.to(_working(z))  # half types would round the gradient before it is scaled
+    z = z if z.dtype in _WORKING else z.float()  # half types would round it before it is scaled
+    readable = _readable(z)
     if not training:
-        return _run(_readable(z), None, 1.0, *call), z.new_empty(0)
+        return _run(readable, None, 1.0, *call), z.new_empty(0)
     gradient = torch.empty_like(z)
     written = _writable(gradient)
-    value = _run(_readable(z), written, 1.0, *call)
+    value = _run(readable, written, 1.0, *call)
     return value, gradient if written is gradient else gradient.copy_(written)
 
 
@@ -286,28 +288,27 @@ def _run(
     smoothing: float,
 ) -> Tensor:
     """Return the loss; write its gradient times ``factor``, a number or one per example."""
-    examples, classes, positions, *of_z = _layout(z)
-    of_gradient, of_target = of_z, _NOWHERE
-    if gradient is not None and gradient.stride() != z.stride():
-        of_gradient = [*_layout(gradient)[3:]]
-    labels: Tensor | None = target
+    labels: Tensor | None = None
     probabilities: Tensor | None = None
-    half = False
+    half, of_target = False, None
     if target.is_floating_point():
-        half = target.dtype == z.dtype != _working(z)
-        labels, probabilities = None, _readable(target if half else target.to(_working(z)))
-        of_target = _layout(probabilities)[3:]
-    elif target.dtype != torch.long or not target.is_contiguous():
+        same = target.dtype is z.dtype
+        half = same and z.dtype not in _WORKING
+        probabilities = _readable(target if same else target.to(_working(z)))
+        of_target = probabilities.stride()
+    elif target.dtype is torch.long and target.is_contiguous():
+        labels = target
+    else:
         labels = target.long().contiguous()
     whole = reduction != "none"
-    value = None if whole else z.new_empty(examples, dtype=_working(z))
+    value = None if whole else z.new_empty(_examples(z), dtype=_working(z))
     reduced = torch.empty_like(_ONE_NUMBER[z.dtype]) if whole else None
     # These references keep the arrays alive until the kernel returns.
     k_of_all, ks = (k, None) if type(k) is float else _one_or_array(k)
     factor_of_all, factors = (factor, None) if type(factor) is float else _one_or_array(factor)
     factors = None if factors is None else factors.double()
     weights = None if weight is None else _doubles(weight)
-    problem = _pack(
+    pointers = _pack_pointers(
         z.data_ptr(),
         0 if gradient is None else gradient.data_ptr(),
         0 if labels is None else labels.data_ptr(),
@@ -317,20 +318,12 @@ def _run(
         0 if factors is None else factors.data_ptr(),
         0 if value is None else value.data_ptr(),
         0 if reduced is None else reduced.data_ptr(),
-        reduction == "mean",
-        ignore_index,
-        half,
-        ks is not None and ks.dtype == torch.float64,
-        examples,
-        positions,
-        classes,
-        *of_z,
-        *of_gradient,
-        *of_target,
-        k_of_all,
-        factor_of_all,
-        smoothing,
     )
+    sizes = _sizes(
+        z.shape, z.stride(), None if gradient is None else gradient.stride(), of_target,
+        reduction == "mean", ignore_index, half, ks is not None and ks.dtype is torch.float64,
+    )  # fmt: skip
+    problem = pointers + sizes + _pack_numbers(k_of_all, factor_of_all, smoothing)
     found = kernels()
     assert found is not None
     wrong = found[z.dtype](problem, _parallel(), _threads())
@@ -339,15 +332,14 @@ def _run(
     if wrong == _WRONG_K:
         check_k(k)  # raises
     if wrong >= 0:
-        refuse_class_index(int(target.flatten()[wrong]), classes, ignore_index)
+        refuse_class_index(int(target.flatten()[wrong]), z.shape[min(z.dim() - 1, 1)], ignore_index)
     if reduced is not None:
         return reduced
     assert value is not None
-    return value.reshape(z.shape[:1] + z.shape[2:] if z.dim() > 1 else ())
+    return value
 
 
 _NO_MEMORY, _WRONG_K = -2, -3
-_NOWHERE: tuple[int, ...] = (0, 0, 0)
 _ONE_NUMBER = {
     dtype: torch.zeros(
         (), dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu"
@@ -360,26 +352,51 @@ def _working(z: Tensor) -> torch.dtype:
     return _ONE_NUMBER[z.dtype].dtype
 
 
+def _examples(z: Tensor) -> torch.Size:
+    return z.shape[:1] + z.shape[2:] if z.dim() > 1 else torch.Size()
+
+
 def _readable(tensor: Tensor) -> Tensor:
     """Return a tensor that the kernels can read: the given one, or a copy."""
     if tensor.is_neg():  # e.g. the imaginary part of a conjugate: PyTorch negates lazily
         tensor = tensor.resolve_neg()
-    return tensor if tensor.dim() <= 2 or _layout(tensor)[2] else tensor.contiguous()
+    return tensor if tensor.dim() <= 2 or _lies_well(tensor) else tensor.contiguous()
 
 
 def _writable(empty: Tensor) -> Tensor:
     """Return a buffer that the kernels can write: the given one, or another of its shape."""
-    return empty if empty.dim() <= 2 or _layout(empty)[2] else empty.new_empty(empty.shape)
+    return empty if empty.dim() <= 2 or _lies_well(empty) else empty.new_empty(empty.shape)
 
 
-def _layout(tensor: Tensor) -> tuple[int, ...]:
+def _lies_well(tensor: Tensor) -> bool:
+    return _layout(tensor.shape, tensor.stride())[2] != 0
+
+
+@lru_cache(maxsize=1024)
+def _sizes(
+    shape: torch.Size,
+    of_z: tuple[int, ...],
+    of_gradient: tuple[int, ...] | None,
+    of_target: tuple[int, ...] | None,
+    *flags: int,
+) -> bytes:
+    """Return what a problem has between its pointers and its numbers.
+
+    Calls of the same shape have it in common, and most of a small loss's time is Python's.
+    """
+    examples, classes, positions, *strides = _layout(shape, of_z)
+    strides += strides if of_gradient is None else _layout(shape, of_gradient)[3:]
+    strides += (0, 0, 0) if of_target is None else _layout(shape, of_target)[3:]
+    return _pack_sizes(*flags, examples, positions, classes, *strides)
+
+
+def _layout(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
     """Return the numbers of examples, classes and positions, and the strides.
 
     For (N, C, d1, ...) the examples are an outer index, N, times the positions d1, ..., which must
     be viewable as one dimension; if they are not, 0 positions are returned. The strides are those
     of outer index, position and class.
     """
-    shape, strides = tensor.shape, tensor.stride()
     if len(shape) == 2:
         return shape[0], shape[1], shape[0], 0, *strides
     if len(shape) == 1:

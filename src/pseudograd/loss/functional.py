@@ -21,6 +21,7 @@ from pseudograd.loss.autograd import (
     is_eager,
     is_exporting,
     is_jit_traced,
+    is_transformed,
     keep_whole,
     prepare_tracing,
     row_values,
@@ -49,7 +50,7 @@ from pseudograd.loss.targets import (
     weighted,
     weighted_reduction,
 )
-from pseudograd.loss.usual import is_usual
+from pseudograd.loss.usual import is_usual, is_usual_in_graph
 from pseudograd.rules.checks import GREATEST_K, LEAST_K, check_k, holds_numbers
 from pseudograd.rules.paper import Sensitivity, in_working_precision, working_dtype
 
@@ -148,7 +149,7 @@ def tunable_cross_entropy(
                 [ 0.3959,  0.2401, -0.6359]])
 
     """
-    prepare_tracing()
+    compiling = prepare_tracing()
     if (
         weight is None
         and class_k is None
@@ -157,15 +158,18 @@ def tunable_cross_entropy(
         and size_average is None
         and reduce is None
         and implementation == "auto"
-        and is_usual(input, target, ignore_index, reduction, label_smoothing, k)
     ):
-        k = k if isinstance(k, Tensor) else float(k)
-        call = (target, k, None, ignore_index, reduction, label_smoothing)
-        if input.is_cpu and input.dtype in _PRECISE and cpu.kernels() is not None:
-            return cpu.fused(input, call)
-        if input.is_cuda and input.dtype in _ON_GPU and input.dim() == 2 and _kernels_run():
-            dtype = torch.float32 if torch.is_autocast_enabled("cuda") else input.dtype
-            return _usual_loss_on_gpu(input, call, dtype, _scaled)
+        settings = (ignore_index, reduction, label_smoothing)
+        if compiling and is_usual_in_graph(input, target, *settings, k):
+            return _loss_in_graph(input, target, k, None, *settings, False).to(input.dtype)
+        if not compiling and is_usual(input, target, *settings, k):
+            k = k if isinstance(k, Tensor) else float(k)
+            call = (target, k, None, *settings)
+            if input.is_cpu and input.dtype in _PRECISE and cpu.kernels() is not None:
+                return cpu.fused(input, call)
+            if input.is_cuda and input.dtype in _ON_GPU and input.dim() == 2 and _kernels_run():
+                dtype = torch.float32 if torch.is_autocast_enabled("cuda") else input.dtype
+                return _usual_loss_on_gpu(input, call, dtype, _scaled)
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     shape = check_arguments(input, target, weight, ignore_index, reduction, label_smoothing)
@@ -193,19 +197,18 @@ def _routed_loss(
     """Return the loss of checked arguments, by the fastest route that supports them."""
     route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
     soft = target.is_floating_point()
-    learns = soft and may_need_gradient(target, route)
+    in_graph = torch.compiler.is_compiling() and implementation != "torch"
+    in_graph = in_graph and (route == "triton" or input.is_cpu) and process_group is None
+    learns = soft and not in_graph and may_need_gradient(target, route)
     reduced_later = per_example is not None and process_group is None
     inner = "none" if reduced_later else reduction
     settings = (k, weight, ignore_index, inner, label_smoothing)
-    in_graph = torch.compiler.is_compiling() and implementation != "torch"
-    in_graph = in_graph and (route == "triton" or input.is_cpu)
-    if (route == "cpu" or in_graph) and process_group is None:
+    if in_graph or (route == "cpu" and process_group is None):
         logits = input.to(dtype) if dtype == torch.float64 else input
-        fixed = target.detach() if learns else target
         if in_graph:
-            loss = _loss_in_graph(logits, fixed, *settings, route == "triton")
+            loss = _loss_in_graph(logits, target, *settings, route == "triton")
         else:
-            loss = cpu.fused_cross_entropy(logits, fixed, *settings)
+            loss = cpu.fused_cross_entropy(logits, target.detach() if learns else target, *settings)
         if not (learns or reduced_later):
             return loss if loss.dtype == dtype else loss.to(dtype)
         loss = loss.flatten() if inner == "none" else loss
@@ -232,14 +235,23 @@ def _loss_in_graph(
     input: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int,
     reduction: str, label_smoothing: float, triton: bool,
 ) -> Tensor:  # fmt: skip
-    """Return the loss in a graph that `torch.compile` is tracing."""
+    """Return the loss in a graph that `torch.compile` is tracing; it keeps this whole."""
     settings = (k, weight, ignore_index, reduction, label_smoothing)
-    if is_compiled() and graph.takes(input, target, weight, reduction, triton):
-        return graph.loss_in_graph(input, target, *settings, triton)
-    labels = as_rows(target) if target.is_floating_point() else target.flatten()
-    loss = _loss_of_rows(as_rows(input), labels, *settings, triton)
+    soft = target.is_floating_point()
+    # Only here, where tensors are the compiler's own, is it known what requires a gradient.
+    learns = soft and torch.is_grad_enabled() and (target.requires_grad or is_transformed())
+    fixed = target.detach() if learns else target
     examples = input.shape[:1] + input.shape[2:] if input.dim() > 1 else ()
-    return loss.reshape(examples) if reduction == "none" else loss
+    if is_compiled() and graph.takes(input, target, weight, reduction, triton):
+        loss = graph.loss_in_graph(input, fixed, *settings, triton)
+    else:
+        labels = as_rows(fixed) if soft else fixed.flatten()
+        loss = _loss_of_rows(as_rows(input), labels, *settings, triton)
+        loss = loss.reshape(examples) if reduction == "none" else loss
+    if learns:
+        term = _target_term(as_rows(input), as_rows(target), weight, reduction, label_smoothing)
+        loss = loss + (term.reshape(examples) if reduction == "none" else term)
+    return loss
 
 
 keep_whole(_loss_in_graph)

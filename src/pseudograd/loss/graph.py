@@ -22,7 +22,7 @@ from pseudograd.rules.paper import Sensitivity, working_dtype
 # compiler's own cross-entropy. Above, `triton.operators` recomputes it in the backward pass.
 _MOST_ON_GPU = 1 << 27
 # Below this many logits on a CPU, the compiler's code for PyTorch operations is faster.
-_WORTH_A_KERNEL = 1 << 15
+_WORTH_A_KERNEL = 1 << 10
 
 
 def takes(z: Tensor, target: Tensor, weight: Tensor | None, reduction: str, triton: bool) -> bool:
@@ -67,15 +67,18 @@ def _define(name: str, run: Callable[..., tuple[Tensor, Tensor]]) -> None:
         tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
     )
     _library.impl(name, run, "CompositeExplicitAutograd")
+    for key in ("Autograd", "ADInplaceOrView"):  # `_InGraph` differentiates
+        _library.impl(name, torch.library.fallthrough_kernel, key)
     fake = partial(_fake, is_dense=name == "loss_on_gpu")
     torch.library.register_fake(f"pseudograd::{name}", fake, lib=_library)
 
 
 def _on_cpu(
-    z: Tensor, target: Tensor, k: float, ks: Tensor | None, weight: Tensor | None, *settings: Any
-) -> tuple[Tensor, Tensor]:
-    *others, training = settings
-    return cpu.loss_and_gradient(z, (target, k if ks is None else ks, weight, *others), training)
+    z: Tensor, target: Tensor, k: float, ks: Tensor | None, weight: Tensor | None,
+    ignore_index: int, reduction: str, smoothing: float, training: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    call = (target, k if ks is None else ks, weight, ignore_index, reduction, smoothing)
+    return cpu.loss_and_gradient(z, call, training)
 
 
 def _on_gpu(

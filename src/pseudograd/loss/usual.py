@@ -7,6 +7,7 @@ tensors, and the rest is cached by shapes and settings.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from pseudograd.rules.paper import Sensitivity
 
 _PLAIN = (Tensor, Parameter)
 _PRECISE = (torch.float32, torch.float64)
+_DENSE, _LABEL = torch.strided, torch.long
 
 
 def is_usual(
@@ -44,6 +46,45 @@ def is_usual(
         (dtype is torch.long or (dtype is input.dtype and not target.requires_grad))
         and input.layout is torch.strided is target.layout
         and input.device == target.device
+        and type(ignore_index) is int
+        and type(reduction) is str
+        and type(label_smoothing) is float
+        and _passed(
+            input.shape, target.shape, dtype, ks, number, ignore_index, reduction, label_smoothing
+        )
+    )
+
+
+def is_usual_in_graph(
+    input: Any,
+    target: Any,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    k: Any,
+) -> bool:
+    """Return whether a call that `torch.compile` traces is on a CPU and passes all checks.
+
+    At each call of the graph, guards check that every name read here still means the same. So there
+    are few of them, and none that a function of another module reads from there: for the same
+    object by two names there is a guard in Python, which takes longer than all others.
+    """
+    if not (isinstance(input, Tensor) and isinstance(target, Tensor)):
+        return False
+    number, ks = k, None
+    if isinstance(k, Tensor):
+        if k.requires_grad or not (k.is_cpu and k.layout is _DENSE and k.dtype in _PRECISE):
+            return False
+        number, ks = 1.0, k.shape if k.dim() else None
+    elif type(k) is not float and type(k) is not int:
+        return False
+    dtype = target.dtype
+    return bool(
+        input.is_cpu
+        and target.is_cpu
+        and input.layout is _DENSE is target.layout
+        and input.dtype in _PRECISE
+        and (dtype is _LABEL or dtype is input.dtype)
         and type(ignore_index) is int
         and type(reduction) is str
         and type(label_smoothing) is float
@@ -79,7 +120,6 @@ def _is_plain_k(k: Tensor, input: Tensor) -> bool:
     return precise and not k.requires_grad and k.device == input.device
 
 
-@lru_cache(maxsize=1024)
 def _passes(
     shape: torch.Size,
     target: torch.Size,
@@ -92,7 +132,7 @@ def _passes(
 ) -> bool:
     if len(shape) < 2 or not shape[1]:
         return False
-    examples, is_label = shape[:1] + shape[2:], dtype is torch.long
+    examples, is_label = shape[:1] + shape[2:], dtype is _LABEL
     return (
         target == (examples if is_label else shape)
         and (is_label or ignore_index < 0)  # probabilities have no index to ignore
@@ -102,3 +142,6 @@ def _passes(
         and 0 <= smoothing <= 1
         and LEAST_K <= k <= GREATEST_K
     )
+
+
+_passed = lru_cache(maxsize=1024)(_passes)  # the compiler cannot trace it

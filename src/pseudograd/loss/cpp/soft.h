@@ -26,6 +26,12 @@ INLINE doubles log_of(doubles x) {
     return x > 0.0 ? y : all(-double(INF));
 }
 
+// The numbers of an example in rows of adjacent classes, to fetch them before they are needed: while
+// a batch is computed nothing else would be, and the processor's own prefetching ends with a page.
+INLINE const char *row_of(const void *of, int64_t example, const Strides &strides, size_t size) {
+    return static_cast<const char *>(of) + example * strides.position * int64_t(size);
+}
+
 // With e = p - t / W, for a target t with the sum W, the rule is
 //   f_j = W sign(e_j) S^k |e_j|^k / sum of |e_i|^k with the same sign,   S = sum of e_j > 0.
 // Where p and t / W agree, their difference cancels, so everything is computed in float64.
@@ -80,7 +86,13 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         doubles *const distances = tiles + t * size, *const e = distances + kept, *const target = e + steps;
         const doubles highest = lanes<ROW>(top, t);
         doubles small{}, equal{}, away{};
+        const size_t target_size = p.half_probabilities ? sizeof(S) : sizeof(Working<S>);
+        const char *const next_logits = row_of(p.logits, first + count + t, p.of_logits, sizeof(S));
+        const char *const next_target =
+            row_of(p.probabilities, first + count + t, p.of_probabilities, target_size);
         for (int64_t s = 0; s < steps; ++s) {
+            if (ROW) __builtin_prefetch(next_logits + s * N * sizeof(S), 0, 2);
+            if (ROW) __builtin_prefetch(next_target + s * N * target_size, 0, 2);
             const doubles d = e[s] - highest, power_of_e = exp_or_nearly_0(d);
             small += d == 0.0 ? doubles{} : power_of_e;  // without the top, next to which they would be rounded
             equal += d == 0.0 ? all(1.0) : doubles{};
@@ -108,7 +120,9 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
             const doubles by_total = lanes<ROW>(of_total, t), by_whole = lanes<ROW>(of_whole, t);
             const doubles all_of_it = lanes<ROW>(whole, t), logarithm = lanes<ROW>(log_total, t);
             doubles sum{}, positive{}, negative{}, largest = all(-double(INF)), smallest = largest;
+            const char *const written = row_of(p.gradient, first + t, p.of_gradient, sizeof(S));
             for (int64_t s = 0; s < steps; ++s) {
+                if (ROW) __builtin_prefetch(written + s * N * sizeof(S), 1, 2);
                 doubles bias = e[s] * by_total - target[s] * by_whole;
                 // A class with the whole target is alone on its side, so its e must not round to 0.
                 bias = target[s] == all_of_it ? all(-1.0) : bias;
