@@ -142,7 +142,10 @@ def test_a_gain_over_one_label_may_be_noise() -> None:
 def test_a_model_that_is_no_better_than_one_label() -> None:
     change: dict[str, Any] = {"baselines": [baseline("majority", 9, 4, 4, label="no")]}
     assert "<h1>No better than always giving one label</h1>" in drawn(**change).html
-    assert "warning: the model is no better than that" in printed(**change)
+    warning = "warning: the model is no better than that"
+    assert f"{warning}. More data or more informative columns may help" in printed(**change)
+    change["by_class"] = [{"label": at, **share(at, 9 + 9 * at)} for at in range(2)]
+    assert f"{warning}. If a label is rare, try --metric" in printed(**change)
 
 
 def test_labels_that_are_all_the_same_in_the_test_set_prove_nothing() -> None:

@@ -484,7 +484,8 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: table(), {"target": "zzz"}, "for the target: it has 'x', 'y'"),
         (lambda: table(y=3), {}, "target 'y' has a single class, 3"),
         (lambda: table(y=[None] * 10), {}, "target 'y' has no labels in a.csv"),
-        (lambda: table(y=np.arange(10) / 4), {}, "target 'y' must hold classes"),
+        (lambda: table(y=np.arange(10) / 4), {}, "target 'y' differs in all rows"),
+        (lambda: table(y=[1.5, np.inf] * 5), {}, "target 'y' must hold classes"),
         (lambda: table(y=range(10)), {}, "target 'y' differs in all rows"),
         (lambda: text("y\n" + "0\n1\n" * 5), {}, "no column besides the target 'y'"),
         # The columns

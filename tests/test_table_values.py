@@ -349,13 +349,14 @@ def test_numbers_that_are_stored_as_texts(suffix: str) -> None:
         (np.arange(400) % 37, ["!target 'y' has 37 different whole numbers in 400 rows"]),
         ([f"t{at % 37}" for at in range(400)], ["!target 'y' has 37 different texts in 400 rows"]),
         (np.arange(400) % 30, []),
+        (np.arange(400) % 3 / 2, ["target 'y' has 3 distinct decimal numbers, and each becomes"]),
     ],
 )
 def test_a_target_of_many_values_is_questioned(labels: Any, told: list[str]) -> None:
     saved(400, y=labels)
     assert [line[: len(told[0])] for line in loaded()[1]] == told
     saved(400, y=np.arange(400) / 8)
-    with pytest.raises(ValueError, match=r"but has 400 different numbers: .* as pandas.cut does"):
+    with pytest.raises(ValueError, match=r"but has 400 distinct decimal numbers: .* pandas.cut"):
         load_table("a.csv", "y")
 
 

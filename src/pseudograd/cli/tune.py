@@ -109,6 +109,7 @@ def _run_tune(options: argparse.Namespace) -> None:
             command=shlex.join(["pseudograd", *options.arguments]),
             devices=place.devices,
             watch=display.show,
+            tell=display.tell,
         )
     tell_found(study, None if found is None else "model")
 

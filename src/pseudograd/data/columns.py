@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 
-Label = str | int | bool
+Label = str | int | bool | float
+
+_MOST_DECIMALS = 20  # distinct decimal numbers that are taken as classes
 
 
 class Refusal(ValueError):
@@ -293,18 +295,21 @@ def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label
             f"target {target!r} has {counted(int((places < 0).sum()), 'missing label')}, the first "
             f"in row {(places < 0).argmax() + 1}: fill them in, or remove these rows"
         )
-    kind = infer_dtype(values)
-    broken = kind in ("floating", "mixed-integer-float")
-    whole = broken and all(float(value).is_integer() for value in values)
     types: dict[str, type] = {"string": str, "integer": int, "boolean": bool}
-    if not whole and kind not in types:
-        what = f"{len(values)} different numbers" if broken else kind
+    kind = infer_dtype(values)
+    if is_float := kind in ("floating", "mixed-integer-float"):
+        if all(float(value).is_integer() for value in values):
+            types[kind] = int
+        elif len(values) <= _MOST_DECIMALS and np.isfinite(values).all():
+            types[kind] = float
+    if kind not in types:
+        found = f"{len(values)} distinct decimal numbers" if is_float else f"entries of type {kind}"
         raise ValueError(
-            f"target {target!r} must hold classes (all texts, all whole numbers or all truth "
-            f"values), but has {what}: name another column, or make classes of it, as pandas.cut "
-            "does"
+            f"target {target!r} must hold classes (strings, integers, booleans, or at most "
+            f"{_MOST_DECIMALS} distinct decimal numbers), but has {found}: name another column, or "
+            "bin this one, for example with pandas.cut"
         )
-    plain = [int(value) if whole else types[kind](value) for value in values]
+    plain = [types[kind](value) for value in values]
     labels = sorted(set(plain))
     to = {label: at for at, label in enumerate(labels)}
     order = np.array([to[label] for label in plain], np.intp)

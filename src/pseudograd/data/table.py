@@ -210,7 +210,12 @@ def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
             f"target {target!r} has a single class, {listed(labels)}: "
             "name a column with two or more"
         )
-    if question := question_target(target, classes, labels):
+    if isinstance(labels[0], float):
+        notes.say(
+            f"target {target!r} has {len(labels)} distinct decimal numbers, and each becomes a "
+            "class: the model ignores their order"
+        )
+    elif question := question_target(target, classes, labels):
         notes.say(question, doubt=True)
     return classes
 

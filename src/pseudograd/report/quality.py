@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from pseudograd.fleet import Outcome
 from pseudograd.report import charts
 from pseudograd.report.drawing import image
 from pseudograd.search import Comparison, Difference
 from pseudograd.search.assessment import share
 from pseudograd.search.comparison import ByClass, best_stopped
-from pseudograd.search.measures import compare_counts
+from pseudograd.search.measures import are_unequal, compare_counts
 from pseudograd.words import DASH, percent
 
 Assessment = Mapping[str, Any]
@@ -85,6 +87,7 @@ class Standing:
         no_better: Whether the model has as many test errors as that, or more.
         unclear: Whether it has fewer, but not beyond noise.
         rivals: The other baselines, the best first.
+        unequal: Whether some test labels are much rarer than others.
         only_right: The only label that the model ever gets right, if there is but one.
         untested: Labels that the test set has no example of.
         plain_no_better: Whether the model of k = 1, unlike the model, is no better than one label,
@@ -96,6 +99,7 @@ class Standing:
     no_better: bool
     unclear: bool
     rivals: tuple[Mapping[str, Any], ...]
+    unequal: bool
     only_right: tuple[object, ...]
     untested: tuple[object, ...]
     plain_no_better: bool
@@ -121,6 +125,7 @@ def standing(assessment: Assessment) -> Standing:
         and majority["error"] > 0
         and majority["against"]["verdict"] != "better",
         rivals=tuple(sorted(rivals, key=lambda one: one["error"])),
+        unequal=bool(classes) and are_unequal(np.array([one["count"] for one in classes])),
         only_right=right if len(right) == 1 else (),
         untested=tuple(one["label"] for one in classes if not one["count"]),
         plain_no_better=bool(

@@ -52,6 +52,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         self.name, self.live = name, self.out.isatty() and not name
         self.before = len(known)
         self.progress: Progress | None = None
+        self.first: tuple[float, int] | None = None  # when the first outcome came, and its `done`
         self.started = self.line_written = time.monotonic()
         self._exits = contextlib.ExitStack()
 
@@ -73,6 +74,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         now = time.monotonic()
         self.progress = progress
         self.outcomes[progress.outcome.trial] = progress.outcome
+        self.first = self.first or (now, progress.done)
         if self.live:
             return
         last = progress.done == progress.total
@@ -95,13 +97,24 @@ class Display(contextlib.AbstractContextManager["Display"]):
         line = f"{self.name}, " if self.name else ""
         done, total = self._counts(progress)
         line += f"{progress.stage}: {done} of {total} trials"
-        seconds = time.monotonic() - self.started
-        if seconds > 0:
-            speed = progress.done / seconds
+        if speed := self._speed(progress):
             line += f", {_pace(speed)}"
             if progress.done < progress.total:
                 line += f", {duration((progress.total - progress.done) / speed)} left"
         return line
+
+    def _speed(self, progress: Progress) -> float | None:
+        """Return the trials per second since the first outcome; None while it is not known.
+
+        The first outcome includes start-up and compilation, and trials that train side by side end
+        in bursts. So the speed is known once as much time has passed again.
+        """
+        if self.first is None:
+            return None
+        now, (first, done) = time.monotonic(), self.first
+        if progress.done == done or now - first < first - self.started:
+            return None
+        return (progress.done - done) / (now - first)
 
     def _counts(self, progress: Progress) -> tuple[int, int]:
         """Return the trials that are done and all of them, those of earlier runs included."""

@@ -48,6 +48,7 @@ from pseudograd.search.study import Progress, Runner, Study
 from pseudograd.search.suspects import suspects, write_suspects
 
 EXAMPLES, SUSPECTS = "examples.json", "suspects.csv"
+_ASSESSING = "assessing the model: test error, baselines, permutation importance"
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ def tune(
     command: str = "",
     devices: Sequence[str] = ("cpu",),
     watch: Callable[[Progress], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Result | Combined | None:
     """Run or resume a study to its end, and save the model that it chooses.
 
@@ -113,6 +115,7 @@ def tune(
         command: The command line to record.
         devices: The devices to record.
         watch: Called after each trial.
+        tell: Called with a line to show when the trials are done and the model is assessed.
 
     Returns:
         The result; None if it was stopped before the end.
@@ -151,8 +154,8 @@ def tune(
         if not study.run(training, stop=stop, watch=watch):
             return None
         if bagging:
-            return _combine(study, data, encoder, runner, store, metric)
-        return _compare(study, data, encoder, runner, store)
+            return _combine(study, data, encoder, runner, store, metric, tell)
+        return _compare(study, data, encoder, runner, store, tell)
 
 
 def read_examples(study: Study) -> dict[str, Any] | None:
@@ -170,7 +173,14 @@ def read_assessment(study: Study) -> dict[str, Any] | None:
 # --- the paper's protocol: one network ------------------------------------------------------------
 
 
-def _compare(study: Study, data: Dataset, encoder: Encoder, runner: Runner, store: Store) -> Result:
+def _compare(
+    study: Study,
+    data: Dataset,
+    encoder: Encoder,
+    runner: Runner,
+    store: Store,
+    tell: Callable[[str], None],
+) -> Result:
     """Save the best networks of the chosen k and of k = 1, and the examples they find difficult."""
     found = study.result
     comparison = found.comparison
@@ -189,6 +199,7 @@ def _compare(study: Study, data: Dataset, encoder: Encoder, runner: Runner, stor
     }
     if is_saved(study, made_from):
         return found
+    tell(_ASSESSING)
     _train_lost(dict.fromkeys((*finals[MODEL], *finals[PLAIN])), data, runner, store)
     network_of = _network_in(store)
     chosen, plain = (network_of(trial) for trial in best.values())
@@ -248,7 +259,13 @@ def _check_finite(
 
 
 def _combine(
-    study: Study, data: Dataset, encoder: Encoder, runner: Runner, store: Store, metric: str
+    study: Study,
+    data: Dataset,
+    encoder: Encoder,
+    runner: Runner,
+    store: Store,
+    metric: str,
+    tell: Callable[[str], None],
 ) -> Combined:
     """Choose the ensemble, save it, and assess it on the test part."""
     folder, protocol = folder_of(study), study.protocol
@@ -262,6 +279,7 @@ def _combine(
     best = tuple(protocol.best_of_each_k(study.ledger))
     if is_saved(study, made_from) and (folder / SUSPECTS).exists():
         return Combined(best, chosen, read_assessment(study) or {})
+    tell(_ASSESSING)
     trials = [trial for c in protocol.cells(study.ledger) for trial in protocol.trials_of(c)]
     _train_lost(trials, data, runner, store)
     found = candidates(protocol, study.ledger, data, _network_in(store))
