@@ -137,6 +137,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert err.splitlines()[:2] == [said, "target 'pet': 2 classes: 'cat' (60), 'dog <b>' (60)"]
     assert "warning" not in err
     assert "search: 20 of 20 trials" in err
+    assert err.splitlines()[-1].startswith("assessing the model: test error, baselines")
 
     run = Study.open("run")
     assert run.finished
@@ -188,6 +189,21 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("options", [BAGGED, SMALL], ids=["bagging", "paper"])
+def test_a_few_decimal_numbers_are_classes(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    doses = (0.5, 1, 2) * 20
+    rows = [f"{dose + at / 100},{dose}\n" for at, dose in enumerate(doses)]
+    Path("doses.csv").write_text("response,dose\n" + "".join(rows))
+    _, err = tuned(capsys, "doses.csv", "--target", "dose", *options, "--out", "run")
+    assert "target 'dose' has 3 distinct decimal numbers, and each becomes a class" in err
+    assert main(["predict", "run", "doses.csv"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0] == "dose,p(0.5),p(1.0),p(2.0)"
+    assert "of 60 rows with a label" in captured.err
+
+
+@pytest.mark.parametrize("options", [BAGGED, SMALL], ids=["bagging", "paper"])
 def test_the_same_command_again_repeats_nothing(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +216,7 @@ def test_the_same_command_again_repeats_nothing(
     again, err = tuned(capsys, *options)
     assert again == out
     assert f"resuming {folder}" in err
+    assert "assessing" not in err
     assert contents(folder) == before
     assert [session["trials"] for session in Study.open(folder).sessions][1:] == [0]
     # Another setting is another run.

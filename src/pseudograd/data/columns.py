@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 
-Label = str | int | bool | float
+Label = str | float | bool
 
 _MOST_DECIMALS = 20  # distinct decimal numbers that are taken as classes
 

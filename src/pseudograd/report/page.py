@@ -46,7 +46,7 @@ _DATA = {
     "test_size": int,
     "features": int,
     "classes": int,
-    "labels": [(str, int, bool)],
+    "labels": [(str, float, bool)],
     "pixels": (None, [int]),
     "target": str,
 }
