@@ -382,7 +382,7 @@ def test_files_that_do_not_fit_together(
 
 
 def swapped(set_: Small) -> dict[str, bytes]:
-    """The same files, but two labels of the test part have changed places."""
+    """The same files, but two labels of the test set have changed places."""
     y = set_.y[TRAIN:].copy()
     first = int(np.flatnonzero(y != y[0])[0])
     y[[0, first]] = y[[first, 0]]

@@ -110,7 +110,7 @@ def test_all_at_once_and_refused_by_strict() -> None:
     encoder, told = loaded()
     lines = [
         "10 rows of a.csv set aside: no label in column 'y'",
-        "!column 'w' is mostly numbers, and 1 of 30 entries are not",
+        "!column 'w' is mostly numbers, but 1 of 30 entries are not",
         "column 'id' left out: all entries differ, as ids do",
         "2 columns 'a', 'b' left out: all entries are the same",
     ]

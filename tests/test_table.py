@@ -97,7 +97,7 @@ def test_new_rows() -> None:
             "none": ["text", "text"],
             "smokes": [True, None],
             "色": ["pink", None],
-            "größe": [9, -9],  # beyond the training part
+            "größe": [9, -9],  # beyond the training set
         }
     )
     high, low = soft(6.25 / 1.75), soft(-11.75 / 1.75)
@@ -457,22 +457,22 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: arrays(X_test=np.ones((2, 2)), y_test=np.array([0, 5])),
             {},
-            "target 'y' has labels that the training part does not have, 5",
+            "target 'y' has labels that the training set does not have, 5",
         ),
         (
             lambda: arrays(X_test=np.ones((2, 2)), y_test=np.ones(2)),
             {"test_path": "b.npz"},
-            "'test_path' must be left out: a.npz has a test part of its own",
+            "'test_path' must be left out: a.npz has a test set of its own",
         ),
         (
             lambda: arrays(X_test=np.ones((2, 2)), y_test=np.ones(2)),
             {"test_fraction": 0.2},
-            "'test_fraction' must be left out: a.npz has a test part of its own",
+            "'test_fraction' must be left out: a.npz has a test set of its own",
         ),
         (
             lambda: table(),
             {"test_path": "b.csv", "test_fraction": 0.2},
-            "'test_fraction' must be left out: b.csv is the test part",
+            "'test_fraction' must be left out: b.csv is the test set",
         ),
         # The target
         (lambda: table(), {"target": None}, "'target' must name the column of labels: one of 'x'"),
@@ -678,7 +678,7 @@ def test_columns_that_are_left_out(suffix: str) -> None:
     data, encoder = load_table("more" + suffix, "y", drop=out)
     assert encoder == expected
     assert data.sha256 == wanted.sha256
-    # What the model does not want may be there or not, in new rows and in a test part.
+    # What the model does not want may be there or not, in new rows and in a test set.
     assert list(read_frame("more" + suffix, encoder).columns) == ["x", "y"]
     data, _ = load_table("more" + suffix, "y", drop=out, test_path="more" + suffix)
     assert data.test_size == 10

@@ -96,7 +96,7 @@ def test_numbers_are_shown_as_they_were(number: float) -> None:
 def test_infinite_numbers_count_as_missing(gap: str) -> None:
     saved(a=[np.inf, 1.0, 2.0, 4.0, gap] * 8)
     encoder, told = loaded()
-    assert told == ["!column 'a' has 8 infinite numbers, which count as missing"]
+    assert told == ["!column 'a' has 8 infinite numbers, treated as missing"]
     column = encoder.columns[1]
     assert isinstance(column, Numbers)
     assert (column.high, column.missing) == (4.0, True)
@@ -247,8 +247,8 @@ def test_a_few_texts_among_numbers_count_as_missing() -> None:
     saved(w=["unknown", *map(str, SCATTERED[1:])])
     encoder, (line,) = loaded()
     assert line == (
-        "!column 'w' is mostly numbers, and 1 of 40 entries are not, such as 'unknown': they count "
-        "as missing (--categories w takes all for categories)"
+        "!column 'w' is mostly numbers, but 1 of 40 entries are not, such as 'unknown': they are "
+        "treated as missing (--categories w reads the column as categories)"
     )
     assert isinstance(encoder.columns[1], Numbers)
     assert encoder.columns[1].missing
@@ -278,7 +278,8 @@ def test_codes_of_gaps_are_detected(code: int, gap: object) -> None:
     saved(age=[20, 35, code, gap, 64] * 8)
     encoder, (line,) = loaded()
     said = (
-        f"has {code}, far from all other numbers, which counts as missing (--numbers NAME keeps it)"
+        f"has {code}, far from all other numbers, which is treated as missing (--numbers NAME keeps "
+        "it)"
     )
     assert line == f"!column 'age' {said}"
     column = encoder.columns[1]

@@ -123,7 +123,7 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
 
 
 def _tell_entries(frame: DataFrame, encoder: Encoder) -> None:
-    """Report entries unlike any in the training part."""
+    """Report entries unlike any in the training set."""
     for name, entries in encoder.unseen(frame).items():
         print(
             f"column {name!r}: {len(entries)} of {len(frame)} entries are new, such as "

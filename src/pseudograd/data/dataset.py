@@ -1,4 +1,4 @@
-"""A data set in memory, split into a training and a test part."""
+"""A data set in memory, split into a training and a test set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns as features: each is fitted on the training part, then applied to any rows.
+"""Columns as features: each is fitted on the training set, then applied to any rows.
 
 Fitted values are plain, so that they can be saved as JSON.
 """
@@ -19,7 +19,7 @@ from pseudograd.data.values import (
     TEXT_GAPS,
     Code,
     Form,
-    different,
+    distinct,
     gaps_in,
     numbers_of_form,
     plain_numbers,
@@ -41,7 +41,7 @@ _SOFT = 3.0  # scaled numbers lie between -3 and 3
 
 
 class Misfit(ValueError):
-    """New entries of another kind than those of the training part."""
+    """New entries of another kind than those of the training set."""
 
     def __init__(self, found: str, wanted: str, entry: object = None) -> None:
         super().__init__(f"{found} where {wanted}")
@@ -114,7 +114,7 @@ class Numbers:
 
     Attributes:
         name: The column.
-        low: The least number of the training part.
+        low: The least number of the training set.
         high: The greatest.
         median: Becomes 0, and replaces missing numbers.
         factor: Scales the distance from the median, see `Scale`.
@@ -137,7 +137,7 @@ class Numbers:
 
     @classmethod
     def fit(cls, name: str, reading: Reading, column: Series) -> Numbers:
-        """Learn from a column of the training part."""
+        """Learn from a column of the training set."""
         values = as_floats(column)
         gaps = np.isnan(values)
         ends = (values[~gaps].min(), values[~gaps].max()) if not gaps.all() else (0.0, 0.0)
@@ -176,7 +176,7 @@ class Numbers:
 
     def _read(self, column: Series) -> NDArray[np.float64]:
         """Return texts as numbers."""
-        places, texts = different(column)
+        places, texts = distinct(column)
         gaps = gaps_in(texts, GAPS, self.codes)
         values = plain_numbers(texts)
         if self.marks:
@@ -191,7 +191,7 @@ class Numbers:
         return np.append(values, np.nan)[places]
 
     def outside(self, column: Series) -> Series:
-        """Return the numbers outside the range of the training part."""
+        """Return the numbers outside the range of the training set."""
         import pandas as pd
 
         values = pd.Series(self.values(column), column.index)
@@ -211,7 +211,7 @@ class Categories:
 
     Attributes:
         name: The column.
-        categories: The texts of the training part, sorted: a feature each, 1 where it applies and
+        categories: The texts of the training set, sorted: a feature each, 1 where it applies and
             otherwise 0 (not -1, or the many features of one column would all push at once).
         missing: Whether a last feature indicates missing entries.
         other: Whether a feature before that is shared by all other texts, because some were too
@@ -235,8 +235,8 @@ class Categories:
     def fit(
         cls, name: str, reading: Reading, column: Series, most: int = MOST_CATEGORIES
     ) -> Categories:
-        """Learn from a column of the training part, at most ``most`` categories."""
-        places, texts = different(column)
+        """Learn from a column of the training set, at most ``most`` categories."""
+        places, texts = distinct(column)
         counts = np.bincount(places[places >= 0], minlength=len(texts))
         fewest = FEWEST_ROWS if len(texts) > _FEW_CATEGORIES else 1
         common = [
@@ -268,7 +268,7 @@ class Categories:
         kind = kind_of(column)
         if kind == "other" and self.kind:
             raise Misfit("objects", "text belongs", column.dropna().iloc[0])
-        places, texts = different(column)
+        places, texts = distinct(column)
         known = {text: at for at, text in enumerate(self.categories)}
         if known and kind in ("numbers", "dates") and known.keys().isdisjoint(texts):
             raise Misfit(kind, "text belongs", column.dropna().iloc[0])
@@ -285,7 +285,7 @@ class Categories:
         """Return the entries that are none of the categories, unless others have a feature."""
         if self.other:
             return column[:0]
-        places, texts = different(column)
+        places, texts = distinct(column)
         known = np.array([text in self.categories for text in texts], bool)
         new = ~(known | gaps_in(texts, TEXT_GAPS, self.codes))
         return column[np.append(new, False)[places]]
@@ -303,7 +303,7 @@ class Dates:
     Attributes:
         name: The column.
         format: How they were written, for `pandas.to_datetime`; empty if they were no texts.
-        first: The first of the training part, from which days are counted.
+        first: The first of the training set, from which days are counted.
         parts: The features: those of year, month, weekday (Monday is 0), hour and days since the
             first that vary, each with the median and the factor of its scaling.
         missing: Whether a last feature indicates missing dates.
@@ -322,7 +322,7 @@ class Dates:
 
     @classmethod
     def fit(cls, name: str, reading: Reading, column: Series) -> Dates:
-        """Learn from a column of the training part."""
+        """Learn from a column of the training set."""
         import pandas as pd
 
         times = pd.DatetimeIndex(as_dates(column))
@@ -365,7 +365,7 @@ class Dates:
             return pd.DatetimeIndex(as_dates(column))
         if kind != "text":
             raise Misfit(kind or "", "dates belong", column.dropna().iloc[0])
-        places, texts = different(column)
+        places, texts = distinct(column)
         gaps = gaps_in(texts, GAPS, self.codes)
         there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
         times = dict(zip(there, self._read(there), strict=True))
@@ -374,13 +374,13 @@ class Dates:
         return pd.DatetimeIndex([*(times.get(text) for text in texts), None])[places]
 
     def _read(self, texts: list[str]) -> DatetimeIndex:
-        """Return texts as times, in the format of the training part unless all agree in another."""
+        """Return texts as times, in the format of the training set unless all agree in another."""
         if found := read_dates(texts, self.format):
             return found[0]
         return times_of(texts, self.format or "ISO8601")
 
     def outside(self, column: Series) -> Series:
-        """Return no entries: dates after the training part are the rule."""
+        """Return no entries: dates after the training set are the rule."""
         return column[:0]
 
     def show(self, features: Features) -> str:
@@ -418,7 +418,7 @@ Column = Numbers | Categories | Dates
 
 
 def fit_column(name: str, reading: Reading, column: Series, most: int = MOST_CATEGORIES) -> Column:
-    """Learn from a column of the training part."""
+    """Learn from a column of the training set."""
     if reading.kind == "numbers":
         return Numbers.fit(name, reading, column)
     if reading.kind == "dates":

@@ -1,4 +1,4 @@
-"""Split a table into training and test part, by class and by group; count rows in both."""
+"""Split a table into training and test set, by class and by group; count rows in both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw(
     seed: int,
     groups: NDArray[np.int64] | None = None,
 ) -> NDArray[np.bool_]:
-    """Return which rows are the test part, drawn by the classes, the groups and the seed alone.
+    """Return which rows are the test set, drawn by the classes, the groups and the seed alone.
 
     Args:
         classes: The class of each row.
@@ -33,7 +33,7 @@ def draw(
     if groups is not None:
         return _draw_groups(classes, fraction, stratify, seed, groups)
     shuffled = _shuffled(len(classes), seed)
-    # The first example of each class stays in the training part.
+    # The first example of each class stays in the training set.
     rest = np.delete(shuffled, np.unique(classes[shuffled], return_index=True)[1])
     count = min(len(rest), max(1, round(fraction * len(classes))))
     if stratify:
@@ -52,9 +52,9 @@ def _draw_groups(
     seed: int,
     groups: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Draw groups in random order, each if it brings the test part nearer to the shares wanted.
+    """Draw groups in random order, each if it brings the test set nearer to the shares wanted.
 
-    Five stay in the training part, if there are as many: each fold of it needs one.
+    Five stay in the training set, if there are as many: each fold of it needs one.
     """
     order = np.argsort(groups, kind="stable")
     members = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
@@ -78,7 +78,7 @@ def _draw_groups(
             return drawn
     raise OptionError(
         "group",
-        f"makes {counted(len(members), 'group')}, none of which can be the test part: name a "
+        f"makes {counted(len(members), 'group')}, none of which can be the test set: name a "
         "column with more groups, or give a test file",
     )
 

@@ -30,7 +30,7 @@ class Table:
     """The result of a reader."""
 
     frame: Any  # all columns, as a DataFrame; as Delimited, if they are typed later
-    test: DataFrame | None = None  # the test part, if the file has one
+    test: DataFrame | None = None  # the test set, if the file has one
     pixels: tuple[int, ...] | None = None  # the shape of a picture, if the columns are pixels
     kept: DataFrame | None = None  # columns to return unchanged
     comma: bool = False  # whether the decimal mark is a comma
@@ -115,7 +115,7 @@ def _size(file: BinaryIO) -> int:
 
 
 def read_npz(file: BinaryIO, target: str, new: bool) -> Table:
-    """Read the arrays X and ``target``, and those of the test part unless the rows are new."""
+    """Read the arrays X and ``target``, and those of the test set unless the rows are new."""
     arrays = arrays_in(file)
     features = array_in(arrays, "X")
     labelled = not new or target in arrays.files

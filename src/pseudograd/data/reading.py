@@ -33,7 +33,7 @@ def read_table(
     encoder: Encoder | None = None,
     keep: Sequence[str] = (),
 ) -> Table:
-    """Return the wanted columns of a file or a frame, typed, and its test part if any.
+    """Return the wanted columns of a file or a frame, typed, and its test set if any.
 
     With an encoder the rows are new: they need no labels, and other columns are left out, except
     that those to ``keep`` are returned as they are in the file.

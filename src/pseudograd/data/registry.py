@@ -2,7 +2,7 @@
 
 The SHA-256 of a file is the one that TensorFlow Datasets publishes (``url_checksums`` in its
 repository). The SHA-256 of a content is `Dataset.sha256`, which runs record: of the pictures,
-flattened in the order (height, width, channels), the training part first, then of the int64 labels.
+flattened in the order (height, width, channels), the training set first, then of the int64 labels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Benchmark:
     shape: tuple[int, ...]  # of one picture
     train_size: int
     sources: tuple[str, ...]  # URLs of folders with the files, in the order they are tried
-    files: tuple[File, ...]  # their members hold pictures and labels in turn, the test part last
+    files: tuple[File, ...]  # their members hold pictures and labels in turn, the test set last
     read: Callable[[BinaryIO], list[Bytes]]  # reads a member
     # Names of known contents, by hash. If none is "official", the checksums of the files tell.
     contents: dict[str, str]

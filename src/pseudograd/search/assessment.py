@@ -42,7 +42,7 @@ def assess(
     predict: Predict | None = None,
     members: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return how good a model is on the test part, and which training labels look wrong.
+    """Return how good a model is on the test set, and which training labels look wrong.
 
     Args:
         data: The data set.

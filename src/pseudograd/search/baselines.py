@@ -32,7 +32,7 @@ _FEWEST_ROWS = 100
 def baselines(data: Dataset) -> dict[str, tuple[NDArray[np.float64], int]]:
     """Return the test probabilities of simple classifiers, and the rows each was trained on.
 
-    They are: always answering with the class shares of the training part (its prediction is the
+    They are: always answering with the class shares of the training set (its prediction is the
     majority), and scikit-learn's LogisticRegression and HistGradientBoostingClassifier with default
     settings, on the same features as the networks. On large data these two are trained on a random
     part of the rows; boosting is left out where features × classes exceed 2,000.

@@ -32,7 +32,7 @@ class Suspects:
     """Training rows whose label is not the one that networks predict, the most suspicious first.
 
     Attributes:
-        rows: Their indices in the training part.
+        rows: Their indices in the training set.
         predicted: The class predicted for each.
         self_confidence: The out-of-fold probability of each one's label.
         agreement: The share of the networks that predict the same class; None if it is not known.
@@ -90,7 +90,7 @@ def suspects(
 def write_suspects(path: Path, found: Suspects, data: Dataset, encoder: Encoder) -> None:
     """Write all suspects as CSV: row, label, predicted, self_confidence, agreement.
 
-    The row is that of the file, or of the training part if there is no file, counted from 1.
+    The row is that of the file, or of the training set if there is no file, counted from 1.
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

@@ -267,7 +267,7 @@ def _combine(
     metric: str,
     tell: Callable[[str], None],
 ) -> Combined:
-    """Choose the ensemble, save it, and assess it on the test part."""
+    """Choose the ensemble, save it, and assess it on the test set."""
     folder, protocol = folder_of(study), study.protocol
     assert isinstance(protocol, Bagging)
     chosen, plain_cell = protocol.chosen(study.ledger)
