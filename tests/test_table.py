@@ -408,7 +408,7 @@ def single_array(name: str = "a.npz") -> str:
             lambda: text("x,y\n1,2\n1,2,3,4\n"),
             {},
             "a.csv cannot be read as a table (line 3 has 4 fields, the header 2): correct that "
-            "line, and put texts that contain the separator into double quotes",
+            "line, and put fields that contain the separator in double quotes",
         ),
         (lambda: text("sep=;\nx;y\n1;2\n1;2;3;4\n"), {}, "line 4 has 4 fields, the header 2"),
         (lambda: text("x,y\n1,2,3\n4,5,6\n"), {}, "line 2 has 3 fields, the header 2"),
@@ -430,7 +430,7 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: text("x,y\n1,2\n", "a.npz"),
             {},
-            "a.npz is not an .npz file, whatever its name says: make one with numpy.savez, or",
+            "a.npz is not an .npz file despite its name: make one with numpy.savez, or",
         ),
         (lambda: text("", "a.npz"), {}, "a.npz is not an .npz file"),
         (lambda: text("PK\x03\x04...", "a.npz"), {}, "a.npz is not an .npz file"),
@@ -452,7 +452,7 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: arrays(X_test=np.ones((2, 3)), y_test=np.ones(2)),
             {},
-            "a.npz has 2 columns in 'X', but 3 in 'X_test': give both the same columns",
+            "a.npz has 2 columns in 'X', but 3 in 'X_test': save both with the same columns",
         ),
         (
             lambda: arrays(X_test=np.ones((2, 2)), y_test=np.array([0, 5])),
@@ -656,7 +656,7 @@ def test_categories_that_are_not_there(categories: list[str], complaint: str) ->
     with pytest.raises(ValueError, match=re.escape(complaint)):
         load_table(table(), "y", categories=categories)
     pictures = np.zeros((10, 2, 2), np.uint8)
-    with pytest.raises(ValueError, match=r"'categories' cannot be set for a.npz, which has pict"):
+    with pytest.raises(ValueError, match=r"'categories' cannot be set for a.npz, which has imag"):
         load_table(arrays(X=pictures), categories=["X[0]"])
 
 

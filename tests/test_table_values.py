@@ -147,7 +147,7 @@ def test_categories_give_way_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "FEATURES", 4 * 400 * 30)
     encoder, told = loaded()
     assert sum(column.width for column in encoder.columns) <= 30
-    assert told[-1].startswith("!columns of texts have at most 25 categories")
+    assert told[-1].startswith("!text columns have at most 25 categories")
 
 
 def test_more_features_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +278,8 @@ def test_codes_of_gaps_are_detected(code: int, gap: object) -> None:
     saved(age=[20, 35, code, gap, 64] * 8)
     encoder, (line,) = loaded()
     said = (
-        f"has {code}, far from all other numbers, which is treated as missing (--numbers NAME keeps "
-        "it)"
+        f"has {code}, far from all other numbers, which is treated as missing (--numbers NAME "
+        "keeps it)"
     )
     assert line == f"!column 'age' {said}"
     column = encoder.columns[1]
@@ -347,8 +347,8 @@ def test_numbers_that_are_stored_as_texts(suffix: str) -> None:
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
-        (np.arange(400) % 37, ["!target 'y' has 37 different whole numbers in 400 rows"]),
-        ([f"t{at % 37}" for at in range(400)], ["!target 'y' has 37 different texts in 400 rows"]),
+        (np.arange(400) % 37, ["!target 'y' has 37 distinct whole numbers in 400 rows"]),
+        ([f"t{at % 37}" for at in range(400)], ["!target 'y' has 37 distinct texts in 400 rows"]),
         (np.arange(400) % 30, []),
         (np.arange(400) % 3 / 2, ["target 'y' has 3 distinct decimal numbers, and each becomes"]),
     ],

@@ -1,4 +1,4 @@
-"""``--network``: a search for a network of the user's own, and its predictions."""
+"""``--network``: a search for the user's own network, and its predictions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pseudograd.search import Study as AnyStudy
     from pseudograd.study import Study
 
-NETWORK = "network.json"  # in a run's folder: which function makes the network
+NETWORK = "network.json"  # in a run's folder: the function that creates the network
 _SHAPE = {"network": str, "image_size": (int, None)}
-# Options that need --network, and options that exclude it, with their defaults.
+# Options that need --network, and the defaults of options that exclude it.
 _OWN = (
     *("validation", "schedule", "precision", "weight_decay", "label_smoothing", "augment"),
     "image_size",
@@ -43,25 +43,25 @@ _OTHERS = {
 
 
 def add_own_network(parser: argparse.ArgumentParser) -> None:
-    """Add ``--network`` and what goes with it."""
-    own = parser.add_argument_group("a network of your own")
+    """Add ``--network`` and its options."""
+    own = parser.add_argument_group("your own network")
     own.add_argument(
         "--network",
         metavar="MODULE:FUNCTION",
         help="a function that returns a fresh torch.nn.Module, such as nets:net for net() in "
         "nets.py; DATA is then an .npz file of arrays of any shape, a folder with a folder of "
-        "images per class, or a named set, as images",
+        "images per class, or a named image set",
     )
     own.add_argument(
         "--augment",
         metavar="MODULE:FUNCTION",
-        help="a function of a batch of inputs, applied during training",
+        help="a function that augments a batch of inputs during training",
     )
     own.add_argument(
         "--image-size",
         type=whole(1, 10**5),
         metavar="N",
-        help="resize images of a folder to N×N pixels, cropping them to a square",
+        help="resize the images of a folder to N×N pixels, cropped to a square",
     )
     own.add_argument(
         "--validation",
@@ -69,36 +69,36 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="validate on this fraction of the training examples (five folds)",
     )
-    # Repeated from `fleet`, which takes too long to import for every command.
+    # Copied from `fleet`, which is too slow to import for every command.
     own.add_argument(
         "--schedule",
         choices=("constant", "cosine", "linear", "one-cycle"),
-        help="of the learning rate (cosine)",
+        help="learning rate schedule (cosine)",
     )
     own.add_argument(
         "--precision",
         choices=("float32", "tf32", "bf16"),
-        help="of matrix products; bf16 for autocast (float32)",
+        help="precision of matrix products; bf16 means autocast (float32)",
     )
     own.add_argument(
         "--weight-decay",
         type=numbers(lambda value: 0 <= value < math.inf, "of at least 0, like 0.05"),
         metavar="W",
-        help="the optimizer's",
+        help="weight decay of the optimizer",
     )
     own.add_argument(
         "--label-smoothing",
         type=numbers(lambda value: 0 <= value <= 1, "from 0 to 1, like 0.1"),
         metavar="S",
-        help="share of the target that is spread over all classes (0)",
+        help="label smoothing (0)",
     )
 
 
 def refuse_own(options: argparse.Namespace) -> None:
-    """Refuse options that need ``--network``, which is not there."""
+    """Raise if an option needs ``--network``, which is not given."""
     for name in _OWN:
         if getattr(options, name, None) is not None:
-            raise ValueError(f"{typed(name)} needs --network: add that, or leave it out")
+            raise ValueError(f"{typed(name)} needs --network: add that, or leave out {typed(name)}")
 
 
 # --- the search ----------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def tune_network(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _runner(place: Place, study: Study) -> Iterator[Any]:
-    """Return what trains on a cluster; None to train here."""
+    """Yield a runner on the cluster, or None to train on this machine."""
     if place.address is None:
         yield None
         return
@@ -177,7 +177,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the optimizer, and its settings."""
+    """Return the optimizer's class and its settings."""
     import torch
 
     from pseudograd.words import nearest
@@ -192,9 +192,7 @@ def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
     kind = there.get(named.lower())
     if kind is None:
         names = [one.__name__ for one in there.values()]
-        raise ValueError(
-            f"--optimizer {named} is not one of torch.optim: give {nearest(named, names)}"
-        )
+        raise ValueError(f"--optimizer {named} is not in torch.optim: use {nearest(named, names)}")
     settings = {"weight_decay": options.weight_decay, "momentum": options.momentum}
     for name, value in settings.items():
         if value is not None and name not in inspect.signature(kind).parameters:
@@ -246,7 +244,7 @@ def _folder_name(
     arrays: Arrays,
     settings: dict[str, Any],
 ) -> str:
-    """Return the name of the run's folder, made of its data and all settings but k and rates."""
+    """Return the name of the run's folder, from its data and all settings but k and the rates."""
     from pseudograd.fleet.modules.training import describe, describe_network
 
     plain = {
@@ -267,14 +265,14 @@ def _tell(arrays: Arrays, study: Study) -> None:
     (x, _), (x_test, _) = arrays.train, arrays.test
     names = [str(name) for name in study.classes]
     print(
-        f"{len(x):,} training and {len(x_test):,} test examples of the shape {x.shape[1:]}; "
+        f"{len(x):,} training and {len(x_test):,} test examples of shape {x.shape[1:]}; "
         f"{len(names)} classes: {shortened(names, 'to')}",
         file=sys.stderr,
     )
 
 
 def imported(called: str, option: str = "--network") -> Callable[..., Any]:
-    """Return the function of a name like ``module:function``, from the current folder or installed.
+    """Import ``module:function`` from the current folder or an installed package.
 
     Example:
         >>> imported("torch.nn:Identity")
@@ -298,7 +296,7 @@ def imported(called: str, option: str = "--network") -> Callable[..., Any]:
         if isinstance(problem, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing}."):
             raise ValueError(
                 f"{option} {called}: there is no module {missing!r}, neither in this folder nor "
-                "installed; run the command where it is"
+                "installed; run the command in its folder"
             ) from problem
         raise ValueError(
             f"{option} {called}: importing {module_name} fails ({_said(problem)})"
@@ -335,7 +333,7 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
     from pseudograd.search.networks import load_network
 
     if options.keep:
-        raise ValueError("--keep must be left out: there are no columns of the user's own")
+        raise ValueError("--keep must be left out: the input has no columns to copy")
     network, image_size = _made_by(options)
     module = load_network(run, network, options.k, ensemble=options.ensemble)
     classes, shapes = list(run.data["labels"]), run.data["shapes"]
@@ -357,8 +355,8 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
     probabilities = predict(training, module.to(device), examples, rows, device)
     if probabilities.dim() != 2:
         raise ValueError(
-            f"{options.run_folder} has a network with several labels per example, which are no "
-            "table: call study.model() in Python"
+            f"{options.run_folder} has a network with several labels per example, which do not "
+            "fit a table: call study.model() in Python"
         )
     best = probabilities.argmax(1).tolist()
     table = pd.DataFrame(probabilities.numpy(), columns=[f"p({name})" for name in classes])
@@ -369,26 +367,26 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
 
 
 def _made_by(options: argparse.Namespace) -> tuple[Callable[..., Any], int | None]:
-    """Return the function that makes the network, and the size of images, as the run knows them."""
+    """Return the function that creates the network, and the image size, as the run saved them."""
     from pseudograd.search.documents import misfit, read_json
 
     path = options.run_folder / NETWORK
     image_size, called = None, options.network
     if path.exists():
-        known = read_json(path, "name the network by --network")
+        known = read_json(path, "name the network with --network")
         if wrong := misfit(known, _SHAPE, "it"):
-            raise ValueError(f"{path} is damaged ({wrong}): name the network by --network")
+            raise ValueError(f"{path} is damaged ({wrong}): name the network with --network")
         called, image_size = called or known["network"], known["image_size"]
     if called is None:
         raise ValueError(
-            f"{options.run_folder} does not say which function made its network: name it by "
-            "--network module:function"
+            f"{options.run_folder} does not record which function created its network: name it "
+            "with --network module:function"
         )
     return imported(called), image_size
 
 
 def _tell_error(new: NewExamples, classes: list[Any], predicted: list[int]) -> None:
-    """Tell the error where labels are known."""
+    """Print the error if the labels are known."""
     if new.labels is None or new.labels.ndim > 1:
         return
     from pseudograd.words import percent

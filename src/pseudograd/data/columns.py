@@ -139,8 +139,8 @@ def _read_plain(
     chosen = name in choices.numbers
     for code in () if chosen else sentinels(values[~np.isin(values, _floats(codes))]):
         doubts += (
-            f"has {code:g}, far from all other numbers, which is treated as missing (--numbers NAME "
-            "keeps it)",
+            f"has {code:g}, far from all other numbers, which is treated as missing (--numbers "
+            "NAME keeps it)",
         )
         codes += (code,)
     gaps = np.isinf(values) | np.isin(values, _floats(codes))
