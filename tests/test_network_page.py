@@ -345,7 +345,7 @@ def test_words_follow_the_training() -> None:
     assert "digits · Net, 12,345 parameters" in text
     assert "inputs of 3 × 8 × 8 numbers and 1 number" in text
     assert "SGD, 3 epochs, batches of 32, constant rate, float32" in text
-    assert "one of five folds, another one in each repetition; the last epoch is kept" in text
+    assert "one of five folds, a different one in each repetition; the last epoch is kept" in text
     assert "Cross-validation selected k = 1/2" in text
     assert "The model has k = 1/2; study.model(k=1) returns a network with k = 1 instead." in text
     assert "study.model(k=1)" in printed

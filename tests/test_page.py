@@ -470,7 +470,7 @@ def test_given_rates_and_a_k_beyond_the_usual() -> None:
         RECIPE, ks=(1.0, 10.0), learning_rates=(0.3, 0.1), repetitions=1, retrainings=1
     )
     parsed = Parsed(page(ABOUT, protocol, made_up(protocol, best_k=10.0), examples(10.0)))
-    assert "started with the rates 0.1 and 0.3, and went on" in parsed.text
+    assert "started with the rates 0.1 and 0.3, and continued" in parsed.text
     slider = next(attributes for tag, attributes in parsed.tags if tag == "input")
     assert (slider["min"], slider["max"], slider["value"]) == ("-4", "4", "3.3219")
 

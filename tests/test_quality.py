@@ -321,7 +321,7 @@ def test_the_networks_of_the_best_pair_have_learning_curves() -> None:
 def test_suspects_are_shown_with_their_images() -> None:
     parsed = drawn()
     assert "Which labels look wrong? For 60 of 1,437 training rows, networks" in parsed.text
-    assert "suspects.csv has all." in parsed.text
+    assert "suspects.csv lists all." in parsed.text
     assert len([tag for tag, _ in parsed.tags if tag == "img"]) == 50
     assert "38 more" in parsed.text
     assert "p < 0.01, 90% of networks agree" in parsed.text.replace("\xa0", " ")
