@@ -3,9 +3,10 @@
     python -m benchmarks.check_loss --out benchmarks/results/check_loss_cuda.csv
 
 The reference is the rule in float64 by PyTorch operations, which the tests compare with 50 digits.
-Errors are relative, for every component of at least 1e-20; smaller components must be as close, or
-count as wholly wrong. In half types errors are in units in the last place of the rounded reference.
-With ``--device cpu`` Triton's interpreter runs the same checks on few rows and classes.
+Errors are relative, for every component of at least 1e-20; smaller components need the same
+absolute accuracy, or count as completely wrong. In half precision, errors are in units in the last
+place (ULP) of the rounded reference. With ``--device cpu``, Triton's interpreter runs the same
+checks on few rows and classes.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from pseudograd.rules.paper import binary_push, cross_entropy, top_and_margin
 NEGLIGIBLE = 1e-20
 KINDS = 5
 IGNORED = -100
-SLEEP = 10**9  # cycles of a GPU, about half a second: far longer than the launches of a step
+SLEEP = 10**9  # GPU cycles, about half a second: far longer than the launches of a step
 NODE_SHAPES = ((128, 10), (5000, 10), (4096, 1000), (256, 32000))
-# Soft targets in half types: compiling each of their kernels for every shape takes too long.
+# Classes for soft targets in half precision: compiling the kernels for all shapes takes too long.
 SOFT_IN_HALF = (10, 33, 257, 1000, 8193)
 
 
@@ -73,7 +74,7 @@ class Check(NamedTuple):
 
 
 def battery(rows: int, classes: int, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits with gaps of 1e-6 to 1e4 in float32, right, wrong and even labels, k to 64."""
+    """Return float32 logits with gaps of 1e-6 to 1e4, right, wrong and tied labels, and k to 64."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -94,7 +95,7 @@ def battery(rows: int, classes: int, device: str, seed: int) -> tuple[Tensor, Te
 
 
 def error(computed: Tensor, true: Tensor) -> float:
-    """Return the largest relative error; in half types, in units in the last place."""
+    """Return the largest relative error; in half precision, in units in the last place."""
     off = (computed.double() - true).abs()
     negligible = true.abs() < NEGLIGIBLE
     single = computed.dtype == torch.float32
@@ -146,7 +147,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 class Bench:
-    """All checks, at sizes that suit the device."""
+    """All checks, at sizes suited to the device."""
 
     def __init__(self, device: str) -> None:
         self.device, self.small = device, device == "cpu"
@@ -155,7 +156,7 @@ class Bench:
         return 10 if self.small else min(200_000, max(1000, 200_000_000 // classes))
 
     def shapes(self) -> Iterator[tuple[str, int]]:
-        """Yield kernels and numbers of classes, divisible by the block size and not."""
+        """Yield kernels and numbers of classes, multiples of the block size and others."""
         small, large = ((2, 3, 10, 33), (100,)) if self.small else (
             (2, 3, 10, 100, 257, 1000, 4096, 8192), (8193, 32000, 32001, 50257, 131072, 262144)
         )  # fmt: skip
@@ -217,7 +218,7 @@ class Bench:
                         float((again != first).sum()), 0.0)  # fmt: skip
 
     def of_equal_logits(self, kernel: str, classes: int) -> Iterator[Check]:
-        """Both are rounded alike, and k multiplies the rounding error of their sum."""
+        """Check equal logits, whose rounding errors add up and are multiplied by k."""
         rows = min(self.rows(classes), 1000)
         generator = torch.Generator(self.device).manual_seed(classes)
         d = -12 * torch.rand(rows, 1, generator=generator, device=self.device)
@@ -257,7 +258,7 @@ class Bench:
         weight = torch.rand(classes, generator=generator, device=self.device) + 0.1
         q = torch.full_like(z, 0.1 / classes, dtype=torch.float64)
         q = q.scatter_add(1, label.unsqueeze(1), torch.full((rows, 1), 0.9).to(q))
-        # One-hot, all but one-hot, two classes as in mixup, and any; the sum may be anything.
+        # One-hot, nearly one-hot, two classes as in mixup, and random; sums other than 1 too.
         given = torch.randn(z.shape, generator=generator, device=self.device).mul(3).softmax(1)
         pair = torch.zeros_like(given).scatter(1, label.unsqueeze(1), 0.7)
         pair.scatter_add_(1, label.flip(0).unsqueeze(1), torch.full((rows, 1), 0.3).to(pair))
@@ -289,7 +290,7 @@ class Bench:
             bias = (x.double().softmax(1) - q / q.sum(1, keepdim=True)).abs().amax(1, keepdim=True)
             worst = float(torch.where(bias > 0.01, off, 0).amax())
             yield Check(f"{text}, of the row's largest", *kind_of, worst, 1e-4)
-            if kernel == "tile":  # of others it always is
+            if kernel == "tile":  # other kernels always leave it to the backward pass
                 left = gradient(x, target, k, at_once=False, reduction="sum", **settings)
                 yield Check(f"{text}, left to the backward pass, that differ", *kind_of,
                             float((left != f).sum()), 0.0)  # fmt: skip
@@ -298,18 +299,18 @@ class Bench:
                 value = tunable_cross_entropy(
                     x, target, reduction="none", implementation="triton", **settings
                 )
-                # Next to a right answer they are close to 0, and as exact as those of PyTorch.
+                # Confident correct predictions have values near 0, as accurate as PyTorch's.
                 off = (value.double() - true_value).abs() - self.rounding(dtype, true_value)
                 worst = float((off.clamp(min=0) / true_value.clamp(min=0.1)).amax())
                 yield Check(f"{text}, value", *kind_of, worst, 1e-5)
 
     def rounding(self, dtype: torch.dtype, true: Tensor) -> Tensor | float:
-        """Return the rounding error of a half type: half a unit in the last place."""
+        """Return the rounding error in half precision: half a unit in the last place."""
         if dtype == torch.float32:
             return 0.0
         limits = torch.finfo(dtype)
         unit = limits.eps * true.abs().clamp(min=limits.smallest_normal)
-        return unit if self.small else unit / 2  # the interpreter cuts off where GPUs round
+        return unit if self.small else unit / 2  # the interpreter truncates where GPUs round
 
     def of_layout(self, kernel: str, classes: int) -> Iterator[Check]:
         rows = min(self.rows(classes), 500)
@@ -319,7 +320,7 @@ class Bench:
         before = strided.clone()
         f = gradient(strided, label, 0.5)
         expected = gradient(strided.contiguous(), label, 0.5)
-        # Sums of vectors are taken in another order, so the last bit may differ.
+        # Vectorized loads change the order of summation, so the last bit may differ.
         apart = (f.float() - expected.float()).abs() > 2**-10 * expected.float().abs() + 6e-8
         different = torch.where(f.isnan() & expected.isnan(), False, apart)
         yield Check("strided rows that differ", kernel, "float16", rows, classes, "0.5",
@@ -343,11 +344,11 @@ class Bench:
             q = z.roll(1, 0).softmax(1)
             f = gradient(z, q, 0.5, reduction="sum")[-400:]
             true = soft_tunable(z[-400:].double(), q[-400:].double(), 0.5)
-            worst = off_the_norm(f, true)  # to bfloat16's rounding
+            worst = off_the_norm(f, true)  # up to bfloat16 rounding
             yield Check("probabilities beyond 2^31, of the norm", *kind, worst, 4e-3)
 
     def of_binary(self) -> Iterator[Check]:
-        """Check labels, some of them probabilities; logits of 1e-6 to 1e4, k of 1/64 to 64."""
+        """Check labels and probabilities, with logits of 1e-6 to 1e4 and k of 1/64 to 64."""
         count = 2000 if self.small else 10_000_001
         generator = torch.Generator(self.device).manual_seed(0)
 
@@ -373,7 +374,7 @@ class Bench:
                 (f,) = torch.autograd.grad(loss, leaf, torch.full_like(loss, upstream))
                 yield Check(f"{text}, {reduction}, gradient times {upstream}", *kind,
                             error(f, upstream * true), allowed)  # fmt: skip
-            near = value.abs() > 1e-6  # below, the truth is not exact
+            near = value.abs() > 1e-6  # below, the reference is not exact
             off = error(loss.detach()[near], value[near])
             yield Check(f"{text}, value", *kind, off, allowed)
         if not self.small:
@@ -386,7 +387,7 @@ class Bench:
             yield Check("beyond 2^31", *kind, error(z.grad[-400:], true), 1.0)
 
     def of_node(self, shape: tuple[int, int], dtype: torch.dtype) -> Iterator[Check]:
-        """Check that the usual call, by the C++ node, equals the operators bit for bit."""
+        """Check that the usual call, through the C++ node, equals the operators bit for bit."""
         subprocess.run([sys.executable, "-m", node.__name__], check=True)
         assert node.compiled_node() is not None
         rows, classes = shape
@@ -409,7 +410,7 @@ class Bench:
             yield self.of_captured_node(kernel, z, label)
 
     def differences(self, z: Tensor, target: Tensor, k: Any, smoothing: float) -> float:
-        """Compare values and gradients, for scaled and unscaled losses, on a side stream or not."""
+        """Count differences of values and gradients: scaled or not, on a side stream or not."""
         differ, scaled, other = 0, ScaledBefore(), torch.cuda.Stream()
         for reduction, upstream, at_once in product(("mean", "sum"), (1.0, 3.0), (True, False)):
             found = []
@@ -534,7 +535,7 @@ class Bench:
                             "0.5", worst, allowed)  # fmt: skip
 
     def of_waiting(self) -> Iterator[Check]:
-        """Count steps that wait for the GPU, which is kept busy meanwhile."""
+        """Count steps that synchronize with the GPU, which is kept busy meanwhile."""
         if self.small:
             return
         for kernel, rows, classes in (("tile", 4096, 1000), ("row", 512, 32000)):
@@ -548,10 +549,10 @@ class Bench:
         yield Check("steps that wait unseen", "", "float32", 1, 1, "", float(missed), 0.0)
 
     def of_telling(self, kernel: str, rows: int, classes: int) -> Iterator[Check]:
-        """Check a module that learns only after a step whether its loss is scaled."""
+        """Check that a module records after each step whether its loss was scaled."""
         z, label, _ = battery(rows, classes, self.device, seed=3)
         kinds = {"labels": 0.0}
-        if kernel == "tile":  # of others the gradient is left to the backward pass in any case
+        if kernel == "tile":  # other kernels always leave the gradient to the backward pass
             kinds["smoothed labels"] = 0.1
         for text, smoothing in kinds.items():
             criterion = TunableCrossEntropyLoss(
@@ -567,7 +568,7 @@ class Bench:
                         "0.5", float(wrong), 0.0)  # fmt: skip
 
     def steps(self, rows: int, classes: int) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Check forward and backward passes of all special cases."""
+        """Yield forward and backward passes of all special cases."""
         z, label, k = battery(rows, classes, self.device, seed=2)
         hidden, weight, _ = self.last_layer(rows, 64, classes)
         label[::7] = IGNORED
@@ -650,7 +651,7 @@ class Bench:
         ignored = [(nan,) * len(kinds[0])]
         few = torch.tensor([*kinds, *usual, *ignored], dtype=torch.float64).to(self.device, dtype)
         rows = len(few)
-        # The first is the label's logit, the others take turns, and the label is anywhere.
+        # The first value goes to the label's logit, the others alternate; labels vary by row.
         label = torch.arange(rows, device=self.device) * 7 % classes
         column = (torch.arange(classes, device=self.device) - label.unsqueeze(1)) % classes
         z = few.gather(1, torch.where(column == 0, 0, 2 - column % 2))
@@ -663,7 +664,7 @@ class Bench:
         loss = tunable_cross_entropy(leaf, label, k=k, implementation="torch", **settings)
         (true,) = torch.autograd.grad(loss.sum(), leaf)
         true_value = F.cross_entropy(z.double(), label, **settings)
-        true[true_value.isnan()] = nan  # a network that has diverged must show it
+        true[true_value.isnan()] = nan  # divergence must propagate
         begin, middle = len(kinds), len(kinds) + len(wrong_k)
         if k_text == "each row":
             k[begin:middle] = torch.tensor(wrong_k)
@@ -679,7 +680,7 @@ class Bench:
         launch.launch(case, None, f)
         launch.launch(case, value, None, found=found)
         launch.launch(case, None, later, grad=torch.ones_like(value), given=found)
-        # In float32, where the difference of two logits can be infinite.
+        # Compare in float32, where the difference of two logits can overflow.
         value_is_right = torch.isclose(value.float(), true_value.float(), 1e-5, 1e-6, True)
         allowed = self.rounding(dtype, true) + 1e-5 * true.abs() + NEGLIGIBLE
         if smoothing:
@@ -691,14 +692,14 @@ class Bench:
         return rows, float((~torch.stack(right).all(0)).sum())
 
     def of_split(self) -> Iterator[Check]:
-        """Check two processes that each have some of the classes, or some of the rows."""
+        """Check two processes that each hold a part of the classes, or of the rows."""
         with tempfile.TemporaryDirectory() as folder:
             spawn(as_rank, (self.device, folder), nprocs=2)
             for rank in range(2):
                 yield from pickle.loads(Path(folder, str(rank)).read_bytes())
 
     def of_rank(self, rank: int) -> Iterator[Check]:
-        """Return this process's errors in the loss and its gradient, for long and short parts."""
+        """Yield this process's checks of the loss and its gradient, for long and short rows."""
         rows, classes, width = (10, 43, 8) if self.small else (1000, 32001, 512)
         with mock.patch.object(launch, "LONGEST_TILE", 0 if self.small else 8192):
             yield from self.of_part(rank, "row", rows, classes, width)
@@ -709,7 +710,7 @@ class Bench:
     def of_part(
         self, rank: int, kernel: str, rows: int, classes: int, width: int
     ) -> Iterator[Check]:
-        """Check rows that are split after a third."""
+        """Check rows whose classes are split after the first third."""
         begin = classes // 3
         own = slice(0, begin) if rank == 0 else slice(begin, classes)
         split: dict[str, Any] = {"process_group": dist.group.WORLD}
@@ -749,7 +750,7 @@ class Bench:
                         worst, 1e-3)  # fmt: skip
 
     def of_replicas(self, rank: int, hidden: Tensor, label: Tensor) -> Check:
-        """Check half of the rows in each process, with DistributedDataParallel's gradient."""
+        """Check the gradient under DistributedDataParallel, with half of the rows per process."""
         rows, width = hidden.shape
         layer = nn.Linear(width, 10, bias=False, device=self.device)
         model, own = nn.parallel.DistributedDataParallel(layer), slice(rank, None, 2)
@@ -764,7 +765,7 @@ class Bench:
 
 
 def waits_for_the_gpu(step: Callable[[], None]) -> bool:
-    for _ in range(3):  # to compile it, and to have memory at hand: to ask for more is to wait
+    for _ in range(3):  # compile, and fill the allocator's cache, since cudaMalloc synchronizes
         step()
     torch.cuda.synchronize()
     torch.cuda._sleep(SLEEP)
@@ -782,7 +783,7 @@ def as_rank(rank: int, device: str, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     Path(folder, str(rank)).write_bytes(pickle.dumps(list(Bench(device).of_rank(rank))))
     dist.destroy_process_group()
-    # At the interpreter's exit, it and PyTorch's threads can deadlock.
+    # A normal exit can deadlock with PyTorch's threads.
     os._exit(0)
 
 

@@ -1,10 +1,10 @@
-"""Do graphs train as a plain loop does? One line for each check, into a CSV file.
+"""Check on a GPU that CUDA graphs train as a plain loop does; one line of a CSV file per check.
 
     python -m benchmarks.check_modules --out benchmarks/results/check_modules_cuda.csv
 
-On a GPU: trainings by CUDA graphs against the loop of `fleet.modules.loop` on the same GPU, with
-deterministic kernels and without compiling; the same trial alone and in company; and what happens
-to networks that no graph can hold.
+Training by CUDA graphs is compared with the loop of `fleet.modules.loop` on the same GPU, with
+deterministic kernels and without compilation; a trial alone with the same trial beside others; and
+networks that cannot be captured must fall back to the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Check = dict[str, object]
 
 
 def data(shape: tuple[int, ...], examples: int = 600) -> Examples:
-    """A problem that can be learned: one of ten patterns in noise."""
+    """Return a learnable problem: ten patterns in noise."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(10, (examples,), generator=generator)
     patterns = torch.rand(10, *shape, generator=generator)
@@ -47,7 +47,7 @@ def flipped(x: Tensor) -> Tensor:
 
 
 class Tokens(nn.Module):
-    """A label for each place of a sequence, from two inputs."""
+    """A network with two inputs and a label for each position of a sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Tokens(nn.Module):
 
 
 class Wandering(nn.Module):
-    """Control flow that depends on the data, which no graph can hold."""
+    """A network with data-dependent control flow, which cannot be captured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def tokens() -> Examples:
 
 
 class Reading(torch.utils.data.Dataset[Any]):
-    """Examples that differ each time they are read, if only a little."""
+    """Examples that change slightly each time they are read."""
 
     def __init__(self, examples: Examples, start: int, end: int) -> None:
         self.examples, self.start, self.end = examples, start, end
@@ -145,7 +145,7 @@ def checks() -> Iterator[Check]:
         captured = not any("step by step" in note for note in fleet.notes)
         yield check("captured" + "".join(f"; {n}" for n in fleet.notes), name, 1 - captured, 0)
         alone = outcomes(ModuleFleet(training, examples, DEVICE, slots=1), wanted[1:2])
-        # Alone, too, "tokens" rounds differently from run to run; data on the host differs anyway.
+        # "tokens" is not deterministic even alone; data read on the host differs anyway.
         one, other = together[wanted[1]], alone[wanted[1]]
         apart = abs(one.cross_entropy - other.cross_entropy) / other.cross_entropy
         same = {"tokens": apart < 1e-5}.get(name, one == other or "host" in name)
@@ -154,7 +154,7 @@ def checks() -> Iterator[Check]:
             plain = train(training, examples, trial, DEVICE)
             assert plain is not None
             one = together[trial]
-            # Augmentation, attention and data that differs when it is read again magnify rounding.
+            # Augmentation, attention and data that changes between reads amplify differences.
             random = name in ("CNN, augmented", "transformer, AdamW", "CNN, data read on the host")
             close = 0.25 if random else 0.08 if "bf16" in name else 0.02
             apart = abs(one.cross_entropy - plain.cross_entropy) / plain.cross_entropy

@@ -29,7 +29,7 @@ RULES: tuple[tuple[Any, dict[str, float]], ...] = (
     (power_of_log, {"k": 0.5}),
     (log_of_power, {"k": 2.0}),
 )
-Check = tuple[str, float, float]  # what was looked at, the error, what is allowed
+Check = tuple[str, float, float]  # the name of the check, the error, and the allowed error
 
 
 def error(ours: Tensor, truth: Tensor) -> float:
@@ -86,7 +86,7 @@ def soft_targets() -> Iterator[Check]:
 
 
 def changes_of_k() -> Iterator[Check]:
-    """Check a compiled module whose k changes, and that it has at most two graphs."""
+    """Check that a compiled module whose k changes is correct and has at most two graphs."""
     graphs = []
 
     def counting(graph: Any, inputs: Any) -> Any:

@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def write(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Write rows that share their columns to a CSV file."""
+    """Write rows with the same columns to a CSV file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])

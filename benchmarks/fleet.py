@@ -1,11 +1,11 @@
-"""Microseconds per model and step of training: the fleet against other ways, in one run.
+"""Measure microseconds per model and training step: the fleet against alternatives, in one run.
 
     python -m benchmarks.fleet --device cuda --out benchmarks/results/fleet_cuda.csv
 
-The fleet's figure is all in: order, gathering, training, evaluation after every epoch, early
-stopping and the refilling of slots, over whole trials (twice as many as slots). The others' is
-their training step alone, batches gathered on the device included; that is kind to them. On a CPU,
-where other work disturbs, all take turns, and figures are medians of the turns.
+The fleet's figure covers whole trials (twice as many as slots): shuffling, gathering, training,
+evaluation after every epoch, early stopping and refilling of slots. The figures of the others cover
+only the training step, with batches gathered on the device, which favours them. On a CPU, where
+other work disturbs the timing, all take turns, and figures are medians over the turns.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from pseudograd.fleet import Fleet, MLPRecipe, Split, Trial
 
 BATCH, K, RATE, MOMENTUM = 128, 0.5, 0.01, 0.5
 ROUNDS = 5
-BYTES = 20  # a parameter and step: weight read twice and written, momentum read and written
+BYTES = 20  # per parameter and step: weight read twice and written, momentum read and written
 
 
 def pixels(name: str, examples: int, features: int) -> Dataset:
-    """Noise in the shape of a real set: speed does not depend on what the pictures show."""
+    """Return random images in the shape of a real set; speed does not depend on the content."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (examples, features), generator=generator, dtype=torch.uint8)
     return Dataset(name, images, torch.randint(10, (examples,), generator=generator), examples)
 
 
-# Network, data set, hidden layers, slots, epochs of a trial.
+# Network, data set, hidden layers, slots, epochs per trial.
 Case = tuple[str, Dataset, tuple[int, ...], int, int]
 
 
@@ -56,7 +56,7 @@ def cases(device: str) -> Iterator[Case]:
 
 
 class Bench:
-    """One network on one device, trained in several ways."""
+    """One network on one device, timed in several ways."""
 
     def __init__(self, case: Case, device: str) -> None:
         self.name, self.data, self.hidden, self.slots, self.epochs = case
@@ -73,7 +73,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def timed(self, step: Callable[[], Any], steps: int, repeats: int = 5) -> float:
-        """Median microseconds of a step."""
+        """Return the median microseconds of a step."""
         for _ in range(3):
             step()
         times = []
@@ -130,7 +130,7 @@ class Bench:
         return self.timed(lambda: fast(*self.batch()), steps=100)
 
     def graphed(self) -> float:
-        """The plain step, captured as a CUDA graph."""
+        """Time the plain step, captured as a CUDA graph."""
         step = self.plain_step()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -144,7 +144,7 @@ class Bench:
         return self.timed(graph.replay, steps=100)
 
     def ensemble(self, models: int) -> float:
-        """torch.func's way: stack_module_state and vmap."""
+        """Time an ensemble by torch.func: stack_module_state and vmap."""
         networks = [self.network() for _ in range(models)]
         parameters, _ = torch.func.stack_module_state(networks)
         momenta = {name: torch.zeros_like(value) for name, value in parameters.items()}
@@ -165,7 +165,7 @@ class Bench:
         return self.timed(step, steps=10) / models
 
     def fleet(self) -> float:
-        """Microseconds per model and step, all in."""
+        """Time whole trials of the fleet."""
         recipe = MLPRecipe(
             self.data.name, self.hidden, momentum=MOMENTUM, clip=self.clip, patience=10**6,
             max_epochs=self.epochs,
@@ -176,7 +176,7 @@ class Bench:
         ]
         crew = Fleet(self.data, self.device, slots=self.slots)
         warm_up = [replace(trial, recipe=recipe.shortened(2)) for trial in trials[: self.slots]]
-        for _ in crew.run(warm_up):  # compiles what there is to compile
+        for _ in crew.run(warm_up):  # warm up and compile
             pass
         self.sync()
         start = time.perf_counter()
@@ -186,7 +186,7 @@ class Bench:
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written a second by a large copy on the GPU."""
+    """Return the bytes per second that a large copy on the GPU reads and writes."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     times = []
@@ -208,7 +208,7 @@ def main() -> None:
     arguments = parser.parse_args()
     on_gpu = arguments.device == "cuda"
     if on_gpu:
-        torch.set_float32_matmul_precision("high")  # TF32 for all alike
+        torch.set_float32_matmul_precision("high")  # TF32 for all contenders
     bandwidth = copy_bandwidth() if on_gpu else None
     facts = environment()
     rows = []

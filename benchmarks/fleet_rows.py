@@ -3,11 +3,11 @@
     python -m benchmarks.fleet_rows --measure       # on a GPU, about 4 minutes: measure, estimate
     python -m benchmarks.fleet_rows                 # anywhere: estimate from the measured file
 
-All rows would take more than an hour, so this measures a few epochs of each of their networks:
-fleets side by side, as ``python -m paper run`` trains them, with several numbers of trials. The
-times include order, training, evaluation and early stopping. The estimate then replays the trials
-in the committed ledgers epoch by epoch, as a fleet would train them, and says whether the rows
-reach the goal: 75% of the speed that memory traffic allows.
+All rows would take more than an hour, so this measures a few epochs of each of their networks, for
+several numbers of trials, in fleets side by side, as in ``python -m paper run``. The times include
+shuffling, training, evaluation and early stopping. The estimate then replays the trials of the
+committed ledgers epoch by epoch, as a fleet would train them, and prints whether the rows reach the
+goal: 75% of the speed that memory bandwidth allows.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 FILE = Path("benchmarks/results/fleet_rows_cuda.csv")
 ESTIMATE = Path("benchmarks/results/fleet_rows_estimate.csv")
-GOAL = 0.75  # of the speed that memory traffic allows, over all rows
-AT_ONCE = 3  # fleets, as `pseudograd.cli.place` has it
-MOST_SLOTS = 256  # as `pseudograd.fleet.mlp.fleet` has it
-# Trials of a fleet, epochs that are timed, and the share of the examples in an epoch: many trials
-# take long and lose little between epochs. The most telling number of trials comes first, so that
-# a run that is cut short still has a figure for every network.
+GOAL = 0.75  # of the speed that memory bandwidth allows, over all rows
+AT_ONCE = 3  # fleets, as in `pseudograd.cli.place`
+MOST_SLOTS = 256  # as in `pseudograd.fleet.mlp.fleet`
+# Trials per fleet, epochs to time, and the fraction of the examples per epoch: with many trials,
+# epochs are long and the time between them matters little. The most informative point comes first,
+# so that a run that is cut short still has a figure for every network.
 POINTS = ((32, 2, 0.5), (8, 3, 1.0), (128, 2, 0.125))
 SETS = {  # features, classes, training examples
     "mnist": (784, 10, 60_000),
@@ -52,7 +52,7 @@ HIDDEN = [(1, 400), (1, 800), (1, 1100), (3, 400), (3, 800), (5, 400), (5, 800)]
 
 
 def steps_of(examples: int) -> int:
-    """Steps of an epoch on three fifths of the examples."""
+    """Return the steps of an epoch on three fifths of the examples."""
     return -(-(examples // 5 * 3) // 128)
 
 
@@ -66,7 +66,7 @@ def weights_of(data: str, depth: int, width: int) -> int:
 
 
 def noise(data: str, share: float) -> Dataset:
-    """Return pixels whose labels a linear network can learn, in the shape of a real set."""
+    """Return random pixels in the shape of a real set, with labels by a linear teacher."""
     inputs, classes, examples = SETS[data]
     examples = int(share * examples) // 5 * 5
     generator = torch.Generator(device="cuda").manual_seed(0)
@@ -78,7 +78,7 @@ def noise(data: str, share: float) -> Dataset:
 
 
 def seconds_of(fleet: Fleet, recipe: MLPRecipe, trials: int, epochs: int, at_once: int) -> float:
-    """Return how long several fleets take at once for so many epochs of so many trials each."""
+    """Return the seconds that ``at_once`` fleets take for the given trials and epochs each."""
     recipe = replace(recipe, max_epochs=epochs)
 
     def work(_: int) -> None:
@@ -99,7 +99,7 @@ def seconds_of(fleet: Fleet, recipe: MLPRecipe, trials: int, epochs: int, at_onc
 
 
 def measure(at_once: int, seconds: float) -> Iterator[dict[str, object]]:
-    """Yield a line for each network and number of trials, until the time is over."""
+    """Yield a line for each network and number of trials, until the time limit."""
     bandwidth, facts, began = copy_bandwidth(), environment(), time.monotonic()
     for (trials, epochs, share), data in itertools.product(
         POINTS, ("mnist", "cifar10", "cifar100")
@@ -111,7 +111,7 @@ def measure(at_once: int, seconds: float) -> Iterator[dict[str, object]]:
                 return
             clip = 100.0 if depth > 1 else None
             recipe = MLPRecipe(data, (width,) * depth, momentum=0.9, clip=clip, patience=10**6)
-            seconds_of(fleet, recipe, trials, 2, 1)  # compiles what there is to compile
+            seconds_of(fleet, recipe, trials, 2, 1)  # warm up and compile
             begun = seconds_of(fleet, recipe, trials, 1, at_once)
             more = seconds_of(fleet, recipe, trials, 1 + epochs, at_once)
             epoch = (more - begun) / (epochs * at_once)
@@ -136,12 +136,12 @@ def measure(at_once: int, seconds: float) -> Iterator[dict[str, object]]:
 
 @dataclass(frozen=True)
 class Costs:
-    """What one network costs a fleet that shares the GPU.
+    """The costs of one network in a fleet that shares the GPU.
 
     Attributes:
-        trials: How many were trained together, ascending.
-        step: Seconds of a step of all of them.
-        begin: Seconds to begin with a stack of so many.
+        trials: The numbers of trials trained together, ascending.
+        step: The seconds of a step of all of them.
+        begin: The seconds to start a stack of that size.
 
     """
 
@@ -150,7 +150,7 @@ class Costs:
     begin: Sequence[float]
 
     def of_step(self, trials: int) -> float:
-        """Interpolate between the measured numbers; beyond them all costs are in proportion."""
+        """Return the seconds of a step, interpolated; above the measured range, proportional."""
         low, high = self.trials[0], self.trials[-1]
         if trials <= low:
             return self.step[0]
@@ -165,7 +165,7 @@ class Costs:
 
 
 def costs_in(path: Path) -> tuple[dict[tuple[str, int, int], Costs], float]:
-    """Return the measured costs by network, and the bandwidth of that GPU."""
+    """Return the measured costs by network, and the memory bandwidth of that GPU."""
     with path.open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     found: dict[tuple[str, int, int], list[dict[str, str]]] = defaultdict(list)
@@ -184,9 +184,10 @@ def costs_in(path: Path) -> tuple[dict[tuple[str, int, int], Costs], float]:
 
 
 def seconds_of_row(row: Row, costs: Costs, floor: float) -> tuple[float, float]:
-    """Return a row's seconds, estimated and at the floor, given a model's seconds of a step there.
+    """Return a row's seconds, estimated and at the memory floor.
 
-    The row's study is run again, with outcomes from its ledger and slots as `Crew` has them.
+    The row's study is replayed with outcomes from its ledger and slots as in `Crew`. ``floor`` is
+    the least possible time of a step of one model.
     """
     from paper.rows import Experiment
     from paper.run import study_of
@@ -200,7 +201,7 @@ def seconds_of_row(row: Row, costs: Costs, floor: float) -> tuple[float, float]:
         trained = examples - examples // 5 if queue[0].split.retrain else examples // 5 * 3
         steps, slots = -(-trained // 128), min(MOST_SLOTS, len(queue))
         seconds += costs.of_begin(slots)
-        left: dict[Trial, int] = {}  # epochs of the trials under way
+        left: dict[Trial, int] = {}  # remaining epochs of the trials in training
         while queue or left:
             while queue and len(left) < slots:
                 trial = queue.popleft()
@@ -222,7 +223,7 @@ def seconds_of_row(row: Row, costs: Costs, floor: float) -> tuple[float, float]:
 
 
 def estimate(path: Path) -> Iterator[tuple[Row, float, float]]:
-    """Yield the paper's rows, each with its seconds: estimated, and at the floor."""
+    """Yield the paper's rows, each with its seconds, estimated and at the memory floor."""
     from paper.rows import paper_rows
 
     measured, bandwidth = costs_in(path)
@@ -234,7 +235,7 @@ def estimate(path: Path) -> Iterator[tuple[Row, float, float]]:
 
 
 def show(path: Path) -> None:
-    """Print and write the estimate for each network's rows and for all, and the verdict."""
+    """Print and write the estimate for each network and in total, and compare it with the goal."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for row, seconds, least in estimate(path):
         for name in (f"{row.data} {row.hidden_layers}x{row.width}", "all rows"):

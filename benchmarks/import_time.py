@@ -1,4 +1,4 @@
-"""Measure what `import pseudograd` adds to `import torch`, in fresh processes.
+"""Measure the time that `import pseudograd` adds to `import torch`, in new processes.
 
     python -m benchmarks.import_time
 
@@ -30,7 +30,7 @@ print(*(1e3 * (stop - start) for start, stop in zip(clock, clock[1:])))
 
 
 def milliseconds() -> list[float]:
-    """Return the time of each stage in a fresh process."""
+    """Return the time of each stage in a new process."""
     command = [sys.executable, "-c", PROGRAM]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return [float(number) for number in run.stdout.split()]

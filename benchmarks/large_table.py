@@ -1,8 +1,8 @@
-"""`pseudograd tune` on a table of a million rows and twenty columns: time, memory, test error.
+"""Measure `pseudograd tune` on a million rows and twenty columns: time, memory, test error.
 
     python -m benchmarks.large_table
 
-The table is made here: fourteen columns of numbers, six of categories, and labels that depend on
+The table is synthetic: fourteen columns of numbers, six of categories, and labels that depend on
 some of them, with noise. Baselines on the same split show whether the model is any good.
 """
 
@@ -57,7 +57,7 @@ def main() -> None:
             "megabytes": round(path.stat().st_size / 1e6),
             "seconds": round(seconds),
             "cpu_seconds": round(used.ru_utime + used.ru_stime),
-            "peak_gigabytes": round(used.ru_maxrss / 1e6, 2),  # Linux counts in kilobytes
+            "peak_gigabytes": round(used.ru_maxrss / 1e6, 2),  # kilobytes on Linux
             "test_error": round(found["model"]["error"], 4),
             **{one["name"]: round(one["error"], 4) for one in found["baselines"]},
             "hardware": about["hardware"],

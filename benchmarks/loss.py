@@ -1,12 +1,12 @@
-"""Forward and backward of the tunable loss beside PyTorch's cross-entropy, in one run.
+"""Time forward and backward of the tunable loss and of PyTorch's cross-entropy, in one run.
 
     python -m benchmarks.loss
     python -m benchmarks.loss --device cuda
 
-On a GPU it is the work of `benchmarks.loss_cuda`, beside others' kernels too.
+On a GPU, `benchmarks.loss_cuda` also compares the kernels of other libraries.
 
-In every round each contender has one turn, in an order drawn anew, so that what disturbs the
-machine meets all alike. The table shows medians over the rounds, and the 20th and 80th percentile.
+In every round each contender has one turn, in a new random order, so that disturbances affect all
+alike. The table shows medians over the rounds, and the 20th and 80th percentiles.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from pseudograd.loss import cpu
 
 KS = ("1", "0.5", "2", "per example")
 ROUNDS = 30
-TURN = 0.01  # seconds; short calls are repeated for so long, and their mean is taken
+TURN = 0.01  # seconds per turn; short calls are repeated, and their mean is taken
 
 Step = Callable[[], None]
 Spread = tuple[float, float, float]
 
 
 class Case(NamedTuple):
-    """Logits and targets."""
+    """The shape and dtype of the logits, the kind of target, and how the loss is run."""
 
     shape: tuple[int, ...]
     target: str = "labels"
@@ -67,12 +67,12 @@ def cases() -> Iterator[Case]:
 
 
 def without_kernels() -> AbstractContextManager[object]:
-    """The loss where its kernels could not be built: PyTorch's operations."""
+    """Disable the compiled kernels, so that the loss falls back to PyTorch operations."""
     return mock.patch.object(cpu, "kernels", return_value=None)
 
 
 def steps(case: Case) -> dict[tuple[str, str], Step]:
-    """Forward and backward of each contender, on the same logits: (whose, k) to step."""
+    """Return the forward and backward step of each contender, by (whose, k), on the same logits."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(case.shape, generator=generator).to(getattr(torch, case.dtype))
     if case.layout:
@@ -116,7 +116,7 @@ def steps(case: Case) -> dict[tuple[str, str], Step]:
 
 
 def seconds(step: Step, calls: int) -> float:
-    """The mean time of a call. The one place that looks at a clock."""
+    """Return the mean time of a call."""
     start = time.perf_counter()
     for _ in range(calls):
         step()
@@ -124,7 +124,7 @@ def seconds(step: Step, calls: int) -> float:
 
 
 def race(case: Case) -> dict[tuple[str, str], Spread]:
-    """Time all contenders in turns; give percentiles 50, 20 and 80 in seconds."""
+    """Time all contenders in turns; return the median, 20th and 80th percentiles in seconds."""
     contenders = steps(case)
     times: dict[tuple[str, str], list[float]] = {name: [] for name in contenders}
     calls: dict[tuple[str, str], int] = {}
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.only and not arguments.out:
-        parser.error("--only leaves cases out of the whole table: name another file by --out")
+        parser.error("--only would overwrite the full table: name another file with --out")
     out = arguments.out or RESULTS / f"loss_{arguments.device}.csv"
     if arguments.device == "cuda":
         from benchmarks import loss_cuda

@@ -1,17 +1,18 @@
 """Time the loss on a GPU beside other implementations of cross-entropy; see `benchmarks.loss`.
 
-A turn is a forward and a backward pass on logits that are not in the cache, timed by CUDA events.
-The GPU is kept busy beforehand, so that all kernels of the turn are queued when it reaches them, as
-in the training of a network: this times the GPU, not Python. The table also has the host time to
-queue them, and the wall clock: a step with an empty queue, from the call until the GPU is done.
-Implementations that synchronize in between (Liger reads a number back) are timed with the wait.
+A turn is a forward and a backward pass on logits that are not in the L2 cache, timed by CUDA
+events. The GPU is kept busy beforehand, so that all kernels of the turn are queued when it reaches
+them, as in the training of a network: this times the GPU, not Python. The table also has the host
+time to queue them, and the wall-clock time of a step with an empty queue, from the call until the
+GPU is done. For implementations that synchronize in between (Liger reads a number back), the wait
+is included.
 
 Contenders take turns in a random order, so that disturbances affect all alike. For layer and loss,
 those close to the fastest get more turns. The table shows medians with 20th and 80th percentiles,
-peak memory beyond the inputs, and the time of a copy of the logits as a share of the time: a loss
-that reads them once and writes their gradient once has 1, one that reads them twice 2/3.
+peak memory beyond the inputs, and the time of a copy of the logits as a fraction of the total: a
+loss that reads them once and writes their gradient once has 1, one that reads them twice 2/3.
 
-Peers that are not installed are named and left out.
+Peers that are not installed are listed and left out.
 """
 
 from __future__ import annotations
@@ -70,23 +71,22 @@ BINARY = (
 LINEAR = ((torch.bfloat16, 8192, 4096, 131072), (torch.bfloat16, 8192, 2048, 32000))
 KS = ("1", "0.5", "2", "per row")
 PEERS = {"liger": "liger-kernel", "cut": "cut-cross-entropy", "quack": "quack-kernels"}
-CUTE = "liger_kernel.ops.cutedsl.ops"  # for Hopper GPUs, which Liger takes only if it is told to
+CUTE = "liger_kernel.ops.cutedsl.ops"  # for Hopper GPUs; opt-in in Liger
 TURNS = {"logits": 60, "probabilities": 30, "binary": 30, "linear": 20}
-# Most of the time goes to the same matrix products, so a few turns cannot separate the best.
+# Most of the time goes to the same matrix products, so the best need more turns to separate.
 MORE_TURNS = {"linear": 40}
 CLOSE = 1.05
-# A module of ours remembers whether its loss was scaled, and matrix products run into the GPU's
-# power limit, which lowers its clock. So each contender is timed after its own calls, not after a
-# neighbour's.
+# Our module remembers whether its loss was scaled, and matrix products hit the GPU's power limit,
+# which lowers its clock. So each contender is timed after calls of its own.
 CALLS_BEFORE = {"logits": 1, "probabilities": 1, "binary": 1, "linear": 2}
-# Zeroing this much memory takes 2 ms, longer than any launches, and clears the cache.
+# Zeroing this much memory takes 2 ms, longer than all launches, and flushes the L2 cache.
 BUSY_BYTES = 8 << 30
 
 Loss = Callable[..., Tensor]
 
 
 class Spread(NamedTuple):
-    """Milliseconds."""
+    """Median, 20th and 80th percentile in milliseconds."""
 
     median: float
     low: float
@@ -111,7 +111,7 @@ def percentiles(values: list[float]) -> Spread:
 
 
 def imported(module: str, name: str) -> Any:
-    """Return a peer's function, or None after a message."""
+    """Return a peer's function, or print a message and return None."""
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:  # not installed, or not for this machine
@@ -120,7 +120,7 @@ def imported(module: str, name: str) -> Any:
 
 
 def of_logits() -> dict[str, Loss]:
-    """Return contenders as functions of logits, labels and a k for each row."""
+    """Return contenders as functions of logits, labels and per-row k."""
     contenders = of_pytorch()
     if liger := imported("liger_kernel.transformers.functional", "liger_cross_entropy"):
         contenders["liger"] = lambda z, y, ks: liger(z, y)
@@ -141,7 +141,7 @@ def of_probabilities() -> dict[str, Loss]:
 
 
 def of_binary() -> dict[str, Loss]:
-    """Return contenders for binary labels of the logits' shape."""
+    """Return contenders for binary labels of the same shape as the logits."""
     theirs = F.binary_cross_entropy_with_logits
     compiled_theirs = torch.compile(theirs, dynamic=False)
     compiled_ours = torch.compile(binary_loss, fullgraph=True, dynamic=False)
@@ -193,7 +193,7 @@ def compiled_ours() -> Loss:
 
 
 def of_linear() -> dict[str, Loss]:
-    """Return contenders as functions of hidden, weight, labels and a k for each row."""
+    """Return contenders as functions of hidden states, weight, labels and per-row k."""
 
     def two_steps(h: Tensor, w: Tensor, y: Tensor, ks: Tensor) -> Tensor:
         return F.cross_entropy(h @ w.T, y)
@@ -225,7 +225,7 @@ def of_linear() -> dict[str, Loss]:
         contenders["cut, exact"] = lambda h, w, y, ks: cut(h, w, y, filter_eps=None)
     if quack := imported("quack.linear_cross_entropy", "chunked_linear_cross_entropy"):
         contenders["quack"] = lambda h, w, y, ks: quack(h, w, y)
-        # Its default of 4,096 rows fails where the width is 4,096 too.
+        # Its default of 4,096 rows fails if the width is 4,096 too.
         for rows in (2048, 8192):
             contenders[f"quack, {rows} rows"] = partial(quack_linear, quack, rows=rows)
     if of_rows := imported("quack.cross_entropy", "cross_entropy"):
@@ -260,11 +260,11 @@ class Arena:
         self.busy = torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
 
     def turn(self, loss: Loss, overwrites: bool) -> tuple[float, float, float, float]:
-        """Return milliseconds of both passes on the GPU, of the host, and by the wall clock."""
+        """Return the milliseconds of forward, backward, host time and wall-clock time."""
         for _ in range(self.calls_before):
             self.clear()
             loss(*self.leaves, *self.others).backward()
-        if self.form != "linear":  # whose many launches need that time
+        if self.form != "linear":  # its many launches are queued during the calls before
             torch.cuda.synchronize()
         self.clear()
         begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
@@ -317,7 +317,7 @@ class Arena:
                 self.restore()
                 expected = value if expected is None else expected
                 if abs(value - expected) > 0.01 * expected:
-                    raise ValueError(f"its value is {value} where others have {expected}")
+                    raise ValueError(f"its value is {value}, but others have {expected}")
                 ready.append(name)
             except Exception as error:
                 print(f"left out here: {name} ({type(error).__name__}: {str(error)[:200]})")
@@ -349,7 +349,7 @@ def overwrites(name: str) -> bool:
 
 
 def copy_ms(tensor: Tensor) -> float:
-    """Return the milliseconds of a copy of a tensor."""
+    """Return the milliseconds to copy a tensor."""
     other = torch.empty_like(tensor)
     busy = torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
     times: list[float] = []
@@ -365,7 +365,7 @@ def copy_ms(tensor: Tensor) -> float:
 
 
 def inputs(dtype: torch.dtype, *shapes: tuple[int, int]) -> list[Tensor]:
-    """Return random logits of these shapes, labels and a k for each row."""
+    """Return random tensors of these shapes, labels and per-row k."""
     generator = torch.Generator("cuda").manual_seed(0)
     noise = [torch.randn(shape, generator=generator, device="cuda") for shape in shapes]
     rows, classes = len(noise[0]), shapes[-1][0 if len(shapes) > 1 else 1]
@@ -389,12 +389,12 @@ def probabilities_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[fl
 def binary_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Arena]:
     logits, *_ = inputs(dtype, (rows, classes))
     labels = (logits.detach().roll(1, 0) > 0).to(dtype)
-    smoothed = 0.99 * labels + 0.005  # whose value is near enough
+    smoothed = 0.99 * labels + 0.005  # close enough to have nearly the same loss
     return copy_ms(logits.detach()), Arena("binary", of_binary(), [logits], labels, smoothed)
 
 
 def linear_inputs(dtype: torch.dtype, rows: int, width: int, classes: int) -> list[Tensor]:
-    """Return random hidden states, a weight that gives logits of similar size, and labels."""
+    """Return random hidden states, a weight scaled for logits of unit size, labels and k."""
     hidden, weight, target, ks = inputs(dtype, (rows, width), (classes, width))
     with torch.no_grad():
         weight /= width**0.5
@@ -411,7 +411,7 @@ def peer_versions() -> dict[str, str]:
 
 
 def cases() -> Iterator[tuple[str, str, str, Callable[[], tuple[float, Arena]]]]:
-    """Yield form, shape and dtype, and a function that makes the arena."""
+    """Yield form, shape, dtype and a function that returns the arena."""
     forms = (
         ("logits", LOGITS, logits_arena),
         ("probabilities", PROBABILITIES, probabilities_arena),
@@ -425,7 +425,7 @@ def cases() -> Iterator[tuple[str, str, str, Callable[[], tuple[float, Arena]]]]
 
 
 def main(out: Path, only: str) -> None:
-    """Measure, print a table and write it."""
+    """Measure, and print and write the table."""
     facts = environment("cuda")
     peers = peer_versions()
     print(f"{facts['hardware']}, torch {facts['torch']}, triton {facts['triton']}, peers {peers}")

@@ -1,17 +1,17 @@
-"""Microseconds per model and step of any network: our graphs against other ways, in one run.
+"""Measure microseconds per model and step of any network: our graphs against alternatives.
 
     python -m benchmarks.modules --out benchmarks/results/modules_cuda.csv
 
-All figures are all in: drawing the order, gathering batches on the device, training, and an
-evaluation after every epoch, over whole trainings; ours has the making of slots, weights and graphs
-in it, too, for 16 trainings. Compiling stands apart, for us and for others. It takes about three
+All figures cover whole trainings: shuffling, gathering batches on the device, training, and an
+evaluation after every epoch. Ours also include the creation of slots, weights and graphs, for 16
+trainings. Compilation is measured separately, for us and for others. The run takes about three
 minutes. The ways:
 
-- eager: a loop of PyTorch, one training at a time;
+- eager: a PyTorch loop, one training at a time;
 - compiled: the same with torch.compile(mode="reduce-overhead"), whose steps are CUDA graphs;
-- 4 and 8 processes: the eager loop in processes that share the GPU, as Ray Tune runs trials on a
-  fraction of a GPU each (without Ray's own overhead: it is not needed here);
-- graphs: `ModuleFleet`, 8 trials at once; compiled or not.
+- 4 and 8 processes: the eager loop in processes that share the GPU, as when Ray Tune gives each
+  trial a fraction of a GPU (without Ray's own overhead);
+- graphs: `ModuleFleet`, 8 trials at once, compiled or not.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from pseudograd.fleet.trial import Split, Trial
 
 RATE, MOMENTUM, VALIDATION = 0.01, 0.9, 0.1
 SHARES = (4, 8)  # processes on the GPU
-TRIALS = 16  # half as many, half as long, for graphs that are not compiled
+TRIALS = 16  # graphs that are not compiled get half as many, half as long
 
 
 def noise(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Inputs and labels in the shape of a real set: speed does not depend on what they show."""
+    """Return random inputs and labels in the shape of a real set; speed does not depend on them."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(10, (EXAMPLES,), generator=generator)
     return torch.rand(EXAMPLES, *shape, generator=generator), labels
 
 
 class Loop:
-    """The training of a careful user: data on the device, no synchronization within an epoch."""
+    """A well-written eager loop: data on the device, no synchronization within an epoch."""
 
     def __init__(self, case: Case, compiled: bool) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -97,7 +97,7 @@ class Loop:
 
 
 class Processes:
-    """Processes that share the GPU, each with an eager loop."""
+    """Processes that share the GPU, each running an eager loop."""
 
     def __init__(self, count: int) -> None:
         command = [sys.executable, "-m", "benchmarks.modules", "--child"]
@@ -105,7 +105,7 @@ class Processes:
         self.children = [subprocess.Popen(command, **pipes) for _ in range(count)]
 
     def microseconds(self, name: str, count: int, epochs: int) -> float:
-        """Train in some of them; return the microseconds per model and step."""
+        """Train in ``count`` processes; return the microseconds per model and step."""
         children = self.children[:count]
         self._tell(children, name)
         steps = [int(child.stdout.readline()) for child in children]  # type: ignore[union-attr]
@@ -126,7 +126,7 @@ class Processes:
 
 
 def child() -> None:
-    """Train the networks that are named on standard input, when and for as long as told."""
+    """Train networks by commands on standard input: a name, then the number of epochs."""
     for line in sys.stdin:
         loop = Loop(CASES[line.strip()], compiled=False)
         loop.epoch()
@@ -139,7 +139,7 @@ def child() -> None:
 
 
 def prepared(case: Case, epochs: int, compiled: bool) -> tuple[Training, Examples]:
-    """The training and the data that our fleet gets."""
+    """Return the training and the data for our fleet."""
     x, y = noise(case.shape)
     training = Training(
         case.network,
@@ -155,7 +155,7 @@ def prepared(case: Case, epochs: int, compiled: bool) -> tuple[Training, Example
 
 
 def graphs(case: Case, compiled: bool) -> dict[str, float]:
-    """Microseconds per model and step of our fleet, and how busy the GPU is meanwhile."""
+    """Return our fleet's microseconds per model and step, and the GPU utilization."""
     epochs = case.epochs if compiled else case.epochs // 2
     training, examples = prepared(case, epochs, compiled)
     recipe = training.recipe("noise")
@@ -183,7 +183,7 @@ def graphs(case: Case, compiled: bool) -> dict[str, float]:
 
 @contextmanager
 def watched() -> Iterator[list[float]]:
-    """Sample the share of time in which the GPU runs kernels, as the driver counts it."""
+    """Sample the GPU utilization that the driver reports."""
     samples: list[float] = []
     command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms",
                "100"]  # fmt: skip

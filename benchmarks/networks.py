@@ -1,4 +1,4 @@
-"""The networks of the benchmarks of any module: small ones of each kind, and a ResNet."""
+"""The networks of the module benchmarks: small ones of each kind, and a ResNet."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def block(before: int, after: int, pool: bool = False) -> nn.Sequential:
 
 
 class Residual(nn.Module):
-    """Two blocks beside a shortcut."""
+    """Two blocks with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -102,13 +102,13 @@ class ResNet(nn.Module):
 
 
 class Case(NamedTuple):
-    """A network, what it takes, and how it is trained."""
+    """A network, the shape of its input, and its training settings."""
 
     network: Callable[[], nn.Module]
     shape: tuple[int, ...]
     batch_size: int
     precision: str
-    epochs: int  # of a trial of the benchmark
+    epochs: int  # per trial
 
 
 CASES = {

@@ -1,7 +1,7 @@
-"""The classifiers that the tuner is compared with: functions from a task to probabilities.
+"""The classifiers that the tuner is compared with, as functions from a task to probabilities.
 
-Those of scikit-learn get numbers imputed by the median with a missing-value indicator, and
-categories one-hot or, for trees, as codes. Those of pytabkit get categories as they are.
+For scikit-learn, numbers are imputed by the median with a missing-value indicator, and categories
+are one-hot encoded or, for trees, ordinal. pytabkit gets categories as they are.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ def cores() -> int:
 
 
 def dense() -> Any:
-    """Impute numbers, mark missing ones and standardise; encode categories one-hot."""
+    """Return a transformer: numbers imputed and standardized, categories one-hot encoded."""
     numbers = make_pipeline(
         SimpleImputer(strategy="median", add_indicator=True, keep_empty_features=True),
         StandardScaler(),
     )
-    # Categories of fewer than five rows are one category; missing values are another.
+    # Categories with fewer than five rows form one category; missing values form another.
     categories = OneHotEncoder(min_frequency=5, handle_unknown="infrequent_if_exist")
     return by_kind(numbers, categories, sparse_threshold=0)
 
 
 def codes() -> Any:
-    """Keep numbers as they are; encode categories as codes, all beyond the 250 commonest as one."""
+    """Return a transformer: numbers passed through, up to 250 categories as ordinal codes."""
     encoder = OrdinalEncoder(
         handle_unknown="use_encoded_value", unknown_value=np.nan, max_categories=250
     )
@@ -132,7 +132,7 @@ def tuned_boosting(task: Task) -> Any:
 
 
 def pytabkit(name: str) -> Method:
-    """Return a method of pytabkit with its defaults, bagged over five folds."""
+    """Return a pytabkit method with its defaults, bagged over five folds."""
 
     def method(task: Task) -> np.ndarray:
         import pytabkit
@@ -147,7 +147,7 @@ def pytabkit(name: str) -> Method:
 
 
 def filled(frame: pd.DataFrame, train: pd.DataFrame) -> pd.DataFrame:
-    """Impute and mark numbers, which pytabkit does not do; its categories may be missing."""
+    """Impute missing numbers and add indicators; pytabkit handles only missing categories."""
     frame = frame.copy()
     for column in train.select_dtypes("number"):
         if train[column].isna().any():
@@ -157,7 +157,7 @@ def filled(frame: pd.DataFrame, train: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-# The package of each method, and the method.
+# Name → (package, method).
 PEERS: dict[str, tuple[str, Method]] = {
     "majority": ("scikit-learn", scikit(lambda task: DummyClassifier())),
     "logistic": ("scikit-learn", scikit(logistic)),

@@ -1,4 +1,4 @@
-"""Draw the figures of `benchmarks.loss --device cuda`: time and memory beside the peers'.
+"""Plot the results of `benchmarks.loss --device cuda`: time and memory of ours and of peers.
 
 python -m benchmarks.picture_loss docs/pictures/kernels.png
 """
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from benchmarks.environment import RESULTS
 
 OURS = "ours k=0.5"
-# Okabe and Ito's colours, which colour-blind readers can tell apart too.
+# Okabe and Ito's palette, which is safe for colour-blind readers.
 LOOKS = {
     "cross_entropy": ("#595959", "s"),
     "linear, cross_entropy": ("#595959", "s"),
@@ -44,7 +44,7 @@ def case(row: dict[str, str]) -> tuple[str, str, str]:
 
 
 def panel(axes: Axes, rows: Rows, column: str, unit: str, size: float) -> None:
-    """Draw a line for each shape and a mark for each contender, as a multiple of ours."""
+    """Plot each shape on a line, with a mark for each contender as a multiple of ours."""
     cases = list(dict.fromkeys(map(case, rows)))
     beside = ("axes fraction", "data")
     own = {case(row): float(row[column]) for row in rows if row["way"] == OURS}

@@ -1,10 +1,10 @@
-"""Compare rows of the paper trained in the fleet's reduced precision and in float32.
+"""Compare training in the fleet's reduced precision with float32, on experiments of the paper.
 
     python -m benchmarks.precision --out benchmarks/results/precision.csv
 
-The rows are MNIST's (`pseudograd data fetch mnist`). Each trial is run twice, with the same initial
-weights and order of examples. Training is chaotic, so the two end apart even where the arithmetic
-is equally good, but neither should be better on average. The yardstick is the spread over seeds.
+The data is MNIST (`pseudograd data fetch mnist`). Each trial is run twice, with the same initial
+weights and order of examples. Training is chaotic, so the two diverge even if both precisions are
+equally good, but neither should be better on average. The spread over seeds is the yardstick.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEEDS = 4
 
 
 def rows() -> dict[str, list[Trial]]:
-    """Return trials at good rates, with and without clipping."""
+    """Return trials at good learning rates, with and without clipping."""
     shallow = Trial(MLPRecipe("mnist", (400,), momentum=0.5), k=0.5, learning_rate=0.1)
     deep_recipe = MLPRecipe("mnist", (400,) * 3, momentum=0.5, clip=100.0)
     deep = Trial(deep_recipe, k=1.0, learning_rate=0.05)

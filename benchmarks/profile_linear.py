@@ -1,10 +1,10 @@
-"""Profile the linear layer with its loss kernel by kernel, for us and the fastest peers.
+"""Profile the linear layer with its loss, kernel by kernel, for us and the fastest peers.
 
     python -m benchmarks.profile_linear
 
 For comparison, it also times the three matrix products alone, as PyTorch (cuBLAS) computes them for
-whole inputs and for chunks of rows. No implementation that uses them can be faster than their sum,
-except that products alone lower the GPU's clock most.
+chunks of rows. Their sum is a lower bound for every implementation that uses them, except that
+products alone lower the GPU's clock most.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def products(hidden: Tensor, weight: Tensor, rows: int) -> dict[str, Run]:
 
 
 def kernels(run: Run) -> dict[str, tuple[int, float]]:
-    """Return launches and milliseconds of each kernel in one call, the longest first."""
+    """Return the launches and milliseconds of each kernel per call, the slowest first."""
     for _ in range(3):
         run()
     torch.cuda.synchronize()
@@ -94,7 +94,7 @@ def kernels(run: Run) -> dict[str, tuple[int, float]]:
 
 
 def step(loss: Loss, leaves: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Run:
-    """Run a forward and a backward pass."""
+    """Return a function that runs a forward and a backward pass."""
 
     def run() -> None:
         for leaf in leaves:
@@ -121,7 +121,7 @@ def main() -> None:
         for name, run in runs.items():
             try:
                 found = kernels(run)
-            except Exception as error:  # as quack, of chunks with as many rows as the layer is wide
+            except Exception as error:  # quack fails if chunks have as many rows as the width
                 print(f"left out here: {name} ({str(error)[:100]})")
                 continue
             total = sum(ms for _, ms in found.values())

@@ -1,9 +1,9 @@
-"""What bounds the graphs of any network: replays alone by the number of slots, and the kernels.
+"""Profile the CUDA graphs of any network: replay times by the number of slots, and kernels.
 
     python -m benchmarks.profile_modules --out benchmarks/results/profile_modules_cuda.csv
 
-A replay needs nothing from the host, so if its time does not fall with more slots, the GPU itself
-is the limit, and the kernels show why.
+A replay needs nothing from the host. If the time per step does not fall with more slots, the GPU is
+the bottleneck, and the kernels show why.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def made(name: str, count: int, compiled: bool) -> Iterator[Slot]:
 
 
 def replayed(slots: list[Slot], epochs: int, steps: int) -> float:
-    """Replay steps of all slots in turn; return the microseconds per model and step."""
+    """Replay the steps of all slots in turn; return the microseconds per model and step."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(epochs):

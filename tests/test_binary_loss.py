@@ -533,7 +533,7 @@ def test_pytorchs_deprecated_arguments() -> None:
         ({"input": torch.ones(4, 3).to(torch.float8_e5m2)}, TypeError, "input must be .*float8"),
         ({"target": torch.ones(4)}, ValueError, r"target must have the shape of input, \(4, 3\)"),
         ({"reduction": "max"}, ValueError, "reduction must be 'mean', 'sum' or 'none', not 'max'"),
-        ({"weight": 0.5}, TypeError, r"weight must be a floating-point tensor; give k by name"),
+        ({"weight": 0.5}, TypeError, r"weight must be a floating-point tensor; pass k by keyword"),
         ({"weight": torch.ones(4)}, ValueError, r"weight must have a shape that broadcasts"),
         ({"pos_weight": torch.ones(2, 4, 3)}, ValueError, r"pos_weight must have a shape that"),
         ({"pos_weight": torch.ones(3).requires_grad_()}, ValueError, r"use pos_weight.detach\(\)"),

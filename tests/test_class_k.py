@@ -156,7 +156,7 @@ def test_module() -> None:
     [
         ({"class_k": torch.ones(3)}, ValueError, "class_k must have one value for each of the 5"),
         ({"class_k": 0.5}, TypeError, "class_k must be a floating-point tensor"),
-        ({"class_k": CLASS_K, "k": CLASS_K}, ValueError, "give k for each example or class_k"),
+        ({"class_k": CLASS_K, "k": CLASS_K}, ValueError, "pass k for each example or class_k"),
         ({"class_k": CLASS_K - 1}, ValueError, "class_k must be finite and above 0 .* every class"),
         ({"class_k": CLASS_K.clone().requires_grad_()}, ValueError, r"use class_k.detach\(\)"),
     ],

@@ -576,7 +576,7 @@ def test_a_server_that_knows_no_ranges(part: bytes, server: Server, tmp_path: Pa
 def test_a_file_is_downloaded_by_one_process_at_a_time(server: Server, tmp_path: Path) -> None:
     pytest.importorskip("fcntl", reason="needs POSIX's locks")
     server.put("x", {"a.bin": CONTENT})
-    busy = pytest.raises(BlockingIOError, match=r"another process is at work on .*a\.bin\.part")
+    busy = pytest.raises(BlockingIOError, match=r"another process is using .*a\.bin\.part")
     with locked(tmp_path / "a.bin.part"), busy:
         get(server, tmp_path, "x")
     assert server.asked == []

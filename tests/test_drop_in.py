@@ -99,7 +99,7 @@ def test_a_number_in_the_place_of_class_weights_is_refused() -> None:
         lambda: tunable_cross_entropy(LOGITS, LABELS, 0.5),  # type: ignore[arg-type]
         lambda: TunableCrossEntropyLoss(0.5),  # type: ignore[arg-type]
     ):
-        with pytest.raises(TypeError, match=r"^weight must be .* give k by name, k=\.\.\.$"):
+        with pytest.raises(TypeError, match=r"^weight must be .* pass k by keyword, k=\.\.\.$"):
             call()
 
 

@@ -96,7 +96,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_impossible_ensembles_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"one for each of the networks, .* there are 2 for 1"):
+    with pytest.raises(ValueError, match=r"one for each network, .* there are 2 for 1"):
         Ensemble((a_network(1),), (0.5, 0.5))
     with pytest.raises(ValueError, match="at least one: there are 0 for 0"):
         Ensemble((), ())

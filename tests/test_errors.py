@@ -161,7 +161,7 @@ BAD: dict[str, Bad] = {
         call(weight=torch.ones(4, dtype=torch.long)), TypeError, "weight", "floating-point tensor"
     ),
     "number for class_k": Bad(
-        call(class_k=0.5), TypeError, "class_k", "with one factor for each class, not float"
+        call(class_k=0.5), TypeError, "class_k", "with one value for each class, not float"
     ),
     "list of weights": Bad(call(weight=[1.0] * 4), TypeError, "weight", "floating-point tensor"),
     "weight to be learned": Bad(
@@ -260,7 +260,7 @@ def test_a_rule_is_a_function() -> None:
     with pytest.raises(TypeError, match=r"rule must be a function of logits and labels, not 0\.5"):
         RuleCrossEntropyLoss(0.5)  # type: ignore[arg-type]
     with pytest.raises(
-        TypeError, match=r"to make a rule of a function of the bias, use .*from_bias"
+        TypeError, match=r"to turn a function of the bias into a rule, use .*from_bias"
     ):
         RuleCrossEntropyLoss(lambda bias: bias)  # type: ignore[arg-type, misc]
     RuleCrossEntropyLoss(torch.sub)  # whose signature Python does not know

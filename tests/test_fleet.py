@@ -1155,12 +1155,12 @@ def test_a_fleet_stops_when_it_is_told_to() -> None:
 def test_data_of_another_hash() -> None:
     mine = replace(ONE, data_hash=blobs().sha256[:16])
     assert len(list(Fleet(blobs()).run([mine]))) == 1
-    with pytest.raises(ValueError, match="whose hash begins with 0000000000000000"):
+    with pytest.raises(ValueError, match="a hash that begins with 0000000000000000"):
         list(Fleet(blobs()).run([replace(ONE, data_hash="0" * 16)]))
 
 
 def test_trials_of_another_data_set() -> None:
-    with pytest.raises(ValueError, match="data 'digits', the fleet has 'blobs'"):
+    with pytest.raises(ValueError, match="data 'digits', but the fleet has 'blobs'"):
         list(Fleet(blobs()).run([replace(ONE, data="digits")]))
 
 

@@ -198,7 +198,7 @@ def test_examples_that_are_read_on_the_host_are_the_right_ones(
     ("optimizer", "settings", "reason"),
     [
         (torch.optim.Rprop, {}, "Rprop is none of SGD, Adam"),
-        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1}, "the first step with dampening"),
+        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1}, "with dampening, the first step"),
     ],
 )
 def test_optimizers_whose_state_cannot_be_reset_are_not_captured(

@@ -350,7 +350,7 @@ def test_a_dataset_that_differs_each_time_is_read_in_every_epoch() -> None:
 
     data = Examples.of(Given(60, noisy), (x, y))
     assert data.inputs == ()
-    assert "differs each time it is read" in data.notes[0]
+    assert "changes each time it is read" in data.notes[0]
     made = training(network=lambda: nn.Linear(4, 2), epochs=2, batch_size=12)
     one = trial(made, data, retrain=True)
     reads.clear()
@@ -406,7 +406,7 @@ def test_a_worker_that_dies_loses_no_trial(tmp_path: Path) -> None:
 
 def test_a_trial_that_always_kills_its_worker_is_given_up(tmp_path: Path) -> None:
     data, made = images(), training(network=dying(tmp_path, 10**6), epochs=1)
-    with pytest.raises(ConnectionError, match="lost with its process 3 times"):
+    with pytest.raises(ConnectionError, match="a worker process died 3 times"):
         outcomes(ModuleFleet(made, data, slots=2), [trial(made, data, k) for k in (0.5, 1)])
 
 
@@ -443,7 +443,7 @@ def test_trials_of_another_training_are_refused() -> None:
     one = trial(training(), data)
     with pytest.raises(ValueError, match=r"their optimizer is 'AdamW.*the fleet's is 'SGD"):
         outcomes(ModuleFleet(training(optimizer=torch.optim.SGD), data), [one])
-    with pytest.raises(ValueError, match="data whose hash begins with"):
+    with pytest.raises(ValueError, match="data with a hash that begins with"):
         outcomes(ModuleFleet(training(), images(250)), [one])
 
 

@@ -296,8 +296,8 @@ def test_a_run_on_a_cluster_gets_its_runner(
         ("nets", "--network must be module:function, such as nets:net"),
         ("nets.py:net", "--network must be module:function"),
         ("./nets:net", "--network must be module:function"),
-        ("nest:net", "there is no module 'nest', neither in this folder nor installed"),
-        ("nets.more:net", "there is no module 'nets.more', neither in this folder"),
+        ("nest:net", "there is no module 'nest' in this folder or installed"),
+        ("nets.more:net", "there is no module 'nets.more' in this folder"),
         ("nets:nte", "--network nets:nte: nets has no 'nte'"),
         ("nets:number", "number must be a function, not a int"),
         ("nets:needs_width", "fails when it is called (TypeError: needs_width() missing 1"),
@@ -335,7 +335,7 @@ def test_more_outputs_than_classes(capsys: pytest.CaptureFixture[str]) -> None:
         (["--protocol", "paper"], "--protocol must be left out with --network"),
         (["--metric", "balanced"], "--metric must be left out with --network"),
         (["--k", "2"], "--k must include 1"),
-        (["--optimizer", "adamm"], "--optimizer adamm is not in torch.optim: use 'Adam"),
+        (["--optimizer", "adamm"], "--optimizer adamm is not in torch.optim: give 'Adam"),
         (["--momentum", "0.9"], "--momentum cannot be set for --optimizer AdamW"),
         (["--image-size", "8"], "--image-size must be left out: shapes.npz is not a folder"),
         (["--data-dir", "."], "--data-dir must be left out: shapes.npz is not a known set"),
@@ -440,7 +440,7 @@ def test_predictions_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     pictures("photos", 1)
     one = next(Path("photos").rglob("*.png"))
     for given in ("photos", str(one)):
-        assert "give an .npz file of these" in refusal(capsys, "predict", "run", given)
+        assert "name an .npz file of such examples" in refusal(capsys, "predict", "run", given)
     said = refusal(capsys, "predict", "run", "nets.py")
     assert said == "pseudograd: nets.py must be an .npz file or images, for your own network"
     said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "3")
@@ -453,7 +453,7 @@ def test_predictions_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     # Another network, the same under another name, none, and one that is gone.
     said = refusal(capsys, "predict", "run", "shapes.npz", "--network", "nets:two")
     assert "run has the network 'Net, " in said
-    assert "bring back its code as it was" in said
+    assert "restore its code" in said
     Path("other.py").write_text(NETS)
     assert len(predicted(capsys, "shapes.npz", "--network", "other:net")[0]) == 90
     Path("nets.py").unlink()
@@ -465,8 +465,7 @@ def test_predictions_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run/network.json").unlink()
     said = refusal(capsys, "predict", "run", "shapes.npz")
     assert said.endswith(
-        "run does not record which function created its network: name it with --network "
-        "module:function"
+        "run does not record its network function: name it with --network module:function"
     )
     for path in Path("run/networks").iterdir():
         path.unlink()

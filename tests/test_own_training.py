@@ -194,7 +194,7 @@ def test_too_few_examples_to_cut(count: Any) -> None:
 @pytest.mark.parametrize("held_out", [0, 1, 1.5, -0.1, 0.5, 0.001, math.nan, "half"])
 def test_shares_that_leave_nothing(held_out: Any) -> None:
     with pytest.raises(
-        ValueError, match="held_out must be a share of the 100 examples that leaves"
+        ValueError, match="held_out must be a fraction of the 100 examples that leaves"
     ):
         Split().indices(100, held_out=held_out)
     if held_out == 0.5:

@@ -204,9 +204,9 @@ def test_a_protocol_takes_ramps_and_their_texts(kind: type[Protocol]) -> None:
 @pytest.mark.parametrize(
     ("ks", "says"),
     [
-        ((1, "0.5→2", "1/2->2"), "ks must be different numbers, or ramps like '0.5→2', not"),
-        ("0.5→2", "ks must be different numbers, or ramps"),
-        ((1, "0.5"), "ks must be different numbers, or ramps"),
+        ((1, "0.5→2", "1/2->2"), "ks must be distinct numbers, or ramps like '0.5→2', not"),
+        ("0.5→2", "ks must be distinct numbers, or ramps"),
+        ((1, "0.5"), "ks must be distinct numbers, or ramps"),
         ((1, "0.5→x"), "a ramp must be two numbers like"),
         ((1, "1→1"), "give the number 1 instead of 1→1"),
         (("0.5→2",), "ks must contain 1"),
@@ -351,7 +351,7 @@ def test_the_command_line_takes_ramps(
     for k, says in (
         (
             "1→1",
-            "argument --k: a ramp must end at another k than it starts with: give the number 1",
+            "argument --k: start and end of a ramp must differ: give the number 1",
         ),
         ("0.5→x", "argument --k: a ramp must be two numbers like '0.5→2' or '0.5->2', not '0.5→x'"),
     ):

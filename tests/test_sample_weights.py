@@ -240,9 +240,9 @@ def test_linear_form_in_half() -> None:
 @pytest.mark.parametrize(
     ("weights", "error", "message"),
     [
-        (0.5, TypeError, "sample_weight must be a floating-point tensor with one factor"),
+        (0.5, TypeError, "sample_weight must be a floating-point tensor with one weight"),
         (torch.ones(6).long(), TypeError, "sample_weight must be a floating-point tensor"),
-        (torch.ones(5), ValueError, r"one factor for each example, shape \(6,\), not \(5,\)"),
+        (torch.ones(5), ValueError, r"one weight for each example, shape \(6,\), not \(5,\)"),
         (-torch.ones(6), ValueError, "sample_weight must be 0 or more for every example"),
         (torch.full((6,), math.nan), ValueError, "sample_weight must be 0 or more"),
         (torch.ones(6).requires_grad_(), ValueError, r"use sample_weight.detach\(\)"),

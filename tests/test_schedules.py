@@ -146,7 +146,9 @@ def test_a_compiled_criterion_is_looked_into() -> None:
 @pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, RuleCrossEntropyLoss])
 def test_a_criterion_without_k_is_refused(kind: Any) -> None:
     criterion = kind() if kind is nn.CrossEntropyLoss else kind(cross_entropy)
-    with pytest.raises(TypeError, match=f"criterion must have a k to set, .*{kind.__name__} has"):
+    with pytest.raises(
+        TypeError, match=f"criterion must have an attribute k, .*{kind.__name__} has"
+    ):
         LinearK(criterion, 0.5, 2, 4)
 
 
@@ -159,7 +161,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: LinearK(C, torch.tensor(1.0), 2, 4),  # type: ignore[arg-type]
         TypeError,
-        "start must be a number, not a tensor: use .item()",
+        "start must be a number, not a tensor; use .item()",
     ),
     (lambda: LinearK(C, 1, 2, 0), ValueError, "total_steps must be a whole number of at least 1"),
     (lambda: CosineK(C, 1, 2, 2.5), ValueError, "total_steps must be a whole number"),  # type: ignore[arg-type]
@@ -171,7 +173,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: LinearK(C, 1, 2, 3).load_state_dict({"last_step": -1}),
         ValueError,
-        "state_dict must be that of a schedule of k",
+        "state_dict must come from a schedule of k",
     ),
     (
         lambda: schedules.trainer_callback(C),  # type: ignore[arg-type]

@@ -156,7 +156,7 @@ def test_given_rates_are_where_the_search_starts() -> None:
     assert protocol.rates(1.0, ledger) == [0.1, 0.4, 0.8]
     with pytest.raises(ValueError, match="initial_rate must be left out"):
         Protocol(RECIPE, learning_rates=(0.4,), initial_rate=0.1)
-    with pytest.raises(ValueError, match="learning_rates must be different"):
+    with pytest.raises(ValueError, match="learning_rates must be distinct"):
         Protocol(RECIPE, learning_rates=(0.4, 0.4))
 
 
@@ -180,7 +180,7 @@ def test_networks_without_finite_values_on_both_sides_have_no_mean() -> None:
 
 def test_a_runner_without_outcomes_is_no_endless_loop() -> None:
     study = Study(None, Protocol(RECIPE, initial_rate=0.1))
-    with pytest.raises(RuntimeError, match="gave no outcome of 147 trials, such as Trial"):
+    with pytest.raises(RuntimeError, match="returned no outcome for 147 trials, such as Trial"):
         study.run(lambda trials, stop: iter(()))
 
 
@@ -330,7 +330,7 @@ def test_the_test_set_is_read_by_the_final_trials_alone() -> None:
         ({"ks": (2.0, 0.5)}, "ks"),
         ({"ks": (1.0, 1.0)}, "ks"),
         ({"ks": (1.0, 1e300)}, "ks must be finite numbers above 0"),
-        ({"ks": 1.0}, "ks must be different numbers, or ramps like '0.5→2', not 1.0"),
+        ({"ks": 1.0}, "ks must be distinct numbers, or ramps like '0.5→2', not 1.0"),
         ({"repetitions": 0}, "repetitions"),
         ({"retrainings": -1}, "retrainings"),
         ({"repetitions": 2.5}, "repetitions must be a whole number, not 2.5"),
@@ -521,7 +521,7 @@ def test_outcomes_of_another_recipe_or_search_are_set_aside(tmp_path: Path) -> N
     assert not protocol.covers(of_other_k)
     told = [str(line) for line in ledger.set_aside]
     assert "another search" in told[0]
-    assert told[1].endswith(f"a trial of another recipe, {recipes[0].fingerprint}")
+    assert told[1].endswith(f"a trial with another recipe, {recipes[0].fingerprint}")
     assert len(told) == 1 + len(recipes)
     assert len(Ledger(path, [RECIPE, *recipes])) == 4 + len(recipes)
     for trial in [*Protocol(RECIPE).wanted({}), *protocol.retrainings_of(0.5, 0.1)]:
@@ -581,7 +581,7 @@ def test_lines_with_impossible_figures_are_set_aside(change: dict[str, object]) 
 def test_a_ledger_is_kept_to_one_process(tmp_path: Path) -> None:
     pytest.importorskip("fcntl", reason="needs POSIX's locks")
     path = tmp_path / "ledger.jsonl"
-    busy = pytest.raises(BlockingIOError, match="another process is at work on")
+    busy = pytest.raises(BlockingIOError, match="another process is using")
     with locked(path), busy, locked(path):
         pass
     with locked(path):
@@ -675,7 +675,7 @@ def test_asked_trials_are_all_different_and_must_be_told() -> None:
     asked = [study.ask() for _ in range(7)]
     assert len(set(asked)) == 7
     assert asked[-1] is None
-    with pytest.raises(RuntimeError, match="no outcome was told of 6 trials"):
+    with pytest.raises(RuntimeError, match="6 trials ended without an outcome"):
         list(study)
 
 
@@ -704,7 +704,7 @@ def test_a_study_may_end_with_its_choice() -> None:
     assert (study.best.k, study.best.learning_rate) == (0.5, 0.1)
     with pytest.raises(ValueError, match=r"retrainings=0 compares nothing: read study\.best"):
         _ = study.result
-    with pytest.raises(ValueError, match="tried in full yet"):
+    with pytest.raises(ValueError, match="has all its trials yet"):
         _ = Study(None, Protocol(RECIPE)).best
 
 

@@ -262,9 +262,7 @@ def test_asked_trials_are_different_until_they_are_released() -> None:
     first, second = one.ask(), another.ask()
     assert first is not None
     assert first != second
-    with pytest.raises(
-        BlockingIOError, match=r"another process is at work on Trial.*has asked for"
-    ):
+    with pytest.raises(BlockingIOError, match=r"another process is running Trial.*has asked for"):
         tell(another, first)
     one.release(first)
     assert another.ask() == first
@@ -305,14 +303,14 @@ def test_two_loops_that_forget_to_tell_do_not_wait_for_each_other() -> None:
     loops = iter(one), iter(another)
     for _ in range(9):
         next(loops[0]), next(loops[1])
-    with pytest.raises(RuntimeError, match="no outcome was told of 9 trials"):
+    with pytest.raises(RuntimeError, match="9 trials ended without an outcome"):
         next(loops[0])
     assert next(loops[1])
 
 
 def test_fleets_and_loops_exclude_each_other() -> None:
     one, another = two()
-    busy = pytest.raises(BlockingIOError, match=r"another process is at work on run/ledger.jsonl")
+    busy = pytest.raises(BlockingIOError, match=r"another process is using run/ledger.jsonl")
     trial = one.ask()
     with busy:
         another.run(lambda trials, stop: [])

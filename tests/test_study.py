@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ UNEQUAL = [(torch.zeros(6), 0), (torch.zeros(5), 1), (torch.zeros(6), 2)]
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too few outputs": (
         {"network": lambda: nn.Linear(6, 2)},
-        "network has 2 outputs, but train has the label 2: labels count from 0, so it needs 3",
+        "network has 2 outputs, but train has the label 2: labels start at 0, so give it 3",
     ),
     "probably transposed": (
         {"network": lambda: Wrapped(lambda z: z.unsqueeze(2)), "train": TRAIN},
@@ -254,11 +255,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"network": lambda: nn.Linear(5, 3)},
         r"network must take a batch of the shape \(4, 6\), but fails \(mat1 and mat2",
     ),
-    "same object": ({"network": lambda: SHARED}, "must return a fresh module at every call"),
+    "same object": ({"network": lambda: SHARED}, "must return a new module at every call"),
     "a module": ({"network": SHARED}, "network must be a function without arguments"),
     "global state": (
         {"network": lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1), Noisy())},
-        "network must return the same module whenever PyTorch's seed is the same",
+        "network must return the same weights for the same PyTorch seed",
     ),
     "no parameters": ({"network": nn.Identity}, "network must have parameters to train"),
     "not a module": ({"network": lambda: 3}, "network must return a torch.nn.Module, not 3"),
@@ -281,7 +282,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another test shape": (
         {"test": (TEST[0][:, :5], TEST[1])},
-        r"test must have inputs of the shape that train has, \(6,\), not \(5,\)",
+        r"test must have inputs of the same shape as train, \(6,\), not \(5,\)",
     ),
     "nothing to test on": ({"test": (TEST[0][:0], TEST[1][:0])}, "test must have examples"),
     "no data": ({"train": 7}, "train must be a pair .inputs, labels. or a map-style Dataset"),
@@ -289,20 +290,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"train": [1, 2, 3]},
         r"train must have examples \(x, y\), but example 0 is a int",
     ),
-    "LBFGS": ({"optimizer": torch.optim.LBFGS}, "optimizer must make steps from gradients alone"),
-    "unknown setting": ({"wait_decay": 1}, "optimizer must take the other keyword .*wait_decay"),
+    "LBFGS": ({"optimizer": torch.optim.LBFGS}, r"optimizer\.step\(\) must need no arguments"),
+    "unknown setting": ({"wait_decay": 1}, "optimizer must accept the keyword .*wait_decay"),
     "no optimizer": ({"optimizer": "adam"}, "optimizer must be a class such as .*, not 'adam'"),
     "k without 1": ({"k": (0.5, 2)}, "^k must contain 1"),
     "k of 0": ({"k": (0, 1)}, "^k must be finite numbers above 0"),
-    "k twice": ({"k": (1, 1)}, "^k must be different numbers"),
+    "k twice": ({"k": (1, 1)}, "^k must be distinct numbers"),
     "nothing to validate on": (
         {"validation": 0.001},
-        "^validation must hold out some of the 180 training examples, and leave others to train on,"
+        "^validation must hold out some of the 180 training examples and leave some to train on,"
         " but 0.001 of them is 0$",
     ),
     "nothing to train on": (
         {"validation": 0.6, "patience": 2},
-        "^validation must hold out some of the 180 training examples twice, .* 0.6 of them is 108$",
+        "^validation must hold out some of the 180 training examples twice .* 0.6 of them is 108$",
     ),
     "too few for folds": (
         {"validation": None, "train": (X[:4], Y[:4])},
@@ -315,10 +316,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "class names": ({"classes": ["a", "b"]}, "classes must name the network's 3 outputs, not 2"),
     "precision": ({"precision": "fp8"}, "precision must be one of"),
     "schedule": ({"schedule": "triangle"}, "schedule must be a function of progress"),
-    "validation": ({"validation": 1.5}, "validation must be a share between 0 and 1"),
+    "validation": ({"validation": 1.5}, "validation must be a fraction between 0 and 1"),
     "epochs": ({"epochs": -1}, "epochs must be a whole number above 0"),
     "no epochs": ({"epochs": 0}, "epochs must be a whole number above 0"),
-    "augment": ({"augment": lambda x: x[:1]}, "augment must return a batch like"),
+    "augment": ({"augment": lambda x: x[:1]}, "augment must return as many inputs"),
     "failing augment": (
         {"augment": lambda x: x.flip(3)},
         "augment must be a function of a batch of inputs, but fails",
@@ -336,7 +337,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "lazy layers": (
         {"network": lambda: nn.LazyLinear(3)},
-        "network must know the sizes of its layers: replace lazy ones",
+        "network must have layers of known size: replace lazy ones",
     ),
     "probabilities": (
         {"network": lambda: nn.Sequential(network(), nn.Softmax(1))},
@@ -377,7 +378,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"network": lambda: network().to("meta")},
         "network must return a module on the CPU",
     ),
-    "sets to validate on": ({"validation": TEST}, r"validation must be a share .* not \(tensor"),
+    "sets to validate on": ({"validation": TEST}, r"validation must be a fraction .* not \(tensor"),
     "no number to ignore": ({"ignore_index": "pad"}, "ignore_index must be a whole number"),
     "a mapping": ({"train": {"x": X, "y": Y}}, "train must be a pair .* not dict"),
     "unreadable": ({"train": Unreadable()}, r"train: example 1 cannot be read \(torn file\)"),
@@ -385,9 +386,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"train": Unreadable(torch.full((6,), math.nan))},
         "train must have finite inputs, but example 1 has NaN",
     ),
-    "images of Pillow": (
+    "Pillow images": (
         {"train": Unreadable(Image.new("RGB", (2, 2)))},
-        r"train inputs must be tensors or arrays, not images of Pillow: .*PILToTensor\(\)",
+        r"train inputs must be tensors or arrays, not Pillow images: .*PILToTensor\(\)",
     ),
 }
 
@@ -466,6 +467,23 @@ def test_a_training_of_ones_own_has_a_summary_of_what_it_told() -> None:
         assert absent not in least
     assert "cross-entropy 0.500, against 0.500" in told(cross_entropy=0.5)
     assert "(sign test: p = 1)" in told(wrong=[1])
+
+
+@pytest.mark.parametrize("cross_entropy", [math.nan, 3.0])
+def test_ties_of_ones_own_training_add_no_learning_rates(
+    tmp_path: Path, cross_entropy: float
+) -> None:
+    def rates(name: str, error: Callable[[float], float]) -> list[float]:
+        folder = tmp_path / name
+        one = Study.own_training("mine", k=(1,), learning_rates=(0.1, 0.2, 0.4), folder=folder)
+        for trial in one:
+            one.tell(trial, error=error(trial.learning_rate), cross_entropy=cross_entropy)
+        assert AnyStudy.open(folder).finished
+        return sorted(cell.learning_rate for cell in one.result.cells)
+
+    assert rates("equal", lambda rate: 0.5) == [0.1, 0.2, 0.4]
+    assert rates("equal at low rates", lambda rate: max(rate, 0.2)) == [0.1, 0.2, 0.4]
+    assert rates("better at 0.05", lambda rate: max(rate, 0.05)) == [0.025, 0.05, 0.1, 0.2, 0.4]
 
 
 @pytest.mark.parametrize(

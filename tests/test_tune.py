@@ -862,7 +862,7 @@ def test_a_full_disk_keeps_what_is_finished(capsys: pytest.CaptureFixture[str]) 
     )
     assert process.returncode == 1
     last = process.stderr.splitlines()[-1]
-    assert "run/ledger.jsonl cannot be written (file too large): make that possible" in last
+    assert "run/ledger.jsonl cannot be written (file too large): fix that" in last
     ledger = Study.open("run").ledger
     assert len(ledger) > 5
     assert len(ledger.set_aside) == 1
@@ -889,7 +889,7 @@ def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> Non
     Path("run/run.json").write_text(json.dumps(fields))
     assert "other data, called" in refusal(capsys, "tune", "digits", *SMALL, "--out", "run")
     Path("run/run.json").write_text("{}")
-    assert "is not the description of a run" in refusal(capsys, "report", "run")
+    assert "does not describe a run" in refusal(capsys, "report", "run")
     assert "holds no run: there is no such folder" in refusal(capsys, "report", "nowhere")
     assert "holds no run" in refusal(capsys, "predict", "nowhere", "new.csv")
     assert "nowhere is not a folder" in refusal(capsys, "runs", "nowhere")
@@ -938,7 +938,7 @@ def test_another_process_in_the_folder(capsys: pytest.CaptureFixture[str]) -> No
     tuned(capsys, "digits", *SMALL, "--out", "run")
     with locked(Path("run/ledger.jsonl")):
         said = refusal(capsys, "tune", "digits", *SMALL, "--out", "run", seen=True)
-    assert "another process is at work on run/ledger.jsonl" in said
+    assert "another process is using run/ledger.jsonl" in said
 
 
 def diverging(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:

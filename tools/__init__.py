@@ -1,1 +1,1 @@
-"""Tools of the project itself; none of them is in the wheel."""
+"""Development tools, not part of the wheel."""

@@ -2,7 +2,7 @@
 
     python -m tools.document_code build/documents
 
-Blocks of a document follow each other, at their lines in it, as when the tests run them.
+All blocks of a document form one program, at their original line numbers, as in the tests.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SETTINGS = {
     "typeCheckingMode": "basic",
     "extraPaths": [str(ROOT / "src"), str(ROOT)],
-    # Examples show a value by naming it, and stop at the first that is enough.
+    # Examples show values as bare expressions.
     "reportUnusedExpression": False,
     "reportMissingImports": "error",
 }
 
 
 def documents() -> list[Path]:
-    """Return the documents whose code runs: README, those beside it, and docs/."""
+    """Return the documents whose code is run: README and others beside it, and docs/."""
     return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.ipynb")])
 
 
 def code_blocks(document: Path) -> list[tuple[int, str]]:
-    """Return the Python in a document or notebook, each block with its first line's number."""
+    """Return the Python blocks of a document or notebook with their line numbers."""
     text = document.read_text("utf-8")
     if document.suffix == ".ipynb":
         cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
@@ -51,7 +51,7 @@ def program_of(document: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    """Write the programs, and the settings of pyright."""
+    """Write the programs and pyright's settings."""
     folder.mkdir(parents=True, exist_ok=True)
     for document in documents():
         name = "_".join(document.relative_to(ROOT).with_suffix("").parts).replace("-", "_")

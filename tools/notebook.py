@@ -1,8 +1,8 @@
-"""Run a notebook's cells in order and store what they print, return and draw.
+"""Run a notebook's cells in order and store their outputs.
 
     python -m tools.notebook docs/notebook.ipynb
 
-A kernel of Jupyter would do the same, and needs twenty packages more.
+A Jupyter kernel would do the same, but needs twenty more packages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 
 
 def run(path: Path) -> dict[str, Any]:
-    """Return the notebook with the outputs of this run; an error in a cell is raised."""
+    """Run a notebook and return it with its outputs; errors in cells propagate."""
     matplotlib.use("agg")
     plt.close("all")
     notebook: dict[str, Any] = json.loads(path.read_text("utf-8"))

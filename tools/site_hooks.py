@@ -1,8 +1,8 @@
 """MkDocs hooks that give the site the layout of the repository.
 
 The documents are in several folders and link to each other, to sources and to results by relative
-paths, as GitHub wants. So every file of the site keeps its path in the repository, and what a
-document links to is part of the site.
+paths, which work on GitHub. So every file of the site keeps its path in the repository, and linked
+files become part of the site.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-# The pages outside docs/, and where they are in the site.
+# Pages outside docs/, and their paths in the site.
 PAGES = {
     "README.md": "",
     "RESULTS.md": "results/",
@@ -38,7 +38,7 @@ FENCE = re.compile(r"^```python\n(?=>>>)", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Return the files by their paths in the repository, with all that the documents link to."""
+    """Return the files at their paths in the repository, with all files that documents link to."""
     places = {path: f"{place}index.html" for path, place in PAGES.items()}
     for file in files:
         if file.src_dir == config.docs_dir:
@@ -48,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             path = os.path.normpath(os.path.join(os.path.dirname(document), target))
             if (ROOT / path).is_file():
                 places.setdefault(path, path if path.endswith((".png", ".svg")) else f"{path}.txt")
-    found = [file for file in files if file.src_dir != config.docs_dir]  # the theme's
+    found = [file for file in files if file.src_dir != config.docs_dir]  # files of the theme
     for path, place in places.items():
         found.append(File(path, str(ROOT), config.site_dir, True, dest_uri=place))
         if path.endswith(".ipynb"):
@@ -59,14 +59,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return a page with what GitHub's Markdown and Python's write differently."""
+    """Return a page converted from GitHub's Markdown to Python-Markdown."""
     markdown = FENCE.sub("```pycon\n", markdown)
     markdown = markdown.replace("<details>", '<details markdown="1">')
     return markdown.replace(".ipynb)", ".md)")
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return a page whose tables keep figures on one line, and sentences in a readable width."""
+    """Return a page with CSS classes on table cells, for widths that suit their content."""
 
     def widened(cell: re.Match[str]) -> str:
         length = len(TAG.sub("", cell[1]))
@@ -97,16 +97,16 @@ def notebook(path: Path) -> str:
 
 
 class Reading(Extension):
-    """Shows the sources as users see them."""
+    """Adapts docstrings and signatures for the reference."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
-        """Read our section "Example:" as Google's "Examples:", whose code is highlighted."""
+        """Rename the section "Example:" to "Examples:", whose code is highlighted."""
         if obj.docstring is not None:
             said = obj.docstring.value
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", said, flags=re.MULTILINE)
 
     def on_function(self, *, func: Function, **_: Any) -> None:
-        """Leave out private parameters, and give a `Reweighted` function its rule's signature."""
+        """Hide private parameters, and give a `Reweighted` function its rule's signature."""
         parameters = [each for each in func.parameters if not each.name.startswith("_")]
         if any(str(decorator.value) == "Reweighted" for decorator in func.decorators):
             kind, of_tensor = parameters[0].kind, parameters[0].annotation

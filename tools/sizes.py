@@ -1,7 +1,7 @@
-"""Count lines of code per room, without blank lines, comments and docstrings.
+"""Count lines of code per package, without blank lines, comments and docstrings.
 
 python tools/sizes.py            # the working tree
-python tools/sizes.py HEAD~20    # a commit, beside the working tree
+python tools/sizes.py HEAD~20    # a commit and the working tree
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LAYOUT = (
 
 
 def code_lines(source: str) -> int:
-    """Return how many lines hold code."""
+    """Return the number of lines of code."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _LAYOUT:
@@ -39,7 +39,7 @@ def code_lines(source: str) -> int:
 
 
 def room_of(path: str) -> str:
-    """Return the room of a file: the subpackage or module of the wheel, or the top folder."""
+    """Return the subpackage or module of a file in the wheel, or the top-level folder of others."""
     parts = Path(path).parts
     if parts[0] == "src":
         return "/".join(parts[1:3]).removesuffix(".py")
@@ -67,7 +67,7 @@ def files_at(commit: str) -> Iterator[tuple[str, str]]:
 
 
 def sizes(files: Iterator[tuple[str, str]]) -> tuple[Counter[str], Counter[str]]:
-    """Return all lines and lines of code, by room."""
+    """Return the numbers of all lines and of lines of code, by package."""
     whole: Counter[str] = Counter()
     code: Counter[str] = Counter()
     for name, source in files:

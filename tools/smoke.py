@@ -1,4 +1,4 @@
-"""Try an installed wheel in the current folder: ``python smoke.py core|[tune]|[all]``."""
+"""Smoke-test an installed wheel in the current folder: ``python smoke.py core|[tune]|[all]``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def command(*arguments: str) -> str:
-    """Run the installed command ``pseudograd`` and return what it prints."""
+    """Run the installed command ``pseudograd`` and return its output."""
     program = Path(sys.executable).with_name("pseudograd")
     return subprocess.run([program, *arguments], check=True, text=True, capture_output=True).stdout
 
 
 def in_your_program() -> None:
-    """Train a step by the loss, with the compiled kernels and by PyTorch's operations."""
+    """Compare the loss's gradients from the compiled kernels and from PyTorch operations."""
     import torch
 
     import pseudograd
@@ -34,7 +34,7 @@ def in_your_program() -> None:
 
 
 def any_network() -> None:
-    """Find k for a network."""
+    """Run a small study of a network."""
     import torch
 
     import pseudograd
@@ -50,7 +50,7 @@ def any_network() -> None:
 
 
 def on_your_data(format: str) -> None:
-    """Tune on a table, and predict."""
+    """Tune on a table and predict."""
     import sklearn.datasets
 
     table = sklearn.datasets.load_iris(as_frame=True).frame
@@ -65,7 +65,7 @@ def on_your_data(format: str) -> None:
 
 
 def on_a_cluster() -> None:
-    """Tune on a Ray cluster of this machine."""
+    """Tune on a local Ray cluster."""
     command("tune", "iris.csv", "--target", "target", "--out", "ray", "--max-epochs", "2", "--ray")
     print("tune on a cluster")
 
@@ -73,7 +73,7 @@ def on_a_cluster() -> None:
 if __name__ == "__main__":
     in_your_program()
     if sys.argv[1] == "core":
-        assert importlib.util.find_spec("pandas") is None, "the core install brings pandas"
+        assert importlib.util.find_spec("pandas") is None, "core depends on pandas"
     if sys.argv[1] == "[tune]":
         any_network()
         on_your_data("csv")

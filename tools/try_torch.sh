@@ -1,12 +1,12 @@
 #!/bin/sh
-# Run the tests of the loss with another PyTorch, in a virtual environment of its own:
+# Run the tests of the loss with another version of PyTorch, in its own virtual environment:
 #
-#     tools/try_torch.sh 2.15.0 [options of pytest]
+#     tools/try_torch.sh 2.15.0 [pytest options]
 #
-# NUMPY says which NumPy, such as "<2.4" (by default the newest), and TRY_TORCH_FOLDER where the
-# environments go (by default .venv/torch).
+# NUMPY is the version of NumPy, such as "<2.4" (by default the newest), and TRY_TORCH_FOLDER the
+# folder of the environments (by default .venv/torch).
 set -eu
-version=${1:?which version of PyTorch, such as 2.15.0}
+version=${1:?give a version of PyTorch, such as 2.15.0}
 shift
 cd "$(dirname "$0")/.."
 folder=${TRY_TORCH_FOLDER:-.venv/torch}/$version

@@ -1,12 +1,12 @@
 """Train classifiers with tunable sensitivity to large errors.
 
-One line of a PyTorch program changes:
+Change one line of a PyTorch program:
 
     >>> from pseudograd import TunableCrossEntropyLoss
     >>> criterion = TunableCrossEntropyLoss(k=0.5)  # was: torch.nn.CrossEntropyLoss()
 
-k = 1 is cross-entropy; below 1 hard or mislabelled examples count less relative to the others,
-above 1 more.
+At k = 1 it is cross-entropy. Below 1, hard or mislabelled examples count less relative to the
+others; above 1, more.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pseudograd.estimator import TunableMLPClassifier as TunableMLPClassifier
     from pseudograd.study import Study as Study
 
-# The classifier and the study are left out, so that `import *` works without the extra `tune`.
+# Without the classifier and `Study`, so that `import *` works without the `tune` extra.
 __all__ = [
     "RuleCrossEntropyLoss",
     "TunableBCEWithLogitsLoss",
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use, because they need packages that are slow to import.
+    # Imported lazily, because they need packages that are slow to import.
     if name == "data":
         import importlib
 

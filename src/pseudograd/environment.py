@@ -14,11 +14,11 @@ import torch
 
 from pseudograd import __version__
 
-_ROOT = Path(__file__).parents[2]  # of a checkout
+_ROOT = Path(__file__).parents[2]  # the root of a source checkout
 
 
 def environment(*devices: str) -> dict[str, str | int]:
-    """Return this machine's hardware and software; ``devices`` as for `hardware`."""
+    """Return this machine's hardware and software versions; ``devices`` as for `hardware`."""
     return {
         "hardware": hardware(*devices),
         "cores": os.cpu_count() or 0,
@@ -55,8 +55,8 @@ def hardware(*devices: str) -> str:
     """Return the name of the GPU or CPU, and the number of GPUs if there are several.
 
     Args:
-        devices: The devices in use; by default all GPUs, or the CPU if there are none. "ray" stands
-            for the cluster that this process is connected to.
+        devices: The devices in use; by default all GPUs, or the CPU if there are none. "ray" means
+            the cluster that this process is connected to.
 
     """
     if not devices and torch.cuda.is_available():
@@ -97,7 +97,7 @@ def version(package: str) -> str:
 def commit() -> str:
     """Return the commit of the sources, with "-dirty" if they have changed, or "unknown".
 
-    The environment variable PSEUDOGRAD_COMMIT names it in a copy without git.
+    The environment variable PSEUDOGRAD_COMMIT overrides it, for copies without a git repository.
 
     Example:
         >>> os.environ["PSEUDOGRAD_COMMIT"] = "af69094"
@@ -116,7 +116,7 @@ def commit() -> str:
         except FileNotFoundError:  # git is not installed
             return ""
 
-    # An installed package may lie inside another repository.
+    # Do not report the commit of another repository that an installed package lies in.
     if not (_ROOT / "src" / "pseudograd").is_dir() or not (_ROOT / ".git").exists():
         return "unknown"
     head = git("rev-parse", "--short=12", "HEAD")

@@ -28,10 +28,10 @@ OPTIONAL = {
 
 @contextlib.contextmanager
 def needed_for(purpose: str) -> Iterator[None]:
-    """Name the extra to install if an import inside the block fails.
+    """Raise ImportError naming the extra to install if an import inside the block fails.
 
     Args:
-        purpose: What needs the import, the subject of the message.
+        purpose: The feature that needs the import; the message begins with it.
 
     Example:
         >>> with needed_for("reading tables"):

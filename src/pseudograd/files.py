@@ -58,31 +58,31 @@ def reason(problem: OSError) -> str:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Replace an OSError by one that says what to do about it.
+    """Re-raise an OSError with advice on what to do.
 
     Example:
         >>> with writing(Path("ledger.jsonl")):
         ...     raise OSError(28, "No space left on device")
         Traceback (most recent call last):
         ...
-        OSError: ledger.jsonl cannot be written (no space left on device): make that possible and
-        run the same command again; finished work is kept
+        OSError: ledger.jsonl cannot be written (no space left on device): fix that and run the same
+        command again; finished work is kept
 
     """
     try:
         yield
     except OSError as problem:
         raise OSError(
-            f"{path} cannot be written ({reason(problem)}): make that possible and run the same "
-            "command again; finished work is kept"
+            f"{path} cannot be written ({reason(problem)}): fix that and run the same command "
+            "again; finished work is kept"
         ) from problem
 
 
 class Lock:
     """A lock on a file, held until `release` or until this process ends, even by kill -9.
 
-    Child processes do not inherit it. Where the operating system or the file system has no locks,
-    every lock is granted.
+    Child processes do not inherit it. If the operating system or the file system does not support
+    locks, every lock is granted.
 
     Example:
         >>> import tempfile
@@ -102,16 +102,16 @@ class Lock:
 
     @classmethod
     def on(cls, path: Path, *, shared: bool = False, wait: bool = False) -> Lock | None:
-        """Lock a file, which is created if it does not exist; return None if another has it.
+        """Lock a file, created if it does not exist; return None if it is already locked.
 
         Args:
             path: The file.
-            shared: Whether others may have shared locks on the file at the same time.
+            shared: Whether others may hold shared locks on the file at the same time.
             wait: Whether to wait until the lock is granted.
 
         """
         with writing(path):
-            file = path.open("a+b")  # NFS wants writing for exclusive locks, reading for shared
+            file = path.open("a+b")  # NFS needs write access for exclusive locks, read for shared
         if fcntl is not None:
             kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
             try:
@@ -119,7 +119,7 @@ class Lock:
             except BlockingIOError:
                 file.close()
                 return None
-            except OSError:  # this file system has no locks
+            except OSError:  # the file system does not support locks
                 pass
             except BaseException:  # Ctrl-C while waiting
                 file.close()
@@ -128,7 +128,7 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether this process has the lock."""
+        """Whether this process holds the lock."""
         return self._file is not None
 
     def release(self) -> None:
@@ -139,7 +139,7 @@ class Lock:
         self._close()
 
     def _close(self) -> None:
-        """Close the file, which unlocks it unless another process has a copy."""
+        """Close the file, which unlocks it unless another process shares the descriptor."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -152,9 +152,9 @@ _OPEN: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _forget_locks() -> None:
-    """Close a forked child's copies of the locked files, which would keep the locks alive."""
+    """Close a forked child's copies of the descriptors, which would keep the locks alive."""
     for lock in list(_OPEN):
-        lock._close()  # not `release`, which would unlock the parent's
+        lock._close()  # not `release`, which would drop the parent's lock
     _GUARDED.clear()
 
 
@@ -164,7 +164,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a file for this process alone, or raise BlockingIOError; see `Lock`."""
+    """Hold an exclusive lock on a file, or raise BlockingIOError; see `Lock`."""
     lock = Lock.on(path)
     if lock is None:
         raise busy(path)
@@ -177,7 +177,7 @@ def locked(path: Path) -> Iterator[None]:
 def busy(path: Path) -> BlockingIOError:
     """Return the error for a file that another process has locked."""
     return BlockingIOError(
-        f"another process is at work on {path}: wait for it, or name another folder"
+        f"another process is using {path}: wait for it to finish, or name another folder"
     )
 
 
@@ -186,7 +186,7 @@ _GUARDED: set[tuple[Path, int]] = set()
 
 @contextlib.contextmanager
 def guarded(path: Path) -> Iterator[None]:
-    """Wait for a lock on a file, and hold it; reentrant within a thread.
+    """Hold an exclusive lock on a file, waiting for it if needed; reentrant within a thread.
 
     Example:
         >>> import tempfile

@@ -8,7 +8,7 @@ The same formula is in `pseudograd.rules.paper` (PyTorch), `loss/cpp` (C++) and
 `pseudograd.loss.triton.eq5` (Triton). Those use float64 internally, which JAX usually lacks. Here
 labels do not need it, and soft targets use it if ``jax_enable_x64`` is set.
 
-Functions that are not public take the classes as the last axis, and columns (..., 1) beside them.
+Private functions take the classes on the last axis, and per-example numbers as columns (..., 1).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def tunable_cross_entropy(
             (floating-point numbers) of the shape of ``logits``, whose gradient is cross-entropy's,
             -log p. An index outside [0, C) gives NaN, since JAX cannot raise an error under `jit`.
         axis: The axis of the classes.
-        where: What to include, as booleans: one per example, or one per logit to exclude classes.
-            An example without any has value 0 and gradient 0.
+        where: A mask of booleans: one per example, or one per logit to exclude classes. A fully
+            masked example has value 0 and gradient 0.
         k: The sensitivity to large errors, above 0. Below 1, hard and mislabelled examples count
             less; above 1, more. A number, or an array with one value per example; it may be traced,
             so changing it does not recompile. It has no gradient. A traced k out of bounds gives a
@@ -107,13 +107,13 @@ def tunable_cross_entropy_with_integer_labels(
     *,
     k: Sensitivity = 1.0,
 ) -> Array:
-    """Return `tunable_cross_entropy` for class indices; refuse class probabilities.
+    """Return `tunable_cross_entropy` for class indices; raise for class probabilities.
 
     Args:
         logits: Scores, with the classes along ``axis``.
         labels: Class indices, of the shape of ``logits`` without ``axis``.
         axis: The axis of the classes.
-        where: What to include, as booleans: one per example, or one per logit.
+        where: A mask of booleans: one per example, or one per logit.
         k: The sensitivity to large errors, above 0: a number, or one per example.
 
     Returns:
@@ -138,7 +138,7 @@ def tunable_cross_entropy_with_integer_labels(
 
 
 def _refusing(error: Exception) -> Callable[[Array], Array]:
-    """Return the identity, whose derivative raises."""
+    """Return the identity function, with a derivative that raises."""
 
     @jax.custom_jvp
     def same(x: Array) -> Array:
@@ -151,9 +151,7 @@ def _refusing(error: Exception) -> Callable[[Array], Array]:
     return same
 
 
-_constant = _refusing(
-    ValueError("k cannot be learned by gradient: it has none; use jax.lax.stop_gradient(k)")
-)
+_constant = _refusing(ValueError("the loss has no gradient for k; use jax.lax.stop_gradient(k)"))
 _differentiated_once = _refusing(
     TypeError(
         "pseudograd: a second derivative of a tunable loss does not exist: its backward pass is a "
@@ -163,9 +161,9 @@ _differentiated_once = _refusing(
 )
 
 
-# The forward passes below call the loss itself, and not what computes it: in nested derivatives JAX
-# differentiates a forward pass, which would silently give cross-entropy's gradient. Both keep the
-# logits alone.
+# The forward passes below call the loss itself, not its implementation: in nested derivatives JAX
+# differentiates the forward pass, which would silently give cross-entropy's gradient. They save
+# only their inputs.
 
 
 @jax.custom_vjp
@@ -213,7 +211,7 @@ _soft_loss.defvjp(_soft_forward, _soft_backward)
 
 
 def _times(upstream: Array, f: Array) -> Array:
-    """Return f times the upstream gradient; examples that do not count have none, even for NaN."""
+    """Return f times the upstream gradient; 0 where that is 0, even if f is NaN."""
     factor = upstream[..., None]
     return jnp.where(factor == 0, 0, factor * f)
 
@@ -236,7 +234,7 @@ def _top_and_margin(z: Array, y: Array) -> tuple[Array, Array]:
 
     Cross-entropy is softplus(-margin) and 1 - p_y is exp(-softplus(margin)), neither with any
     cancellation. The margin itself is a difference of large numbers, and k multiplies its rounding
-    error, so each rounding error is carried along.
+    error, so rounding errors are tracked explicitly.
     """
     is_label, lowest = _is_label(z, y), jnp.finfo(z.dtype).min
     # The lowest finite number, not -inf: if no other class is left (C = 1, or all others are -inf),
@@ -244,7 +242,7 @@ def _top_and_margin(z: Array, y: Array) -> tuple[Array, Array]:
     top = jnp.where(is_label, lowest, z).max(-1, keepdims=True)
     total, rest = _total(jnp.where(is_label, 0, jnp.exp(z - top)))
     z_y = jnp.take_along_axis(z, y, -1, mode="clip")
-    # Undefined, as in optax: z_y is +inf, all logits are -inf, or the label is no class.
+    # Undefined, as in optax: z_y is +inf, all logits are -inf, or the label is invalid.
     undefined = (z_y == jnp.inf) | ((z_y == -jnp.inf) & (total == 0))
     undefined |= (y < 0) | (y >= z.shape[-1])
     # Without other classes the top is the lowest finite number, and z_y may be that number too.
@@ -265,7 +263,7 @@ def _softplus(x: Array) -> Array:
 
 
 def _total(x: Array) -> tuple[Array, Array]:
-    """Return the sum of numbers in [0, 1], and what rounding has taken from it."""
+    """Return the sum of numbers in [0, 1], and its rounding error."""
     coarse = jnp.floor(x * _STEPS) / _STEPS
     exact, rest = coarse.sum(-1, keepdims=True), (x - coarse).sum(-1, keepdims=True)
     total = exact + rest
@@ -330,7 +328,7 @@ def _share(log_bias: Array, side: Array, k: Array) -> tuple[Array, Array]:
 
 
 def _log_softmax(z: Array) -> Array:
-    """Return log p, to all digits also near 0, because the sum leaves out the largest logit."""
+    """Return log p, accurate near 0 because the sum leaves out the largest logit."""
     difference = z - z.max(-1, keepdims=True)
     # Where the largest is +inf, the difference is NaN, which must stay visible.
     first = _is_label(z, z.argmax(-1, keepdims=True)) & (difference == 0)
@@ -350,7 +348,7 @@ def _in_working_precision(x: Array) -> Array:
 
 
 def _wide(x: Array) -> Array:
-    """Return an array in float64, if JAX has it switched on, because p - q cancels."""
+    """Return an array in float64, if JAX has it enabled, because p - q cancels."""
     return x.astype(jax.dtypes.canonicalize_dtype(np.float64))
 
 
@@ -374,7 +372,7 @@ def _checked_logits(logits: ArrayLike) -> Array:
 
 
 def _checked_axis(axis: int, logits: Array) -> int:
-    """Return the axis counted from the front."""
+    """Return the axis as a number of 0 or more."""
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
         raise TypeError(f"axis must be a whole number, not {axis!r}")
     if not -logits.ndim <= axis < logits.ndim:
@@ -401,13 +399,13 @@ def _checked_labels(labels: ArrayLike, logits: Array, examples: tuple[int, ...])
             f"labels must hold class indices of shape {examples} for logits of shape "
             f"{logits.shape}, not {labels.shape}{advice}"
         )
-    # The indices of all classes may not fit into a narrow type.
+    # A narrow type may not hold the indices of all classes.
     narrow = labels.dtype.itemsize < 4 and jnp.issubdtype(labels.dtype, jnp.integer)
     return jnp.asarray(labels, jnp.int32 if narrow else None)
 
 
 def _checked_k(k: Sensitivity, examples: tuple[int, ...], logits: Array) -> Array:
-    """Return k for each example, or NaN for a traced k that is out of bounds."""
+    """Return k for each example, NaN where a traced k is out of bounds."""
     bounds = "finite and above 0 (2^-100 to 2^100)"
     if not isinstance(k, (Array, np.ndarray)):
         if isinstance(k, bool) or not isinstance(k, _NUMBERS):
@@ -434,7 +432,7 @@ def _checked_k(k: Sensitivity, examples: tuple[int, ...], logits: Array) -> Arra
 
 
 def _is_on_host(k: ArrayLike) -> bool:
-    """Return whether values can be read without waiting for a device."""
+    """Return whether values can be read without a device sync."""
     if isinstance(k, jax.core.Tracer):
         return False
     if not isinstance(k, Array):

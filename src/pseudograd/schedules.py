@@ -37,7 +37,7 @@ class HasK(Protocol):
 
 
 class KSchedule:
-    """The base class of all schedules of k; derive your own from it and define ``k_of``.
+    """Base class of all schedules of k; to write your own, derive from it and define ``k_of``.
 
     Args:
         criterion: The loss whose ``k`` is set: a `TunableCrossEntropyLoss`, a
@@ -66,7 +66,7 @@ class KSchedule:
         criterion = getattr(criterion, "_orig_mod", criterion)
         if not hasattr(criterion, "k"):
             raise TypeError(
-                "criterion must have a k to set, as TunableCrossEntropyLoss has; "
+                "criterion must have an attribute k, like TunableCrossEntropyLoss; "
                 f"{type(criterion).__name__} has none"
             )
         self.criterion = criterion
@@ -77,11 +77,11 @@ class KSchedule:
         raise NotImplementedError(f"{type(self).__name__} must define k_of(step)")
 
     def step(self) -> None:
-        """Set the next k. Call it after ``optimizer.step()``, or once an epoch."""
+        """Set the next k. Call this after ``optimizer.step()``, or once per epoch."""
         self._go_to(self.last_step + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the schedule, for a checkpoint. Its settings are not in it.
+        """Return the position in the schedule, for a checkpoint, without its settings.
 
         Example:
             >>> from pseudograd import TunableCrossEntropyLoss
@@ -102,13 +102,13 @@ class KSchedule:
         step = state_dict.get("last_step")
         if isinstance(step, bool) or not isinstance(step, numbers.Integral) or step < 0:
             raise ValueError(
-                "state_dict must be that of a schedule of k, with a whole number as last_step, "
+                "state_dict must come from a schedule of k, with a whole number as last_step, "
                 f"not {dict(state_dict)!r}"
             )
         self._go_to(int(step))
 
     def _go_to(self, step: int) -> None:
-        # Always a float, also for whole numbers, for which the compiler would recompile.
+        # Always a float, because the compiler would recompile for an int.
         self.last_k = _number(f"k of step {step}", self.k_of(step))
         self.last_step = step
         self.criterion.k = self.last_k
@@ -254,7 +254,7 @@ class LambdaK(KSchedule):
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a number, not a tensor: use .item()")
+        raise TypeError(f"{name} must be a number, not a tensor; use .item()")
     check_number(name, value, LEAST_K, GREATEST_K, "a finite number above 0 (2^-100 to 2^100)")
     return float(value)
 
@@ -276,7 +276,7 @@ def lightning_callback(schedule: KSchedule, name: str = "k") -> Any:
 
     Args:
         schedule: The schedule of your module's criterion.
-        name: What to call it in checkpoints; different for each of several schedules.
+        name: The name in checkpoints, which must be unique if there are several schedules.
 
     Example:
         ``Trainer(callbacks=[lightning_callback(LinearK(module.criterion, 0.5, 2, 10_000))])``
@@ -286,9 +286,9 @@ def lightning_callback(schedule: KSchedule, name: str = "k") -> Any:
 
 
 def trainer_callback(schedule: KSchedule) -> Any:
-    """Return a callback for the Trainer of transformers that steps a schedule after every step.
+    """Return a callback that steps a schedule after every step of transformers' ``Trainer``.
 
-    The callback starts from the Trainer's ``global_step``, so a training that is resumed from a
+    The callback starts from the Trainer's ``global_step``, so a run that is resumed from a
     checkpoint continues its schedule.
 
     Args:
@@ -310,7 +310,7 @@ def _checked(schedule: Any) -> KSchedule:
 
 @functools.cache
 def _lightning_class() -> Any:
-    """Return the callback's class, made on first use; Lightning has two names on PyPI."""
+    """Return the class of the callback; Lightning has two names on PyPI."""
     names = ("lightning.pytorch", "pytorch_lightning")
     base: Any = None
     for module in sorted(names, key=lambda name: name not in sys.modules):
@@ -346,7 +346,7 @@ def _lightning_class() -> Any:
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             self.schedule.load_state_dict(state_dict)
 
-        def __reduce__(self) -> Any:  # for trainers that start processes
+        def __reduce__(self) -> Any:  # for strategies that start processes
             return lightning_callback, (self.schedule, self.name)
 
     return KScheduleCallback

@@ -1,4 +1,4 @@
-"""Which k for your network: a search over k and the learning rate for any `torch.nn.Module`."""
+"""The search over k and the learning rate for any `torch.nn.Module`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pseudograd.search.networks import (
     final_groups,
     trained,
 )
-from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, Protocol
+from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, OwnProtocol, Protocol
 from pseudograd.search.study import Progress, Runner
 from pseudograd.words import counted
 
@@ -45,39 +45,39 @@ class Study(search.Study):
     """A search for the best k and learning rate of your network, kept in a folder.
 
     Every pair of k and learning rate is trained and validated; then networks of the best pair and
-    of k = 1 are trained on all training examples and compared on the test set. Pairs are chosen by
-    the plain error, whatever the class weights. Making the same study again resumes it; with other
-    k or learning rates, it keeps finished trainings and runs only the new ones.
+    of k = 1 are trained on all training examples and compared on the test set. Pairs are selected
+    by the unweighted error, whatever the class weights. Creating the same study again resumes it;
+    with other k or learning rates, it keeps finished trainings and runs only the new ones.
 
     Args:
-        network: Returns a fresh, untrained module, whose outputs are logits (without a softmax).
+        network: Returns a new, untrained module, whose outputs are logits (without a softmax).
         train: A pair of inputs and labels (tensors or arrays), or a map-style Dataset of such
-            pairs; inputs are a tuple if the network takes several arguments. Bytes, as images are
-            stored, are divided by 255.
+            pairs; inputs are a tuple if the network takes several arguments. Bytes (uint8 images)
+            are divided by 255.
         test: The test set, in the same form.
-        k: The values to try, 1 among them; a text like "0.5→2" is a k that changes linearly.
+        k: The values to try, including 1; a string like "0.5→2" is a k that changes linearly.
         learning_rates: The rates to start from; while the best rate of a k is the lowest or highest
-            one, another is tried. By default a short sweep finds them.
-        folder: Where the study is kept; None keeps it in memory.
-        epochs: How long a training lasts, at most.
+            one, the search tries another. By default a short sweep finds them.
+        folder: Where to keep the study; None keeps it in memory.
+        epochs: The maximum number of epochs.
         batch_size: Examples per step. An incomplete last batch of an epoch is dropped.
-        optimizer: A class of `torch.optim`, or a function ``(parameters, lr=..., ...)`` that makes
-            an optimizer.
+        optimizer: A class of `torch.optim`, or a function ``(parameters, lr=..., ...)`` that
+            returns an optimizer.
         schedule: The learning rate's factor as a function of progress in [0, 1], or "constant",
             "cosine", "linear" or "one-cycle".
         clip: The largest norm of a step's gradient over all parameters.
         patience: Stop after this many epochs without a lower validation error, and keep the best
             epoch; None keeps the last.
-        validation: The share of the training examples to validate on, such as 0.1 (with patience,
-            as many again for early stopping); None for the paper's five folds.
-        repetitions: How often each pair is trained, each time on other folds or another share: by
-            default 5, or 1 with a share.
+        validation: The fraction of the training examples to validate on, such as 0.1 (with
+            patience, as many again for early stopping); None for the paper's five folds.
+        repetitions: How often each pair is trained, each time on another split; by default 5, or 1
+            if ``validation`` is given.
         retrainings: How many final networks of the choice and of k = 1 are compared.
         augment: A function of a batch of inputs, applied on the device in training.
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
         label_smoothing: As for the loss.
         class_weights: A factor for each class, as for the loss.
-        ignore_index: Labels that do not count, as for the loss.
+        ignore_index: The label to ignore, as for the loss.
         compile: Whether to compile the network on a GPU.
         classes: The names of the classes.
         name: A name for the data.
@@ -134,7 +134,7 @@ class Study(search.Study):
         _check_several(k=k, learning_rates=learning_rates, class_weights=weights)
         if "lr" in optimizer_settings:
             raise ValueError("lr must be left out: the search varies it, so give learning_rates")
-        with needed_for("a study"):  # at its end, but say so before anything is trained
+        with needed_for("a study"):  # needed at the end; check before anything is trained
             import safetensors  # noqa: F401
             import scipy  # noqa: F401
         self.training = Training(
@@ -204,16 +204,17 @@ class Study(search.Study):
         retrainings: int = 5,
         seed: int = 0,
     ) -> search.Study:
-        """Return a study of a training of your own: loop over its trials, and tell their errors.
+        """Return a study of your own training loop: loop over its trials, and tell their errors.
 
         The result is a `pseudograd.search.Study`. It has `best`, `comparison`, `result` and
-        `summary()`, but no `model()`, `ensemble()` or page, since it holds no networks.
+        `summary()`, but no `model()`, `ensemble()` or page, since it holds no networks. While the
+        best rate of a k is the lowest or highest one, the search tries another, unless rates tie.
 
         Args:
             description: A description of the training. Change it when you change the training.
-            k: The values to try, 1 among them.
+            k: The values to try, including 1.
             learning_rates: The rates to start from.
-            folder: Where the study is kept, shared by all processes that take part; None keeps it
+            folder: Where to keep the study, shared by all processes that run trials; None keeps it
                 in memory.
             repetitions: How often each pair is trained.
             retrainings: How many final networks of the choice and of k = 1 are compared.
@@ -231,7 +232,7 @@ class Study(search.Study):
         if not learning_rates:
             raise ValueError("learning_rates must be at least one number, not ()")
         protocol = _protocol(
-            Protocol,
+            OwnProtocol,
             OwnRecipe(description),
             k,
             learning_rates,
@@ -243,11 +244,11 @@ class Study(search.Study):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> search.Study:
-        """Open the study in a folder to read its results; to resume it, make it again.
+        """Open the study in a folder to read its results; to resume it, create it again.
 
         The result is a `pseudograd.search.Study` with `best`, `comparison`, `result`, `summary()`
-        and `report()`. It cannot build your network; to get the trained one, make the study again,
-        or pass the function that makes it to `pseudograd.search.networks.load_network`.
+        and `report()`. It cannot build your network; to get the trained one, create the study
+        again, or pass the network function to `pseudograd.search.networks.load_network`.
 
         Example:
             >>> import tempfile
@@ -279,12 +280,12 @@ class Study(search.Study):
         """Train until the study is finished; call again to resume.
 
         Args:
-            runner: Trains trials in place of a `ModuleFleet`.
+            runner: Trains trials instead of a `ModuleFleet`.
             device: Where to train, such as "cuda:1"; by default all GPUs, or the CPU.
-            slots: How many trials at once on each GPU, or processes on a CPU.
-            ray: The address of a Ray cluster to train on; "auto" finds the one that runs here.
-            time_limit: Stop after this many seconds; trials under way are dropped.
-            progress: Whether to show the progress on standard error.
+            slots: How many trials to train at once on each GPU, or processes on a CPU.
+            ray: The address of a Ray cluster to train on; "auto" finds the one on this machine.
+            time_limit: Stop after this many seconds; unfinished trials are dropped.
+            progress: Whether to show a progress bar on standard error.
             session: Further arguments of `pseudograd.search.Study.run`: stop, command, devices,
                 share, watch.
 
@@ -338,8 +339,8 @@ class Study(search.Study):
             except KeyboardInterrupt:
                 where = "in memory" if self.folder is None else f"in {self.folder}"
                 raise KeyboardInterrupt(
-                    f"stopped by Ctrl-C; {counted(len(self.ledger), 'trial')} kept {where}, and "
-                    "run() resumes from there"
+                    f"stopped by Ctrl-C; {counted(len(self.ledger), 'trial')} kept {where}: call "
+                    "run() again to resume"
                 ) from None
             if fleet is not None:
                 self.notes = fleet.notes
@@ -348,14 +349,14 @@ class Study(search.Study):
         return finished
 
     def _begun(self) -> str:
-        """Return what a run says at its start."""
+        """Return the message at the start of a run."""
         if not self.ledger:
             return f"training {self.protocol.plan()}"
         done = f"{counted(len(self.ledger), 'trial')} done before"
         return done if self.finished else f"training {self.protocol.plan()}; {done}"
 
     def _keeping(self, runner: Runner) -> Runner:
-        """Return the runner, with weights of final networks kept before the ledger has them."""
+        """Return a runner that saves the weights of final networks before their outcomes."""
 
         def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
             for outcome in runner(trials, stop):
@@ -366,12 +367,12 @@ class Study(search.Study):
         return run
 
     def _finish(self, runner: Runner, device: torch.device) -> None:
-        """Train networks again whose weights are lost, and assess them all on the test set."""
+        """Retrain networks whose weights are lost, and assess all final networks."""
         if not self.protocol.retrainings:
             return
         groups = final_groups(self)
         if groups["chosen"] == groups["plain"]:
-            del groups["chosen"]  # there is nothing to compare
+            del groups["chosen"]  # k = 1 was chosen
         wanted = {trial: None for group in groups.values() for trial in group}
         if lost := [trial for trial in wanted if self.weights.get(trial) is None]:
             for _ in self._keeping(runner)(deque(lost), never):
@@ -387,7 +388,7 @@ class Study(search.Study):
         write_found(self, self._assessment)
 
     def _known(self) -> bool:
-        """Return whether the networks were assessed before, and that can be read."""
+        """Return whether a readable assessment of the networks exists."""
         try:
             return read_found(self) is not None
         except (OSError, ValueError):
@@ -397,7 +398,7 @@ class Study(search.Study):
 
     @property
     def assessment(self) -> dict[str, Any]:
-        """How good the model and the ensembles are on the test set; {} before the end."""
+        """The assessment of the model and the ensembles on the test set; {} before the end."""
         if not self._assessment and self.finished:
             self._assessment = read_found(self) or {}
         return self._assessment
@@ -420,11 +421,11 @@ class Study(search.Study):
         return trained(self.training, self.weights, self._kept(k))
 
     def ensemble(self, which: str = "chosen") -> ModuleEnsemble:
-        """Return the final networks as one module, whose probabilities are their mean.
+        """Return the ensemble of the final networks, a module that averages their probabilities.
 
         Args:
             which: "chosen" for networks of the chosen k, "plain" for those of k = 1, "mixed" for
-                the best k and others, one of each.
+                one network each of the best k and others.
 
         """
         groups = final_groups(self)
@@ -436,7 +437,7 @@ class Study(search.Study):
         return ModuleEnsemble(list(networks)).eval()
 
     def summary(self) -> str:
-        """Return what the study found in a few lines, once it is finished."""
+        """Return a summary of the finished study in a few lines."""
         from pseudograd.report.summary import summary
 
         return summary(self.result, self.assessment or None, options=False)

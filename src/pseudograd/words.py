@@ -1,7 +1,7 @@
-"""Numbers and lists as the terminal, the page and error messages write them.
+"""Formatting of numbers and lists for the terminal, the page and error messages.
 
-Everything a user reads goes through these functions, so that a k, an interval or a list of names
-looks the same everywhere. Only the standard library is imported.
+A k, an interval or a list of names then looks the same everywhere. This module imports only the
+standard library.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _LETTERS = (
     "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
     "twelve",
 )  # fmt: skip
-DASH = "–"  # stands for a number that does not exist
+DASH = "–"  # shown in place of a missing number
 
 
 # --- numbers -------------------------------------------------------------------------------------
 
 
 def fraction(k: Any) -> str:
-    """Return k as people write it; for a ramp, its start and end.
+    """Return k as a short text, such as "1/8"; for a ramp, its start and end.
 
     >>> fraction(4.0), fraction(0.125), fraction(0.3)
     ('4', '1/8', '0.3')
@@ -36,7 +36,7 @@ def fraction(k: Any) -> str:
 
 
 def rates(*values: float) -> str:
-    """Return a learning rate, or the lowest and the highest of several, exactly if that is short.
+    """Return a learning rate, or the range of several; exact if that is short, else rounded.
 
     >>> rates(0.0625), rates(0.5, 0.0625, 0.25), rates(2.0**-14)
     ('1/16', '1/16 to 1/2', '6.104e-05')
@@ -50,7 +50,7 @@ def rates(*values: float) -> str:
 
 
 def signed(value: float, form: str = ".2f") -> str:
-    """Return a number with its sign; zero, also after rounding, has none.
+    """Return a number with its sign; a number that rounds to zero has none.
 
     >>> signed(-0.5), signed(0.25), signed(-0.001), signed(20, "g")
     ('−0.50', '+0.25', '0.00', '+20')
@@ -62,7 +62,7 @@ def signed(value: float, form: str = ".2f") -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Return a share in percent, without the percent sign.
+    """Return a fraction in percent, without the percent sign.
 
     >>> percent(0.0213), percent(0.5, digits=0), percent(float("nan"))
     ('2.13', '50', '-')
@@ -73,14 +73,14 @@ def percent(share: float, digits: int = 2) -> str:
 def interval(
     value: Any, form: str = ".2f", times: float = 1, unit: str = "", label: str = ""
 ) -> str:
-    """Return a difference with its interval, or alone if it has none.
+    """Return a difference with its interval, or the difference alone if it has none.
 
     Args:
         value: Has ``mean``, ``low`` and ``high``; the ends are NaN if there is only one value.
-        form: How to format each of the three numbers.
-        times: Multiplies them: 100 for percentage points.
-        unit: Stands after the mean.
-        label: Stands before the interval.
+        form: The format of each of the three numbers.
+        times: A factor for all three, such as 100 for percentage points.
+        unit: Written after the mean.
+        label: Written before the interval.
 
     >>> from types import SimpleNamespace
     >>> gain = SimpleNamespace(mean=-0.003, low=-0.005, high=0.001)
@@ -110,7 +110,7 @@ def between(value: Any, form: str = ".2f", times: float = 1) -> str:
 
 
 def mean_and_sd(mean: float, sd: float, form: str = ".2f") -> str:
-    """Return a mean with its standard deviation, or alone if it has none.
+    """Return a mean with its standard deviation, or the mean alone if it has none.
 
     >>> mean_and_sd(1.761, 0.052), mean_and_sd(1.761, math.nan), mean_and_sd(math.inf, math.nan)
     ('1.76 ± 0.05', '1.76', 'infinite')
@@ -121,7 +121,7 @@ def mean_and_sd(mean: float, sd: float, form: str = ".2f") -> str:
 
 
 def p_value(p: float) -> str:
-    """Return a p-value with two digits, or that it is below 0.001.
+    """Return a p-value with two significant digits, or "p < 0.001".
 
     >>> p_value(0.0213), p_value(1e-6)
     ('p = 0.021', 'p < 0.001')
@@ -130,7 +130,7 @@ def p_value(p: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return how many times as large something is, with three digits or as a whole number.
+    """Return a ratio with three significant digits, or as a whole number from 100 on.
 
     >>> ratio(1.1472), ratio(6561.0)
     ('1.15', '6,561')
@@ -139,7 +139,7 @@ def ratio(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in at most two units.
+    """Return a duration in at most two units.
 
     >>> duration(59), duration(61), duration(7300)
     ('59 s', '1 min 1 s', '2 h 1 min')
@@ -155,7 +155,7 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, noun: str, *, spelled: bool = False) -> str:
-    """Return a number with its noun; ``spelled`` writes "one" and "no".
+    """Return a count with its noun; ``spelled`` writes 0 and 1 as "no" and "one".
 
     >>> counted(1, "network"), counted(5000, "network"), counted(1, "layer", spelled=True)
     ('1 network', '5,000 networks', 'one layer')
@@ -165,7 +165,7 @@ def counted(count: int, noun: str, *, spelled: bool = False) -> str:
 
 
 def spelled(count: int) -> str:
-    """Return a whole number in letters, up to twelve.
+    """Return a whole number spelled out, or in digits above twelve.
 
     >>> spelled(5), spelled(1200)
     ('five', '1,200')
@@ -174,7 +174,7 @@ def spelled(count: int) -> str:
 
 
 def joined(texts: Iterable[str], last: str = "and") -> str:
-    """Return texts as a list in a sentence.
+    """Join texts with commas, and "and" before the last.
 
     >>> joined(["a"]), joined(["a", "b", "c"]), joined(["a", "b"], "or")
     ('a', 'a, b and c', 'a or b')
@@ -184,7 +184,7 @@ def joined(texts: Iterable[str], last: str = "and") -> str:
 
 
 def shortened(texts: Sequence[str], to: str = "", most: int = 8) -> str:
-    """Return the first few texts and how many more there are; ``to`` leads to the last one.
+    """Return the first few texts and how many more there are; ``to`` introduces the last one.
 
     >>> shortened(["a", "b"]), shortened(list("abcdef"), most=4)
     ('a, b', 'a, b, c, d and 2 more')
@@ -193,7 +193,7 @@ def shortened(texts: Sequence[str], to: str = "", most: int = 8) -> str:
     >>> shortened(list("abcde"), "up to", most=4)
     'a, b, c, d, e'
     """
-    if len(texts) <= most + bool(to):  # to name the last one takes no more room than "1 more"
+    if len(texts) <= most + bool(to):  # the last one takes no more room than "1 more"
         return ", ".join(texts)
     if not to:
         return f"{', '.join(texts[:most])} and {len(texts) - most} more"
@@ -201,7 +201,7 @@ def shortened(texts: Sequence[str], to: str = "", most: int = 8) -> str:
 
 
 def listed(names: Iterable[object], most: int = 8) -> str:
-    """Return names in quotes, the first few and the last.
+    """Return the first few names and the last one, quoted.
 
     >>> listed(["red", "green"]), listed(range(9), most=3)
     ("'red', 'green'", '0, 1, and 6 more up to 8')
@@ -220,7 +220,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def first_line(problem: BaseException) -> str:
-    """Return the first line of an error's message, or its kind if it has none.
+    """Return the first line of an exception's message, or its class name if it has none.
 
     >>> first_line(ValueError("no such thing."))
     'no such thing'
@@ -229,7 +229,7 @@ def first_line(problem: BaseException) -> str:
 
 
 def shown(value: object, most: int = 60) -> str:
-    """Return a value as Python writes it, in one line and cut if it is long.
+    """Return the repr of a value on one line, cut if it is long.
 
     Example:
         >>> shown("adam"), shown(list(range(100)), 12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,13 +27,12 @@ def test_the_papers_rows_are_all_there() -> None:
     assert all((row.selected_k == 1) == (row.error_k1_pct is None) for row in printed)
 
 
-def test_the_papers_choices_on_a_users_page_are_those_of_its_tables() -> None:
-    """The page is in the wheel, where the paper's rows are not."""
-    page = resources.files("pseudograd.report").joinpath("page.html").read_text(encoding="utf-8")
+def test_the_papers_choices_in_the_documents_are_those_of_its_tables() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/which-k.md").read_text(encoding="utf-8")
     shallow, deep = ([row.selected_k for row in rows() if row.hidden_layers == n] for n in (1, 5))
     below, above = sum(k < 1 for k in shallow), sum(k > 1 for k in deep)
-    assert f"below 1 in {below} of {len(shallow)} with one hidden layer" in page
-    assert f"above 1 in {above} of {len(deep)} with five" in page
+    assert f"| 1 ({len(shallow)} experiments) | below 1 in {below}" in page
+    assert f"| 5 ({len(deep)}) | above 1 in {above}" in page
 
 
 def test_protocols_are_the_papers() -> None:

@@ -180,7 +180,7 @@ def test_lines_on_other_data_are_set_aside(capsys: pytest.CaptureFixture[str]) -
     captured = capsys.readouterr()
     assert "1 of 1 rows done" in captured.out
     *first, rest = captured.err.splitlines()
-    assert all("is the outcome of a trial of another recipe" in line for line in first)
+    assert all("is the outcome of a trial with another recipe" in line for line in first)
     assert int(rest.split(": ")[1].split()[0]) > 100  # more lines
 
 

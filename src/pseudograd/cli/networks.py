@@ -1,4 +1,4 @@
-"""``--network``: a search for the user's own network, and its predictions."""
+"""``--network``: tuning of the user's own network, and its predictions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pseudograd.search import Study as AnyStudy
     from pseudograd.study import Study
 
-NETWORK = "network.json"  # in a run's folder: the function that creates the network
+NETWORK = "network.json"  # the name of the network function, in a run's folder
 _SHAPE = {"network": str, "image_size": (int, None)}
-# Options that need --network, and the defaults of options that exclude it.
+# Options that need --network, and options that exclude it, with their defaults.
 _OWN = (
     *("validation", "schedule", "precision", "weight_decay", "label_smoothing", "augment"),
     "image_size",
@@ -43,25 +43,25 @@ _OTHERS = {
 
 
 def add_own_network(parser: argparse.ArgumentParser) -> None:
-    """Add ``--network`` and its options."""
+    """Add ``--network`` and the options that need it."""
     own = parser.add_argument_group("your own network")
     own.add_argument(
         "--network",
         metavar="MODULE:FUNCTION",
-        help="a function that returns a fresh torch.nn.Module, such as nets:net for net() in "
-        "nets.py; DATA is then an .npz file of arrays of any shape, a folder with a folder of "
-        "images per class, or a named image set",
+        help="a function that returns a new torch.nn.Module, such as nets:net for net() in "
+        "nets.py; DATA is then an .npz file of arrays of any shape, a folder with one folder of "
+        "images per class, or a named data set of images",
     )
     own.add_argument(
         "--augment",
         metavar="MODULE:FUNCTION",
-        help="a function that augments a batch of inputs during training",
+        help="a function of a batch of inputs, applied during training",
     )
     own.add_argument(
         "--image-size",
         type=whole(1, 10**5),
         metavar="N",
-        help="resize the images of a folder to N×N pixels, cropped to a square",
+        help="crop the images of a folder to a square and resize them to N×N pixels",
     )
     own.add_argument(
         "--validation",
@@ -69,33 +69,33 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="validate on this fraction of the training examples (five folds)",
     )
-    # Copied from `fleet`, which is too slow to import for every command.
+    # Repeated from `fleet`, which takes too long to import for every command.
     own.add_argument(
         "--schedule",
         choices=("constant", "cosine", "linear", "one-cycle"),
-        help="learning rate schedule (cosine)",
+        help="the learning rate schedule (cosine)",
     )
     own.add_argument(
         "--precision",
         choices=("float32", "tf32", "bf16"),
-        help="precision of matrix products; bf16 means autocast (float32)",
+        help="the precision of matrix products; bf16 uses autocast (float32)",
     )
     own.add_argument(
         "--weight-decay",
         type=numbers(lambda value: 0 <= value < math.inf, "of at least 0, like 0.05"),
         metavar="W",
-        help="weight decay of the optimizer",
+        help="the weight decay of the optimizer",
     )
     own.add_argument(
         "--label-smoothing",
         type=numbers(lambda value: 0 <= value <= 1, "from 0 to 1, like 0.1"),
         metavar="S",
-        help="label smoothing (0)",
+        help="fraction of the target spread over all classes (0)",
     )
 
 
 def refuse_own(options: argparse.Namespace) -> None:
-    """Raise if an option needs ``--network``, which is not given."""
+    """Raise ValueError for options that need ``--network`` if it is missing."""
     for name in _OWN:
         if getattr(options, name, None) is not None:
             raise ValueError(f"{typed(name)} needs --network: add that, or leave out {typed(name)}")
@@ -129,7 +129,7 @@ def tune_network(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _runner(place: Place, study: Study) -> Iterator[Any]:
-    """Yield a runner on the cluster, or None to train on this machine."""
+    """Yield a runner on a cluster, or None to train on this machine."""
     if place.address is None:
         yield None
         return
@@ -155,7 +155,7 @@ def _opened(options: argparse.Namespace) -> Arrays:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of the study, except for the data."""
+    """Return the arguments of the study, except the data."""
     given = {
         "k": options.k,
         "learning_rates": options.rates,
@@ -177,7 +177,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the optimizer's class and its settings."""
+    """Return the optimizer and its settings."""
     import torch
 
     from pseudograd.words import nearest
@@ -192,7 +192,7 @@ def _optimizer(options: argparse.Namespace) -> dict[str, Any]:
     kind = there.get(named.lower())
     if kind is None:
         names = [one.__name__ for one in there.values()]
-        raise ValueError(f"--optimizer {named} is not in torch.optim: use {nearest(named, names)}")
+        raise ValueError(f"--optimizer {named} is not in torch.optim: give {nearest(named, names)}")
     settings = {"weight_decay": options.weight_decay, "momentum": options.momentum}
     for name, value in settings.items():
         if value is not None and name not in inspect.signature(kind).parameters:
@@ -244,7 +244,7 @@ def _folder_name(
     arrays: Arrays,
     settings: dict[str, Any],
 ) -> str:
-    """Return the name of the run's folder, from its data and all settings but k and the rates."""
+    """Return the name of the run's folder: a hash of the data and all settings but k and rates."""
     from pseudograd.fleet.modules.training import describe, describe_network
 
     plain = {
@@ -272,7 +272,7 @@ def _tell(arrays: Arrays, study: Study) -> None:
 
 
 def imported(called: str, option: str = "--network") -> Callable[..., Any]:
-    """Import ``module:function`` from the current folder or an installed package.
+    """Import the function ``module:function`` from the current folder or an installed package.
 
     Example:
         >>> imported("torch.nn:Identity")
@@ -295,8 +295,8 @@ def imported(called: str, option: str = "--network") -> Callable[..., Any]:
         missing = getattr(problem, "name", None) or "."
         if isinstance(problem, ModuleNotFoundError) and f"{module_name}.".startswith(f"{missing}."):
             raise ValueError(
-                f"{option} {called}: there is no module {missing!r}, neither in this folder nor "
-                "installed; run the command in its folder"
+                f"{option} {called}: there is no module {missing!r} in this folder or installed: "
+                "run the command in its folder"
             ) from problem
         raise ValueError(
             f"{option} {called}: importing {module_name} fails ({_said(problem)})"
@@ -333,14 +333,14 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
     from pseudograd.search.networks import load_network
 
     if options.keep:
-        raise ValueError("--keep must be left out: the input has no columns to copy")
+        raise ValueError("--keep must be left out: arrays and images have no columns to keep")
     network, image_size = _made_by(options)
     module = load_network(run, network, options.k, ensemble=options.ensemble)
     classes, shapes = list(run.data["labels"]), run.data["shapes"]
     if len(shapes) != 1:
         raise ValueError(
-            f"{options.run_folder} has a network of {len(shapes)} inputs, which only Python can "
-            "apply: call study.model()"
+            f"{options.run_folder} has a network with {len(shapes)} inputs, which this command "
+            "does not support: call study.model() in Python"
         )
     new = open_new(options.file, shapes[0], classes, image_size)
     inputs = torch.from_numpy(new.inputs)
@@ -355,8 +355,8 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
     probabilities = predict(training, module.to(device), examples, rows, device)
     if probabilities.dim() != 2:
         raise ValueError(
-            f"{options.run_folder} has a network with several labels per example, which do not "
-            "fit a table: call study.model() in Python"
+            f"{options.run_folder} has a network with several labels per example, which do not fit "
+            "into a table: call study.model() in Python"
         )
     best = probabilities.argmax(1).tolist()
     table = pd.DataFrame(probabilities.numpy(), columns=[f"p({name})" for name in classes])
@@ -367,7 +367,7 @@ def predict_network(options: argparse.Namespace, run: AnyStudy, recipe: ModuleRe
 
 
 def _made_by(options: argparse.Namespace) -> tuple[Callable[..., Any], int | None]:
-    """Return the function that creates the network, and the image size, as the run saved them."""
+    """Return the network function and the image size that the run recorded."""
     from pseudograd.search.documents import misfit, read_json
 
     path = options.run_folder / NETWORK
@@ -379,14 +379,14 @@ def _made_by(options: argparse.Namespace) -> tuple[Callable[..., Any], int | Non
         called, image_size = called or known["network"], known["image_size"]
     if called is None:
         raise ValueError(
-            f"{options.run_folder} does not record which function created its network: name it "
-            "with --network module:function"
+            f"{options.run_folder} does not record its network function: name it with "
+            "--network module:function"
         )
     return imported(called), image_size
 
 
 def _tell_error(new: NewExamples, classes: list[Any], predicted: list[int]) -> None:
-    """Print the error if the labels are known."""
+    """Print the error if labels are known."""
     if new.labels is None or new.labels.ndim > 1:
         return
     from pseudograd.words import percent

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pseudograd.data.benchmarks import load
-from pseudograd.data.columns import Label, OptionError, Refusal
+from pseudograd.data.columns import OptionError, Refusal
 from pseudograd.data.dataset import digits
 from pseudograd.data.memory import check_size
 from pseudograd.data.opening import opened
@@ -50,7 +50,7 @@ class Arrays(NamedTuple):
 
     train: Part
     test: Part
-    classes: tuple[Label, ...] | None
+    classes: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,7 +397,7 @@ def _image(path: Path) -> Iterator[Any]:
 def open_new(
     source: str | Path,
     shape: Sequence[int],
-    classes: Sequence[Label] = (),
+    classes: Sequence[str | int] = (),
     image_size: int | None = None,
 ) -> NewExamples:
     """Open examples to predict.
@@ -430,7 +430,7 @@ def open_new(
 
 
 def _new_images(
-    folder: Path, shape: Sequence[int], classes: Sequence[Label], image_size: int | None
+    folder: Path, shape: Sequence[int], classes: Sequence[str | int], image_size: int | None
 ) -> NewExamples:
     files = list(_images_in(folder)) if folder.is_dir() else [folder]
     if not files:

@@ -1,4 +1,4 @@
-"""Recipes and trials, and fleets that train many trials at once on one device."""
+"""Recipes and trials, and fleets that train many trials at once on each device."""
 
 from pseudograd.fleet.mlp.fleet import Fleet
 from pseudograd.fleet.mlp.network import Ensemble, Network

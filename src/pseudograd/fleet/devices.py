@@ -1,4 +1,4 @@
-"""Which devices this machine has, whether one can be used, and checks of a fleet's arguments."""
+"""The devices of this machine, and checks of a fleet's device and slots arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def all_devices() -> tuple[str, ...]:
 
 
 def check_device(device: str | torch.device) -> str:
-    """Return the device's name if it can be used, and raise ValueError with the reason if not.
+    """Return the device's name, or raise ValueError with the reason if it cannot be used.
 
     Example:
         >>> check_device("cpu")
@@ -34,7 +34,7 @@ def check_device(device: str | torch.device) -> str:
 def checked_places(
     device: str | torch.device | Sequence[str | torch.device], slots: int | None
 ) -> tuple[torch.device, ...]:
-    """Return a fleet's devices, after a check of them and of its number of slots.
+    """Return a fleet's devices, after checking them and the number of slots.
 
     Example:
         >>> checked_places("cpu", slots=None)

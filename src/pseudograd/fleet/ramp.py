@@ -1,4 +1,4 @@
-"""Ramps: a k that changes while a network is trained."""
+"""Ramps: a k that changes during training."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ARROWS = re.compile("→|->")
 
 @dataclass(frozen=True)
 class Ramp:
-    """A k that goes linearly from ``start`` to ``end`` over a training.
+    """A k that changes linearly from ``start`` to ``end`` during training.
 
     Attributes:
-        start: k at the beginning.
+        start: k at the start of training.
         end: k at the end, different from ``start``.
 
     Example:
@@ -48,8 +48,8 @@ class Ramp:
             object.__setattr__(self, name, float(value))
         if self.start == self.end:
             raise ValueError(
-                f"a ramp must end at another k than it starts with: give the number {self.start:g} "
-                f"instead of {self}"
+                f"start and end of a ramp must differ: give the number {self.start:g} instead of "
+                f"{self}"
             )
 
     @classmethod
@@ -74,14 +74,14 @@ class Ramp:
         return cls(start, end)
 
     def at(self, progress: float) -> float:
-        """Return k when this share of the training is done: 0 at the beginning, 1 at the end."""
+        """Return k at this fraction of the training: 0 at the start, 1 at the end."""
         if not 0 <= progress <= 1:
             raise ValueError(f"progress must be a number from 0 to 1, not {progress}")
         return (1 - progress) * self.start + progress * self.end
 
     @property
     def level(self) -> float:
-        """The geometric mean of start and end: the ramp's place among constant k."""
+        """The geometric mean of start and end, which orders ramps among constant k."""
         return math.sqrt(self.start * self.end)
 
     def __str__(self) -> str:
@@ -89,11 +89,11 @@ class Ramp:
 
 
 def k_at(k: float | Ramp, progress: float) -> float:
-    """Return k when this share of a training is done, whether it is constant or a ramp.
+    """Return k at this fraction of the training, whether it is constant or a ramp.
 
     Args:
         k: A number or a ramp, such as a trial's k.
-        progress: 0 at the beginning of the training, 1 at its end.
+        progress: 0 at the start of training, 1 at its end.
 
     Example:
         >>> k_at(0.5, 0.75), k_at(Ramp(0.5, 2), 0.75)
@@ -104,7 +104,7 @@ def k_at(k: float | Ramp, progress: float) -> float:
 
 
 def level(k: float | Ramp) -> float:
-    """Return the number that places k on an axis, in an order and in ties: k, or a ramp's level.
+    """Return the number that stands for k in plots, sorting and tie-breaking: k, or `Ramp.level`.
 
     Example:
         >>> level(0.5), level(Ramp(0.5, 2))
@@ -115,7 +115,7 @@ def level(k: float | Ramp) -> float:
 
 
 def by_level(k: float | Ramp) -> tuple[float, bool, float]:
-    """Return the key that sorts k: by `level`, and at equal levels numbers before ramps.
+    """Return a sort key for k: its `level`, with numbers before ramps of equal level.
 
     Example:
         >>> [str(k) for k in sorted([Ramp(2, 0.5), 4, Ramp(0.5, 2), 1], key=by_level)]
@@ -126,7 +126,7 @@ def by_level(k: float | Ramp) -> tuple[float, bool, float]:
 
 
 def plain_k(k: float | Ramp) -> float | str:
-    """Return k as JSON can hold it: a number, or a ramp's text.
+    """Return k in a form that JSON can hold: a number, or a ramp's text.
 
     Example:
         >>> plain_k(0.5), plain_k(Ramp(0.5, 2))
@@ -137,7 +137,7 @@ def plain_k(k: float | Ramp) -> float | str:
 
 
 def as_k(k: Any) -> Any:
-    """Return the ramp that a string with an arrow describes, and any other value as it is.
+    """Return the ramp that a string with an arrow describes; any other value is returned as is.
 
     Example:
         >>> as_k("0.5→2"), as_k(0.5), as_k("auto")
@@ -153,6 +153,6 @@ def _number(text: str) -> float:
 
 
 def _exact(k: float) -> str:
-    """Return the shortest text that is exactly this number, whole numbers without a point."""
+    """Return the shortest text that parses to exactly this number."""
     text = f"{k:g}"
     return text if float(text) == k else repr(k)

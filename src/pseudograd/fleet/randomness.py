@@ -1,8 +1,8 @@
-"""Random numbers as a function of (seed, purpose, position): the same in any fleet, on any device.
+"""Counter-based random numbers: a hash of (seed, purpose, position), the same on every device.
 
 A generator's numbers depend on how many were drawn before; a hash's do not. The hash is SplitMix64
 (Steele, Lea and Flood, 2014) on wrapping integers. Everything derived from it rounds at most once,
-so that CPUs and GPUs agree bit for bit.
+so CPUs and GPUs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _INDEX_BITS = 26  # low bits of a sort key that hold the position: up to 67 mill
 
 
 def _signed(number: int) -> int:
-    """The 64-bit pattern of ``number`` as a signed integer, the only kind PyTorch has."""
+    """Return the 64-bit pattern of ``number`` as a signed integer, as PyTorch's int64 needs it."""
     return (number & (2**64 - 1)) - (2**64 if number >> 63 & 1 else 0)
 
 
@@ -23,7 +23,7 @@ _GOLDEN, _MIX_1, _MIX_2 = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """A logical right shift, which PyTorch lacks."""
+    """Return a logical right shift, which PyTorch lacks."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -35,7 +35,7 @@ def _hash(x: Tensor) -> Tensor:
 
 
 def _stream(seeds: Tensor, purpose: int, number: Tensor | int, count: int) -> Tensor:
-    """``count`` hashes per seed for one purpose and number, shape (seeds, count)."""
+    """Return ``count`` hashes per seed for one purpose and number, shape (seeds, count)."""
     key = _hash(_hash(_hash(seeds) ^ purpose) ^ number)
     return _hash(key.unsqueeze(-1) ^ torch.arange(count, device=seeds.device))
 
@@ -82,7 +82,7 @@ def order(seeds: Tensor, epochs: Tensor, size: int) -> Tensor:
 
 
 def folds(seed: int, size: int) -> Tensor:
-    """Return the positions 0 … size - 1 shuffled for the cut into folds.
+    """Return the positions 0 … size - 1 shuffled, to be cut into folds.
 
     Example:
         >>> folds(0, 5)
@@ -93,10 +93,10 @@ def folds(seed: int, size: int) -> Tensor:
 
 
 def _shuffled(hashes: Tensor) -> Tensor:
-    """The positions, sorted by their hashes."""
+    """Return the positions, sorted by their hashes."""
     if hashes.shape[-1] > 1 << _INDEX_BITS:
         raise ValueError(f"data must have at most {1 << _INDEX_BITS:,} training examples")
     position = torch.arange(hashes.shape[-1], device=hashes.device)
-    # The position in the low bits makes every key unique, so that all sorts agree.
+    # The position in the low bits makes every key unique, so every sort gives the same order.
     key = (hashes << _INDEX_BITS) | position
     return key.sort(-1).values & ((1 << _INDEX_BITS) - 1)

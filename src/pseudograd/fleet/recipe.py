@@ -27,7 +27,7 @@ _FINGERPRINT_LENGTH = 12
 
 
 class Recipe:
-    """What a search does not vary: data, network, optimizer, batch size, stopping.
+    """The settings that a search keeps fixed: data, network, optimizer, batch size, early stopping.
 
     A search varies only k, the learning rate, the split and the seed. Recipes with the same
     fingerprint give the same outcome for the same trial.
@@ -36,10 +36,10 @@ class Recipe:
     kind: ClassVar[str]
 
     def fields(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, as JSON can hold them."""
+        """Return the settings that differ from their defaults, in a form that JSON can hold."""
         return {
             field.name: list(value) if isinstance(value, tuple) else value
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
             if (value := getattr(self, field.name)) != field.default
         }
 
@@ -52,7 +52,7 @@ class Recipe:
 
     @property
     def architecture(self) -> tuple[object, ...]:
-        """What trials must share to be handed to a runner together."""
+        """The settings that trials must share to be given to a runner together."""
         return (self.kind,)
 
     @functools.cached_property
@@ -61,7 +61,7 @@ class Recipe:
         text = json.dumps([self.kind, self.fields()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_LENGTH]
 
-    # A search compares thousands of trials with each other.
+    # By fingerprint for speed: a search compares thousands of trials.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Recipe) and self.fingerprint == other.fingerprint
 
@@ -69,17 +69,17 @@ class Recipe:
         return hash(self.fingerprint)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `recipe_from_json` reads."""
+        """Return the recipe as a dictionary for `recipe_from_json`."""
         return {"kind": self.kind, **self.fields()}
 
 
 @dataclass(frozen=True, eq=False)
 class OwnRecipe(Recipe):
-    """A training loop of your own; a study knows only its description.
+    """A training loop of your own, identified only by its description.
 
     Attributes:
         description: A description of the training. Change it when you change the training, so that
-            their outcomes are not mixed.
+            outcomes of the two are not mixed.
 
     Example:
         >>> OwnRecipe("ResNet-18, AdamW, 30 epochs").fingerprint
@@ -106,23 +106,23 @@ class MLPRecipe(Recipe):
             the check.
         optimizer: "sgd", "adam" or "rmsprop", as in `torch.optim`.
         momentum: Classical momentum, for "sgd".
-        weight_decay: Decoupled from the gradient, for "adam", which then is AdamW.
-        schedule: "constant", or "cosine" to lower the learning rate from its full value in the
-            first epoch to 0 after the last of ``max_epochs``.
+        weight_decay: Decoupled weight decay, only for "adam", which becomes AdamW.
+        schedule: "constant", or "cosine" to decay the learning rate from its full value in the
+            first epoch to 0 after ``max_epochs``.
         activation: "relu", "tanh" or "sigmoid".
         feature_range: The interval that features are scaled to, linearly.
-        bins: Into how many bins the range of each numeric feature is cut, for the network's first
-            layer to bend its response there (`pseudograd.fleet.mlp.bins`); 0 for none.
-        sample: Train on this many examples at most, evenly drawn from the training part; 0 for all.
+        bins: The number of bins per numeric feature, for a piecewise-linear encoding
+            (`pseudograd.fleet.mlp.bins`); 0 for none.
+        sample: Train on at most this many examples, evenly spaced in the training part; 0 for all.
         batch_size: Examples per step.
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         patience: Stop after this many epochs without a better one on the early-stopping part.
-        stop_by: What makes an epoch better: a lower "error", or a lower sum of the "error and
-            cross-entropy" (a quarter of it), which is smoother where that part is small.
-        ties: Which of the epochs that are equally good on that part counts, the "first" or the
-            "last". Where that part is small many epochs tie, and the last has learned more.
+        stop_by: The early-stopping criterion: "error", or "error and cross-entropy" for the error
+            plus a quarter of the cross-entropy, which is less noisy if that part is small.
+        ties: Which of several equally good epochs to keep, the "first" or the "last". On a small
+            early-stopping part many epochs tie, and the last one has learned more.
         max_epochs: Stop after this many epochs in any case.
-        stratified: Whether all five folds have equal shares of each class.
+        stratified: Whether all five folds have the same class proportions.
         rule: "tunable" for the paper's (Eq. 5), or the name of a `pseudograd.rules.Reweighted`
             rule, whose parameter then takes k's place: see `pseudograd.rules.reweighted`.
 
@@ -217,7 +217,7 @@ class MLPRecipe(Recipe):
 
     @property
     def architecture(self) -> tuple[object, ...]:
-        """What trials must share to be trained in one stack."""
+        """The settings that trials must share to be trained in one stack."""
         return (
             self.data,
             self.data_hash,
@@ -238,9 +238,9 @@ class MLPRecipe(Recipe):
 
 @dataclass(frozen=True, eq=False)
 class ModuleRecipe(Recipe):
-    """Any network on a data set, and how it is trained, as JSON can hold it.
+    """The description of any network, its data set and its training, in a form that JSON can hold.
 
-    `pseudograd.fleet.modules.Training` has the functions that it describes, and makes the recipe.
+    `pseudograd.fleet.modules.Training` holds the functions described here and makes the recipe.
 
     Attributes:
         network: Its class, its number of parameters, and a hash of its structure.
@@ -248,18 +248,18 @@ class ModuleRecipe(Recipe):
         epochs: How long a training lasts, at most.
         batch_size: Examples per step.
         data_hash: The first 16 digits of the data's hash.
-        optimizer: With its settings.
-        schedule: Of the learning rate.
+        optimizer: The optimizer and its settings.
+        schedule: The learning rate schedule.
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         patience: Stop after this many epochs without a better one; None to keep the last epoch.
-        validation: The share of the training examples that is held out; None for five folds.
-        augment: What is done to a batch of inputs in training.
+        validation: The fraction of the training examples held out; None for five folds.
+        augment: The augmentation of a batch of inputs in training.
         precision: "float32", "tf32" or "bf16".
         label_smoothing: As for the loss.
         class_weights: As for the loss; () for none.
         ignore_index: As for the loss.
-        rule: "tunable" for the paper's (Eq. 5), or the name of the function that returns another,
-            whose parameter then takes k's place, with a hash of its code.
+        rule: "tunable" for the paper's (Eq. 5), or the name and code hash of a function that
+            returns another rule, whose parameter then takes k's place.
 
     Example:
         >>> ModuleRecipe("ResNet", "cifar10", epochs=30, batch_size=256, clip=1.0).fields()
@@ -304,7 +304,7 @@ class ModuleRecipe(Recipe):
         require(
             self.validation is None or (are_numbers(self.validation) and 0 < self.validation < 1),
             "validation",
-            "a share between 0 and 1, such as 0.1, or None for five folds",
+            "a fraction between 0 and 1, such as 0.1, or None for five folds",
         )
         require(
             are_numbers(self.label_smoothing) and 0 <= self.label_smoothing <= 1,
@@ -325,7 +325,7 @@ class ModuleRecipe(Recipe):
 
     @property
     def architecture(self) -> tuple[object, ...]:
-        """What trials must share to be trained side by side."""
+        """The settings that trials must share to be trained side by side."""
         return (self.kind, self.fingerprint)
 
 
@@ -364,13 +364,13 @@ def is_whole(number: object, least: int, beyond: float) -> bool:
 
 
 def are_numbers(*values: object) -> bool:
-    """Return whether these can be compared with numbers."""
+    """Return whether all values are real numbers."""
     return all(isinstance(value, numbers.Real) for value in values)
 
 
 def make_plain(settings: Any) -> None:
-    """Replace NumPy's numbers in a frozen dataclass by Python's, which JSON can hold."""
-    # A ledger makes thousands of trials, so what is plain already is left alone.
+    """Replace NumPy numbers in a frozen dataclass with Python numbers, which JSON can hold."""
+    # Leave Python values alone: reading a ledger makes thousands of trials.
     for name, value in list(vars(settings).items()):
         if isinstance(value, np.generic | np.ndarray) and not value.shape:
             object.__setattr__(settings, name, value.item())

@@ -1,4 +1,4 @@
-"""Which examples of a data set a split trains on, stops by and is judged on."""
+"""The examples of a split: those for training, early stopping and evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pseudograd.fleet import randomness
 from pseudograd.fleet.recipe import are_numbers, is_whole
 from pseudograd.fleet.trial import Split
 
-_MOST_STOPPING = 10_000  # examples of a bagged split's fold that tell which epoch is best
+_MOST_STOPPING = 10_000  # examples of a bagged split's fold that are used for early stopping
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +24,9 @@ class Parts:
 
     Attributes:
         train: The training examples.
-        stop: The early-stopping fold; in bagging the fold that judges, or some of it.
-        judge: The examples of the reported error: the validation fold, or the test set.
+        stop: The early-stopping fold; in bagging, the validation fold or a part of it.
+        judge: The examples that the reported error is measured on: the validation fold, or the
+            test set.
 
     """
 
@@ -37,14 +38,14 @@ class Parts:
 def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
     """Return the examples of each role, which depend only on the data set and the split.
 
-    The five folds have exactly the same size, so in cross-validation up to four examples have no
-    role; the final training trains on them. Groups of examples stay together in one fold, whose
-    classes are then as they come.
+    The five folds have exactly the same size, so cross-validation leaves out up to four examples;
+    the final training uses them. Groups of examples stay together in one fold, and are then not
+    stratified.
 
     Args:
         data: The data set.
-        split: The cut into folds, and their roles.
-        stratified: Whether all five folds have equal shares of each class.
+        split: The split into folds, and their roles.
+        stratified: Whether all five folds have the same class proportions.
 
     Example:
         >>> from pseudograd.data import digits
@@ -59,11 +60,11 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
     if data.train_size < FOLDS:
         raise ValueError(f"data {data.name!r} must have at least {FOLDS} training examples")
     if (split.retrain or split.test) and not data.test_size:
-        raise ValueError(f"data {data.name!r} must have a test set to be judged on")
+        raise ValueError(f"data {data.name!r} must have a test set to evaluate on")
     recut, judging, stopping = _roles(split.repetition, stopping=not split.bagged)
     folds, left_over = _folds(data, split.plan + (recut << 32), stratified)
     test = torch.arange(data.train_size, len(data.labels))
-    # Networks of one stack have equally many examples: of folds of groups, some come again.
+    # Networks of one stack need equally many examples, so smaller folds of groups repeat some.
     sizes = sorted(map(len, folds))
     stop, judge = (_repeated(folds[at], sizes[-1]) for at in (stopping, judging))
     if split.retrain:
@@ -78,7 +79,7 @@ def parts(data: Dataset, split: Split, stratified: bool = False) -> Parts:
 
 
 def held_out(data: Dataset, split: Split, stratified: bool = False) -> Tensor:
-    """Return all examples of a bagged split's fold, also those that its network is not judged by.
+    """Return all examples of a bagged split's held-out fold.
 
     Example:
         >>> from pseudograd.data import digits
@@ -98,8 +99,8 @@ def indices(
     held_out: float | None,
     labels: Tensor | None = None,
 ) -> Parts:
-    """Return what `Split.indices` does; with labels, all parts have their share of each class."""
-    stopping = early_stopping and not split.bagged  # bagging stops by the fold that judges
+    """Implement `Split.indices`; if labels are given, all parts are stratified."""
+    stopping = early_stopping and not split.bagged  # bagging stops early by the validation fold
     if held_out is None:
         size = count // FOLDS if is_whole(count, 0, math.inf) else 0
         recut, judge_at, stop_at = _roles(split.repetition, stopping=stopping)
@@ -110,8 +111,8 @@ def indices(
         recut, judge_at, stop_at = split.repetition % 2**31, 0, 1
         if not 0 < (2 if stopping else 1) * size < count:
             raise ValueError(
-                f"held_out must be a share of the {count} examples that leaves some to train on, "
-                f"not {held_out!r}"
+                f"held_out must be a fraction of the {count} examples that leaves some to train "
+                f"on, not {held_out!r}"
             )
     shuffled = randomness.folds(split.plan + (recut << 32), count)
     if labels is not None:
@@ -130,7 +131,7 @@ def indices(
 
 
 def _mixed_evenly(shuffled: Tensor, labels: Tensor) -> Tensor:
-    """Reorder examples so that every stretch of them has its share of each class."""
+    """Reorder examples so that every contiguous slice is stratified by class."""
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     ordered = labels[by_class]
     counts = ordered.bincount()
@@ -139,15 +140,15 @@ def _mixed_evenly(shuffled: Tensor, labels: Tensor) -> Tensor:
 
 
 def _roles(repetition: int, *, stopping: bool) -> tuple[int, int, int]:
-    """Return the number of the cut, and which of its folds judges and which stops."""
-    # Five choices of the judging fold, times four of the stopping fold if there is one.
+    """Return the number of the split into folds, its validation fold and its stopping fold."""
+    # Five choices of the validation fold, times four of the stopping fold if there is one.
     recut, turn = divmod(repetition, FOLDS * (FOLDS - 1) if stopping else FOLDS)
     judging = turn % FOLDS
     return recut, judging, (judging + 1 + turn // FOLDS) % FOLDS
 
 
 def _folds(data: Dataset, seed: int, stratified: bool) -> tuple[Sequence[Tensor], Tensor]:
-    """Return five folds of the training examples, and up to four examples that are left over."""
+    """Return five folds of the training examples, and up to four left-over examples."""
     shuffled = randomness.folds(seed, data.train_size)
     if data.groups is not None:
         return _folds_of_groups(shuffled, data.groups[: data.train_size].cpu()), shuffled[:0]
@@ -156,18 +157,18 @@ def _folds(data: Dataset, seed: int, stratified: bool) -> tuple[Sequence[Tensor]
     size = data.train_size // FOLDS
     dealt, left_over = shuffled[: size * FOLDS], shuffled[size * FOLDS :]
     if stratified:
-        # Deal the examples to the five folds in turn, class by class.
+        # Deal the examples to the five folds in turn, sorted by class.
         by_class = data.labels.cpu()[dealt].argsort(stable=True)
         return tuple(dealt[by_class].reshape(size, FOLDS).T), left_over
     return tuple(dealt.reshape(FOLDS, size)), left_over
 
 
 def _folds_of_groups(shuffled: Tensor, groups: Tensor) -> tuple[Tensor, ...]:
-    """Return folds that keep groups together: the largest first, each to the smallest fold."""
+    """Return folds that keep groups together: largest first, each joins the smallest fold."""
     _, group, counts = torch.unique(groups[shuffled], return_inverse=True, return_counts=True)
     if len(counts) < FOLDS:
         raise ValueError(
-            f"groups must be at least {FOLDS} in the training part, a fold each, not {len(counts)}"
+            f"groups must be at least {FOLDS} in the training part, one per fold, not {len(counts)}"
         )
     place = torch.arange(len(shuffled))
     first = torch.full_like(counts, len(shuffled)).scatter_reduce(0, group, place, "amin")
@@ -181,7 +182,7 @@ def _folds_of_groups(shuffled: Tensor, groups: Tensor) -> tuple[Tensor, ...]:
 
 
 def _pieces_together(shuffled: Tensor, pieces_of: Tensor) -> Tensor:
-    """Move the pieces of an example to where its first piece is, and whole examples to the end.
+    """Move the pieces of an example next to its first piece, and whole examples to the end.
 
     Dealing in turn then gives each fold a different piece, and only whole examples are left over.
     """
@@ -192,7 +193,7 @@ def _pieces_together(shuffled: Tensor, pieces_of: Tensor) -> Tensor:
 
 
 def _repeated(examples: Tensor, size: int) -> Tensor:
-    """Return so many examples, from the first again after the last."""
+    """Repeat examples cyclically up to the given size."""
     return examples.repeat(-(-size // len(examples)))[:size]
 
 

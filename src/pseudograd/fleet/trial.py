@@ -1,4 +1,4 @@
-"""Trials and outcomes: what goes into a training, and what comes out."""
+"""Trials and outcomes: the input and the result of one training run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pseudograd.fleet.splits import Parts
 
 Stop = Callable[[], bool]
-"""Called between epochs or outcomes; a runner returns soon after it says True."""
+"""Called between epochs or outcomes; a runner returns soon after it returns True."""
 
 
 def never() -> bool:
@@ -27,7 +27,7 @@ def never() -> bool:
 
 
 def mixed_score(error: float, cross_entropy: float) -> float:
-    """Return the error plus a quarter of the cross-entropy: smoother than either on few examples.
+    """Return the error plus a quarter of the cross-entropy, less noisy than either on small sets.
 
     Example:
         >>> mixed_score(0.1, 0.4)
@@ -39,23 +39,22 @@ def mixed_score(error: float, cross_entropy: float) -> float:
 
 @dataclass(frozen=True)
 class Split:
-    """Which examples a trial trains on, stops by and is judged on.
+    """The examples a trial uses for training, early stopping and evaluation.
 
-    The training set is cut at random into five equal folds; ``plan`` seeds that cut. In each
-    repetition of cross-validation three folds train, one stops the training early and one
-    validates, and the roles rotate: every fold validates once in five repetitions, and twenty
-    repetitions pass before a pair of roles comes again. With ``retrain`` the network trains on four
-    folds, is stopped by the fifth, and is judged on the test set. With ``test`` it trains as in
-    cross-validation, but is judged on the test set. With ``bagged`` it trains on four folds and is
-    judged on the fifth; in five repetitions every fold is judged once, and then the folds are cut
-    anew.
+    The training set is split at random into five equal folds; ``plan`` is the seed of that split.
+    In each repetition of cross-validation, three folds are for training, one for early stopping and
+    one for validation, and the roles rotate: every fold validates once in five repetitions, and a
+    pair of roles repeats after twenty. With ``retrain``, the network is trained on four folds,
+    stopped early by the fifth, and evaluated on the test set. With ``test``, it is trained as in
+    cross-validation but evaluated on the test set. With ``bagged``, it is trained on four folds and
+    evaluated on the fifth; after five repetitions, the folds are drawn again.
 
     Attributes:
-        plan: The seed of the cut into five folds.
-        repetition: Which assignment of the roles, from 0.
-        retrain: Whether this is a final training, judged on the test set.
-        test: Whether a network of cross-validation is judged on the test set.
-        bagged: Whether only one fold is held out, to judge the network.
+        plan: The seed of the split into five folds.
+        repetition: The number of the assignment of roles, from 0.
+        retrain: Whether this is a final training, evaluated on the test set.
+        test: Whether a network of cross-validation is evaluated on the test set.
+        bagged: Whether only one fold is held out, for evaluation.
 
     """
 
@@ -67,7 +66,7 @@ class Split:
 
     def __post_init__(self) -> None:
         make_plain(self)
-        # Beyond this, the seed of the cut would exceed 64 bits.
+        # Beyond this, the seed of the folds would exceed 64 bits.
         if not is_whole(self.repetition, 0, 20 * 2**31):
             raise ValueError(
                 f"repetition must be a whole number in [0, 20 · 2^31), not {self.repetition}"
@@ -75,7 +74,7 @@ class Split:
         if not is_whole(self.plan, 0, 2**32):
             raise ValueError(f"plan must be a whole number in [0, 2^32), not {self.plan}")
         if self.test and self.retrain:
-            raise ValueError("test must be left out with retrain, which is judged on the test set")
+            raise ValueError("test must be left out with retrain, which already uses the test set")
         if self.bagged and (self.test or self.retrain):
             raise ValueError("bagged must be left out with test or retrain: it has its own folds")
 
@@ -84,19 +83,19 @@ class Split:
     ) -> Parts:
         """Return the indices of your training examples by role, for a training loop of your own.
 
-        They depend on the arguments and the split alone: every k and learning rate is trained and
-        judged on the same examples.
+        They depend only on the arguments and the split: every k and learning rate is trained and
+        evaluated on the same examples.
 
         Args:
-            count: How many training examples you have, the test set not counted.
-            early_stopping: Whether your loop stops early. Then one fold is set aside for that
+            count: How many training examples you have, not counting the test set.
+            early_stopping: Whether your loop stops early. If so, one fold is set aside for it
                 (``stop``); otherwise ``stop`` is empty and that fold is trained on.
-            held_out: The share of the examples to judge by, and as many again to stop by, drawn
-                anew in each repetition; by default a fifth, in folds that take turns.
+            held_out: The fraction of the examples to evaluate on, and as many again for early
+                stopping, drawn anew in each repetition; by default a fifth, in rotating folds.
 
         Returns:
             ``train``, ``stop`` and ``judge``. With ``retrain`` or ``test``, ``judge`` is empty:
-            judge by your test set.
+            evaluate on your test set.
 
         Example:
             >>> part = Split(repetition=0).indices(1000)
@@ -123,10 +122,10 @@ class Trial:
     """One training: a recipe, and the four things that a search varies.
 
     Attributes:
-        recipe: Everything else that the outcome depends on.
+        recipe: All other settings that the outcome depends on.
         k: The sensitivity to large errors (Eq. 5): a number, or a `Ramp` over the training.
         learning_rate: The step size.
-        split: Which examples have which role.
+        split: The role of each example.
         seed: Determines the initial weights and the order of the examples.
 
     Example:
@@ -163,10 +162,10 @@ class Outcome:
     Attributes:
         trial: The trial.
         stop_error: The best epoch's error on the early-stopping fold, a fraction; 0 for a final
-            training that nothing stops early.
+            training without early stopping.
         best_epoch: The epoch that was kept, from 1, by the recipe's ``stop_by`` and ``ties``.
-        error: The error of that epoch's network on the validation fold (with ``retrain``, on the
-            test set).
+        error: The error of that epoch's network on the validation fold, or on the test set with
+            ``retrain``.
         cross_entropy: Its mean cross-entropy there; NaN if unknown.
         epochs: How many epochs were run.
         stopped_by: "patience", "limit" (of epochs) or "diverged".
@@ -174,9 +173,9 @@ class Outcome:
         wrong: With ``retrain``, the indices of the test examples that the network got wrong.
         parameters: The weights (in, out) and biases (out) of each layer at the best epoch, if the
             fleet keeps them.
-        state: The same of any module: its `state_dict`.
-        last_state: That of the last epoch, where it was not the one to keep.
-        measures: What else was measured, by name.
+        state: The `state_dict` of a module at the best epoch.
+        last_state: The `state_dict` after the last epoch, if that was not the best one.
+        measures: Further measurements by name.
 
     """
 

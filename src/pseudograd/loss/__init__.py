@@ -1,4 +1,4 @@
-"""A rule with PyTorch's face: functions and modules that replace cross-entropy."""
+"""Drop-in replacements for PyTorch's cross-entropy, as functions and as modules."""
 
 from pseudograd.loss.binary import (
     TunableBCEWithLogitsLoss,

@@ -1,4 +1,4 @@
-"""Rows of logits in, cross-entropy out; the backward pass is a rule instead of the derivative.
+"""Cross-entropy of rows of logits, with a rule instead of the derivative as its backward pass.
 
 A `torch.autograd.Function` makes the substitution. Three facts shape this file:
 
@@ -8,8 +8,8 @@ A `torch.autograd.Function` makes the substitution. Three facts shape this file:
 - A pseudo-gradient is not the gradient of any function (Lemma 1), so a second derivative has no
   meaning. The backward pass is a function of its own whose derivative raises.
 - `torch.export` and `make_fx` keep the forward pass of such a function and drop its backward pass,
-  which again gives plain cross-entropy. They keep custom operators with their derivative, so their
-  graphs get those.
+  which again gives plain cross-entropy. They keep custom ops with their derivatives, so exported
+  graphs use those.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RowLoss(Protocol):
     ) -> Tensor:
         """Return each row's pseudo-gradient times ``grad``, a column, in the dtype of ``z``.
 
-        It is 0 where ``grad`` is 0, whatever the row holds.
+        It is 0 where ``grad`` is 0, even if the row holds NaN.
         """
 
 
@@ -79,15 +79,15 @@ def row_values(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tens
 
 
 def number_or_tensor(k: Sensitivity) -> tuple[float, Tensor | None]:
-    """Return k as operators take it: a number and None, or a placeholder and a tensor."""
+    """Return k as custom ops take it: a number and None, or a placeholder and a tensor."""
     return (1.0, k.reshape(-1)) if isinstance(k, Tensor) else (k, None)
 
 
 def without_symbol(k: Sensitivity, rows: Tensor) -> Sensitivity:
-    """Return a symbolic k, one that may differ at each call of a graph, as a column.
+    """Return a symbolic k (one that may differ between calls of a graph) as a column.
 
-    Operators that take a number would need a graph for each value. Multiplication is one of the
-    few operations through which the compiler keeps a symbol.
+    A custom op that takes a number would recompile for each value. Multiplication is one of the few
+    operations that keep a number symbolic.
     """
     symbol: Any = k
     if isinstance(symbol, torch.SymFloat):
@@ -173,7 +173,7 @@ class Underivable(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Raise; in a compiled graph only when it is run, because it often never is."""
+        """Raise; a compiled graph raises only when this part runs, which it often never does."""
         if not is_traced() or torch._C._are_functorch_transforms_active():
             refuse_second_derivative()
         tensors = iter(ctx.saved_tensors)
@@ -193,7 +193,7 @@ class Underivable(Function):
 def _refused(like: Tensor, grad: Tensor) -> Tensor:
     """Raise when a compiled graph asks for a derivative that does not exist.
 
-    It takes the upstream gradient so that it belongs to the backward graph.
+    It takes the upstream gradient so that it becomes part of the backward graph.
     """
     refuse_second_derivative()
 
@@ -221,7 +221,7 @@ class _Backward(Underivable):
 def zero_with_gradient(x: Tensor, gradient: Tensor, source: Tensor) -> Tensor:
     """Return a zero for each row of ``x`` (R, n) whose derivative at ``x`` is ``gradient`` (R, n).
 
-    Added to a value, it leaves the value as it is (also infinity) and adds a gradient. ``gradient``
+    Adding it to a value, even an infinite one, changes its gradient but not the value. ``gradient``
     was computed from ``source``; differentiating once more raises.
     """
     if is_kept_as_graph():
@@ -277,16 +277,16 @@ _exported_zero.register_autograd(_times_gradient, setup_context=_keep_gradient)
 
 def is_exporting() -> bool:
     """Return whether `torch.export` is tracing this call."""
-    # Before PyTorch 2.13, `torch.compiler.is_exporting()` is also True in what `torch.compile`
-    # traces (pytorch#176347). The flag behind it is not.
+    # Before PyTorch 2.13, `torch.compiler.is_exporting()` is also True while `torch.compile`
+    # traces (pytorch#176347). The underlying flag is not.
     return bool(torch.compiler._is_exporting_flag)
 
 
 def is_kept_as_graph() -> bool:
     """Return whether `torch.export` or `make_fx` is tracing this call: autograd sees only a graph.
 
-    `torch.compile` traces both passes, in a context of its own, and `torch.func` differentiates
-    while it is traced.
+    `torch.compile` traces both passes, in its own context, and `torch.func` differentiates while
+    it is traced.
     """
     if is_exporting():
         return True
@@ -304,7 +304,7 @@ def is_compiled() -> bool:
 
 
 def _exported(loss: RowLoss, z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
-    if torch.onnx.is_in_onnx_export():  # it has no derivatives, and does not know our operators
+    if torch.onnx.is_in_onnx_export():  # ONNX has no derivatives and lacks our custom ops
         return loss.forward(z, target, k)[0]
     if loss.exported_as is None:
         underivable: Tensor = _without_derivative(loss.forward(z, target, k)[0])
@@ -391,7 +391,7 @@ def _(value: Tensor) -> Tensor:
 
 
 def constant(value: Tensor) -> Tensor:
-    """Return a value without its gradient, by an operator where a graph may drop `detach`."""
+    """Detach a value, by a custom op where an exported graph may drop `detach`."""
     if is_kept_as_graph() and not torch.onnx.is_in_onnx_export():
         result: Tensor = _exported_constant(value)
         return result
@@ -413,8 +413,8 @@ _exported_constant.register_autograd(lambda ctx, grad: None)
 
 def _refuse_exported(ctx: Any, grad: Tensor) -> NoReturn:
     raise RuntimeError(
-        "pseudograd: the backward pass of this exported loss is Python that an exported graph "
-        "cannot hold; export the model alone, and compute the loss of its logits in Python"
+        "pseudograd: this exported loss has no backward pass, because it is Python code that a "
+        "graph cannot hold; export the model without the loss, and compute the loss in Python"
     )
 
 
@@ -441,7 +441,7 @@ def are_hooked() -> bool:
 
 
 def zero_if_ignored(f: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``f``, and 0 where ``grad`` is 0: ignored rows may hold NaN, and NaN · 0 is NaN."""
+    """Return ``f``, with 0 where ``grad`` is 0: ignored rows may hold NaN, and NaN · 0 is NaN."""
     return torch.where(grad == 0, 0, f).to(dtype)
 
 
@@ -483,7 +483,7 @@ def refuse_second_derivative() -> NoReturn:
 
 
 def refuse_forward_mode() -> NoReturn:
-    """Raise, because a pseudo-gradient exists in reverse mode only."""
+    """Raise, because a pseudo-gradient exists only in reverse mode."""
     raise RuntimeError(NO_FORWARD_MODE)
 
 

@@ -1,10 +1,10 @@
 """`torch.nn.functional.binary_cross_entropy_with_logits` with one more argument, k.
 
-Each output is a problem of two classes with the logits (0, z), and Eq. 5 has a short form: with the
-prediction bias ε = σ(z) - t, the pseudo-gradient at z is sign(ε) |ε|^k.
+Each output is a two-class problem with the logits (0, z), for which Eq. 5 has a short form: with
+the prediction bias ε = σ(z) - t, the pseudo-gradient at z is sign(ε) |ε|^k.
 
-Eager calls have a kernel on CPUs and on GPUs. Other routes use PyTorch operations, all of them
-elementwise, which `torch.compile` fuses.
+Eager calls run one kernel, on CPUs and on GPUs. Other calls use elementwise PyTorch operations,
+which `torch.compile` fuses.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ def tunable_binary_cross_entropy_with_logits(
         input: Logits of any shape.
         target: The probability of "yes" for each logit, in [0, 1]: 0 and 1 are labels, anything
             between is a soft target. If it requires a gradient, it gets binary cross-entropy's.
-        weight: A factor for each loss, of a shape that broadcasts to that of ``input``.
+        weight: A weight for each loss; its shape must broadcast to that of ``input``.
         size_average: Deprecated in PyTorch; use ``reduction``.
         reduce: Deprecated in PyTorch; use ``reduction``.
         reduction: "mean" (over all outputs, whatever their weights), "sum" or "none".
-        pos_weight: A factor for the "yes" part of each target, of a shape that broadcasts to that
-            of ``input``: (C) has one for each class.
+        pos_weight: A weight for the "yes" part of each target; its shape must broadcast to that of
+            ``input``, such as (C) for one per class.
         k: The sensitivity to large errors, above 0. Below 1, hard and mislabelled examples count
-            less; above 1, more. A number, or a tensor of a shape that broadcasts to that of
-            ``input``: (C) has one for each class.
+            less; above 1, more. A number, or a tensor whose shape broadcasts to that of
+            ``input``, such as (C) for one per class.
 
     Returns:
         The loss: one number, or one per logit if ``reduction`` is "none".
 
     Example:
-        Two examples with three labels each, of which one contradicts its logit, 6. At k = 1 it
-        pulls 2 to 20 times as hard as the others; at k = ½ they catch up:
+        Two examples have three labels each, and one label contradicts its logit, 6. At k = 1 its
+        gradient is 2 to 20 times as large as the others; at k = ½ they catch up:
 
         >>> logits = torch.tensor([[2.0, -1.0, 0.0], [6.0, 3.0, -2.0]], requires_grad=True)
         >>> labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
@@ -83,7 +83,7 @@ def tunable_binary_cross_entropy_with_logits(
         tensor([[-0.3453,  0.5186, -0.7071],
                 [ 0.9988, -0.2178,  0.3453]])
 
-        If the labels of the third class are poor, give it a k of its own:
+        If the labels of the third class are unreliable, give that class a smaller k:
 
         >>> per_class = torch.tensor([1.0, 1.0, 0.25])
         >>> tunable_binary_cross_entropy_with_logits(logits, labels, k=per_class)
@@ -124,7 +124,7 @@ def tunable_binary_cross_entropy_with_logits(
     factor = None
     if pos_weight is not None:
         factor = pos_weight.to(z.device).expand(input.shape).reshape(-1, 1)
-        t = torch.cat((t, factor), -1)  # in the wider of their dtypes
+        t = torch.cat((t, factor), -1)  # in the wider of the two dtypes
     value = _rows(z, t, k)
     if learns:
         value = value + _target_term(z, target.reshape(-1, 1), factor)
@@ -139,7 +139,7 @@ def tunable_binary_cross_entropy_with_logits(
 class Binary:
     """Both passes over a column of logits (R, 1), as a `pseudograd.loss.autograd.RowLoss`.
 
-    The target is a column, too, or has a second one for ``pos_weight``.
+    The target is a column as well, and may have a second one for ``pos_weight``.
     """
 
     exported_as: str | None = "binary"
@@ -175,7 +175,7 @@ _rows = rows_of(Binary())
 
 
 def _are_labels(target: Tensor) -> bool:
-    """Return whether all targets are 0 or 1, if that can be seen without waiting for a device.
+    """Return whether all targets are 0 or 1, if that can be checked without a device sync.
 
     Labels need neither float64 nor two logarithms.
     """
@@ -184,20 +184,20 @@ def _are_labels(target: Tensor) -> bool:
 
 
 def _masses(target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the target's masses on "yes", with its weight, and on "no"; both are columns."""
+    """Return the target's masses on "yes", times ``pos_weight``, and on "no", as columns."""
     t = target[..., :1]
     return (t * target[..., 1:] if target.shape[-1] == 2 else t), 1 - t
 
 
 def _target_term(z: Tensor, target: Tensor, factor: Tensor | None) -> Tensor:
-    """Return zeros whose gradient at the target is binary cross-entropy's."""
+    """Return zeros whose gradient for the target is binary cross-entropy's."""
     logits = paper.in_working_precision(z.detach())
     yes = F.logsigmoid(logits) * (1 if factor is None else factor)
     return zero_with_gradient(target, F.logsigmoid(-logits) - yes, z)
 
 
 def _column(k: Tensor, input: Tensor) -> Tensor:
-    """Return k as a column beside the logits, NaN where it is out of bounds."""
+    """Return k as a column with one value per logit, NaN where it is out of bounds."""
     check_values(k)
     k = k.to(input.device).expand(input.shape).reshape(-1, 1)
     return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
@@ -206,7 +206,7 @@ def _column(k: Tensor, input: Tensor) -> Tensor:
 def _check_arguments(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, pos_weight: Tensor | None
 ) -> None:
-    """Refuse what `torch.nn.functional.binary_cross_entropy_with_logits` would."""
+    """Raise where `torch.nn.functional.binary_cross_entropy_with_logits` would."""
     for name, tensor in (("input", input), ("target", target)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
@@ -239,14 +239,14 @@ def _check_factors(name: str, factors: Any) -> None:
     if factors is None:
         return
     if not isinstance(factors, Tensor) or not factors.is_floating_point():
-        advice = "; give k by name, k=..." if isinstance(factors, (int, float)) else ""
+        advice = "; pass k by keyword, k=..." if isinstance(factors, (int, float)) else ""
         raise TypeError(f"{name} must be a floating-point tensor{advice}")
     check_dtype(name, factors)
     check_dense(name, factors)
 
 
 def _check_spreads(name: str, tensor: Tensor, input: Tensor) -> None:
-    """Refuse a tensor that does not broadcast to the shape of the logits."""
+    """Raise unless a tensor broadcasts to the shape of the logits."""
     own, shape = tensor.shape, input.shape
     pairs = zip(reversed(own), reversed(shape), strict=False)
     if len(own) > len(shape) or any(size not in (1, wanted) for size, wanted in pairs):
@@ -260,16 +260,16 @@ class TunableBCEWithLogitsLoss(TunableModule, nn.BCEWithLogitsLoss):
     """`torch.nn.BCEWithLogitsLoss` with one more argument, k.
 
     It is a subclass, and positional arguments are in PyTorch's order. You may set ``criterion.k``
-    between steps, as for `TunableCrossEntropyLoss`, and a schedule of `pseudograd.schedules` may.
+    between steps, as for `TunableCrossEntropyLoss`, or use a schedule of `pseudograd.schedules`.
 
     Args:
-        weight: A factor for each loss. This and the others are explained at
-            `tunable_binary_cross_entropy_with_logits`.
+        weight: A weight for each loss. `tunable_binary_cross_entropy_with_logits` explains all
+            arguments in full.
         size_average: Deprecated in PyTorch; use ``reduction``.
         reduce: Deprecated in PyTorch; use ``reduction``.
         reduction: "mean", "sum" or "none".
-        pos_weight: A factor for the "yes" part of each target.
-        k: The sensitivity to large errors, above 0: a number, or a tensor such as one for each
+        pos_weight: A weight for the "yes" part of each target.
+        k: The sensitivity to large errors, above 0: a number, or a tensor such as one value per
             class.
         persistent: Whether k is in the ``state_dict``, so that a schedule of k survives a
             checkpoint.
@@ -278,7 +278,7 @@ class TunableBCEWithLogitsLoss(TunableModule, nn.BCEWithLogitsLoss):
         >>> criterion = TunableBCEWithLogitsLoss(pos_weight=torch.tensor([3.0]), k=0.5)
         >>> logits = torch.tensor([[2.0], [-3.0]], requires_grad=True)
         >>> criterion(logits, torch.tensor([[0.0], [1.0]])).backward()
-        >>> logits.grad  # of a mean, and the second counts three times
+        >>> logits.grad  # of the mean; the second counts three times
         tensor([[ 0.4693],
                 [-1.4640]])
 
@@ -312,7 +312,7 @@ class TunableBCEWithLogitsLoss(TunableModule, nn.BCEWithLogitsLoss):
         """Return a loss with the settings of an existing `torch.nn.BCEWithLogitsLoss`.
 
         Args:
-            criterion: The loss to convert; it keeps its weights, which both then share.
+            criterion: The loss to convert. Both losses then share its weights.
             k: The sensitivity to large errors, above 0.
             persistent: Whether k is in the ``state_dict``.
 
@@ -322,7 +322,7 @@ class TunableBCEWithLogitsLoss(TunableModule, nn.BCEWithLogitsLoss):
             TunableBCEWithLogitsLoss(k=0.5, reduction='sum')
 
         """
-        # A subclass with a forward pass of its own is another loss.
+        # A subclass that overrides ``forward`` is a different loss.
         if getattr(type(criterion), "forward", None) is not nn.BCEWithLogitsLoss.forward:
             raise TypeError(
                 "criterion must be a torch.nn.BCEWithLogitsLoss, not "

@@ -1,4 +1,4 @@
-"""Checks of a loss's arguments, each with a sentence that names the argument and the fix."""
+"""Argument checks of the losses; each error names the argument and the fix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_arguments(
     reduction: str,
     label_smoothing: float,
 ) -> torch.Size:
-    """Return the shape of the examples; refuse what `torch.nn.functional.cross_entropy` would."""
+    """Return the shape of the examples; raise where `torch.nn.functional.cross_entropy` would."""
     if not isinstance(input, Tensor):
         raise TypeError(f"input must be a tensor of logits, not {type(input).__name__}")
     if not isinstance(target, Tensor):
@@ -77,7 +77,7 @@ def check_arguments(
 
 
 def check_settings(ignore_index: int, reduction: str, label_smoothing: float) -> None:
-    """Refuse wrong values of the arguments that are not tensors."""
+    """Raise if an argument that is not a tensor is invalid."""
     if not _is_whole(ignore_index):
         raise TypeError(f"ignore_index must be a whole number, not {ignore_index!r}")
     if not -(2**63) <= ignore_index < 2**63:
@@ -92,31 +92,31 @@ def _is_whole(number: object) -> bool:
 
 
 def check_nothing_ignored(ignore_index: int) -> None:
-    """Refuse to ignore an index where targets are probabilities."""
+    """Raise if there is an index to ignore although targets are probabilities."""
     if ignore_index >= 0:
         raise ValueError(
-            f"ignore_index must be negative, not {ignore_index}, where target holds class "
-            "probabilities: there is no index to ignore"
+            f"ignore_index must be negative, not {ignore_index}, if target holds class "
+            "probabilities, which have no index to ignore"
         )
 
 
 def python_number(number: T) -> T:
-    """Return a number of NumPy as Python's, anything else unchanged."""
+    """Return a NumPy scalar as a Python number, and anything else unchanged."""
     return number.item() if isinstance(number, np.generic) else number
 
 
 def _described(value: object) -> str:
-    return f"one of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
-    """Refuse sparse tensors and the like."""
+    """Raise unless a tensor is dense."""
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}; use .to_dense()")
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:
-    """Refuse float8 and the like, for which PyTorch has no cross-entropy either."""
+    """Raise for dtypes such as float8, for which PyTorch has no cross-entropy either."""
     if tensor.dtype not in _FLOATS:
         raise TypeError(
             f"{name} must be float16, bfloat16, float32 or float64, not {tensor.dtype}; use "
@@ -125,16 +125,16 @@ def check_dtype(name: str, tensor: Tensor) -> None:
 
 
 def check_factors(name: str, factors: Tensor | None) -> None:
-    """Refuse class weights that are not a dense tensor of floating-point numbers."""
+    """Raise unless per-class values are None or a dense floating-point tensor."""
     if factors is None:
         return
     if not isinstance(factors, Tensor) or not factors.is_floating_point():
-        # Class weights stand where a k given by position would.
+        # A k passed by position arrives as ``weight``.
         given: Any = factors
         is_k = name == "weight" and isinstance(given, (int, float))
-        advice = "; give k by name, k=..." if is_k else ""
+        advice = "; pass k by keyword, k=..." if is_k else ""
         raise TypeError(
-            f"{name} must be a floating-point tensor with one factor for each class, not "
+            f"{name} must be a floating-point tensor with one value for each class, not "
             f"{_described(given)}{advice}"
         )
     check_dtype(name, factors)
@@ -142,7 +142,7 @@ def check_factors(name: str, factors: Tensor | None) -> None:
 
 
 def check_class_factors(name: str, factors: Tensor, classes: int) -> None:
-    """Refuse a tensor that does not have one constant for each class."""
+    """Raise unless a tensor has one value for each class, and no gradient."""
     if factors.shape != (classes,):
         raise ValueError(
             f"{name} must have one value for each of the {classes} classes, shape ({classes},), "
@@ -160,7 +160,7 @@ def check_linear(
     class_weight: Tensor | None,
     chunk_rows: int | None,
 ) -> None:
-    """Refuse what does not fit together in a linear layer and its loss."""
+    """Raise unless the tensors of a linear layer and its loss fit together."""
     tensors = {"hidden": hidden, "weight": weight, "bias": bias, "class_weight": class_weight}
     for name, tensor in tensors.items():
         if tensor is None and name in ("bias", "class_weight"):
@@ -171,8 +171,8 @@ def check_linear(
         check_dense(name, tensor)
         if hasattr(tensor, "device_mesh"):
             raise TypeError(
-                f"{name} is a distributed tensor; give {name}.full_tensor(), or {name}.to_local() "
-                "with the process_group that shares the classes"
+                f"{name} is a distributed tensor; pass {name}.full_tensor(), or {name}.to_local() "
+                "with the process_group that the classes are split over"
             )
         if tensor.device != hidden.device:
             raise ValueError(f"{name} is on {tensor.device} but hidden is on {hidden.device}")
@@ -199,12 +199,12 @@ def check_linear(
         check_dtype("target", target)
         if target.requires_grad:
             raise ValueError(
-                "target must not require a gradient in the linear form; use target.detach(), or "
-                "tunable_cross_entropy of the logits"
+                "target must not require a gradient in the linear loss; use target.detach(), or "
+                "call tunable_cross_entropy on the logits"
             )
     if tuple(target.shape) != wanted:
         raise ValueError(
-            f"target must hold {kind} of shape {wanted} for a hidden of "
+            f"target must hold {kind} of shape {wanted} for hidden of "
             f"shape {tuple(hidden.shape)}, not {tuple(target.shape)}"
         )
     if target.device != hidden.device:
@@ -213,18 +213,18 @@ def check_linear(
 
 
 def check_softcap(softcap: float | None) -> None:
-    """Refuse anything but a number above 0, or None."""
+    """Raise unless ``softcap`` is a finite number above 0 or None."""
     if softcap is not None:
         check_number("softcap", softcap, *_POSITIVE, "a finite number above 0, or None")
 
 
 def check_z_loss(z_loss: float) -> None:
-    """Refuse anything but a finite number of 0 or more."""
+    """Raise unless ``z_loss`` is a finite number of 0 or more."""
     check_number("z_loss", z_loss, 0, sys.float_info.max, "a finite number of 0 or more")
 
 
 def check_chunk_rows(chunk_rows: int | None) -> None:
-    """Refuse anything but a number of rows, or None."""
+    """Raise unless ``chunk_rows`` is a number of rows or None."""
     if chunk_rows is None:
         return
     if not _is_whole(chunk_rows) or chunk_rows < 1:
@@ -232,17 +232,17 @@ def check_chunk_rows(chunk_rows: int | None) -> None:
 
 
 def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = False) -> Sensitivity:
-    """Return k as a Python float or a tensor; refuse all else.
+    """Return k as a Python float or a tensor; raise if it is neither, or invalid.
 
     Args:
         k: The sensitivity.
         shape: The shape of the examples; None if it is not known yet.
-        values: Whether to look at a tensor's values.
+        values: Whether to check a tensor's values.
 
     """
     if not isinstance(k, Tensor):
         check_k(k)
-        # NumPy's numbers become Python's; the compiler's symbols stay.
+        # NumPy scalars become Python floats; the compiler's symbolic numbers stay symbolic.
         number: Any = k
         return k if isinstance(number, (torch.SymFloat, torch.SymInt)) else float(k)
     check_dense("k", k)
@@ -251,13 +251,13 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
     check_dtype("k", k)
     if k.requires_grad:
         raise ValueError(
-            "k must not require a gradient, since the loss has none for k; use k.detach()"
+            "k must not require a gradient, since the loss has no gradient for k; use k.detach()"
         )
     if shape is not None and k.dim() > 0 and k.shape != shape:
         advice = ""
         if k.shape == shape[:1]:  # one for each image, where each pixel is an example
             inner = ", None" * (len(shape) - 1)
-            advice = f"; use k[:{inner}].expand{tuple(shape)} to spread one for each of a batch"
+            advice = f"; use k[:{inner}].expand{tuple(shape)} to repeat one value per batch element"
         raise ValueError(
             f"k must be a number or have one value for each example, shape {tuple(shape)}, "
             f"not {tuple(k.shape)}{advice}"
@@ -269,22 +269,22 @@ def checked_k(k: Sensitivity, shape: torch.Size | None = None, values: bool = Fa
 def check_class_k(
     class_k: Tensor, k: Sensitivity, classes: int, device: torch.device, split: bool
 ) -> None:
-    """Refuse what is not one sensitivity for each class, or comes with one for each example."""
+    """Raise unless ``class_k`` has one value for each class, and k is a number."""
     check_factors("class_k", class_k)
     if split:
         raise ValueError(
-            "class_k does not work with a process_group, since a rank knows only its part of the "
+            "class_k does not work with a process_group, since a rank holds only its shard of the "
             "classes; use k=class_k[target], with the class_k of all classes"
         )
     check_class_factors("class_k", class_k, classes)
     if isinstance(k, Tensor) and k.dim() > 0:
-        raise ValueError("give k for each example or class_k for each class, not both")
+        raise ValueError("pass k for each example or class_k for each class, not both")
     if class_k.device != device:
         raise ValueError(f"class_k is on {class_k.device} but target is on {device}")
 
 
 def check_class_k_values(class_k: Tensor) -> None:
-    """Refuse a sensitivity out of bounds."""
+    """Raise if the sensitivity of a class is out of bounds."""
     try:
         check_k(class_k)
     except ValueError as error:
@@ -294,17 +294,17 @@ def check_class_k_values(class_k: Tensor) -> None:
 
 
 def check_sample_weight(sample_weight: Tensor, shape: torch.Size, device: torch.device) -> None:
-    """Refuse what is not a factor for each example."""
+    """Raise unless ``sample_weight`` has one weight for each example, and no gradient."""
     if not isinstance(sample_weight, Tensor) or not sample_weight.is_floating_point():
         raise TypeError(
-            "sample_weight must be a floating-point tensor with one factor for each example, not "
+            "sample_weight must be a floating-point tensor with one weight for each example, not "
             f"{_described(sample_weight)}"
         )
     check_dtype("sample_weight", sample_weight)
     check_dense("sample_weight", sample_weight)
     if sample_weight.shape != shape:
         raise ValueError(
-            f"sample_weight must have one factor for each example, shape {tuple(shape)}, not "
+            f"sample_weight must have one weight for each example, shape {tuple(shape)}, not "
             f"{tuple(sample_weight.shape)}"
         )
     if sample_weight.device != device:
@@ -314,7 +314,7 @@ def check_sample_weight(sample_weight: Tensor, shape: torch.Size, device: torch.
 
 
 def check_implementation(implementation: str) -> None:
-    """Refuse an unknown name."""
+    """Raise unless ``implementation`` is a known name."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"implementation must be 'auto', 'triton' or 'torch', not {implementation!r}"
@@ -322,7 +322,7 @@ def check_implementation(implementation: str) -> None:
 
 
 def dtype_without_kernel(input: Tensor, target: Tensor) -> torch.dtype | None:
-    """Return the dtype, of logits or of probabilities, that has no kernel; None if all have."""
+    """Return the dtype of logits or probabilities that has no Triton kernel, or None."""
     for tensor in (input, target):
         if tensor.is_floating_point() and tensor.dtype not in (
             torch.float32,
@@ -334,13 +334,15 @@ def dtype_without_kernel(input: Tensor, target: Tensor) -> torch.dtype | None:
 
 
 def check_for_triton(input: Tensor, target: Tensor) -> None:
-    """Refuse what the Triton kernels do not do."""
+    """Raise if the Triton kernels do not support these tensors."""
     if (dtype := dtype_without_kernel(input, target)) is not None:
         raise ValueError(f"implementation 'triton' has no kernel for {dtype}; use 'auto'")
     try:
         from pseudograd.loss.triton.eq5 import INTERPRETED
     except ImportError as error:
-        raise ImportError("implementation 'triton' needs the package triton") from error
+        raise ImportError(
+            "implementation 'triton' needs the package triton; install it, or use 'auto'"
+        ) from error
     if not (input.is_cuda or INTERPRETED):
         raise ValueError(
             f"implementation 'triton' needs logits on a CUDA device, not on {input.device}; use "
@@ -349,8 +351,8 @@ def check_for_triton(input: Tensor, target: Tensor) -> None:
 
 
 def name_of_group(process_group: ProcessGroup) -> str:
-    """Return the name of the ranks that share the classes; refuse anything but a process group."""
-    # PyTorch may be built without this class.
+    """Return the name of a process group; raise for anything else."""
+    # PyTorch may be built without distributed support.
     if not isinstance(process_group, getattr(torch.distributed, "ProcessGroup", ())):
         raise TypeError(
             "process_group must be a torch.distributed.ProcessGroup; for a DeviceMesh, use "
@@ -360,14 +362,14 @@ def name_of_group(process_group: ProcessGroup) -> str:
 
 
 def check_class_indices(target: Tensor, classes: int, ignore_index: int) -> None:
-    """Refuse labels outside [0, classes) other than ``ignore_index``."""
+    """Raise if a label is outside [0, classes) and not ``ignore_index``."""
     wrong = (target != ignore_index) & ((target < 0) | (target >= classes))
     if bool(wrong.any()):
         refuse_class_index(int(target[wrong][0]), classes, ignore_index)
 
 
 def refuse_class_index(index: int, classes: int, ignore_index: int) -> NoReturn:
-    """Raise for one wrong label."""
+    """Raise the error for a label that is out of range."""
     raise IndexError(
         f"target holds the class index {index}, which is out of range: there are {classes} classes "
         f"(0 to {classes - 1}), and ignore_index is {ignore_index}"
@@ -375,7 +377,7 @@ def refuse_class_index(index: int, classes: int, ignore_index: int) -> NoReturn:
 
 
 def autocast_is_on(tensor: Tensor) -> bool:
-    """Return whether autocast converts a tensor: never float64, and "meta" cannot be asked."""
+    """Return whether autocast converts a tensor; never for float64 or the meta device."""
     if tensor.is_meta or tensor.dtype == torch.float64:
         return False
     return torch.is_autocast_enabled(tensor.device.type)

@@ -1,6 +1,6 @@
-"""A linear layer's loss in chunks of rows, and its products with the layer's weight and input.
+"""The loss of a linear layer in chunks of rows, and the gradients of its input, weight and bias.
 
-One buffer holds the logits of a chunk, which are overwritten with their pseudo-gradients.
+One buffer holds the logits of a chunk, and then their pseudo-gradients.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def linear_products(
 ) -> Products:  # fmt: skip
     """Return the values of rows, two divisors, and the gradients of hidden, weight and bias.
 
-    Each gradient is computed if it is wanted, from the pseudo-gradients times ``factor`` (one
-    number, or one per row) and ``per_example``, of the mean or the sum. The divisors are the sum of
-    the weights, and what is left to divide the gradients by if the mean is divided ``later``.
+    ``wanted`` selects the gradients. They are those of the mean or the sum, from pseudo-gradients
+    times ``factor`` (one number, or one per row) and ``per_example``. The divisors are the sum of
+    the weights and, if the mean is divided ``later``, the remaining divisor of the gradients.
     """
     counted = counted_rows(target, len(hidden), ignore_index)
     labels = _labels(target, counted, class_weight, len(weight), ignore_index, group)
     divisor = (labels.weight if per_example is None else labels.weight * per_example).sum()
     z_factor: float | Tensor = z_loss
     if z_loss and class_weight is not None and (mean or later):
-        # Divided by the sum of the weights like all else, it is a mean without class weights.
+        # The division by the sum of the weights then gives a mean without class weights.
         count = (counted if per_example is None else counted * per_example).sum()
         z_factor = torch.where(divisor == 0, 0, z_loss * divisor / count)
     if factor is not None and per_example is not None:
@@ -83,7 +83,7 @@ def linear_products(
         values[part] = _loss_of_chunk(logits, labels.rows(part), k_part, factor_part, *settings)
         if factor is None:
             continue
-        # The logits are their pseudo-gradients now.
+        # The buffer now holds pseudo-gradients.
         if wanted[0]:
             of_hidden[part].addmm_(logits, weight, beta=0.0, alpha=unit)
         if wanted[1]:
@@ -137,7 +137,7 @@ def _loss_of_chunk(
     class_weight: Tensor | None, ignore_index: int, smoothing: float, softcap: float,
     z_factor: float | Tensor, route: str, group: str,
 ) -> Tensor:  # fmt: skip
-    """Return the values of rows; if there is a factor, overwrite the logits with the gradients."""
+    """Return the values of rows; with a factor, overwrite the logits with the gradients."""
     slope = _cap(logits, softcap, factor is not None) if softcap else None
     squares = of_z_loss = None
     if isinstance(z_factor, Tensor) or z_factor:
@@ -159,7 +159,7 @@ def _loss_of_chunk(
 @linear_products.register_fake
 def _(hidden: Tensor, *arguments: Any) -> Products:
     weight, bias, wanted, factor = arguments[0], arguments[1], arguments[-1], arguments[7]
-    values = hidden.new_empty(hidden.shape[0], dtype=torch.float64)  # len would fix the size
+    values = hidden.new_empty(hidden.shape[0], dtype=torch.float64)  # `len` would fix the size
     of_hidden, of_weight, of_bias = _buffers(hidden, weight, bias, factor, wanted)
     return values, values.new_empty(2), of_hidden, of_weight, of_bias.to(hidden.dtype)
 
@@ -174,13 +174,13 @@ def _buffers(
 
     here = [wants and factor is not None for wants in wanted]
     of_bias = buffer(bias, here[2])
-    # A sum over all rows, and small: in float32.
+    # It is small, and a sum over all rows, so it is computed in float32.
     of_bias = torch.zeros_like(of_bias, dtype=working_dtype(hidden))
     return buffer(hidden, here[0]), buffer(weight, here[1]), of_bias
 
 
 def _cap(logits: Tensor, softcap: float, slope: bool) -> Tensor | None:
-    """Overwrite logits z with softcap · tanh(z / softcap); return the derivative if it is asked."""
+    """Overwrite logits z with softcap · tanh(z / softcap); return the derivative if ``slope``."""
     z = logits.to(working_dtype(logits)) / softcap
     # Not 1 - tanh², which cancels.
     derivative = z.cosh().pow_(-2).to(logits.dtype) if slope else None
@@ -198,7 +198,7 @@ def counted_rows(target: Tensor, rows: int, ignore_index: int) -> Tensor:
 def _z_loss(
     logits: Tensor, counted: Tensor, factor: Tensor | None, z_factor: float | Tensor, group: str
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Return ``z_factor`` · L² of each row and, if there is a factor, its gradient times that.
+    """Return ``z_factor`` · L² of each row and, with a factor, its gradient times that factor.
 
     L is the log-sum-exp of the row's logits, and the gradient 2 · z_factor · L · softmax.
     """
@@ -208,7 +208,7 @@ def _z_loss(
 
         classes = SplitClasses(group)
     top = classes.largest(in_working_precision(logits.amax(-1, keepdim=True)))
-    powers = (logits - top).exp_()  # in half types in the top's dtype, float32
+    powers = (logits - top).exp_()  # half types are promoted to the top's dtype, float32
     total = wide(classes.total(powers))
     log_sum = wide(top) + total.log()
     values = torch.where(counted, z_factor * log_sum.square().squeeze(-1), 0)
@@ -218,12 +218,12 @@ def _z_loss(
     scale = (2 * z_factor * factor * log_sum / total).to(powers.dtype)
     # An infinite scale times a power of 0 would be NaN.
     greatest = torch.finfo(powers.dtype).max
-    # What is ignored may hold NaN, and NaN · 0 is NaN.
+    # Ignored rows may hold NaN, and NaN · 0 is NaN.
     return values, powers.mul_(scale.clamp_(-greatest, greatest)).masked_fill_(factor == 0, 0)
 
 
-# Each returns the values of a chunk's rows and, if there is a factor, overwrites the logits with
-# the pseudo-gradients.
+# Each function below returns the values of a chunk's rows and, with a factor, overwrites the logits
+# with the pseudo-gradients.
 
 
 def _by_triton(

@@ -1,10 +1,10 @@
-"""The loss on the CPU, by the compiled kernels of `cpp/`.
+"""The loss on CPUs, computed by the compiled kernels in `cpp/`.
 
-`hatch_build.py` compiles them when the package is built. Without them the same formulas run in
+`hatch_build.py` compiles them when the package is built. Without them, the loss falls back to
 PyTorch operations (`pseudograd.rules.paper`), which take several times as long.
 
-The gradient is computed together with the value, while the logits are in the processor's cache;
-the backward pass has only to multiply it by the upstream gradient, which is usually 1.
+The gradient is computed together with the value, while the logits are in the processor's cache.
+The backward pass only multiplies it by the upstream gradient, which is usually 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WORKING = (torch.float32, torch.float64)
 def kernels() -> dict[Any, Any] | None:
     """Return the kernel for each dtype of logits, or None if they have not been built.
 
-    Those of the binary loss are there as ("binary", dtype).
+    Kernels of the binary loss have the keys ("binary", dtype).
     """
     capability = torch.backends.cpu.get_cpu_capability()
     library = next(filter(Path.exists, map(library_path, (capability, "DEFAULT"))), None)
@@ -54,7 +54,7 @@ def kernels() -> dict[Any, Any] | None:
     if _SOURCE.exists() and functions.source() != source_hash(_SOURCE):
         warnings.warn(
             f"pseudograd: {library.name} was built from other sources and is not used, so the "
-            "loss is slower; install the package again",
+            "loss is slower; reinstall the package",
             stacklevel=2,
         )
         return None
@@ -71,19 +71,19 @@ def kernels() -> dict[Any, Any] | None:
 
 
 def library_path(capability: str) -> Path:
-    """Return where the kernels for a kind of processor are, by PyTorch's name for it: AVX2, ..."""
+    """Return the path of the kernels for a CPU capability, by PyTorch's name: AVX2, ..."""
     return _SOURCE.with_name(f"cpu_{capability}.so")
 
 
 def source_hash(source: Path) -> bytes:
-    """Return what the sources in a folder are compiled with, to tell builds apart."""
+    """Return the hash of the sources in a folder, which is compiled in to detect stale builds."""
     files = sorted(source.iterdir())
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest().encode()
 
 
 @cache
 def _parallel() -> int:
-    """Return the function that runs work on PyTorch's own threads, or 0 if there is none."""
+    """Return the address of the OpenMP function that uses PyTorch's threads, or 0."""
     function = getattr(ctypes.CDLL(None), "GOMP_parallel", 0) if os.name == "posix" else 0
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
@@ -92,7 +92,7 @@ def _threads() -> int:
     return 1 if _is_fork else torch.get_num_threads()
 
 
-# In a forked child OpenMP hangs, so a child works alone.
+# OpenMP hangs in a forked child, so a child uses one thread.
 _is_fork = False
 
 
@@ -131,8 +131,8 @@ class _Fused(Function):
         gradient = None
         readable = _readable(z)
         if ctx.needs_input_grad[0]:
-            # A half type would round the gradient before it is scaled, and float16 would lose it.
-            # Hooks on saved tensors, as of activation checkpointing, are there to save memory.
+            # Half types would round the gradient before it is scaled, and float16 would underflow.
+            # Saved-tensor hooks, as of activation checkpointing, are there to save memory.
             if z.dtype in _WORKING and not are_hooked():
                 gradient = _writable(torch.empty_like(readable))
                 ctx.save_for_backward(z)
@@ -147,7 +147,7 @@ class _Fused(Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,), f, is_kept = grads, ctx.gradient, graph_is_kept()
         if f is None:
-            z, *tensors = ctx.saved_tensors  # an error if the graph has been freed
+            z, *tensors = ctx.saved_tensors  # raises if the graph has been freed
             target, weight, ks = tensors
             z, several = _readable(z), is_batch(grad)
             f, k = _writable(torch.empty_like(z)), ctx.k if ks is None else ks
@@ -165,13 +165,13 @@ class _Fused(Function):
 
 def fused(z: Tensor, call: Call) -> Tensor:
     """Return the loss; see `fused_cross_entropy`."""
-    # Without grad mode a function still sees logits that require a gradient, and would compute it.
+    # With grad mode off, ``needs_input_grad`` would still be True and the gradient computed.
     value: Tensor = _Fused.apply(z if torch.is_grad_enabled() else z.detach(), call)
     return value
 
 
 def _times(f: Tensor, grad: Tensor, in_place: bool) -> Tensor:
-    """Return the gradient times the upstream one; 0 where either is 0, whatever the other."""
+    """Return ``f`` times the upstream gradient; 0 where either is 0, even if the other is NaN."""
     if not is_batch(grad):
         if grad.numel() == 1 and grad.item() == 1:
             return f if in_place else f.clone()
@@ -184,8 +184,8 @@ def _times(f: Tensor, grad: Tensor, in_place: bool) -> Tensor:
 
 
 def loss_and_gradient(z: Tensor, call: Call, training: bool) -> tuple[Tensor, Tensor]:
-    """Return the loss in full precision, and if it is for training its gradient, strided as z."""
-    z = z.to(_working(z))  # a half type would round the gradient before it is scaled
+    """Return the loss in full precision and, if training, its gradient with the strides of z."""
+    z = z.to(_working(z))  # half types would round the gradient before it is scaled
     if not training:
         return _run(_readable(z), None, 1.0, *call), z.new_empty(0)
     gradient = torch.empty_like(z)
@@ -203,13 +203,13 @@ def values_and_gradients(
     label_smoothing: float,
     factor: Tensor | None,
 ) -> Tensor:
-    """Return the values of rows; with a factor, overwrite their logits by the gradient.
+    """Return the values of rows; with a factor, overwrite the logits with the gradient.
 
-    That is Eq. 5, or the rule for smoothed labels, each row times its weight and its factor.
+    The gradient is Eq. 5, or the rule for soft targets, times each row's weight and factor.
     """
-    gradient, above = (None, 1.0) if factor is None else (logits, factor)
+    gradient, scale = (None, 1.0) if factor is None else (logits, factor)
     settings = (target, k, weight, ignore_index, "none", label_smoothing)
-    return _run(logits, gradient, above, *settings)
+    return _run(logits, gradient, scale, *settings)
 
 
 # --- two classes ----------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def fused_binary(
     pos_weight: Tensor | None,
     reduction: str,
 ) -> Tensor:
-    """Return the binary loss of logits of any shape, in float32 or float64 as the target."""
+    """Return the binary loss of float32 or float64 logits of any shape."""
     z = z if torch.is_grad_enabled() else z.detach()
     value: Tensor = _FusedBinary.apply(z, (target, k, weight, pos_weight, reduction))
     return value
@@ -237,7 +237,7 @@ class _FusedBinary(_Fused):
         gradient = torch.empty_like(dense) if ctx.needs_input_grad[0] else None
         ctx.gradient = gradient
         ctx.save_for_backward(z)
-        # Arrays must live until the kernel returns.
+        # These references keep the arrays alive until the kernel returns.
         labels = _spread(target, z)
         positives = None if pos_weight is None else _spread(pos_weight, z)
         weights = None if weight is None else _spread(weight, z)
@@ -265,7 +265,7 @@ class _FusedBinary(_Fused):
 
 
 def _spread(array: Tensor, z: Tensor) -> Tensor:
-    """Return one number for each logit, of its dtype and contiguous."""
+    """Return an array expanded to the shape of the logits, contiguous and of their dtype."""
     if array.dtype is z.dtype and array.shape == z.shape and array.is_contiguous():
         return array.resolve_neg() if array.is_neg() else array
     return array.detach().to(z).expand(z.shape).resolve_neg().contiguous()
@@ -285,7 +285,7 @@ def _run(
     reduction: str,
     smoothing: float,
 ) -> Tensor:
-    """Return the loss, and write its gradient times a factor, a number or one for each example."""
+    """Return the loss; write its gradient times ``factor``, a number or one per example."""
     examples, classes, positions, *of_z = _layout(z)
     of_gradient, of_target = of_z, _NOWHERE
     if gradient is not None and gradient.stride() != z.stride():
@@ -302,7 +302,7 @@ def _run(
     whole = reduction != "none"
     value = None if whole else z.new_empty(examples, dtype=_working(z))
     reduced = torch.empty_like(_ONE_NUMBER[z.dtype]) if whole else None
-    # Arrays must live until the kernel returns.
+    # These references keep the arrays alive until the kernel returns.
     k_of_all, ks = (k, None) if type(k) is float else _one_or_array(k)
     factor_of_all, factors = (factor, None) if type(factor) is float else _one_or_array(factor)
     factors = None if factors is None else factors.double()
@@ -335,7 +335,7 @@ def _run(
     assert found is not None
     wrong = found[z.dtype](problem, _parallel(), _threads())
     if wrong == _NO_MEMORY:
-        raise MemoryError("there is no memory left for the logits of one example")
+        raise MemoryError("there is not enough memory for the logits of one example")
     if wrong == _WRONG_K:
         check_k(k)  # raises
     if wrong >= 0:
@@ -361,22 +361,23 @@ def _working(z: Tensor) -> torch.dtype:
 
 
 def _readable(tensor: Tensor) -> Tensor:
-    """Return a tensor that the kernels can read: the same, or a copy."""
-    if tensor.is_neg():  # as the imaginary part of a conjugate, whose sign PyTorch keeps apart
+    """Return a tensor that the kernels can read: the given one, or a copy."""
+    if tensor.is_neg():  # e.g. the imaginary part of a conjugate: PyTorch negates lazily
         tensor = tensor.resolve_neg()
     return tensor if tensor.dim() <= 2 or _layout(tensor)[2] else tensor.contiguous()
 
 
 def _writable(empty: Tensor) -> Tensor:
-    """Return memory that the kernels can write: the same, or another of its shape."""
+    """Return a buffer that the kernels can write: the given one, or another of its shape."""
     return empty if empty.dim() <= 2 or _layout(empty)[2] else empty.new_empty(empty.shape)
 
 
 def _layout(tensor: Tensor) -> tuple[int, ...]:
-    """Return how many examples, classes, and examples of an outer index there are, and the strides.
+    """Return the numbers of examples, classes and positions, and the strides.
 
-    For (N, C, d1, ...) the outer index is that of N, and d1, ... must lie like one dimension; if
-    they do not, an outer index has 0 examples. Strides are those of index, example and class.
+    For (N, C, d1, ...) the examples are an outer index, N, times the positions d1, ..., which must
+    be viewable as one dimension; if they are not, 0 positions are returned. The strides are those
+    of outer index, position and class.
     """
     shape, strides = tensor.shape, tensor.stride()
     if len(shape) == 2:
@@ -398,7 +399,7 @@ def _layout(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _one_or_array(number: Sensitivity) -> tuple[float, Tensor | None]:
-    """Return a number for all examples, or an array with one for each."""
+    """Return one number for all examples, or an array with one for each."""
     if not isinstance(number, Tensor):
         return number, None
     if number.numel() == 1:

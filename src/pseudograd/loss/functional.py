@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 
 def _rows(z: Tensor, target: Tensor, k: Sensitivity) -> Tensor:
-    """Return the cross-entropy of each row, whose gradient is the rule for its target."""
+    """Return the cross-entropy of each row; its gradient is the rule for the row's target."""
     return row_values(_SOFT if target.is_floating_point() else _LABELS, z, target, k)
 
 
-# Always the same objects: `torch.jit.trace` compares graphs by them.
+# Created once: `torch.jit.trace` traces twice and compares the graphs, which name these objects.
 _LABELS: RowLoss = ClassIndex()
 _SOFT: RowLoss = ClassProbabilities()
 keep_whole(_rows)
@@ -89,35 +89,37 @@ def tunable_cross_entropy(
 ) -> Tensor:
     """Return the cross-entropy, with the paper's pseudo-gradient (Eq. 5) as its backward pass.
 
-    The value equals `torch.nn.functional.cross_entropy` for every k, so curves stay comparable: k
-    changes what is learned, not what is shown. At k = 1 the gradient is cross-entropy's as well.
+    The value equals `torch.nn.functional.cross_entropy` for every k, so loss curves stay
+    comparable: k changes what the model learns, not the value you plot. At k = 1 the gradient is
+    cross-entropy's as well.
     Positional arguments are in the order of `torch.nn.functional.cross_entropy`.
 
     Args:
         input: Logits of shape (C), (N, C) or (N, C, d1, ..., dK).
         target: Class indices of shape (), (N) or (N, d1, ..., dK), or class probabilities of the
             shape of ``input``. Probabilities that require a gradient get cross-entropy's, -log p.
-        weight: A factor for each class, shape (C).
+        weight: A weight for each class, shape (C).
         size_average: Deprecated in PyTorch; use ``reduction``.
         ignore_index: Examples with this class index contribute nothing.
         reduce: Deprecated in PyTorch; use ``reduction``.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
         k: The sensitivity to large errors, above 0. Below 1, hard and mislabelled examples count
-            less; above 1, more. A number, or a tensor with one value per example (the shape that
-            class indices have).
-        class_k: A sensitivity for each class, shape (C), chosen by an example's label: smaller
-            where labels are known to be poor. A class probability chooses the mean of them,
-            weighted by the target. If k is given too, it must be a number, and both are multiplied.
-        sample_weight: A factor of 0 or more for each example (the shape that class indices have),
-            as if the example occurred that often. A mean is divided by the sum of the factors, or
-            with class weights by the sum of the products of both.
+            less; above 1, more. A number, or a tensor with one value per example (the shape of
+            class indices).
+        class_k: A sensitivity for each class, shape (C); each example uses that of its label. Give
+            classes with unreliable labels a smaller one. With class probabilities, an example uses
+            the mean of ``class_k``, weighted by its target. If you also give k, it must be a
+            number, and the two are multiplied.
+        sample_weight: A weight of 0 or more for each example (the shape of class indices); an
+            example of weight 2 counts twice. The mean divides by the sum of these weights or, with
+            class weights, by the sum of the products of the two.
         implementation: "auto" picks the fastest: Triton kernels on CUDA devices, compiled kernels
             on CPUs. "triton" requires the kernels; "torch" uses PyTorch operations.
-        process_group: The ranks that share the classes, in tensor-parallel training: ``input`` and
-            ``weight`` are then this rank's part of the classes, in rank order, and ``target``
-            indexes the classes of all ranks. Every rank gets the whole loss, and the gradient of
-            its part.
+        process_group: The ranks that the classes are split over, in tensor-parallel training:
+            ``input`` and ``weight`` hold this rank's shard of the classes, in rank order, and
+            ``target`` indexes the classes of all ranks. Every rank gets the full loss, and the
+            gradient of its shard.
 
     Returns:
         The loss: one number, or one per example if ``reduction`` is "none".
@@ -180,7 +182,7 @@ def tunable_cross_entropy(
     )  # fmt: skip
 
 
-# --- the routes: kernels on CPU or GPU, or rows that any transform can handle ---------------------
+# --- dispatch: kernels on CPU or GPU, or row functions that any transform can handle --------------
 
 
 def _routed_loss(
@@ -188,7 +190,7 @@ def _routed_loss(
     label_smoothing: float, k: Sensitivity, per_example: Tensor | None, shape: torch.Size,
     implementation: str, process_group: ProcessGroup | None, scaled: ScaledBefore | None,
 ) -> Tensor:  # fmt: skip
-    """Return the loss of checked arguments, on the fastest route that can compute it."""
+    """Return the loss of checked arguments, by the fastest route that supports them."""
     route, dtype = chosen_route(input, target, implementation), loss_dtype(input, target)
     soft = target.is_floating_point()
     learns = soft and may_need_gradient(target, route)
@@ -210,7 +212,7 @@ def _routed_loss(
         z = as_rows(logits)
         labels = as_rows(target) if soft else target.flatten()
     else:
-        # The kernels read half types as they are.
+        # The kernels read float16 and bfloat16 directly.
         z = as_rows(input.to(dtype) if route == "torch" and input.dtype != dtype else input)
         labels = as_rows(target.detach() if learns else target) if soft else target.flatten()
         if process_group is not None:
@@ -230,7 +232,7 @@ def _loss_in_graph(
     input: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int,
     reduction: str, label_smoothing: float, triton: bool,
 ) -> Tensor:  # fmt: skip
-    """Return the loss in a graph of `torch.compile`."""
+    """Return the loss in a graph that `torch.compile` is tracing."""
     settings = (k, weight, ignore_index, reduction, label_smoothing)
     if is_compiled() and graph.takes(input, target, weight, reduction, triton):
         return graph.loss_in_graph(input, target, *settings, triton)
@@ -269,7 +271,7 @@ def _soft_loss(
     z: Tensor, q: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int, reduction: str,
     label_smoothing: float, triton: bool,
 ) -> Tensor:  # fmt: skip
-    """Return the loss of rows ``z`` (R, C) for class probabilities (R, C), reduced."""
+    """Return the reduced loss of rows ``z`` (R, C) for class probabilities (R, C)."""
     rows: RowFunction = _gpu_rows() if triton else _rows
     q = weighted(smoothed(q if triton else q.to(working_dtype(z)), label_smoothing), weight)
     return reduced(rows(z, q, as_column(k, z)), z.shape[0], reduction)
@@ -280,7 +282,7 @@ def class_index_loss(
     reduction: str, label_smoothing: float = 0.0, triton: bool = False,
     rows: RowFunction | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the loss of rows ``z`` (R, C) for labels (R), reduced; by ``rows`` if it is given."""
+    """Return the reduced loss of rows ``z`` (R, C) for labels (R), by ``rows`` if it is given."""
     target = target.long()  # in uint8, -100 would be class 156
     if holds_numbers(target):
         check_class_indices(target, z.shape[1], ignore_index)
@@ -299,10 +301,10 @@ def class_index_loss(
 
 
 def cross_entropy_rows(z: Tensor, y: Tensor, route: str, eager: bool) -> Tensor:
-    """Return -log p_y of each row, whose gradient is the bias ε; labels must be valid.
+    """Return -log p_y of each row, with the bias ε as its gradient; labels must be valid.
 
-    The caller passes ``eager``, because a function that `torch.compile` keeps whole runs on fake
-    tensors and cannot tell.
+    The caller passes ``eager``: a function registered with `keep_whole` runs on fake tensors under
+    `torch.compile` and cannot tell.
     """
     if route == "triton":
         settings = (None, -100, "none", 0.0, torch.float64)
@@ -317,7 +319,7 @@ def _split_loss(
     reduction: str, label_smoothing: float, process_group: ProcessGroup, triton: bool,
     per_example: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Return the loss of classes that a process group shares, reduced."""
+    """Return the reduced loss of classes that are split over a process group."""
     from pseudograd.loss.parallel import split_values
 
     if target.is_floating_point():
@@ -333,8 +335,8 @@ def _split_loss(
 
 
 def refuse_split_probabilities() -> NoReturn:
-    """Raise for probabilities of classes that a process group shares."""
-    raise ValueError("target must hold class indices if a process_group shares the classes")
+    """Raise an error: split classes do not support class probabilities."""
+    raise ValueError("target must hold class indices, not probabilities, with a process_group")
 
 
 def may_need_gradient(target: Tensor, route: str) -> bool:
@@ -342,14 +344,14 @@ def may_need_gradient(target: Tensor, route: str) -> bool:
     # `requires_grad` is reliable in eager calls and under `torch.jit.trace`.
     if target.requires_grad or route == "cpu" or is_jit_traced():
         return target.requires_grad and torch.is_grad_enabled()
-    # It is not inside `torch.func`, or in functions that the compiler may put there.
+    # It is not inside `torch.func`, or in functions that the compiler may run there.
     return torch.is_grad_enabled() and not (is_eager() or is_exporting())
 
 
 def _target_term(
     z: Tensor, q: Tensor, weight: Tensor | None, reduction: str, label_smoothing: float
 ) -> Tensor:
-    """Return a reduced 0 whose gradient at the probabilities is cross-entropy's, -log p."""
+    """Return a reduced 0 whose gradient for the probabilities is cross-entropy's, -log p."""
     log_p = F.log_softmax(in_working_precision(z.detach()), -1)
     factor = torch.full_like(log_p[:1], label_smoothing - 1) * (1 if weight is None else weight)
     gradient = torch.where(factor == 0, 0, factor * log_p)  # log p may be infinite
@@ -360,13 +362,13 @@ def _target_term(
 
 
 def as_rows(tensor: Tensor) -> Tensor:
-    """Return a tensor as (examples, C)."""
+    """Reshape a tensor to (examples, C)."""
     if tensor.dim() == 2:
         return tensor
     if tensor.dim() < 2:
         return tensor.unsqueeze(0)
     if tensor.requires_grad and torch.is_grad_enabled() and is_eager() and tensor.is_contiguous():
-        # Otherwise its gradient would be a view of the rows', with the classes last.
+        # Otherwise its gradient would be a non-contiguous view, with the classes last.
         tensor = tensor.view_as(tensor)
         tensor.register_hook(_contiguous)
     return tensor.movedim(1, -1).flatten(0, -2)
@@ -377,24 +379,24 @@ def _contiguous(gradient: Tensor | None) -> Tensor | None:
 
 
 def check_values(k: Sensitivity) -> None:
-    """Refuse a tensor k that is out of bounds, if its values can be read without waiting."""
+    """Raise if a tensor k is out of bounds, where that can be checked without a device sync."""
     if isinstance(k, Tensor) and holds_numbers(k):
         check_k(k)
 
 
 def as_column(k: Sensitivity, z: Tensor) -> Sensitivity:
-    """Return a number unchanged, a tensor as a column beside the rows ``z``."""
+    """Return a number unchanged, and a tensor as a column with one value per row of ``z``."""
     if not isinstance(k, Tensor):
         return k
     check_values(k)
     k = k.to(z.device, working_dtype(z)).reshape(-1, 1)
-    k = k.expand(z.shape[0], 1)  # `len(z)` would make a constant of an exported graph's batch size
-    # NaN shows a wrong k where raising an error would have to wait for the device.
+    k = k.expand(z.shape[0], 1)  # `len(z)` would fix an exported graph's batch size
+    # On a device an invalid k becomes NaN, because raising an error would need a sync.
     return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
 
 
 def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
-    """Return the dtype of the loss: that of `cross_entropy`, under autocast too."""
+    """Return the dtype that `cross_entropy` would return, also under autocast."""
     dtype = working_dtype(input) if autocast_is_on(input) else input.dtype
     return torch.promote_types(dtype, target.dtype) if target.is_floating_point() else dtype
 
@@ -403,7 +405,7 @@ def loss_dtype(input: Tensor, target: Tensor) -> torch.dtype:
 
 
 def chosen_route(input: Tensor, target: Tensor, implementation: str) -> str:
-    """Return what computes the loss: "triton", "cpu" or "torch"."""
+    """Return the route that computes the loss: "triton", "cpu" or "torch"."""
     check_implementation(implementation)
     if implementation == "triton":
         check_for_triton(input, target)
@@ -425,13 +427,13 @@ def _gpu_rows() -> Callable[..., Tensor]:
 
 
 def _gpu() -> Any:
-    """Return the module with the kernels, which is imported only if there is a GPU."""
+    """Return the module with the kernels; imported lazily, because only GPUs need it."""
     from pseudograd.loss.triton import operators
 
     return operators
 
 
-# Looked up once, because torch.compile cannot trace the search.
+# Looked up at import, because `torch.compile` cannot trace `find_spec`.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _PRECISE = (torch.float32, torch.float64)
 _ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
@@ -453,7 +455,7 @@ def _kernels_run() -> bool:
         rescale(one, one)
     except Exception as error:
         warnings.warn(
-            f"pseudograd: Triton's kernels cannot be used, so the loss is slower ({error})",
+            f"pseudograd: the Triton kernels do not run here, so the loss is slower ({error})",
             stacklevel=4,
         )
         return False

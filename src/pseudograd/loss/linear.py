@@ -1,10 +1,10 @@
 """A linear layer and the tunable loss in one, without holding all logits at once.
 
 With a vocabulary of 131,072 the logits of 8,192 tokens take 2 GB in bfloat16, and their gradient
-another 2 GB. Here one buffer holds the logits of some tokens at a time. They are overwritten by
-their pseudo-gradient, of which only the products with the layer's weight and input are kept. For a
-mean or a sum, the backward pass only multiplies these products by a number, so the forward pass
-computes them. Without a reduction, the backward pass computes everything.
+another 2 GB. Here one buffer holds the logits of a chunk of tokens at a time. Their pseudo-gradient
+overwrites them, and only its products with the layer's weight and input are kept. For a mean or a
+sum, the forward pass computes these products, and the backward pass only multiplies them by the
+upstream gradient. Without a reduction, the backward pass computes everything.
 """
 
 from __future__ import annotations
@@ -88,35 +88,33 @@ def tunable_linear_cross_entropy(
     """Return `tunable_cross_entropy` of the logits ``hidden @ weight.T + bias``, in chunks.
 
     Args:
-        hidden: The last layer's input, shape (..., H), such as a language model's tokens.
+        hidden: The last layer's input, shape (..., H), such as a language model's hidden states.
         weight: The last layer's weight, shape (C, H).
-        target: Class indices of shape (...), or class probabilities of shape (..., C), which get
-            no gradient and must not require one.
+        target: Class indices of shape (...), or class probabilities of shape (..., C), which
+            must not require a gradient.
         bias: The last layer's bias, shape (C).
         k: The sensitivity to large errors, above 0: a number, or one per example.
-        class_k: A sensitivity for each class, shape (C), chosen by an example's label; a number k
-            multiplies it.
-        sample_weight: A factor of 0 or more for each example, shape (...). A mean is divided by the
-            sum of the factors, or with ``class_weight`` by the sum of the products of both.
-        class_weight: A factor for each class, shape (C).
+        class_k: A sensitivity for each class, shape (C); each example uses that of its label, times
+            the number k.
+        sample_weight: A weight of 0 or more for each example, shape (...). The mean divides by the
+            sum of these weights or, with ``class_weight``, by the sum of the products of the two.
+        class_weight: A weight for each class, shape (C).
         ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes, in [0, 1].
         softcap: If given, logits z become softcap · tanh(z / softcap) before the loss, as in
             Gemma 2.
-        z_loss: If above 0, an example's loss also has z_loss · L², with L the log-sum-exp of its
-            logits, as in PaLM. k and ``class_weight`` do not change this part.
+        z_loss: If above 0, adds z_loss · L² to each example's loss, with L the log-sum-exp of its
+            logits, as in PaLM. k and ``class_weight`` do not affect this term.
         implementation: "auto", "triton" or "torch", as in `tunable_cross_entropy`.
-        process_group: The ranks that share the classes: ``weight``, ``bias`` and ``class_weight``
-            are this rank's part of them. Every rank gets the whole loss, the gradients of its part,
-            and the whole gradient of ``hidden``.
+        process_group: The ranks that the classes are split over: ``weight``, ``bias`` and
+            ``class_weight`` hold this rank's shard. Every rank gets the full loss, the gradients of
+            its shard, and the full gradient of ``hidden``. Targets must be class indices.
         chunk_rows: The number of examples whose logits are held at a time. By default a half to a
             quarter of them, or all if their logits take at most 512 MiB.
 
     Returns:
         The loss: one number, or one per example if ``reduction`` is "none".
-
-    With a ``process_group``, targets must be class indices.
 
     Example:
         >>> hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
@@ -127,7 +125,7 @@ def tunable_linear_cross_entropy(
         (tensor(0.8620, grad_fn=...), tensor([[-0.1435,  0.3800],
             [ 0.3800, -0.1435]]))
 
-        As for a language model, with capped logits and a z-loss:
+        With capped logits and a z-loss, as in some language models:
 
         >>> settings = {"softcap": 30.0, "z_loss": 1e-4}
         >>> tunable_linear_cross_entropy(hidden, weight, torch.tensor([0, 1]), k=0.5, **settings)
@@ -163,7 +161,7 @@ def tunable_linear_cross_entropy(
         hidden, weight, bias, target, k, class_weight, per_example, ignore_index, reduction,
         label_smoothing, softcap, float(z_loss), implementation,
     )  # fmt: skip
-    # Export would lose the backward pass (see `loss.autograd`), and jit.trace takes no lists.
+    # Export would drop the backward pass (see `loss.autograd`), and `jit.trace` accepts no lists.
     if is_kept_as_graph() or is_jit_traced():
         value = _in_two_steps(*arguments, process_group)
     else:
@@ -206,7 +204,7 @@ def _in_two_steps(
     smoothing: float, softcap: float | None, z_loss: float, implementation: str,
     process_group: ProcessGroup | None,
 ) -> Tensor:  # fmt: skip
-    """Return the loss of checked arguments from all logits at once, for graphs."""
+    """Return the loss of checked arguments from all logits at once, for exported graphs."""
     logits = functional.linear(hidden, weight, bias).reshape(-1, weight.shape[0])
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
     value = tunable_cross_entropy(
@@ -217,14 +215,14 @@ def _in_two_steps(
     if not z_loss:
         return value
     if process_group is not None:
-        raise NotImplementedError("an exported loss has no z_loss with a process_group")
+        raise NotImplementedError("z_loss with a process_group cannot be exported; use z_loss=0")
     counted = counted_rows(target, logits.shape[0], ignore_index)
     squares = _squares(logits, counted, per_example, reduction)
     return (value + z_loss * squares).to(value.dtype)
 
 
 def _squares(logits: Tensor, counted: Tensor, per_example: Tensor | None, reduction: str) -> Tensor:
-    """Return the square of each row's log-sum-exp, or their mean or sum, for graphs."""
+    """Return the square of each row's log-sum-exp, or their weighted mean or sum."""
     weights = counted.double() if per_example is None else counted * per_example
     z = torch.where((weights != 0).unsqueeze(-1), in_working_precision(logits), 0)
     squares = weights * wide(z.logsumexp(-1)).square()
@@ -234,10 +232,10 @@ def _squares(logits: Tensor, counted: Tensor, per_example: Tensor | None, reduct
 
 
 def _chunk_rows(rows: int, width: int, row_bytes: int) -> int:
-    """Return the number of rows in a chunk, in multiples that suit matrix products.
+    """Return the number of rows in a chunk, a multiple of 128 for fast matrix products.
 
-    The logits of as many rows as the layer is wide take as much memory as its weight, whose
-    gradient is held in any case.
+    A chunk of as many rows as the layer is wide takes as much memory as the layer's weight, whose
+    gradient is held anyway.
     """
     chunks = min(max(rows // max(width, 1), FEWEST_CHUNKS), MOST_CHUNKS)
     chunks = min(chunks, -(-rows * row_bytes // SMALL_BYTES))
@@ -276,7 +274,7 @@ class _Linear(Function):
         if reduction == "none":
             return values, divisors, *products
         total = values.sum()
-        if mean:  # NaN if all weights are 0, although smoothed labels have a value
+        if mean:  # NaN if all weights are 0, even if smoothed labels have a value
             total = torch.where(divisors[0] == 0, torch.nan, total / divisors[0])
         return total, divisors, *products
 
@@ -341,7 +339,7 @@ class _Late(Underivable):
 
 
 def _one_by_one(function: type[Function], info: Any, in_dims: Any, inputs: Any) -> Any:
-    """Map over a batch: each problem has a mean and gradients of its own."""
+    """Apply a function to each element of a vmapped batch; each has its own mean and gradients."""
 
     def problem(i: int) -> list[Any]:
         return [
@@ -349,7 +347,7 @@ def _one_by_one(function: type[Function], info: Any, in_dims: Any, inputs: Any) 
             for value, dim in zip(inputs, in_dims, strict=True)
         ]
 
-    # Within vmap, requires_grad says nothing, so compute all gradients.
+    # Inside vmap, `requires_grad` is not reliable, so compute all gradients.
     inputs = (*inputs[:-1], [tensor is not None for tensor in inputs[:3]])
     outputs = [function.apply(*problem(i)) for i in range(info.batch_size)]
     stacked = tuple(torch.stack(parts) for parts in zip(*outputs, strict=True))
@@ -357,7 +355,7 @@ def _one_by_one(function: type[Function], info: Any, in_dims: Any, inputs: Any) 
 
 
 def _is_divided_later(hidden: Tensor, mean: bool) -> bool:
-    """Return whether to divide the products, not the pseudo-gradients: for means in float16.
+    """Return whether to divide the products instead of the pseudo-gradients: for float16 means.
 
     A row's share of a mean may underflow float16, and a sum may overflow it. So the products are
     divided by about the square root of the number of rows, and by the rest in the backward pass.
@@ -366,7 +364,7 @@ def _is_divided_later(hidden: Tensor, mean: bool) -> bool:
 
 
 def _scaled(product: Tensor, by: Tensor, triton: bool, keep: bool) -> Tensor:
-    """Multiply, in place unless the product is needed again."""
+    """Return a product times ``by``, in place unless the product is needed again."""
     if keep:
         return product * by
     if triton and type(product) is Tensor:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class TunableModule(nn.Module):
     """Base class of losses with a k and a reduction.
 
-    Eager calls use k as a Python number. Compiled graphs read it from a tensor, so that they serve
-    every value; on CUDA devices only from the first change on, because a constant ½, 1 or 2 has
-    faster kernels.
+    Eager calls use k as a Python number. Compiled graphs read it from a tensor, so that changing it
+    does not recompile. On CUDA devices it is a constant until its first change, because ½, 1 and 2
+    have faster kernels.
     """
 
     reduction: str
@@ -65,8 +65,8 @@ class TunableModule(nn.Module):
         self._k_tensor = None if isinstance(k, Tensor) else _scalar(k, device)
 
     def _k_for(self, input: Tensor) -> Sensitivity:
-        """Return k as a number, or while compiling as a tensor, if the graph should serve all k."""
-        # The compiler recompiles when a number it has seen changes, so it must not see `_k`.
+        """Return k as a number, or as a tensor while compiling a graph that is to serve every k."""
+        # The compiler guards on numbers it has read, so it must not read `_k`.
         if torch.compiler.is_compiling() and not is_exporting():
             k = self._k_tensor
             if k is not None and (self._k_has_changed or not input.is_cuda):
@@ -96,7 +96,7 @@ class TunableModule(nn.Module):
         )
         key = f"{prefix}k"
         if not self.persistent:
-            return  # a k in the checkpoint is unexpected
+            return  # then a k in the checkpoint is an unexpected key
         if key not in state_dict:
             missing_keys.append(key)
             return
@@ -104,7 +104,7 @@ class TunableModule(nn.Module):
         k = state_dict[key]
         self.k = k.item() if isinstance(k, Tensor) and not k.dim() else k
 
-    # `repr` shows settings that differ from these.
+    # `repr` shows the settings that differ from these.
     _defaults: ClassVar[dict[str, Any]] = {"persistent": False}
 
     def extra_repr(self) -> str:
@@ -165,7 +165,7 @@ class TunableLoss(TunableModule):
 
 def _scalar(k: float, device: torch.device) -> Tensor:
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    # Not of dimension 0, because the compiler would look into that and compile twice.
+    # Not 0-dimensional: the compiler would read the value and compile twice.
     return torch.tensor([float(k)], dtype=dtype, device=device)
 
 
@@ -175,12 +175,12 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
     It is a subclass, because some libraries check by ``isinstance`` whether a model outputs logits.
     Positional arguments are in PyTorch's order; k is keyword-only.
 
-    You may set ``criterion.k`` between steps. A compiled loss does not recompile for it, except
-    once on CUDA devices at the first change: until then k is a constant there, for which ½, 1 and
-    2 have faster kernels.
+    You may set ``criterion.k`` between steps. A compiled loss does not recompile, except once on
+    CUDA devices at the first change: until then k is a constant there, because ½, 1 and 2 have
+    faster kernels.
 
     Args:
-        weight: A factor for each class. See `tunable_cross_entropy` for this and the others.
+        weight: A weight for each class. `tunable_cross_entropy` explains all arguments in full.
         size_average: Deprecated in PyTorch; use ``reduction``.
         ignore_index: Examples with this class index contribute nothing.
         reduce: Deprecated in PyTorch; use ``reduction``.
@@ -201,8 +201,7 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
         >>> logits.grad
         tensor([[-0.5786,  0.3601,  0.2184]])
 
-        k may change between steps. Class probabilities are targets too, and an example may have a
-        weight:
+        You may change k between steps, pass class probabilities as targets, and weight examples:
 
         >>> criterion.k = 0.25
         >>> criterion(logits, torch.tensor([[0.9, 0.1, 0.0]]), torch.tensor([2.0]))
@@ -254,7 +253,7 @@ class TunableCrossEntropyLoss(TunableLoss, nn.CrossEntropyLoss):
             TunableCrossEntropyLoss(k=0.5, reduction='mean', label_smoothing=0.1)
 
         """
-        # A subclass with a forward pass of its own is another loss.
+        # A subclass that overrides ``forward`` is a different loss.
         if getattr(type(criterion), "forward", None) is not nn.CrossEntropyLoss.forward:
             raise TypeError(
                 "criterion must be a torch.nn.CrossEntropyLoss, not "
@@ -295,13 +294,13 @@ class TunableLinearCrossEntropyLoss(TunableLoss):
         k: The sensitivity to large errors, above 0; you may change it between steps, as for
             `TunableCrossEntropyLoss`.
         class_k: A sensitivity for each class, by which k is multiplied.
-        class_weight: A factor for each class.
+        class_weight: A weight for each class.
         ignore_index: Examples with this class index contribute nothing.
         reduction: "mean", "sum" or "none".
         label_smoothing: The share of each target that is spread evenly over all classes.
         softcap: If given, logits z become softcap · tanh(z / softcap) before the loss.
-        z_loss: If above 0, a factor for the square of the log-sum-exp of an example's logits, which
-            is added to its loss.
+        z_loss: If above 0, adds z_loss · L² to each example's loss, with L the log-sum-exp of its
+            logits.
         implementation: "auto", "triton" or "torch".
         process_group: The ranks that share the classes.
         chunk_rows: The number of examples whose logits are held at a time.

@@ -1,12 +1,12 @@
 """The tunable loss of logits whose classes are split over the ranks of a process group.
 
-Each rank has some columns of the logits, in rank order. Two all-reduces join the parts of a row:
+Each rank holds a shard of the columns, in rank order. Two all-reduces combine the shards of a row:
 one finds the largest logit, the other adds the sums, rescaled to it, and the label's logit (0 on
-all ranks but one). Two small ones come before: the number of classes of each rank, and the labels'
-class weights if there are any. Smoothed labels use the rule for soft targets, with an all-reduce
-for each of its sums.
+all ranks but one). Two small ones precede them: for the number of classes of each rank, and for the
+labels' class weights if there are any. Smoothed labels use the rule for soft targets, with an
+all-reduce for each of its sums.
 
-Groups are passed by name and all-reduces are operators, so that `torch.compile` can trace both.
+Groups are passed by name and all-reduces are custom ops, so that `torch.compile` can trace both.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pseudograd.loss.rows import ClassProbabilities
 from pseudograd.rules import paper
 from pseudograd.rules.paper import Sensitivity
 
-# Columns of labels that another rank has, and of wrong labels, which no rank has.
+# In place of a column: the label belongs to another rank, or it is invalid.
 ELSEWHERE, NOWHERE = -1, -2
 
 
 class Whole(NamedTuple):
-    """Statistics of whole rows, as columns in float64."""
+    """Statistics of complete rows, as columns in float64."""
 
     top: Tensor
     power_total: Tensor
@@ -93,7 +93,7 @@ def _(like: Tensor, classes: int, group: str) -> Tensor:
 
 
 def own_labels(target: Tensor, classes: int, group: str) -> Tensor:
-    """Return the labels as columns of this rank, or `ELSEWHERE`, or `NOWHERE`."""
+    """Return each label as a column of this rank, `ELSEWHERE` or `NOWHERE`."""
     like = torch.empty(0, dtype=torch.long, device=target.device)
     first, total = _own_classes(like, classes, group)
     column = target - first
@@ -102,19 +102,19 @@ def own_labels(target: Tensor, classes: int, group: str) -> Tensor:
 
 
 def label_weights(weight: Tensor, column: Tensor, group: str) -> Tensor:
-    """Return the labels' class weights; each rank has those of its own classes."""
+    """Return the labels' class weights; each rank holds the weights of its own classes."""
     own = torch.where(column >= 0, weight[column.clamp(min=0)], 0)
     return total_over_ranks(torch.where(column == NOWHERE, torch.nan, own), group)
 
 
 def whole_rows(z: Tensor, column: Tensor, k: Sensitivity, group: str, triton: bool) -> Whole:
-    """Return the statistics of whole rows from parts ``z`` (R, C of this rank) on all ranks."""
+    """Return the statistics of complete rows from the shards ``z`` (R, C of this rank)."""
     part = _part_by_kernel if triton else _part
     top, total, power_total, z_y = part(z, column, k).unsqueeze(-1)
     highest = largest_over_ranks(top, group)
     lower = top - highest
     column = column.unsqueeze(-1)
-    # NaN shows a label that no rank has.
+    # Invalid labels give NaN.
     z_y = torch.where(column == NOWHERE, torch.nan, torch.where(column == ELSEWHERE, 0, z_y))
     sums = torch.stack((total * lower.exp(), power_total * (k * lower).exp(), z_y))
     total, power_total, z_y = total_over_ranks(sums, group)
@@ -130,7 +130,7 @@ def _part_by_kernel(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
 
 
 def _part(z: Tensor, column: Tensor, k: Sensitivity) -> Tensor:
-    """Return the top, both sums and the label's logit of this part of each row: (4, R)."""
+    """Return the top, both sums and the label's logit of this shard of each row: (4, R)."""
     logits = paper.in_working_precision(z)
     y = column.clamp(min=0).unsqueeze(-1)
     lowest = torch.finfo(logits.dtype).min
@@ -186,7 +186,7 @@ class SplitClassIndex:
         self.group, self.triton = group, triton
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
-        """Return -log p_y and the statistics of whole rows."""
+        """Return -log p_y and the statistics of complete rows."""
         whole = whole_rows(z, target, k, self.group, self.triton)
         return paper.cross_entropy(whole.margin).squeeze(-1), *whole
 
@@ -213,7 +213,7 @@ def smoothed_target(
 
 
 class SplitClasses(paper.Classes):
-    """Reductions over the classes of all ranks, of which this one has some columns."""
+    """Reductions over the classes of all ranks; this rank holds a shard of the columns."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -256,8 +256,8 @@ def split_values(
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted loss of each row, and the weights to divide a mean by.
 
-    ``z`` (R, C of this rank) and ``weight`` are this rank's classes. The labels ``target`` (R) are
-    the same on all ranks, and index the classes of all.
+    ``z`` (R, C of this rank) and ``weight`` are this rank's shards. The labels ``target`` (R) are
+    the same on all ranks, and index the classes of all ranks.
     """
     counted = target != ignore_index
     column = own_labels(torch.where(counted, target, 0), z.shape[1], group)

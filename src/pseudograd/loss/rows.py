@@ -14,8 +14,8 @@ from pseudograd.rules.checks import is_eager
 from pseudograd.rules.framework import Rule, checked
 from pseudograd.rules.paper import Sensitivity
 
-# Soft targets need ten float64 numbers for each logit at a time. So we take this many logits at a
-# time: they fit in the cache of a CPU, or keep a GPU busy.
+# Soft targets need ten float64 temporaries per logit, so rows are computed in blocks of this many
+# logits: few enough for a CPU's cache, enough to keep a GPU busy.
 CPU_BLOCK, GPU_BLOCK = 1 << 17, 1 << 24
 
 
@@ -23,10 +23,10 @@ def by_blocks(
     function: Callable[..., tuple[Tensor, ...]], z: Tensor, target: Tensor, k: Sensitivity,
     *others: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return ``function`` of all rows, computed from blocks of rows if there are many.
+    """Return ``function`` of all rows, computed in blocks if there are many.
 
-    Graphs are not divided, since compilers fuse operations by themselves; nor are tensors with a
-    dispatch of their own, which may be distributed.
+    Traced calls are not split, since compilers fuse operations; nor are tensor subclasses with
+    their own ``__torch_dispatch__``, which may be distributed.
     """
     kind: Any = type(z)
     plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
@@ -39,7 +39,7 @@ def by_blocks(
         k_part = k[part] if isinstance(k, Tensor) and k.dim() else k
         results = function(z[part], target[part], k_part, *(other[part] for other in others))
         if not whole:
-            # Not in each block: small tensors between large ones would leave holes in memory.
+            # Allocated once: results of blocks between their temporaries would fragment memory.
             whole = tuple(result.new_empty((len(z), *result.shape[1:])) for result in results)
         for tensor, result in zip(whole, results, strict=True):
             tensor[part] = result
@@ -47,7 +47,7 @@ def by_blocks(
 
 
 class ClassIndex:
-    """Eq. 5 for labels. Keeps two numbers per row; PyTorch keeps all log-probabilities."""
+    """Eq. 5 for labels. Saves two numbers per row, where PyTorch saves all log-probabilities."""
 
     exported_as: str | None = "class indices"
 
@@ -85,7 +85,7 @@ class ClassProbabilities:
 
     def forward(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Return -Σ q log p, where 0 · log 0 is 0."""
-        if not self.whole:  # each block would need reductions over the ranks
+        if not self.whole:  # each block would need its own all-reduces
             return self._values(z, target, k)
         return by_blocks(self._values, z, target, k)
 
@@ -100,8 +100,8 @@ class ClassProbabilities:
     def _values(self, z: Tensor, target: Tensor, k: Sensitivity) -> tuple[Tensor, ...]:
         """Return -Σ q log p.
 
-        With d = z - top it is W log(1 + rest) - Σ q d, where W = Σ q and rest = Σ exp(d) - 1. In
-        log p itself, a small rest would be rounded away beside the 1.
+        With d = z - top it is W log(1 + rest) - Σ q d, where W = Σ q and rest = Σ exp(d) - 1.
+        Computing log p itself would round away a rest that is small compared to 1.
         """
         z = paper.wide(paper.in_working_precision(z))
         classes, target = self.classes, target.to(z.dtype)

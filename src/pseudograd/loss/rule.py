@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -39,27 +39,24 @@ from pseudograd.rules.framework import Rule, takes_two
 from pseudograd.rules.paper import Sensitivity, wide
 from pseudograd.rules.reweighted import checked_factors, factor_of
 
-if TYPE_CHECKING:
-    pass
-
 # A name for each rule, shared by all losses of that rule.
 _NUMBERS = itertools.count()
 _NAMES: WeakKeyDictionary[Rule, str] = WeakKeyDictionary()
 
 
 class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
-    """Cross-entropy with any rule f as its backward pass (Eq. 3): a place for new ideas.
+    """Cross-entropy with any rule f as its backward pass (Eq. 3), for experiments with other rules.
 
-    After the rule, positional arguments are in the order of `torch.nn.CrossEntropyLoss`, of which
-    this is a subclass. There is no label smoothing.
+    This is a subclass of `torch.nn.CrossEntropyLoss`. After the rule, positional arguments are in
+    the same order. There is no label smoothing.
 
     Args:
         rule: Maps logits (R, C) and labels (R) to the pseudo-gradient (R, C): one from
-            `pseudograd.rules`, or your own. It must not write into the logits. A
+            `pseudograd.rules`, or your own. It must not modify the logits. A
             `pseudograd.rules.Reweighted` rule, or a `functools.partial` of one, runs as fast as
             cross-entropy and can be exported. You may replace the rule during training.
-            `torch.compile` traces it once: numbers it reads from elsewhere keep their values.
-        weight: A factor for each class.
+            `torch.compile` traces it once: numbers it reads from outside become constants.
+        weight: A weight for each class.
         size_average: Deprecated in PyTorch; use ``reduction``.
         ignore_index: Examples with this class index contribute nothing.
         reduce: Deprecated in PyTorch; use ``reduction``.
@@ -107,11 +104,11 @@ class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
         if name == "rule":
             if not takes_two(value):
                 raise TypeError(
-                    f"rule must be a function of logits and labels, not {value!r}; to make a "
-                    "rule of a function of the bias, use `pseudograd.rules.from_bias`"
+                    f"rule must be a function of logits and labels, not {value!r}; to turn "
+                    "a function of the bias into a rule, use `pseudograd.rules.from_bias`"
                 )
             # `torch.compile` identifies functions by their code, which is the same for all rules.
-            # The name as a dictionary key gives each rule a graph of its own.
+            # The name as a dictionary key makes it compile a graph for each rule.
             self._name = _name_of(value)
             self._reweights = factor_of(value) is not None
             self._rows = {self._name: _rows_of_rule(value)}
@@ -125,7 +122,7 @@ class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
             input, target, self.weight, self.ignore_index, self.reduction, label_smoothing=0.0
         )
         if target.is_floating_point():
-            raise TypeError("target must hold class indices: rules are functions of a label")
+            raise TypeError("target must hold class indices: a rule is a function of labels")
         rows, route, dtype = self._rows[self._name], "torch", loss_dtype(input, target)
         if self._reweights:
             route = chosen_route(input, target, self.implementation)
@@ -155,7 +152,7 @@ class RuleCrossEntropyLoss(nn.CrossEntropyLoss):
 
 
 def _rows_of_rule(rule: Rule) -> Callable[..., Tensor]:
-    """Return the row function of a rule; a `Reweighted` one takes the route as well."""
+    """Return the row function of a rule; that of a `Reweighted` one also takes the route."""
     factor = factor_of(rule)
     if factor is None:
         return rows_of(ByRule(rule))
@@ -177,5 +174,5 @@ def _name_of(rule: Rule) -> str:
     name = f"rule {next(_NUMBERS)}"
     try:
         return _NAMES.setdefault(rule, name)
-    except TypeError:  # it cannot be hashed
+    except TypeError:  # not hashable
         return name

@@ -1,4 +1,4 @@
-"""Targets, per-example k and weights, and reductions: what all routes of the loss share."""
+"""Targets, per-example k and weights, and reductions, for all routes of the loss."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def k_of_examples(
         total = q.sum(-1)
         chosen = torch.where(total == 0, 1, (q * class_k).sum(-1) / total)
     else:
-        y = target.long().flatten().clamp(0, classes - 1)  # wrong labels are found later
+        y = target.long().flatten().clamp(0, classes - 1)  # invalid labels are reported later
         chosen = class_k[y].reshape(target.shape)
     return torch.mul(chosen, k)
 
 
 def checked_weights(sample_weight: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
-    """Return the weight of each example, flat; refuse wrong ones."""
+    """Return the weight of each example, flattened; raise if one is invalid."""
     check_sample_weight(sample_weight, shape, device)
     if holds_numbers(sample_weight) and not bool((sample_weight >= 0).all()):
         raise ValueError("sample_weight must be 0 or more for every example")
@@ -45,7 +45,7 @@ def checked_weights(sample_weight: Tensor, shape: torch.Size, device: torch.devi
 
 
 def times_weights(value: Tensor, per_example: Tensor) -> Tensor:
-    """Multiply the value of each example by its weight; with a weight of 0 it may be NaN."""
+    """Return each example's value times its weight; a weight of 0 gives 0 even for NaN."""
     return torch.where(per_example == 0, 0, value * per_example)
 
 
@@ -53,18 +53,18 @@ def weighted_reduction(
     value: Tensor, per_example: Tensor, target: Tensor, z: Tensor, weight: Tensor | None,
     ignore_index: int, reduction: str,
 ) -> Tensor:  # fmt: skip
-    """Reduce the values of rows ``z``, which hold class weights already, by sample weights."""
+    """Apply sample weights to the class-weighted values of rows ``z``, and reduce them."""
     total = per_example.to(value.dtype)
-    if not target.is_floating_point():  # of probabilities, class weights do not count in a mean
+    if not target.is_floating_point():  # for probabilities, a mean ignores class weights
         counted, y, _ = known_labels(target.long(), z.shape[1], ignore_index)
         total = torch.where(counted, total if weight is None else total * weight[y], 0)
     return reduced(times_weights(value, per_example), total.sum(), reduction)
 
 
 def known_labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which labels count, labels safe to index with, and 1, or NaN for wrong labels.
+    """Return which labels count, labels safe to index with, and 1, or NaN for invalid labels.
 
-    NaN shows wrong labels where raising an error would have to wait for the device.
+    On a device invalid labels become NaN, because raising an error would need a sync.
     """
     counted = target != ignore_index
     y = torch.where(counted, target, 0)
@@ -72,7 +72,7 @@ def known_labels(target: Tensor, classes: int, ignore_index: int) -> tuple[Tenso
     return counted, torch.where(known, y, 0), torch.where(known, 1.0, torch.nan)
 
 
-# Both in float64: the rule takes the difference p - q, in which the rounding of q would show.
+# Both compute in float64, because rounding errors of q would show in p - q.
 def smoothed(q: Tensor, label_smoothing: float) -> Tensor:
     """Spread a share of the target evenly over all classes."""
     return wide(q) * (1 - label_smoothing) + label_smoothing / q.shape[-1] if label_smoothing else q

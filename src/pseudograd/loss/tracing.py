@@ -1,4 +1,4 @@
-"""Registers the functions `torch.compile` must not trace into; imported by `prepare_tracing`."""
+"""Register the functions `torch.compile` must not trace into; imported by `prepare_tracing`."""
 
 import torch
 

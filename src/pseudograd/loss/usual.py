@@ -1,7 +1,7 @@
-"""Which calls of the loss are right as they are, so that they need no further checks.
+"""Fast checks of the most common calls, which then skip the full argument checks.
 
-Most of a small loss's time is Python's. So tensors are looked at only by what costs next to
-nothing, and the rest of a call's checks is remembered from the last call like it.
+Python overhead dominates the time of a small loss. So these checks read only cheap attributes of
+tensors, and the rest is cached by shapes and settings.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def is_usual(
     label_smoothing: float,
     k: Sensitivity,
 ) -> bool:
-    """Return whether a call is eager, on plain tensors of one device, and passes all checks."""
+    """Return whether a call is eager, uses plain tensors on one device, and passes all checks."""
     if type(input) not in _PLAIN or type(target) is not Tensor or not is_eager():
         return False
     if type(k) is Tensor:
         if not _is_plain_k(k, input):
             return False
-        number, ks = 1.0, k.shape  # kernels look at each value
+        number, ks = 1.0, k.shape  # the kernels check each value
     elif type(k) is float or type(k) is int:
         number, ks = k, None
     else:
@@ -95,7 +95,7 @@ def _passes(
     examples, is_label = shape[:1] + shape[2:], dtype is torch.long
     return (
         target == (examples if is_label else shape)
-        and (is_label or ignore_index < 0)  # probabilities have no class to ignore
+        and (is_label or ignore_index < 0)  # probabilities have no index to ignore
         and (ks is None or ks == examples)
         and abs(ignore_index) < 2**63
         and reduction in REDUCTIONS

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Outside these bounds k makes no difference any more, and products with it leave float32's range.
+# Beyond these bounds a change of k has no effect, and products with k leave float32's range.
 LEAST_K, GREATEST_K = 2.0**-100, 2.0**100
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
@@ -17,7 +17,7 @@ _NUMBERS: tuple[type, ...] = (float, int, numbers.Real, torch.SymFloat, torch.Sy
 
 
 def is_eager() -> bool:
-    """Return whether tensors hold numbers: nothing is traced, and torch.func is not active."""
+    """Return whether this call is eager: nothing is traced, and `torch.func` is not active."""
     if torch.compiler.is_compiling():  # the compiler cannot trace the rest
         return False
     traced = torch._C._get_dispatch_mode(_PROXY) is not None or torch._C._is_tracing()
@@ -25,15 +25,15 @@ def is_eager() -> bool:
 
 
 def holds_numbers(tensor: Tensor) -> bool:
-    """Return whether a tensor's values can be read without waiting for a device."""
+    """Return whether a tensor's values can be read, and without a device sync."""
     kind: Any = type(tensor)
-    # Fake and distributed tensors bring a dispatch of their own.
+    # Fake and distributed tensors have their own ``__torch_dispatch__``.
     plain = kind.__torch_dispatch__ is Tensor.__torch_dispatch__
     return tensor.is_cpu and is_eager() and plain
 
 
 def check_logits(logits: Tensor, target: Tensor) -> None:
-    """Refuse what is not two tensors, the first of them logits (..., C)."""
+    """Raise unless both are tensors, and the logits hold floating-point numbers."""
     for name, tensor in (("logits", logits), ("target", target)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
@@ -42,7 +42,7 @@ def check_logits(logits: Tensor, target: Tensor) -> None:
 
 
 def check_labels(logits: Tensor, target: Tensor) -> None:
-    """Refuse labels that are not one class index for each row of the logits (..., C)."""
+    """Raise unless there is one valid class index for each row of the logits (..., C)."""
     check_logits(logits, target)
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"target must hold class indices, not {target.dtype}")
@@ -65,7 +65,7 @@ def check_labels(logits: Tensor, target: Tensor) -> None:
 def check_parameter(
     name: str, value: float | Tensor, least: float, greatest: float, wanted: str
 ) -> None:
-    """Refuse anything but a tensor or a number from ``least`` to ``greatest``."""
+    """Raise unless a value is a tensor, or a number from ``least`` to ``greatest``."""
     if isinstance(value, Tensor):
         return
     if not _is_number(value):
@@ -74,7 +74,7 @@ def check_parameter(
 
 
 def check_number(name: str, value: float, least: float, greatest: float, wanted: str) -> None:
-    """Refuse anything but a number from ``least`` to ``greatest``."""
+    """Raise unless a value is a number from ``least`` to ``greatest``."""
     if not _is_number(value):
         raise TypeError(f"{name} must be {wanted}, not {value!r}")
     # NumPy would convert the bounds to its own type, in which they may overflow.
@@ -88,12 +88,12 @@ def _is_number(value: object) -> bool:
 
 
 def check_k(k: float | Tensor, values: bool = True) -> None:
-    """Refuse a k outside its bounds.
+    """Raise if k is out of bounds.
 
     Args:
         k: The sensitivity: a number, or a tensor of them.
-        values: Whether to look at a tensor's values. That waits for the device they are on, and
-            is impossible while they are traced.
+        values: Whether to check a tensor's values. That needs a device sync, and is impossible
+            while tracing.
 
     """
     if not isinstance(k, Tensor):

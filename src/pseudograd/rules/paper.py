@@ -33,9 +33,9 @@ from pseudograd.rules.checks import (
 
 Sensitivity: TypeAlias = float | Tensor
 
-# A positive logarithm below this is that of 1, up to rounding.
+# A positive logarithm below this counts as log 1: it is a rounding error.
 ROUNDING = 1e-9
-# With more classes the rounding of `softmax`'s own sum shows, so we divide by the sum once more.
+# With more classes, rounding errors of `softmax`'s own sum show, so we divide by the sum again.
 _MANY_CLASSES = 1024
 
 
@@ -55,7 +55,7 @@ def tunable(logits: Tensor, target: Tensor, k: Sensitivity = 1.0) -> Tensor:
         >>> z, y = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0])
         >>> tunable(z, y, k=1.0)  # cross-entropy's gradient, softmax(z) - onehot(y)
         tensor([[-0.3348,  0.2447,  0.0900]])
-        >>> tunable(z, y, k=0.5)  # a milder slope: the same example pulls harder
+        >>> tunable(z, y, k=0.5)  # the same example gets a larger gradient
         tensor([[-0.5786,  0.3601,  0.2184]])
 
     """
@@ -114,12 +114,12 @@ def working_dtype(logits: Tensor) -> torch.dtype:
 
 
 def per_row(k: Sensitivity, z: Tensor) -> Sensitivity:
-    """Return ``k`` ready to multiply rows: a number, or a column like ``z``; refuse a wrong one."""
+    """Return ``k`` as a number, or as a column beside the rows of ``z``; raise if it is invalid."""
     check_k(k, values=isinstance(k, Tensor) and holds_numbers(k))
     k = column("k", k, z)
     if not isinstance(k, Tensor):
         return k
-    # NaN shows a wrong k where raising an error would have to wait for the device.
+    # On a device an invalid k becomes NaN, because raising an error would need a sync.
     return torch.where((k >= LEAST_K) & (k <= GREATEST_K), k, torch.nan)
 
 
@@ -164,7 +164,7 @@ def margin_of(z_y: Tensor, top: Tensor, total: Tensor) -> Tensor:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64, if its device has that."""
+    """Return a tensor in float64, if its device supports that."""
     return tensor.to(wide_dtype(tensor))
 
 
@@ -263,7 +263,7 @@ def binary_push(z: Tensor, positive: Tensor, negative: Tensor, k: Sensitivity) -
     z, positive, negative = wide(z), wide(positive), wide(negative)
     total = positive + negative
     q, rest_of_q = (torch.where(total == 0, 0, mass / total) for mass in (positive, negative))
-    # ε without the cancellation of 1 - q, or of 1 - p.
+    # ε without the cancellation in 1 - q or 1 - p.
     bias = rest_of_q * torch.sigmoid(z) - q * torch.sigmoid(-z)
     up = ((bias > 0) | (q == 0)) & (rest_of_q > 0)
     away = torch.where(up, z, -z)  # |ε| grows with it, to 1 - (the target's mass on that side)

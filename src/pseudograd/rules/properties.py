@@ -1,4 +1,4 @@
-"""Measure what the paper asks of a rule (Section 4) and proves of its own (Lemma 1).
+"""Check a rule for the properties that the paper asks for (Section 4) and proves (Lemma 1).
 
 Each check tries a rule on examples, random ones by default, and returns a `Finding`: whether the
 property held, the largest violation, and the example and classes where it occurred.
@@ -39,7 +39,7 @@ class Finding:
 
 
 def sign(rule: Rule, examples: tuple[Tensor, Tensor] | None = None) -> Finding:
-    """Check that f ≥ 0 off the label and f ≤ 0 on it; the violation is by how much it is not.
+    """Check that f ≥ 0 off the label and f ≤ 0 on it; the violation is |f| of the wrong sign.
 
     Args:
         rule: The rule.
@@ -135,8 +135,8 @@ def integrable(
     The violation is relative to the largest derivative of all.
 
     Args:
-        rule: The rule; it must consist of differentiable operations. If its derivative is not the
-            one that differences show, as where a part of it is detached, that is a ValueError.
+        rule: The rule; it must consist of differentiable operations. A ValueError is raised if its
+            derivative disagrees with finite differences, as where a part of it is detached.
         examples: Logits (R, C) and labels (R) to try it on.
         tolerance: Violations up to this count as rounding.
 
@@ -184,7 +184,7 @@ def random_examples(
 
 
 def _in_float64(examples: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Return examples in float64, where a rule's rounding does not matter; refuse useless ones."""
+    """Return examples in float64, where a rule's rounding does not matter; raise if unusable."""
     if examples is None:
         return random_examples()
     if isinstance(examples, Tensor) or len(examples) != 2:
@@ -200,7 +200,7 @@ def _in_float64(examples: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]
 
 
 def _check_derivative(rule: Rule, jacobian: Tensor, z: Tensor, y: Tensor) -> None:
-    """Refuse a rule if autograd and central differences disagree in more than 1 of 10 examples."""
+    """Raise if autograd and central differences disagree in more than 1 of 10 examples."""
     generator = torch.Generator(z.device).manual_seed(0)
     step = 1e-5 * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
     difference = (checked(rule, z + step, y) - checked(rule, z - step, y)) / 2
@@ -208,8 +208,8 @@ def _check_derivative(rule: Rule, jacobian: Tensor, z: Tensor, y: Tensor) -> Non
     wrong = ((along - difference).abs() > 1e-4 * _largest(difference)).any(-1)
     if wrong.double().mean() > 0.1:  # fewer may be at a kink
         raise ValueError(
-            "rule must consist of differentiable operations: its derivative by autograd is not "
-            "that of its values, as if some of them were detached"
+            "rule must consist of differentiable operations: autograd's derivative disagrees with "
+            "finite differences, as if a part of the rule were detached"
         )
 
 

@@ -1,4 +1,4 @@
-"""Rules that reweight cross-entropy's gradient: one function of the cross-entropy each.
+"""Rules that multiply cross-entropy's gradient by a function of the cross-entropy.
 
 A loss g(CE) of the cross-entropy CE = -log p_y has the gradient g'(CE) · ε. So the rule is the
 bias ε times one factor g'(CE) per example, and every implementation of cross-entropy (C++, Triton,
@@ -41,7 +41,7 @@ class Reweighted(Generic[P]):
     Example:
         >>> import torch
         >>> @Reweighted
-        ... def at_least(cross_entropy, threshold=0.5):  # ignore what is learned already
+        ... def at_least(cross_entropy, threshold=0.5):  # ignore examples already learned
         ...     return (cross_entropy > threshold).to(cross_entropy)
         >>> z, y = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]]), torch.tensor([0, 0])
         >>> at_least(z, y, threshold=1.0)
@@ -84,11 +84,11 @@ class Reweighted(Generic[P]):
 
 
 def checked_factors(factors: Tensor, cross_entropy: Tensor) -> Tensor:
-    """Return the factors of a `Reweighted` rule; refuse what is not one for each example."""
+    """Return the factors of a `Reweighted` rule; raise unless there is one for each example."""
     if not isinstance(factors, Tensor) or factors.shape != cross_entropy.shape:
         shape, given = tuple(cross_entropy.shape), type(factors).__name__
         if isinstance(factors, Tensor):
-            given = f"one of shape {tuple(factors.shape)}"
+            given = f"a tensor of shape {tuple(factors.shape)}"
         raise ValueError(
             "the factor of a Reweighted rule must return a tensor of the cross-entropies' shape, "
             f"{shape}, not {given}"
@@ -97,17 +97,17 @@ def checked_factors(factors: Tensor, cross_entropy: Tensor) -> Tensor:
 
 
 def factor_of(rule: object) -> Callable[[Tensor], Tensor] | None:
-    """Return the factor of a `Reweighted` rule or a `functools.partial` of one; None of others."""
+    """Return the factor of a `Reweighted` rule or a `functools.partial` of one, or None."""
     if isinstance(rule, functools.partial) and isinstance(rule.func, Reweighted) and not rule.args:
         return functools.partial(rule.func.factor, **rule.keywords)
     return rule.factor if isinstance(rule, Reweighted) else None
 
 
 def reweighted(name: str) -> Reweighted[...]:
-    """Return a `Reweighted` rule by its name, which recipes and ledgers can hold.
+    """Return the `Reweighted` rule of a name, as recipes and ledgers store it.
 
     Args:
-        name: One of `pseudograd.rules`, such as "focal", or "module:rule" for one of your own.
+        name: A rule of `pseudograd.rules`, such as "focal", or "module:rule" for your own.
 
     Example:
         >>> reweighted("focal")
@@ -218,7 +218,7 @@ def _bounded(cross_entropy: Tensor) -> Tensor:
     return cross_entropy.clamp(_LEAST_SURPRISE, torch.finfo(cross_entropy.dtype).max)
 
 
-# Doctests are only collected from functions and classes.
+# Doctests are collected only from functions and classes.
 __test__ = {
     rule.factor.__name__: rule.__doc__
     for rule in (power_of_log, log_of_power, focal, generalized_cross_entropy)

@@ -1,8 +1,8 @@
 """Rules for noisy labels: three published ones, and one within the paper's framework.
 
-A robust rule can give up an example: its push falls to 0 as p_y does. Eq. 5 cannot, since its push
-is (1 - p_y)^k. All of these sum to zero (Eq. 4). Parameters are numbers, or tensors with one value
-per example.
+A robust rule can give up on an example: its push falls to 0 as p_y does. Eq. 5 cannot, since its
+push is (1 - p_y)^k. All of these sum to zero (Eq. 4). Parameters are numbers, or tensors with one
+value per example.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pseudograd.rules import paper
 from pseudograd.rules.checks import check_labels, check_parameter
 from pseudograd.rules.reweighted import Reweighted
 
-_ITERATIONS = 20  # of a fixed point that gains a digit every one or two
+_ITERATIONS = 20  # each one or two of this fixed-point iteration gain a digit
 
 
 @Reweighted
@@ -36,7 +36,7 @@ def symmetric_cross_entropy(
         target: The labels, shape (...).
         alpha: The weight of cross-entropy, 0 or more.
         beta: The weight of reverse cross-entropy, 0 or more.
-        log_zero: A; the authors' programs have log 0.0001.
+        log_zero: A; the authors' code has log 0.0001.
 
     Example:
         >>> symmetric_cross_entropy(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]))
@@ -64,7 +64,7 @@ def nce_rce(
         target: The labels, shape (...).
         alpha: The weight of NCE, 0 or more.
         beta: The weight of RCE, 0 or more.
-        log_zero: The logarithm of 0 in RCE; the authors' program has log 0.0001.
+        log_zero: The logarithm of 0 in RCE; the authors' code has log 0.0001.
 
     Example:
         >>> nce_rce(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]))
@@ -140,14 +140,14 @@ def tempered_softmax(logits: Tensor, t: paper.Sensitivity = 1.2) -> Tensor:
 
 
 def _exp(x: Tensor, t: paper.Sensitivity) -> Tensor:
-    """Return the tempered exponential of numbers up to 0."""
+    """Return the tempered exponential of x ≤ 0."""
     return (1 + (1 - t) * x) ** (1 / (1 - t))
 
 
 def redescending(
     logits: Tensor, target: Tensor, q: paper.Sensitivity = 0.7, k: paper.Sensitivity = 0.5
 ) -> Tensor:
-    """Return p_y^q times the paper's rule, which gives up examples that it cannot learn.
+    """Return p_y^q times the paper's rule, which gives up on examples that it cannot learn.
 
     The push -f_y = p_y^q (1 - p_y)^k is largest at p_y = q / (q + k), and 0 where p_y is 0 or 1. At
     k = 1 this is `generalized_cross_entropy`, at q = 0 it is `tunable`.
@@ -155,7 +155,7 @@ def redescending(
     Args:
         logits: Scores of shape (..., C).
         target: The labels, shape (...).
-        q: How readily an example is given up, from 0 (never) to 1.
+        q: How readily the rule gives up on an example, from 0 (never) to 1.
         k: The sensitivity to large errors, above 0, as for `tunable`.
 
     Example:
@@ -180,5 +180,5 @@ def _check_weights(**weights: paper.Sensitivity) -> None:
         check_parameter(name, weight, 0, sys.float_info.max, "a finite number, 0 or more")
 
 
-# Doctests are only collected from functions and classes.
+# Doctests are collected only from functions and classes.
 __test__ = {"symmetric_cross_entropy": symmetric_cross_entropy.__doc__}

@@ -1,4 +1,4 @@
-"""Which k, and which learning rate: protocols, studies, and the ledger of their outcomes."""
+"""The search for k and the learning rate: protocols, studies, and the ledger of outcomes."""
 
 from pseudograd.search.assessment import assess
 from pseudograd.search.bagging import Bagging, table_recipe

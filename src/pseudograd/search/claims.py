@@ -1,9 +1,9 @@
-"""Claims: which trials of a study's folder are under way, so that processes can share the work.
+"""Claims: file locks on the trials in progress, so that processes can share a study's folder.
 
 A claim is a file in the folder ``claims``, named after its trial and locked by the process that
-trains it. The operating system releases the lock when that process ends, even by kill -9, and the
-trial is free again. All methods must be called under the lock of the study's folder
-(`pseudograd.files.guarded`), so that no file is removed while another process is opening it.
+trains it. The operating system releases the lock when that process ends, even by kill -9. All
+methods must be called under the lock of the study's folder (`pseudograd.files.guarded`), so that no
+file is removed while another process is opening it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Claims:
         return [trial for trial, lock in self._locks.items() if lock.held]
 
     def take(self, trial: Trial) -> bool:
-        """Claim a trial; return False if it is claimed already."""
+        """Claim a trial; return False if it is already claimed."""
         if trial in self.trials:
             return False
         self.folder.mkdir(exist_ok=True)
@@ -58,21 +58,21 @@ class Claims:
         return True
 
     def release(self, trial: Trial) -> None:
-        """Give up a claim, if this process has it."""
+        """Release a claim, if this process holds it."""
         lock = self._locks.pop(trial, None)
-        if lock is not None and lock.held:  # a forked child does not hold its parent's
+        if lock is not None and lock.held:  # a forked child does not hold its parent's locks
             lock.release()
             self._file(trial).unlink(missing_ok=True)
 
     def clean(self) -> None:
-        """Remove what processes that were killed have left behind."""
+        """Remove the claim files of killed processes."""
         if not self.folder.is_dir():
             return
         for path in self.folder.iterdir():
             if (lock := Lock.on(path)) is not None:
                 lock.release()
                 path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # others have claims
+        with contextlib.suppress(OSError):  # not empty: other processes hold claims
             self.folder.rmdir()
 
     def _file(self, trial: Trial) -> Path:

@@ -1,4 +1,4 @@
-"""Trials on a Ray cluster: one fleet per task; trials lost with a worker are run again."""
+"""Trials on a Ray cluster: one fleet per task; if a worker is lost, its trials are retried."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from pseudograd.search.connection import connection, last_line
 
 _RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
 
-# Give a trial up after losing it this many times with a worker that yielded no outcome.
+# Give up when a trial's worker has died this often without yielding an outcome.
 _MOST_LOSSES = 3
 
-_LOOK_AROUND = 1.0  # seconds between checks for new nodes
+_LOOK_AROUND = 1.0  # seconds between polls of `stop` and of the cluster's size
 
 
 class _Tasks:
-    """Trains trials in tasks of a Ray cluster; a subclass says what a task does.
+    """Trains trials in tasks of a Ray cluster; subclasses define the task.
 
     Args:
-        task: Trains trials in a worker: a generator function of the trials, the data, the device
-            and the `_settings`.
+        task: A generator function that trains trials in a worker, given the trials, the data, the
+            device and the `_settings`.
         address: As for a `RayRunner`.
         device: As for a `RayRunner`.
 
     """
 
-    most_trials: ClassVar[Mapping[str, int]]  # of a task, by device
+    most_trials: ClassVar[Mapping[str, int]]  # per task, by device
 
     def __init__(self, task: Any, address: str | None, device: str | None) -> None:
         if device not in (None, *_RESOURCE):
@@ -60,7 +60,7 @@ class _Tasks:
             self.task = self.ray.remote(
                 num_cpus=1,
                 num_gpus=int(self.device == "cuda"),
-                max_retries=0,  # Ray would repeat finished trials, too
+                max_retries=0,  # Ray's retries would repeat finished trials too
             )(task)
             self.data = self.ray.put(self._packed())
         except BaseException:
@@ -68,11 +68,11 @@ class _Tasks:
             raise
 
     def _packed(self) -> Any:
-        """Return what every machine gets once: arrays, which its workers share."""
+        """Return the data sent to every machine once: arrays, which its workers share."""
         raise NotImplementedError
 
     def _settings(self) -> tuple[Any, ...]:
-        """Return what else a task gets."""
+        """Return further arguments of the task."""
         return ()
 
     def __enter__(self) -> Self:
@@ -86,10 +86,10 @@ class _Tasks:
         self._until_closed.close()
 
     def __call__(self, trials: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
-        """Train the trials, equal ones once, and yield each outcome as it arrives.
+        """Train the trials, without duplicates, and yield each outcome as it arrives.
 
         Args:
-            trials: The trials. A deque is emptied at the start; trials added later stay in it.
+            trials: The trials. A deque is emptied at the start; trials appended later remain in it.
             stop: Called about once a second. When it returns True, running tasks are cancelled.
 
         """
@@ -102,7 +102,7 @@ class _Tasks:
         losses: Counter[Trial] = Counter()
         try:
             while (waiting or running) and not stop():
-                # One more than can run: no place idles, and an autoscaler sees the demand.
+                # Submit one more than can run: no slot idles, and an autoscaler sees the demand.
                 while waiting and len(running) <= self._places(self.device):
                     task = _Task(waiting.popleft())
                     running[self._start(task.trials)] = task
@@ -118,7 +118,7 @@ class _Tasks:
                         continue
                     if outcome is None:
                         continue
-                    running[stream] = task  # back of the line, so that each has its turn
+                    running[stream] = task  # moves to the end, so that streams take turns
                     if outcome.trial in task.missing:
                         del task.missing[outcome.trial]
                         yield outcome
@@ -129,14 +129,14 @@ class _Tasks:
     # --- calls to Ray ----------------------------------------------------------------------------
 
     def _places(self, device: str) -> int:
-        """Return how many tasks the cluster can run at once now."""
+        """Return how many tasks the cluster can currently run at once."""
         return int(self.ray.cluster_resources().get(_RESOURCE[device], 0))
 
     def _start(self, trials: list[Trial]) -> Any:
         return self.task.remote(trials, self.data, self.device, *self._settings())
 
     def _ready(self, streams: list[Any]) -> list[Any]:
-        """Wait a moment for streams with an outcome, an error or an end."""
+        """Wait briefly for streams that have an outcome or an error, or have ended."""
         ready: list[Any] = self.ray.wait(streams, timeout=_LOOK_AROUND)[0]
         return ready
 
@@ -156,21 +156,21 @@ class _Tasks:
                     f"a worker of the Ray cluster cannot read its task ({last_line(error.cause)})"
                     ": install this version of pseudograd on all machines of the cluster"
                 ) from error
-            raise error.cause from error  # raised by our code, not by the cluster
+            raise error.cause from error  # raised by the task itself, not by Ray
         except exceptions.RayError as error:
             raise _Lost from error
 
     def _cancel(self, stream: Any) -> None:
         if self.ray.is_initialized():
-            # Without force Ray raises KeyboardInterrupt in the worker, which busy ones mostly miss.
+            # Without force, Ray raises KeyboardInterrupt, which a worker in native code ignores.
             self.ray.cancel(stream, force=True)
 
 
 class RayRunner(_Tasks):
     """Trains trials on a Ray cluster and yields their outcomes as they arrive.
 
-    A task is a fleet on its own GPU, or on a CPU core if the cluster has no GPUs. When a worker or
-    its machine is lost, the trials of its task that have no outcome yet are run again. A cluster
+    A task runs a fleet on its own GPU, or on a CPU core if the cluster has no GPUs. If a worker or
+    its machine is lost, the trials of its task that have no outcome yet are retried. A cluster
     started here is shut down at the end of the ``with`` block.
 
     Args:
@@ -194,8 +194,8 @@ class RayRunner(_Tasks):
 
     """
 
-    # On a GPU, twice a fleet's slots, so that slots are refilled. On a CPU more trials gain little;
-    # small tasks let all cores finish together, and cost little if lost.
+    # On a GPU, twice a fleet's slots, so that slots are refilled. On a CPU, small tasks let all
+    # cores finish together, and cost little if lost.
     most_trials = {"cuda": 512, "cpu": 4}  # noqa: RUF012
 
     def __init__(
@@ -206,7 +206,7 @@ class RayRunner(_Tasks):
         precision: str = "tf32",
         keep_parameters: bool = False,
     ) -> None:
-        Fleet(data, precision=precision)  # complains now, not from every worker
+        Fleet(data, precision=precision)  # check the arguments here, not in every worker
         self.precision, self.keep_parameters = precision, keep_parameters
         self._dataset = data
         super().__init__(_train, address, device)
@@ -221,14 +221,14 @@ class RayRunner(_Tasks):
 class ModuleRunner(_Tasks):
     """Trains trials of any network on a Ray cluster, as a `RayRunner` does.
 
-    A task is a `ModuleFleet` on its own GPU, or on a CPU core if the cluster has no GPUs. Outcomes
-    of retraining carry the weights.
+    A task runs a `ModuleFleet` on its own GPU, or on a CPU core if the cluster has no GPUs.
+    Outcomes of retraining carry the weights.
 
     Args:
-        training: The network and how it is trained. Code in the current folder travels with it;
-            other packages that it needs must be installed on all machines.
-        examples: The data. Tensors are sent to every machine once; where examples are read from a
-            source, every machine must be able to read them.
+        training: The network and how it is trained. Code in the current folder is sent along; other
+            packages that it needs must be installed on all machines.
+        examples: The data. Tensors are sent to every machine once; if examples are read from a
+            source, every machine must be able to read it.
         address: As for a `RayRunner`.
         device: As for a `RayRunner`.
 
@@ -244,8 +244,8 @@ class ModuleRunner(_Tasks):
 
     """
 
-    # On a GPU, eight times a fleet's slots, since each task compiles the network. On a CPU a trial
-    # takes long enough to be a task of its own.
+    # On a GPU, eight times a fleet's slots, since each task compiles the network. On a CPU, a trial
+    # takes long enough to be its own task.
     most_trials = {"cuda": 64, "cpu": 1}  # noqa: RUF012
 
     def __init__(
@@ -272,17 +272,17 @@ class ModuleRunner(_Tasks):
         """Train the trials, all of one recipe; see `RayRunner`."""
         if not isinstance(trials, deque):
             trials = deque(trials)
-        if trials:  # here, since a worker cannot read the source of what was sent
+        if trials:  # checked here: a worker cannot read the source code of pickled functions
             ModuleFleet(self.training, self.examples)._recipe(trials)
         return super().__call__(trials, stop)
 
 
 class _Lost(Exception):
-    """A task was lost with its worker."""
+    """Raised if the worker of a task died."""
 
 
 class _Task:
-    """Trials that run together, and which of them have no outcome yet."""
+    """Trials that run together, and those of them without an outcome yet."""
 
     def __init__(self, trials: list[Trial]) -> None:
         self.trials, self.missing = trials, dict.fromkeys(trials)
@@ -295,22 +295,22 @@ class _Task:
         for trial in self.missing:
             if losses[trial] >= _MOST_LOSSES:
                 raise ConnectionError(
-                    f"a trial was lost with its worker {_MOST_LOSSES} times, the last time by "
-                    f"{type(loss.__cause__).__name__}: see Ray's logs for the reason, and check "
-                    f"that there is enough memory for {trial}"
+                    f"a worker died {_MOST_LOSSES} times while training a trial, the last time "
+                    f"with {type(loss.__cause__).__name__}: see Ray's logs for the reason, and "
+                    f"check that there is enough memory for {trial}"
                 ) from loss
 
 
 def _cut(trials: list[Trial], places: int, most: int) -> list[list[Trial]]:
-    """Cut the trials into tasks of about equal size, the same number for each place."""
+    """Split the trials into tasks of about equal size, equally many for each GPU or core."""
     rounds = -(-len(trials) // (places * most))
     tasks = min(len(trials), places * rounds)
-    # Deal in turn: neighbours have the same k and rate, and so take equally long.
+    # Deal in turn: neighbours have the same k and rate, and take equally long.
     return [trials[at::tasks] for at in range(tasks)]
 
 
 def _to_arrays(data: Dataset) -> dict[str, Any]:
-    """Return the data set as arrays: a machine's workers share one copy of these in Ray's store."""
+    """Return the data set as arrays, which workers of a machine share in Ray's object store."""
     values = {field.name: getattr(data, field.name) for field in fields(data)}
     return {
         name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value
@@ -348,8 +348,8 @@ def _train_modules(trials: list[Trial], data: dict[str, Any], device: str) -> It
         training, source = pickle.loads(data["functions"])
     except (ImportError, AttributeError) as problem:
         raise ImportError(
-            f"a machine of the Ray cluster lacks what the network needs ({problem}): install it on "
-            "all machines of the cluster"
+            f"a machine of the Ray cluster cannot import the network ({problem}): install the "
+            "packages it needs on all machines of the cluster"
         ) from problem
     examples = Examples.shared(data["name"], data["arrays"], data["train_size"], source)
     slots = 1 if device == "cpu" else None
@@ -359,14 +359,14 @@ def _train_modules(trials: list[Trial], data: dict[str, Any], device: str) -> It
 
 
 def _pickled(cloudpickle: Any, functions: Any) -> bytes:
-    """Pickle functions; those of modules in the current folder by value, which workers may lack."""
+    """Pickle functions; modules in the current folder by value, since workers may not have them."""
     own = _own_modules()
     try:
         for module in own:
             cloudpickle.register_pickle_by_value(module)
         found: bytes = cloudpickle.dumps(functions)
         return found
-    except Exception:  # a module may hold what cannot be pickled, such as a lock
+    except Exception:  # a module may hold objects that cannot be pickled, such as a lock
         pass
     finally:
         for module in own:
@@ -376,8 +376,8 @@ def _pickled(cloudpickle: Any, functions: Any) -> bytes:
         return found
     except Exception as problem:
         raise ValueError(
-            "the network and its training must be functions that can be pickled, to be sent to a "
-            f"cluster ({last_line(problem)}): open files and the like inside the functions"
+            "the network and its training must be picklable to be sent to a cluster "
+            f"({last_line(problem)}): open files and the like inside the functions"
         ) from problem
 
 

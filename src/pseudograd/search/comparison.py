@@ -1,4 +1,4 @@
-"""The chosen k against k = 1: retrained networks, compared on the test set."""
+"""Comparison of the chosen k with k = 1: retrained networks on the test set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pseudograd.fleet import Outcome
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences, and its 95% interval by Student's t.
+    """The mean of paired differences, with a 95% confidence interval by Student's t.
 
     Attributes:
         mean: The mean difference.
@@ -55,11 +55,11 @@ class Comparison:
         cross_entropy: The difference of cross-entropies.
         only_plain_right: Predictions, pooled over the pairs, that only k = 1 got right.
         only_chosen_right: Predictions that only the chosen k got right.
-        mcnemar_p: The p-value of the exact McNemar test on these two. It is too small, because an
-            example counts once per pair, as if pairs were independent.
-        better_on: Test examples that more networks of the chosen k get right than of k = 1; if an
-            example has several labels, those of which they get more right.
-        worse_on: Test examples that fewer get right.
+        mcnemar_p: The p-value of the exact McNemar test on these two. It is too small, because each
+            example counts once per pair, as if the pairs were independent.
+        better_on: Test examples that more networks of the chosen k get right than of k = 1; for
+            examples with several labels, those on which they get more labels right.
+        worse_on: Test examples that fewer of them get right.
         sign_p: The p-value of the exact sign test on these two.
         by_class: The saved network's mistakes by class; empty if the test labels are not
             available.
@@ -90,7 +90,7 @@ def compare(chosen: list[Outcome], plain: list[Outcome], positions: int = 1) -> 
     Args:
         chosen: Outcomes of the chosen k, with the test examples they got wrong.
         plain: Outcomes of k = 1, in the same order.
-        positions: How many labels a test example has.
+        positions: The number of labels per test example.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe, Trial
@@ -132,8 +132,7 @@ def compare(chosen: list[Outcome], plain: list[Outcome], positions: int = 1) -> 
 def best_stopped(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the final network to keep: the one with the lowest early-stopping error.
 
-    Choosing by the test error would bias that error. A network that diverged is kept only if all
-    have.
+    Selecting by the test error would bias it. A diverged network is kept only if all diverged.
     """
     return min(outcomes, key=lambda one: (math.isinf(one.cross_entropy), one.stop_error))
 
@@ -172,7 +171,7 @@ def paired_difference(first: list[float], second: list[float]) -> Difference:
         from scipy.stats import t
 
     differences = [a - b for a, b in zip(first, second, strict=True)]
-    # A diverged network has no finite value, and infinities of both signs have no mean.
+    # Diverged networks have infinite values, and infinities of both signs have no mean.
     endless = {difference for difference in differences if not math.isfinite(difference)}
     if endless:
         return Difference(endless.pop() if len(endless) == 1 else math.nan, math.nan, math.nan)

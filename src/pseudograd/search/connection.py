@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: found, started or refused within seconds."""
+"""The connection to a Ray cluster, which is found or started, or fails within seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from pseudograd.extras import needed_for
 
-_PATIENCE = 5.0  # seconds that a cluster may take to answer
+_PATIENCE = 5.0  # seconds to wait for an answer
 
 # The HTTP/2 connection preface with empty settings (RFC 9113, section 3.4). A gRPC server answers
 # with a settings frame, whose fourth byte is its type. Ray has no check of an address that returns
@@ -24,9 +24,9 @@ _SETTINGS = 4
 
 @contextlib.contextmanager
 def connection(address: str | None = None) -> Iterator[Any]:
-    """Stay connected to a cluster; a `RayRunner` inside needs no address.
+    """Connect to a cluster inside the block; a `RayRunner` there needs no address.
 
-    At the end, a cluster started here is shut down; an earlier connection stays open.
+    At the end, a cluster started here is shut down; an existing connection stays open.
     """
     ray = _imported_ray()
     connected_here = _connect(ray, address)
@@ -74,7 +74,7 @@ def _connect(ray: Any, address: str | None) -> bool:
 
 @contextlib.contextmanager
 def _search_path_for_children() -> Iterator[None]:
-    """Let processes started now import modules from where this one does."""
+    """Make child processes use this process's module search path."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
@@ -87,12 +87,12 @@ def _search_path_for_children() -> Iterator[None]:
 
 
 def _find(ray: Any, address: str | None) -> str | None:
-    """Return the cluster's address, found as Ray does, or None to start one."""
+    """Return the cluster's address, resolved as Ray does, or None to start one."""
     given = (os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address) or "auto"
     if "://" in given:
         raise ValueError(
-            f"address {given!r} is one of Ray Client, which cannot stream outcomes: run on a "
-            "machine of the cluster with the address 'auto', or by `ray job submit`"
+            f"address {given!r} is for Ray Client, which cannot stream outcomes: run on a machine "
+            "of the cluster with the address 'auto', or use `ray job submit`"
         )
     if given not in ("auto", "local") and not re.fullmatch(r".+:\d+", given):
         raise ValueError(f"address must be 'host:port', 'auto' or 'local', not {given!r}")
@@ -109,7 +109,7 @@ def _find(ray: Any, address: str | None) -> str | None:
         _knock(found)
     except OSError as problem:
         if address is None and given == "auto":
-            return None  # a crashed cluster leaves its address behind
+            return None  # the address of a crashed cluster
         name = found if given == "auto" else given
         raise ConnectionError(
             f"no Ray cluster answers at {name} ({last_line(problem)}): check the address"
@@ -129,5 +129,5 @@ def _knock(address: str) -> None:
 
 
 def last_line(problem: BaseException) -> str:
-    """Return the last line of an error's message, or its kind if it has none."""
+    """Return the last line of an exception's message, or its class name if it has none."""
     return (str(problem).strip().splitlines() or [type(problem).__name__])[-1].rstrip(".")

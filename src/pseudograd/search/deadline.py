@@ -7,7 +7,7 @@ import time
 
 
 class Deadline:
-    """Says True once the given number of seconds has passed; never, for None.
+    """A `Stop` that returns True after the given number of seconds; never if it is None.
 
     Example:
         >>> Deadline(60)(), Deadline(0)(), Deadline(None)()
@@ -19,5 +19,5 @@ class Deadline:
         self.end = math.inf if seconds is None else time.monotonic() + seconds
 
     def __call__(self) -> bool:
-        """Tell whether the time is over."""
+        """Return whether the time is over."""
         return time.monotonic() >= self.end

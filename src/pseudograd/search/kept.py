@@ -1,9 +1,9 @@
 """A study's folder: ``run.json``, the ledger, and the locks of processes that share it.
 
-There are three kinds of locks. Processes that use ``ask`` and ``tell`` hold a shared lock on the
-ledger, and a session of a fleet an exclusive one, so the two exclude each other. The file ``.lock``
-is locked briefly, while a process decides which trial to run, claims it, or writes. And each claim
-on a trial is a lock (`pseudograd.search.claims`).
+There are three kinds of file locks. Processes that use ``ask`` and ``tell`` hold a shared lock on
+the ledger, and a fleet holds an exclusive one, so the two exclude each other. The file ``.lock`` is
+held briefly, while a process selects a trial, claims it, or writes. And each claim on a trial is a
+lock (`pseudograd.search.claims`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Kept:
     Args:
         folder: The folder; None keeps them in memory.
         protocol: The protocol of the search.
-        data: Facts about the data, as JSON can hold them; None for any.
+        data: Facts about the data, in a form that JSON can hold; None accepts any.
 
     """
 
@@ -54,13 +54,13 @@ class Kept:
         self.protocol = protocol
         self.data: Mapping[str, Any] = data or {}
         self.sessions: list[dict[str, Any]] = []
-        self._asked: set[Trial] = set()  # where trials are not claimed
+        self._asked: set[Trial] = set()  # used if trials are not claimed by files
         self._in_session = False
         self._claims = Claims(self.folder or Path())
         self._presence: Lock | None = None  # the shared lock on the ledger
-        self._place: int | None = None  # of this process's session among the shared ones
+        self._place: int | None = None  # index of this process's session in `sessions`
         self._process = os.getpid()
-        self._loops = 0  # over shared trials, now
+        self._loops = 0  # running loops over shared trials
         self._noted = -math.inf
         if self.folder is not None:
             self._open_folder(self.folder, check_data=data is not None)
@@ -68,9 +68,9 @@ class Kept:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The provenance of the figures; where sessions differ, that of all that ran trials."""
+        """The provenance of the results, merged over all sessions that ran trials."""
         if not self.sessions:
-            raise ValueError(f"{self.folder} holds a run that was never started: start it")
+            raise ValueError(f"{self.folder} holds a run that was never started: run it")
         ran = [one for one in self.sessions if one["trials"]] or self.sessions
         versions: dict[str, list[str]] = {}
         for one in ran:
@@ -92,9 +92,9 @@ class Kept:
 
     @contextlib.contextmanager
     def session(self, command: str, devices: Sequence[str], share: float = 1.0) -> Iterator[None]:
-        """Record where and for how long the study runs, and keep other processes out meanwhile.
+        """Record where and for how long the study runs, and lock the folder meanwhile.
 
-        A session within a session is the same one.
+        A nested session continues the outer one.
         """
         if self.folder is None or self._in_session:
             yield
@@ -110,7 +110,7 @@ class Kept:
                 self._note_time()
 
     def _begin(self, now: dict[str, Any]) -> None:
-        """Write down that a session begins, and read what others have done."""
+        """Record the start of a session, and read the outcomes of others."""
         assert self.folder is not None
         with self._guard():
             written = read_run(self.folder)
@@ -126,7 +126,7 @@ class Kept:
             self._write()
 
     def _note_time(self) -> None:
-        """Write down how long this process's session has lasted."""
+        """Record the duration of this process's session so far."""
         if not self.sessions:
             return
         with self._guard():
@@ -136,7 +136,7 @@ class Kept:
             latest["seconds"] = round(passed.total_seconds(), 1)
             description = None
             if self._place is not None and self.folder is not None:
-                description = read_run(self.folder)  # its range may be another process's by now
+                description = read_run(self.folder)  # another process may have changed its range
                 self.sessions[:] = description["sessions"]
                 self.sessions[self._place] = latest
             self._write(description)
@@ -146,7 +146,7 @@ class Kept:
 
     @property
     def _shares(self) -> bool:
-        """Whether other processes may be at work on the same trials."""
+        """Whether other processes may be running trials of this study."""
         return self.folder is not None and not self._in_session
 
     @property
@@ -155,12 +155,12 @@ class Kept:
         return self.folder / "ledger.jsonl"
 
     def _guard(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes and threads from reading and writing what belongs together."""
+        """Hold the folder's lock against other processes and threads."""
         return contextlib.nullcontext() if self.folder is None else guarded(self.folder / LOCK)
 
     @contextlib.contextmanager
     def _sharing(self) -> Iterator[None]:
-        """Join the processes at work on the folder, and hold its lock."""
+        """Join the processes that share the folder, and hold its lock."""
         self._notice_fork()
         now = begun("", []) if self._place is None else None
         with self._guard():
@@ -178,28 +178,28 @@ class Kept:
                 self._leave()
 
     def _check_alone(self) -> None:
-        """Raise BlockingIOError if another process shares the folder, with the range as it was."""
-        if self._presence is None:  # a session has the folder for itself
+        """Raise BlockingIOError if another process shares the folder, with the old range."""
+        if self._presence is None:  # in a session, whose lock is exclusive
             return
         self._presence.release()
         alone = Lock.on(self._ledger_path)
         if alone is None:
             raise BlockingIOError(
-                f"another process is at work on {self.folder} with other values of k or learning "
-                "rates: give the same, or wait for it"
+                f"another process is using {self.folder} with other values of k or learning rates: "
+                "give the same, or wait for it to finish"
             )
         alone.release()
         self._presence = Lock.on(self._ledger_path, shared=True)
 
     def _leave(self) -> None:
-        """Release the shared lock, if this process is no longer at work on the folder."""
+        """Release the shared lock, if this process has no loops or claims left."""
         if self._presence is not None and not self._loops and not self._claims.trials:
             self._claims.clean()
             self._presence.release()
             self._presence = None
 
     def _notice_fork(self) -> None:
-        """Forget the claims and the session of the parent process."""
+        """In a forked child, drop the claims and the session of the parent process."""
         if self._process != os.getpid():
             self._process, self._claims = os.getpid(), Claims(self._claims.folder.parent)
             self._presence, self._place, self._loops = None, None, 0
@@ -209,7 +209,7 @@ class Kept:
         return Ledger(path, self.protocol.recipes, self.protocol.admits)
 
     def _open_folder(self, folder: Path, *, check_data: bool) -> None:
-        """Make the folder of a new study, or check that the study in it is this one."""
+        """Create the folder of a new study, or check that it holds this study."""
         if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
             raise ValueError(f"{file} cannot be written into (it is a file): name a folder")
         if not (folder / "run.json").exists():
@@ -223,7 +223,7 @@ class Kept:
         written = read_run(folder)
         if not check_data:
             self.data = written["data"]
-        if not self._is_started(written):  # it may still be changed
+        if not self._is_started(written):  # its settings may still change
             with self._guard():
                 written = read_run(folder)
                 if not self._is_started(written):
@@ -231,7 +231,7 @@ class Kept:
                         self._write()
                     return
         check_settings(folder, written, self._as_json(), self.protocol.recipe)
-        self.data = written["data"]  # in the words of the version that began it
+        self.data = written["data"]  # as written by the version that started it
         self.sessions = written["sessions"]
 
     def _is_started(self, written: Mapping[str, Any]) -> bool:
@@ -248,7 +248,7 @@ class Kept:
         return {"recipe": recipe, "protocol": self.protocol.settings(), "data": self.data}
 
     def _as_json(self) -> dict[str, Any]:
-        """Return the description as it is read again, with JSON's lists."""
+        """Return the description as JSON returns it, with lists for tuples."""
         description: dict[str, Any] = json.loads(json.dumps(self._description()))
         return description
 
@@ -260,5 +260,5 @@ class Kept:
 
 
 def _joined(separator: str, texts: Iterable[str]) -> str:
-    """Return different texts as one, in the order they came."""
+    """Join texts without duplicates, in order."""
     return separator.join(dict.fromkeys(texts))

@@ -1,10 +1,10 @@
-"""The ledger: one line of JSON for each finished trial, only ever appended to.
+"""The ledger: an append-only, crash-safe file with one line of JSON per finished trial.
 
 A recipe is written once, before the first outcome of its trials, which refer to it by its
-fingerprint. A line is written in one piece and synced to disk before the next; a line that a crash
-cut off is removed when the next one is written. So a killed search loses at most the trials under
-way, and ledgers of several machines are merged by concatenation. Processes that append to one file
-in turn, under a lock, read what the others have added by `refresh`.
+fingerprint. Every line is flushed and synced to disk; a line cut off by a crash is removed when the
+next one is written. So a killed search loses at most its unfinished trials, and ledgers of several
+machines can be concatenated. Processes may append to one file in turn, under a lock; `refresh`
+reads the lines that others have added.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from pseudograd.fleet.recipe import are_numbers, is_whole
 
 @dataclass(frozen=True)
 class SetAside:
-    """A line that is not an outcome of this ledger's trials, and why.
+    """A line that holds no outcome of this ledger's trials, with the reason.
 
     Attributes:
-        number: Of the line, from 1.
-        reason: What is wrong with it.
+        number: The line number, from 1.
+        reason: Why it cannot be used.
 
     Example:
         >>> print(SetAside(7, "it is cut off"))
@@ -55,11 +55,11 @@ class Ledger(Mapping[Trial, Outcome]):
     Args:
         path: The file, created with the first outcome; None to keep outcomes in memory only.
         recipes: The recipes of its trials. Outcomes of others are set aside.
-        belongs: Tells whether a trial is one of this ledger's. Others are set aside.
+        belongs: Returns whether a trial belongs to this ledger. Outcomes of others are set aside.
 
     Attributes:
         set_aside: The lines that could not be used when the file was read. They stay in the file,
-            except for a last line that was cut off, which goes when the next outcome is added.
+            except for a last line that was cut off, which the next `append` removes.
 
     Example:
         >>> import tempfile
@@ -84,12 +84,12 @@ class Ledger(Mapping[Trial, Outcome]):
         self.set_aside: list[SetAside] = []
         self._belongs = belongs
         self._outcomes: dict[Trial, Outcome] = {}
-        self._headed: set[str] = set()  # recipes that the file holds
+        self._headed: set[str] = set()  # fingerprints of the recipes in the file
         self._bytes_read = self._lines_read = 0  # of lines that have an end
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read what other processes have added since; return whether there was anything.
+        """Read the lines that other processes have added; return whether there were any.
 
         Example:
             >>> import tempfile
@@ -105,16 +105,16 @@ class Ledger(Mapping[Trial, Outcome]):
         content = _content(self.path, self._bytes_read)
         if not content:
             return False
-        # The last line may have been cut off when it was read before.
+        # Reread a last line that was incomplete when it was read before.
         while self.set_aside and self.set_aside[-1].number > self._lines_read:
             self.set_aside.pop()
         *lines, rest = content.split(b"\n")
         for number, line in enumerate([*lines, rest] if rest else lines, self._lines_read + 1):
             try:
-                # A crash can leave bytes that are not text; they must cost their own line only.
+                # A crash can leave bytes that are not UTF-8; only their own line is lost.
                 outcome = self._read(line.decode("utf-8", errors="replace"))
                 if outcome and not self._belongs(outcome.trial):
-                    raise ValueError("it is the outcome of a trial of another search")
+                    raise ValueError("it is the outcome of another search's trial")
             except ValueError as error:
                 self.set_aside.append(SetAside(number, str(error)))
             else:
@@ -136,10 +136,10 @@ class Ledger(Mapping[Trial, Outcome]):
         return outcome_from_json(fields, self.recipes)
 
     def append(self, outcome: Outcome) -> None:
-        """Add an outcome, and return when it is on disk. Its weights are not kept."""
+        """Add an outcome, without its weights; it is on disk when this returns."""
         outcome = dataclasses.replace(outcome, parameters=None, state=None, last_state=None)
         if outcome.stopped_by and not math.isfinite(outcome.cross_entropy):
-            # A fleet's NaN is a divergence, as it is read again; an own loop's means unknown.
+            # From a fleet NaN means divergence; from a user's own loop it means unknown.
             outcome = dataclasses.replace(outcome, cross_entropy=math.inf)
         if self.path is not None:
             self._write(self.path, outcome)
@@ -161,7 +161,7 @@ class Ledger(Mapping[Trial, Outcome]):
                 file.flush()
                 os.fsync(file.fileno())
         self._headed.add(recipe.fingerprint)
-        if known:  # there is nothing new to read
+        if known:  # this process has read everything before its own lines
             self._bytes_read += len(text)
             self._lines_read += len(lines)
 
@@ -176,10 +176,10 @@ class Ledger(Mapping[Trial, Outcome]):
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome as JSON can hold it, without its parameters.
+    """Return an outcome in a form that JSON can hold, without its weights.
 
     Defaults of the trial are left out. The mistakes on the test set, which may be thousands, are
-    the set bits of a string of bytes in base 64.
+    stored as a bit mask in base 64.
     """
     weights = ("parameters", "state", "last_state")
     fields = {name: value for name, value in vars(outcome).items() if name not in weights}
@@ -196,7 +196,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
-    """Return a trial as JSON can hold it, with its recipe's fingerprint."""
+    """Return a trial in a form that JSON can hold, with its recipe's fingerprint."""
     split = {name: value for name, value in vars(trial.split).items() if value}
     return {
         "recipe": trial.recipe.fingerprint,
@@ -208,7 +208,7 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
 
 
 def trial_name(trial: Trial) -> str:
-    """Return a name for files about a trial: 16 digits of a hash of it."""
+    """Return a file name for a trial: 16 hex digits of its hash."""
     text = json.dumps(trial_to_json(trial), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -224,7 +224,7 @@ def outcome_from_json(fields: Any, recipes: Mapping[str, Recipe]) -> Outcome:
             fields["wrong"] = _from_bits(fields["wrong"])
         if fields["cross_entropy"] is None:
             fields["cross_entropy"] = math.inf
-        # Comparisons fail for what is not a number.
+        # Comparisons also raise TypeError for values that are not numbers.
         if not (0 <= fields["error"] <= 1 and 0 <= fields["stop_error"] <= 1):
             raise ValueError
         if not (is_whole(fields["epochs"], 0, 2**63) and is_whole(fields["best_epoch"], 0, 2**63)):
@@ -237,11 +237,11 @@ def outcome_from_json(fields: Any, recipes: Mapping[str, Recipe]) -> Outcome:
             trial["k"] = as_k(trial["k"])
             trial["split"] = Split(**trial.get("split", {}))
             outcome = Outcome(**{**fields, "trial": Trial(**trial)})
-            hash(outcome.trial)  # fails if a list or an object is in a wrong place
+            hash(outcome.trial)  # raises TypeError if a field holds a list or an object
             return outcome
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise ValueError("it is JSON, but not the outcome of a trial of this version") from None
-    raise ValueError(f"it is the outcome of a trial of another recipe, {fingerprint}")
+    raise ValueError(f"it is the outcome of a trial with another recipe, {fingerprint}")
 
 
 def _to_bits(places: Iterable[int]) -> str:
@@ -258,7 +258,7 @@ def _from_bits(text: str) -> tuple[int, ...]:
 
 
 def _content(path: Path | None, start: int) -> bytes:
-    """Return what a file holds from a position on."""
+    """Return the content of a file from a position on."""
     if path is None or not path.exists():
         return b""
     try:
@@ -266,18 +266,18 @@ def _content(path: Path | None, start: int) -> bytes:
             file.seek(start)
             return file.read()
     except OSError as problem:
-        advice = "bring the file back, or name another folder"
+        advice = "restore the file, or name another folder"
         raise OSError(f"{path} cannot be read ({reason(problem)}): {advice}") from problem
 
 
 def _mend_end(path: Path, file: BinaryIO) -> None:
-    """Let the next line begin on its own, in a ledger whose last line has no end.
+    """End the last line of a ledger, or remove it if a crash cut it off.
 
-    A line that a crash cut off is removed, because it would stop other JSON readers.
+    A line that was cut off would break other JSON readers.
     """
     last = path.read_bytes().rpartition(b"\n")[2]
     try:
-        json.loads(last)  # no part of an object is JSON, so this one is whole
+        json.loads(last)  # a prefix of an object is not valid JSON, so this one is complete
     except ValueError:
         file.truncate(file.tell() - len(last))
         file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Studies of any network: the trained networks, their ensembles, and how good they are."""
+"""The trained networks of a study of any network: storage, ensembles and assessment."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.search.study import Study
 from pseudograd.words import fraction, joined
 
-_MOST_NUMBERS = 1 << 28  # test probabilities of a network that are held at once
+_MOST_NUMBERS = 1 << 28  # maximum number of test probabilities to hold in memory
 
 
 class Weights:
-    """The weights of trained networks: a file each in a folder, or in memory without one.
+    """The weights of trained networks: one file per network in a folder, or in memory.
 
     Args:
-        folder: Where they are kept; None for memory.
+        folder: Where to keep them; None for memory.
 
     """
 
@@ -44,7 +44,7 @@ class Weights:
         self._kept: dict[Trial, Mapping[str, Tensor]] = {}
 
     def put(self, trial: Trial, state: Mapping[str, Tensor]) -> None:
-        """Keep the weights of a trial's network."""
+        """Store the weights of a trial's network."""
         if self.folder is None:
             self._kept[trial] = state
             return
@@ -57,7 +57,7 @@ class Weights:
             write_whole(path, save({name: one.contiguous() for name, one in state.items()}))
 
     def get(self, trial: Trial) -> Mapping[str, Tensor] | None:
-        """Return the weights of a trial's network; None if there are none that can be read."""
+        """Return the weights of a trial's network; None if missing or unreadable."""
         if self.folder is None:
             return self._kept.get(trial)
         with needed_for("loading a network"):
@@ -75,7 +75,7 @@ class Weights:
 
 
 class ModuleEnsemble(nn.Module):
-    """Networks whose probabilities are averaged.
+    """A module that averages the probabilities of several networks.
 
     Args:
         networks: The networks.
@@ -92,7 +92,7 @@ class ModuleEnsemble(nn.Module):
         self.networks = nn.ModuleList(networks)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return the logarithm of the mean probabilities, which serve as logits."""
+        """Return the log of the mean probabilities, which can be used as logits."""
         found = torch.stack([network(*inputs).float().log_softmax(1) for network in self.networks])
         return found.logsumexp(0) - float(np.log(len(self.networks)))
 
@@ -106,17 +106,17 @@ def assess_networks(
     weights: Weights,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Return how good the kept network is on the test set, and how good ensembles are.
+    """Return the assessment of the kept network and the ensembles on the test set.
 
-    It is empty if the probabilities are too many to hold, or if a network diverged. Several labels
-    of an example are not independent, so intervals and tests go by examples.
+    It is empty if the probabilities do not fit into memory, or if a network diverged. Several
+    labels of an example are not independent, so intervals and tests treat examples as units.
 
     Args:
         training: The network and how it is trained.
         examples: The data.
         classes: The names of the classes.
         groups: The networks of each ensemble: "chosen", "plain" (of k = 1) and "mixed".
-        kept: The network that becomes the "model", and that of k = 1, "plain", if it is another.
+        kept: The network that becomes the "model", and the one of k = 1, "plain", if it differs.
         weights: The trained networks.
         device: Where to predict.
 
@@ -167,7 +167,7 @@ def _combined(
     wrong_own: np.ndarray[Any, Any],
     units: np.ndarray[Any, Any] | None,
 ) -> list[dict[str, Any]]:
-    """Return how good each ensemble is, by the mean probabilities of its networks."""
+    """Return the assessment of each ensemble, given the mean probabilities of its networks."""
     wrong = {name: mean.argmax(1) != known for name, mean in means.items()}
     return [
         {
@@ -183,7 +183,7 @@ def _combined(
 
 
 def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:
-    """Return the network of a trial, as it was trained."""
+    """Return the trained network of a trial."""
     state = weights.get(trial)
     if state is None:
         raise ValueError(f"the weights of {trial} are missing or damaged: run the study again")
@@ -195,7 +195,7 @@ def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:
 def final_groups(study: Study) -> dict[str, list[Trial]]:
     """Return the networks of each ensemble: "chosen", "plain" (of k = 1) and perhaps "mixed".
 
-    All have the same size, except that networks that diverged are left out.
+    All have the same size, except that diverged networks are left out.
     """
     assert isinstance(study.protocol, NetworkProtocol)
     comparison = study.result.comparison
@@ -218,26 +218,26 @@ def load_network(
     *,
     ensemble: bool = False,
 ) -> nn.Module:
-    """Return the network of a finished study, without the data that it was trained on.
+    """Return the network of a finished study; the data is not needed.
 
     Args:
         study: The study, from `pseudograd.search.Study.open`.
-        network: The function that made the network.
+        network: The function that creates the network.
         k: 1 for the network of k = 1, which the choice was compared with; "mixed" for the ensemble
             of several k.
-        ensemble: Whether to return all final networks as one, whose probabilities are their mean.
+        ensemble: Whether to return the ensemble of all final networks.
 
     """
     recipe = study.protocol.recipe
     if not isinstance(recipe, ModuleRecipe) or study.folder is None:
-        raise ValueError("study must be one of a network of your own, kept in a folder")
+        raise ValueError("study must be a study of your own network, kept in a folder")
     if not study.finished:
         raise ValueError(f"{study.folder} is not finished: run its command again")
     described = describe_network(network)
     if described != recipe.network:
         raise ValueError(
-            f"{study.folder} has the network {recipe.network!r}, but the function now makes "
-            f"{described!r}: bring back its code as it was"
+            f"{study.folder} has the network {recipe.network!r}, but the function now returns "
+            f"{described!r}: restore its code"
         )
     groups = final_groups(study)
     names: dict[float | Ramp | str | None, str] = {

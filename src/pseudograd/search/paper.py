@@ -1,4 +1,4 @@
-"""What the paper chose for each data set and depth: k, batch size, repetitions, clipping."""
+"""The paper's settings by data set and depth: k grid, batch size, repetitions, clipping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CLIP = 100.0
 
 
 def ks_for(hidden_layers: int) -> tuple[float, ...]:
-    """Return the paper's k grid: with several hidden layers, none below 1/4.
+    """Return the paper's k grid, which ends at 1/4 for several hidden layers.
 
     Example:
         >>> ks_for(3)
@@ -21,7 +21,7 @@ def ks_for(hidden_layers: int) -> tuple[float, ...]:
 
 
 def clip_for(hidden_layers: int) -> float | None:
-    """Return the paper's bound on the gradient's norm: 100 with several hidden layers, else none.
+    """Return the paper's gradient clipping norm: 100 for several hidden layers, else None.
 
     Example:
         >>> clip_for(1), clip_for(3)
@@ -43,10 +43,10 @@ def repetitions_for(data: str) -> int:
 
 
 def batch_size_for(train_size: int) -> int:
-    """Return the paper's batch size of 128, or less on small data, so that an epoch has five steps.
+    """Return the paper's batch size, 128, or less on small data, so that an epoch has five steps.
 
-    It is then the largest power of two that leaves five steps in cross-validation, which trains on
-    three fifths of the examples.
+    It is then the largest power of two that gives five steps per epoch in cross-validation, which
+    trains on three fifths of the examples.
 
     Example:
         >>> [batch_size_for(size) for size in (60_000, 855, 850, 5)]

@@ -1,7 +1,7 @@
 """The paper's protocol (supplement, "Choosing the value of k"), a function of the outcomes so far.
 
-`Protocol.wanted` returns the trials needed next, and none when the search is over. A protocol keeps
-no state, so a search can be stopped and resumed at any point with the same result.
+`Protocol.wanted` returns the trials needed next, and none when the search is finished. A protocol
+is stateless, so a search can be stopped and resumed at any point with the same result.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SHALLOW_KS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 DEEP_KS = (4.0, 2.0, 1.0, 0.5, 0.25)
 """The paper's k grid for networks with several hidden layers."""
 
-# Settings that may change between sessions: where to search, not what to compare.
+# Settings that may change between sessions: the range of the search.
 RANGE = ("ks", "initial_rate", "learning_rates")
 
-_MOST = 100_000  # trials of a pair
-_SWEPT = 5  # epochs
+_MOST = 100_000  # bound on repetitions, retrainings and extensions
+_SWEPT = 5  # epochs of a trial in the preliminary sweep
 
 Outcomes = Mapping[Trial, Outcome]
 Stage = Callable[[Outcomes], list[Trial]]
@@ -43,8 +43,8 @@ class Cell:
     Attributes:
         k: The sensitivity, a number or a `pseudograd.fleet.Ramp`.
         learning_rate: The step size.
-        errors: One for each repetition, fractions.
-        losses: The cross-entropies of the repetitions, where they help to choose.
+        errors: The error of each repetition, a fraction.
+        losses: The cross-entropy of each repetition, if they count for the selection.
 
     Example:
         >>> cell = Cell(0.5, 0.1, (0.02, 0.04))
@@ -68,7 +68,7 @@ class Cell:
     @property
     def error(self) -> float:
         """The mean validation error, err_{k,η}."""
-        # Rounded, so that equal numbers of mistakes are equal however they add up.
+        # Rounded, so that equal numbers of mistakes tie whatever the order of summation.
         return round(statistics.fmean(self.errors), 12)
 
     @property
@@ -81,21 +81,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The search for k and the learning rate, and the comparison of the choice with k = 1.
+    """The paper's search for k and the learning rate, and its comparison of the choice with k = 1.
 
     Attributes:
         recipe: The settings that all trials share.
-        ks: The values of k to try; by default the paper's for one hidden layer. A text like "0.5→2"
-            or a `pseudograd.fleet.Ramp` is a k that changes linearly over ``max_epochs``.
-        initial_rate: The learning rate to start from, with its half and its double; by default a
-            short sweep finds it.
+        ks: The values of k to try; by default the paper's for one hidden layer. A string like
+            "0.5→2" or a `pseudograd.fleet.Ramp` is a k that changes linearly over ``max_epochs``.
+        initial_rate: The learning rate to start from, together with its half and double; by default
+            a short sweep finds it.
         learning_rates: The rates to start from, instead of ``initial_rate``.
-        repetitions: How often each pair is trained, with the roles of the folds rotated.
-        retrainings: How many final networks are trained for the choice and for k = 1; 0 to end
-            with the choice.
+        repetitions: How often each pair is trained, each time with other roles of the folds.
+        retrainings: How many final networks to train for the choice and for k = 1; 0 for none.
         seed: Determines the folds, the initial weights and the order of the examples.
-        most_extensions: How often the rates of one k may be halved or doubled beyond the first
-            ones; a k that needs more is reported as open.
+        most_extensions: How many rates the search may add for each k by halving or doubling; a k
+            that needs more is reported in ``open_ks``.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe
@@ -116,12 +115,12 @@ class Protocol:
     most_extensions: int = 12
 
     def __post_init__(self) -> None:
-        # Convert to Python's own numbers, since JSON holds no others.
+        # Convert NumPy numbers to Python numbers, since JSON holds no others.
         object.__setattr__(self, "ks", _ks(self.ks))
         rates = self.learning_rates
         numbers = isinstance(rates, Iterable) and are_numbers(*rates)
         if not numbers or len(set(rates)) < len(rates):
-            raise ValueError(f"learning_rates must be different numbers, not {rates!r}")
+            raise ValueError(f"learning_rates must be distinct numbers, not {rates!r}")
         object.__setattr__(self, "learning_rates", tuple(map(float, rates)))
         if self.initial_rate is not None:
             object.__setattr__(self, "initial_rate", float(self.initial_rate))
@@ -169,13 +168,13 @@ class Protocol:
 
     @property
     def foretold(self) -> int:
-        """How many trials the search needs if no learning rate lies on an edge."""
+        """The expected number of trials, if no best learning rate lies on an edge."""
         rates = len(self.learning_rates) or 3
         finals = self.retrainings * (2 if len(self.ks) > 1 else 1)
         return len(self.sweep) + len(self.ks) * rates * self.repetitions + finals
 
     def plan(self) -> str:
-        """Describe in a line what will be trained."""
+        """Return a one-line description of the networks to train."""
         return (
             f"about {self.foretold} networks: {counted(len(self.ks), 'value')} of k × "
             f"{counted(len(self.learning_rates) or 3, 'learning rate')} × "
@@ -185,37 +184,37 @@ class Protocol:
 
     @property
     def step(self) -> float:
-        """The factor between neighbouring learning rates beyond the first ones."""
+        """The factor by which the range of learning rates is extended."""
         return 2.0
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of the search; each begins when the one before it is done."""
+        """The stages of the search; each starts when the previous one is finished."""
         return (lambda _: self.sweep, self._grid, self.final_trials)
 
     @functools.cached_property
     def sweep(self) -> list[Trial]:
-        """The trials of the short preliminary sweep: k = 1, rates a factor of 4 apart."""
+        """The trials of the short preliminary sweep: k = 1, with rates a factor of 4 apart."""
         if self.initial_rate is not None or self.learning_rates:
             return []
         short = self.recipe.shortened(_SWEPT)
         return [trial_at(short, self.seed, 1.0, 4.0**power, 0) for power in range(-6, 2)]
 
-    @functools.cached_property  # a ledger asks for them once a line
+    @functools.cached_property  # used for every line of a ledger
     def recipes(self) -> list[Recipe]:
-        """The recipes of all trials: the protocol's own, and its short form for a sweep."""
+        """The recipes of all trials: the protocol's, and its short form for a sweep."""
         try:
             return [*dict.fromkeys((self.recipe.shortened(_SWEPT), self.recipe))]
-        except ValueError:  # a training of the user's own cannot be cut short
+        except ValueError:  # a user's own training cannot be shortened
             return [self.recipe]
 
     def _grid(self, outcomes: Outcomes) -> list[Trial]:
-        """Every k with its rates so far, and one more rate if the best is on the edge."""
+        """Return the trials of every k and its rates, including a new rate if an edge is best."""
         pairs = [(k, rate) for k in self.ks for rate in self.rates(k, outcomes)]
         return [self._at(*pair, number) for pair in pairs for number in range(self.repetitions)]
 
     def final_trials(self, outcomes: Outcomes) -> list[Trial]:
-        """Return the trials that retrain the choice and k = 1 for the test set."""
+        """Return the trials that retrain the choice and k = 1, to be evaluated on the test set."""
         if not self.retrainings:
             return []
         pairs = {(cell.k, cell.learning_rate): None for cell in self.chosen(outcomes)}
@@ -234,7 +233,7 @@ class Protocol:
         return trial_at(self.recipe, self.seed, k, rate, repetition, **judged)
 
     def settings(self) -> dict[str, Any]:
-        """Return everything except the recipe, in a form that JSON can hold."""
+        """Return all settings except the recipe, in a form that JSON can hold."""
         kind = {"kind": self.kind} if self.kind != Protocol.kind else {}
         return kind | {
             field.name: list(map(plain_k, value)) if isinstance(value, tuple) else value
@@ -260,7 +259,7 @@ class Protocol:
     # --- results so far ----------------------------------------------------------------------
 
     def first_rate(self, outcomes: Outcomes) -> float:
-        """Return the initial learning rate: as given, or the sweep's best.
+        """Return the initial learning rate: the given one, or the best of the sweep.
 
         Ties, which are common on easy data, go to the rate with the lowest cross-entropy.
         """
@@ -271,14 +270,14 @@ class Protocol:
         return best.trial.learning_rate
 
     def first_rates(self, outcomes: Outcomes) -> list[float]:
-        """Return the rates that every k begins with, smallest first."""
+        """Return the rates that every k starts with, smallest first."""
         if self.learning_rates:
             return sorted(self.learning_rates)
         middle = self.first_rate(outcomes)
         return [middle / 2, middle, middle * 2]
 
     def rates(self, k: float | Ramp, outcomes: Outcomes) -> list[float]:
-        """Return the rates to try for this k: a few, and more while the best is on an edge."""
+        """Return the rates to try for this k: the first ones, and more while an edge is best."""
         return self._tried(k, outcomes)[0]
 
     def cells(self, outcomes: Outcomes) -> list[Cell]:
@@ -288,7 +287,7 @@ class Protocol:
         return [cell for k in self.ks for cell in self._tried(k, outcomes)[1]]
 
     def _tried(self, k: float | Ramp, outcomes: Outcomes) -> tuple[list[float], list[Cell]]:
-        """The rates to try for this k, and the cells of those that are complete."""
+        """Return the rates to try for this k, and the cells of those that are complete."""
         first = self.first_rates(outcomes)
         cells = self._cells(k, sorted({*first, *self._earlier_rates(k, outcomes)}), outcomes)
         rates = sorted({*first, *(cell.learning_rate for cell in cells)})
@@ -308,7 +307,7 @@ class Protocol:
         return rates, cells
 
     def _earlier_rates(self, k: float | Ramp, outcomes: Outcomes) -> set[float]:
-        """The rates that were tried before, perhaps from other first ones; none in the paper."""
+        """Return rates tried in earlier sessions with other first rates; none in the paper."""
         return set()
 
     def _cells(self, k: float | Ramp, rates: Iterable[float], outcomes: Outcomes) -> list[Cell]:
@@ -323,7 +322,7 @@ class Protocol:
         return Cell(k, rate, tuple(outcome.error for outcome in outcomes))
 
     def best_of_each_k(self, outcomes: Outcomes) -> list[Cell]:
-        """Return the best rate of each k."""
+        """Return the cell of the best rate of each k."""
         tried = self.cells(outcomes)
         by_k = [[cell for cell in tried if cell.k == k] for k in self.ks]
         return [self.best(cells) for cells in by_k if cells]
@@ -334,7 +333,7 @@ class Protocol:
         return self.best(cells), self.best([cell for cell in cells if cell.k == 1])
 
     def ties(self, outcomes: Outcomes) -> list[Cell]:
-        """Return the pairs that are as good as the chosen one and lost the tie."""
+        """Return the pairs that are as good as the chosen one but lost the tie-break."""
         best, _ = self.chosen(outcomes)
         return [c for c in self.cells(outcomes) if c.score == best.score and c != best]
 
@@ -348,7 +347,7 @@ class Protocol:
     def best(cells: Iterable[Cell]) -> Cell:
         """Return the cell of lowest score; ties go to the k nearest 1, then to the smaller rate.
 
-        A ramp stands at the geometric mean of its ends, behind a constant k of that value.
+        A ramp ranks by the geometric mean of its ends, after a constant k of that value.
         """
 
         def rank(cell: Cell) -> tuple[float, ...]:
@@ -358,9 +357,9 @@ class Protocol:
         return min(cells, key=rank)
 
     def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
-        """The edge of a k's rates that the best one is on, "low" or "high", or None.
+        """Return the edge of a k's rates that the best one is on, "low" or "high", or None.
 
-        If no rate has learned anything it is "low", since a lower rate may learn.
+        If no rate has learned anything, it is "low", since a lower rate may learn.
         """
         best = self.best(cells)
         if best.error == 0:
@@ -369,8 +368,8 @@ class Protocol:
             return "low"
         if best == cells[-1]:
             return "high"
-        # Networks that always predict the commonest class make the same mistakes at every rate.
-        # Guessing between two classes already has a cross-entropy of log 2.
+        # Networks that always predict the majority class make the same mistakes at every rate;
+        # guessing between two classes already has a cross-entropy of log 2.
         alike = [cell for cell in cells if cell.errors == best.errors]
         learned = len(alike) == 1 or not all(
             outcomes[self._at(cell.k, cell.learning_rate, repetition)].cross_entropy >= math.log(2)
@@ -381,8 +380,8 @@ class Protocol:
 
 
 def _ks(values: Any) -> tuple[float | Ramp, ...]:
-    """Return the values of k with texts replaced by ramps, and other numbers by Python's."""
-    refused = ValueError(f"ks must be different numbers, or ramps like '0.5→2', not {values!r}")
+    """Return the values of k as floats and ramps; strings are parsed as ramps."""
+    refused = ValueError(f"ks must be distinct numbers, or ramps like '0.5→2', not {values!r}")
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise refused
     ks = [as_k(k) for k in values]
@@ -393,12 +392,12 @@ def _ks(values: Any) -> tuple[float | Ramp, ...]:
 
 @dataclass(frozen=True)
 class NetworkProtocol(Protocol):
-    """The paper's search, for any network; its final networks also include other k.
+    """The paper's search for any network, with an ensemble of mixed k and another rule for ties.
 
     Attributes:
         ks: The values of k to try.
-        mixed: Whether to train final networks of other k, too, for an ensemble of mixed k that is
-            as large as those of the chosen k and of k = 1.
+        mixed: Whether to train final networks of other k too, for an ensemble of mixed k that is as
+            large as those of the chosen k and of k = 1.
 
     """
 
@@ -423,10 +422,10 @@ class NetworkProtocol(Protocol):
         return rates_in(outcomes, self.recipe, k) - {trial.learning_rate for trial in self.sweep}
 
     def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
-        """The edge of a k's rates that the best one is on; ties go by the cross-entropy.
+        """Return the edge of a k's rates that the best one is on; cross-entropy breaks ties.
 
-        The paper extends towards lower rates on a tie. A network that learns nothing at a low rate
-        makes the same mistakes at all lower ones, so that would train it a dozen times in vain.
+        The paper extends towards lower rates on a tie. But a network that learns nothing at a low
+        rate makes the same mistakes at all lower ones, so that would waste a dozen trainings.
         """
         lowest = min(cell.error for cell in cells)
         if lowest == 0:
@@ -442,9 +441,23 @@ class NetworkProtocol(Protocol):
 
     @property
     def foretold(self) -> int:
-        """How many trials the search needs if no learning rate lies on an edge."""
+        """The expected number of trials, if no best learning rate lies on an edge."""
         others = min(self.retrainings, len(self.ks)) - 2 if self.mixed else 0
         return super().foretold + max(0, others)
+
+
+@dataclass(frozen=True)
+class OwnProtocol(Protocol):
+    """The paper's search for a training loop of your own, where a tie never adds learning rates."""
+
+    kind: ClassVar[str] = "own"
+
+    def _best_edge(self, cells: list[Cell], outcomes: Outcomes) -> str | None:
+        """Return the edge that the best rate is on, or None if another rate is as good."""
+        lowest = min(cell.error for cell in cells)
+        if sum(cell.error == lowest for cell in cells) > 1:
+            return None
+        return super()._best_edge(cells, outcomes)
 
 
 def rates_in(outcomes: Outcomes, recipe: Recipe, k: float | Ramp) -> set[float]:
@@ -456,13 +469,13 @@ def rates_in(outcomes: Outcomes, recipe: Recipe, k: float | Ramp) -> set[float]:
     }
 
 
-# Cached: a search asks for the same trials after every few outcomes, while a device waits.
+# Cached: a search needs the same trials again after every few outcomes, while a device waits.
 @functools.lru_cache(maxsize=4096)
 def trial_at(
     recipe: Recipe, seed: int, k: float | Ramp, rate: float, repetition: int,
     retrain: bool = False, test: bool = False, bagged: bool = False,
 ) -> Trial:  # fmt: skip
     """Return the trial of a pair of k and rate in one repetition."""
-    # Every k and rate gets the same weights, order and folds, so that differences are paired.
+    # Every k and rate gets the same initial weights, order and folds, so differences are paired.
     split = Split(seed, repetition, retrain, test, bagged)
     return Trial(recipe, k, rate, split, seed=1000 * seed + repetition)

@@ -18,8 +18,8 @@ class Result:
         best_of_each_k: The best rate of each k.
         chosen: (k*, η*).
         plain: (1, η₁*).
-        ties: Pairs as good as the chosen one that lost to the rule for ties.
-        open_ks: Each k whose best rate may lie beyond those tried.
+        ties: Pairs that are as good as the chosen one but lost the tie-break.
+        open_ks: Each k whose best rate may lie outside the range that was tried.
         comparison: The choice against k = 1 on the test set.
 
     """
@@ -39,7 +39,7 @@ def result(protocol: Protocol, outcomes: Outcomes, positions: int = 1) -> Result
     Args:
         protocol: The protocol of the search.
         outcomes: The outcomes of all its trials.
-        positions: How many labels a test example has.
+        positions: The number of labels per test example.
 
     """
     if not protocol.retrainings:

@@ -12,7 +12,7 @@ from pseudograd.files import UNFINISHED
 from pseudograd.fleet.recipe import Recipe, recipe_from_json
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.documents import misfit, read_json
-from pseudograd.search.protocol import RANGE, NetworkProtocol, Protocol
+from pseudograd.search.protocol import RANGE, NetworkProtocol, OwnProtocol, Protocol
 
 LOCK = ".lock"
 _SESSION = {
@@ -26,23 +26,23 @@ _SESSION = {
     "trials": int,
 }
 _RUN = {"recipe": dict, "protocol": dict, "data": dict, "sessions": [_SESSION]}
-# Facts that users state about the data; the number of classes follows from their names.
+# Facts about the data that the user gives; the number of classes follows from their names.
 _GIVEN = {"name", "labels", "classes"}
 _PROTOCOLS: dict[str, type[Protocol]] = {
-    kind.kind: kind for kind in (Protocol, Bagging, NetworkProtocol)
+    kind.kind: kind for kind in (Protocol, Bagging, NetworkProtocol, OwnProtocol)
 }
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return what run.json holds: recipe, protocol, data and sessions."""
+    """Return the content of run.json: recipe, protocol, data and sessions."""
     path = folder / "run.json"
     if not path.exists():
         why = "there is no run.json" if folder.is_dir() else "there is no such folder"
         raise FileNotFoundError(f"{folder} holds no run: {why}; pseudograd runs lists them")
     found = read_json(
         path,
-        "run the search's command with another --out; to keep what is done, stop it by Ctrl-C, "
-        f"copy {folder / 'ledger.jsonl'} into its folder and run it again",
+        "run the search's command with another --out; to keep finished trials, stop it with "
+        f"Ctrl-C, copy {folder / 'ledger.jsonl'} into its folder and run it again",
     )
     if wrong := misfit(found, _RUN, "it"):
         raise ValueError(_foreign(path, wrong))
@@ -51,8 +51,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def _foreign(path: Path, wrong: str) -> str:
     return (
-        f"{path} is not the description of a run ({wrong}): if another version of pseudograd made "
-        "it, use that one, or name another folder"
+        f"{path} does not describe a run ({wrong}): if another version of pseudograd wrote it, use "
+        "that version, or name another folder"
     )
 
 
@@ -72,13 +72,13 @@ def protocol_in(folder: Path, written: Mapping[str, Any]) -> Protocol:
 def check_settings(
     folder: Path, written: Mapping[str, Any], ours: Mapping[str, Any], recipe: Recipe
 ) -> None:
-    """Raise ValueError unless the study that was begun in the folder is ours, up to its range."""
+    """Raise ValueError if the folder holds a study with other settings than `RANGE` allows."""
     old, new = _facts(written["data"]), _facts(ours["data"])
     changed = {name for name in old | new if old.get(name) != new.get(name)}
     if changed and not ("sha256" in old and changed <= _GIVEN):
         raise ValueError(
             f"{folder} holds a run on other data, called {old.get('name')!r}: name another folder, "
-            "or bring back the data as it was"
+            "or restore the data"
         )
     if "name" in changed:
         raise _other(folder, "name", old["name"], new["name"])
@@ -95,23 +95,23 @@ def check_settings(
 def _other(folder: Path, name: str, old: object, new: object) -> ValueError:
     return ValueError(
         f"{folder} holds a run with other settings ({name} was {old}, is now {new}): name another "
-        "folder, or repeat its settings"
+        "folder, or use the same settings"
     )
 
 
 def check_empty(folder: Path) -> None:
-    """Refuse a folder that holds anything but a run."""
+    """Raise ValueError if a folder holds anything but a run."""
     if any(path.suffix != UNFINISHED and path.name != LOCK for path in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no run: name another folder")
 
 
 def begun(command: str, devices: Sequence[str], share: float = 1.0) -> dict[str, Any]:
-    """Return the record of a session that begins now."""
+    """Return the record of a session that starts now."""
     now = {**session(command, *devices), "devices": list(devices), "trials": 0}
     return now | {"share": share} if share != 1 else now
 
 
 def _facts(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that identify the data, without sentences, which versions may add or change."""
+    """Return the facts that identify the data, without texts that versions may add or change."""
     told = ("columns", "notes", "positions")
     return {name: value for name, value in data.items() if name not in told}

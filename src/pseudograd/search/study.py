@@ -1,7 +1,7 @@
-"""A study: a protocol, the ledger of its outcomes, and the one loop that runs it.
+"""A study: a protocol, the ledger of its outcomes, and the loop that runs trials.
 
-Users of the loop are `pseudograd tune`, the scikit-learn estimator, the paper's rows, and your own
-training loop by ``ask`` and ``tell``.
+`pseudograd tune`, the scikit-learn estimator, the paper's experiments, and your own training loop
+with ``ask`` and ``tell`` all use this loop.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from pseudograd.search.run_file import protocol_in, read_run
 from pseudograd.words import counted
 
 Runner = Callable[[deque[Trial], Stop], Iterable[Outcome]]
-"""Takes trials from the left of a deque, trains them and yields their outcomes in any order.
+"""Pops trials from the left of a deque, trains them and yields their outcomes in any order.
 
-It ends when no trial is left or ``stop`` says True. The deque may grow meanwhile; the study calls
-again while trials are left.
+It returns when no trial is left or ``stop`` returns True. The deque may grow meanwhile; the study
+calls the runner again while trials are left.
 """
 
 _SECONDS_BETWEEN_NOTES = 5.0
-_SHORTEST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds until a loop looks again for a trial to run
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds between polls for a free trial
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a study stands after a trial.
+    """The progress of a study after a trial.
 
     Attributes:
         stage: "sweep", "search" or "retraining".
-        done: Trials that have ended since the run began.
-        total: These, and the trials that are needed, as far as can be foretold.
+        done: The number of trials finished since the run started.
+        total: The expected total, including the finished ones.
         outcome: The latest outcome.
 
     """
@@ -56,15 +56,15 @@ class Study(Kept):
     """A search for the best k and learning rate, kept in a folder.
 
     The folder holds ``run.json`` (recipe, protocol, data, and when and where it ran) and
-    ``ledger.jsonl`` (the outcomes). Making the same study again resumes it. If several processes
-    loop over the same folder at once, each trial goes to one of them, and the trials of a process
-    that is killed go to the others.
+    ``ledger.jsonl`` (the outcomes). Creating the same study again resumes it. If several processes
+    loop over the same folder, each trial goes to one of them, and if a process is killed, its
+    trials go to the others.
 
     Args:
-        folder: Where it is kept; None keeps it in memory.
+        folder: Where to keep it; None keeps it in memory.
         protocol: The protocol of the search.
-        data: Facts about the data, as JSON can hold them, kept with the study. A study is not
-            resumed on data with other facts; None skips this check.
+        data: Facts about the data, in a form that JSON can hold, kept with the study. A study
+            cannot be resumed on data with other facts; None skips this check.
 
     Example:
         Your own training loop, here replaced by a formula that is best at k = 1/2, rate 0.1:
@@ -95,14 +95,14 @@ class Study(Kept):
     # --- the loop ----------------------------------------------------------------------------
 
     def ask(self) -> Trial | None:
-        """Return a trial to run that was not asked for before, or None if there is none now.
+        """Return the next trial to run, or None if there is none at the moment.
 
-        After None, telling outcomes may lead to further trials, until the study is finished. In a
-        folder the trial is claimed: no other process gets it until this one has told its outcome,
-        released it or ended.
+        After None, telling outcomes may lead to further trials, until the study is finished. If the
+        study has a folder, the trial is claimed: no other process gets it until this one has told
+        its outcome, released it or ended.
 
         Raises:
-            BlockingIOError: If a fleet is at work on the folder.
+            BlockingIOError: If a fleet is using the folder.
 
         Example:
             >>> from pseudograd.fleet import OwnRecipe
@@ -110,7 +110,7 @@ class Study(Kept):
             >>> recipe = OwnRecipe("mine")
             >>> study = Study(None, Protocol(recipe, ks=(1,), learning_rates=(0.1,), repetitions=2))
             >>> first, second = study.ask(), study.ask()
-            >>> study.ask() is None  # what comes next depends on the outcomes of these
+            >>> study.ask() is None  # the next trials depend on the outcomes of these
             True
 
         """
@@ -125,13 +125,13 @@ class Study(Kept):
             return next((trial for trial in wanted if self._claims.take(trial)), None)
 
     def release(self, *trials: Trial) -> None:
-        """Give trials back without an outcome, so that they are asked for again.
+        """Return trials without an outcome, so that `ask` offers them again.
 
-        A loop over the study does so by itself when it ends, whether by ``break``, an exception or
-        Ctrl-C, and the operating system does when a process ends.
+        A loop over the study does this when it ends, whether by ``break``, an exception or Ctrl-C,
+        and the operating system does when the process ends.
 
         Args:
-            trials: The trials to give back; by default all that were asked for and not told.
+            trials: The trials to return; by default all that have no outcome.
 
         Example:
             >>> from pseudograd.fleet import OwnRecipe
@@ -166,17 +166,17 @@ class Study(Kept):
         """Record the outcome of a trial; it is on disk when this returns.
 
         Args:
-            trial: The trial. It need not have been asked for by this process.
-            outcome: Its outcome, as a fleet gives it; or give what follows.
+            trial: The trial, from this or another process.
+            outcome: Its outcome, as a fleet returns it; or give the following values.
             error: The error on the split's validation fold, or on the test set if
                 ``trial.split.retrain``: a fraction.
             cross_entropy: The mean cross-entropy there.
             epochs: How many epochs were run.
-            wrong: On the test set, the indices of the examples that the network got wrong.
+            wrong: The indices of the test examples that the network got wrong, if ``retrain``.
 
         Raises:
-            BlockingIOError: If another process has asked for this trial and is at work on it, or if
-                a fleet is at work on the folder.
+            BlockingIOError: If another process is running this trial, or a fleet is using the
+                folder.
 
         Example:
             >>> from pseudograd.fleet import OwnRecipe
@@ -205,8 +205,8 @@ class Study(Kept):
                     self._claims.release(trial)
                     return
             elif not self._claims.take(trial):
-                advice = "tell only what this one has asked for"
-                raise BlockingIOError(f"another process is at work on {trial}: {advice}")
+                advice = "tell only trials that this process has asked for"
+                raise BlockingIOError(f"another process is running {trial}: {advice}")
             self.ledger.append(outcome)
             self._claims.release(trial)
             if self._place is not None:
@@ -215,20 +215,20 @@ class Study(Kept):
                 self._note_time()
 
     def __iter__(self) -> Iterator[Trial]:
-        """Yield trials to run until the study is finished; `tell` each one's outcome.
+        """Yield trials to run until the study is finished; call `tell` for each.
 
-        In a folder several processes may do so at once. If all trials are taken, a loop waits:
-        their outcomes may lead to more trials, or their process may end without an outcome.
+        Several processes may loop over one folder. If all trials are claimed, a loop waits: their
+        outcomes may lead to more trials, or their process may end without an outcome.
 
         Raises:
-            BlockingIOError: If a fleet is at work on the folder.
-            RuntimeError: If no outcome was told of a trial, and no other one is left.
+            BlockingIOError: If a fleet is using the folder.
+            RuntimeError: If a trial was not told and no other trial is left.
 
         """
         if self._shares:
             yield from self._shared_trials()
             return
-        # Trials that an earlier loop asked for and never told are asked for again.
+        # Offer trials again that an earlier loop never told.
         self._asked = {trial for trial in self._asked if trial in self.ledger}
         while (trial := self.ask()) is not None:
             yield trial
@@ -238,8 +238,8 @@ class Study(Kept):
     def _shared_trials(self) -> Iterator[Trial]:
         self._notice_fork()
         if not self._loops:
-            self.release()  # trials of an earlier loop that were never told
-            self._place = None  # a loop is a session of its own
+            self.release()  # trials that an earlier loop never told
+            self._place = None  # each loop is a new session
         process, asked = os.getpid(), list[Trial]()
         with self._guard():
             self._loops += 1
@@ -250,7 +250,7 @@ class Study(Kept):
                     asked.append(trial)
                     yield trial
                     wait = _SHORTEST_WAIT
-                # Two loops that wait for what the other has not told would wait forever.
+                # Otherwise two loops could wait for each other's untold trials forever.
                 elif left := sum(trial not in self.ledger for trial in asked):
                     raise _untold(left)
                 elif self.finished:
@@ -259,7 +259,7 @@ class Study(Kept):
                     time.sleep(wait)
                     wait = min(2 * wait, _LONGEST_WAIT)
         finally:
-            if process == os.getpid():  # not in a forked child, where the loop is not its own
+            if process == os.getpid():  # not in a forked child
                 with self._guard():
                     for trial in asked:
                         self._claims.release(trial)
@@ -279,27 +279,27 @@ class Study(Kept):
         share: float = 1.0,
         watch: Callable[[Progress], None] = lambda _: None,
     ) -> bool:
-        """Run trials until the study is finished, or until told to stop.
+        """Run trials until the study is finished or ``stop`` returns True.
 
         Args:
-            runner: Trains trials, for example a `Fleet`'s ``run``.
-            stop: Called between epochs; once it returns True, trials under way are dropped.
+            runner: Trains trials, for example the ``run`` method of a `Fleet`.
+            stop: Called between epochs; once it returns True, unfinished trials are dropped.
             command: The command line to record.
             devices: The devices to record.
-            share: This study's share of the devices, where several run side by side.
+            share: This study's share of the devices, if several studies run side by side.
             watch: Called after each trial.
 
         Returns:
             Whether the study is finished.
 
         Raises:
-            RuntimeError: If the runner yields no outcome of any trial.
+            RuntimeError: If the runner yields no outcome.
 
         """
         done = 0
         with self.session(command, devices, share):
             foretold = self.protocol.foretold - len(self.ledger)
-            noted = -math.inf  # so that the first trial is noted, should this process be killed
+            noted = -math.inf  # so that the first trial is recorded at once
             while not stop() and (wanted := self.protocol.wanted(self.ledger)):
                 group = _group(wanted[0])
                 queue = deque(trial for trial in wanted if _group(trial) == group)
@@ -310,7 +310,7 @@ class Study(Kept):
                     self.tell(outcome.trial, outcome)
                     done += 1
                     left[outcome.trial.k] -= 1
-                    if not left[outcome.trial.k]:  # no k wants more before all its trials are done
+                    if not left[outcome.trial.k]:  # a k extends its rates once its trials are done
                         more = [t for t in self.protocol.wanted(self.ledger) if t not in handed_out]
                         more = [trial for trial in more if _group(trial) == group]
                         queue.extend(more)
@@ -319,13 +319,13 @@ class Study(Kept):
                     if time.monotonic() - noted > _SECONDS_BETWEEN_NOTES:
                         self._note_time()
                         noted = time.monotonic()
-                    # Fewer may have been needed than foretold.
+                    # Fewer trials than expected may have been needed.
                     ended = not left.total() and self.finished
                     total = done if ended else max(done + left.total(), foretold)
                     watch(Progress(self.protocol.stage_of(outcome.trial), done, total, outcome))
                 if len(self.ledger) == known and not stop():
                     raise RuntimeError(
-                        f"runner gave no outcome of {len(wanted)} trials, such as {wanted[0]}"
+                        f"runner returned no outcome for {len(wanted)} trials, such as {wanted[0]}"
                     )
         return self.finished
 
@@ -341,21 +341,21 @@ class Study(Kept):
         """The pair of k and learning rate with the lowest validation error so far."""
         cells = self.protocol.cells(self.ledger)
         if not cells:
-            raise ValueError("no pair of k and learning rate has been tried in full yet")
+            raise ValueError("no pair of k and learning rate has all its trials yet")
         return self.protocol.best(cells)
 
     @property
     def result(self) -> Result:
-        """The result, once the study is finished."""
+        """The result of the finished study."""
         return result(self.protocol, self.ledger, self.data.get("positions", 1))
 
     @property
     def comparison(self) -> Comparison:
-        """The final networks of the chosen k against those of k = 1, once it is finished."""
+        """The comparison of the chosen k with k = 1 on the test set, once the study is finished."""
         return self.result.comparison
 
     def summary(self) -> str:
-        """Summarise the result in a few lines, once the study is finished.
+        """Return a summary of the finished study in a few lines.
 
         Example:
             >>> from pseudograd.fleet import OwnRecipe
@@ -385,7 +385,7 @@ def _outcome(
     epochs: int,
     wrong: Iterable[int] | None,
 ) -> Outcome:
-    """Return the outcome of a user's own training, after checking its numbers."""
+    """Return the outcome of a user's own training, after checking the values."""
     if not isinstance(error, SupportsFloat) or not 0 <= float(error) <= 1:
         raise ValueError(
             f"error must be a fraction in [0, 1], not {error}: divide a percentage by 100, and "
@@ -400,10 +400,10 @@ def _outcome(
 
 def _untold(count: int) -> RuntimeError:
     return RuntimeError(
-        f"no outcome was told of {counted(count, 'trial')}: call study.tell for each"
+        f"{counted(count, 'trial')} ended without an outcome: call study.tell for each trial"
     )
 
 
 def _group(trial: Trial) -> tuple[object, ...]:
-    """Return what trials must share to be trained in one queue."""
+    """Return the settings that trials must share to be trained from one queue."""
     return trial.recipe.architecture, trial.split.retrain

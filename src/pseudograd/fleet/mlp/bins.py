@@ -1,8 +1,8 @@
 """Piecewise-linear encoding of numeric features (Gorishniy et al., NeurIPS 2022).
 
-A feature x becomes x and, for each of its bins [a, b], how far x has passed through it: 0 below a,
-1 above b, and (x - a) / (b - a) between. Bins end at quantiles of the training part, so a network
-can bend its response to a feature wherever the examples are.
+A feature x becomes x and, for each of its bins [a, b], the fraction of the bin below x: 0 if x < a,
+1 if x > b, and (x - a) / (b - a) between. The bin edges are quantiles of the training part, so the
+network can bend its response where the examples are.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from torch import Tensor
 
 from pseudograd.data import Dataset
 
-# A feature with fewer different values, such as an indicator, has no bins of its own.
-_FEWEST_VALUES = 6
-_LOOKED_AT = 50_000  # training examples, evenly spaced, that quantiles are taken from
+_FEWEST_VALUES = 6  # features with fewer distinct values, such as indicators, get no bins
+_LOOKED_AT = 50_000  # at most this many training examples determine the quantiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,7 @@ class Bins:
 
     @classmethod
     def fit(cls, data: Dataset, count: int) -> Bins:
-        """Return up to ``count`` bins of each feature, equally full in the training part."""
+        """Return up to ``count`` bins per feature, with equally many training examples in each."""
         fitted = _fitted.setdefault(data, {})
         if count not in fitted:
             fitted[count] = cls._fit(data, count)
@@ -75,17 +74,17 @@ class Bins:
         return Bins(self.feature.to(device), self.low.to(device), self.width.to(device))
 
     def encode(self, features: Tensor) -> Tensor:
-        """Return how far raw features (..., features) have passed through each bin."""
+        """Return the encoding (..., bins) of raw features (..., features)."""
         passed = features[..., self.feature].to(self.low.dtype).sub_(self.low)
         return passed.div_(self.width).clamp_(0, 1)
 
 
-# All networks of a data set share its bins, which do not keep it in memory.
+# All networks of a data set share its bins; weak keys let the data set be freed.
 _fitted: weakref.WeakKeyDictionary[Dataset, dict[int, Bins]] = weakref.WeakKeyDictionary()
 
 
 def quantiles(values: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
-    """Return weighted quantiles that are values themselves: a weight of 2 equals a second copy."""
+    """Return weighted quantiles, each one of the values; a weight of 2 acts like a second copy."""
     ordered, order = values.sort()
     passed = weights[order].cumsum(0)
     at = torch.searchsorted(passed, shares * passed[-1] * (1 - 1e-12))

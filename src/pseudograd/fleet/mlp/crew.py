@@ -1,4 +1,4 @@
-"""A crew: the trials under way on one device, trained epoch by epoch and stopped early."""
+"""A crew: the trials that one device is training, epoch by epoch, with early stopping."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 # A network with weights above this and predictions no better than chance has diverged.
 _EXPLODED = 1e4
 
-# With more classes, the kernel that holds them all at once compiles slowly, or not at all.
+# The fused kernel holds all classes in one block; larger blocks compile slowly, or not at all.
 _MOST_FUSED_CLASSES = 256
 
 
 @dataclass
 class Run:
-    """A trial under way."""
+    """The state of a trial in training."""
 
     trial: Trial
     recipe: MLPRecipe
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def progress(self) -> float:
-        """The share of ``max_epochs`` that is done in the middle of this epoch."""
+        """The fraction of ``max_epochs`` completed in the middle of this epoch."""
         return (self.epoch + 0.5) / self.recipe.max_epochs
 
     @property
@@ -62,7 +62,7 @@ class Run:
         return self.trial.learning_rate * 0.5 * (1 + math.cos(math.pi * self.progress))
 
     def judge(self, error: float, cross_entropy: float) -> bool:
-        """Note how the epoch did on the early-stopping part; return whether it is to be kept."""
+        """Record an epoch's result on the early-stopping part; return whether to keep the epoch."""
         self.epoch += 1
         self.curve.append(error)
         score = error
@@ -75,7 +75,7 @@ class Run:
         return self.best_epoch == self.epoch
 
     def stopped_by(self, diverged: bool) -> str | None:
-        """Return why the trial ends now, or None if it goes on."""
+        """Return the reason to end the trial now, or None to continue."""
         if diverged:
             return "diverged"
         if self.epoch - self.since >= self.recipe.patience:
@@ -91,7 +91,7 @@ def mlp_recipe(trial: Trial) -> MLPRecipe:
 
 
 def check_alike(first: Trial, trial: Trial) -> None:
-    """Raise unless the two can be trained in one stack."""
+    """Raise ValueError unless both trials can be trained in one stack."""
     if _kind(trial) != _kind(first):
         raise ValueError(
             "trials of one fleet must share data, hidden_layer_sizes, optimizer, schedule, "
@@ -126,12 +126,12 @@ def _stack(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> S
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Make the device current, because Triton launches its kernels there."""
+    """Make the device current, since Triton launches kernels on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _sample(examples: Tensor, most: int) -> Tensor:
-    """Return at most so many of the examples, at equal steps; 0 for all."""
+    """Return at most ``most`` of the examples, evenly spaced; all if it is 0."""
     if not most or len(examples) <= most:
         return examples
     return examples[torch.arange(most, device=examples.device) * len(examples) // most]
@@ -143,9 +143,9 @@ def _parts_on(device: torch.device, data: Dataset, stratified: bool, split: Spli
 
 
 class _MatmulPrecision:
-    """Sets PyTorch's global matmul precision; the last fleet to leave restores it.
+    """Sets PyTorch's global matmul precision; the last fleet to finish restores it.
 
-    If several fleets ask at once, the strictest precision holds.
+    If fleets that run at once need different precisions, the strictest applies.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ _matmul_precision = _MatmulPrecision()
 
 
 class Crew:
-    """The slots: trials under way, and the stack of their networks."""
+    """The slots of one device: the trials in training, and the stack of their networks."""
 
     def __init__(
         self, fleet: Fleet, trial: Trial, device: torch.device, slots: int, most: int
@@ -183,7 +183,7 @@ class Crew:
         self.fleet, self.trial, self.device, self.most = fleet, trial, device, most
         self.recipe = recipe = mlp_recipe(trial)
         self.runs: list[Run | None] = [None] * slots
-        # A cached method would keep the crew and its memory alive until a garbage collection.
+        # A cached method would form a reference cycle and delay freeing the crew's memory.
         self.parts = functools.cache(
             functools.partial(_parts_on, device, fleet.data, recipe.stratified)
         )
@@ -197,7 +197,7 @@ class Crew:
         self.majority = float(votes.max() / votes.sum())
 
     def through(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-        """Train the pending trials, and yield outcomes as trials end."""
+        """Train the pending trials, and yield each outcome when its trial ends."""
         while not stop():
             self._fill(pending)
             if not any(self.runs):
@@ -225,7 +225,7 @@ class Crew:
         self._assign()
 
     def _assign(self) -> None:
-        """Fill the tensors that differ between slots. An empty slot trains a copy of another."""
+        """Fill the per-slot tensors; an empty slot gets the settings of another."""
         stand_in = next(run for run in self.runs if run)
         runs = [run or stand_in for run in self.runs]
         trials = [run.trial for run in runs]
@@ -259,7 +259,7 @@ class Crew:
         self.stack.train(self.train_parts.gather(1, order), self.recipe.batch_size, self.settings)
 
     def _judge_the_epoch(self) -> dict[int, str]:
-        """Record the errors on the early-stopping folds; return the slots to end, and why."""
+        """Evaluate the early-stopping folds; return the slots whose trials end, with the reason."""
         errors, values = self.stack.evaluate(self.stop_parts)
         weights = self.stack.largest_weight()
         measured = torch.stack((errors, values, weights.double())).T.tolist()
@@ -278,12 +278,12 @@ class Crew:
         return ended
 
     def _end_trials(self, ended: dict[int, str]) -> list[Outcome]:
-        """Judge the networks that have ended on validation folds or the test set."""
+        """Evaluate the trials that have ended, on validation folds or the test set."""
         groups: dict[bool, dict[int, str]] = {}
         for slot, reason in ended.items():
             groups.setdefault(self._run(slot).trial.split.test, {})[slot] = reason
         outcomes = [outcome for group in groups.values() for outcome in self._judge(group)]
-        for slot in ended:  # only now, so that a trial that runs out of memory is trained again
+        for slot in ended:  # only now: if evaluation runs out of memory, the trial is retried
             self.runs[slot] = None
         return outcomes
 
@@ -312,7 +312,7 @@ class Crew:
         return outcomes
 
     def _resize(self, pending: int) -> None:
-        """Double the slots if there is work for them; halve them if half are idle."""
+        """Double the slots if enough trials are pending; halve them if half are idle."""
         busy = [slot for slot, run in enumerate(self.runs) if run]
         wanted = min(self.most, len(busy) + pending)
         slots = len(self.runs)
@@ -322,7 +322,7 @@ class Crew:
             return
         idle = wanted - len(busy)
         self.runs = [self.runs[slot] for slot in busy] + [None] * idle
-        # A new slot copies some network until a trial fills it.
+        # A new slot holds a copy of network 0 until a trial fills it.
         self.stack.select(self._tensor(busy + [0] * idle))
         if busy:
             self._assign()

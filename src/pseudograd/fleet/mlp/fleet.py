@@ -1,4 +1,4 @@
-"""Trials in, outcomes out: workers that share one queue of trials."""
+"""The fleet of fully connected networks: workers that share one queue of trials."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from pseudograd.fleet.mlp.stack import Examples, launching
 from pseudograd.fleet.recipe import MLPRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial, never
 
-# Per worker on a CPU: more models at once gain nothing, and outgrow the cache.
-_SLOTS_ON_CPU = 8
-_LONG = 4e10  # parameters times examples of the epochs that run on a CPU at once
+_SLOTS_ON_CPU = 8  # per worker: more are no faster, and outgrow the cache
+_LONG = 4e10  # parameters × examples of an epoch of all slots of a CPU worker, at most
 _MOST_SLOTS = 256
-_SECONDS_BETWEEN_LOOKS = 0.1  # at whether all workers have ended
+_SECONDS_BETWEEN_LOOKS = 0.1  # how often to check whether the workers are alive
 
 PRECISIONS = ("tf32", "float32", "float64")
 
 
 class Fleet:
-    """Trains any number of trials of one architecture together on one device, or on several.
+    """Trains many trials of one architecture at once, on one or several devices.
 
     Every trial has a slot with its own k, learning rate, momentum, seed, split and early stopping;
-    a slot whose trial has ended takes the next one. An outcome depends on its trial alone.
+    a slot whose trial has ended takes the next one. An outcome depends only on its trial.
 
     Args:
         data: The data set of the trials.
         device: Where to train: "cpu", "cuda", ..., or several of these, which share the trials.
-        slots: How many trials at once on a GPU, or per thread on a CPU; planned unless given.
-        precision: "tf32": where it can, products of numbers with 11 bits, summed in float32, and
-            fused kernels; "float32" or "float64": PyTorch operations throughout.
+        slots: How many trials to train at once on each GPU, or per thread on a CPU; by default as
+            many as fit and pay off.
+        precision: "tf32" allows products with 11-bit mantissas, summed in float32, and fused
+            kernels; "float32" and "float64" use PyTorch operations throughout.
         keep_parameters: Whether outcomes carry the best weights.
 
     Example:
@@ -73,13 +73,14 @@ class Fleet:
         self._examples: dict[object, Examples] = {}
 
     def run(self, trials: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
-        """Train the trials; yield each one's outcome as it ends.
+        """Train the trials, and yield each outcome when its trial ends.
 
         Args:
-            trials: All of one architecture. A deque is taken from as slots become free, and may be
-                added to meanwhile; what is added after a worker found it empty may be left in it.
-            stop: Asked after every epoch. Once it says True, outcomes of trials that have ended
-                are yielded, and those still under way are dropped.
+            trials: Trials of one architecture. If it is a deque, trials are popped from it as slots
+                become free, and you may append more; those appended after a worker has found it
+                empty may remain in it.
+            stop: Called after every epoch. Once it returns True, the outcomes of finished trials
+                are yielded, and unfinished trials are dropped.
 
         """
         pending = trials if isinstance(trials, deque) else deque(trials)
@@ -98,24 +99,25 @@ class Fleet:
             works.append(functools.partial(self._work, first, device, most, share, pending))
         if workers[0].type != "cpu" and len(works) == 1:
             yield from works[0](stop)
-        else:  # a single one on a CPU too: products round by the number of threads
+        else:  # even a single CPU worker: rounding of products depends on the number of threads
             yield from side_by_side(works, stop)
 
     def _check_data(self, recipe: MLPRecipe) -> None:
         if recipe.data != self.data.name:
             raise ValueError(
-                f"trials are of data {recipe.data!r}, the fleet has {self.data.name!r}"
+                f"trials need the data {recipe.data!r}, but the fleet has {self.data.name!r}"
             )
         if recipe.data_hash and not self.data.sha256.startswith(recipe.data_hash):
             raise ValueError(
-                f"trials are of data {recipe.data!r} whose hash begins with {recipe.data_hash}, "
-                f"the fleet's begins with {self.data.sha256[:16]}: use the same data"
+                f"trials need the data {recipe.data!r} with a hash that begins with "
+                f"{recipe.data_hash}, but the fleet's begins with {self.data.sha256[:16]}: use the "
+                "same data"
             )
 
     def _workers(self) -> list[torch.device]:
-        """Return a device per worker: one worker per GPU, one per PyTorch thread on a CPU.
+        """Return the device of each worker: one worker per GPU, one per PyTorch thread on a CPU.
 
-        Workers wait less for each other than the threads of one small product do.
+        Independent workers synchronize less than the threads of one small matrix product.
         """
         threads = torch.get_num_threads()
         return [
@@ -131,7 +133,7 @@ class Fleet:
         pending: deque[Trial],
         stop: Stop,
     ) -> Iterator[Outcome]:
-        """Work on the pending trials until there are none, or until told to stop."""
+        """Train pending trials until none is left or ``stop`` returns True."""
         while pending and not stop():
             crew = None
             slots = min(most, share)
@@ -141,28 +143,28 @@ class Fleet:
             except torch.OutOfMemoryError:
                 if most == 1:
                     raise
-                # Finished outcomes have been yielded; the rest starts again, in half the slots.
+                # Finished outcomes have been yielded; restart the rest in half the slots.
                 runs = crew.runs if crew else [None] * slots
                 pending.extendleft(run.trial for run in reversed(runs) if run)
                 most = max(1, len(runs) // 2)
             with launching:
-                del crew  # frees its graph and memory, now that no traceback refers to it
+                del crew  # frees its CUDA graph and memory; no traceback refers to it any more
                 if pending:
                     torch.cuda.empty_cache()
 
     def _planned_slots(self, recipe: MLPRecipe, device: torch.device) -> int:
-        """Return how many fit into nine tenths of the free memory; on a CPU how many pay."""
+        """Return how many slots fit into 90% of the free GPU memory, or are worthwhile on a CPU."""
         sizes = self.layer_sizes(recipe)
         parameters = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(sizes))
         if device.type != "cuda":
-            # Long epochs gain nothing either, and one by one their outcomes show progress.
+            # Long epochs gain nothing from more slots, and with fewer, outcomes arrive earlier.
             return max(1, min(_SLOTS_ON_CPU, int(_LONG / (parameters * self.data.train_size))))
-        # Weights, two moments, gradient, best version, and half-precision or temporary copies;
-        # activations and errors, twice; the order of the examples while it is sorted.
+        # Weights, two moments, gradient, best version, and float16 or temporary copies;
+        # activations and errors, twice; the shuffled order of the examples while it is sorted.
         numbers = 6 * parameters + 4 * recipe.batch_size * sum(sizes)
         needed = self.dtype.itemsize * numbers + 64 * self.data.train_size
         free, _ = torch.cuda.mem_get_info(device)
-        # What PyTorch has reserved and not handed out is free too.
+        # Memory that PyTorch's allocator has cached is available too.
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return max(1, min(_MOST_SLOTS, int(0.9 * free / needed)))
 
@@ -191,9 +193,10 @@ _Work = Callable[[Stop], Iterator[Outcome]]
 
 
 def side_by_side(works: Sequence[_Work], asked: Stop) -> Iterator[Outcome]:
-    """Yield what several workers yield, as it comes; all stop if one fails or nobody asks any more.
+    """Yield the outcomes of several worker threads as they arrive.
 
-    Each stops after its epoch, and what ends with that is yielded before the failure is raised.
+    All workers stop if one fails or the caller closes the generator. Each stops after its current
+    epoch, and outcomes of that epoch are yielded before the failure is raised.
     """
     results: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
     stopped = threading.Event()
@@ -202,7 +205,7 @@ def side_by_side(works: Sequence[_Work], asked: Stop) -> Iterator[Outcome]:
         return stopped.is_set() or asked()
 
     def run(work: _Work) -> None:
-        torch.set_num_threads(1)  # for this worker's operations
+        torch.set_num_threads(1)  # for operations of this thread
         try:
             for outcome in work(stop):
                 results.put(outcome)
@@ -211,7 +214,7 @@ def side_by_side(works: Sequence[_Work], asked: Stop) -> Iterator[Outcome]:
         results.put(None)
 
     before = torch.get_num_threads()
-    # `cli.main` recognizes them by their name.
+    # `cli.main` recognizes the threads by this name.
     threads = [
         threading.Thread(target=run, args=(work,), name=f"fleet-{at}", daemon=True)
         for at, work in enumerate(works)
@@ -223,8 +226,8 @@ def side_by_side(works: Sequence[_Work], asked: Stop) -> Iterator[Outcome]:
         running = len(threads)
         while running:
             try:
-                # An interrupt may swallow a worker's last message, so look whether they are alive,
-                # and do so before reading the queue: whatever ended workers sent is in it by then.
+                # An interrupt may lose a worker's last message, so check whether workers are alive;
+                # check before reading the queue, which then holds everything that they sent.
                 ended = not any(thread.is_alive() for thread in threads)
                 item = results.get(timeout=0 if ended else _SECONDS_BETWEEN_LOOKS)
             except queue.Empty:
@@ -232,7 +235,7 @@ def side_by_side(works: Sequence[_Work], asked: Stop) -> Iterator[Outcome]:
                     break
                 continue
             except KeyboardInterrupt as interrupt:
-                if failure:  # the second time, nobody waits for them
+                if failure:  # on a second interrupt, do not wait for the workers
                     threads.clear()
                     raise
                 item = interrupt

@@ -1,4 +1,4 @@
-"""The stack of networks trained by the kernels, some steps at a time as one CUDA graph."""
+"""The stack of networks trained by Triton kernels, several steps per CUDA graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pseudograd.fleet.mlp import kernels
 from pseudograd.fleet.mlp.kernels import PANEL
 from pseudograd.fleet.mlp.stack import Examples, Rows, Settings, Stack, launching
 
-# Tiles and warps that measured best on an H200.
+# The fastest tile sizes and numbers of warps measured on an H200.
 _GATHER = {"block": 128, "num_warps": 8}
 _LAYER = {"block_out": 128, "block_in": 64, "num_warps": 8, "num_stages": 3}
 _BEFORE = {"block_in": 128, "block_out": 64, "num_warps": 4, "num_stages": 3}
@@ -26,11 +26,11 @@ _UPDATE_AND_NEXT = {"block_in": 32, "block_out": 64, "num_warps": 4}
 _BIASES = 512
 
 _JUDGED_AT_ONCE = 512  # panels, over all models
-_LONGEST_SPAN = 16  # steps of a graph: more take longer to capture, fewer leave gaps
+_LONGEST_SPAN = 16  # steps per graph: more take longer to capture, fewer leave gaps on the device
 
 
 class FusedStack(Stack):
-    """`Stack` for "sgd" with batches of up to 128: products of float16 numbers, sums in float32.
+    """`Stack` for "sgd" with batches of up to 128: float16 products, accumulated in float32.
 
     Args:
         examples: The data set.
@@ -48,7 +48,7 @@ class FusedStack(Stack):
         super().__init__(examples, layer_sizes, activation, "sgd", models)
 
     def _lay_out(self) -> None:
-        """Allocate the buffers of a step. A graph holds their addresses."""
+        """Allocate the buffers of a step, whose addresses a CUDA graph captures."""
         models, device = len(self.weights[0]), self.examples.labels.device
         self.shadows = [_aligned(weight.shape, torch.half, device) for weight in self.weights]
         self.panels = self._panels(models)
@@ -58,8 +58,8 @@ class FusedStack(Stack):
         self.clock, self.start_of_clock = torch.zeros(2, 1, dtype=torch.int32, device=device)
         self.norm_parts = [triton.cdiv(width, _NORM["part"]) for width, _ in self.shapes]
         self.norms = torch.empty(sum(self.norm_parts), models, device=device)
-        self.pulls = torch.empty_like(_biases(self.current))  # the gradients of all biases
-        # Parts of ‖inputs‖² and ‖errors‖², layer by layer.
+        self.pulls = torch.empty_like(_biases(self.current))  # gradients of all biases
+        # Partial sums of ‖inputs‖² and ‖errors‖², layer by layer.
         most = triton.cdiv(max(self.layer_sizes), _UPDATE_AND_NEXT["block_out"])
         sizes = map(triton.next_power_of_2, (len(self.shapes), most))
         self.squares = torch.zeros(models, 2, *sizes, device=device)
@@ -70,30 +70,30 @@ class FusedStack(Stack):
             self.steps_of_an_epoch, self.judgement = _Repeated(device), _Repeated(device)
 
     def _panels(self, count: int) -> list[Tensor]:
-        """Allocate inputs and hidden layers in float16, and logits in float32."""
+        """Allocate panels for inputs and hidden layers in float16, and for logits in float32."""
         *widths, classes = self.layer_sizes
         device = self.examples.labels.device
         panels = [torch.empty(count, w, PANEL, dtype=torch.half, device=device) for w in widths]
         return [*panels, torch.empty(count, classes, PANEL, device=device)]
 
     def _rows(self, models: int) -> Rows:
-        """Return weights in a tensor of its own for each layer, and all biases in one."""
+        """Return storage with one tensor of weights per layer, and one tensor for all biases."""
         return _Rows(models, self.layer_sizes, self.dtype, self.examples.labels.device)
 
     def start(self, models: Tensor, seeds: Tensor) -> None:
-        """Put fresh networks in the given slots."""
+        """Initialize new networks in the given slots."""
         super().start(models, seeds)
         for shadow, weight in zip(self.shadows, self.weights, strict=True):
             shadow[models] = weight[models].half()
 
     def select(self, models: Tensor) -> None:
-        """Drop all networks but the given ones."""
+        """Keep only the given networks."""
         super().select(models)
         for shadow, weight in zip(self.shadows, self.weights, strict=True):
             shadow.copy_(weight)
 
     def train(self, order: Tensor, batch_size: int, settings: Settings) -> None:
-        """Train for one epoch: some steps as a graph, again and again."""
+        """Train for one epoch by replaying a graph of several steps."""
         if self.order is None or self.settings is None:
             self.order, self.settings = order.int().contiguous(), settings.clone()
         else:
@@ -104,7 +104,7 @@ class FusedStack(Stack):
         self.clock.zero_()
         self.squares.zero_()
         batches = triton.cdiv(order.shape[1], batch_size)
-        # Few replays, and few steps that come after the last batch; even, as panels are swapped.
+        # Minimize replays plus idle steps after the last batch; even, since panels are swapped.
         span = min(range(2, _LONGEST_SPAN + 1, 2), key=lambda n: -batches % n + batches / n)
         with self.steps_of_an_epoch.loading():
             self._gather(self.order, 0, batch_size, self.unit, self.panels[0])
@@ -115,7 +115,7 @@ class FusedStack(Stack):
         self.shadows[0].copy_(self.weights[0])
 
     def _steps(self, span: int, batch_size: int) -> None:
-        """Train some steps, from the one that the clock shows."""
+        """Train ``span`` steps, starting at the batch number in ``clock``."""
         for ahead in range(span):
             layers = range(1, len(self.shapes))
             self._run_layers(layers, self.shadows, self.biases, self.unit, self.panels)
@@ -124,7 +124,7 @@ class FusedStack(Stack):
         self.clock += span
 
     def _find_errors(self, ahead: int, batch_size: int) -> None:
-        """Compute all layers' errors, and their unit, from the logits of a batch."""
+        """Compute the errors of all layers, and their unit, from the logits of a batch."""
         assert self.order is not None
         assert self.settings is not None
         models, limit = self.order.shape
@@ -134,8 +134,7 @@ class FusedStack(Stack):
             *self._pulls(len(self.shapes) - 1), *self._squares(1, len(self.shapes) - 1),
             self.layer_sizes[-1], block=triton.next_power_of_2(self.layer_sizes[-1]),
         )  # fmt: skip
-        # A rule that weights each example by a function of its cross-entropy scales the last
-        # layer's deltas here (one factor for each column of a panel), before they go backward.
+        # A `Reweighted` rule would scale the last layer's deltas here, one factor per column.
         for at in range(len(self.shapes) - 1, 0, -1):
             width, outputs = self.shapes[at]
             tiles = _within(_BEFORE, block_in=width, block_out=outputs)
@@ -165,7 +164,7 @@ class FusedStack(Stack):
             self.pulls, *own, _biases(self.current), _biases(self.moments[0]), biases,
             block=_BIASES,
         )  # fmt: skip
-        # The first layer comes last: its new outputs overwrite those the second learns from.
+        # The first layer comes last: its new outputs overwrite the second layer's inputs.
         for at in reversed(range(len(self.shapes))):
             width, outputs = self.shapes[at]
             velocity = self.moments[0].tensors[2 * at]
@@ -177,7 +176,7 @@ class FusedStack(Stack):
                     self.biases[0], biases, self.panels[1], *self._squares(0, 1), width, outputs,
                     _padded(outputs), self.activations[0], **tiles,
                 )  # fmt: skip
-                # Only the names are swapped: a graph has the addresses of its every step.
+                # Swap only the names: the graph captures the addresses of each step.
                 self.panels[0], self.following = self.following, self.panels[0]
                 continue
             tiles = _within(_UPDATE, block_in=width, block_out=outputs)
@@ -192,14 +191,14 @@ class FusedStack(Stack):
             )  # fmt: skip
 
     def _pulls(self, at: int) -> tuple[Tensor, int]:
-        """Return where the sums of a layer's errors go, and how far apart models' are."""
+        """Return the output for the sums of a layer's errors, and its stride between models."""
         before = sum(outputs for _, outputs in self.shapes[:at])
         return self.pulls[:, before:], self.pulls.shape[1]
 
     def _squares(self, of: int, at: int) -> tuple[Tensor | None, int]:
-        """Return where ‖inputs‖² (0) or ‖errors‖² (1) of a layer go, and how far apart models' are.
+        """Return the output for ‖inputs‖² (0) or ‖errors‖² (1) of a layer, and its stride.
 
-        They serve to clip gradients. Logits are no layer's inputs.
+        They are needed for gradient clipping only. Logits are not the input of any layer.
         """
         assert self.settings is not None
         if self.settings.clip is None or at == len(self.shapes):
@@ -207,9 +206,9 @@ class FusedStack(Stack):
         return self.squares[:, of, at], self.squares.stride(0)
 
     def _gather(self, order: Tensor, ahead: int, size: int, unit: Tensor, out: Tensor) -> None:
-        """Gather a batch of each model's ``order`` into panels: the one ``ahead`` of the clock.
+        """Gather batch ``clock + ahead`` of each model's ``order`` into panels.
 
-        Orders other than that of the epoch have no clock, and begin with batch 0.
+        Evaluation does not use the clock and starts from batch 0.
         """
         (models, limit), features = order.shape, self.layer_sizes[0]
         in_epoch = order is self.order
@@ -228,7 +227,7 @@ class FusedStack(Stack):
         unit: Tensor,
         panels: Sequence[Tensor],
     ) -> None:
-        """Run some layers forward, each from its panels to the next."""
+        """Run the forward pass of some layers, each from its panels to the next layer's."""
         count, models = len(panels[0]), len(weights[0])
         for at in layers:
             width, outputs = self.shapes[at]
@@ -278,7 +277,7 @@ class FusedStack(Stack):
         return errors, values
 
     def _sums_and_panels(self, index: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Allocate the sums of a judgement, a number for each panel, and panels to judge in."""
+        """Allocate the sums of an evaluation, one per panel, and the panels for it."""
         models, size = index.shape
         tiles = triton.cdiv(size, PANEL)
         at_once = min(tiles, max(1, _JUDGED_AT_ONCE // models))
@@ -292,7 +291,7 @@ class FusedStack(Stack):
         sums: Tensor,
         panels: Sequence[Tensor],
     ) -> None:
-        """Count mistakes and sum cross-entropies, panel by panel."""
+        """Count misclassified examples and sum cross-entropies, panel by panel."""
         (models, limit), tiles = index.shape, sums.shape[-1]
         at_once = len(panels[0]) // models
         for ahead in range(triton.cdiv(tiles, at_once)):
@@ -318,7 +317,7 @@ class FusedStack(Stack):
         self._run_layers(layers, parameters[::2], parameters[1::2], unit, panels)
 
     def logits_of(self, index: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """Return the logits of the examples ``index`` (models, size) by the given parameters."""
+        """Return the logits of the examples ``index`` (models, size) under these parameters."""
         models, size = index.shape
         tiles = triton.cdiv(size, PANEL)
         panels = self._panels(models * tiles)
@@ -329,7 +328,7 @@ class FusedStack(Stack):
 
 
 class _Rows(Rows):
-    """A number for each parameter of each network, as the kernels expect them.
+    """One value per parameter of each network, in the layout of the kernels.
 
     Attributes:
         biases: The biases of all layers, shape (models, units); `tensors` has views of them.
@@ -354,22 +353,22 @@ def _biases(rows: Rows) -> Tensor:
 
 
 class _Repeated:
-    """Work that is done again and again: first kernel by kernel, then as a CUDA graph."""
+    """Repeated work: the first time kernel by kernel, then as a CUDA graph."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.loaded = False  # whether the work's kernels are
+        self.loaded = False  # whether the kernels are loaded
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Launch kernels: under the lock as long as they may have to be loaded."""
+        """Hold the lock for launches, unless the kernels are loaded."""
         # Loaded kernels may be launched while another thread loads or captures.
         with contextlib.nullcontext() if self.loaded else launching:
             yield
 
     def __call__(self, work: Callable[[], None]) -> None:
-        """Do the work, which must be the same every time."""
+        """Run the work, which must be the same every time."""
         if self.graph is None and self.loaded and self.device.type == "cuda":
             self._capture(work)
         if self.graph is None:
@@ -385,7 +384,7 @@ class _Repeated:
             return
         graph = torch.cuda.CUDAGraph()
         try:
-            # Unlike `torch.cuda.graph`, this waits for no other stream and keeps PyTorch's cache.
+            # Unlike `torch.cuda.graph`, this neither synchronizes nor empties PyTorch's cache.
             with torch.cuda.stream(_capture_stream(self.device)):
                 # Other threads may allocate during the capture.
                 graph.capture_begin(capture_error_mode="thread_local")
@@ -400,27 +399,27 @@ class _Repeated:
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream of a device to capture on.
+    """Return the capture stream of a device.
 
-    PyTorch hands out the streams of a pool again and again, so another thread could be working on
-    this one. Nothing else here uses the pool of high priority.
+    PyTorch reuses the streams of a pool, so another thread could be using the same stream. Nothing
+    else here uses the high-priority pool.
     """
     return torch.cuda.Stream(device, priority=-1)
 
 
 def _padded(outputs: int) -> int:
-    """Return how far apart rows of weights are: wide ones begin at a line of the cache."""
+    """Return the row stride of weights: wide rows are aligned to cache lines."""
     return outputs + -outputs % 64 if outputs > 64 else outputs
 
 
 def _aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros of the shape (models, in, out), for weights."""
+    """Return zeros of the shape (models, in, out), with rows padded by `_padded`."""
     *rows, outputs = shape
     return torch.zeros(*rows, _padded(outputs), dtype=dtype, device=device)[..., :outputs]
 
 
 def _within(tiles: dict[str, int], **sizes: int) -> dict[str, Any]:
-    """Return the tiles, no larger than the sizes need."""
+    """Return the tile sizes, limited to the given dimensions."""
     fitting = {
         name: min(tiles[name], max(16, triton.next_power_of_2(size)))
         for name, size in sizes.items()

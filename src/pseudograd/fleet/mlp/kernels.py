@@ -1,24 +1,24 @@
-"""The training steps of a stack of networks, as Triton kernels.
+"""Triton kernels for the training steps of a stack of networks.
 
 With batches of up to 128, training is memory-bound: a step must read and write every weight and its
-momentum once. So `update` feeds the product that is the weight gradient straight into the momentum
-step, and no gradient is ever written. The first layer is usually the largest, and its next inputs
-are known: `update_and_next` multiplies them by the new weights while those are in registers.
+momentum once. So `update` fuses the weight gradient with the momentum step, and the gradient is
+never stored. The first layer is usually the largest, and its next inputs are known:
+`update_and_next` multiplies them by the new weights while those are in registers.
 
-Activations and errors lie in *panels*: 128 examples of one model, as (width, 128). With examples
-side by side, every product finds its factors in the order that tensor cores take, and reads rows
-of 256 bytes. A smaller batch fills its panel with columns whose errors are zero. Rows of weights
-are ``stride`` numbers apart, so that tiles of them begin at a line of the cache.
+Activations and errors are stored in *panels*: 128 examples of one model, as (width, 128). With
+examples contiguous, operands are already in the layout that tensor cores need, and every row is 256
+bytes. A smaller batch pads its panel with columns of zero errors. Rows of weights have the stride
+``stride``, which aligns tiles to cache lines.
 
-A CUDA graph of a few steps is replayed through an epoch, so kernels find their batch by a clock on
-the device. ``unit`` is also a sign: where it is negative, a network stands still (its slot is
-empty, or its epoch is over), and every program of that network returns at once.
+A CUDA graph of a few steps is replayed throughout an epoch, so kernels read the batch number from a
+counter on the device, ``clock``. A negative ``unit`` marks an idle network (its slot is empty, or
+its epoch is over), and all its programs return immediately.
 
-Arguments that change from call to call are not specialized on, so each kernel is compiled once for
-an architecture.
+Arguments that vary between calls are not specialized on, so each kernel is compiled once per
+architecture.
 
-Products are of float16 numbers, summed in float32. Float16 has TF32's mantissa (11 bits), and its
-smaller range is enough because `pseudo_gradient` scales each panel's errors to it.
+Products are float16, accumulated in float32. Float16 has TF32's mantissa (11 bits), and its smaller
+range suffices because `pseudo_gradient` rescales the errors of each panel.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -32,8 +32,8 @@ from pseudograd.loss.triton.eq5 import log_strength, margin_of, power_of, streng
 PANEL = 128
 _PANEL = tl.constexpr(PANEL)
 
-# The largest error of a panel is scaled to about 2^4. That leaves float16 a factor of 2^12 above,
-# for layers that amplify errors, and 2^28 below.
+# The largest error of a panel is scaled to about 2^4. That leaves float16 a headroom of 2^12 for
+# layers that amplify errors, and a range of 2^28 below.
 _EXPONENT = tl.constexpr(4.0)
 
 
@@ -50,7 +50,7 @@ def _activate(x, activation: tl.constexpr):
 
 @triton.jit
 def _slope(h, activation: tl.constexpr):
-    """Return the activation's derivative, from its value."""
+    """Return the derivative of the activation, given its output."""
     if activation == "relu":
         slope = tl.where(h > 0, 1.0, 0.0)
     elif activation == "sigmoid":
@@ -69,7 +69,7 @@ def _rows(panels, panel, rows, width: tl.constexpr):
 
 @triton.jit
 def _note_squares(numbers, squares, apart: tl.constexpr, model, part):
-    """Store a part of ‖inputs‖² or ‖errors‖² of a layer, where it is asked for."""
+    """Store a partial sum of ‖inputs‖² or ‖errors‖² of a layer, unless ``squares`` is None."""
     if squares is not None:
         numbers = numbers.to(tl.float32)
         tl.store(squares + model * apart + part, tl.sum(numbers * numbers))
@@ -92,7 +92,7 @@ def _finish_layer(
 @triton.jit
 def _finish_errors(errors, out, pulls, pulls_stride, squares, apart: tl.constexpr,
                    model, part, units, width: tl.constexpr):  # fmt: skip
-    """Store errors of some units of a panel, and each unit's sum, the gradient of its bias."""
+    """Store the errors of some units of a panel, and their sums, the gradients of the biases."""
     inside = units < width
     at = (model * width + units)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
     errors = tl.where(inside[:, None], errors, 0.0).to(tl.float16)
@@ -104,7 +104,7 @@ def _finish_errors(errors, out, pulls, pulls_stride, squares, apart: tl.constexp
 
 @triton.jit
 def _step(parameter, velocity, gradient, unit, rate, momentum):
-    """Return the new parameter and velocity by classical momentum."""
+    """Return the parameter and velocity after a step of classical momentum."""
     velocity = momentum * velocity + unit * gradient
     return parameter - rate * velocity, velocity
 
@@ -119,7 +119,7 @@ def gather(
 ):  # fmt: skip
     """Gather batch number ``clock + ahead`` of ``order`` (models, limit), scaled, into panels.
 
-    A batch has up to ``size`` examples, in ``tiles`` panels a model.
+    A batch has up to ``size`` examples, in ``tiles`` panels per model.
     """
     panel = tl.program_id(1).to(tl.int64)
     model, tile = panel // tiles, panel % tiles
@@ -171,9 +171,9 @@ def layer(
 
 @triton.jit
 def _logits(logits, panel, example, labels, classes: tl.constexpr, block: tl.constexpr):
-    """Return a panel's logits at the labels, where these are, and the others and their top.
+    """Return a panel's logits at the labels, the label mask, the other logits, and their maximum.
 
-    The others are relative to the top.
+    The maximum is subtracted from the other logits.
     """
     classes_at = tl.arange(0, block)
     at = (panel * classes + classes_at)[:, None] * _PANEL + tl.arange(0, _PANEL)[None, :]
@@ -193,10 +193,10 @@ def pseudo_gradient(
     logits, order, unit, clock, ahead, size, limit, labels, k, delta, pulls, pulls_stride, squares,
     apart: tl.constexpr, classes: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Compute Eq. 5 at the logits of batch number ``clock + ahead``, in units that suit float16.
+    """Compute Eq. 5 at the logits of batch number ``clock + ahead``, scaled for float16.
 
-    ``delta`` times ``unit`` is the pseudo-gradient of the batch's mean. After the last batch, the
-    networks stand still.
+    ``delta`` times ``unit`` is the pseudo-gradient of the batch's mean. After the last batch,
+    ``unit`` marks the networks as idle.
     """
     model = tl.program_id(0).to(tl.int64)
     start = (tl.load(clock) + ahead) * size
@@ -216,7 +216,7 @@ def pseudo_gradient(
     power = power_of(others, k, "any")
     f = strength[None, :] * tl.where(on_label, -1.0, power / tl.sum(power, 0)[None, :])
     largest = tl.max(strength, 0)
-    # Errors below the floor are as good as zero; without it exp2 would overflow.
+    # Errors below the floor are negligible; without it, exp2 would overflow.
     exponent = tl.maximum(tl.floor(tl.log2(largest)), -100.0) - _EXPONENT
     f *= tl.exp2(-exponent)
     _finish_errors(f, delta, pulls, pulls_stride, squares, apart, model, 0, classes_at, classes)
@@ -230,8 +230,8 @@ def judge(
 ):  # fmt: skip
     """Count the mistakes and sum the cross-entropies in each panel of batch ``clock + ahead``.
 
-    Both have a number for each of the ``panels`` of a model's examples, so that what a network gets
-    does not depend on how many are judged together.
+    Both outputs have one number for each of a model's ``panels``, so that a network's result does
+    not depend on how many are evaluated together.
     """
     panel = tl.program_id(0).to(tl.int64)
     model = panel // tiles
@@ -245,7 +245,7 @@ def judge(
     margin = margin_of(z_y, top, tl.sum(power_of(others, 1.0, "1"), 0))
     # As in PyTorch, an infinite logit at the label has no cross-entropy.
     value = tl.where(z_y == float("inf"), float("nan"), -log_strength(-margin))
-    # Of equal logits the first counts, as in `torch.argmax`.
+    # Ties go to the first class, as in `torch.argmax`.
     ranks = tl.arange(0, block)[:, None]
     first = tl.min(tl.where(others == 0, ranks, block), 0)
     right = (z_y > top) | ((z_y == top) & (first > tl.sum(tl.where(on_label, ranks, 0), 0)))
@@ -280,10 +280,10 @@ def errors_before(
 
 @triton.jit
 def _is_small(unit, clip, squares, model, layers: tl.constexpr, parts: tl.constexpr):
-    """Return whether the gradient's norm is below the allowed one for sure.
+    """Return whether an upper bound on the gradient's norm is below the clipping threshold.
 
-    A layer's gradient is x deltaᵀ, and Σ delta for its bias, so that its squared norm is at most
-    (‖x‖² + the examples) · ‖delta‖².
+    A layer's gradient is x deltaᵀ, and Σ delta for its bias, so its squared norm is at most
+    (‖x‖² + the number of examples) · ‖delta‖².
     """
     at = tl.arange(0, layers)[:, None] * parts + tl.arange(0, parts)[None, :]
     squares += model * 2 * layers * parts
@@ -298,11 +298,11 @@ def squared_norm(
     x, delta, unit, clip, squares, norms, models, layers: tl.constexpr, parts: tl.constexpr,
     width: tl.constexpr, outputs: tl.constexpr, part: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Compute a part of ‖x deltaᵀ‖² + ‖Σ delta‖², the squared norm of a layer's gradient.
+    """Compute a partial sum of ‖x deltaᵀ‖² + ‖Σ delta‖², the squared norm of a layer's gradient.
 
     With G_x and G_delta the Gram matrices of a panel's examples, it is the sum of the entries of
-    (G_x + 1) · G_delta; a program takes ``part`` of the rows that G_x sums over. Most steps need
-    none of it, because a bound on the norm is small enough.
+    (G_x + 1) · G_delta (elementwise); a program takes ``part`` of the rows that G_x sums over. Most
+    steps skip it, because an upper bound on the norm is small enough.
     """
     model = tl.program_id(0).to(tl.int64)
     scale = tl.load(unit + model)
@@ -326,7 +326,7 @@ def squared_norm(
 def clip_unit(
     unit, clip, squares, norms, models, norm_parts, layers: tl.constexpr, parts: tl.constexpr
 ):
-    """Scale the unit of errors, and so the gradient, down to the allowed norm."""
+    """Scale down the unit of the errors, and so the gradient, to the clipping threshold."""
     model = tl.program_id(0).to(tl.int64)
     scale = tl.load(unit + model)
     if (scale < 0) | _is_small(unit, clip, squares, model, layers, parts):
@@ -347,18 +347,18 @@ def update(
 ):  # fmt: skip
     """Compute velocity = momentum · velocity + x deltaᵀ and weight -= rate · velocity.
 
-    ``shadow`` is the weight in float16, for the next products.
+    ``shadow`` is the float16 copy of the weight, for the next forward and backward pass.
     """
     model = tl.program_id(2).to(tl.int64)
     scale = tl.load(unit + model)
     if scale < 0:
         return
-    # Neighbouring programs take neighbouring columns, so together they read whole rows.
+    # Consecutive programs take consecutive columns, so together they read whole rows.
     units = tl.program_id(0) * block_out + tl.arange(0, block_out)
     inner = tl.program_id(1) * block_in + tl.arange(0, block_in)
     errors = _rows(delta, model, units, outputs)
     gradient = tl.dot(_rows(x, model, inner, width), tl.trans(errors))
-    # Weights are loaded only now: earlier, they would hold registers and lower the occupancy.
+    # Load the weights only now: earlier, they would take registers and lower the occupancy.
     mask = (inner < width)[:, None] & (units < outputs)[None, :]
     at = model * width * stride + inner[:, None] * stride + units[None, :]
     mu = tl.load(momentum + model)
@@ -381,8 +381,8 @@ def update_and_next(
 ):  # fmt: skip
     """Run `update`, then `layer` for the next batch: out = activation(weightᵀ following + bias).
 
-    A program has all the weights of some units, a tile at a time, so it needs no shadow. The bias
-    must have been updated before.
+    A program goes through all weights of its units, tile by tile, so no float16 copy is stored. The
+    bias must be updated first.
     """
     model = tl.program_id(1).to(tl.int64)
     scale = tl.load(unit + model)
@@ -397,7 +397,7 @@ def update_and_next(
     weight += model * width * stride
     velocity += model * width * stride
     total = tl.zeros((block_out, _PANEL), tl.float32)
-    # These stages prefetch every load; a launch's ``num_stages``, only the products' factors.
+    # Here num_stages prefetches every load; as a launch option it covers only the dot operands.
     for start in tl.range(0, width, block_in, num_stages=3):
         inner = start + tl.arange(0, block_in)
         present = (inner < width)[:, None]
@@ -417,7 +417,7 @@ def update_and_next(
 
 @triton.jit(do_not_specialize=["count"])
 def update_biases(pulls, unit, rate, momentum, bias, velocity, count, block: tl.constexpr):
-    """Run the momentum step for the biases of all layers, ``count`` a model."""
+    """Run the momentum step for the biases of all layers, ``count`` per model."""
     model = tl.program_id(1).to(tl.int64)
     scale = tl.load(unit + model)
     if scale < 0:

@@ -1,4 +1,4 @@
-"""Trained networks and ensembles of them: they predict, and are saved without pickle."""
+"""Trained networks and ensembles: prediction, and saving without pickle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pseudograd.fleet.mlp.crew import mlp_recipe
 from pseudograd.fleet.mlp.stack import ACTIVATE
 from pseudograd.fleet.trial import Outcome
 
-_AT_ONCE = 1 << 14  # examples per product, to bound the memory
+_AT_ONCE = 1 << 14  # examples per matrix product, to bound memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Network:
 
     @property
     def is_finite(self) -> bool:
-        """True if all weights are finite; those of a network that diverged at once are not."""
+        """Whether all weights are finite; False if the network diverged at once."""
         return all(bool(tensor.isfinite().all()) for layer in self.parameters for tensor in layer)
 
     def logits(self, features: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Network:
         return self.logits(features).softmax(-1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the network to a safetensors file, whole or not at all."""
+        """Write the network to a safetensors file, atomically."""
         Ensemble((self,), (1.0,)).save(path)
 
     @classmethod
@@ -109,9 +109,9 @@ class Ensemble:
 
     Attributes:
         networks: The networks.
-        weights: How much each counts; they sum to 1.
-        temperature: The averaged probabilities p become p^(1 / temperature), normalized. The label
-            that they favour stays the same.
+        weights: The weight of each network; they sum to 1.
+        temperature: The averaged probabilities p become p^(1 / temperature), normalized. The
+            predicted label stays the same.
 
     Example:
         >>> layer = (torch.tensor([[1.0, 0.0]]), torch.zeros(2))
@@ -131,8 +131,8 @@ class Ensemble:
     def __post_init__(self) -> None:
         if not self.networks or len(self.networks) != len(self.weights):
             raise ValueError(
-                f"weights must be one for each of the networks, at least one: there are "
-                f"{len(self.weights)} for {len(self.networks)}"
+                f"weights must be one for each network, and at least one: there are "
+                f"{len(self.weights)} for {len(self.networks)} networks"
             )
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature must be a number above 0, not {self.temperature}")
@@ -146,7 +146,7 @@ class Ensemble:
         return tempered(averaged, self.temperature)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the ensemble to a safetensors file, whole or not at all."""
+        """Write the ensemble to a safetensors file, atomically."""
         with needed_for("saving a model"):
             from safetensors.torch import save
 
@@ -167,7 +167,7 @@ class Ensemble:
                 }
             )
         ensemble = {"networks": about, "weights": self.weights, "temperature": self.temperature}
-        # A single entry: safetensors writes several in any order.
+        # A single entry, since safetensors does not fix the order of several.
         told = {"ensemble": json.dumps({**ensemble, "sha256": _sha256(ensemble, tensors)})}
         write_whole(path, save(tensors, told))
 
@@ -196,7 +196,7 @@ class Ensemble:
 
 
 def _sha256(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of what a file holds, by which damage is noticed."""
+    """Return a hash of a file's content, to detect damage."""
     found = hashlib.sha256(json.dumps(about).encode())
     for name in sorted(tensors):
         found.update(name.encode())

@@ -1,7 +1,7 @@
-"""Many networks of one shape as one stack of matrices, trained with PyTorch operations.
+"""Many networks of one shape, stacked and trained with batched PyTorch operations.
 
-Weights have the shape (models, in, out), so that one batched product serves all models. The
-gradients are written by hand: they are those of `torch.nn.Linear` layers under
+Weights have the shape (models, in, out), so one batched matrix product serves all models. The
+backward pass is written by hand; it computes the gradients of `torch.nn.Linear` layers under
 `tunable_cross_entropy`.
 """
 
@@ -20,23 +20,23 @@ from pseudograd.fleet import randomness
 from pseudograd.fleet.mlp.bins import Bins
 from pseudograd.rules import paper, reweighted
 
-# Bytes of features whose bins are encoded once; beyond, they are encoded batch by batch.
+# Up to this many bytes, features are encoded into bins once; larger sets, batch by batch.
 _MOST_ENCODED = 1 << 29
 
-# Rows per evaluation step, over all models: enough to keep a device busy.
+# Rows per evaluation step over all models: enough for full occupancy.
 _EVALUATED_AT_ONCE = 1 << 17
 
 _aten = torch.ops.aten
 
-# In place.
+# Activations, all in place.
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": Tensor.relu_,
     "tanh": Tensor.tanh_,
-    # PyTorch's own sigmoid rounds differently at the end of a tensor, but a network's result must
-    # not depend on its place in the stack.
+    # torch.sigmoid rounds differently at the end of a tensor (the vectorized loop's remainder), but
+    # a network's result must not depend on its position in the stack.
     "sigmoid": lambda x: x.neg_().exp_().add_(1).reciprocal_(),
 }
-# The backward pass of an activation, given its value.
+# The backward pass of each activation, given its output.
 _PASS_BACK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda delta, h: _aten.threshold_backward(delta, h, 0),
     "tanh": _aten.tanh_backward,
@@ -44,9 +44,9 @@ _PASS_BACK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-# Hold this lock for a kernel's first launch, to capture or drop a CUDA graph, and to empty the
-# cache. PyTorch allows one capture per process and no emptying meanwhile, and guards its set of
-# graphs with no lock; a kernel that one thread is still loading looks launchable to the others.
+# Held for a kernel's first launch, CUDA graph capture and release, and empty_cache. PyTorch allows
+# one capture per process and no empty_cache meanwhile, and its registry of graphs is not
+# thread-safe; nor is Triton's loading of a kernel.
 launching = threading.Lock()
 
 
@@ -59,8 +59,8 @@ class Examples:
         labels: Class indices.
         factor: Features are multiplied by this when they are gathered ...
         offset: ... and this is added.
-        weights: How much each example counts, 1 on average, float64; None if all count the same.
-        bins: Encodes the features before they are scaled; None if they are encoded already.
+        weights: The weight of each example, 1 on average, float64; None if all are equal.
+        bins: Encodes the raw features on the fly; None if there are none, or features are encoded.
 
     Example:
         >>> pixels = torch.tensor([[0, 255]]).byte()
@@ -81,7 +81,7 @@ class Examples:
     def of(
         cls, data: Dataset, device: torch.device, scaling: tuple[float, float], bins: Bins | None
     ) -> Examples:
-        """Return a data set on a device; its bins are encoded now, if there is room for that."""
+        """Return a data set on a device, already encoded into bins if that fits in memory."""
         features = data.features.to(device).contiguous()
         weights = None
         if data.weights is not None:
@@ -99,14 +99,14 @@ class Examples:
     def gather(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the scaled features of the examples ``index``."""
         features = self.features[index]
-        # Encoded first: scaling is in place.
+        # Encode first, since scaling is in place.
         encoded = None if self.bins is None else self.bins.encode(features).to(dtype)
         scaled = features.to(dtype).mul_(self.factor).add_(self.offset)
         return scaled if encoded is None else torch.cat((scaled, encoded), -1)
 
 
 class Stack:
-    """The networks, their optimizers' state, and the best version of each so far.
+    """The parameters and optimizer state of all networks, and the best version of each so far.
 
     Args:
         examples: The data set.
@@ -114,7 +114,7 @@ class Stack:
         activation: The activation of the hidden layers.
         optimizer: "sgd", "adam" or "rmsprop".
         models: The number of networks.
-        dtype: The type of all weights and states.
+        dtype: The dtype of all parameters and optimizer state.
         rule: "tunable", or the name of a `Reweighted` rule.
 
     Attributes:
@@ -149,7 +149,7 @@ class Stack:
         self._allocate(models)
 
     def _allocate(self, models: int) -> None:
-        """Allocate parameters, their best versions and moments, all of them zero."""
+        """Allocate parameters, their best versions and moments, all zero."""
         self.current, self.best = self._rows(models), self._rows(models)
         self.moments = [self._rows(models) for _ in range(2 if self.optimizer == "adam" else 1)]
         self.weights, self.biases = self.current.tensors[::2], self.current.tensors[1::2]
@@ -157,11 +157,11 @@ class Stack:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Allocate what a step writes and the next does not need."""
+        """Allocate the scratch buffers of a step."""
         self.gradients = self._rows(len(self.steps))
 
     def _rows(self, models: int) -> Rows:
-        """Return a number for each parameter of each network."""
+        """Return storage for one value per parameter of each network, filled with zeros."""
         return Rows(models, self.layer_sizes, self.dtype, self.examples.labels.device)
 
     @property
@@ -170,7 +170,7 @@ class Stack:
         return self.current.tensors
 
     def start(self, models: Tensor, seeds: Tensor) -> None:
-        """Start new networks in the given places: hidden layers Glorot-uniform, all else zero."""
+        """Initialize the given networks: hidden layers Glorot-uniform, everything else zero."""
         for state in (self.current, *self.moments, self.best):
             for tensor in state.tensors:
                 tensor[models] = 0
@@ -219,18 +219,18 @@ class Stack:
         index = _whole_lines(index)
         layers = self._forward(self.examples.gather(index, self.dtype), self.parameters)
         *hidden, logits = layers
-        # The pseudo-gradient at the logits (Eq. 5) replaces the gradient ...
+        # The pseudo-gradient (Eq. 5), or a reweighted gradient, replaces that at the logits.
         target, k = self.examples.labels[index], settings.k
         top, margin = paper.top_and_margin(logits, target)
         strength = paper.strength(margin, k if self.factor is None else 1.0) / size
-        if self.factor is not None:  # ... or cross-entropy's gradient, reweighted
+        if self.factor is not None:
             strength *= self.factor(paper.cross_entropy(margin), k)
             k = torch.ones_like(k)
         strength[:, size:] = 0
         if self.examples.weights is not None:
             strength *= self.examples.weights[index].to(self.dtype).unsqueeze(-1)
         delta = paper.push(logits, target, k, top, strength)
-        # ... and the chain rule does the rest (Eq. 3).
+        # Backpropagation from there (Eq. 3).
         for layer in range(len(self.weights) - 1, -1, -1):
             weight, bias = self.gradients.tensors[2 * layer : 2 * layer + 2]
             torch.bmm(hidden[layer].mT, delta, out=weight)
@@ -253,7 +253,7 @@ class Stack:
         return self._forward(features, parameters)[-1][:, : index.shape[1]]
 
     def _forward(self, x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs, hidden layers' outputs, logits."""
+        """Return the inputs, the outputs of the hidden layers, and the logits."""
         layers = [x]
         for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
             if len(layers) > 1:
@@ -262,7 +262,7 @@ class Stack:
         return layers
 
     def _update(self, gradient: Tensor, settings: Settings) -> None:
-        """One step of the optimizer, with `torch.optim`'s formulas and defaults."""
+        """Run one optimizer step, with the formulas and defaults of `torch.optim`."""
         self.steps += 1
         rate, parameter, first = settings.learning_rate, self.current.flat, self.moments[0].flat
         if settings.clip is not None:
@@ -274,7 +274,7 @@ class Stack:
         elif self.optimizer == "rmsprop":
             first.mul_(0.99).addcmul_(gradient, gradient, value=0.01)
             parameter.sub_(gradient.mul_(rate).div_(first.sqrt().add_(1e-8)))
-        else:  # with weight decay, AdamW
+        else:  # Adam, or AdamW with weight decay
             second = self.moments[1].flat
             first.lerp_(gradient, 1 - 0.9)
             second.mul_(0.999).addcmul_(gradient, gradient, value=1 - 0.999)
@@ -284,7 +284,7 @@ class Stack:
             parameter.sub_((first * (rate / (1 - 0.9**self.steps))).div_(spread))
 
     def evaluate(self, index: Tensor, models: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the error and the mean cross-entropy of each network, weighted if examples are.
+        """Return the error and the mean cross-entropy of each network, with example weights.
 
         Args:
             index: Examples, shape (models, examples).
@@ -292,7 +292,7 @@ class Stack:
 
         """
         judged = list(self._judged(index, models))
-        # Sum all at once: partial sums would round by how many networks are judged together.
+        # Sum at once: rounding of partial sums would depend on how many networks are evaluated.
         mistaken = torch.cat([mistaken for mistaken, _ in judged], 1).double()
         loss = torch.cat([loss for _, loss in judged], 1).double()
         if self.examples.weights is None:
@@ -307,7 +307,7 @@ class Stack:
         return torch.cat([mistaken for mistaken, _ in self._judged(index, models)], 1)
 
     def _judged(self, index: Tensor, models: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield, some examples at a time, which are mistaken, and their cross-entropies."""
+        """Yield, chunk by chunk, which examples are misclassified and their cross-entropies."""
         parameters = self.evaluated(models)
         for rows in index.split(max(1, _EVALUATED_AT_ONCE // len(index)), 1):
             logits = self.logits_of(rows, parameters)
@@ -316,19 +316,18 @@ class Stack:
             yield (logits.argmax(-1) != target) | ~loss.isfinite(), loss
 
 
-# On a CPU, products of matrices that are not aligned to a cache line (64 bytes) round differently,
-# but a network's result must not depend on its place in the stack. So the inputs and outputs of
-# every product are aligned.
-_LINE = 16  # numbers
+# On a CPU, the rounding of a matrix product depends on its alignment to cache lines (64 bytes), but
+# a network's result must not depend on its position in the stack. So all operands are aligned.
+_LINE = 16  # elements
 
 
 class Rows:
-    """A number for each parameter of each network: a row per network, and views of its layers.
+    """One value per parameter of each network, in one row per network, with views of the layers.
 
     Attributes:
-        flat: All numbers, shape (models, numbers), so that one operation updates all layers.
+        flat: All values, shape (models, values), so that one operation updates all layers.
         tensors: Views of it: the weights (models, in, out) and biases (models, 1, out) of each
-            layer in turn, each aligned.
+            layer in turn, aligned to cache lines.
 
     """
 
@@ -353,7 +352,7 @@ class Rows:
 
 
 def _whole_lines(index: Tensor) -> Tensor:
-    """The columns, padded with the first to whole lines."""
+    """Return the columns, padded with the first one to whole cache lines."""
     missing = -index.shape[1] % _LINE
     return torch.cat((index, index[:, :1].expand(-1, missing)), 1) if missing else index
 
@@ -368,7 +367,7 @@ class Settings:
         momentum: Classical momentum.
         clip: The largest norm of a gradient; None for no limit.
         weight_decay: AdamW's, for "adam"; None for none.
-        live: 1, or -1 for a network that need not be trained; None if all are to be.
+        live: 1, or -1 for an idle network; None if all are trained.
 
     """
 

@@ -1,1 +1,1 @@
-"""Any `torch.nn.Module`: one CUDA graph per trial on a GPU, one process per core on a CPU."""
+"""Training of any `torch.nn.Module`: a CUDA graph per slot on GPUs, a process per core on CPUs."""

@@ -1,4 +1,4 @@
-"""Checks that a training fits its data, by a step on one small batch before anything is trained."""
+"""Checks that a training fits its data: one step on a small batch before the search starts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pseudograd.fleet.modules.examples import Examples, prepared
 from pseudograd.fleet.modules.training import Training, seeded
 from pseudograd.words import first_line
 
-_TRIED = 4  # examples
-_SAID = 200  # characters of an error's message that are shown
+_TRIED = 4  # examples in the batch
+_SAID = 200  # maximum length of an error message shown to the user
 
 
 def check_training(training: Training, examples: Examples) -> int:
-    """Try a step on a small batch; return the number of the network's classes.
+    """Try a step on a small batch; return the number of classes.
 
     Raises:
-        ValueError: If something does not fit, in one sentence.
+        ValueError: If network, data, loss or optimizer do not fit together.
 
     """
     _check_parts(training, examples)
@@ -44,21 +44,21 @@ def check_training(training: Training, examples: Examples) -> int:
 
 
 def _check_optimizer(training: Training, module: nn.Module) -> None:
-    """Try a step of the optimizer, after a backward pass."""
+    """Try an optimizer step with the gradients of the backward pass."""
     name = getattr(training.optimizer, "__name__", repr(training.optimizer))
     settings = training.optimizer_settings
     try:
         optimizer = training.optimizer(module.parameters(), lr=1e-3, **settings)
     except Exception as problem:
         raise ValueError(
-            f"optimizer must take the other keyword arguments, {dict(settings)}, but {name} fails "
+            f"optimizer must accept the keyword arguments {dict(settings)}, but {name} fails "
             f"({_said(problem)})"
         ) from problem
     try:
         optimizer.step()
     except Exception as problem:
         raise ValueError(
-            f"optimizer must make steps from gradients alone, but {name} fails ({_said(problem)})"
+            f"optimizer.step() must need no arguments, but {name} fails ({_said(problem)})"
         ) from problem
 
 
@@ -73,8 +73,8 @@ def _check_parts(training: Training, examples: Examples) -> None:
     stops = training.patience is not None
     if not 0 < (2 if stops else 1) * (held_out := round(share * count)) < count:
         raise ValueError(
-            f"validation must hold out some of the {count} training examples{' twice' * stops}, "
-            f"and leave others to train on, but {share} of them is {held_out}"
+            f"validation must hold out some of the {count} training examples{' twice' * stops} "
+            f"and leave some to train on, but {share} of them is {held_out}"
         )
 
 
@@ -111,7 +111,7 @@ def _augmented(training: Training, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
         not isinstance(new, Tensor) or len(new) != len(old)
         for new, old in zip(changed, inputs, strict=True)
     ):
-        raise ValueError("augment must return a batch like the one it gets, with as many examples")
+        raise ValueError("augment must return as many inputs and examples as it is given")
     return changed
 
 
@@ -140,7 +140,7 @@ def _classes(logits: Tensor, labels: Tensor, training: Training, examples: Examp
         part = "train" if where < examples.train_size else "test"
         raise ValueError(
             f"network has {classes} outputs, but {part} has the label {int(counted.max())}: labels "
-            f"count from 0, so it needs {int(counted.max()) + 1} outputs, or other labels"
+            f"start at 0, so give it {int(counted.max()) + 1} outputs or change the labels"
         )
     weights = training.class_weights
     if weights is not None and len(weights) != classes:

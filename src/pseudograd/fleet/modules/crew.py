@@ -1,4 +1,4 @@
-"""The slots of a GPU: made while others train, filled with one trial after the other."""
+"""The slots of a GPU: each is captured while others train, and then runs trial after trial."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial
 from pseudograd.words import first_line
 
-_SLOTS = 8  # more gain nothing on an H200, even for small networks
-_NAP = 5e-5  # seconds that other threads get while all slots wait for the GPU
-_REASON = 200  # characters of an error's message that are shown
-_SHARE = 0.8  # of the free memory that slots may take
+_SLOTS = 8  # more are no faster on an H200, even for small networks
+_NAP = 5e-5  # seconds to sleep while all slots wait for the GPU
+_REASON = 200  # maximum length of an error message shown to the user
+_SHARE = 0.8  # fraction of the free memory that slots may use
 
 
 class Crew:
@@ -34,9 +34,9 @@ class Crew:
     Args:
         training: The network and how it is trained.
         examples: The data.
-        recipe: The trials' recipe.
+        recipe: The recipe of the trials.
         device: The GPU.
-        slots: How many trials at once, at most.
+        slots: The maximum number of trials at once.
         keep_parameters: Whether outcomes of retraining carry the weights.
 
     """
@@ -54,13 +54,13 @@ class Crew:
         self.most, self.keep_parameters = slots or _SLOTS, keep_parameters
         self.tell: Callable[[str], None] = lambda _: None
         self.slots: list[Slot] = []
-        self._drawn: dict[int, Future[list[Tensor]]] = {}  # initial weights of the next trial
-        # More hardware queues, for more than eight streams; must be set before CUDA starts.
+        self._drawn: dict[int, Future[list[Tensor]]] = {}  # initial weights of coming trials
+        # The default of 8 hardware queues is too few; must be set before CUDA initializes.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         self.compiled = training.compile
 
     def through(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-        """Train the pending trials, and yield outcomes as they come."""
+        """Train the pending trials, and yield each outcome when its trial ends."""
         with (
             torch.cuda.device(self.device),
             precision(self.recipe.precision),
@@ -87,7 +87,7 @@ class Crew:
                             del running[slot]
                             yield ended.value
                             idle = False
-                # All slots wait for the GPU, so there is time to make another.
+                # The host is idle, so use the time to capture another slot.
                 if idle and pending and len(self.slots) < self.most:
                     self._add_slot(source, pending[0])
                 elif not running and not pending:
@@ -96,7 +96,7 @@ class Crew:
                     time.sleep(_NAP)
 
     def _initial(self, coming: list[Trial]) -> list[Tensor]:
-        """Return the first trial's weights; a thread draws the others' while the GPU is busy."""
+        """Return the first trial's initial weights; a thread draws those of the others ahead."""
         seeds = dict.fromkeys(trial.seed for trial in coming)
         self._drawn = {
             seed: self._drawn.get(seed) or self._drawing.submit(self._draw, seed) for seed in seeds
@@ -114,10 +114,10 @@ class Crew:
         return lambda _: taker
 
     def _add_slot(self, source: Callable[[int], Taker], trial: Trial) -> None:
-        """Make a slot for trials like this one, if there is memory for it."""
+        """Capture a slot for trials like this one, if there is memory for it."""
         cut = self.examples.parts(self.recipe, trial.split)
         try:
-            with seeded(0):  # compiling uses PyTorch's generator, so no weights are drawn meanwhile
+            with seeded(0):  # keeps `_draw` from using the CPU generator during compilation
                 slot = Slot(
                     self.training, source, self.recipe, cut, self.device, self.compiled,
                     lean=not self.slots,

@@ -28,13 +28,13 @@ class Examples:
 
     Attributes:
         name: The name that recipes refer to.
-        inputs: The network's inputs, one tensor per argument, a row per example; () if they are
+        inputs: The network's inputs, one tensor per argument, one row per example; () if they are
             read from ``source``.
         labels: Class indices, shape (examples) or, for sequences and images, (examples, ...).
         train_size: The number of training examples; the rest is the test set.
-        source: Reads the inputs of an example, if they do not fit into memory or differ each time
-            they are read.
-        notes: What was done to the data.
+        source: Reads the inputs of an example, if they do not fit into memory or change from one
+            read to the next.
+        notes: Remarks for the user on how the data is used.
 
     """
 
@@ -51,11 +51,11 @@ class Examples:
 
         Args:
             train: A pair of inputs and labels, or a map-style `torch.utils.data.Dataset` of such
-                pairs. Inputs are a tensor or array with a row per example, or a tuple of these if
+                pairs. Inputs are a tensor or array with one row per example, or a tuple of these if
                 the network takes several arguments.
             test: The test set, in the same form.
             name: A name for the data.
-            ignore_index: A label that does not count.
+            ignore_index: The label to ignore.
 
         Example:
             >>> x, y = torch.rand(10, 3, 8, 8), torch.arange(10) % 2
@@ -68,12 +68,12 @@ class Examples:
         first, second = both
         if first.shapes != second.shapes:
             raise ValueError(
-                f"test must have inputs of the shape that train has, {_shown(first.shapes)}, not "
+                f"test must have inputs of the same shape as train, {_shown(first.shapes)}, not "
                 f"{_shown(second.shapes)}"
             )
         if first.labels.shape[1:] != second.labels.shape[1:]:
             raise ValueError(
-                "test must have labels of the shape that train has per example, "
+                "test must have labels of the same shape per example as train, "
                 f"{tuple(first.labels.shape[1:])}, not {tuple(second.labels.shape[1:])}"
             )
         labels = torch.cat([part.labels for part in both])
@@ -96,7 +96,7 @@ class Examples:
 
     @property
     def arrays(self) -> list[np.ndarray[Any, Any]]:
-        """The inputs and then the labels, as other processes can share them."""
+        """The inputs, then the labels, as arrays that can be shared between processes."""
         return [tensor.numpy() for tensor in (*self.inputs, self.labels)]
 
     @classmethod
@@ -107,7 +107,7 @@ class Examples:
         train_size: int,
         source: Sequence[tuple[Tensor, ...]] | None,
     ) -> Examples:
-        """Return examples around the `arrays` of another process, which are never written to."""
+        """Return examples that use the `arrays` of another process without copying them."""
         *inputs, labels = read_only(arrays)
         return cls(name, tuple(inputs), labels, train_size, source)
 
@@ -133,7 +133,7 @@ class Examples:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """The SHA-256 of the inputs and the labels; of some inputs if they are read each time."""
+        """The SHA-256 of inputs and labels; a source is sampled."""
         digest = hashlib.sha256()
         if self.source is not None:
             digest.update(f"{self.source!r}".encode() + _sampled(self.source))
@@ -142,9 +142,9 @@ class Examples:
         return digest.hexdigest()
 
     def parts(self, recipe: ModuleRecipe, split: Split) -> Parts:
-        """Return which examples train, stop and judge a trial of a split, as `Split.indices` does.
+        """Return the examples of each role, as `Split.indices` does.
 
-        All parts have their share of each class, where every example has one.
+        All parts are stratified if every example has one label.
         """
         labels = self.labels[: self.train_size]
         has_classes = labels.dim() == 1 and bool((labels >= 0).all())
@@ -159,12 +159,12 @@ class Examples:
         return Parts(cut.train, cut.stop, test if split.retrain else cut.judge)
 
 
-_READ_AGAIN = 256  # examples that show whether a Dataset is the same each time
-_HASHED = 16  # examples of a Dataset that is read each time
+_READ_AGAIN = 256  # examples read twice, to see whether a Dataset changes between reads
+_HASHED = 16  # examples of a source that go into its hash
 
 
 class _Part:
-    """A training or test set: labels in memory, inputs too where they fit."""
+    """A training or test set: labels in memory, and inputs too if they fit."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class _Part:
 
     @classmethod
     def _read(cls, given: Any, which: str) -> _Part:
-        """Read a Dataset into memory, unless it is too large or differs each time it is read."""
+        """Read a Dataset into memory, unless it is too large or changes between reads."""
         from pseudograd.data.memory import available
 
         if not len(given):
@@ -222,14 +222,14 @@ class _Part:
                 raise ValueError(
                     f"{which} must have examples of one shape, but example {at} has "
                     f"{_shown([one.shape for one in inputs])} and example 0 has {_shown(shapes)}: "
-                    "pad or crop them to one"
+                    "pad or crop them"
                 )
             labels.append(label)
             if keep:
                 for column, one in zip(columns, inputs, strict=True):
                     column.append(one)
         targets = _labels(torch.stack(labels), which)
-        # A Dataset that draws random numbers must be read again in every epoch.
+        # A Dataset with random transforms must be read again in every epoch.
         same = _random_state() == before and all(
             torch.equal(old[at], new)
             for at in range(0, len(given), -(-len(given) // _READ_AGAIN))
@@ -238,7 +238,7 @@ class _Part:
         if keep and same:
             return cls(tuple(torch.stack(column) for column in columns), targets)
         why = (
-            "is larger than a third of the free memory" if same else "differs each time it is read"
+            "is larger than a third of the free memory" if same else "changes each time it is read"
         )
         note = f"{which} {why}, so its examples are read again in every epoch"
         return cls((), targets, given, (note,))
@@ -275,8 +275,8 @@ class _Part:
 
 def _not_finite(which: str, at: int) -> ValueError:
     return ValueError(
-        f"{which} must have finite inputs, but example {at} has NaN or infinity: fill these in or "
-        "leave the example out"
+        f"{which} must have finite inputs, but example {at} has NaN or infinity: replace these or "
+        "drop the example"
     )
 
 
@@ -285,7 +285,7 @@ def _is_other_float(tensor: Tensor) -> bool:
 
 
 class _Joined(Sequence[tuple[Tensor, ...]]):
-    """The inputs of the training and the test set, one after the other, read on demand."""
+    """The inputs of the training set followed by those of the test set, read on demand."""
 
     def __init__(self, first: _Part, second: _Part) -> None:
         self.first, self.second = first, second
@@ -302,14 +302,14 @@ class _Joined(Sequence[tuple[Tensor, ...]]):
 
 
 def _random_state() -> tuple[Any, ...]:
-    """Return the states of the generators that transforms usually draw from."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002, users' transforms use it
+    """Return the states of the global generators that transforms usually draw from."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002, since transforms use it
     drawn = torch.get_rng_state().numpy().tobytes()
     return drawn, random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
 
 def _sampled(source: Sequence[tuple[Tensor, ...]]) -> bytes:
-    """Return some examples of a source as bytes, if they are the same whenever a seed is."""
+    """Return some examples of a source as bytes, or b"" if they differ under the same seed."""
 
     def read() -> bytes:
         with seeded(0):
@@ -348,7 +348,7 @@ def _example(source: Any, at: int, which: str) -> tuple[tuple[Tensor, ...], Tens
 def _tensor(given: Any, what: str) -> Tensor:
     if type(given).__module__.startswith("PIL."):
         raise ValueError(
-            f"{what} must be tensors or arrays, not images of Pillow: give the Dataset a transform "
+            f"{what} must be tensors or arrays, not Pillow images: give the Dataset a transform "
             "such as torchvision.transforms.PILToTensor()"
         )
     try:
@@ -374,12 +374,12 @@ def _shown(shapes: Sequence[Sequence[int]]) -> str:
 
 
 def read_only(arrays: Iterable[np.ndarray[Any, Any]]) -> list[Tensor]:
-    """Return tensors around arrays that must not be written to, without PyTorch's warning."""
+    """Return tensors that share memory with read-only arrays, without PyTorch's warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [torch.from_numpy(array) for array in arrays]
 
 
 def prepared(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return a batch as the network takes it: bytes become numbers in [0, 1]."""
+    """Return a batch with bytes scaled to [0, 1], as `ToTensor` does."""
     return tuple(one.float() / 255 if one.dtype == torch.uint8 else one for one in inputs)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from pseudograd.fleet.modules.examples import Examples
 
-_READERS, _BATCHES_AHEAD = 2, 4  # of data that is read on the host
+_READERS, _BATCHES_AHEAD = 2, 4  # threads and prefetched batches of data read on the host
 
 
 class Resident:
-    """Examples in a device's memory, from which a step gathers its rows.
+    """Examples in device memory, from which each step gathers its rows.
 
     Args:
         examples: The examples.
@@ -29,24 +29,24 @@ class Resident:
 
 
 class Taker:
-    """Gives a captured step its batch."""
+    """Provides the batches of a captured step from resident data."""
 
     def __init__(self, data: Resident) -> None:
         self.data = data
 
     def take(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the inputs and the labels of rows on the device."""
+        """Return the inputs and labels of these rows, on the device."""
         inputs = tuple(one.index_select(0, rows) for one in self.data.inputs)
         return inputs, self.data.labels.index_select(0, rows)
 
     def feed(self, rows: Tensor) -> Iterator[None]:
-        """Copy each batch of rows to the device before its step."""
+        """Do nothing before each step: the data is on the device."""
         while True:
             yield
 
 
 class Streamed(Taker):
-    """Gives a captured step batches that are read on the host a few steps ahead, and pinned.
+    """Provides batches that host threads prefetch into pinned memory.
 
     Args:
         examples: The examples.
@@ -63,7 +63,7 @@ class Streamed(Taker):
         self.readers = ThreadPoolExecutor(_READERS)
 
     def take(self, rows: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the batch that was copied to the device last."""
+        """Return the batch that was last copied to the device."""
         return self.inputs, self.labels
 
     def feed(self, rows: Tensor) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Trials of any module in, outcomes out: graphs on GPUs, processes on CPUs."""
+"""The fleet of any module: CUDA graphs on GPUs, processes on CPUs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 class ModuleFleet:
     """Trains trials of any network, several at once.
 
-    On a GPU every trial is a CUDA graph on a stream of its own; on a CPU, a process. An outcome
-    depends on its trial alone: to the last bit on a CPU, and on a GPU as far as the kernels that
-    PyTorch picks are deterministic. In a ``with`` block, processes stay from one run to the next.
+    On a GPU, trials run as CUDA graphs, each on its own stream; on a CPU, in processes. An outcome
+    depends only on its trial: bit for bit on a CPU, and on a GPU as far as the kernels that PyTorch
+    picks are deterministic. In a ``with`` block, processes are reused from one run to the next.
 
     Args:
         training: The network and how it is trained.
         examples: The data.
         device: Where to train: "cpu", "cuda", ..., or several of these, which share the trials.
-        slots: How many trials at once: per GPU (8, or as many as fit), or processes on a CPU (one
-            per PyTorch thread).
+        slots: How many trials to train at once on each GPU (by default 8, or as many as fit), or
+            processes on a CPU (by default one per PyTorch thread).
         keep_parameters: Whether outcomes of retraining, and of bagged splits, carry the weights.
 
     Attributes:
@@ -81,12 +81,13 @@ class ModuleFleet:
             self._processes = None
 
     def run(self, trials: Iterable[Trial], stop: Stop = never) -> Iterator[Outcome]:
-        """Train the trials; yield each one's outcome as it ends.
+        """Train the trials, and yield each outcome when its trial ends.
 
         Args:
-            trials: All of one recipe. A deque is taken from as slots become free, and may be added
-                to meanwhile.
-            stop: Asked between steps or epochs. Once it says True, trials under way are dropped.
+            trials: Trials of one recipe. If it is a deque, trials are popped from it as slots
+                become free, and you may append more.
+            stop: Called between steps or epochs. Once it returns True, unfinished trials are
+                dropped.
 
         """
         pending = trials if isinstance(trials, deque) else deque(trials)
@@ -105,7 +106,7 @@ class ModuleFleet:
             yield from side_by_side(works[: len(pending)], stop)
 
     def _recipe(self, pending: deque[Trial]) -> ModuleRecipe:
-        """Return the recipe that all trials share, which must be of this training and data."""
+        """Return the recipe that all trials share, after comparing it with training and data."""
         recipe = module_recipe(pending[0])
         if any(trial.recipe != recipe for trial in pending):
             raise ValueError("trials of one fleet must share a recipe")
@@ -115,13 +116,13 @@ class ModuleFleet:
             theirs, mine = getattr(recipe, field.name), getattr(ours, field.name)
             if theirs != mine:
                 raise ValueError(
-                    f"trials are of another training: their {field.name} is {theirs!r}, the "
+                    f"trials belong to another training: their {field.name} is {theirs!r}, but the "
                     f"fleet's is {mine!r}"
                 )
         if recipe.data_hash and not self.examples.sha256.startswith(recipe.data_hash):
             raise ValueError(
-                f"trials are of data whose hash begins with {recipe.data_hash}, the fleet's begins "
-                f"with {self.examples.sha256[:16]}: use the same data"
+                f"trials need data with a hash that begins with {recipe.data_hash}, but the "
+                f"fleet's begins with {self.examples.sha256[:16]}: use the same data"
             )
         return recipe
 
@@ -174,7 +175,7 @@ class ModuleFleet:
                     self._close()
             return
         before = torch.get_num_threads()
-        torch.set_num_threads(1)  # sums round by the number of threads
+        torch.set_num_threads(1)  # rounding depends on the number of threads
         try:
             yield from self._one_by_one(torch.device("cpu"), pending, stop)
         finally:

@@ -1,10 +1,9 @@
-"""Trials on a GPU: one CUDA graph per trial, several on streams of their own.
+"""Trials on a GPU: slots with captured CUDA graphs, each on its own stream.
 
-A step of a small network is many short kernels, which Python launches more slowly than a GPU runs
-them. A graph launches a whole step at once, and graphs of several trials fill the GPU. Everything
-that differs from step to step (examples, learning rate, k) is read from tables on the device by a
-counter on the device. So a step needs nothing from the host, and the next trial needs only new
-tables and weights.
+Small networks are bound by launch overhead: a step is many short kernels. A graph launches a whole
+step at once, and the graphs of several slots fill the GPU. Everything that changes from step to
+step (examples, learning rate, k) is read from tables on the device, indexed by a counter on the
+device. So a step needs nothing from the host, and the next trial needs only new tables and weights.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from pseudograd.fleet.splits import Parts
 from pseudograd.fleet.trial import Outcome, Trial
 
 _STEPS_AT_ONCE = 4  # steps that a slot launches before the next slot's turn
-_STEPS_AHEAD = 16  # steps that the host may be ahead of the GPU, so that it can still stop
-_WARM_UPS = 3  # steps before a capture, in which libraries choose and compile their kernels
+_STEPS_AHEAD = 16  # steps that the host may run ahead of the GPU, bounded so that it can stop
+_WARM_UPS = 3  # steps before capture, in which libraries select and compile their kernels
 _EVALUATED = 4  # training batches per evaluation batch
 
-# Their state is all zeros before the first step, so setting it to zero begins a training.
+# Optimizers whose state starts as zeros, so that zeroing it resets them.
 _RESETTABLE = (
     torch.optim.SGD,
     torch.optim.Adam,
@@ -55,20 +54,20 @@ _RESETTABLE = (
 
 
 class Uncapturable(Exception):
-    """A training that cannot be a CUDA graph, and why."""
+    """Raised with the reason if a training cannot be captured as a CUDA graph."""
 
 
 class Slot:
-    """A network, its optimizer and its captured steps, which trials use one after the other.
+    """A network, its optimizer and its captured steps, reused by one trial after another.
 
     Args:
         training: The network and how it is trained.
         source: Returns a `Taker` for a batch size.
-        recipe: The trials' recipe.
-        cut: Examples by role, of which all trials have equally many.
-        device: Where it is.
+        recipe: The recipe of the trials.
+        cut: The examples by role; their numbers are the same for all trials.
+        device: The GPU.
         compiled: Whether to compile the network.
-        lean: Whether to free unused memory first, which synchronizes the GPU.
+        lean: Whether to empty the allocator's cache first, which synchronizes the GPU.
 
     """
 
@@ -85,7 +84,7 @@ class Slot:
         self.training, self.recipe, self.device = training, recipe, device
         self.steps, self.size = batches(len(cut.train), recipe.batch_size)
         self.stream = torch.cuda.Stream(device)
-        self.generator = torch.Generator(device)  # of dropout and augmentation
+        self.generator = torch.Generator(device)  # for dropout and augmentation
         with torch.cuda.device(device), torch.cuda.stream(self.stream):
             self._allocate(source, cut, compiled)
             with self._own_noise():
@@ -102,15 +101,15 @@ class Slot:
         self.forward: Callable[..., Tensor] = (
             torch.compile(self.module) if compiled else self.module
         )
-        # The step's own learning rate and k: one row of the table.
+        # Learning rate and k of the current step: one row of the table.
         self.now = torch.zeros(1, 2, device=device)
         self.table = torch.tensor([0.0, 1.0], device=device).repeat(total, 1)
-        self.counters = torch.zeros(2, dtype=torch.int64, device=device)  # training, epoch
+        self.counters = torch.zeros(2, dtype=torch.int64, device=device)  # step of training, epoch
         self.seed, self.epoch = torch.zeros(2, 1, dtype=torch.int64, device=device)
         self.order = torch.zeros(self.steps, self.size, dtype=torch.int64, device=device)
         self.train_rows = torch.zeros(len(cut.train), dtype=torch.int64, device=device)
         self.optimizer = capturable_optimizer(self.training, self.module, self.now[0, 0])
-        # Evaluation: rows in batches, the last one filled up with rows that do not count.
+        # Evaluation: rows in batches; the last batch is padded with rows that do not count.
         most = max(len(cut.stop), len(cut.judge))
         self.evaluated = min(most, _EVALUATED * self.size)
         self.judged_batch = source(self.evaluated)
@@ -120,7 +119,7 @@ class Slot:
         self.matters = torch.zeros(rounds, self.evaluated, dtype=torch.bool, device=device)
         labels = self.judged_batch.take(self.rows[0])[1]
         self.wrong = torch.zeros(rounds, *labels.shape, dtype=torch.bool, device=device)
-        # Labels that count, their cross-entropy, how many are wrong, and the last step's loss.
+        # Number of labels that count, their cross-entropy, mistakes, and the last step's loss.
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
         self.best = [torch.empty_like(one) for one in self._state()]
 
@@ -143,7 +142,7 @@ class Slot:
 
     @contextmanager
     def _own_noise(self) -> Iterator[None]:
-        """Let dropout and augmentation draw from the slot's generator, in its graphs too."""
+        """Make dropout and augmentation draw from the slot's generator, also in its graphs."""
         usual = torch.cuda.default_generators[self.device.index or 0]
         before = usual.graphsafe_get_state()
         usual.graphsafe_set_state(self.generator)
@@ -157,8 +156,8 @@ class Slot:
         for counter in (self.counters, self.epoch, self.round):
             counter.zero_()
         graph = torch.cuda.CUDAGraph()
-        # On its own stream, so that no two graphs share a workspace of cuBLAS; without the context
-        # manager torch.cuda.graph, which waits until the GPU has nothing to do.
+        # Captured on the slot's stream, so that no two graphs share a cuBLAS workspace, and without
+        # the context manager torch.cuda.graph, which synchronizes the GPU.
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             step()
@@ -167,7 +166,7 @@ class Slot:
         return graph
 
     def _step(self) -> None:
-        """One step of training, as in `loop.train`."""
+        """Run one training step, as in `loop.train`."""
         torch.index_select(self.table, 0, self.counters[:1], out=self.now)
         rows = self.order.index_select(0, self.counters[1:])[0]
         inputs, labels = self.batch.take(rows)
@@ -184,7 +183,7 @@ class Slot:
         self.counters.add_(1)
 
     def _shuffle(self) -> None:
-        """Draw the order of an epoch, as `loop.train` does."""
+        """Shuffle the examples for an epoch, as in `loop.train`."""
         order = randomness.order(self.seed, self.epoch, len(self.train_rows))
         taken = self.train_rows[order[0, : self.steps * self.size]]
         self.order.copy_(taken.reshape(self.steps, self.size))
@@ -193,7 +192,7 @@ class Slot:
 
     @torch.no_grad()
     def _evaluate_batch(self) -> None:
-        """One batch of evaluation, as in `loop.evaluate`."""
+        """Evaluate one batch, as in `loop.evaluate`."""
         rows = self.rows.index_select(0, self.round)[0]
         inputs, labels = self.judged_batch.take(rows)
         self.module.eval()
@@ -216,7 +215,7 @@ class Slot:
     def run(
         self, trial: Trial, cut: Parts, initial: list[Tensor], keep_parameters: bool
     ) -> Generator[bool, None, Outcome]:
-        """Train a trial; yields so that other slots can launch, True after launching a step."""
+        """Train a trial; yield True after launching steps, and False while waiting for the GPU."""
         course = Course(trial, self.recipe)
         watched = watched_rows(cut, trial)
         self._begin(trial, cut, initial)
@@ -235,7 +234,7 @@ class Slot:
         if self.recipe.patience is not None:
             last = self._on_cpu() if keep_parameters else None
             torch._foreach_copy_(self._state(), self.best)
-        # Without patience the last epoch counts, which may have been judged already.
+        # Without patience the last epoch counts, which may already have been evaluated.
         if self.recipe.patience is not None or watched is not cut.judge:
             self._watch(cut.judge)
             yield from self._evaluate()
@@ -264,7 +263,7 @@ class Slot:
         self.counters.zero_()
 
     def _watch(self, rows: Tensor) -> None:
-        """Make these the examples to judge."""
+        """Set the examples to evaluate."""
         count = len(rows)
         self.rounds = -(-count // self.evaluated)
         flat, mark = self.rows.reshape(-1), self.matters.reshape(-1)
@@ -274,7 +273,7 @@ class Slot:
         mark[count:] = False
 
     def _evaluate(self) -> Generator[bool, None, None]:
-        """Judge the network on the watched examples: the flags and sums are then on the device."""
+        """Evaluate the network on the watched examples; mask and sums stay on the device."""
         self.round.zero_()
         self.sums[:3].zero_()
         feed = self.judged_batch.feed(self.rows[: self.rounds])
@@ -283,7 +282,7 @@ class Slot:
     def _replay(
         self, graph: torch.cuda.CUDAGraph, times: int, feed: Iterator[None]
     ) -> Generator[bool, None, None]:
-        """Launch steps, not too far ahead of the GPU."""
+        """Replay a graph, without running too far ahead of the GPU."""
         behind: deque[torch.cuda.Event] = deque()
         for at in range(times):
             next(feed)
@@ -296,7 +295,7 @@ class Slot:
                     yield from _done(behind.popleft())
 
     def _read(self, tensor: Tensor) -> Generator[bool, None, Tensor]:
-        """Return a tensor on the host, while other slots go on."""
+        """Copy a tensor to the host while other slots continue."""
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         copy.copy_(tensor, non_blocking=True)
         yield from _done(self.stream.record_event())
@@ -304,7 +303,7 @@ class Slot:
 
 
 def _done(event: torch.cuda.Event) -> Generator[bool, None, None]:
-    """Wait for the GPU; yields False meanwhile."""
+    """Yield False until the GPU has reached the event."""
     while not event.query():
         yield False
 
@@ -317,7 +316,7 @@ def _images_last(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def capturable_optimizer(training: Training, module: nn.Module, rate: Tensor) -> Optimizer:
-    """Return the optimizer in the form that a graph can repeat, its learning rate a tensor."""
+    """Return an optimizer whose steps can be captured, with a tensor as learning rate."""
     try:
         known = inspect.signature(training.optimizer).parameters
     except (TypeError, ValueError):
@@ -331,7 +330,7 @@ def capturable_optimizer(training: Training, module: nn.Module, rate: Tensor) ->
         names = ", ".join(kind.__name__ for kind in _RESETTABLE)
         raise Uncapturable(f"{type(optimizer).__name__} is none of {names}")
     if any(group["lr"] is not rate for group in optimizer.param_groups):
-        raise Uncapturable("groups of parameters have learning rates of their own")
+        raise Uncapturable("parameter groups have their own learning rates")
     if any(group.get("dampening") for group in optimizer.param_groups):
-        raise Uncapturable("the first step with dampening is unlike the others")
+        raise Uncapturable("with dampening, the first step differs from the others")
     return optimizer

@@ -1,4 +1,4 @@
-"""One training of any module, step by step: the loop that CUDA graphs reproduce on a GPU."""
+"""The eager training loop of any module, which CUDA graphs reproduce on a GPU."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts
 from pseudograd.fleet.trial import Outcome, Stop, Trial, never
 
-NOISE = 1 << 40  # keeps the seeds of dropout and augmentation apart from those of the weights
+NOISE = 1 << 40  # offset of the seeds of dropout and augmentation from those of the weights
 
 
 @dataclass
 class Course:
-    """A trial under way: its errors so far, and whether it ends."""
+    """The state of a trial in training: its errors so far, and when to stop."""
 
     trial: Trial
     recipe: ModuleRecipe
@@ -35,7 +35,7 @@ class Course:
     curve: list[float] = field(default_factory=list)
 
     def note(self, error: float | None) -> bool:
-        """Note an epoch's error, if it was measured; return whether to keep its weights."""
+        """Record an epoch's error, if it was measured; return whether to keep its weights."""
         self.epoch += 1
         if error is not None:
             self.curve.append(error)
@@ -45,7 +45,7 @@ class Course:
         return self.best_epoch == self.epoch
 
     def stopped_by(self, finite: bool) -> str | None:
-        """Return why the trial ends now, or None if it goes on."""
+        """Return the reason to end the trial now, or None to continue."""
         if not finite:
             return "diverged"
         patience = self.recipe.patience
@@ -60,12 +60,12 @@ class Course:
         state: dict[str, Tensor] | None,
         last_state: dict[str, Tensor] | None,
     ) -> Outcome:
-        """Return the outcome, given how the kept network did on the judged examples."""
+        """Return the outcome, given the evaluation of the kept network."""
         stop_error = judged.error
         if self.recipe.patience is not None:
             stop_error = min(self.best_error, 1.0)
         elif self.trial.split.retrain:
-            stop_error = 0.0  # not the test error, which must not choose among networks
+            stop_error = 0.0  # not the test error, which must not be used to select networks
         wrong = None
         if self.trial.split.retrain and judged.wrong is not None:
             wrong = tuple(judged.wrong.nonzero()[:, 0].tolist())
@@ -86,12 +86,12 @@ class Course:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A network's errors on some examples.
+    """The evaluation of a network on some examples.
 
     Attributes:
-        error: The share of labels that it gets wrong; those of ignore_index do not count.
+        error: The fraction of labels predicted wrong, without those equal to ignore_index.
         cross_entropy: The mean cross-entropy.
-        wrong: Which labels it gets wrong, flat; None if not wanted.
+        wrong: A flat mask of the labels predicted wrong; None if not needed.
 
     """
 
@@ -101,10 +101,10 @@ class Judged:
 
     @classmethod
     def of(cls, flags: Tensor | None, counted: float, cross_entropy: float, wrong: float) -> Judged:
-        """Return it from flags and from sums over the labels that count."""
+        """Return the evaluation from the mask, and from sums over the labels that count."""
         counted = max(1.0, counted)
         value = cross_entropy / counted
-        if not math.isfinite(value):  # NaN logits have an argmax, too
+        if not math.isfinite(value):  # NaN logits have an argmax too
             return cls(1.0, math.inf, None if flags is None else torch.ones_like(flags))
         return cls(wrong / counted, value, flags)
 
@@ -146,15 +146,15 @@ def train(
     stop: Stop = never,
     keep_parameters: bool = False,
 ) -> Outcome | None:
-    """Train one network from its seed, and return its outcome; None if told to stop.
+    """Train one network from its seed; return its outcome, or None if stopped.
 
     Args:
         training: The network and how it is trained.
         examples: The data.
-        trial: k, learning rate, split and seed, and a recipe whose epochs and patience hold: a
-            sweep shortens them.
+        trial: The trial. Its recipe's epochs and patience override those of ``training``: a sweep
+            shortens them.
         device: Where to train.
-        stop: Asked after every epoch.
+        stop: Called after every epoch.
         keep_parameters: Whether the outcome carries the weights.
 
     """
@@ -170,7 +170,7 @@ def train(
         optimizer = training.optimizer(
             module.parameters(), lr=trial.learning_rate, **training.optimizer_settings
         )
-        # Groups of parameters may have learning rates of their own, relative to the trial's.
+        # Keep the ratio of each parameter group's learning rate to the trial's.
         relative = [group["lr"] / trial.learning_rate for group in optimizer.param_groups]
         best: dict[str, Tensor] = {}
         while not stop():
@@ -209,7 +209,7 @@ def train(
 
 
 def watched_rows(cut: Parts, trial: Trial) -> Tensor:
-    """Return the examples that are judged after each epoch: never the test set."""
+    """Return the examples to evaluate after each epoch, never the test set."""
     if len(cut.stop) or trial.split.retrain:
         return cut.stop
     return cut.judge
@@ -219,7 +219,7 @@ def watched_rows(cut: Parts, trial: Trial) -> Tensor:
 def evaluate(
     training: Training, module: nn.Module, examples: Examples, rows: Tensor, device: torch.device
 ) -> Judged:
-    """Return a network's errors on some examples."""
+    """Evaluate a network on some examples."""
     wrong, counted, total = [], 0, 0.0
     for some, logits in _logits(training, module, examples, rows, device):
         labels = examples.labels[some].to(device)
@@ -237,7 +237,7 @@ def evaluate(
 def predict(
     training: Training, module: nn.Module, examples: Examples, rows: Tensor, device: torch.device
 ) -> Tensor:
-    """Return the probabilities of the classes, (rows, classes) or (rows, classes, ...)."""
+    """Return class probabilities, shape (rows, classes) or (rows, classes, ...)."""
     with precision(training.precision):
         found = _logits(training, module, examples, rows, device)
         return torch.cat([logits.softmax(1).cpu() for _, logits in found])
@@ -246,7 +246,7 @@ def predict(
 def _logits(
     training: Training, module: nn.Module, examples: Examples, rows: Tensor, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the float32 logits of examples in evaluation mode, a batch of rows at a time."""
+    """Yield batches of rows with their float32 logits, in evaluation mode."""
     module.eval()
     for some in rows.split(training.batch_size):
         inputs = tuple(one.to(device) for one in examples.batch(some))
@@ -259,7 +259,7 @@ def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @contextmanager
 def _deterministic_noise(seed: int, device: torch.device) -> Iterator[None]:
-    """Let dropout and augmentation depend on the seed alone."""
+    """Seed the generators that dropout and augmentation draw from."""
     with seeded((seed + NOISE) % 2**63):
         if device.type == "cuda":
             torch.cuda.manual_seed((seed + NOISE) % 2**63)
@@ -268,7 +268,7 @@ def _deterministic_noise(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def precision(name: str) -> Iterator[None]:
-    """Set how PyTorch multiplies float32 numbers on a GPU, and leave it as it was."""
+    """Allow or forbid TF32 on GPUs inside the block."""
     if not torch.cuda.is_available():
         yield
         return

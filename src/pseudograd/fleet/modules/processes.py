@@ -1,4 +1,4 @@
-"""Trials on a CPU: one process per core. A process that dies costs only the trials under way."""
+"""Trials on a CPU: one process per core. If a process dies, only unfinished trials are retried."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from pseudograd.fleet.modules.loop import kept, train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.trial import Outcome, Stop, Trial
 
-_MOST_LOSSES = 3  # times that a trial may die with its process before the run gives up
-_LOOK_AROUND = 0.2  # seconds between checks of whether to stop
+_MOST_LOSSES = 3  # a run gives up when a trial's process has died this often
+_LOOK_AROUND = 0.2  # seconds between polls of `stop` and of the parent process
 
 
 class Processes:
-    """Worker processes that train trials, until they are closed.
+    """A pool of worker processes that train trials.
 
-    Functions are sent by cloudpickle, so they may be lambdas and classes of a script; tensors are
+    Functions are sent by cloudpickle, so lambdas and classes defined in a script work; tensors are
     shared as memory-mapped files.
 
     Args:
         training: The network and how it is trained.
         examples: The data.
         keep_parameters: Whether outcomes of retraining carry the weights.
-        count: How many processes.
+        count: The number of processes.
 
     """
 
@@ -47,7 +47,7 @@ class Processes:
         self, training: Training, examples: Examples, keep_parameters: bool, count: int
     ) -> None:
         with needed_for("training in several processes"):
-            import loky  # noqa: F401, brings cloudpickle
+            import loky  # noqa: F401, depends on cloudpickle
             from cloudpickle import dumps
 
         self.count = count
@@ -72,7 +72,7 @@ class Processes:
             self._executor = None
 
     def __call__(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
-        """Train the pending trials; yield outcomes as they come."""
+        """Train the pending trials, and yield each outcome when its trial ends."""
         losses: Counter[Trial] = Counter()
         while pending and not stop():
             running: dict[Future[Outcome | None], Trial] = {}
@@ -85,8 +85,8 @@ class Processes:
                     losses[trial] += 1
                     if losses[trial] >= _MOST_LOSSES:
                         raise ConnectionError(
-                            f"a trial was lost with its process {_MOST_LOSSES} times: check that "
-                            f"there is enough memory for {trial}"
+                            f"a worker process died {_MOST_LOSSES} times while training a trial: "
+                            f"check that there is enough memory for {trial}"
                         ) from problem
                 pending.extendleft(running.values())
                 self._end()
@@ -94,7 +94,7 @@ class Processes:
                 self._end()
                 raise
             else:
-                if running:  # told to stop
+                if running:  # stopped
                     self._end()
 
     def _through(
@@ -111,7 +111,7 @@ class Processes:
                 return
             ended, _ = wait(running, _LOOK_AROUND, return_when=FIRST_COMPLETED)
             for future in ended:
-                outcome = future.result()  # raises if its process died: it still counts as running
+                outcome = future.result()  # raises before it leaves `running` if its process died
                 del running[future]
                 if outcome is not None:
                     yield outcome
@@ -131,15 +131,15 @@ _worker: dict[str, Any] = {}
 
 
 def _begin(task: bytes, parent: int, folder: str) -> None:
-    """Prepare a worker process, which ends with its parent however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    """Initialize a worker process, which exits when its parent does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent stops the workers
     torch.set_num_threads(1)
     _worker.update(task=task)
     threading.Thread(target=_watch, args=(parent, folder), daemon=True).start()
 
 
 def _watch(parent: int, folder: str) -> None:
-    """Leave nothing behind if the parent is killed: neither this process nor the data."""
+    """Wait until the parent is gone, then remove the shared files and exit."""
     while os.getppid() == parent:
         time.sleep(_LOOK_AROUND)
     shutil.rmtree(folder, ignore_errors=True)
@@ -148,7 +148,7 @@ def _watch(parent: int, folder: str) -> None:
 
 def _train(trial: Trial) -> Outcome | None:
     """Train a trial in a worker process."""
-    if "training" not in _worker:  # here, where a failure reaches the parent
+    if "training" not in _worker:  # not in `_begin`, whose errors do not reach the parent
         _worker.update(_unpacked(_worker["task"]))
     return train(
         _worker["training"],

@@ -32,41 +32,41 @@ SCHEDULES: dict[str, Schedule] = {
     "constant": lambda _: 1.0,
     "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
     "linear": lambda progress: 1 - progress,
-    # Warm up over the first fifth, then fall to 0, as in short recipes for images.
+    # Linear warm-up over the first fifth, then linear decay to 0.
     "one-cycle": lambda progress: progress / 0.2 if progress < 0.2 else (1 - progress) / 0.8,
 }
 
-_lock = RLock()  # PyTorch's CPU generator is the process's
+_lock = RLock()  # PyTorch's default CPU generator is global
 
 
 @dataclass(frozen=True)
 class Training:
-    """A network and how it is trained; a search varies only k, the learning rate and the seed.
+    """A network and its training settings, all that a search does not vary.
 
     Attributes:
-        network: Returns a fresh, untrained module. Its initial weights may depend on PyTorch's
-            random numbers, and on nothing else that changes.
-        optimizer: A class of `torch.optim`, or a function ``(parameters, lr=..., ...)`` that makes
-            an optimizer.
-        optimizer_settings: Its keyword arguments except the learning rate.
-        epochs: How long a training lasts, at most.
+        network: Returns a new, untrained module. Its initial weights may depend on PyTorch's
+            random numbers, but on nothing else that changes.
+        optimizer: A class of `torch.optim`, or a function ``(parameters, lr=..., ...)`` that
+            returns an optimizer.
+        optimizer_settings: Keyword arguments of the optimizer, except the learning rate.
+        epochs: The maximum number of epochs.
         batch_size: Examples per step. An incomplete last batch of an epoch is dropped.
         schedule: The learning rate's factor as a function of progress in [0, 1], or one of
             "constant", "cosine", "linear" and "one-cycle".
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         patience: Stop after this many epochs without a lower error, and keep the best epoch; None
             to train for all epochs and keep the last.
-        validation: The share of the training examples to validate on, such as 0.1 (with patience,
-            as many again for early stopping); None for the paper's five folds.
+        validation: The fraction of the training examples to validate on, such as 0.1 (with
+            patience, as many again for early stopping); None for the paper's five folds.
         augment: A function of a batch of inputs, applied on the device in training.
         precision: "float32", "tf32", or "bf16" for autocast to bfloat16.
         label_smoothing: As for the loss.
         class_weights: A factor for each class, as for the loss.
-        ignore_index: Labels that do not count, as for the loss.
+        ignore_index: The label to ignore, as for the loss.
         compile: Whether to compile the network on a GPU.
-        rule: Returns the rule to train by for a value of k, which is then that rule's parameter,
-            such as ``lambda gamma: functools.partial(pseudograd.rules.focal, gamma=gamma)``; None
-            for the paper's rule. On a GPU k is a tensor.
+        rule: A function that returns the rule for a value of k, which is then that rule's
+            parameter, such as ``lambda gamma: functools.partial(pseudograd.rules.focal,
+            gamma=gamma)``; None for the paper's rule. On a GPU, k is a tensor.
 
     """
 
@@ -90,13 +90,13 @@ class Training:
     def recipe(self, data: str, data_hash: str = "") -> ModuleRecipe:
         """Return the description of this training on a data set."""
         for name, wanted in (
-            ("network", "a function that returns a fresh module"),
+            ("network", "a function that returns a new module"),
             ("optimizer", "a class such as torch.optim.AdamW"),
         ):
             if not callable(getattr(self, name)):
                 raise ValueError(f"{name} must be {wanted}, not {shown(getattr(self, name))}")
         if self.rule is not None and self.label_smoothing:
-            raise ValueError("label_smoothing must be left out with a rule, which is one of labels")
+            raise ValueError("label_smoothing must be left out with a rule: it needs hard labels")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, not {self.precision!r}")
         return ModuleRecipe(
@@ -140,7 +140,7 @@ class Training:
         return describe(self.schedule)
 
     def factors(self, steps: int) -> list[float]:
-        """Return the schedule's factor of each step."""
+        """Return the learning rate factor of each step."""
         schedule = SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
         values = [float(schedule((step + 0.5) / steps)) for step in range(steps)]
         if not all(0 <= value < math.inf for value in values):
@@ -148,7 +148,7 @@ class Training:
         return values
 
     def module(self, seed: int) -> nn.Module:
-        """Return a fresh network whose initial weights depend on the seed alone."""
+        """Return a new network whose initial weights depend only on the seed."""
         with seeded(seed):
             return self.network()
 
@@ -174,21 +174,21 @@ class Training:
         )
 
     def augmented(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return a batch of training inputs as the network gets it."""
+        """Return a batch of training inputs after augmentation."""
         if self.augment is None:
             return inputs
         changed = self.augment(inputs[0] if len(inputs) == 1 else inputs)
         return changed if isinstance(changed, tuple) else (changed,)
 
 
-@functools.cache  # a graph cannot copy them from the host
+@functools.cache  # a captured graph cannot copy them from the host
 def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
     return torch.tensor(weights, device=device)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let PyTorch's CPU generator begin with a seed, and leave it as it was."""
+    """Seed PyTorch's default CPU generator inside the block, and restore its state afterwards."""
     with _lock:
         before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(seed)
@@ -198,14 +198,14 @@ def seeded(seed: int) -> Iterator[None]:
             torch.default_generator.set_state(before)
 
 
-# --- descriptions, by which a study recognizes its training --------------------------------------
+# --- descriptions that identify a training -------------------------------------------------------
 
 
 _OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
 def describe(function: Callable[..., Any]) -> str:
-    """Return a function's name, with a hash of its code unless it is PyTorch's.
+    """Return a function's name, with a hash of its code unless it is part of PyTorch.
 
     Example:
         >>> describe(torch.optim.AdamW)
@@ -245,7 +245,7 @@ def describe_network(network: Callable[[], nn.Module]) -> str:
 
 
 def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
-    """Return a network, after checking that the function returns a fresh one each time."""
+    """Return a network, after checking that the function returns a new one at every call."""
     try:
         with seeded(0):
             first = network()
@@ -259,26 +259,26 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
         raise ValueError(f"network must return a torch.nn.Module, not {first!r}")
     if any(isinstance(one, nn.UninitializedParameter) for one in first.parameters()):
         raise ValueError(
-            "network must know the sizes of its layers: replace lazy ones, such as LazyLinear"
+            "network must have layers of known size: replace lazy ones, such as LazyLinear"
         )
     if any(parameter.device.type != "cpu" for parameter in first.parameters()):
         raise ValueError(
-            "network must return a module on the CPU: the study moves it to its device"
+            "network must return a module on the CPU: the study moves it to the device"
         )
     shared = {id(parameter) for parameter in first.parameters()}
     if first is second or any(id(parameter) in shared for parameter in second.parameters()):
         raise ValueError(
-            "network must return a fresh module at every call, but returned the same weights "
-            "twice: make the module inside the function"
+            "network must return a new module at every call, but returned the same weights "
+            "twice: create the module inside the function"
         )
     one, other = first.state_dict(), second.state_dict()
     if one.keys() != other.keys() or not all(
         one[name].shape == other[name].shape and torch.equal(one[name], other[name]) for name in one
     ):
         raise ValueError(
-            "network must return the same module whenever PyTorch's seed is the same, but its "
-            "weights differ between two calls: draw initial weights with PyTorch on the CPU, and "
-            "do not depend on global state"
+            "network must return the same weights for the same PyTorch seed, but they differ "
+            "between two calls: draw initial weights with PyTorch on the CPU, and do not depend on "
+            "global state"
         )
     if not any(parameter.requires_grad for parameter in first.parameters()):
         raise ValueError("network must have parameters to train")
@@ -286,7 +286,7 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _source(kind: Any) -> str:
-    """Return the code of a function or a class, without comments, docstrings and layout."""
+    """Return the code of a function or class, normalized, without comments and docstrings."""
     try:
         text = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):
@@ -298,11 +298,11 @@ def _source(kind: Any) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)  # the same in every Python, unlike ast.dump
+    return ast.unparse(tree)  # stable across Python versions, unlike ast.dump
 
 
 def _settings(module: nn.Module) -> list[tuple[str, str]]:
-    """Return a module's own numbers and strings, but not what PyTorch's version adds to them."""
+    """Return a module's numbers and strings, without private ones of PyTorch's modules."""
     values = vars(module)
     if _is_of_torch(type(module)):
         values = {name: value for name, value in values.items() if not name.startswith("_")}

@@ -10,8 +10,8 @@ struct BinaryProblem {
     const void *logits;
     void *gradient;  // null: values only
     const void *target;
-    const void *pos_weight, *weight, *k;  // of each logit; null: 1, 1, and the same for all, below
-    void *value, *reduced;                // one of them is null
+    const void *pos_weight, *weight, *k;  // per logit; null: 1, 1 and k_of_all
+    void *value, *reduced;                // exactly one is null
     int64_t count, mean;
     double k_of_all;
 };
@@ -19,7 +19,7 @@ struct BinaryProblem {
 template <class T>
 struct BinaryJob {
     static constexpr int N = LANES<double>;
-    static constexpr int64_t BLOCK = 512;  // logits, whose targets are all labels or may not be
+    static constexpr int64_t BLOCK = 512;  // logits; blocks with only labels take a faster path
     static constexpr bool ROUGH = std::is_same_v<T, float>;
     const BinaryProblem &p;
     const int parts;
@@ -28,8 +28,7 @@ struct BinaryJob {
     double sums[MOST_THREADS] = {};
     int64_t wrong[MOST_THREADS] = {};
 
-
-    // N numbers, or fewer and then others.
+    // Reads `count` numbers, and fills the other lanes with `otherwise`.
     static INLINE doubles read_some(const void *data, int64_t i, int count, double otherwise) {
         const T *from = static_cast<const T *>(data);
         if (data && count == N) return read<double>(from + i);
@@ -44,9 +43,9 @@ struct BinaryJob {
         for (int l = 0; l < count; ++l) to[i + l] = T(x[l]);
     }
 
-    // With the masses w t and 1 - t of a target, their sum W, and e = sigmoid(z) - w t / W, the rule
-    // is W sign(e) |e|^k. Without the cancellation of 1 - t or of 1 - sigmoid(z), e is
-    // no sigmoid(z) - yes sigmoid(-z), where yes and no are the shares of the masses.
+    // A target has the masses w t and 1 - t. With their sum W and e = sigmoid(z) - w t / W, the rule is
+    // W sign(e) |e|^k. To avoid cancellation, e is computed as no sigmoid(z) - yes sigmoid(-z), where
+    // yes and no are the masses divided by W.
     template <bool LABELS>
     INLINE void some(int64_t i, int count, doubles &sum, longs &wrong_k) const {
         const doubles z = read_some(p.logits, i, count, 0.0), t = read_some(p.target, i, count, 0.0);
@@ -74,7 +73,7 @@ struct BinaryJob {
             const doubles of_yes = z < 0.0 ? other : large, of_no = z < 0.0 ? large : other;
             const doubles bias = no * of_yes - yes * of_no;
             up = ((bias > 0.0) | (yes == 0.0)) & (no > 0.0);
-            // Near 1, |e| would be rounded; 1 - |e| is not.
+            // Near 1, |e| loses digits that 1 - |e| keeps.
             const doubles missing = (up ? of_no : of_yes) + (up ? yes : no);
             const longs near = missing < 0.5;
             const doubles size = near ? 1.0 - missing : abs(bias);

@@ -6,7 +6,7 @@
 
 namespace {
 
-enum class Power { ONE, HALF, TWO, ANY };  // k; of the first three, one exponential gives two
+enum class Power { ONE, HALF, TWO, ANY };  // k; the first three need one exponential per class
 
 // With m = z_y - log sum exp(other logits), Eq. 5 is
 //   f_y = -A,   f_j = A softmax(k z over the others)_j,   A = (1 - p_y)^k = exp(-k log(1 + exp m)).
@@ -36,13 +36,13 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, int64_t first, int c
         for (int64_t s = 0; s < steps; ++s) largest = larger(tile[s], largest);
         keep_largest<ROW>(top, t, largest);
     }
-    // Without another class, any finite number will do.
+    // If there is no other class, any finite number works.
     keep(top, lanes(top) == T(-INF) ? V{} : lanes(top));
 
     for (int t = 0; t < batch.tiles; ++t) {
         V *const tile = tiles + t * steps;
         const V highest = lanes<ROW>(top, t), k = lanes<ROW>(exponent, t);
-        // Summed in float64, by fours before: k multiplies the rounding errors.
+        // k multiplies the rounding errors, so groups of four are added up in float64.
         doubles sum[P] = {}, sum_k[P] = {};
         for (int64_t from = 0; from < steps; from += 4) {
             const int64_t to = from + 4 < steps ? from + 4 : steps;
@@ -82,8 +82,8 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, int64_t first, int c
         const doubles doubt = margin > 0.0 ? -tail - margin : -tail;  // log(1 - p_y)
         const doubles factor = lanes(batch.factor, i);
         const doubles push = factor * weight * exp(lanes(batch.k, i) * doubt);
-        const doubles each = sum_k == 0.0 ? 0.0 * push : push / sum_k;  // NaN stays
-        // Where nothing counts, the gradient is 0 whatever the logits, even NaN.
+        const doubles each = sum_k == 0.0 ? 0.0 * push : push / sum_k;  // keeps NaN
+        // Examples that do not count have the gradient 0, even if their logits are NaN.
         const longs nothing = (factor == 0.0) | (weight == 0.0) | (doubt == -double(INF));
         for (int j = 0, l = i * LANES<double>; j < LANES<double>; ++j, ++l)
             share[l] = T(each[j]), at_label[l] = T(-push[j]), silent[l] = T(nothing[j]);

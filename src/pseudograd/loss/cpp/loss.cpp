@@ -2,12 +2,12 @@
 //
 // Labels follow the paper's Eq. 5, soft targets its extension. `pseudograd.rules.paper` has both in
 // PyTorch, `pseudograd.loss.triton` in Triton, `pseudograd.jax` in JAX. `cpu.py` calls these
-// functions; nothing here knows of Python or PyTorch.
+// functions, which do not depend on Python or PyTorch.
 //
-// All work is done in tiles, whose steps are vectors of N numbers (N = 16 floats with AVX-512):
+// Work is done in tiles, whose steps are vectors of N numbers (N = 16 floats with AVX-512):
 //   - in a column tile, each lane is an example and each step a class;
 //   - a row tile is one example, whose classes fill the steps in order.
-// Both run the same code; in a row tile, sums and maxima are then taken over the lanes as well.
+// Both run the same code; in a row tile, sums and maxima are also reduced over the lanes.
 // Columns suit few classes and layouts like (N, C, H, W), rows suit many classes.
 
 #include <cstdlib>
@@ -19,8 +19,8 @@
 
 namespace {
 
-constexpr int64_t ROWS_FROM = 64;        // classes for which row tiles are faster
-constexpr int64_t TILE_BYTES = 1 << 14;  // for the tiles of a batch, unless one takes more
+constexpr int64_t ROWS_FROM = 64;        // row tiles are faster from this many classes on
+constexpr int64_t TILE_BYTES = 1 << 14;  // of stack for the tiles of a batch; larger ones are allocated
 
 template <class S, bool SOFT>
 struct Job {
@@ -101,7 +101,7 @@ INLINE int64_t run(const Problem &p, Parallel *parallel, int64_t threads) {
 
 extern "C" {
 
-const char *source() { return SOURCE; }  // a hash of this file, by which Python knows an old build
+const char *source() { return SOURCE; }  // a hash of the sources, by which Python detects a stale build
 
 int64_t loss_float32(const Problem *p, Parallel *parallel, int64_t threads) {
     return run<float>(*p, parallel, threads);

@@ -9,7 +9,7 @@ namespace {
 template <Power POWER>
 using Constant = std::integral_constant<Power, POWER>;
 
-// sign(e) |e|^k, added to the sum of its side.
+// Returns sign(e) |e|^k, and adds |e|^k to the sum of its side.
 INLINE doubles powered(doubles e, Power power, doubles &positive, doubles &negative) {
     if (power == Power::HALF) e = with_sign_of(e, sqrt(abs(e)));
     if (power == Power::TWO) e *= abs(e);
@@ -18,7 +18,7 @@ INLINE doubles powered(doubles e, Power power, doubles &positive, doubles &negat
     return e;
 }
 
-// log x for x >= 0, to the precision that results in T need.
+// log x for x >= 0, as precise as results in T need.
 template <class T>
 INLINE doubles log_of(doubles x) {
     const doubles normal = larger(x, all(0x1p-1022));
@@ -28,7 +28,7 @@ INLINE doubles log_of(doubles x) {
 
 // With e = p - t / W, for a target t with the sum W, the rule is
 //   f_j = W sign(e_j) S^k |e_j|^k / sum of |e_i|^k with the same sign,   S = sum of e_j > 0.
-// Where p and t / W agree, their difference cancels, so everything is in float64.
+// Where p and t / W agree, their difference cancels, so everything is computed in float64.
 template <class S, bool ROW>
 INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int count, Power power,
                           double scale, double &value_sum) {
@@ -38,8 +38,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
     if (wrong != RIGHT) return wrong;
     alignas(BYTES) double top[N] = {}, whole[N] = {}, rest[N] = {}, tops[N] = {}, distance[N] = {};
     alignas(BYTES) double strength[N] = {}, above[N] = {}, below[N] = {}, value[N];
-    // Tiles of z - top (later log |e|) if k is not one of the three; of e, before that z and
-    // exp(z - top); and of t.
+    // A tile has z - top, then log |e| (for Power::ANY only); z, then exp(z - top), then e; and t.
     doubles *const tiles = static_cast<doubles *>(memory);
     const int64_t kept = power == Power::ANY && p.gradient ? steps : 0, size = 2 * steps + kept;
     const double spread = p.smoothing / double(p.classes);
@@ -83,9 +82,9 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         doubles small{}, equal{}, away{};
         for (int64_t s = 0; s < steps; ++s) {
             const doubles d = e[s] - highest, power_of_e = exp_or_nearly_0(d);
-            small += d == 0.0 ? doubles{} : power_of_e;  // apart: beside 1 they would be rounded
+            small += d == 0.0 ? doubles{} : power_of_e;  // without the top, next to which they would be rounded
             equal += d == 0.0 ? all(1.0) : doubles{};
-            away += target[s] == 0.0 ? doubles{} : target[s] * d;  // 0 times infinity is 0
+            away += target[s] == 0.0 ? doubles{} : target[s] * d;  // 0 · inf counts as 0
             if (kept) distances[s] = d;
             e[s] = power_of_e;
         }
@@ -111,12 +110,12 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
             doubles sum{}, positive{}, negative{}, largest = all(-double(INF)), smallest = largest;
             for (int64_t s = 0; s < steps; ++s) {
                 doubles bias = e[s] * by_total - target[s] * by_whole;
-                // A class with the whole target has its side to itself, wherever its e is rounded to.
+                // A class with the whole target is alone on its side, so its e must not round to 0.
                 bias = target[s] == all_of_it ? all(-1.0) : bias;
                 sum += larger(bias, doubles{});
                 if constexpr (POWER == Power::ANY) {
                     const doubles of_size = log_of<Working<S>>(abs(bias));
-                    // Off the target that is log p, which does not underflow.
+                    // Where the target is 0, this is log p, which does not underflow.
                     sizes[s] = target[s] == 0.0 ? sizes[s] - logarithm : of_size;
                     largest = larger(bias, largest), smallest = larger(-bias, smallest);
                 } else {
@@ -144,7 +143,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         doubles log_strength = log(lanes(strength));
         keep(above_top, log(lanes(most)));
         keep(below_top, log(lanes(least)));
-        // In a smaller sum some e have underflowed; the sum of their logarithms still has them.
+        // If the strength is tiny, some e have underflowed, so it is summed in log space instead.
         const longs tiny = lanes(strength) < 1e-290;
         for (int t = 0; t < batch.tiles; ++t) {
             if (ROW && !tiny[t]) continue;
@@ -167,7 +166,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
             }
         }
         dead = (lanes(least) <= 0.0) | (lanes(above_top) == -double(INF)) ? all(1.0) : doubles{};
-        // Rounded above 0, a large k would make it infinite.
+        // Rounding may put it above 0, which a large k would make infinite.
         log_strength = (log_strength < 1e-9) & (log_strength > 0.0) ? doubles{} : log_strength;
         const doubles exponent = lanes(batch.k) * log_strength;
         of_strength = exponent > 709.0 ? all(double(INF)) : exp(exponent);
@@ -178,7 +177,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         doubles positive{}, negative{};
         for (int64_t s = 0; s < steps; ++s) {
             const doubles exponent = k * (sizes[s] - (e[s] < 0.0 ? down : up));
-            const doubles size = exp(exponent > 0.0 ? doubles{} : exponent);  // a rounded top may be low
+            const doubles size = exp(exponent > 0.0 ? doubles{} : exponent);  // rounding may put the top too low
             positive += e[s] < 0.0 ? doubles{} : size;
             negative += e[s] < 0.0 ? size : doubles{};
             e[s] = with_sign_of(e[s], size);
@@ -189,7 +188,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
 
     const doubles factor = lanes(batch.factor), push = factor * w * of_strength;
     doubles up = push / lanes(above), down = push / lanes(below);
-    // No side pushes alone (Eq. 4).
+    // If one side is empty, the other must not push alone (Eq. 4).
     const longs alone = (lanes(above) == 0.0) | (lanes(below) == 0.0) | (dead != 0.0);
     up = alone ? doubles{} : up, down = alone ? doubles{} : down;
     const longs known = total + abs(w) < double(INF);
@@ -197,7 +196,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
     alignas(BYTES) double up_share[N], down_share[N], silent[N];
     keep(up_share, up);
     keep(down_share, down);
-    // Without a target or an upstream gradient it is 0 whatever the logits, even NaN.
+    // Without a target or an upstream gradient, the gradient is 0 even if the logits are NaN.
     keep(silent, (factor == 0.0) | (w == 0.0) | (alone & known) ? all(1.0) : doubles{});
     for (int t = 0; t < batch.tiles; ++t) {
         doubles *const e = tiles + t * size + kept;

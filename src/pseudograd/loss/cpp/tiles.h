@@ -1,4 +1,4 @@
-// Tiles of logits: how examples are read and their gradients written, in any layout and dtype.
+// Tiles of logits: reading examples and writing their gradients, in any layout and dtype.
 
 #pragma once
 
@@ -17,7 +17,7 @@ constexpr int64_t RIGHT = -1, NO_MEMORY = -2, WRONG_K = -3;
 struct bfloat16 {
     uint16_t high;
     bfloat16() = default;
-    explicit bfloat16(float x) {  // rounds to the nearest, ties to even
+    explicit bfloat16(float x) {  // rounds to nearest, ties to even
         uint32_t b;
         std::memcpy(&b, &x, 4);
         const uint32_t to_nearest_even = (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16;
@@ -35,7 +35,7 @@ typedef _Float16 float16;
 template <class S>
 using Working = std::conditional_t<std::is_same_v<S, double>, double, float>;
 
-// --- a problem, as Python packs it: 8 bytes for each field ----------------------------------------
+// --- a problem, as packed by Python: 8 bytes per field -------------------------------------------
 
 struct Strides {
     int64_t outer, position, classes;
@@ -44,15 +44,15 @@ struct Strides {
 struct Problem {
     const void *logits;
     void *gradient;               // may be the logits themselves; null: values only
-    const int64_t *labels;        // null: probabilities
-    const void *probabilities;    // null: labels; of the logits' dtype or float32
-    const double *weight;         // of each class; null: none
-    const void *k;                // of each example, float or double; null: the same for all, below
-    const double *factor;         // of the gradient, of each example; likewise
-    void *value;                  // of each example; null: not wanted
-    void *reduced;                // the sum or mean of all values; null: not wanted
+    const int64_t *labels;        // null: the target is probabilities
+    const void *probabilities;    // null: the target is labels; see half_probabilities
+    const double *weight;         // per class; null: none
+    const void *k;                // per example, float or double; null: k_of_all
+    const double *factor;         // of the gradient, per example; null: factor_of_all
+    void *value;                  // per example; null: not requested
+    void *reduced;                // the sum or mean of all values; null: not requested
     int64_t mean, ignore_index;
-    int64_t half_probabilities;            // of the logits' half type, not float32
+    int64_t half_probabilities;            // 1: of the logits' half type; 0: of the working dtype
     int64_t double_k;
     int64_t examples, positions, classes;  // an example has the index outer * positions + position
     Strides of_logits, of_gradient, of_probabilities;
@@ -61,10 +61,10 @@ struct Problem {
 
 // --- tiles ----------------------------------------------------------------------------------------
 
-// Examples come in batches of up to N: one column tile, or one row tile for each. Each example has
-// a lane, its entry in arrays of N numbers.
+// A batch has up to N examples: in one column tile, or in a row tile each. Each example has a lane, its
+// index in arrays of N numbers.
 
-// The numbers of a tile's lanes, all the same in a row tile.
+// The numbers of a tile's lanes; the same number in all lanes of a row tile.
 template <bool ROW, class T>
 INLINE Vector<T> lanes(const T *of, int tile, int part = 0) {
     if (ROW) return all(of[tile]);
@@ -102,7 +102,7 @@ INLINE void keep_largest(T *of, int tile, Vector<T> x) {
     for (int l = 1; l < LANES<T>; ++l) of[tile] = x[l] > of[tile] ? x[l] : of[tile];
 }
 
-// The place of a class in the tile of the example in a lane.
+// The element of a class in a tile, for the example in a lane.
 template <bool ROW, class T>
 INLINE T &at(Vector<T> *tile, int64_t c, int lane) {
     return reinterpret_cast<T *>(tile)[ROW ? c : c * LANES<T> + lane];
@@ -124,7 +124,7 @@ INLINE void write(S *to, Vector<T> v) {
     for (int l = 0; l < LANES<T>; ++l) to[l] = S(Working<S>(x[l]));
 }
 
-// Compilers do not vectorize bfloat16's own conversion.
+// Compilers do not vectorize the conversion in the class bfloat16.
 template <>
 INLINE void write<bfloat16, float>(bfloat16 *to, floats v) {
     const uints b = (uints)v;
@@ -133,7 +133,7 @@ INLINE void write<bfloat16, float>(bfloat16 *to, floats v) {
     std::memcpy(static_cast<void *>(to), &high, sizeof high);
 }
 
-// Lanes without an example, and classes that a row tile has too many, get the padding.
+// Fills a tile with logits or probabilities, and unused lanes with the padding.
 template <bool ROW, class T, class S>
 INLINE void load(Vector<T> *tile, const S *from, Strides by, int64_t classes, int count, T padding) {
     constexpr int N = LANES<T>;
@@ -170,7 +170,7 @@ INLINE void store(S *to, Vector<T> *tile, Strides by, int64_t classes, int count
     }
 }
 
-// The examples of a batch, and what they bring with them.
+// The examples of a batch, with their labels, weights, k and factors.
 template <class S, class T, bool ROW>
 struct Batch {
     static constexpr int N = LANES<T>;
@@ -185,7 +185,7 @@ struct Batch {
         : p(p), first(first), steps(ROW ? (p.classes + N - 1) / N : p.classes), count(count),
           tiles(ROW ? count : 1) {}
 
-    // Returns RIGHT, WRONG_K, or the index of an example whose label is no class.
+    // Returns RIGHT, WRONG_K, or the index of an example with an invalid label.
     INLINE int64_t prepare(double scale) {
         for (int l = 0; l < N; ++l) {
             const int64_t i = first + (l < count ? l : 0), label = p.labels ? p.labels[i] : 0;

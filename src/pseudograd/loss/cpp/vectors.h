@@ -1,4 +1,4 @@
-// Vectors of numbers, as wide as the registers of the processor, and functions of them.
+// SIMD vectors, as wide as the processor's registers, and elementary functions of them.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 #define INLINE inline __attribute__((always_inline))
 
-// Low and high half of a vector of floats, by the registers of the processor compiled for.
+// The width of a register, and the lanes in the low and the high half of a vector of floats.
 #if defined(__AVX512F__)
 #define BYTES 64
 #define LOW 0, 1, 2, 3, 4, 5, 6, 7
@@ -46,7 +46,7 @@ using Vector = typename VectorOf<T>::type;
 template <class T>
 constexpr int LANES = BYTES / sizeof(T);
 template <class T>
-constexpr int PARTS = sizeof(double) / sizeof(T);  // vectors of doubles for one of T
+constexpr int PARTS = sizeof(double) / sizeof(T);  // vectors of doubles per vector of T
 
 constexpr float INF = __builtin_inff();
 constexpr double NOT_A_NUMBER = __builtin_nan("");
@@ -56,7 +56,7 @@ constexpr double NOT_A_NUMBER = __builtin_nan("");
 INLINE floats all(float x) { return x - floats{}; }
 INLINE doubles all(double x) { return x - doubles{}; }
 
-// exp(x) for x <= 0 to an ulp; 0 below -88. Cephes' coefficients.
+// exp(x) for x <= 0 within an ulp; 0 below -88. Cephes' coefficients.
 INLINE floats exp(floats x) {
     const floats round = all(12582912.0f);  // 1.5 * 2^23 leaves integers in the last bits
     x = x < -88.0f ? all(-88.0f) : x;
@@ -72,8 +72,8 @@ INLINE floats exp(floats x) {
     return p * (floats)(((ints)shifted << 23) + 0x3F800000);
 }
 
-// exp(x) for x <= 0 to 5e-16 of it; below -708 a negligible 3e-308. Taylor's coefficients, summed by
-// pairs: one after another, the processor would wait for each.
+// exp(x) for x <= 0 with a relative error of 5e-16; below -708 a negligible 3e-308. A Taylor series,
+// summed in pairs to shorten the dependency chain.
 INLINE doubles exp_or_nearly_0(doubles x) {
     const doubles round = all(6755399441055744.0);  // 1.5 * 2^52 leaves integers in the last bits
     x = x < -708.0 ? all(-708.0) : x;
@@ -114,7 +114,7 @@ INLINE doubles exponent_of(doubles x, doubles &m) {
     return (doubles)(n | 0x4330000000000000) - (4503599627370496.0 + 1023.0);
 }
 
-// log(x) for x >= 0 to 1e-15, by the series of log((1 + s) / (1 - s)).
+// log(x) for x >= 0 within 1e-15, by the series of log((1 + s) / (1 - s)).
 INLINE doubles log(doubles x) {
     doubles m;
     const doubles exponent = exponent_of(x, m), s = (m - 1.0) / (m + 1.0), square = s * s;
@@ -128,10 +128,10 @@ INLINE doubles log(doubles x) {
     p = p * square + 2.0;
     const doubles y = exponent * 6.93145751953125e-1 + (exponent * 1.42860682030941723212e-6 + s * p);
     const doubles positive = x > 0.0 ? y : all(-double(INF));
-    return x < double(INF) ? positive : x;  // infinity and NaN stay
+    return x < double(INF) ? positive : x;  // keeps infinity and NaN
 }
 
-// The same to 5e-9, for normal numbers and results in float32. Cephes' coefficients; no division.
+// The same within 5e-9 and without a division, for normal x and float32 results. Cephes' coefficients.
 INLINE doubles rough_log(doubles x) {
     doubles m;
     const doubles exponent = exponent_of(x, m), u = m - 1.0, square = u * u;

@@ -1,1 +1,1 @@
-"""The loss on GPUs: Triton kernels, how they are launched, and PyTorch's view of them."""
+"""The loss on GPUs: Triton kernels, their launches, and their PyTorch bindings."""

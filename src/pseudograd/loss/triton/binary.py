@@ -1,9 +1,9 @@
 """The binary loss on a GPU: one elementwise kernel for its value and its gradient.
 
-Labels take the compensated float32 arithmetic of `eq5`. Blocks with other targets, whose bias
-σ(z) - t cancels where the network is right, are computed in float64.
+Labels use the compensated float32 arithmetic of `eq5`. Blocks with soft targets are computed in
+float64, because their bias σ(z) - t cancels where the network is right.
 
-The same formula stands in `pseudograd.rules.paper.binary_push` and in `loss/cpp/binary.h`.
+The same formula is in `pseudograd.rules.paper.binary_push` and in `loss/cpp/binary.h`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -37,7 +37,7 @@ def fused_binary(
     reduction: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the binary loss of logits of any shape, at least one, in ``dtype``."""
+    """Return the binary loss, in ``dtype``, of one or more logits of any shape."""
     given = (target, pos_weight, weight, k if isinstance(k, Tensor) else None)
     arrays = tuple(None if array is None else _repeating(array.detach(), z) for array in given)
     number = 1.0 if isinstance(k, Tensor) else k
@@ -46,7 +46,7 @@ def fused_binary(
 
 
 def _repeating(array: Tensor, z: Tensor) -> Tensor:
-    """Return an array to be repeated along the flat logits: one factor, one per class, or all."""
+    """Return an array to repeat along the flattened logits: one value, one per class, or all."""
     while array.dim() and array.shape[0] == 1:
         array = array[0]
     if array.shape != z.shape[z.dim() - array.dim() :]:
@@ -78,12 +78,12 @@ class _Fused(Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         z, *arrays, gradient = ctx.saved_tensors
         (grad,) = grads
-        several = is_batch(grad)  # kernels cannot read a batch
+        several = is_batch(grad)  # kernels cannot read a vmapped batch
         reuse = gradient is not None and not several and not graph_is_kept()
         out = gradient if reuse else torch.empty_like(z)
         with torch.cuda.device_of(z):
-            above = None if several else grad if _is_one(grad) else grad.contiguous()
-            _launch(z.detach(), arrays, ctx.k, ctx.scale, None, False, out, above, reuse)
+            upstream = None if several else grad if _is_one(grad) else grad.contiguous()
+            _launch(z.detach(), arrays, ctx.k, ctx.scale, None, False, out, upstream, reuse)
         if several:
             out = torch.where((out == 0) | (grad == 0), 0, out * grad).to(out.dtype)
         return final(out, z), *[None] * 4
@@ -94,7 +94,7 @@ class _Fused(Function):
 
 
 def _is_one(grad: Tensor) -> bool:
-    """Return whether a gradient is one number, perhaps expanded."""
+    """Return whether a gradient is one number, possibly expanded."""
     return not any(grad.stride())
 
 
@@ -106,7 +106,7 @@ def _launch(
     z: Tensor, arrays: Any, k: float, scale: float, values: Tensor | None, summed: bool,
     out: Tensor | None, grad: Tensor | None = None, skip: bool = False,
 ) -> None:  # fmt: skip
-    """Write each value, or sums of them, and the gradient times ``scale`` and ``grad``."""
+    """Write the values or partial sums of them, and the gradient times ``scale`` and ``grad``."""
     target, *factors = arrays
     binary[(_programs(z),)](
         z, target, *factors, *(1 if array is None else array.numel() for array in factors),
@@ -158,7 +158,7 @@ def binary(
 
 @triton.jit
 def _factor(array, size, at, inside):
-    """Return an element's factor, from an array that repeats."""
+    """Return the factors of some elements, from an array that repeats."""
     factor = 1.0
     if array is not None:
         factor = tl.load(array + at % size, mask=inside, other=0.0).to(tl.float32)
@@ -167,7 +167,7 @@ def _factor(array, size, at, inside):
 
 @triton.jit
 def _of_label(z, positive, negative, k):
-    """Return the value and the rule where all mass of the target is on one class."""
+    """Return the value and the rule of a target with all its mass on one class."""
     margin = tl.where(positive == 0, -z, z)
     finite = tl.where(margin > _GREATEST, _GREATEST, margin)
     finite = tl.where(finite < -_GREATEST, -_GREATEST, finite)

@@ -1,16 +1,15 @@
-"""Eq. 5 in Triton: functions of a row's numbers that the kernels of the loss and the fleet call.
+"""Eq. 5 in Triton: elementwise functions for the kernels of the loss and of the fleet.
 
-Of the classes other than the label y, a row needs three numbers: the largest logit (``top``),
+A row needs three numbers of the classes other than the label y: the largest logit (``top``),
 Σ exp(z - top) (``total``) and Σ exp(k (z - top)). They give
 
     margin m = z_y - top - log(total),   value -log p_y = softplus(-m),
     A = (1 - p_y)^k = exp(-k softplus(m)),   f_y = -A,   f_j = A exp(k (z_j - top)) / Σ exp(k ...).
 
-Everything here is elementwise: a kernel lays its rows out as it likes and does its own reductions.
+Each kernel chooses its own layout of rows and does its own reductions.
 
-The same formula stands in `pseudograd.rules.paper` (PyTorch), `pseudograd.jax` (JAX),
-and `loss/cpp/labels.h` (C++); the rule for soft targets on GPUs is in
-`pseudograd.loss.triton.soft`.
+The same formula is in `pseudograd.rules.paper` (PyTorch), `pseudograd.jax` (JAX) and
+`loss/cpp/labels.h` (C++). The rule for soft targets on GPUs is in `pseudograd.loss.triton.soft`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -25,7 +24,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 # ln 2 in two parts: the first has few digits, so its products with small integers are exact.
 LN_2_HIGH = tl.constexpr(0.693145751953125)
 LN_2_LOW = tl.constexpr(1.428606820309417e-06)
-# The top of a row without other classes. With -inf, the difference to the top would be NaN.
+# The top of a row without other classes. With -inf, differences to the top would be NaN.
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
@@ -37,8 +36,8 @@ def powers(d, k, special: tl.constexpr):
     """Return exp(d), its rounding error divided by ln 2, and exp(k d), for d ≤ 0.
 
     Each exponential costs one SFU op, so k = ½, 1 and 2 use a single one. Equal logits have equal
-    rounding errors, which add up in their sum, and a large k multiplies that sum's error: so it is
-    computed for every other k.
+    rounding errors, which accumulate in their sum, and a large k multiplies the error of that sum.
+    So for every other k the error is computed.
     """
     lost = 0.0
     if special == "1":
@@ -90,7 +89,7 @@ def at_least_1(total):
 
 # --- the strength in plain float32 ----------------------------------------------------------------
 
-# For the fleet: its products are of float16 numbers, far coarser than these logarithms.
+# For the fleet, whose matrix products of float16 numbers are far coarser than these logarithms.
 
 
 @triton.jit
@@ -114,8 +113,8 @@ def strength_of(margin, k):
 # --- value and strength with compensated arithmetic -----------------------------------------------
 
 # For the loss: k multiplies the error of the margin, and float32 is not enough for k = 64. Every
-# thread of a row computes the row's numbers, so in float64, at a hundred instructions a function,
-# they would take longer than the row itself. Instead each rounding error is carried along.
+# thread of a row computes the row's numbers, and float64 functions take a hundred instructions,
+# so they would take longer than the row itself. Instead, rounding errors are tracked explicitly.
 
 
 @triton.jit
@@ -130,7 +129,7 @@ def value_and_strength(z_y, top, total, k):
     # NaN as in PyTorch: z_y is +inf, or no logit is above -inf.
     nothing = (z_y == float("inf")) | ((z_y == float("-inf")) & (total == 0))
     margin = tl.where(nothing, float("nan"), margin)
-    # With no other class left the label is certain, even if its logit is as low as the top.
+    # Without other classes the label is certain, even if its logit is as low as the top.
     margin = tl.where((total == 0) & (tl.abs(z_y) < float("inf")), float("inf"), margin)
     x, x_lost = exp_and_error(-tl.abs(margin))
     x_lost -= x * tl.where(margin > 0, lost, -lost)

@@ -1,11 +1,11 @@
 """The kernels for class indices: values and Eq. 5 of short rows (`tile`) and of long ones (`row`).
 
-- `tile` takes several short rows at once; each is read once and kept on the chip.
-- `row` takes one long row: a pass for the top and the sums, then a pass for the gradient, whose
-  logits mostly come from the L2 cache.
+- `tile` computes several short rows at once; each is read once and kept on-chip.
+- `row` computes one long row: a pass for the top and the sums, then a pass for the gradient, which
+  reads most logits from the L2 cache.
 
-Arithmetic is in float32, except that Σ exp(z - top) ends as a float64 number: k multiplies the
-rounding error of the margin. See `eq5` for the formula, and `launch.launch` for the arguments.
+Arithmetic is in float32, except that the last steps of Σ exp(z - top) are in float64: k multiplies
+the rounding error of the margin. See `eq5` for the formula, and `launch.launch` for the arguments.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -64,12 +64,12 @@ def tile(
     """Compute the values and pseudo-gradients of short rows.
 
     ``stride`` and ``classes`` are in units of ``vector`` elements, which tells the compiler that it
-    may load and store whole vectors. With ``mean``, one program has all rows, and counts and
-    divides by itself. With ``skip``, nothing is done if ``grad`` is 1, since ``out`` is computed
-    already; so few programs are launched, and otherwise each loops over several tiles.
+    may load and store whole vectors. With ``mean``, one program has all rows, and computes
+    the divisor itself. With ``skip``, the kernel returns at once if ``grad`` is 1, since ``out`` is
+    already computed. So few programs are launched, and otherwise each loops over several tiles.
 
-    ``found`` (rows, 3) receives what a later backward pass needs of each row, so that it need not
-    sum again: the top, the share and the scale. That pass reads them from ``given``.
+    ``found`` (rows, 3) receives the top, the share and the scale of each row. A later backward pass
+    reads them from ``given`` and need not sum again.
     """
     if skip or scaled is not None:  # noqa: SIM102 (the compiler would evaluate both conditions)
         if is_done(grad, scaled, skip):
@@ -95,8 +95,8 @@ def _tile(
 ):  # fmt: skip
     """Compute the tile that begins at row ``first``.
 
-    All threads of a row compute its numbers, so a row should have few of them: it is laid out as
-    ``outer`` pieces of ``inner`` columns, and its threads share each piece.
+    Every thread of a row computes the row's numbers, so a row should have few threads: it is laid
+    out as ``outer`` pieces of ``inner`` columns, and its threads share each piece.
     """
     classes *= vector
     column = columns_of(outer, inner)
@@ -111,7 +111,7 @@ def _tile(
     at = beside(begin) + column
     x = tl.load(z + at, mask=beside(counted) & inside, other=float("-inf")).to(tl.float32)
     on_label = column == beside(y.to(tl.int32))
-    # If ``out`` is ``z``, a thread overwrites only the elements that it has read itself.
+    # If ``out`` is ``z``, each thread overwrites only elements that it has read itself.
     if given is not None:
         top, share, scale = _load_kept(given, grad, grad_stride, row, counted)
         power = power_of(x - beside(top), beside(k), special)
@@ -162,13 +162,13 @@ def row(
 ):  # fmt: skip
     """Compute the value and pseudo-gradient of a long row.
 
-    The row is taken as whole aligned vectors, ``lanes`` of them at a time, and the few elements
-    before and after them (the edges). Each lane keeps its own top and sums, so that lanes need not
-    wait for each other before the end of the row.
+    The row is split into aligned vectors, read ``lanes`` at a time, and the few elements before and
+    after them (the edges). Each lane keeps its own top and sums, so that lanes need not synchronize
+    before the end of the row.
 
     ``skip``, ``found`` and ``given`` are as in `tile`. If the classes are split over several
-    devices, ``statistics`` (4, rows) receives the numbers of this device's part of the row, and
-    ``given`` has what follows from those of all parts.
+    devices, ``statistics`` (4, rows) receives the numbers of this device's shard of the row, and
+    ``given`` holds those derived from all shards.
     """
     if skip or scaled is not None:  # noqa: SIM102 (the compiler would evaluate both conditions)
         if is_done(grad, scaled, skip):
@@ -183,14 +183,14 @@ def row(
     aligned = (begin + vector - 1) // vector * vector
     head = (aligned - begin).to(tl.int32)
     vectors = (classes - head) // vector
-    to_read = tl.where(counted, vectors, 0)  # nothing of an ignored row
+    to_read = tl.where(counted, vectors, 0)  # ignored rows are not read
     lane, inner = tl.arange(0, lanes), tl.arange(0, vector)[None, :]
-    # As many lanes for the edge before as for the one after, most of them empty.
+    # Each of the two edges gets ``vector`` elements, most of them masked.
     edge = tl.arange(0, 2 * vector)
     edge_column = tl.where(edge < vector, edge, classes - 2 * vector + edge)
     on_edge = tl.where(edge < vector, edge < head, edge_column >= head + vectors * vector)
     edge_to_read = on_edge & (edge < tl.where(counted, 2 * vector, 0))
-    # Read before threads synchronize: after that, if ``out`` is ``z``, some may have written.
+    # Read before threads synchronize: later, if ``out`` is ``z``, others may overwrite it.
     z_y = tl.load(z + begin + y, mask=labelled, other=float("nan")).to(tl.float32)
     left = z_y
     if vector > 1:
@@ -298,7 +298,7 @@ def _write_row(
     top, share, scale, k,
     special: tl.constexpr, vector: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """Write the pseudo-gradient, from the row's end, still in the cache, to its beginning."""
+    """Write the pseudo-gradient, from the end of the row, which is still cached, to its start."""
     out_aligned = (out_begin + vector - 1) // vector * vector
     # Ignored rows may hold anything, and NaN times 0 would be NaN: they are not read.
     share = tl.where(scale == 0, 0.0, share)

@@ -1,4 +1,4 @@
-"""Which kernel takes which rows, in what blocks: from the arguments of a loss to a launch.
+"""Kernel selection and launch settings, from the arguments of a loss.
 
 The settings were measured on an H200 (docs/notes/kernels.md); `benchmarks.sweep_loss` times the
 values around them.
@@ -15,21 +15,21 @@ from pseudograd.loss.triton import labels, reduction, soft
 from pseudograd.loss.triton.layout import PARTS
 from pseudograd.rules.paper import Sensitivity
 
-# Rows of up to this many classes are kept on the chip.
+# Rows of up to this many classes are kept on-chip.
 LONGEST_TILE = 8192
-# Up to this many elements in all go to one program, which counts and sums without other kernels.
+# Up to this many elements in total run in one program, which also computes the reduction.
 FEW = 16384
-# Elements that a program takes at a time: of several short rows, or of a long one.
+# Elements that a program computes at a time, of several short rows or of a long one.
 TILE_BLOCK, ROW_BLOCK = 1024, 8192
-# Elements of short rows for each warp, and elements of one row for each thread.
+# Elements of short rows per warp, and elements of one row per thread.
 WARP_BLOCK, THREAD_BLOCK = 1024, 32
-# Programs launched with ``skip``: few to find nothing to do, enough to occupy the GPU otherwise.
+# Programs launched with ``skip``: few enough to exit quickly, enough to occupy the GPU.
 SKIPPING = 2048
 # Longer rows get more threads: then fewer rows are in flight, and they stay in the L2 cache between
 # their two passes.
 LONG_ROW_BYTES = 64 << 10
-# Registers for each thread. The compiler alone would take up to 1.6 times as many, mostly for k
-# other than 1/2, 1 and 2, which halves the occupancy and costs a fifth of the speed.
+# Register limits per thread. Without them the compiler takes up to 1.6 times as many, mostly
+# for k other than 1/2, 1 and 2, which halves the occupancy and costs a fifth of the speed.
 TILE_REGISTERS, ROW_REGISTERS = 96, 64
 SOFT_TILE_REGISTERS, SOFT_ROW_REGISTERS = 128, 96
 _VECTOR_BYTES = 16
@@ -37,7 +37,7 @@ _SPECIAL = {1.0: "1", 0.5: "1/2", 2.0: "2"}
 
 
 class Launch(NamedTuple):
-    """A kernel that has been launched, from which `node` can learn to launch it again."""
+    """A launched kernel, with all that `node` needs to launch it again."""
 
     compiled: Any  # None in Triton's interpreter
     grid: tuple[int]
@@ -49,7 +49,7 @@ def _start(kernel: Any, grid: tuple[int], *arguments: Any, **settings: Any) -> L
 
 
 class Rows(NamedTuple):
-    """Rows of logits (R, C) and everything their loss depends on, in the form that kernels read."""
+    """Rows of logits (R, C) and all that their loss depends on, in the form that kernels read."""
 
     z: Tensor
     target: Tensor  # labels (R) or probabilities (R, C)
@@ -66,12 +66,12 @@ class Rows(NamedTuple):
 
     @property
     def long(self) -> bool:
-        """Whether a row is too long to be kept on the chip."""
+        """Whether a row is too long to be kept on-chip."""
         return self.z.shape[1] > LONGEST_TILE
 
     @property
     def special(self) -> str:
-        """The k that the kernels have their own code for, or "any"."""
+        """The k if the kernels are specialized for it, or "any"."""
         return _SPECIAL.get(self.k, "any") if self.ks is None else "any"
 
     @property
@@ -88,7 +88,7 @@ def rows_of_loss(
     ignore_index: int = -100,
     smoothing: float = 0.0,
 ) -> Rows:
-    """Return the arguments of a loss as `Rows`; logits are copied only if classes are not dense."""
+    """Return the arguments of a loss as `Rows`; copy logits only if classes are not contiguous."""
     z, target = _with_dense_classes(z), _with_dense_classes(target)
     ks = None
     if isinstance(k, Tensor) and (k.dim() > 0 or not k.is_cpu):
@@ -98,14 +98,14 @@ def rows_of_loss(
 
 
 def _with_dense_classes(rows: Tensor) -> Tensor:
-    """Return logits or probabilities with classes side by side; labels as contiguous int64."""
+    """Return logits or probabilities with contiguous classes, and labels as contiguous int64."""
     if rows.dim() == 1:
         return rows.long().contiguous()
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def are_few(rows: Rows) -> bool:
-    """Return whether one program takes all rows."""
+    """Return whether one program computes all rows."""
     count, classes = rows.z.shape
     return not (rows.long or rows.soft) and 0 < count * _block(classes) <= FEW
 
@@ -131,33 +131,33 @@ def launch(
     given: Tensor | None = None,
     statistics: Tensor | None = None,
 ) -> Launch | None:
-    """Launch the kernel for the rows, chosen by their length alone and never by timing.
+    """Launch the kernel for the rows, chosen only by their length and never by timing.
 
     Their device must be the current one. For soft targets, long rows ignore ``scaled`` and
     ``skip``, and short rows ignore ``found`` and ``given``.
 
     Args:
         rows: The rows.
-        values: Receives the values: one for each row, in float64; or with ``reduced`` their sum, in
-            one float64 part for each of the `programs`, or in one piece if the rows `are_few`.
+        values: Receives the values in float64, one per row; or with ``reduced`` a partial sum in
+            float64 from each of the `programs`, or the whole sum if the rows `are_few`.
         out: Receives the pseudo-gradients, contiguous. It may be the logits themselves.
         reduced: Sum the values.
-        mean: Divide by the weights of rows that `are_few`.
+        mean: Divide by the sum of the weights, for rows that `are_few`.
         parts: For other rows, the result of `count_labels`, to divide pseudo-gradients by.
-        grad: The upstream gradient: one number, or one for each row.
+        grad: The upstream gradient: one number, or one per row.
         scaled: Receives whether ``grad`` is not 1; see `scaled.ScaledBefore`.
         skip: Leave ``out`` as it is if ``grad`` is 1.
-        found: Receives three numbers for each row, (R, 3) in float32, that a later call takes as
+        found: Receives three numbers per row, (R, 3) in float32, which a later call takes as
             ``given``.
-        given: Those numbers, contiguous, or what follows from the statistics of all parts of the
-            classes. They include weights and the mean for labels, but not for soft targets.
-        statistics: Receives the numbers of a part of the classes; see `labels.row`.
+        given: Those numbers, contiguous, or for split classes those derived from the ``statistics``
+            of all shards. They include weights and the mean for labels, but not for soft targets.
+        statistics: Receives the numbers of a shard of the classes; see `labels.row`.
 
     """
     if not len(rows.z):
         return None
     if given is not None and not rows.soft:
-        # Included in the numbers; passed again, they would only make more kernels to compile.
+        # The numbers include these; passing them again would only compile more kernels.
         rows, parts, mean = rows._replace(weight=None), None, False
     inputs = (rows.z, rows.target, rows.ks, rows.k, rows.weight, parts, grad)
     if rows.long or statistics is not None:
@@ -184,7 +184,7 @@ def _launch_tile(
 
 def _launch_soft_tile(rows: Rows, inputs: Any, outputs: Any, reduced: bool, skip: bool) -> Launch:
     grid, strides, settings = _tiling(rows, outputs[2], False, skip)
-    # The compiler may not fuse products and sums: it would do so differently in the two passes.
+    # Without FMA contraction, which the compiler would do differently in the two passes.
     return _start(
         soft.soft_tile, grid,
         *inputs, *outputs, len(rows.z), *strides, *_row_strides(inputs), rows.ignore_index,
@@ -228,7 +228,7 @@ def _launch_soft_row(
 
 
 def _row_strides(inputs: Any) -> tuple[int, int]:
-    """Return the strides of k and of the upstream gradient; 0 if one number serves all rows."""
+    """Return the strides of k and of the upstream gradient; 0 if all rows share one number."""
     ks, grad = inputs[2], inputs[6]
     k_stride = ks.stride(0) if ks is not None and len(ks) > 1 else 0
     return k_stride, grad.stride(0) if grad is not None and grad.dim() else 0
@@ -261,9 +261,9 @@ def _tiling(
 
 
 def _tile_settings(rows: Rows) -> tuple[int, int, int | None]:
-    """Return elements for each warp, elements of a row for each thread, and registers.
+    """Return elements per warp, elements of a row per thread, and the register limit.
 
-    Soft targets have more to hold, so a thread takes less of a row.
+    Soft targets need more registers per element, so a thread takes less of a row.
     """
     block = _block(rows.z.shape[1])
     if not rows.soft:
@@ -275,7 +275,7 @@ def _tile_settings(rows: Rows) -> tuple[int, int, int | None]:
 
 
 def _soft_row_settings(aligned: bool, backward: bool, special: str) -> tuple[int, int, int | None]:
-    """Return the elements taken at a time, warps, and registers."""
+    """Return the elements computed at a time, the warps, and the register limit."""
     if not aligned:  # elements are loaded one by one
         return ROW_BLOCK // 4, 8, ROW_REGISTERS
     if not backward:
@@ -297,17 +297,17 @@ def _block(classes: int) -> int:
 
 def _tile_rows(classes: int) -> int:
     block = _block(classes)
-    # A thread holds several of the shortest rows, each with its own numbers.
+    # A thread holds several of the shortest rows, and the numbers of each take registers.
     return max(1, (TILE_BLOCK if block >= 64 else TILE_BLOCK // 2) // block)
 
 
 def _power_of_2(size: int) -> int:
-    """Return the least power of 2 that is not below ``size``; Triton's own takes a microsecond."""
+    """Return the least power of 2 that is not below ``size``; Triton's own takes 1 µs."""
     return 1 << max(0, size - 1).bit_length()
 
 
 def _vector(z: Tensor, out: Tensor | None, suits: Any) -> int:
-    """Return the number of elements that can be loaded and stored as one."""
+    """Return the number of elements that can be loaded and stored as one vector."""
     address = z.data_ptr() | (0 if out is None else out.data_ptr())
     size = z.element_size()
     vector = _VECTOR_BYTES // size
@@ -317,12 +317,12 @@ def _vector(z: Tensor, out: Tensor | None, suits: Any) -> int:
 
 
 def count_labels(rows: Rows, parts: Tensor) -> Launch:
-    """Write the divisor of the mean, in parts: the sum of the weights of labels not ignored.
+    """Write partial sums of the divisor of a mean: the weights of labels that are not ignored.
 
     Each row of probabilities counts as one, whatever its weights.
     """
     target = None if rows.target.dim() > 1 else rows.target
-    # All labels of a part at once, up to 8,192: memory latency takes longest.
+    # All labels of a part at once, up to 8,192, because memory latency dominates.
     block = max(1024, min(8192, _power_of_2(-(-len(rows.z) // PARTS))))
     return _start(
         reduction.count_labels, (PARTS,), target, rows.weight, parts, *rows.z.shape,
@@ -339,7 +339,7 @@ def sum_values(values: Tensor, parts: Tensor | None, result: Tensor) -> Launch:
 
 
 def rescale(x: Tensor, factor: Tensor) -> None:
-    """Multiply a contiguous tensor by a number in place; a factor of 1 costs nothing."""
+    """Multiply a contiguous tensor by a number in place; a factor of 1 returns at once."""
     block = 4096
     with torch.cuda.device_of(x):
         reduction.rescale[(min(1024, x.numel() // block + 1),)](

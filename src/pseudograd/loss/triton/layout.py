@@ -1,6 +1,6 @@
-"""How the loss's kernels lay rows out, and what they load and store for each row.
+"""The layout of tiles, and the loads and stores of a row, for all kernels of the loss.
 
-A pointer argument that is None is a constant to the compiler, which drops the code that uses it.
+A pointer argument of None is a compile-time constant: the compiler drops the code that uses it.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -14,9 +14,9 @@ from pseudograd.rules.checks import GREATEST_K, LEAST_K
 PARTS = 32  # the number of partial sums that `count_labels` writes
 _PARTS = tl.constexpr(PARTS)
 _LEAST_K, _GREATEST_K = tl.constexpr(LEAST_K), tl.constexpr(GREATEST_K)
-# A tile has three dimensions: rows, pieces of a row, and a piece's columns (last). The compiler
-# should spread threads over columns first and rows next. After the last dimension it continues
-# with the one before it; up to Triton 3.6, with the first. The pieces take the remaining place.
+# A tile has three dimensions: rows, pieces of a row, and the columns of a piece (last). Threads
+# should be assigned to columns first and rows next. After the last dimension the compiler continues
+# with the middle one, up to Triton 3.6 with the first. So rows take that one, and pieces the other.
 _PIECES = tl.constexpr(1 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) else 0)
 
 
@@ -25,7 +25,7 @@ _PIECES = tl.constexpr(1 if tuple(map(int, triton.__version__.split(".")[:2])) <
 
 @triton.jit
 def beside(x):
-    """Expand one number a row to broadcast against a tile."""
+    """Expand one number per row to broadcast against a tile."""
     return tl.expand_dims(tl.expand_dims(x, _PIECES), 2)
 
 
@@ -67,7 +67,7 @@ def sum_in_float64(e):
 
 @triton.jit
 def sum_of_pairs(e, axis: tl.constexpr):
-    """Add neighbours along axis 0 or 1 of three; the sums of equal numbers are exact."""
+    """Add neighbours along axis 0 or 1 of a 3D tile; sums of equal numbers are exact."""
     count: tl.constexpr = e.shape[axis]
     if count > 1:
         if axis == 0:
@@ -83,7 +83,7 @@ def sum_of_pairs(e, axis: tl.constexpr):
 
 @triton.jit
 def sensitivity_of(k, ks, k_stride, row, mask):
-    """Return k, or the row's own; NaN if it is out of range, so that the error shows."""
+    """Return k, or the row's own k; NaN if it is out of bounds, so that the error is visible."""
     if ks is not None:
         k = tl.load(ks + row * k_stride, mask=mask, other=1.0).to(tl.float32)
     return tl.where((k >= _LEAST_K) & (k <= _GREATEST_K), k, float("nan"))
@@ -101,30 +101,30 @@ def weight_of(weight, y, labelled):
 
 @triton.jit
 def factor_of(w, parts, divisor, grad, grad_stride, row, mask):
-    """Return the row's weight, divided for the mean and times the upstream gradient."""
+    """Return the row's weight, divided if for a mean, times the upstream gradient."""
     if parts is not None:
         divisor = sum_of_parts(parts)
     if divisor is not None:
         w = tl.where(w == 0, 0.0, w / divisor.to(tl.float32))
         w = tl.where(divisor == 0, 0.0, w)
     if grad is not None:
-        above = tl.load(grad + row * grad_stride, mask=mask, other=0.0).to(tl.float32)
-        w = tl.where(above == 0, 0.0, w * above)
+        upstream = tl.load(grad + row * grad_stride, mask=mask, other=0.0).to(tl.float32)
+        w = tl.where(upstream == 0, 0.0, w * upstream)
     return w
 
 
 @triton.jit
 def sum_of_parts(parts):
-    """Return the sum that `count_labels` left in parts."""
+    """Return the total of the partial sums of `count_labels`."""
     return tl.sum(tl.load(parts + tl.arange(0, _PARTS)), 0)
 
 
 @triton.jit
 def is_done(grad, scaled, skip: tl.constexpr):
-    """Return whether nothing is left to do: with ``skip``, if the upstream gradient is 1.
+    """Return whether there is nothing to do: with ``skip``, if the upstream gradient is 1.
 
-    ``scaled``, if given, receives whether it is not 1, for the next forward pass (see
-    `scaled.ScaledBefore`). That is host memory, slow to write, so it is written only on a change.
+    If given, ``scaled`` receives whether it is not 1, for the next forward pass (see
+    `scaled.ScaledBefore`). Host memory is slow to write, so the kernel writes only changes.
     """
     is_1 = tl.load(grad).to(tl.float32) == 1.0
     if scaled is not None:
@@ -143,7 +143,7 @@ def keep(found, row, mask, a, b, c):
 
 @triton.jit
 def kept(given, row, mask):
-    """Load the three numbers; zeros for ignored rows."""
+    """Load the three numbers that `keep` stored; zeros for ignored rows."""
     a = tl.load(given + 3 * row, mask=mask, other=0.0)
     b = tl.load(given + 3 * row + 1, mask=mask, other=0.0)
     c = tl.load(given + 3 * row + 2, mask=mask, other=0.0)
@@ -152,7 +152,7 @@ def kept(given, row, mask):
 
 @triton.jit
 def store_sum(to, value):
-    """Store a sum: rounded if it is the result, in float64 if it is a part."""
+    """Store a sum: rounded if it is the result, in float64 if it is a partial sum."""
     if to.dtype.element_ty != tl.float64:
         value = value.to(tl.float32)
     tl.store(to, value.to(to.dtype.element_ty))

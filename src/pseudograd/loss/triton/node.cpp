@@ -1,9 +1,9 @@
-// The usual call of the loss on a GPU, as an autograd node in C++.
+// The most common calls of the loss on a GPU, as an autograd node in C++.
 //
 // Launching our kernels takes a few microseconds; a backward pass in Python takes a hundred, more
-// than all of F.cross_entropy. So node.py compiles this file against the PyTorch that is installed.
-// It knows nothing of Eq. 5: a `Plan` says which compiled kernels to launch, with which arguments.
-// operators.py does the same in Python, and more: it makes the plans, and takes every other call.
+// than all of F.cross_entropy. So node.py compiles this file against the installed PyTorch. Eq. 5 is
+// not in here: a `Plan`, made by node.py, says which compiled kernels to launch with which arguments.
+// operators.py does the same in Python, and handles all other calls.
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
@@ -20,7 +20,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Functions of CUDA's driver, which node.py looks up: so this file needs no CUDA to compile.
+// Functions of the CUDA driver. node.py looks them up, so compiling this file does not need CUDA.
 using CuLaunchKernel = int (*)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                unsigned block_x, unsigned block_y, unsigned block_z,
                                unsigned shared_bytes, void* stream, void** parameters, void** extra);
@@ -38,13 +38,13 @@ int64_t address_of(const at::Tensor& tensor) {
   return tensor.defined() ? reinterpret_cast<int64_t>(tensor.data_ptr()) : 0;
 }
 
-// A launch of one kernel. Arguments take eight bytes each, of which the kernel reads as many as it
-// needs; node.py has filled in those that never change.
+// The launch of one kernel. Arguments take eight bytes each, of which the kernel reads as many as it
+// needs; node.py fills in those that never change.
 struct Launch {
   int64_t function;
   unsigned programs, threads, shared_bytes;
   std::vector<int64_t> arguments;
-  std::vector<std::pair<size_t, size_t>> places;  // of arguments, and the slots they come from
+  std::vector<std::pair<size_t, size_t>> places;  // indices of arguments, and their slots
   int64_t k_at;                                   // -1 if the kernel does not need k
 
   void operator()(const Addresses& addresses, float k, int64_t stream) const {
@@ -57,14 +57,14 @@ struct Launch {
     int error = launch_kernel(reinterpret_cast<void*>(function), programs, 1, 1, threads, 1, 1,
                               shared_bytes, reinterpret_cast<void*>(stream), parameters.data(),
                               nullptr);
-    TORCH_CHECK(!error, "pseudograd: CUDA error ", error, " in the launch of a kernel");
+    TORCH_CHECK(!error, "pseudograd: CUDA error ", error, " while launching a kernel");
   }
 };
 
-// How calls of one layout are computed, and what they need memory for.
+// The launches and buffers for calls of one layout.
 struct Plan {
-  int64_t context;  // the device's, which a thread of the autograd engine has not set yet
-  std::vector<Launch> forward, backward;  // no backward pass: not differentiable
+  int64_t context;  // the device's, which a thread of the autograd engine has to set
+  std::vector<Launch> forward, backward;  // no backward launches: not differentiable
   at::ScalarType dtype;
   std::optional<at::ScalarType> gradient;  // its dtype, if the forward pass computes it
   int64_t parts, values, found;            // sizes; 0 if not needed
@@ -73,11 +73,11 @@ struct Plan {
 void launch_all(const Plan& plan, const std::vector<Launch>& launches, const Addresses& addresses,
                 double k, int64_t stream) {
   int error = set_context(reinterpret_cast<void*>(plan.context));
-  TORCH_CHECK(!error, "pseudograd: CUDA error ", error, " in the choice of a context");
+  TORCH_CHECK(!error, "pseudograd: CUDA error ", error, " while setting the context");
   for (auto& launch : launches) launch(addresses, static_cast<float>(k), stream);
 }
 
-// What a forward pass leaves to its backward pass, beside tensors of the caller.
+// What a forward pass saves for its backward pass, besides the caller's tensors.
 struct State : torch::CustomClassHolder {
   std::shared_ptr<const Plan> plan;
   at::Tensor gradient, parts, found, flag;
@@ -108,14 +108,14 @@ at::Tensor run_forward(const at::Tensor& z, const at::Tensor& target, const Opti
   return value;
 }
 
-// Returns the gradient times the upstream gradient. The kernel leaves a gradient of the forward pass
-// as it is if the upstream gradient is 1; otherwise it computes it, so that it is rounded only once.
+// Returns the gradient times the upstream gradient. If that is 1, the kernel keeps a gradient from the
+// forward pass; otherwise it recomputes the gradient, so that it is rounded only once.
 at::Tensor run_backward(const variable_list& saved, const at::Tensor& grad, State& state,
                         bool is_kept) {
   auto options = saved[0].options().requires_grad(false);
-  bool is_batch = !grad.has_storage();  // of vmap, which kernels cannot read
+  bool is_batch = !grad.has_storage();  // a vmapped batch, which kernels cannot read
   auto upstream = is_batch ? at::ones({}, options.dtype(state.plan->dtype)) : grad;
-  if (address_of(upstream) % 16) upstream = upstream.clone();  // as the kernel may expect
+  if (address_of(upstream) % 16) upstream = upstream.clone();  // the compiled kernel may rely on alignment
   at::Tensor out;
   if (!state.gradient.defined()) {
     out = at::empty(saved[0].sizes(), options);
@@ -145,7 +145,7 @@ struct TunableCrossEntropy : torch::autograd::Function<TunableCrossEntropy> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    auto saved = ctx->get_saved_variables();  // an error if the graph has been freed
+    auto saved = ctx->get_saved_variables();  // raises if the graph has been freed
     auto state = c10::static_intrusive_pointer_cast<State>(ctx->saved_data["state"].toCapsule());
     bool is_differentiated = at::GradMode::is_enabled();
     bool is_kept = is_differentiated || torch::autograd::get_current_graph_task_keep_graph();
@@ -166,7 +166,7 @@ c10::intrusive_ptr<State> state_of(const std::shared_ptr<Plan>& plan, double k, 
   return state;
 }
 
-// Returns the loss of logits (R, C) for labels (R) or probabilities (R, C), reduced.
+// Returns the reduced loss of logits (R, C) for labels (R) or probabilities (R, C).
 at::Tensor loss(const std::shared_ptr<Plan>& plan, const at::Tensor& z, const at::Tensor& target,
                 const OptionalTensor& ks, double k, const OptionalTensor& flag, int64_t stream) {
   TORCH_CHECK(!torch::autograd::isFwGradDefined(z), no_forward_mode);
@@ -176,7 +176,7 @@ at::Tensor loss(const std::shared_ptr<Plan>& plan, const at::Tensor& z, const at
   return TunableCrossEntropy::apply(z, target, ks, state);
 }
 
-// Returns the loss and its gradient, for a graph of torch.compile, which has its own autograd.
+// Returns the loss and its gradient, for graphs of torch.compile, whose autograd is elsewhere.
 std::pair<at::Tensor, at::Tensor> loss_and_gradient(const std::shared_ptr<Plan>& plan,
                                                     const at::Tensor& z, const at::Tensor& target,
                                                     const OptionalTensor& ks, double k,

@@ -1,9 +1,9 @@
-"""The usual call of the loss on a GPU, by an autograd node in C++ (node.cpp).
+"""The most common calls of the loss on a GPU, by an autograd node in C++ (node.cpp).
 
-Python takes longer to launch a small loss than a GPU to compute it. So node.cpp is compiled against
-the PyTorch that is installed, in the background at the first call on a GPU, and kept for the next
-program. It takes a C++ compiler and half a minute; until then, and where it fails, `operators` has
-the same in Python. `python -m pseudograd.loss.triton.node` compiles it at once, and shows errors.
+For a small loss, Python's launch overhead exceeds the time on the GPU. So the first call on a GPU
+compiles node.cpp in the background, against the installed PyTorch, and caches the result on disk.
+That needs a C++ compiler and takes half a minute. Until then, or if it fails, `operators` is the
+fallback. `python -m pseudograd.loss.triton.node` compiles it in the foreground and shows errors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAME = "pseudograd_node"
 _SOURCE = Path(__file__).with_suffix(".cpp")
 # The order of `Slot` in node.cpp.
 _SLOTS = ("z", "target", "ks", "value", "gradient", "parts", "values", "found", "grad", "flag")
-# More layouts than a program should have; they are all forgotten then.
+# More layouts than a program should have; at this size the cache is cleared.
 _MOST_PLANS = 4096
 
 
@@ -53,14 +53,14 @@ _MOST_PLANS = 4096
 def loss_by_node(
     z: Tensor, call: Call, dtype: torch.dtype, scaled: ScaledBefore | None
 ) -> Tensor | None:
-    """Return the loss of rows (R, C), or None if the node does not take this call."""
+    """Return the loss of rows (R, C), or None if the node does not support the call."""
     target, k, _, *settings, smoothing = call
     module = compiled_node()
     if module is None or "none" in settings or are_hooked() or not len(z):
         return None
     flag = None if scaled is None else scaled.flag()
     training = z.requires_grad and torch.is_grad_enabled()
-    # The gradient of a loss that was scaled before is left to the backward pass.
+    # If the last loss was scaled, the gradient is left to the backward pass.
     at_once = training and not (flag is not None and flag.item())
     results = (dtype, z.dtype if at_once else None, training)
     plan = _plan(module, z, target, k, (*settings, smoothing), results, flag)
@@ -81,8 +81,8 @@ def loss_and_gradient(
     smoothing: float,
     training: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of rows (R, C) in float32, and if it is for training its gradient."""
-    module: Any = compiled_node() if z.is_cuda else None  # in Triton's interpreter there is none
+    """Return the loss of rows (R, C) in float32 and, if training, its gradient."""
+    module: Any = compiled_node() if z.is_cuda else None  # Triton's interpreter has none
     gradient = torch.float32 if training else None
     settings, results = (ignore_index, reduction, smoothing), (torch.float32, gradient, False)
     if isinstance(k, Tensor):
@@ -109,7 +109,7 @@ def _plan(
     results: tuple[torch.dtype, torch.dtype | None, bool],
     flag: Tensor | None,
 ) -> Any:  # fmt: skip
-    """Return how to compute calls of this layout, or None if they need more than the node does.
+    """Return the plan for calls of this layout, or None if the node does not support them.
 
     Args:
         module: The compiled node.
@@ -127,7 +127,7 @@ def _plan(
         address |= k.data_ptr()
         sensitivity: Any = k.dtype, k.stride()
     else:
-        sensitivity = k if k in (0.5, 1.0, 2.0) else None  # these have kernels of their own
+        sensitivity = k if k in (0.5, 1.0, 2.0) else None  # these have specialized kernels
     if address % 16 or device != torch._C._cuda_getDevice() or torch._C._len_torch_dispatch_stack():
         return None
     layout = (
@@ -152,7 +152,7 @@ def _make_plan(
     module: Any, rows: Rows, reduction: str, dtype: torch.dtype, gradient: torch.dtype | None,
     differentiable: bool, flag: Tensor | None,
 ) -> Any:  # fmt: skip
-    """Launch the kernels of both passes once, to compile them and see their arguments."""
+    """Launch the kernels of both passes once, to compile them and record their arguments."""
     left = always_left(rows) and differentiable
     gradient, flag = (None, None) if left else (gradient, flag)
     found = differentiable and rows.long and keeps_numbers(rows)
@@ -184,7 +184,7 @@ def _in_slots(rows: Rows, room: Room, grad: Tensor, flag: Tensor | None) -> list
 
 
 def _step(module: Any, launched: Launch, slots: dict[int, int]) -> Any:
-    """Return a launch for node.cpp: arguments in 8 bytes each, and which of them change."""
+    """Return a launch for node.cpp: arguments of 8 bytes each, and those that change."""
     compiled, (programs,), given = launched
     arguments: list[int] = []
     places, k_at = [], -1
@@ -199,7 +199,7 @@ def _step(module: Any, launched: Launch, slots: dict[int, int]) -> Any:
         if isinstance(argument, float):
             (argument,) = struct.unpack("q", struct.pack("fxxxx", argument))
         arguments.append(argument)
-    arguments += [0, 0]  # memory that Triton's own tools would use
+    arguments += [0, 0]  # scratch memory that these kernels do not use
     meta = compiled.metadata
     threads = meta.num_warps * meta.target.warp_size
     return module.Launch(compiled.function, programs, threads, meta.shared, arguments, places, k_at)
@@ -209,12 +209,12 @@ def _step(module: Any, launched: Launch, slots: dict[int, int]) -> Any:
 
 
 class _Build:
-    """The node once it is compiled, and until then what compiles it."""
+    """Compiles the node in the background; a call returns the node once it is ready."""
 
     def __init__(self) -> None:
         self.module: Any = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.is_over = False  # nothing more will come
+        self.is_over = False  # loaded, or failed for good
 
     def __call__(self) -> Any:
         """Return the compiled node, or None while there is none."""
@@ -229,7 +229,7 @@ class _Build:
                 self.process = subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
             else:
                 self.is_over = True
-        except (ImportError, OSError, RuntimeError):  # such as no home to keep it in
+        except (ImportError, OSError, RuntimeError):  # such as no home directory for the cache
             self.is_over = True
         return self.module
 
@@ -239,7 +239,7 @@ compiled_node = _Build()
 
 @functools.cache
 def library_path() -> Path:
-    """Return where the node for this PyTorch and Python is, or will be."""
+    """Return the path of the compiled node for this PyTorch and Python."""
     versions = f"{torch.__version__} {sys.implementation.cache_tag} {sysconfig.get_platform()}"
     digest = hashlib.sha256(_SOURCE.read_bytes() + versions.encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -247,7 +247,7 @@ def library_path() -> Path:
 
 
 def _compiler() -> list[str] | None:
-    # A program that embeds Python would be started a second time.
+    # Where Python is embedded, this would start the embedding program again.
     is_python = "python" in Path(sys.executable or "").name
     if torch.version.cuda is None or os.name != "posix" or not is_python:
         return None
@@ -256,7 +256,7 @@ def _compiler() -> list[str] | None:
 
 
 def build(library: Path, compiler: list[str]) -> None:
-    """Compile node.cpp, unless another process is doing so."""
+    """Compile node.cpp, unless another process has."""
     import fcntl
 
     from torch.utils import cpp_extension
@@ -285,7 +285,7 @@ def build(library: Path, compiler: list[str]) -> None:
 
 
 def load(library: Path, driver: Any = None) -> Any:
-    """Return the compiled module; a test may bring its own cuLaunchKernel and cuCtxSetCurrent."""
+    """Return the compiled module; tests replace the driver's cuLaunchKernel and cuCtxSetCurrent."""
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(library))
     spec = importlib.util.spec_from_loader(_NAME, loader)
     assert spec is not None
@@ -316,6 +316,6 @@ if __name__ == "__main__":
     os.nice(10)
     found = _compiler()
     if found is None:
-        sys.exit("the node needs PyTorch for CUDA and a C++ compiler, which CXX may name")
+        sys.exit("the node needs PyTorch for CUDA and a C++ compiler; set CXX to choose one")
     build(library_path(), found)
     print(library_path())

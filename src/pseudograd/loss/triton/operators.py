@@ -1,13 +1,13 @@
-"""The kernels as PyTorch sees them: an autograd function, and operators for graphs.
+"""PyTorch bindings of the kernels: an autograd function, and custom ops for graphs.
 
-Two routes lead to the kernels:
+There are two entry points:
 
 - `fused_cross_entropy` is the whole loss, reduction included, for eager calls. While training it
-  computes the gradient together with the value, when the logits are on the chip or in the cache
-  anyway. If the upstream gradient is 1, as it usually is, the backward pass then has nothing to do;
-  a kernel checks that on the device, since checking it here would block. Otherwise that kernel
-  computes the gradient anew from the logits, so that it is rounded only once.
-- `value_of_rows` and `gradient_of_rows` are operators that `torch.compile`, `torch.export` and
+  computes the gradient together with the value, while the logits are on-chip or cached. If the
+  upstream gradient is 1, as it usually is, the backward pass then has nothing to do; a kernel
+  checks that on the device, since checking it on the host would need a sync. Otherwise that kernel
+  recomputes the gradient from the logits, so that it is rounded only once.
+- `value_of_rows` and `gradient_of_rows` are custom ops that `torch.compile`, `torch.export` and
   `torch.func` can hold in a graph; `gpu_rows` is the row function made of them.
 """
 
@@ -59,10 +59,10 @@ def fused_cross_entropy(
 ) -> Tensor:
     """Return the loss of rows ``z`` (R, C): reduced in ``dtype``, or for each row in float64.
 
-    Targets are labels (R) or probabilities (R, C). With ``scaled``, a loss that was scaled before
-    leaves its gradient to the backward pass.
+    Targets are labels (R) or probabilities (R, C). If ``scaled`` says that the last loss was
+    scaled, the gradient is left to the backward pass.
     """
-    if z.is_neg() or z.stride(1) != 1:  # kernels need dense classes, and do not see a flagged sign
+    if z.is_neg() or z.stride(1) != 1:  # kernels need contiguous classes and ignore the neg bit
         z = z.resolve_neg().contiguous()  # here, so that autograd tracks the copy
     rows = rows_of_loss(z.detach(), target, k, weight, ignore_index, label_smoothing)
     value: Tensor = _Fused.apply(z, rows, reduction, dtype, torch.is_grad_enabled(), scaled)
@@ -72,16 +72,17 @@ def fused_cross_entropy(
 def always_left(rows: Rows) -> bool:
     """Return whether the gradient is always left to the backward pass.
 
-    Long rows of soft targets do not stay on the chip: they take as many passes in either.
+    Long rows of soft targets do not stay on-chip, so the forward pass would have to read them again
+    as well.
     """
     return rows.soft and rows.long
 
 
 def is_watched() -> bool:
-    """Return whether saved-tensor hooks are active.
+    """Return whether saved-tensor hooks or deterministic algorithms are active.
 
-    Checkpointing runs a forward pass twice, and wants the same tensors saved both times. True also
-    in deterministic mode, which should not rely on the compiler rounding alike in both passes.
+    Checkpointing runs a forward pass twice and expects the same saved tensors both times.
+    Deterministic mode should not rely on the compiler rounding alike in both passes.
     """
     if torch.are_deterministic_algorithms_enabled():
         return True
@@ -89,19 +90,19 @@ def is_watched() -> bool:
 
 
 class Room(NamedTuple):
-    """Memory for what a forward pass computes."""
+    """Buffers for the results of a forward pass."""
 
     value: Tensor  # reduced, or one for each row in float64
     gradient: Tensor | None
-    parts: Tensor | None  # of the divisor of a mean
-    values: Tensor | None  # partial sums
+    parts: Tensor | None  # partial sums of the divisor of a mean
+    values: Tensor | None  # partial sums of the values
     found: Tensor | None  # numbers of each row, for a backward pass
 
 
 def room_for(
     rows: Rows, reduction: str, dtype: torch.dtype, gradient: torch.dtype | None, found: bool
 ) -> Room:
-    """Return memory for a forward pass; for the gradient in the dtype given, if any."""
+    """Allocate the buffers of a forward pass, with a gradient if its dtype is given."""
     z, empty = rows.z, rows.z.new_empty
     numbers = room_for_numbers(z) if found else None
     if reduction == "none":
@@ -144,13 +145,13 @@ class _Fused(Function):
         at_once = training and not each and not always_left(rows)
         if at_once and scaled is not None and not is_watched():
             at_once = not scaled.flag().item()
-        # The numbers of a row serve a backward pass that computes the gradient: always without a
-        # reduction, else if the loss is scaled. Summing short rows again is faster.
+        # A backward pass that computes the gradient can use the numbers of each row: always
+        # without a reduction, else if the loss is scaled. Summing short rows again is faster.
         found = training and (each or rows.long) and keeps_numbers(rows)
         room = room_for(rows, reduction, dtype, z.dtype if at_once else None, found)
         with torch.cuda.device_of(z):
             launch_forward(rows, room, reduction)
-        # Saving the logits themselves lets autograd notice if they are modified.
+        # Saving the logits themselves lets autograd detect in-place changes.
         tensors = rows.target, rows.ks, rows.weight, room.parts, room.gradient, room.found
         ctx.save_for_backward(z, *tensors)
         ctx.settings = rows.k, rows.ignore_index, rows.smoothing
@@ -163,8 +164,8 @@ class _Fused(Function):
         z, target, ks, weight, parts, gradient, found = ctx.saved_tensors
         k, ignore_index, smoothing = ctx.settings
         rows = Rows(z.detach(), target, k, ks, weight, ignore_index, smoothing)
-        several = is_batch(grads[0])  # kernels cannot read a batch
-        # A gradient that is handed over must not be needed again.
+        several = is_batch(grads[0])  # kernels cannot read a vmapped batch
+        # Reuse the saved gradient as the result only if nothing needs it again.
         once = not graph_is_kept() and not several
         reuse = once and gradient is not None
         out = gradient if reuse else z.new_empty(z.shape)
@@ -185,7 +186,7 @@ class _Fused(Function):
 
 
 def keeps_numbers(rows: Rows) -> bool:
-    """Return whether rows keep numbers for the backward pass.
+    """Return whether the forward pass keeps numbers of each row for the backward pass.
 
     For short rows of soft targets or of float32, summing again is faster.
     """
@@ -193,11 +194,11 @@ def keeps_numbers(rows: Rows) -> bool:
 
 
 def room_for_numbers(z: Tensor) -> Tensor:
-    """Return room for these numbers. Graphs always have it, as they may serve any length."""
+    """Allocate these numbers. Graphs always have them, as they may serve any row length."""
     return z.new_empty((z.shape[0], 3), dtype=torch.float32)
 
 
-# --- operators for graphs: the row function around them brings their derivative -------------------
+# --- custom ops for graphs; the row function around them has their derivative ---------------------
 
 
 @torch.library.custom_op(
@@ -241,8 +242,8 @@ def gradient_of_rows(
 ) -> Tensor:
     """Return Eq. 5 of each row, or the rule for soft targets, times its ``grad``.
 
-    Without ``grad``, for classes split over devices, return this device's part as ``given`` says;
-    labels are then columns of this device.
+    Without ``grad``, for classes split over devices, return this device's columns, scaled as in
+    ``given``; labels are then columns of this device.
     """
     rows = rows_of_loss(z, target, k if ks is None else ks, smoothing=smoothing)
     out = z.new_empty(z.shape)
@@ -263,7 +264,7 @@ def _(z: Tensor, *arguments: Any) -> Tensor:
     schema="(Tensor z, Tensor column, float k, Tensor? ks) -> Tensor",
 )
 def statistics_of_part(z: Tensor, column: Tensor, k: float, ks: Tensor | None) -> Tensor:
-    """Return the top, both sums and the label's logit of a part of each row: (4, R) in float64."""
+    """Return the top, both sums and the label's logit of a shard of each row: (4, R), float64."""
     statistics = z.new_empty((4, len(z)), dtype=torch.float64)
     with torch.cuda.device_of(z):
         launch(rows_of_loss(z, column, k if ks is None else ks), None, None, statistics=statistics)
@@ -276,7 +277,7 @@ def _(z: Tensor, column: Tensor, k: float, ks: Tensor | None) -> Tensor:
 
 
 class OnGpu:
-    """Both rules by the kernels, as a `pseudograd.loss.autograd.RowLoss`."""
+    """Both rules, computed by the kernels, as a `pseudograd.loss.autograd.RowLoss`."""
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing

@@ -1,6 +1,6 @@
 """Small kernels around the loss: the sums of a reduction, and scaling by the upstream gradient.
 
-No kernel uses atomics, so the results do not change from run to run.
+No kernel uses atomics, so results are the same in every run.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +16,7 @@ _PARTS = tl.constexpr(PARTS)
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
 def count_labels(target, weight, parts, rows, classes, ignore_index, block: tl.constexpr):
-    """Sum the weights of the labels that are not ignored, in ``PARTS`` parts.
+    """Store ``PARTS`` partial sums of the weights of the labels that are not ignored.
 
     Without a ``target``, each row counts as one.
     """

@@ -5,12 +5,11 @@ row of probabilities, or one-hot for a label. With W = Σ t and ε = p - t / W t
 
     f_j = W sign(ε_j) S^k |ε_j|^k / Σ_{i: sign ε_i = sign ε_j} |ε_i|^k,   S = Σ_{ε_j > 0} ε_j.
 
-It is Eq. 5 if the target is one-hot. The same rule stands in `pseudograd.rules.paper` (PyTorch),
-`loss/cpp/soft.h` (C++) and `pseudograd.jax` (JAX); labels without smoothing are in
-`labels`.
+It is Eq. 5 if the target is one-hot. The same rule is in `pseudograd.rules.paper` (PyTorch),
+`loss/cpp/soft.h` (C++) and `pseudograd.jax` (JAX). Labels without smoothing are in `labels`.
 
-- `soft_tile` takes several short rows at once; each is read once and kept on the chip.
-- `soft_row` takes one long row in two passes for k = 1, else three.
+- `soft_tile` computes several short rows at once; each is read once and kept on-chip.
+- `soft_row` computes one long row, in two passes for k = 1 and otherwise in three.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -45,10 +44,10 @@ from pseudograd.loss.triton.layout import (
     sum_of_rows,
 )
 
-_LEAST_TARGET = tl.constexpr(1e-37)  # less counts as 0; its reciprocal is still finite
+_LEAST_TARGET = tl.constexpr(1e-37)  # smaller ones count as 0; its reciprocal is finite
 _LEAST_NORMAL = tl.constexpr(1.1754943508222875e-38)
 _LEAST_BIAS = tl.constexpr(2**-24)  # the smallest nonzero |p - 1| in float32
-# Neither the interpreter nor AMD's compiler has the GPU's fast logarithm.
+# Neither the interpreter nor AMD's compiler has the fast logarithm.
 _APPROXIMATE = tl.constexpr(not (INTERPRETED or torch.version.hip))
 
 
@@ -57,7 +56,7 @@ _APPROXIMATE = tl.constexpr(not (INTERPRETED or torch.version.hip))
 
 @triton.jit
 def _target(target, at, mask, y, column, weight, smoothing, classes, probabilities: tl.constexpr):
-    """Return t of some columns."""
+    """Return the target t in the given columns."""
     inside = column < classes
     if probabilities:
         t = tl.load(target + at, mask=mask, other=0.0).to(tl.float32)
@@ -72,7 +71,7 @@ def _target(target, at, mask, y, column, weight, smoothing, classes, probabiliti
 
 @triton.jit
 def _label_of(target, row, exists, classes, ignore_index):
-    """Return whether a label counts, 1 or NaN as it is a class or not, and the label."""
+    """Return whether a label counts, 1 (NaN if it is invalid), and the label."""
     y = tl.load(target + row, mask=exists, other=0).to(tl.int64)
     counted = exists & (y != ignore_index)
     known = tl.where((y >= 0) & (y < classes), 1.0, float("nan"))
@@ -81,13 +80,13 @@ def _label_of(target, row, exists, classes, ignore_index):
 
 @triton.jit
 def _distance(t, d):
-    """Return t d, where 0 times infinity is 0."""
+    """Return t d, where 0 · inf is 0."""
     return tl.where(t == 0, 0.0, t * d)
 
 
 @triton.jit
 def _soft_value(total, whole, distances):
-    """Return -Σ t log p = W log Σ exp(z - top) - 2 distances; those are Σ t (z - top) / 2."""
+    """Return -Σ t log p = W log Σ exp(z - top) - 2 D; ``distances`` is D = Σ t (z - top) / 2."""
     n, f, s = log_in_parts(at_least_1(total.to(tl.float64)))
     log_total = n * LN_2_HIGH + f + (s + n * LN_2_LOW)
     log_total = tl.where(total == 0, float("nan"), log_total)  # no logit is above -inf
@@ -96,19 +95,19 @@ def _soft_value(total, whole, distances):
 
 @triton.jit
 def _log2(x):
-    """Return log2(x) within 2^-22 by the GPU's own instruction; the exact one takes 25."""
+    """Return log2(x) within 2^-22 in one GPU instruction; the exact function takes 25."""
     return libdevice.fast_log2f(x) if _APPROXIMATE else tl.log2(x)
 
 
-# Which side of its target a class is on is carried as the sign of ε, and then of its power. As a
-# condition it would take a predicate register for each element, and a thread has seven.
+# The sign of ε, and later of its power, records which side of its target a class is on. A boolean
+# would take a predicate register for each element, and a thread has only seven.
 
 
 @triton.jit
 def _bias(p, t, whole):
     """Return ε = p - t / W, below 0 for a class that has the whole target.
 
-    Such a class has all the strength of its side, so its ε must not be rounded to 0.
+    Such a class is alone on its side, so its ε must not be rounded to 0.
     """
     bias = tl.fma(-t, 1 / whole, p)
     below = tl.minimum(bias, -_LEAST_BIAS, propagate_nan=tl.PropagateNan.ALL)
@@ -117,7 +116,7 @@ def _bias(p, t, whole):
 
 @triton.jit
 def _log_size(bias, t, log_p):
-    """Return log2 |ε|; off the target that is log2 p, which does not underflow."""
+    """Return log2 |ε|; where the target is 0 that is log2 p, which does not underflow."""
     return tl.where(tl.abs(t) < _LEAST_TARGET, log_p, _log2(tl.abs(bias)))
 
 
@@ -135,7 +134,7 @@ def _root_or_square(x, special: tl.constexpr):
 
 @triton.jit
 def _scales(strength, above_power, below_power):
-    """Return the factors of the powers on either side. No side pushes alone (Eq. 4)."""
+    """Return the factors of the powers on each side; 0 if one side is empty (Eq. 4)."""
     strength = tl.where(below_power == 0, 0.0, strength)
     above_scale = strength / tl.where(above_power == 0, 1.0, above_power)
     below_scale = strength / tl.where(below_power == 0, 1.0, below_power)
@@ -202,7 +201,7 @@ def _soft_tile(
     whole = tl.zeros((tile_rows,), tl.float32) + known  # smoothing alone leaves W = 1
     if probabilities or weight is not None:
         whole *= sum_of_rows(t)
-    # Halves: the difference of two extreme logits would be infinite.
+    # Halved, because the difference of two extreme logits would overflow.
     half_top = 0.5 * tl.maximum(max_of_rows(x), LOWEST)
     d = tl.fma(x, 0.5, -beside(half_top))
     e = tl.exp2(d * (2 * LOG2_E))
@@ -265,9 +264,9 @@ def soft_row(
 ):  # fmt: skip
     """Compute the value and pseudo-gradient of a long row.
 
-    Each pass runs in the direction opposite to the one before, so that it begins with what is in
-    the cache. A row is too long to stay there, so nothing is lost if all but the first pass are
-    left to the backward pass: ``found`` and ``given`` are the top, Σ exp(z - top) and W.
+    Passes alternate in direction, so that each starts with elements that are still cached. A row is
+    too long to stay in the cache, so all but the first pass may be left to the backward pass at no
+    cost: ``found`` and ``given`` are the top, Σ exp(z - top) and W.
     """
     i = tl.program_id(0).to(tl.int64)
     z += i * stride
@@ -322,7 +321,7 @@ def soft_row(
 def _half_and_target(
     z, target, column, mask, y, weight, smoothing, classes, probabilities: tl.constexpr
 ):
-    """Return half the logits of some columns (their difference stays finite), and t."""
+    """Return half the logits in the given columns (so that differences stay finite), and t."""
     x = 0.5 * tl.load(z + column, mask=mask, other=float("-inf")).to(tl.float32)
     t = _target(target, column, mask, y, column, weight, smoothing, classes, probabilities)
     return x, t
@@ -363,7 +362,7 @@ def _sums_of_sides(
     z, target, y, weight, smoothing, classes, columns, to_read, last, top, log_total, whole, factor,
     k, special: tl.constexpr, probabilities: tl.constexpr, lanes: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest log2 |ε| above and below 0 (for any k), and the sides' scales."""
+    """Return the largest log2 |ε| above and below 0 (if ``special`` is "any"), and the scales."""
     above_top = tl.full((lanes,), LOWEST, tl.float32)
     above_total = tl.zeros((lanes,), tl.float32)
     above_power = tl.zeros((lanes,), tl.float32)
@@ -395,7 +394,7 @@ def _sums_of_sides(
         power = _with_sign_of(bias, power)
         above_power += tl.sum(tl.maximum(power, 0.0), 1)
         below_power -= tl.sum(tl.minimum(power, 0.0), 1)
-    of_above, of_below = top, top  # needed for any k only
+    of_above, of_below = top, top  # placeholders unless ``special`` is "any"
     if special == "any":
         _, sum_above = _join_side(above_top, above_total, 1.0)
         of_above, power_above = _join_side(above_top, above_power, k)
@@ -421,7 +420,7 @@ def _write_soft_row(
     whole, factor, k, above_top, below_top, above_scale, below_scale,
     special: tl.constexpr, probabilities: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Write the pseudo-gradient, in the direction opposite to the pass before."""
+    """Write the pseudo-gradient, in the direction opposite to the previous pass."""
     for step in range(0, classes, block):
         start = last - step if special == "1" else step
         column = start + columns
