@@ -35,7 +35,7 @@ def shuffled(count: int, seed: int = 0) -> Tensor:
 
 def test_bins_are_equally_full_in_the_training_part() -> None:
     values = shuffled(100).square()  # far from equally wide
-    features = torch.cat((values, torch.full((20,), 1e6))).unsqueeze(1)  # the test part is beyond
+    features = torch.cat((values, torch.full((20,), 1e6))).unsqueeze(1)  # the test set is beyond
     bins = Bins.fit(a_set(features, 100), 4)
     assert bins.feature.tolist() == [0] * 4
     edges = [*bins.low.tolist(), (bins.low + bins.width)[-1].item()]

@@ -84,8 +84,8 @@ def test_warnings_are_lines_of_their_own() -> None:
         text=True,
         check=True,
     )
-    (said,) = (line for line in run.stderr.splitlines() if "write them plainly" in line)
-    assert said.startswith("warning: column 'weight' has 40 different texts, such as '0.5 kg'")
+    (said,) = (line for line in run.stderr.splitlines() if "write them as" in line)
+    assert said.startswith("warning: column 'weight' has 40 distinct texts, such as '0.5 kg'")
     assert "\ncolumn 'id' left out: all entries differ, as ids do\n" in run.stderr
     assert "UserWarning" not in run.stderr
 

@@ -281,7 +281,7 @@ def test_arrays_that_cannot_be_kept(known: Callable[..., Small], tmp_path: Path)
     set_ = known("mnist")
     set_.write(tmp_path)
     (tmp_path / "mnist").write_text("where the folder should be")
-    with pytest.warns(UserWarning, match="could not be kept"):
+    with pytest.warns(UserWarning, match="could not be cached"):
         set_.is_in(load("mnist", tmp_path))
 
 
@@ -332,12 +332,12 @@ def other_variables() -> bytes:
             "mnist",
             "t10k-images-idx3-ubyte.gz",
             lambda c: gzip.compress(gzip.decompress(c)[:-1]),
-            "39200 bytes, not 39199",
+            "39200 bytes, but 39199",
         ),
         ("svhn", "train_32x32.mat", lambda c: c[:-100], "SciPy"),
         ("svhn", "train_32x32.mat", lambda _: b"<html>" * 100, "SciPy"),
         ("svhn", "train_32x32.mat", lambda _: b"", "SciPy"),
-        ("svhn", "train_32x32.mat", lambda _: other_variables(), "pictures X"),
+        ("svhn", "train_32x32.mat", lambda _: other_variables(), "images X"),
         ("cifar10", "cifar-10-binary.tar.gz", lambda c: c[: len(c) // 2], ""),
         ("cifar10", "cifar-10-binary.tar.gz", lambda _: b"<html>", "gzip"),
         ("cifar10", "cifar-10-binary.tar.gz", lambda _: without_last("cifar10"), "test_batch.bin"),
@@ -382,7 +382,7 @@ def test_files_that_do_not_fit_together(
 
 
 def swapped(set_: Small) -> dict[str, bytes]:
-    """The same files, but two labels of the test part have changed places."""
+    """The same files, but two labels of the test set have changed places."""
     y = set_.y[TRAIN:].copy()
     first = int(np.flatnonzero(y != y[0])[0])
     y[[0, first]] = y[[first, 0]]
@@ -595,7 +595,7 @@ def test_it_is_not_asked_forever(server: Server, tmp_path: Path) -> None:
 def test_what_has_come_is_kept(server: Server, tmp_path: Path) -> None:
     server.put("x", {"a.bin": CONTENT})
     server.cuts = [150_000, 0]
-    with pytest.raises(OSError, match="run `the command` later to go on"):
+    with pytest.raises(OSError, match="run `the command` later to resume"):
         get(server, tmp_path, "x")
     assert os.listdir(tmp_path) == ["a.bin.part"]
     kept = (tmp_path / "a.bin.part").read_bytes()
@@ -717,7 +717,7 @@ def test_data_fetch_and_list(
     assert "cannot be read" in rows[0]
     assert rows[1:3] == [fetched[1], fetched[0]]
     assert rows[1].split()[-2] == "official"
-    assert rows[3:] == [f"{name:14}not there" for name in ("cifar10", "cifar100")]
+    assert rows[3:] == [f"{name:14}not found" for name in ("cifar10", "cifar100")]
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_all_at_once_and_refused_by_strict() -> None:
     encoder, told = loaded()
     lines = [
         "10 rows of a.csv set aside: no label in column 'y'",
-        "!column 'w' is mostly numbers, and 1 of 30 entries are not",
+        "!column 'w' is mostly numbers, but 1 of 30 entries are not",
         "column 'id' left out: all entries differ, as ids do",
         "2 columns 'a', 'b' left out: all entries are the same",
     ]
@@ -162,7 +162,7 @@ def test_numbers_in_order_are_warned_of() -> None:
 def test_measurements_with_a_unit_are_warned_of() -> None:
     saved(80, weight=[f"{at}.5 kg" for at in np.arange(80) * 7 % 23])
     _, (line,) = loaded()
-    assert line.startswith("!column 'weight' has 23 different texts, such as '0.5 kg'")
+    assert line.startswith("!column 'weight' has 23 distinct texts, such as '0.5 kg'")
 
 
 # --- real tables ---------------------------------------------------------------------------------
@@ -300,10 +300,10 @@ def test_a_group_is_on_one_side(sizes: list[int], seed: int, stratify: bool) -> 
 
 
 def test_groups_that_cannot_be_parted() -> None:
-    with pytest.raises(ValueError, match="'group' makes 1 group, none of which can be the test"):
+    with pytest.raises(ValueError, match="'group' has 1 group, none of which can be the test"):
         grouped([40])
     saved(patient=["u", "v"] * 20)  # each has one class only
-    with pytest.raises(ValueError, match="'group' makes 2 groups, none of which"):
+    with pytest.raises(ValueError, match="'group' has 2 groups, none of which"):
         load_table("a.csv", "y", group="patient")
     with pytest.raises(ValueError, match="'group' leaves 3 groups to train on, but cross-valid"):
         grouped([60] * 4)
@@ -338,7 +338,7 @@ def test_ids_that_come_again_are_told(name: str) -> None:
     encoder, told = loaded()
     assert names(encoder) == ["x", name]
     assert told == [
-        f"!column {name!r} has 13 different entries in 40 rows, as ids of patients or users do: "
+        f"!column {name!r} has 13 distinct entries in 40 rows, as ids of patients or users do: "
         f"--group {name} keeps rows with the same id on one side of every split"
     ]
     assert loaded(group=name)[1] == []

@@ -137,7 +137,7 @@ def test_from_arrays_to_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     assert told.endswith("\npage: run/report.html\nnetworks, ledger and everything else: run\n")
     assert Path("run/report.html").exists()
     lines = captured.err.splitlines()
-    assert lines[0] == ("72 training and 18 test examples of the shape (3, 4); 3 classes: 0, 1, 2")
+    assert lines[0] == ("72 training and 18 test examples of shape (3, 4); 3 classes: 0, 1, 2")
     assert lines[1].startswith("training about 10 networks")
     run = Study.open("run")
     assert run.finished
@@ -257,7 +257,7 @@ def test_a_folder_of_images(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.warns(Note, match=r"1 file in photos/dark left out .* such as readme.txt"):
         assert main(["tune", "photos", *options]) == 0
     err = capsys.readouterr().err
-    assert "examples of the shape (3, 4, 4); 2 classes: dark, light" in err
+    assert "examples of shape (3, 4, 4); 2 classes: dark, light" in err
     pictures("more", 2, size=(8, 8), mode="L")
     rows, err = predicted(capsys, "more")
     assert list(rows[0]) == ["file", "label", "p(dark)", "p(light)"]
@@ -334,7 +334,7 @@ def test_more_outputs_than_classes(capsys: pytest.CaptureFixture[str]) -> None:
         (["--hidden", "4"], "--hidden must be left out with --network"),
         (["--protocol", "paper"], "--protocol must be left out with --network"),
         (["--metric", "balanced"], "--metric must be left out with --network"),
-        (["--k", "2"], "--k must have 1 among its values"),
+        (["--k", "2"], "--k must include 1"),
         (["--optimizer", "adamm"], "--optimizer adamm is not in torch.optim: give 'Adam"),
         (["--momentum", "0.9"], "--momentum cannot be set for --optimizer AdamW"),
         (["--image-size", "8"], "--image-size must be left out: shapes.npz is not a folder"),
@@ -360,7 +360,7 @@ def test_options_that_do_not_fit(
 @pytest.mark.parametrize("option", ["--validation=0.1", "--schedule=linear", "--image-size=4"])
 def test_options_that_need_a_network(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal(capsys, "tune", "digits", option)
-    assert f"{option.partition('=')[0]} needs --network: add that, or leave it out" in said
+    assert f"{option.partition('=')[0]} needs --network: add that, or leave out" in said
 
 
 def test_an_optimizer_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,7 +376,7 @@ def test_an_optimizer_without_a_network(capsys: pytest.CaptureFixture[str]) -> N
         ({"y": np.array([object()] * 90)}, "has Python objects in array 'y': save it as numbers"),
         ({"X": np.array([object()] * 90)}, "has Python objects in array 'X': save it as numbers"),
         ({"y": np.arange(80)}, "has 90 examples in 'X', but the shape (80,) in 'y'"),
-        ({"X": np.array(["a"] * 90)}, "has an array 'X' of the kind <U1"),
+        ({"X": np.array(["a"] * 90)}, "has an array 'X' of dtype <U1"),
         ({"X_test": np.zeros((9, 3, 4))}, "shapes.npz has no array 'y_test'"),
         ({"y": np.arange(90) / 2}, "train must have class indices as labels, not fractions"),
         ({"y": np.arange(90) % 3 - 1}, "must have labels of at least 0"),
@@ -434,15 +434,15 @@ def test_predictions_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     arrays("wide.npz", X=np.zeros((90, 3, 5)))
     said = refusal(capsys, "predict", "run", "wide.npz")
-    assert "the shape (3, 5), but the network was trained on examples of the shape (3, 4)" in said
+    assert "of shape (3, 5), but the network was trained on examples of shape (3, 4)" in said
     arrays("gaps.npz", X=np.full((90, 3, 4), np.nan))
     assert "gaps.npz must have finite numbers" in refusal(capsys, "predict", "run", "gaps.npz")
     pictures("photos", 1)
     one = next(Path("photos").rglob("*.png"))
     for given in ("photos", str(one)):
-        assert "give an .npz file of these" in refusal(capsys, "predict", "run", given)
+        assert "name an .npz file of such examples" in refusal(capsys, "predict", "run", given)
     said = refusal(capsys, "predict", "run", "nets.py")
-    assert said == "pseudograd: nets.py must be an .npz file or images, for a network of your own"
+    assert said == "pseudograd: nets.py must be an .npz file or images, for your own network"
     said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "3")
     assert re.search(r"run has no network of k = 3\.0: give 1(/2)? or 1|give 1$", said)
     said = refusal(capsys, "predict", "run", "shapes.npz", "--k", "mixed")

@@ -137,11 +137,11 @@ def test_the_facts_are_those_of_the_training(finished: studies.Study) -> None:
         "25% of the training examples, held out; the last epoch is kept",
         "k in 1/2, 1, 1/2→2; 1 repetition of each pair of k and rate, 3 final networks",
         "train.py",
-        "A stopped search resumes from its ledger when the same study is made and run again.",
+        "A stopped search resumes from its ledger when the same study is created and run again.",
         "The model is the first of 3 final networks",
     ):
         assert fact in text
-    for absent in ("target", "feature", "column", "examples.json", "still learning"):
+    for absent in ("target", "feature", "column", "examples.json", "still improving"):
         assert absent not in text
     assert not re.search(r"--[a-z]|pseudograd (tune|predict)", text)
     assert "ross-validation" not in text
@@ -345,7 +345,7 @@ def test_words_follow_the_training() -> None:
     assert "digits · Net, 12,345 parameters" in text
     assert "inputs of 3 × 8 × 8 numbers and 1 number" in text
     assert "SGD, 3 epochs, batches of 32, constant rate, float32" in text
-    assert "one of five folds, another one in each repetition; the last epoch is kept" in text
+    assert "one of five folds, a different one in each repetition; the last epoch is kept" in text
     assert "Cross-validation selected k = 1/2" in text
     assert "The model has k = 1/2; study.model(k=1) returns a network with k = 1 instead." in text
     assert "study.model(k=1)" in printed
@@ -361,14 +361,14 @@ def test_words_follow_the_training() -> None:
         "bfloat16 autocast, labels of -1 ignored",
         "10% of the training examples, held out; training stops after 5 epochs without a lower "
         "error, and the best epoch is kept",
-        "still learning at the limit of 3 epochs; more epochs may change the result",
+        "still improving at the limit of 3 epochs; more epochs may change the result",
         "with the lowest early-stopping error",
         "Validation selected k = 1/2",
     ):
         assert words in parsed.text
     assert "Early-stopping error by epoch" in parsed.said
     text, _ = told(None, replace(PROTOCOL, recipe=replace(patient, schedule="cosine")))
-    assert "still learning" not in text
+    assert "still improving" not in text
 
 
 def test_a_ramp_can_be_the_choice() -> None:
@@ -443,7 +443,7 @@ def test_labels_of_one_example_are_not_taken_for_independent(tmp_path: Path) -> 
     assert against["difference"] == pytest.approx((wrong - other) / 100)
     assert against["high"] - against["low"] > 0.1  # of 100 examples, not of 1,000 labels
     text = read(study.report()).text
-    assert "so intervals and tests go by the 100 test examples." in text
+    assert "so intervals and tests are computed over the 100 test examples." in text
 
 
 def test_a_sign_test_counts_examples_and_not_their_labels(tmp_path: Path) -> None:
@@ -518,7 +518,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
         (lambda path: path.write_text(path.read_text().replace('"wrong": ', '"wrong": 1')), "hand"),
         (
             lambda path: rewritten(path, lambda f: {**f, "found": {**f["found"], "model": 1}}),
-            "is that of another version (it['model'] is not an object)",
+            "is from another version (it['model'] is not an object)",
         ),
         (lambda path: rewritten(path, lambda f: {**f, "found": None}), "another version"),
     ],
@@ -534,7 +534,7 @@ def test_a_damaged_assessment_is_told_in_a_sentence_and_written_anew(
             ask()
         assert "\n" not in str(told.value)
         assert str(told.value).startswith(str(path))
-        assert str(told.value).endswith("run the study again, which writes it again")
+        assert str(told.value).endswith("run the study again, which rewrites it")
     assert main(["runs", str(folder.parent)]) == 1  # it may have an ensemble in the headline
     assert run(again)
     assert again.assessment == finished.assessment
@@ -592,7 +592,7 @@ def test_a_study_in_memory_has_a_summary_and_no_page() -> None:
     study = made(None, k=(0.5, 1), retrainings=2, repetitions=2, epochs=1)
     assert run(study)
     assert study.summary().startswith("the model gets ")
-    with pytest.raises(ValueError, match="must be kept in a folder"):
+    with pytest.raises(ValueError, match="must have a folder"):
         study.report()
 
 

@@ -255,7 +255,7 @@ def test_one_network_of_each_has_no_interval(tmp_path: Path) -> None:
     protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
     outcomes = made_up(protocol, wrong={0.5: [set()], 1.0: [SOME]})
     text = Parsed(page(ABOUT, protocol, outcomes, examples())).text
-    assert "with one network of each, its spread is not known, and a sign test" in text
+    assert "with one network each, its variance is unknown, and a sign test" in text
     assert "one pair, so no interval" in text
     assert "-5.56 points, a hint, not proof" in summary(
         result(protocol, in_a_ledger(outcomes, tmp_path))
@@ -281,9 +281,9 @@ def test_what_a_careful_reader_should_know(tmp_path: Path) -> None:
     outcomes = made_up(protocol, stopped_by="limit")
     text = Parsed(page(ABOUT, protocol, outcomes, None)).text
     assert "For k = 1 and 1/2 the best rate is the lowest or the highest one tried" in text
-    assert "4 of the 4 final networks were still learning" in text
+    assert "4 of the 4 final networks were still improving" in text
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
-    assert "\n4 of the 4 final networks were still learning" in printed
+    assert "\n4 of the 4 final networks were still improving" in printed
     assert "Equally good in cross-validation" not in text
     level = made_up(protocol, error=0.1)
     text = Parsed(page(ABOUT, protocol, level, None)).text
@@ -321,9 +321,9 @@ def test_a_model_no_better_than_one_label_is_no_success(
         for label, count, missed in zip(("no", "yes"), counts, kept, strict=True)
     ]
     parsed = Parsed(page(ABOUT, protocol, outcomes, {**examples(best_k), "by_class": classes}))
-    said = "lways answering 'no', the most common label, would get 5.00% wrong"
+    said = "lways predicting 'no', the most common label, would get 5.00% wrong"
     assert parsed.text.count(f"A{said}.") == 1
-    assert ("No better than always giving one label" in parsed.text) == (warning is not None)
+    assert ("No better than always predicting one label" in parsed.text) == (warning is not None)
     assert f"no342{kept[0]}" in parsed.text.replace(" ", "")
     opened = next(attributes for tag, attributes in parsed.tags if tag == "details")
     assert ("open" in opened) == (warning is not None)
@@ -340,7 +340,7 @@ def test_a_model_no_better_than_one_label_is_no_success(
             assert advice in printed
     # What is not known, as in a folder of an earlier version, is left out.
     for text in (Parsed(page(ABOUT, protocol, outcomes, examples(best_k))).text, summary(found)):
-        assert "lways answering" not in text
+        assert "lways predicting" not in text
         assert "by class" not in text
 
 
@@ -381,7 +381,7 @@ def test_a_gain_over_networks_that_learned_nothing_is_said_to_be_one(tmp_path: P
     found = result(protocol, in_a_ledger(outcomes, tmp_path))
     printed = summary(replace(found, comparison=replace(found.comparison, by_class=by_class)))
     known = {**examples(0.5), "by_class": [vars(one) for one in by_class]}
-    said = "he model with k = 1 is no better than always giving one label, so the gain"
+    said = "he model with k = 1 is no better than always predicting one label, so the gain"
     assert f"warning: t{said}" in printed
     assert f"T{said}" in Parsed(page(ABOUT, protocol, outcomes, known)).text
 
@@ -396,7 +396,7 @@ def test_a_label_stays_within_its_line(label: str | int, quoted: str) -> None:
     cell = Cell(1.0, 0.1, (0.2,))
     printed = summary(Result((cell,), (cell,), cell, cell, (), (), comparison))
     _, said, warning, *_ = printed.splitlines()
-    assert said.startswith(f"always answering {quoted}, the most common label")
+    assert said.startswith(f"always predicting {quoted}, the most common label")
     assert f"and gets only {quoted} right. " in warning
 
 
@@ -407,19 +407,19 @@ def test_one_network_is_not_spoken_of_as_many() -> None:
     parsed = Parsed(page(ABOUT, protocol, outcomes, None))
     assert "Test error 0.56%" in parsed.text
     assert (
-        "The final network was still learning at the limit of 1 epoch; more epochs" in parsed.text
+        "The final network was still improving at the limit of 1 epoch; more epochs" in parsed.text
     )
     assert "1 repetition of each pair of k and rate, 1 final network, " in parsed.text
     assert "k = 1: 1 network, best after" in parsed.said
     assert "mean of" not in parsed.text
     assert "adam, batches" in parsed.text  # which has no momentum
-    assert "Made from the run folder alone" in parsed.text
+    assert "Generated from the run folder alone" in parsed.text
     outcomes = made_up(protocol)
     last = next(trial for trial in outcomes if trial.split.retrain)
     outcomes[last] = replace(outcomes[last], stopped_by="limit")
     text = Parsed(page(ABOUT, protocol, outcomes, None)).text
     assert "Test error 0.56%" in text
-    assert "1 of the 2 final networks was still learning" in text
+    assert "1 of the 2 final networks was still improving" in text
     sgd = Protocol(replace(recipe, optimizer="sgd"), initial_rate=0.1)
     assert "sgd, momentum 0.9, batches" in Parsed(page(ABOUT, sgd, {}, None)).text
 
@@ -470,7 +470,7 @@ def test_given_rates_and_a_k_beyond_the_usual() -> None:
         RECIPE, ks=(1.0, 10.0), learning_rates=(0.3, 0.1), repetitions=1, retrainings=1
     )
     parsed = Parsed(page(ABOUT, protocol, made_up(protocol, best_k=10.0), examples(10.0)))
-    assert "started with the rates 0.1 and 0.3, and went on" in parsed.text
+    assert "started with the rates 0.1 and 0.3, and continued" in parsed.text
     slider = next(attributes for tag, attributes in parsed.tags if tag == "input")
     assert (slider["min"], slider["max"], slider["value"]) == ("-4", "4", "3.3219")
 
@@ -483,7 +483,7 @@ def test_rows_of_a_table_are_shown_by_their_first_columns() -> None:
     parsed = Parsed(page(about, protocol, made_up(protocol), examples(row=row)))
     assert "column 7value 7" in parsed.text
     assert "and 3 more columns" in parsed.text
-    assert "seen as class" in parsed.text
+    assert "predicted as class" in parsed.text
     assert "img" not in {tag for tag, _ in parsed.tags}
 
 

@@ -126,10 +126,11 @@ def test_labels_that_training_did_not_have(capsys: pytest.CaptureFixture[str]) -
 def test_labels_that_are_none_do_not_hinder(capsys: pytest.CaptureFixture[str]) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow", reason="needs pyarrow")
-    frame = pandas.DataFrame({"age": [30.0, 31.0], "blood": ["A", "B"], "state": [0.25, 0.5]})
+    quantities = [at / 4 for at in range(30)]
+    frame = pandas.DataFrame({"age": 30.0, "blood": ["A", "B"] * 15, "state": quantities})
     frame.to_parquet("new.parquet")
     rows, err = predicted(capsys, "new.parquet")
-    assert len(rows) == 2
+    assert len(rows) == 30
     assert err.startswith("no error is computed: target 'state' must hold classes")
 
 

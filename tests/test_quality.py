@@ -109,7 +109,7 @@ def test_intervals_by_group_say_so() -> None:
     assert "to 13.98, by 12 groups)" in printed(groups=12, model=measured(2, high=0.1398))
     assert "sign test by group" in printed(groups=12)
     parsed = drawn(groups=12)
-    assert "intervals and tests go by the 12 groups of the test set" in parsed.text
+    assert "intervals and tests are computed over the 12 groups of the test set" in parsed.text
     assert "McNemar" not in parsed.text
 
 
@@ -117,7 +117,7 @@ def test_the_verdict_against_each_baseline() -> None:
     said = "is better than logistic regression (8.33%) and level with gradient boosting (3.33%)"
     text = drawn().text
     assert f"It {said}." in text
-    assert "Always answering 3, the most common label, would get 88.89% wrong." in text
+    assert "Always predicting 3, the most common label, would get 88.89% wrong." in text
     assert "Logistic regression gets 25 test examples wrong that the model gets right" in text
     assert f"it {said}" in printed().splitlines()[1]
 
@@ -141,12 +141,15 @@ def test_a_gain_over_one_label_may_be_noise() -> None:
 
 def test_a_model_that_is_no_better_than_one_label() -> None:
     change: dict[str, Any] = {"baselines": [baseline("majority", 9, 4, 4, label="no")]}
-    assert "<h1>No better than always giving one label</h1>" in drawn(**change).html
-    assert "warning: the model is no better than that" in printed(**change)
+    assert "<h1>No better than always predicting one label</h1>" in drawn(**change).html
+    warning = "warning: the model is no better than that"
+    assert f"{warning}. More data or more informative columns may help" in printed(**change)
+    change["by_class"] = [{"label": at, **share(at, 9 + 9 * at)} for at in range(2)]
+    assert f"{warning}. If a label is rare, try --metric" in printed(**change)
 
 
 def test_labels_that_are_all_the_same_in_the_test_set_prove_nothing() -> None:
-    """Always giving one label is then always right, and no model can be better."""
+    """Always predicting one label is then always right, and no model can be better."""
     found = standing(
         assessment(model=measured(0), baselines=[baseline("majority", 0, 0, 0, label="no")])
     )
@@ -296,7 +299,7 @@ def test_what_was_done_with_the_columns_is_told() -> None:
     plain = {"columns": columns[1:], "rows": {}}
     assert "All columns are used" in drawn({**ABOUT, "data": {**DATA, "notes": plain}}).text
     pixels = {**ABOUT, "data": {**DATA, "notes": {}}}
-    assert "What was done with the columns" not in drawn(pixels).text
+    assert "How the columns were used" not in drawn(pixels).text
 
 
 def test_axes_that_are_logarithmic_say_so() -> None:
@@ -318,7 +321,7 @@ def test_the_networks_of_the_best_pair_have_learning_curves() -> None:
 def test_suspects_are_shown_with_their_images() -> None:
     parsed = drawn()
     assert "Which labels look wrong? For 60 of 1,437 training rows, networks" in parsed.text
-    assert "suspects.csv has all." in parsed.text
+    assert "suspects.csv lists all." in parsed.text
     assert len([tag for tag, _ in parsed.tags if tag == "img"]) == 50
     assert "38 more" in parsed.text
     assert "p < 0.01, 90% of networks agree" in parsed.text.replace("\xa0", " ")
@@ -373,7 +376,7 @@ def test_two_ensembles_tell_whether_k_matters(
 def test_that_k_1_learned_nothing_matters_only_beside_a_gain() -> None:
     majority = baseline("majority", 40, 35, 4, label="no")
     change: dict[str, Any] = {"plain": measured(40), "baselines": [majority]}
-    said = "k = 1 is no better than always giving one label"
+    said = "k = 1 is no better than always predicting one label"
     assert said not in drawn(**change).text.replace("\xa0", " ") + printed(**change)
     assert said in drawn(**change, comparison=BETTER).text.replace("\xa0", " ")
     assert f"warning: the model with {said}" in printed(**change, comparison=BETTER)
@@ -381,7 +384,7 @@ def test_that_k_1_learned_nothing_matters_only_beside_a_gain() -> None:
 
 def test_what_the_ensemble_is_made_of() -> None:
     said = "he model averages 12 networks: 7 with k = 1/2 and 5 with k = 1, chosen by the error on "
-    said += "rows that they have not seen"
+    said += "out-of-fold predictions"
     assert f"T{said}." in drawn().text.replace("\xa0", " ")
     assert f"t{said}" in printed()
     assert "averages" not in drawn(members=None).text

@@ -146,7 +146,7 @@ def test_the_final_networks_of_the_paper_can_be_averaged(
     assert main(["predict", "run", "pets.csv", "--ensemble"]) == 0
     captured = capsys.readouterr()
     assert captured.out == alone.out
-    assert captured.err.startswith("the model of this run is an ensemble anyway\n")
+    assert captured.err.startswith("the model of this run is already an ensemble\n")
     said = said_by(capsys, "predict", "run", "pets.csv", "--network", "nets:net")
     assert "--network must be left out" in said
 
@@ -324,7 +324,7 @@ def test_facts_about_the_data_are_checked_before_there_is_a_model(
         capsys.readouterr()
         status = main(["report", "run"])
         assert status or name == "pixels" or isinstance(new, type(right["data"][name]))
-        said = "pseudograd: run/run.json lacks what the page says about the data (data"
+        said = "pseudograd: run/run.json lacks facts about the data that the page needs (data"
         assert capsys.readouterr().err.startswith(said if status else "")
 
 
@@ -359,7 +359,7 @@ def test_a_model_of_another_version_is_refused(
     del fields["checksum"], fields["made_from"]
     fields["checksum"] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
     path.write_text(json.dumps(fields))
-    said = "run/model.json is that of another version (it['made_from'] is missing): run the search"
+    said = "run/model.json is from another version (it['made_from'] is missing): run the search"
     assert said in said_by(capsys, "predict", "run", "pets.csv")
 
 

@@ -97,7 +97,7 @@ def test_new_rows() -> None:
             "none": ["text", "text"],
             "smokes": [True, None],
             "色": ["pink", None],
-            "größe": [9, -9],  # beyond the training part
+            "größe": [9, -9],  # beyond the training set
         }
     )
     high, low = soft(6.25 / 1.75), soft(-11.75 / 1.75)
@@ -408,7 +408,7 @@ def single_array(name: str = "a.npz") -> str:
             lambda: text("x,y\n1,2\n1,2,3,4\n"),
             {},
             "a.csv cannot be read as a table (line 3 has 4 fields, the header 2): correct that "
-            "line, and put texts that contain the separator into double quotes",
+            "line, and put fields that contain the separator in double quotes",
         ),
         (lambda: text("sep=;\nx;y\n1;2\n1;2;3;4\n"), {}, "line 4 has 4 fields, the header 2"),
         (lambda: text("x,y\n1,2,3\n4,5,6\n"), {}, "line 2 has 3 fields, the header 2"),
@@ -430,7 +430,7 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: text("x,y\n1,2\n", "a.npz"),
             {},
-            "a.npz is not an .npz file, whatever its name says: make one with numpy.savez, or",
+            "a.npz is not an .npz file despite its name: make one with numpy.savez, or",
         ),
         (lambda: text("", "a.npz"), {}, "a.npz is not an .npz file"),
         (lambda: text("PK\x03\x04...", "a.npz"), {}, "a.npz is not an .npz file"),
@@ -452,27 +452,27 @@ def single_array(name: str = "a.npz") -> str:
         (
             lambda: arrays(X_test=np.ones((2, 3)), y_test=np.ones(2)),
             {},
-            "a.npz has 2 columns in 'X', but 3 in 'X_test': give both the same columns",
+            "a.npz has 2 columns in 'X', but 3 in 'X_test': save both with the same columns",
         ),
         (
             lambda: arrays(X_test=np.ones((2, 2)), y_test=np.array([0, 5])),
             {},
-            "target 'y' has labels that the training part does not have, 5",
+            "target 'y' has labels that the training set does not have, 5",
         ),
         (
             lambda: arrays(X_test=np.ones((2, 2)), y_test=np.ones(2)),
             {"test_path": "b.npz"},
-            "'test_path' must be left out: a.npz has a test part of its own",
+            "'test_path' must be left out: a.npz has a test set of its own",
         ),
         (
             lambda: arrays(X_test=np.ones((2, 2)), y_test=np.ones(2)),
             {"test_fraction": 0.2},
-            "'test_fraction' must be left out: a.npz has a test part of its own",
+            "'test_fraction' must be left out: a.npz has a test set of its own",
         ),
         (
             lambda: table(),
             {"test_path": "b.csv", "test_fraction": 0.2},
-            "'test_fraction' must be left out: b.csv is the test part",
+            "'test_fraction' must be left out: b.csv is the test set",
         ),
         # The target
         (lambda: table(), {"target": None}, "'target' must name the column of labels: one of 'x'"),
@@ -484,7 +484,8 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: table(), {"target": "zzz"}, "for the target: it has 'x', 'y'"),
         (lambda: table(y=3), {}, "target 'y' has a single class, 3"),
         (lambda: table(y=[None] * 10), {}, "target 'y' has no labels in a.csv"),
-        (lambda: table(y=np.arange(10) / 4), {}, "target 'y' must hold classes"),
+        (lambda: table(y=np.arange(10) / 4), {}, "target 'y' differs in all rows"),
+        (lambda: table(y=[1.5, np.inf] * 5), {}, "target 'y' must hold classes"),
         (lambda: table(y=range(10)), {}, "target 'y' differs in all rows"),
         (lambda: text("y\n" + "0\n1\n" * 5), {}, "no column besides the target 'y'"),
         # The columns
@@ -655,7 +656,7 @@ def test_categories_that_are_not_there(categories: list[str], complaint: str) ->
     with pytest.raises(ValueError, match=re.escape(complaint)):
         load_table(table(), "y", categories=categories)
     pictures = np.zeros((10, 2, 2), np.uint8)
-    with pytest.raises(ValueError, match=r"'categories' cannot be set for a.npz, which has pict"):
+    with pytest.raises(ValueError, match=r"'categories' cannot be set for a.npz, which has imag"):
         load_table(arrays(X=pictures), categories=["X[0]"])
 
 
@@ -677,7 +678,7 @@ def test_columns_that_are_left_out(suffix: str) -> None:
     data, encoder = load_table("more" + suffix, "y", drop=out)
     assert encoder == expected
     assert data.sha256 == wanted.sha256
-    # What the model does not want may be there or not, in new rows and in a test part.
+    # What the model does not want may be there or not, in new rows and in a test set.
     assert list(read_frame("more" + suffix, encoder).columns) == ["x", "y"]
     data, _ = load_table("more" + suffix, "y", drop=out, test_path="more" + suffix)
     assert data.test_size == 10

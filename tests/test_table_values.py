@@ -96,7 +96,7 @@ def test_numbers_are_shown_as_they_were(number: float) -> None:
 def test_infinite_numbers_count_as_missing(gap: str) -> None:
     saved(a=[np.inf, 1.0, 2.0, 4.0, gap] * 8)
     encoder, told = loaded()
-    assert told == ["!column 'a' has 8 infinite numbers, which count as missing"]
+    assert told == ["!column 'a' has 8 infinite numbers, treated as missing"]
     column = encoder.columns[1]
     assert isinstance(column, Numbers)
     assert (column.high, column.missing) == (4.0, True)
@@ -147,7 +147,7 @@ def test_categories_give_way_to_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "FEATURES", 4 * 400 * 30)
     encoder, told = loaded()
     assert sum(column.width for column in encoder.columns) <= 30
-    assert told[-1].startswith("!columns of texts have at most 25 categories")
+    assert told[-1].startswith("!text columns have at most 25 categories")
 
 
 def test_more_features_than_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,8 +247,8 @@ def test_a_few_texts_among_numbers_count_as_missing() -> None:
     saved(w=["unknown", *map(str, SCATTERED[1:])])
     encoder, (line,) = loaded()
     assert line == (
-        "!column 'w' is mostly numbers, and 1 of 40 entries are not, such as 'unknown': they count "
-        "as missing (--categories w takes all for categories)"
+        "!column 'w' is mostly numbers, but 1 of 40 entries are not, such as 'unknown': they are "
+        "treated as missing (--categories w reads the column as categories)"
     )
     assert isinstance(encoder.columns[1], Numbers)
     assert encoder.columns[1].missing
@@ -278,7 +278,8 @@ def test_codes_of_gaps_are_detected(code: int, gap: object) -> None:
     saved(age=[20, 35, code, gap, 64] * 8)
     encoder, (line,) = loaded()
     said = (
-        f"has {code}, far from all other numbers, which counts as missing (--numbers NAME keeps it)"
+        f"has {code}, far from all other numbers, which is treated as missing (--numbers NAME "
+        "keeps it)"
     )
     assert line == f"!column 'age' {said}"
     column = encoder.columns[1]
@@ -346,16 +347,17 @@ def test_numbers_that_are_stored_as_texts(suffix: str) -> None:
 @pytest.mark.parametrize(
     ("labels", "told"),
     [
-        (np.arange(400) % 37, ["!target 'y' has 37 different whole numbers in 400 rows"]),
-        ([f"t{at % 37}" for at in range(400)], ["!target 'y' has 37 different texts in 400 rows"]),
+        (np.arange(400) % 37, ["!target 'y' has 37 distinct whole numbers in 400 rows"]),
+        ([f"t{at % 37}" for at in range(400)], ["!target 'y' has 37 distinct texts in 400 rows"]),
         (np.arange(400) % 30, []),
+        (np.arange(400) % 3 / 2, ["target 'y' has 3 distinct decimal numbers, and each becomes"]),
     ],
 )
 def test_a_target_of_many_values_is_questioned(labels: Any, told: list[str]) -> None:
     saved(400, y=labels)
     assert [line[: len(told[0])] for line in loaded()[1]] == told
     saved(400, y=np.arange(400) / 8)
-    with pytest.raises(ValueError, match=r"but has 400 different numbers: .* as pandas.cut does"):
+    with pytest.raises(ValueError, match=r"but has 400 distinct decimal numbers: .* pandas.cut"):
         load_table("a.csv", "y")
 
 

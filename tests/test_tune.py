@@ -137,6 +137,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert err.splitlines()[:2] == [said, "target 'pet': 2 classes: 'cat' (60), 'dog <b>' (60)"]
     assert "warning" not in err
     assert "search: 20 of 20 trials" in err
+    assert err.splitlines()[-1].startswith("assessing the model: test error, baselines")
 
     run = Study.open("run")
     assert run.finished
@@ -164,7 +165,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert "2 predictions: labels.csv" in capsys.readouterr().out
     given = Path("new.csv").read_text("utf-8")
     said = refusal(capsys, "predict", "run", "new.csv", "--out", "./new.csv")
-    assert said.endswith("--out new.csv is the file of rows itself: name another")
+    assert said.endswith("--out new.csv is the input file itself: name another")
     said = refusal(capsys, "predict", "run", "new.csv", "--out", "labels.parquet")
     assert said.endswith("--out labels.parquet must end in .csv: predictions are CSV")
     assert not Path("labels.parquet").exists()
@@ -188,6 +189,21 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("options", [BAGGED, SMALL], ids=["bagging", "paper"])
+def test_a_few_decimal_numbers_are_classes(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    doses = (0.5, 1, 2) * 20
+    rows = [f"{dose + at / 100},{dose}\n" for at, dose in enumerate(doses)]
+    Path("doses.csv").write_text("response,dose\n" + "".join(rows))
+    with pytest.warns(Note, match="'dose' has 3 distinct decimal numbers, and each becomes a"):
+        tuned(capsys, "doses.csv", "--target", "dose", *options, "--out", "run")
+    assert main(["predict", "run", "doses.csv"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0] == "dose,p(0.5),p(1.0),p(2.0)"
+    assert "of 60 rows with a label" in captured.err
+
+
+@pytest.mark.parametrize("options", [BAGGED, SMALL], ids=["bagging", "paper"])
 def test_the_same_command_again_repeats_nothing(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +216,7 @@ def test_the_same_command_again_repeats_nothing(
     again, err = tuned(capsys, *options)
     assert again == out
     assert f"resuming {folder}" in err
+    assert "assessing" not in err
     assert contents(folder) == before
     assert [session["trials"] for session in Study.open(folder).sessions][1:] == [0]
     # Another setting is another run.
@@ -270,7 +287,7 @@ def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) ->
     # Another metric chooses among the same networks.
     ledger = Path("run/ledger.jsonl").read_bytes()
     out, _ = tuned(capsys, *options, "--metric", "log-loss")
-    assert ", chosen by the log loss on rows that they have not seen" in out
+    assert ", chosen by the log loss on out-of-fold predictions" in out
     assert Path("run/ledger.jsonl").read_bytes() == ledger
     again = json.loads(Path("run/model.json").read_text())
     assert again["made_from"]["metric"] == "log-loss"
@@ -565,11 +582,11 @@ def test_a_time_limit_ends_a_run_and_keeps_what_is_done(capsys: pytest.CaptureFi
     [
         (["--k", "0"], "'0' must be a number above 0"),
         (["--k", "1e300"], "'1e300' must be from 2^-100 to 2^100"),
-        (["--k", "2", "0.5"], "--k must have 1 among its values"),
+        (["--k", "2", "0.5"], "--k must include 1"),
         (["--seed", "4294967296"], "'4294967296' must be a whole number below 4294967296"),
         (["--rates", "1e300"], "'1e300' must be a number from 1e-9 to 1e9"),
         (["--device", "meta"], "--device meta cannot be used here"),
-        (["--k", "1", "1"], "given twice"),
+        (["--k", "1", "1"], "a value is repeated"),
         (["--hidden", "x"], "'x' must be a whole number"),
         (["--hidden", "0", "3"], "--hidden must be"),
         (["--momentum", "1"], "must be a number in [0, 1)"),
@@ -587,7 +604,7 @@ def test_a_time_limit_ends_a_run_and_keeps_what_is_done(capsys: pytest.CaptureFi
         (["--batch-size", "1" + "0" * 19], "must be a whole number below 9223372036854775808"),
         (["--unknown"], "unrecognized arguments: --unknown"),
         (["--repetitions", "7"], "--repetitions must be a multiple of 5, one network per fold"),
-        (["--momentum", "0.5"], "--momentum needs --protocol paper: add that, or leave it out"),
+        (["--momentum", "0.5"], "--momentum needs --protocol paper: add that, or leave out"),
         (["--retrainings", "2"], "--retrainings needs --protocol paper"),
         (["--stratify"], "--stratify needs --protocol paper"),
         (["--metric", "auc"], "invalid choice: 'auc'"),
@@ -670,7 +687,7 @@ def test_columns_left_out_and_texts_never_seen(capsys: pytest.CaptureFixture[str
     assert main(["predict", "run", "new.csv"]) == 0
     captured = capsys.readouterr()
     assert captured.err == (
-        "column 'colour': 2 of 3 entries are new, such as 'pink', and count as none of the "
+        "column 'colour': 2 of 3 entries are new, such as 'pink', and match none of the "
         "categories seen in training\n"
     )
     assert len(captured.out.splitlines()) == 4
@@ -703,10 +720,10 @@ def test_the_classes_of_a_table_are_told(capsys: pytest.CaptureFixture[str]) -> 
     _, err = tuned(capsys, "a.csv", "--target", "y", *SMALL)
     assert err.splitlines()[1:4] == [
         "target 'y': 2 classes: 'x' (30), 'X' (10)",
-        "warning: column 'y' has 'X', 'x', which differ only in blanks or capitals and count as "
-        "different classes: if they mean the same, write them the same way",
-        "warning: column 'hue' has 'Red', 'red', which differ only in blanks or capitals and count "
-        "as different categories: if they mean the same, write them the same way",
+        "warning: column 'y' has 'X', 'x', which differ only in whitespace or case and are "
+        "treated as different classes: if they mean the same, spell them the same way",
+        "warning: column 'hue' has 'Red', 'red', which differ only in whitespace or case and are "
+        "treated as different categories: if they mean the same, spell them the same way",
     ]
     rows = [f"{at % 7},{min(at // 6, 9)}" for at in range(0, 200, 2)]
     Path("b.csv").write_text("\n".join(["size,y", *rows]))
@@ -801,7 +818,7 @@ def test_too_little_memory_is_told(
 
     monkeypatch.setattr("pseudograd.fleet.mlp.crew._stack", full)
     assert refusal(capsys, "tune", "digits", *SMALL, "--out", "run", seen=True) == (
-        "pseudograd: there is not enough memory for these networks: lower --hidden (now 6) or "
+        "pseudograd: not enough memory for these networks: lower --hidden (now 6) or "
         "--batch-size (now 128)"
     )
 
@@ -1045,8 +1062,6 @@ def test_a_terminal_shows_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(set(lines[at - 1]) <= set("━╸╺") for at in heads)
     last = out.getvalue().split("search: ")[-1]
     assert last.startswith("4 of 42 trials")
-    assert "trials/s" in last
-    assert "left" in last
     assert "1.50 ± 0.00" in last
     assert "3.00 ± 0.00" in last
 
@@ -1063,7 +1078,24 @@ def test_elsewhere_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 5 < len(lines) < 22
     assert lines[-1].startswith("search: 42 of 42 trials, ")
     assert "left" not in lines[-1]
-    assert " min " in lines[0]
+    assert " min " in lines[1]
+
+
+def test_the_time_left_does_not_count_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilation takes 30 s, then a trial ends every second."""
+    now = [0.0]
+    monkeypatch.setattr("pseudograd.search.display.time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    protocol = Protocol(MLPRecipe("digits", (6,)), initial_rate=0.1, repetitions=2)
+    with Display(protocol, {}, out) as display:
+        for done in range(1, 43):
+            now[0] = 30.0 + done
+            display.show(progress(1, 0, done))
+    first, *_, last = (line.split(";")[0] for line in out.getvalue().splitlines())
+    assert first == "search: 1 of 42 trials"
+    assert "search: 31 of 42 trials" in out.getvalue()
+    assert last == "search: 42 of 42 trials, 1.0 trials/s"
+    assert re.findall(r"1\.0 trials/s, (\d+) s left", out.getvalue()) == ["1"]
 
 
 @pytest.mark.parametrize("protocol", ["paper", "bagging"])

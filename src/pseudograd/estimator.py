@@ -31,64 +31,66 @@ from pseudograd.search.bagging import bagging_for
 from pseudograd.search.display import Display
 from pseudograd.search.ensemble import METRICS, calibrated, mixture, select, train_candidates
 
-_FLOATS = (np.float64, np.float32)  # kept as they are; other features become float64
+_FLOATS = (np.float64, np.float32)  # dtypes that are kept; others become float64
 _DATA = "examples"
 
 
 class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped
     """An ensemble of multi-layer perceptrons with different sensitivities to large errors.
 
-    It is what ``pseudograd tune`` trains. The examples are cut into five equal, stratified folds.
+    It is what ``pseudograd tune`` trains. The examples are split into five stratified folds.
     Each pair of k and learning rate trains five networks, each on four folds. The fifth fold
-    validates the network and decides which epoch to keep. Up to three pairs form the ensemble,
-    chosen and weighted by their joint error on examples that the networks have not seen. A
-    temperature fitted on the same predictions calibrates the probabilities.
+    validates the network and determines the epoch to keep. Up to three pairs form the ensemble,
+    chosen and weighted by the error of its out-of-fold predictions. A temperature fitted on the
+    same predictions calibrates the probabilities.
 
     Equal examples are merged into one with their total weight, and the order of the examples does
-    not matter. So a weight of 2 equals a second copy, a weight of 0 equals none, and no copy of a
-    training example judges the network. Three exceptions appear in every fold with a fifth of their
-    weight: a row with several labels, so that the labels' frequencies are learned; an example far
-    heavier than the rest of its class, so that no fold lacks its kind; and all examples, if there
-    are fewer than five different ones.
+    not matter. So a weight of 2 equals a second copy, a weight of 0 removes the example, and no
+    copy of a training example is in the validation fold. Three exceptions appear in every fold with
+    a fifth of their weight: a row with several labels, so that the labels' frequencies are learned;
+    an example with a far larger weight than the rest of its class, so that every fold has it; and
+    all examples, if there are fewer than five distinct ones.
 
     Numbers are scaled by their median and quartiles, and squeezed into (-3, 3). Data frames may
-    also have categories, texts, dates and gaps, which are encoded as ``pseudograd tune`` does it.
+    also have categories, strings, dates and missing values, which are encoded as in
+    ``pseudograd tune``.
 
     Args:
         hidden_layer_sizes: The widths of the hidden layers; a single number for one layer, () for
-            none; "auto" for two of 32 to 128, by the number of examples.
+            none; "auto" for two of 32 to 128, depending on the number of examples.
         k: The sensitivity to large errors (Eq. 5), 1 for cross-entropy; "0.5→2" or a
-            `pseudograd.fleet.Ramp` to change it linearly during training; "auto" to choose from
-            ``ks``, and to mix.
-        learning_rate: The step size; "auto" to choose it.
+            `pseudograd.fleet.Ramp` to change it linearly during training; "auto" to choose one
+            or several from ``ks``.
+        learning_rate: The learning rate; "auto" to choose it.
         ks: The values that "auto" chooses k from, numbers or ramps; None for 2, 1 and 1/2.
-        metric: The criterion for choosing the ensemble or the pair: "error", "balanced" (every
-            class counts the same) or "log-loss".
-        repetitions: How many networks each pair has, a multiple of five.
-        ensemble: Whether to keep the ensemble. False keeps one network, the first of the pair that
-            is best by the metric: it is smaller and predicts faster.
+        metric: The criterion for choosing the ensemble or the pair: "error", "balanced" (all
+            classes have the same weight) or "log-loss".
+        repetitions: The number of networks per pair, a multiple of five.
+        ensemble: Whether to keep the ensemble. False keeps one network, the first of the best pair
+            by the metric, which is smaller and predicts faster.
         activation: "relu", "tanh" or "sigmoid".
-        weight_decay: AdamW's.
-        batch_size: Examples per step; "auto" for 32 to 1024, by the number of examples.
-        clip: The largest norm of a step's gradient; None for no limit.
-        max_iter: The number of epochs; "auto" for 4 to 60, by the number of examples.
+        weight_decay: The weight decay of AdamW.
+        batch_size: Examples per step; "auto" for 32 to 1024, depending on the number of examples.
+        clip: The gradient norm to clip at; None for no clipping.
+        max_iter: The number of epochs; "auto" for 4 to 60, depending on the number of examples.
         device: "cpu", "cuda", ...; "auto" for a GPU if there is one.
-        random_state: Determines the folds, the initial weights and the order of the examples.
+        random_state: The random seed of the folds, the initial weights and the shuffling.
         verbose: Whether to show progress.
 
     Attributes:
-        ensemble_: The networks, their weights and the temperature; without ``ensemble`` a single
-            network.
-        k_: The k of the best single pair; without ``ensemble``, the network's k.
+        ensemble_: The networks, their weights and the temperature; a single network if
+            ``ensemble`` is False.
+        k_: The k of the best single pair; if ``ensemble`` is False, the network's k.
         learning_rate_: Its learning rate.
-        members_: The pairs of the ensemble: (k, learning rate, weight), the heaviest first.
+        members_: The pairs of the ensemble: (k, learning rate, weight), by decreasing weight.
         cv_results_: The accuracies of all pairs, with the keys of
-            `sklearn.model_selection.GridSearchCV`, except for the times, since networks are trained
-            together.
+            `sklearn.model_selection.GridSearchCV`, except for the times, since networks train
+            concurrently.
         best_index_: The index of the best single pair.
         classes_: The labels.
         n_iter_: The number of epochs.
-        encoder_: The encoder of a data frame with columns that are not numbers; None otherwise.
+        encoder_: The encoder of a data frame with non-numeric columns or missing values; None
+            otherwise.
         n_features_in_: The number of features.
         feature_names_in_: Their names, if they had any.
 
@@ -144,11 +146,10 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
         Args:
             X: Features, one row per example: an array of numbers, or a pandas or polars data frame,
-                whose columns may also be categories, texts or dates.
+                whose columns may also be categories, strings or dates.
             y: Labels, numbers or strings.
-            sample_weight: How much each example counts; None if all count the same. Of a frame with
-                texts, dates or gaps, all rows count the same for scaling and for which categories
-                are rare.
+            sample_weight: The weight of each example; None if all are equal. For a data frame with
+                non-numeric columns or missing values, scaling and rare categories ignore weights.
 
         """
         if self.metric not in METRICS:
@@ -208,7 +209,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return np.stack(columns, 1).astype(np.float32)
 
     def _protocol(self, train_size: int, seed: int) -> Bagging:
-        """Return the search for what is "auto"; k or the learning rate alone if it is given."""
+        """Return the search over k and learning rate; each has a single value unless "auto"."""
         sizes: Any = self.hidden_layer_sizes
         if not _is_auto(sizes):
             sizes = _as_tuple([sizes] if isinstance(sizes, Integral) else sizes)
@@ -250,7 +251,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         shares = select(found.out_of_fold, labels, self.metric, weights, **most)
         ensemble = calibrated(found, shares, labels, weights)
         if not self.ensemble:
-            # Out-of-fold probabilities are those of single networks, so the temperature fits.
+            # Valid, since out-of-fold probabilities are those of single networks.
             ensemble = replace(ensemble, networks=ensemble.networks[:1], weights=(1.0,))
         if not all(network.is_finite for network in ensemble.networks):
             self.__dict__.pop("ensemble_", None)  # of an earlier fit
@@ -259,7 +260,7 @@ class TunableMLPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         best = protocol.best(found.cells) if self.ensemble else found.cells[int(shares.argmax())]
         self.k_, self.learning_rate_ = best.k, best.learning_rate
         self.members_ = [
-            (cell.k, cell.learning_rate, round(share, 6))  # of float32: 0.3, not 0.30000001
+            (cell.k, cell.learning_rate, round(share, 6))  # float32: 0.3, not 0.30000001
             for cell, share in mixture(found.cells, shares)
         ]
         self.cv_results_ = _cv_results(list(found.cells))
@@ -282,7 +283,7 @@ def _check_labels(targets: NDArray[Any]) -> None:
 
 
 def _mixed_frame(X: Any) -> Any:
-    """Return X as a pandas frame if it is a frame with gaps or other things than numbers."""
+    """Return a data frame with missing values or non-numeric columns as pandas; else None."""
     if not hasattr(X, "columns") or not hasattr(X, "dtypes"):
         return None
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
@@ -293,7 +294,7 @@ def _mixed_frame(X: Any) -> Any:
 
 
 def _as_frame(X: Any) -> Any:
-    """Return a data frame of pandas or polars, or an array, as one of pandas."""
+    """Return a pandas or polars data frame, or an array, as a pandas data frame."""
     import pandas as pd
 
     return pd.DataFrame(X.to_pandas() if hasattr(X, "to_pandas") else X).reset_index(drop=True)
@@ -308,7 +309,7 @@ def _encoder(frame: Any, labels: NDArray[np.int64]) -> Encoder:
 
 
 def _scale(column: NDArray[Any], weights: NDArray[np.float64]) -> Scale:
-    """Return the robust scaling of a column, in which a weight of 2 equals a second copy."""
+    """Return the robust scaling of a column; a weight of 2 equals a second copy."""
     values = torch.from_numpy(column.astype(np.float64))
     shares = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
     ends = quantiles(values, torch.from_numpy(weights), shares).tolist()
@@ -359,23 +360,23 @@ def _dataset(
 def _in_every_fold(
     row: NDArray[np.int64], label: NDArray[np.int64], weight: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Return which of these different examples belong in every fold: see `TunableMLPClassifier`.
+    """Return which of these distinct examples appear in every fold (see `TunableMLPClassifier`).
 
-    "Far heavier than its class" means above five times the class's mean weight, a limit kept
-    between a fifth of a fold's weight and the whole of it.
+    A "far larger weight" is above five times the class's mean weight; this limit is clipped to
+    between a fifth of a fold's weight and all of it.
     """
-    if len(row) < FOLDS:  # no fold may be empty
+    if len(row) < FOLDS:  # or a fold would be empty
         return np.ones(len(row), bool)
     several = np.bincount(row)[row] > 1
     mean = np.bincount(label, weight) / np.bincount(label)
     fold = weight.sum() / FOLDS
     limit = np.clip(FOLDS * mean, fold / FOLDS, fold)[label]
-    heavy = weight > limit * (1 + 1e-9)  # so that rounding does not decide
+    heavy = weight > limit * (1 + 1e-9)  # tolerance for rounding
     return np.asarray(several | heavy)
 
 
 def _cv_results(cells: list[Cell]) -> dict[str, Any]:
-    """Return the cells in the format of `GridSearchCV`, without times."""
+    """Return the cells in the format of `GridSearchCV.cv_results_`, without times."""
     scores = 1 - np.array([cell.errors for cell in cells])
     mean = 1 - np.array([cell.error for cell in cells])
     params = [{"k": cell.k, "learning_rate": cell.learning_rate} for cell in cells]
@@ -397,7 +398,7 @@ def _cv_results(cells: list[Cell]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _own_names() -> Iterator[None]:
-    """Translate errors of the recipe, trial and protocol to the classifier's parameter names."""
+    """Rename parameters in errors of the recipe, trial and protocol to the classifier's names."""
     try:
         yield
     except ValueError as problem:

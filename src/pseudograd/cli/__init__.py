@@ -1,7 +1,7 @@
 """The command ``pseudograd``.
 
-Each subcommand is one function, which adds its parser and contains the code it runs. To add one,
-write its function and list it in ``COMMANDS``. Import what only some commands need when they run.
+Each subcommand is a function that adds its parser and sets the function to run. To add one, write
+its function and list it in ``COMMANDS``. Import heavy packages inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ABOUT = "Cross-entropy with one more knob, k: find the k that suits your data or
 COMMANDS: tuple[Callable[[Commands], None], ...] = (tune, predict, report, runs, data)
 
 
-# Shown at the end of --help, by command; those of "" for the program as a whole.
+# Shown at the end of --help, by command; "" is the program itself.
 EXAMPLES = {
     "": """
-  pseudograd tune digits                                  try it: no data needed
-  pseudograd tune patients.csv --target diagnosis         find k for a table of yours
+  pseudograd tune digits                                  try it without any data
+  pseudograd tune patients.csv --target diagnosis         find k for your table
   pseudograd predict runs/patients-... new.csv            apply the model to new rows
-  pseudograd tune images/ --network nets:net              find k for a network of yours
+  pseudograd tune images/ --network nets:net              find k for your network
 
 pseudograd COMMAND --help shows the options of a command.
 """,
@@ -59,12 +59,12 @@ Run the same command again to resume a search that was stopped.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line of ``pseudograd`` and return its exit status."""
+    """Run ``pseudograd`` with these arguments and return its exit status."""
     return run_command("pseudograd", ABOUT, COMMANDS, arguments, EXAMPLES)
 
 
 def parser() -> Parser:
-    """Return the parser of ``pseudograd``, which tools such as shtab read."""
+    """Return the parser of ``pseudograd``, for tools such as shtab."""
     return parser_of("pseudograd", ABOUT, COMMANDS, EXAMPLES)
 
 
@@ -99,10 +99,10 @@ def run_command(
     """Run the command line of a program with subcommands.
 
     Args:
-        program: The program's name, which begins its messages.
+        program: The program's name, the prefix of its messages.
         about: One sentence for ``--help``.
-        commands: Functions that add a subcommand's parser and set the function it runs as ``run``,
-            which may return an exit status.
+        commands: Functions that add a subcommand's parser and set its default ``run``, a function
+            that may return an exit status.
         arguments: The arguments after the program's name; by default those of ``sys.argv``.
         examples: Command lines for the end of ``--help``, by command; "" for the program's own.
 
@@ -123,12 +123,12 @@ def run_command(
     except KeyboardInterrupt as stop:
         print(f"{program}: {str(stop) or 'stopped by Ctrl-C before the end'}", file=sys.stderr)
         if any(thread.name.startswith("fleet-") for thread in threading.enumerate()):
-            # A second Ctrl-C while workers finish their epoch: Python's shutdown would abort them.
+            # A second Ctrl-C while workers finish an epoch: a normal exit would crash in them.
             sys.stderr.flush()
             os._exit(130)
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe, as ``| head`` does; keep Python's shutdown quiet, too.
+        # The reader closed the pipe, as ``| head`` does; silence the flush at exit, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, ImportError) as problem:
@@ -139,7 +139,7 @@ def run_command(
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Print warnings as one line, without a location in the sources; notes as they are."""
+    """Print warnings as one line without a source location, and notes without a prefix."""
     usual = warnings.formatwarning
 
     def plain(message: Warning | str, category: type[Warning], *_: object, **__: object) -> str:

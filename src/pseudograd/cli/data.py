@@ -21,12 +21,12 @@ def data(commands: Commands) -> None:
     parser = add_command(commands, "data", about)
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
-    about = "download missing sets, check them, and keep them as plain arrays"
+    about = "download missing sets, check them, and cache them as plain arrays"
     fetching = add_command(actions, "fetch", about)
     names = ", ".join(BENCHMARKS)
     fetching.add_argument("names", nargs="+", choices=[*BENCHMARKS], metavar="NAME", help=names)
 
-    about = "list the sets you have, with the hash of their content"
+    about = "list the sets you have, with their hashes"
     listing = add_command(actions, "list", about)
 
     for action in (fetching, listing):
@@ -35,7 +35,7 @@ def data(commands: Commands) -> None:
             type=Path,
             metavar="DIR",
             help="folder of all sets, which may already contain official files (PSEUDOGRAD_DATA, "
-            "or else the system's cache)",
+            "or else the user's cache directory)",
         )
 
     def run_fetch(options: argparse.Namespace) -> None:
@@ -53,7 +53,7 @@ def data(commands: Commands) -> None:
             try:
                 print(_row(load(name, options.data_dir)))
             except FileNotFoundError:
-                print(f"{name:14}not there")
+                print(f"{name:14}not found")
             except ValueError as problem:
                 print(f"{name:14}{problem}")
 
@@ -65,7 +65,7 @@ def _row(data: Dataset) -> str:
     from pseudograd.data import variant
 
     sha256 = data.sha256
-    # Unlisted content is loaded only from files with the official checksums.
+    # Unlisted data are loaded only from files with the official checksums.
     called = variant(data.name, sha256) or "official"
     examples = f"{data.train_size} + {data.test_size}"
     size = f"{data.features.shape[1]:10}{data.features.nbytes / 1e6:6.0f}"

@@ -44,7 +44,7 @@ _OTHERS = {
 
 def add_own_network(parser: argparse.ArgumentParser) -> None:
     """Add ``--network`` and the options that need it."""
-    own = parser.add_argument_group("a network of your own")
+    own = parser.add_argument_group("your own network")
     own.add_argument(
         "--network",
         metavar="MODULE:FUNCTION",
@@ -98,7 +98,7 @@ def refuse_own(options: argparse.Namespace) -> None:
     """Raise ValueError for options that need ``--network`` if it is missing."""
     for name in _OWN:
         if getattr(options, name, None) is not None:
-            raise ValueError(f"{typed(name)} needs --network: add that, or leave it out")
+            raise ValueError(f"{typed(name)} needs --network: add that, or leave out {typed(name)}")
 
 
 # --- the search ----------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def _tell(arrays: Arrays, study: Study) -> None:
     (x, _), (x_test, _) = arrays.train, arrays.test
     names = [str(name) for name in study.classes]
     print(
-        f"{len(x):,} training and {len(x_test):,} test examples of the shape {x.shape[1:]}; "
+        f"{len(x):,} training and {len(x_test):,} test examples of shape {x.shape[1:]}; "
         f"{len(names)} classes: {shortened(names, 'to')}",
         file=sys.stderr,
     )

@@ -1,4 +1,4 @@
-"""Options of the command line: their types, and one-line errors for bad ones."""
+"""Command-line options: their types, and one-line errors for bad values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
     """A parser with one-line errors; argparse uses it for the subcommands, too."""
 
     def __init__(self, **settings: Any) -> None:
-        # Examples at the end keep their lines.
+        # Keeps the line breaks of the examples.
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def error(self, message: str) -> NoReturn:
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(commands: Commands, name: str, about: str, example: str | None = None) -> Parser:
-    """Add a subcommand, with one line about it for ``--help``, and perhaps an example."""
+    """Add a subcommand with a one-line description and, optionally, an example."""
     epilog = example and f"example: {example}"
     return commands.add_parser(name, help=about, description=sentence(about), epilog=epilog)
 
@@ -50,7 +50,7 @@ def add_k(
     *,
     ramps: bool = False,
 ) -> None:
-    """Add ``--k``, which takes several different sensitivities, perhaps also ramps."""
+    """Add ``--k``, which takes several distinct values of k and, optionally, ramps."""
     others = "; '0.5→2' or '0.5->2' for one that changes during training" if ramps else ""
     parser.add_argument(
         "--k",
@@ -69,14 +69,14 @@ def add_time_limit(parser: argparse._ActionsContainer) -> None:
 
 
 def deadline(options: argparse.Namespace) -> Deadline:
-    """Return the `Stop` for ``--time-limit``, counting from now."""
+    """Return a `Stop` that ends the run after ``--time-limit``, starting now."""
     from pseudograd.search import Deadline
 
     return Deadline(None if options.time_limit is None else 60 * options.time_limit)
 
 
 class Different(argparse.Action):
-    """Store a list of different values."""
+    """Store a list of distinct values."""
 
     def __call__(
         self,
@@ -85,15 +85,15 @@ class Different(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Check, and store."""
+        """Check and store the values."""
         assert isinstance(values, list)
         if len(set(values)) < len(values):
-            raise argparse.ArgumentError(self, "a value is given twice: give each once")
+            raise argparse.ArgumentError(self, "a value is repeated: give each once")
         setattr(namespace, self.dest, values)
 
 
 def whole(least: int, beyond: int = 2**63) -> Callable[[str], int]:
-    """Return the type of an option that takes whole numbers from ``least`` to below ``beyond``."""
+    """Return the type of an option that takes integers from ``least`` to below ``beyond``."""
 
     def parse(text: str) -> int:
         try:
@@ -110,7 +110,7 @@ def whole(least: int, beyond: int = 2**63) -> Callable[[str], int]:
 
 
 def number(text: str) -> float:
-    """Return a number, which may be written as a fraction; NaN, which no range contains, if bad."""
+    """Return a number or fraction; NaN, which is outside every range, if it cannot be parsed."""
     over, stroke, under = text.partition("/")
     try:
         return int(over) / int(under) if stroke else float(text)
@@ -119,7 +119,7 @@ def number(text: str) -> float:
 
 
 def numbers(allowed: Callable[[float], bool], which: str) -> Callable[[str], float]:
-    """Return the type of an option that takes numbers in a range, which an error describes."""
+    """Return the type of an option that takes numbers in a range; ``which`` describes it."""
 
     def parse(text: str) -> float:
         if not allowed(value := number(text)):
@@ -134,7 +134,7 @@ share = numbers(lambda value: 0 < value < 1, "between 0 and 1, like 0.2")
 
 
 def sensitivity(text: str) -> float:
-    """The type of an option that takes k."""
+    """Return a value of k; the type of ``--k``."""
     from pseudograd.rules.checks import check_k
 
     value = positive(text)
@@ -163,7 +163,7 @@ def or_ramp(number: Callable[[str], float]) -> Callable[[str], float | Ramp]:
 
 
 def file(text: str) -> Path:
-    """Return the path of a file that can be written; opening it now spares a long run in vain."""
+    """Return the path of a writable file, checked before a long run rather than after it."""
     path = Path(text)
     existed = path.exists()
     try:
@@ -194,7 +194,7 @@ def typed(name: str) -> str:
 
 
 def kept(trials: int) -> str:
-    """Return how many trials are kept after a stop, for the end of a sentence."""
+    """Return how many trials are saved after a stop, for the end of a sentence."""
     from pseudograd.words import counted
 
     return f"{counted(trials, 'trial')} kept, and the same command resumes from there"

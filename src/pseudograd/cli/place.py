@@ -33,14 +33,14 @@ def add_place(parser: argparse._ActionsContainer) -> None:
 
 
 class Place(contextlib.ExitStack):
-    """Where trials run, by the options; a context that disconnects from a cluster at its end.
+    """The devices or the cluster that run trials; a context that disconnects from the cluster.
 
     Args:
-        options: Options with ``device`` and ``ray``.
+        options: The parsed ``device`` and ``ray``.
 
     Attributes:
-        devices: The devices to record.
-        at_once: How many fleets to run side by side: several on a single GPU, because one leaves it
+        devices: The devices, as recorded in the run.
+        at_once: How many fleets to run concurrently: several on a single GPU, because one leaves it
             mostly idle while its last trials end; otherwise one.
 
     Example:
@@ -71,7 +71,7 @@ class Place(contextlib.ExitStack):
         return self
 
     def runner(self, data: Dataset, keep_parameters: bool = False) -> Runner:
-        """Return the runner of trials on a data set; final networks carry weights if asked."""
+        """Return a runner for a data set; with ``keep_parameters``, outcomes carry the weights."""
         if self.address is None:
             from pseudograd.fleet import Fleet
 
@@ -82,7 +82,7 @@ class Place(contextlib.ExitStack):
             return run
         from pseudograd.search.cluster import RayRunner
 
-        # One runner per data set, which is then sent to the cluster once.
+        # One runner per data set, so that the data are sent to the cluster once.
         if data.sha256 not in self._clusters:
             self._clusters[data.sha256] = self.enter_context(RayRunner(data))
         cluster = self._clusters[data.sha256]
@@ -106,12 +106,12 @@ class Place(contextlib.ExitStack):
 
 
 def _are_kept(trial: Trial) -> bool:
-    """Return whether networks of this kind can be part of the model."""
+    """Return whether the network of this trial can be part of the model."""
     return trial.split.retrain or trial.split.bagged
 
 
 def _devices(given: list[str] | None) -> tuple[str, ...]:
-    """Return the devices to use: those that are given, if they can be used, or all."""
+    """Return the devices to use: the given ones, checked, or all."""
     from pseudograd.fleet.devices import all_devices, check_device
 
     if not given:
@@ -121,6 +121,6 @@ def _devices(given: list[str] | None) -> tuple[str, ...]:
             check_device(device)
         except ValueError as problem:
             raise ValueError(
-                f"--device {device} {problem}: leave it out to use what there is"
+                f"--device {device} {problem}: leave it out to use the available devices"
             ) from problem
     return tuple(given)

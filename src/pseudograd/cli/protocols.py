@@ -1,4 +1,4 @@
-"""Options of ``pseudograd tune`` for the search and the network, and their protocol."""
+"""Options of ``pseudograd tune`` for the search and the network, and the protocol they define."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pseudograd.search import Protocol
 
 _OPTIMIZERS = ("sgd", "adam", "rmsprop")
-# Options that only the paper's protocol has, and their defaults there.
+# Options of the paper's protocol only, and their defaults.
 _PAPER = {
     "optimizer": "sgd",
     "momentum": 0.9,
@@ -26,17 +26,17 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     """Add the options of the network and its training."""
     network = parser.add_argument_group("the network")
     sizes = (
-        "sizes of the hidden layers; 0 for none (two of 32 to 128, by the size of the table; the "
-        "paper's: 400)"
+        "sizes of the hidden layers; 0 for none (two of 32 to 128, depending on the number of "
+        "rows; the paper's: 400)"
     )
     network.add_argument("--hidden", type=whole(0, 10**8), nargs="+", metavar="SIZE", help=sizes)
-    # Repeated from `fleet.recipe`, which takes too long to import for every command.
+    # Copied from `fleet.recipe`, which is too slow to import for every command.
     network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
-    clip = "clip the norm of a gradient (never; the paper's: at 100, with several hidden layers)"
-    epochs = "epochs to train, at most (by the size of the table; the paper's: 1000)"
+    clip = "clip the gradient norm (never; the paper's: at 100, with several hidden layers)"
+    epochs = "maximum number of epochs (depends on the number of rows; the paper's: 1000)"
     add_values(
         network,
-        ("--batch-size", whole(1), "N", "examples per step (by the size of the table)"),
+        ("--batch-size", whole(1), "N", "examples per step (depends on the number of rows)"),
         ("--clip", positive, "CLIP", clip),
         ("--max-epochs", whole(1), "EPOCHS", epochs),
     )
@@ -49,14 +49,15 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--protocol",
         choices=("bagging", "paper"),
         default="bagging",
-        help="bagging: keep an ensemble of the networks of cross-validation, across k; paper: "
-        "search as the paper does, and keep one network (%(default)s)",
+        help="bagging: keep an ensemble of the cross-validation networks, across k; paper: the "
+        "paper's search, which keeps one network (%(default)s)",
     )
     search.add_argument(
         "--metric",
         choices=("error", "balanced", "log-loss"),
         default="error",
-        help="choose the ensemble by this; balanced weights all classes equally (%(default)s)",
+        help="criterion for choosing the ensemble; balanced weights all classes equally "
+        "(%(default)s)",
     )
     default = "2 1 1/2; the paper's: 4 to 1/4 and, with up to one hidden layer, 1/8 1/16"
     add_k(search, default, ramps=True)
@@ -67,7 +68,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     each = "networks per pair of k and rate (5, one per fold; the paper's: 7, 10 for mnist)"
     add_values(search, ("--repetitions", whole(1, 10**5), "N", each))
-    seed = "seed of the folds, initial weights and order of examples (%(default)s)"
+    seed = "random seed of the folds, the initial weights and the shuffling (%(default)s)"
     search.add_argument("--seed", type=whole(0, 2**32), default=0, help=seed)
     paper = parser.add_argument_group("only with --protocol paper or --network")
     momentum = numbers(lambda value: 0 <= value < 1, "in [0, 1), like 0.9")
@@ -91,13 +92,13 @@ def protocol_of(options: argparse.Namespace, data: Dataset, encoder: Encoder) ->
         hidden = tuple(size for size in options.hidden if size)
         if len(hidden) < len(options.hidden) > 1:
             raise ValueError(
-                "--hidden must be whole numbers above 0, or 0 alone for no hidden layer"
+                "--hidden must be whole numbers above 0, or a single 0 for no hidden layer"
             )
     if options.protocol == "paper":
         return _paper(options, data, (400,) if hidden is None else hidden)
     for name in _PAPER:
         if getattr(options, name) is not None:
-            raise ValueError(f"--{name} needs --protocol paper: add that, or leave it out")
+            raise ValueError(f"--{name} needs --protocol paper: add that, or leave out --{name}")
     return _bagging(options, data, encoder, hidden)
 
 
@@ -138,7 +139,7 @@ def _paper(options: argparse.Namespace, data: Dataset, hidden: tuple[int, ...]) 
 
     if options.metric != "error":
         raise ValueError(
-            "--metric must be left out with --protocol paper, which always goes by the error"
+            "--metric must be left out with --protocol paper, which always uses the error"
         )
     given: dict[str, Any] = {
         name: default if getattr(options, name) is None else getattr(options, name)

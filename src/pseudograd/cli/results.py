@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pseudograd.data import Encoder
     from pseudograd.search import Study
 
-MIXED = "mixed"  # instead of a k: an ensemble of several
+MIXED = "mixed"  # in place of k: an ensemble across several values of k
 
 
 def predict(commands: Commands) -> None:
@@ -28,16 +28,16 @@ def predict(commands: Commands) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="new rows, such as a .csv or .parquet table, or - for standard input; for a network "
-        "of your own an .npz file, an image or a folder of images. If they have labels, the error "
+        help="new rows, such as a .csv or .parquet table, or - for standard input; for your own "
+        "network an .npz file, an image or a folder of images. If they have labels, the error "
         "is printed",
     )
     parser.add_argument(
         "--k",
         type=lambda text: text if text == MIXED else or_ramp(positive)(text),
         metavar="K",
-        help="apply the model of this k instead of the chosen one: 1, or, with --ensemble and a "
-        "network of your own, mixed",
+        help="apply the model with this k instead of the chosen one: 1, or, with --ensemble and "
+        "your own network, mixed",
     )
     parser.add_argument(
         "--keep",
@@ -66,7 +66,7 @@ def _run_predict(options: argparse.Namespace) -> None:
     from pseudograd.search import Study
 
     if options.out and is_same_file(options.out, options.file):
-        raise ValueError(f"--out {options.out} is the file of rows itself: name another")
+        raise ValueError(f"--out {options.out} is the input file itself: name another")
     if options.out and options.out.suffix.lower() in (".parquet", ".npz"):
         raise ValueError(f"--out {options.out} must end in .csv: predictions are CSV")
     run = Study.open(options.run_folder)
@@ -84,7 +84,7 @@ def _run_predict(options: argparse.Namespace) -> None:
 
 
 def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
-    """Return the predictions of a run's model of tables."""
+    """Return the predictions of the model of a table."""
     import pandas as pd
     import torch
 
@@ -93,12 +93,12 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
     from pseudograd.search import Bagging, load_model
 
     if options.network is not None:
-        raise ValueError("--network must be left out: the run's networks are not of your own")
+        raise ValueError("--network must be left out: this run did not train your own network")
     if options.k == MIXED:
-        raise ValueError("--k mixed must be left out: it is for networks of your own")
+        raise ValueError("--k mixed must be left out: it is only for your own networks")
     ensemble = options.ensemble
     if ensemble and isinstance(run.protocol, Bagging):
-        print("the model of this run is an ensemble anyway", file=sys.stderr)
+        print("the model of this run is already an ensemble", file=sys.stderr)
         ensemble = False
     model, encoder = load_model(options.run_folder, options.k, ensemble=ensemble)
     names = [f"p({label})" for label in encoder.labels]
@@ -117,17 +117,17 @@ def _predicted(options: argparse.Namespace, run: Study) -> DataFrame:
     table.insert(0, encoder.target, labels)
     _tell_error(frame, encoder, labels)
     if kept is not None:
-        # As objects, numbers are written in full.
+        # `float_format` does not round objects.
         table = pd.concat([kept.astype(object), table], axis=1)
     return table
 
 
 def _tell_entries(frame: DataFrame, encoder: Encoder) -> None:
-    """Report entries unlike any in the training part."""
+    """Report entries that the training set does not have."""
     for name, entries in encoder.unseen(frame).items():
         print(
             f"column {name!r}: {len(entries)} of {len(frame)} entries are new, such as "
-            f"{entries.iloc[0]!r}, and count as none of the categories seen in training",
+            f"{entries.iloc[0]!r}, and match none of the categories seen in training",
             file=sys.stderr,
         )
     if beyond := encoder.beyond(frame):
@@ -166,7 +166,7 @@ def _tell_error(frame: DataFrame, encoder: Encoder, predicted: list[Any]) -> Non
             f"{listed(unseen)}; they count as errors",
             file=sys.stderr,
         )
-    # The classes of this file first, then those that only the model has.
+    # The labels in this file first, then the remaining ones of the model.
     codes = {label: at for at, label in enumerate(dict.fromkeys([*found, *encoder.labels]))}
     guessed = np.array([codes[label] for label in predicted])[known]
     wrong, count = int((guessed != places).sum()), len(places)
@@ -185,12 +185,12 @@ def _write(path: Path, text: str) -> None:
             with path.open("w", encoding="utf-8") as out:
                 out.write(text)
         else:
-            write_whole(path.resolve(), text)  # the target of a link, not the link
+            write_whole(path.resolve(), text)  # the target of a symlink, not the link
 
 
 def report(commands: Commands) -> None:
-    """``pseudograd report``: write the page of a run again."""
-    about = "write the page of a run again from its ledger"
+    """``pseudograd report``: regenerate the page of a run."""
+    about = "regenerate the page of a run from its ledger"
     parser = add_command(commands, "report", about)
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
 
@@ -226,7 +226,7 @@ def _run_runs(options: argparse.Namespace) -> int:
     from pseudograd.search import Study
 
     if not options.folder.is_dir():
-        raise FileNotFoundError(f"{options.folder} is not a folder: name one that holds runs")
+        raise FileNotFoundError(f"{options.folder} is not a folder: name one that contains runs")
     found = sorted(path.parent for path in options.folder.glob("*/run.json"))
     if not found:
         print(f"no runs in {options.folder}")

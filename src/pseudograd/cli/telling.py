@@ -1,4 +1,4 @@
-"""Messages of ``pseudograd tune``: what is resumed, what was found, why it stopped."""
+"""Messages of ``pseudograd tune``: resumed trials, results, reasons for stopping."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tell_resumed(study: Study) -> None:
 
 @contextlib.contextmanager
 def told_if_stopped(study: Study, lower: str) -> Iterator[None]:
-    """Turn Ctrl-C and lack of memory into one sentence, which says what to lower."""
+    """Turn Ctrl-C and out-of-memory errors into one sentence; ``lower`` names what to lower."""
     try:
         yield
     except KeyboardInterrupt:
@@ -32,13 +32,11 @@ def told_if_stopped(study: Study, lower: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as problem:
         if not lacks_memory(problem):
             raise
-        raise ValueError(
-            f"there is not enough memory for these networks: lower {lower}"
-        ) from problem
+        raise ValueError(f"not enough memory for these networks: lower {lower}") from problem
 
 
 def tell_found(study: Study, made: str | None) -> None:
-    """Print the result and where it is; ``made`` names the model, None if unfinished."""
+    """Print the result and where it is saved; ``made`` names the model, None if unfinished."""
     from pseudograd.report.summary import study_summary
 
     print(study_summary(study) if made else f"time limit reached; {kept(len(study.ledger))}")
@@ -51,7 +49,7 @@ def lacks_memory(problem: Exception) -> bool:
     """Return whether an error means that memory ran out."""
     import torch
 
-    said = str(problem)  # PyTorch has no class for this error on a CPU
+    said = str(problem)  # PyTorch has no exception class for this on a CPU
     return isinstance(problem, MemoryError | torch.OutOfMemoryError) or (
         "can't allocate memory" in said or "not enough memory" in said
     )

@@ -1,4 +1,4 @@
-"""``pseudograd tune``: a search, from the options to the model."""
+"""``pseudograd tune``: run a search and save the model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tune(commands: Commands) -> None:
         default="digits",
         metavar="DATA",
         help=f"digits, {', '.join(BENCHMARKS)}, or a file such as a .csv or .parquet table, "
-        "or - for standard input; with --network see below (%(default)s)",
+        "or - for standard input; for --network see below (%(default)s)",
     )
     _add_table(parser)
     add_network(parser)
@@ -56,19 +56,19 @@ def tune(commands: Commands) -> None:
 def _add_table(parser: argparse.ArgumentParser) -> None:
     table = parser.add_argument_group("your own table")
     held_out = "fraction of the rows to hold out as the test set (0.2)"
-    group = "column that says which rows belong together, such as a patient: no split divides them"
+    group = "column that identifies groups of rows, such as patients; no split divides a group"
     add_values(
         table,
         ("--target", str, "NAME", "column of labels"),
-        ("--test", str, "FILE", "file with the test set, instead of a held-out part"),
+        ("--test", str, "FILE", "file with the test set, instead of held-out rows"),
         ("--test-fraction", share, "F", held_out),
         ("--group", str, "NAME", group),
     )
     for name, metavar, about in (
-        ("--drop", "NAME", "columns to leave out"),
+        ("--drop", "NAME", "columns to drop"),
         ("--categories", "NAME", "columns to keep as categories, such as numbers that are codes"),
         ("--numbers", "NAME", "columns to keep as numbers, even if they look like ids"),
-        ("--missing", "VALUE", "entries that mean a missing value, besides NA, ? and the like"),
+        ("--missing", "VALUE", "entries that mark a missing value, besides NA, ? and the like"),
     ):
         table.add_argument(name, nargs="+", action="extend", metavar=metavar, help=about)
     strict = "refuse the table if a column is left out or doubtful"
@@ -82,7 +82,7 @@ def _run_tune(options: argparse.Namespace) -> None:
     from pseudograd.search.display import Display
 
     if options.k and 1 not in options.k:
-        raise ValueError("--k must have 1 among its values, which the choice is compared with")
+        raise ValueError("--k must include 1, which the choice is compared with")
     if options.network is not None:
         tune_network(options)
         return
@@ -109,12 +109,13 @@ def _run_tune(options: argparse.Namespace) -> None:
             command=shlex.join(["pseudograd", *options.arguments]),
             devices=place.devices,
             watch=display.show,
+            tell=display.tell,
         )
     tell_found(study, None if found is None else "model")
 
 
 def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
-    """Open the data; complaints name the option as the user typed it."""
+    """Open the data; errors name the option as the user typed it."""
     from pseudograd.data import open_data
     from pseudograd.data.columns import OptionError
 
@@ -140,7 +141,7 @@ def _opened(options: argparse.Namespace) -> tuple[Dataset, Encoder]:
 
 
 def _tell_table(data: Dataset, encoder: Encoder) -> None:
-    """Print how a table's columns are read, its classes, and warnings."""
+    """Print how the columns are read, the classes, and warnings."""
     from collections import Counter
 
     from pseudograd.data.dataset import FOLDS
@@ -162,10 +163,10 @@ def _tell_table(data: Dataset, encoder: Encoder) -> None:
         )
     for name, alike in encoder.look_alikes().items():
         more = f"; and {len(alike) - 4} more" * (len(alike) > 4)
-        them = "classes" if name == encoder.target else "categories"
+        kind = "classes" if name == encoder.target else "categories"
         print(
             f"warning: column {name!r} has {'; '.join(map(listed, alike[:4]))}{more}, which differ "
-            f"only in blanks or capitals and count as different {them}: if they mean the same, "
-            "write them the same way",
+            f"only in whitespace or case and are treated as different {kind}: if they mean the "
+            "same, spell them the same way",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""Examples as arrays of any shape, for any network: .npz files, folders of images, known sets."""
+"""Examples as arrays of any shape, from .npz files, image folders and known data sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pseudograd.data.benchmarks import load
-from pseudograd.data.columns import Label, OptionError, Refusal
+from pseudograd.data.columns import OptionError, Refusal
 from pseudograd.data.dataset import digits
 from pseudograd.data.memory import check_size
 from pseudograd.data.opening import opened
@@ -34,23 +34,23 @@ _SUFFIXES = (
     ".webp",
 )
 _CHANNELS = {1: "L", 3: "RGB"}  # Pillow's names of modes
-_ORIENTATION = 0x0112  # EXIF: how the camera was held
+_ORIENTATION = 0x0112  # EXIF tag
 _ON_ITS_SIDE = (5, 6, 7, 8)
 
 
 class Arrays(NamedTuple):
-    """Examples to train on and to test on.
+    """A training and a test set.
 
     Attributes:
         train: Inputs, one row per example, and labels.
         test: The same for the test set.
-        classes: The names of the classes; None if they have none but their numbers.
+        classes: The names of the classes; None if they only have numbers.
 
     """
 
     train: Part
     test: Part
-    classes: tuple[Label, ...] | None
+    classes: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +59,8 @@ class NewExamples:
 
     Attributes:
         inputs: One row per example.
-        names: The file of each example; None for those of an array.
-        labels: The label of each example; None if they have none.
+        names: The file of each example; None for arrays.
+        labels: The label of each example; None if unknown.
 
     """
 
@@ -70,15 +70,15 @@ class NewExamples:
 
 
 def images(name: str, data_dir: str | Path | None = None) -> tuple[Part, Part]:
-    """Return the training and the test set of a known set of images.
+    """Return the training and the test set of a known image data set.
 
     Args:
         name: "digits", "mnist", "fashion-mnist", "svhn", "cifar10" or "cifar100". All but the
             digits must be on this machine: ``pseudograd data fetch cifar10`` downloads a set.
-        data_dir: The folder of the sets, as `data_folder` takes it.
+        data_dir: The folder of the data sets, as for `data_folder`.
 
     Returns:
-        Twice a pair of images (examples, channels, height, width), uint8, and class indices.
+        Two pairs of images (examples, channels, height, width), uint8, and class indices.
 
     Example:
         >>> (x, y), (x_test, y_test) = images("digits")
@@ -114,19 +114,19 @@ def open_arrays(
     Args:
         source: One of these:
 
-            - the name of a known set, as `images` takes it;
-            - an .npz file with the arrays ``X`` and ``y``, and perhaps ``X_test`` and ``y_test``
-              (``x``, ``X_train``, ``x_train`` and ``y_train`` are understood, too);
+            - the name of a known set, as for `images`;
+            - an .npz file with the arrays ``X`` and ``y``, and optionally ``X_test`` and ``y_test``
+              (``x``, ``X_train``, ``x_train`` and ``y_train`` are accepted, too);
             - a folder with one folder of images per class, or with folders ``train`` and ``test``
-              of this kind (``val`` in place of ``test`` is understood, too).
-        test_fraction: The share to hold out as the test set if there is none, by default 0.2. All
-            classes have this share of it, as nearly as possible.
-        image_size: Resize images of a folder so that their shorter side has this many pixels, and
-            cut out the square in the middle.
-        data_dir: The folder of the known sets, as `data_folder` takes it.
+              of this kind (``val`` instead of ``test`` is accepted, too).
+        test_fraction: The share to hold out as a stratified test set if there is none, by default
+            0.2.
+        image_size: Resize the images of a folder so that their shorter side has this many pixels,
+            and crop the central square.
+        data_dir: The folder of the known sets, as for `data_folder`.
 
     Returns:
-        The training set, the test set, and the names of the classes, if they have any.
+        The training set, the test set, and the names of the classes if they have any.
 
     Example:
         >>> import tempfile
@@ -155,7 +155,7 @@ def open_arrays(
             )
         raise ValueError(
             f"{source} must be an .npz file, a folder of images or one of {', '.join(KNOWN)}, to "
-            "train a network of your own on it"
+            "train your own network on it"
         )
     return _npz(path, test_fraction)
 
@@ -169,7 +169,7 @@ def _refuse(source: str | Path, why: str, **options: object) -> None:
 def _parted(
     inputs: NDArray[Any], labels: NDArray[Any], test_fraction: float | None
 ) -> tuple[Part, Part]:
-    """Hold out a test set, the same for every seed."""
+    """Hold out a test set, which does not depend on the seed of a search."""
     one_class_each = labels.ndim == 1
     codes = np.unique(labels, return_inverse=True)[1] if one_class_each else np.zeros(len(labels))
     drawn = draw(codes.astype(np.intp), test_fraction or 0.2, one_class_each, seed=0)
@@ -203,7 +203,7 @@ def _npz(path: Path, test_fraction: float | None) -> Arrays:
     if len(unknown := np.unique(y_test[classes[where] != y_test])):
         raise ValueError(
             f"{_named(path)} has test labels that no training example has, "
-            f"{listed(unknown.tolist())}: give it training examples of these, too"
+            f"{listed(unknown.tolist())}: add training examples of these, too"
         )
     names = tuple(str(name) for name in classes.tolist())
     return Arrays((x, codes.astype(np.int64)), (x_test, where.astype(np.int64)), names)
@@ -215,14 +215,14 @@ def _named(path: Path) -> str:
 
 def _arrays(file: Any, suffix: str) -> Any:
     if suffix != ".npz":
-        raise Refusal("must be an .npz file or images, for a network of your own")
+        raise Refusal("must be an .npz file or images, for your own network")
     return arrays_in(file)
 
 
 def _pair(arrays: Any, inputs: Sequence[str], targets: Sequence[str]) -> Part:
     x_name, y_name = _first(arrays, inputs), _first(arrays, targets)
     x, y = _numbers(arrays, x_name), array_in(arrays, y_name)
-    if y.ndim == 2 and y.shape[1] == 1:  # a column, as Keras keeps labels
+    if y.ndim == 2 and y.shape[1] == 1:  # a column, as Keras stores labels
         y = y[:, 0]
     if not y.ndim or len(x) != len(y):
         raise Refusal(
@@ -232,12 +232,12 @@ def _pair(arrays: Any, inputs: Sequence[str], targets: Sequence[str]) -> Part:
     if not len(x):
         raise Refusal(f"has no examples in {x_name!r}: add some")
     if y.dtype.kind not in "biufUS":
-        raise Refusal(f"has labels of the kind {y.dtype} in {y_name!r}: save numbers or texts")
+        raise Refusal(f"has labels of dtype {y.dtype} in {y_name!r}: save numbers or strings")
     return x, y.astype(str) if y.dtype.kind == "S" else y
 
 
 def _first(arrays: Any, names: Sequence[str]) -> str:
-    """Return the name of the array, which may have one of several."""
+    """Return the first of these names that is in the file; the usual name if none is."""
     return next((name for name in names if name in arrays.files), names[0])
 
 
@@ -245,10 +245,10 @@ def _numbers(arrays: Any, name: str) -> NDArray[Any]:
     found = array_in(arrays, name)
     if found.dtype.kind not in "biuf" or found.ndim < 1:
         raise Refusal(
-            f"has an array {name!r} of the kind {found.dtype} and the shape {found.shape}: save "
+            f"has an array {name!r} of dtype {found.dtype} and shape {found.shape}: save "
             "numbers, with a row for each example"
         )
-    # PyTorch knows only the machine's order of bytes, and can do little with wide unsigned numbers.
+    # PyTorch supports only native byte order, and few operations on wide unsigned integers.
     if found.dtype.kind == "u" and found.dtype.itemsize > 1:
         return found.astype(np.int64)
     return found.astype(found.dtype.newbyteorder("="), copy=False)
@@ -285,7 +285,7 @@ def _folder(folder: Path, test_fraction: float | None, image_size: int | None) -
 
 
 def _by_class(folder: Path) -> tuple[list[Path], NDArray[np.int64], tuple[str, ...]]:
-    """Return the images of each class's folder, their classes, and the names of these."""
+    """Return the images of all class folders, their class indices, and the class names."""
     folders = sorted(path for path in folder.iterdir() if path.is_dir() and _is_shown(path))
     if len(folders) < 2:
         raise ValueError(
@@ -310,7 +310,7 @@ def _is_shown(path: Path) -> bool:
 
 
 def _images_in(folder: Path) -> Iterator[Path]:
-    """Yield the images below a folder; warn of other files."""
+    """Yield the images below a folder; warn about other files."""
     others = []
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or not all(
@@ -323,7 +323,7 @@ def _images_in(folder: Path) -> Iterator[Path]:
             others.append(path)
     if others:
         warnings.warn(
-            f"{counted(len(others), 'file')} in {folder} left out that are no images, such as "
+            f"{counted(len(others), 'file')} in {folder} left out that are not images, such as "
             f"{others[0].name}",
             Note,
             stacklevel=2,
@@ -369,7 +369,7 @@ def _read(
 
 @contextlib.contextmanager
 def _image(path: Path) -> Iterator[Any]:
-    """Open an image; say in a sentence why it cannot be used."""
+    """Open an image; if it cannot be used, raise an error that says why in one sentence."""
     from PIL import Image
 
     try:
@@ -397,18 +397,17 @@ def _image(path: Path) -> Iterator[Any]:
 def open_new(
     source: str | Path,
     shape: Sequence[int],
-    classes: Sequence[Label] = (),
+    classes: Sequence[str | int] = (),
     image_size: int | None = None,
 ) -> NewExamples:
     """Open examples to predict.
 
     Args:
-        source: An .npz file with the array ``X``, and perhaps the labels ``y``; or an image, or a
-            folder of images, whose labels are known if every one is in a folder that is named after
-            its class.
-        shape: The shape of an example that the network was trained on.
+        source: An .npz file with the array ``X``, and optionally the labels ``y``; or an image, or
+            a folder of images, whose labels are known if each is in a folder named after its class.
+        shape: The shape of a training example.
         classes: The names of the classes.
-        image_size: As it was for `open_arrays`.
+        image_size: The same as for `open_arrays`.
 
     """
     path = Path(source)
@@ -424,23 +423,22 @@ def open_new(
         found = NewExamples(inputs, None, labels)
     if found.inputs.shape[1:] != tuple(shape) or not len(found.inputs):
         raise ValueError(
-            f"{_named(path)} has {len(found.inputs)} examples of the shape "
-            f"{found.inputs.shape[1:]}, but the network was trained on examples of the shape "
-            f"{tuple(shape)}"
+            f"{_named(path)} has {len(found.inputs)} examples of shape {found.inputs.shape[1:]}, "
+            f"but the network was trained on examples of shape {tuple(shape)}"
         )
     return found
 
 
 def _new_images(
-    folder: Path, shape: Sequence[int], classes: Sequence[Label], image_size: int | None
+    folder: Path, shape: Sequence[int], classes: Sequence[str | int], image_size: int | None
 ) -> NewExamples:
     files = list(_images_in(folder)) if folder.is_dir() else [folder]
     if not files:
         raise ValueError(f"{folder} has no images ({', '.join(_SUFFIXES)}): name another folder")
     if len(shape) != 3 or shape[0] not in _CHANNELS:
         raise ValueError(
-            f"{folder} holds images, but the network was trained on examples of the shape "
-            f"{tuple(shape)}: give an .npz file of these"
+            f"{folder} holds images, but the network was trained on examples of shape "
+            f"{tuple(shape)}: name an .npz file of such examples"
         )
     names = [path.relative_to(folder if folder.is_dir() else folder.parent) for path in files]
     labels = None

@@ -1,7 +1,7 @@
-"""The benchmark sets, from official files or a download, kept as plain arrays.
+"""The benchmark data sets, from official files or a download, cached as plain arrays.
 
-Each set is looked for in ``FOLDER/NAME``, where downloads and arrays go, and in ``FOLDER``, which
-may hold official files. However the arrays came, each load checks their hash.
+Each set is searched in ``FOLDER/NAME``, where downloads and cached arrays go, and in ``FOLDER``,
+which may hold official files. Every load checks the hash of the arrays.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from pseudograd.data.registry import BENCHMARKS, Benchmark, File
 from pseudograd.extras import needed_for
 from pseudograd.files import sha256_of
 
-# The arrays, and their hash, which is written last: if it is there, they are complete.
+# The hash is written last: if it exists, the arrays are complete.
 _PICTURES, _LABELS, _HASH = "pictures.npy", "labels.npy", "arrays.sha256"
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Dataset:
     """Load a benchmark set that is on this machine, without downloading anything.
 
-    Official files are read and checked once, then kept as plain arrays, which load quickly.
+    Official files are read and checked once, then cached as plain arrays, which load quickly.
 
     Args:
         name: "mnist", "fashion-mnist", "svhn", "cifar10" or "cifar100".
-        data_dir: The folder, as `data_folder` takes it.
+        data_dir: The folder, as for `data_folder`.
 
     """
     benchmark, folder = _benchmark(name), data_folder(data_dir)
@@ -52,11 +52,11 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
 
 
 def fetch(name: str, data_dir: str | Path | None = None, *, progress: bool = False) -> Dataset:
-    """Load a benchmark set, downloading what is missing.
+    """Load a benchmark set, and download missing files.
 
     Args:
-        name: As in `load`.
-        data_dir: The folder, as `data_folder` takes it.
+        name: As for `load`.
+        data_dir: The folder, as for `data_folder`.
         progress: Whether to show a progress bar on a terminal.
 
     """
@@ -72,15 +72,15 @@ def fetch(name: str, data_dir: str | Path | None = None, *, progress: bool = Fal
 
 
 def variant(name: str, sha256: str) -> str | None:
-    """Return the name of a known content of a benchmark set.
+    """Return the name of a known variant of a benchmark set.
 
     Args:
-        name: As in `load`.
-        sha256: The hash of the content, `Dataset.sha256`.
+        name: As for `load`.
+        sha256: The hash of the data, `Dataset.sha256`.
 
     Returns:
-        "official" or another name; None if the hash is not listed. `load` accepts an unlisted
-        content only from files that have the official checksums.
+        "official" or another name; None if the hash is not listed. `load` accepts unlisted data
+        only from files that have the official checksums.
 
     """
     return _benchmark(name).contents.get(sha256)
@@ -90,8 +90,8 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
     """Return the folder of the benchmark sets.
 
     Args:
-        data_dir: Its path. If None, the environment variable PSEUDOGRAD_DATA names it, and without
-            that it is in the system's folder for caches.
+        data_dir: Its path. If None, the environment variable PSEUDOGRAD_DATA, or else a folder in
+            the user's cache directory.
 
     """
     if chosen := data_dir or os.environ.get("PSEUDOGRAD_DATA"):
@@ -121,11 +121,11 @@ def _dataset(name: str, benchmark: Benchmark, pictures: Bytes, labels: Bytes) ->
 
 
 def _from_arrays(name: str, benchmark: Benchmark, folder: Path) -> Dataset | None:
-    """Return the data set from kept arrays, memory-mapped; None if there are none."""
+    """Return the data set from cached arrays, memory-mapped; None if there are none."""
     if not (folder / _HASH).exists():
         return None
     try:
-        # Mode "c" keeps writes in memory: PyTorch has no read-only tensors.
+        # Copy-on-write, since PyTorch has no read-only tensors.
         pictures = np.load(folder / _PICTURES, mmap_mode="c", allow_pickle=False)
         labels = np.load(folder / _LABELS, allow_pickle=False)
         data = _dataset(name, benchmark, pictures, labels)
@@ -142,7 +142,7 @@ def _from_arrays(name: str, benchmark: Benchmark, folder: Path) -> Dataset | Non
 
 
 def _keep(data: Dataset, benchmark: Benchmark, folder: Path) -> None:
-    """Keep the arrays; each file appears when it is complete."""
+    """Cache the arrays; each file is moved into place once it is complete."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as unfinished:
@@ -154,7 +154,7 @@ def _keep(data: Dataset, benchmark: Benchmark, folder: Path) -> None:
                 os.replace(here / file, folder / file)
     except OSError as problem:
         warnings.warn(
-            f"the arrays of {data.name} could not be kept in {folder} ({problem.strerror}): the "
+            f"the arrays of {data.name} could not be cached in {folder} ({problem.strerror}): the "
             "official files will be read again next time",
             stacklevel=3,
         )
@@ -187,15 +187,15 @@ def _from_files(name: str, benchmark: Benchmark, folder: Path) -> Dataset:
         data = _dataset(name, benchmark, pictures, labels)
     except ValueError as problem:
         raise ValueError(
-            f"the files of {name} in {folder} do not fit together ({problem}): replace them by the "
-            f"official ones, or remove them and run `{_command(name, folder)}`"
+            f"the files of {name} in {folder} do not fit together ({problem}): replace them with "
+            f"the official ones, or remove them and run `{_command(name, folder)}`"
         ) from problem
     _check(data, benchmark, paths, folder)
     return data
 
 
 def _check(data: Dataset, benchmark: Benchmark, paths: dict[File, Path], folder: Path) -> None:
-    """Refuse a content that is not known."""
+    """Raise if the data are neither a known variant nor from files with official checksums."""
     sha256, known = data.sha256, benchmark.contents
     if sha256 in known:
         return
@@ -206,8 +206,8 @@ def _check(data: Dataset, benchmark: Benchmark, paths: dict[File, Path], folder:
         expected += [f"that of files with the SHA-256 {', '.join(f.sha256 for f in paths)}"]
     raise ValueError(
         f"the content of {data.name} in {folder} has the SHA-256 {sha256}, but should have "
-        f"{' or '.join(expected)}: replace the files by the official ones, or remove them and run "
-        f"`{_command(data.name, folder)}`"
+        f"{' or '.join(expected)}: replace the files with the official ones, or remove them and "
+        f"run `{_command(data.name, folder)}`"
     )
 
 
@@ -216,7 +216,7 @@ def _places(name: str, benchmark: Benchmark, folder: Path) -> list[Path]:
 
 
 def _find(file: File, places: list[Path]) -> Path | None:
-    """Return the path of an official file, or the folder with its members, or None."""
+    """Return the path of an official file or the folder with its extracted members, or None."""
     for place in places:
         if (place / file.name).is_file():
             return place / file.name
@@ -226,14 +226,14 @@ def _find(file: File, places: list[Path]) -> Path | None:
 
 
 def _streams(file: File, path: Path) -> Iterator[BinaryIO]:
-    """Yield the members of an official file, open."""
+    """Yield the members of an official file as open streams."""
     if path.is_dir():
         for member in file.members:
             with (path / member).open("rb") as stream:
                 yield stream
     elif path.name.endswith(".tar.gz"):
         held = {}
-        with tarfile.open(path, "r|gz") as archive:  # one pass, in any order
+        with tarfile.open(path, "r|gz") as archive:  # a single pass: members come in any order
             for entry in archive:
                 member = posixpath.normpath(entry.name)
                 if member in file.members and (content := archive.extractfile(entry)):

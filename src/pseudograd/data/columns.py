@@ -19,7 +19,7 @@ from pseudograd.data.values import (
     Code,
     Form,
     as_text,
-    different,
+    distinct,
     gaps_in,
     is_ambiguous,
     is_code,
@@ -33,15 +33,17 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 
-Label = str | int | bool
+Label = str | float | bool
+
+_MOST_DECIMALS = 20  # distinct decimal numbers that are taken as classes
 
 
 class Refusal(ValueError):
-    """A file that can be read but not used; the message needs no prefix but its name."""
+    """A file that can be read but not used; the message continues a sentence after its name."""
 
 
 class OptionError(ValueError):
-    """An option that does not fit the data: its name in Python, and the rest of the sentence."""
+    """An option that does not fit the data: its Python name, and the rest of the sentence."""
 
     def __init__(self, option: str, complaint: str) -> None:
         super().__init__(f"{option!r} {complaint}")
@@ -60,7 +62,7 @@ class Choices:
 
     @property
     def codes(self) -> tuple[Code, ...]:
-        """The entries that mark a missing value, as texts and, where possible, as numbers."""
+        """The entries that mark a missing value, as strings and, where possible, as numbers."""
         codes: list[Code] = [*map(str, self.missing)]
         for text in self.missing:
             try:
@@ -78,13 +80,13 @@ class Reading:
     """How a column is interpreted.
 
     Attributes:
-        kind: "numbers", "text" (truth values too), "dates", "other" if it is none of them, or None
+        kind: "numbers", "text" (including booleans), "dates", "other" for anything else, or None
             if every entry is missing.
-        entries: Its entries: numbers, texts as categories, or datetime64.
-        form: How the numbers are written, unless plainly.
-        format: How the dates are written.
+        entries: The parsed entries: numbers, pandas categories, or datetime64.
+        form: The separators of formatted numbers; None for plain ones.
+        format: The format of the dates.
         codes: Entries that mark a missing value, in addition to the usual ones.
-        doubts: What a user should know; each follows "column 'x' ".
+        doubts: Warnings for the user; each continues "column 'x' ".
 
     """
 
@@ -102,10 +104,10 @@ def read_column(
     """Infer the type of a column of a training table, and convert its entries.
 
     Args:
-        name: The column.
-        entries: Its entries as they came.
+        name: The name of the column.
+        entries: Its raw entries.
         choices: The user's options.
-        comma: Whether the file's decimal mark is a comma.
+        comma: Whether the file's decimal separator is a comma.
 
     """
     kind = kind_of(entries)
@@ -125,20 +127,20 @@ def _read_plain(
     form: Form | None = None,
     doubts: tuple[str, ...] = (),
 ) -> Reading:
-    """Read a column of numbers, and find those that mark a missing value."""
+    """Parse a column of numbers, and find those that mark a missing value."""
     import pandas as pd
 
-    if entries.dtype == np.float16:  # which pandas does not know how to look up
+    if entries.dtype == np.float16:  # pandas cannot factorize float16
         entries = entries.astype(np.float32)
     values = as_floats(entries)
     codes = choices.codes
     if infinite := int(np.isinf(values).sum()):
-        doubts += (f"has {counted(infinite, 'infinite number')}, which count as missing",)
+        doubts += (f"has {counted(infinite, 'infinite number')}, treated as missing",)
     chosen = name in choices.numbers
     for code in () if chosen else sentinels(values[~np.isin(values, _floats(codes))]):
         doubts += (
-            f"has {code:g}, far from all other numbers, which counts as missing (--numbers NAME "
-            "keeps it)",
+            f"has {code:g}, far from all other numbers, which is treated as missing (--numbers "
+            "NAME keeps it)",
         )
         codes += (code,)
     gaps = np.isinf(values) | np.isin(values, _floats(codes))
@@ -150,10 +152,10 @@ def _read_plain(
 
 
 def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Reading:
-    """Read a column of texts, which may be numbers or dates."""
+    """Parse a column of strings, which may be numbers or dates."""
     import pandas as pd
 
-    places, texts = different(entries)
+    places, texts = distinct(entries)
     gaps = gaps_in(texts, GAPS, choices.codes)
     there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
     if there and name not in choices.categories and entries.dtype != "category":
@@ -174,7 +176,7 @@ def _read_texts(name: str, entries: Series, choices: Choices, comma: bool) -> Re
                 if is_ambiguous(there, dates[1]):
                     doubts = (f"holds dates that may be read in two ways: {read_as}",)
                 return Reading("dates", column, None, dates[1], choices.codes, doubts)
-    # Where "+" is a text, "-" is its opposite, and no gap.
+    # If "+" is a category, so is "-".
     usual = TEXT_GAPS - {"-"} if "+" in texts else TEXT_GAPS
     gaps = gaps_in(texts, usual, choices.codes)
     if gaps.all():
@@ -190,14 +192,14 @@ def _unread(
     if not unread.any():
         return ()
     return (
-        f"is mostly numbers, and {counts[unread].sum()} of {counts.sum()} entries are not, such as "
-        f"{texts[unread.argmax()]!r}: they count as missing (--categories {shlex.quote(name)} "
-        "takes all for categories)",
+        f"is mostly numbers, but {counts[unread].sum()} of {counts.sum()} entries are not, such as "
+        f"{texts[unread.argmax()]!r}: they are treated as missing (--categories "
+        f"{shlex.quote(name)} reads the column as categories)",
     )
 
 
 def kind_of(entries: Series) -> str | None:
-    """Return the kind of a column: "numbers", "text", "dates", "other", or None if nothing."""
+    """Return the kind of a column: "numbers", "text", "dates", "other", or None if it is empty."""
     from pandas.api.types import infer_dtype
 
     kind = infer_dtype(entries, skipna=True)
@@ -248,7 +250,7 @@ def _floats(codes: Iterable[Code]) -> list[float]:
 
 
 def named(frame: DataFrame) -> DataFrame:
-    """Return the frame with texts as column names, all different."""
+    """Return the data frame with strings as column names; raise if one occurs twice."""
     frame = frame.rename(columns=str)
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()].unique()
@@ -257,7 +259,7 @@ def named(frame: DataFrame) -> DataFrame:
 
 
 def feature_names(count: int) -> list[str]:
-    """Return names for the columns of an array X."""
+    """Return column names for an array X."""
     return [f"X[{at}]" for at in range(count)]
 
 
@@ -274,37 +276,37 @@ def target_column(frame: DataFrame, target: str, place: object) -> Series:
 
 def unlabelled(column: Series, codes: Collection[Code] = ()) -> NDArray[np.bool_]:
     """Return which rows have no label."""
-    places, values = different(column, texts=False)
+    places, values = distinct(column, texts=False)
     gaps = gaps_in([as_text(value) for value in values], LABEL_GAPS, codes)
     gaps |= np.array([isinstance(value, float) and value in codes for value in values], bool)
     return np.append(gaps, True)[places]
 
 
 def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label]]:
-    """Return the place of each row's label among the different labels, and these as plain values.
-
-    The labels are all of one type, and sorted.
-    """
+    """Return the class index of each row, and the labels of the classes, sorted and of one type."""
     from pandas.api.types import infer_dtype
 
-    places, values = different(column, texts=False)
+    places, values = distinct(column, texts=False)
     if (places < 0).any():
         raise ValueError(
             f"target {target!r} has {counted(int((places < 0).sum()), 'missing label')}, the first "
             f"in row {(places < 0).argmax() + 1}: fill them in, or remove these rows"
         )
-    kind = infer_dtype(values)
-    broken = kind in ("floating", "mixed-integer-float")
-    whole = broken and all(float(value).is_integer() for value in values)
     types: dict[str, type] = {"string": str, "integer": int, "boolean": bool}
-    if not whole and kind not in types:
-        what = f"{len(values)} different numbers" if broken else kind
+    kind = infer_dtype(values)
+    if is_float := kind in ("floating", "mixed-integer-float"):
+        if all(float(value).is_integer() for value in values):
+            types[kind] = int
+        elif len(values) <= _MOST_DECIMALS and np.isfinite(values).all():
+            types[kind] = float
+    if kind not in types:
+        found = f"{len(values)} distinct decimal numbers" if is_float else f"entries of type {kind}"
         raise ValueError(
-            f"target {target!r} must hold classes (all texts, all whole numbers or all truth "
-            f"values), but has {what}: name another column, or make classes of it, as pandas.cut "
-            "does"
+            f"target {target!r} must hold classes (strings, integers, booleans, or at most "
+            f"{_MOST_DECIMALS} distinct decimal numbers), but has {found}: name another column, or "
+            "bin this one, for example with pandas.cut"
         )
-    plain = [int(value) if whole else types[kind](value) for value in values]
+    plain = [types[kind](value) for value in values]
     labels = sorted(set(plain))
     to = {label: at for at, label in enumerate(labels)}
     order = np.array([to[label] for label in plain], np.intp)
@@ -312,7 +314,7 @@ def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label
 
 
 def look_alikes(texts: Iterable[object]) -> list[list[str]]:
-    """Return groups of texts that differ only in case or in blanks at their ends."""
+    """Return groups of strings that differ only in case or in surrounding whitespace."""
     alike: dict[str, list[str]] = {}
     for text in texts:
         if isinstance(text, str):

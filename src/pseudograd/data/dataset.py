@@ -1,4 +1,4 @@
-"""A data set in memory, split into a training and a test part."""
+"""A data set in memory, split into a training and a test set."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Dataset:
         features: One row per example, uint8 (pixels) or floating point.
         labels: Class indices, int64.
         train_size: The number of training examples; the rest is the test set.
-        value_range: The least and greatest possible value of a feature, which a recipe maps to its
-            ``feature_range``.
-        weights: Positive sample weights, only relative to each other; None if all are equal.
+        value_range: The smallest and largest possible value of a feature, which a recipe maps to
+            its ``feature_range``.
+        weights: Positive sample weights; only their ratios matter. None if all are equal.
         rows: The row of the file that each example comes from, counted from 1; None without a file.
-        pieces_of: For each example a number that is shared by the pieces of one example (all of one
-            class); a stratified cut deals them to different folds. None if all are whole.
-        groups: For each example the number of its group, whose examples stay on one side of every
-            split; -1 in a test set of unknown groups. None if there are no groups.
+        pieces_of: For each example, the index of the original example that it is a piece of;
+            stratified splits put the pieces of one example into different folds. None if no example
+            was split.
+        groups: The group index of each example. A group is never split between folds. -1 in a test
+            set with unknown groups; None if there are no groups.
 
     Example:
         >>> data = Dataset("two", torch.tensor([[0], [9], [5]]).byte(), torch.tensor([0, 1, 1]), 2,
@@ -108,7 +109,7 @@ def _check_weights(weights: Tensor, examples: int) -> None:
         )
     if not (weights > 0).all() or not weights.double().sum().isfinite():
         raise ValueError(
-            "weights must be finite and above 0: leave out examples that should not count"
+            "weights must be finite and above 0: remove examples that should not count"
         )
 
 

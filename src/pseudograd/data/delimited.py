@@ -1,4 +1,4 @@
-"""Delimited text files such as .csv: read once, checked line by line, typed by pandas."""
+"""Delimited text files such as .csv: read once, checked line by line, parsed by pandas."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 _END = "\ud800"  # follows the last line; no UTF-8 file contains it
 _SEPARATORS = ",;\t|"
-BLANKS = r"\s+"  # pandas' separator for any number of blanks
-MOST_TITLES = 20  # lines or rows that are looked at for the header
-_CHUNK = 2**24  # bytes looked at together
-# pandas' own, without "None", which may be a label or a category.
+BLANKS = r"\s+"  # any whitespace, as a separator for pandas
+MOST_TITLES = 20  # lines or rows that are searched for the header
+_CHUNK = 2**24  # bytes decoded at a time
+# pandas' default `na_values` without "None", which may be a label or a category.
 _GAPS = ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"]
 _GAPS += ["<NA>", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"]
 
 
 @dataclass(frozen=True, eq=False)
 class Delimited:
-    """A text file, the names in its header, and what separates them, after ``skipped`` lines.
+    """A text file, its column names and separator; the header follows ``skipped`` lines.
 
-    ``assumed`` names an encoding other than UTF-8; ``titles`` counts lines before the header.
+    ``assumed`` is the encoding if it is not UTF-8; ``titles`` counts the lines before the header.
     """
 
     content: bytes
@@ -45,13 +45,16 @@ class Delimited:
     def typed(
         self, places: Sequence[int], known: Mapping[str, Collection[object]], *, codes: bool
     ) -> tuple[DataFrame, bool]:
-        """Return the columns at these places, as numbers, truth values or texts.
+        """Return the columns at these positions as numbers, booleans or strings.
 
-        The ``known`` ones, with texts they are known to have, stay texts even if they look like
-        numbers. With ``codes`` so do whole numbers if one begins with a zero, like 007.
+        Args:
+            places: The positions of the columns.
+            known: Columns that stay strings even if they look like numbers, and known strings of
+                each.
+            codes: Whether whole numbers also stay strings if one has a leading zero, like 007.
 
         Returns:
-            The columns, called by their places, and whether the decimal mark is a comma.
+            The columns, named by their positions, and whether the decimal separator is a comma.
 
         """
         import pandas as pd
@@ -61,13 +64,13 @@ class Delimited:
         texts = {at: str for at in places if self.columns[at] in known}
         decimal = "."
         if self.separator == ";":
-            # Such files mostly have decimal commas: take the mark that yields more numbers.
+            # Such files often have decimal commas: use the separator that parses more columns.
             first = {mark: self._read(places, decimal=mark, nrows=10_000) for mark in ",."}
             decimal = max(first, key=lambda mark: first[mark].select_dtypes("number").shape[1])
         frame = self._read(places, dtype=texts, decimal=decimal, low_memory=False)
         for at in texts:
             frame[at] = _without_points(frame[at], known[self.columns[at]])
-        # Looking for a code in the file is quicker than reading all whole numbers again.
+        # Searching the bytes is faster than parsing all integer columns a second time.
         numbers = frame.select_dtypes("number")
         whole = [at for at in numbers if not (numbers[at].dropna() % 1).any()]
         mark = b" " if self.separator == BLANKS else re.escape(self.separator.encode())
@@ -78,11 +81,11 @@ class Delimited:
         return frame, decimal == ","
 
     def verbatim(self, places: Sequence[int]) -> DataFrame:
-        """Return the columns at these places as the texts that are in the file, in this order."""
+        """Return the columns at these positions as unparsed strings, in this order."""
         return self._read(places, dtype=str, na_filter=False)[[*places]]
 
     def _read(self, places: Sequence[int], **options: Any) -> DataFrame:
-        """Have pandas read some columns, and call them by their places."""
+        """Return some columns as pandas reads them, named by their positions."""
         import pandas as pd
 
         file, names = io.BytesIO(self.content), range(len(self.columns))
@@ -92,13 +95,16 @@ class Delimited:
 
 
 def _without_points(texts: Series, known: Collection[object]) -> Series:
-    """Write 1.0 as 1, as pandas does where no entry is missing, unless 1.0 is known."""
+    """Return strings with 1.0 as 1, unless "1.0" is known.
+
+    pandas reads whole numbers as floats if the column has missing values.
+    """
     bare = texts.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
     return bare.where(~texts.isin(known), texts)
 
 
 def read_delimited(file: BinaryIO) -> Delimited:
-    """Read a text file whose columns are separated by commas, semicolons, tabs, bars or blanks."""
+    """Read a text file whose columns are separated by commas, semicolons, tabs, bars or spaces."""
     content, assumed = _as_utf8(file.read())
     try:
         return _parsed(content, 0, assumed)
@@ -121,7 +127,7 @@ def _parsed(content: bytes, skipped: int, assumed: str) -> Delimited:
         if not count and " " in _unquoted(first):
             separator = BLANKS
     lines.seek(0)
-    limit = csv.field_size_limit(2**31 - 1)  # texts may have any length
+    limit = csv.field_size_limit(2**31 - 1)  # strings may have any length
     try:
         left = itertools.chain(itertools.islice(lines, skipped, None), [_END])
         rows: Any = csv.reader(left, delimiter=separator[0])
@@ -149,7 +155,7 @@ def _unquoted(line: str) -> str:
 
 
 def _titles(content: bytes) -> int:
-    """Return how many lines precede the header: those with less than half the usual separators."""
+    """Return the number of lines before the header, with less than half the usual separators."""
     counts = [_separator(line)[1] for line in itertools.islice(_lines(content), MOST_TITLES)]
     usual = statistics.mode(filter(None, counts)) if any(counts) else 0
     return next(at for at, count in enumerate(counts) if 2 * count >= usual) if usual else 0
@@ -160,7 +166,7 @@ def _is_blank(row: list[str]) -> bool:
 
 
 def _checked_header(rows: Any, skipped: int, separator: str) -> list[str]:
-    """Return the header after checking the length of every row: pandas pads short ones silently."""
+    """Return the header after checking the length of every row: pandas silently pads short rows."""
     header: list[str] = []
     wanted, line = 0, skipped + 1
     for row in rows:
@@ -168,13 +174,13 @@ def _checked_header(rows: Any, skipped: int, separator: str) -> list[str]:
         if _is_blank(row) or row == [_END]:
             continue
         if len(header) == wanted == len(row) - 1 and separator in (BLANKS, "\t"):
-            wanted += 1  # R writes row names, but no name for their column
+            wanted += 1  # R writes row names without a column name
         header, wanted = header or row, wanted or len(row)
         if row[-1].endswith(_END):
             wrong, fix = "a quote that is never closed", "close it"
         elif len(row) != wanted and row is not header:
             wrong = f"{counted(len(row), 'field')}, the header {len(header)}"
-            more = "put texts that contain the separator into double quotes"
+            more = "put fields that contain the separator in double quotes"
             fewer = "keep the separators of empty cells"
             fix = f"correct that line, and {more if len(row) > wanted else fewer}"
         else:
@@ -184,7 +190,7 @@ def _checked_header(rows: Any, skipped: int, separator: str) -> list[str]:
 
 
 def _as_utf8(content: bytes) -> tuple[bytes, str]:
-    """Return a text as UTF-8, and the name of the encoding if it had to be guessed."""
+    """Return the content as UTF-8, and the name of the encoding if it was guessed."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16").encode(), ""
     if b"\0" in content[:_CHUNK]:
@@ -195,7 +201,7 @@ def _as_utf8(content: bytes) -> tuple[bytes, str]:
             decoder.decode(content[start : start + _CHUNK])
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        # Latin-1 differs only in control characters; five bytes are undefined in this code page.
+        # A superset of Latin-1 except for control characters; five bytes are undefined.
         text = content.decode("cp1252", errors="replace")
         return text.encode(), "Windows-1252"
     return content, ""

@@ -1,4 +1,4 @@
-"""Downloads that resume where they stopped, from the first source that has the right file."""
+"""Resumable downloads from the first source that has the right file."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from pseudograd.extras import needed_for
 from pseudograd.files import UNFINISHED, locked
 
-_CHUNK = 1 << 16  # at most this is lost when a connection breaks
-_TIMEOUT = (10, 60)  # seconds to connect, and to wait for the next bytes
+_CHUNK = 1 << 16  # bytes that are lost at most when a connection breaks
+_TIMEOUT = (10, 60)  # seconds to connect, and between bytes
 
 
 def download(
     urls: Sequence[str], path: Path, sha256: str, *, restart: str, progress: bool = False
 ) -> None:
-    """Download a file, and move it into place once its checksum is right.
+    """Download a file, and move it into place once its checksum matches.
 
-    Until then it has ``.part`` at the end of its name.
+    Until then its name ends in ``.part``.
 
     Args:
-        urls: Its sources, in the order they are tried.
-        path: Where it goes.
-        sha256: Its checksum.
-        restart: The command that resumes the download, for the message.
+        urls: The sources, tried in this order.
+        path: The destination.
+        sha256: The expected checksum.
+        restart: The command that resumes the download, for the error message.
         progress: Whether to show a progress bar on a terminal.
 
     """
@@ -48,13 +48,13 @@ def download(
         except ConnectionError as problem:
             reasons.append(f"{url}: {problem}")
     raise OSError(
-        f"{path.name} could not be downloaded ({'; '.join(reasons)}): run `{restart}` later to go "
-        f"on, or put the file into {path.parent}"
+        f"{path.name} could not be downloaded ({'; '.join(reasons)}): run `{restart}` later to "
+        f"resume, or put the file into {path.parent}"
     )
 
 
 def _complete(url: str, part: Path, progress: bool) -> None:
-    """Resume a partial file until it is complete, as long as each connection adds to it."""
+    """Download the rest of a partial file, reconnecting as long as each attempt makes progress."""
     most = 0
     while True:
         try:
@@ -69,25 +69,25 @@ def _complete(url: str, part: Path, progress: bool) -> None:
 
 
 def _append(url: str, part: Path, progress: bool) -> None:
-    """Append the missing bytes, by one request."""
+    """Append the missing bytes with one request."""
     import requests
     import urllib3
     from tqdm import tqdm
 
     start = part.stat().st_size if part.exists() else 0
-    # The file as it is stored, neither compressed on the way nor decompressed.
+    # The stored bytes: no compression in transit.
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
         with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
             if start and response.status_code == requests.codes.requested_range_not_satisfiable:
-                return  # there is no more; the checksum tells whether it is complete
+                return  # nothing is left; the checksum decides
             response.raise_for_status()
             if not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                start = 0  # the server sends all of it
+                start = 0  # the server ignored the range
             length = response.headers.get("Content-Length")
             with (
                 part.open("ab" if start else "wb") as file,
-                # With ``disable=None`` tqdm shows itself only on a terminal.
+                # With ``disable=None`` tqdm draws only on a terminal.
                 tqdm(
                     desc=part.stem,
                     total=start + int(length) if length else None,
@@ -103,6 +103,6 @@ def _append(url: str, part: Path, progress: bool) -> None:
                     bar.update(len(chunk))
     except (requests.RequestException, urllib3.exceptions.HTTPError) as problem:
         cause: BaseException = problem
-        while cause.__context__:  # the first one is the shortest
+        while cause.__context__:  # the root cause has the shortest message
             cause = cause.__context__
         raise ConnectionError(str(cause)) from problem

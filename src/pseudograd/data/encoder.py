@@ -1,6 +1,6 @@
-"""Encode rows of a table as features, by statistics of the training part alone.
+"""Encode the rows of a table as features, with statistics of the training set only.
 
-The statistics are plain values, saved as JSON.
+The statistics are plain values that are saved as JSON.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encodes rows of a table as features and class indices, fitted on the training part.
+    """Encodes rows of a table as features and class indices, fitted on the training set.
 
     Attributes:
         target: The column of labels.
         labels: The labels of the classes, sorted.
-        columns: How each column is encoded; none if the features are pixels.
-        pixels: The shape of one picture, if the features are pixels: they stay whole numbers.
-        value_range: What a recipe maps to its ``feature_range``: the least and the greatest pixel,
-            or [-1, 1], so that a recipe of the same range leaves the features of a table alone.
+        columns: The encoding of each column; empty if the features are pixels.
+        pixels: The shape of an image, if the features are pixels, which stay integers.
+        value_range: The range that a recipe maps to its ``feature_range``: the smallest and largest
+            pixel, or [-1, 1], so that a recipe with this range does not rescale a table's features.
         notes: How `load_table` used each column and row, as plain values; not saved.
 
     Example:
@@ -84,15 +84,15 @@ class Encoder:
         readings: Mapping[str, Reading] | None = None,
         most: int = MOST_CATEGORIES,
     ) -> Encoder:
-        """Learn from the training part.
+        """Fit an encoder to the training set.
 
         Args:
-            frame: Its rows.
-            target: The column of labels; all others hold features.
-            pixels: The shape of a picture, if the other columns are pixels from 0 to 255 and are
-                named as `read_frame` names them.
-            readings: The types of the columns; inferred by default.
-            most: The most categories of a column that get a feature each.
+            frame: The training rows.
+            target: The column of labels; all others are features.
+            pixels: The shape of an image, if the other columns are pixels from 0 to 255 with the
+                names that `read_frame` gives them.
+            readings: How the columns are read; inferred by default.
+            most: The maximum number of categories per column that get their own feature.
 
         """
         frame = named(frame)
@@ -121,11 +121,11 @@ class Encoder:
         return sum(column.width for column in self.columns)
 
     def transform(self, frame: DataFrame, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the features of rows, one row each: float32, or uint8 if they are pixels.
+        """Return the features of each row: float32, or uint8 for pixels.
 
         Args:
-            frame: Rows with the columns of the training part in any order; others are ignored.
-            out: Where to write them; by default a new array.
+            frame: Rows with the columns of the training set in any order; others are ignored.
+            out: The array to write to; by default a new one.
 
         """
         frame = named(frame)
@@ -154,11 +154,11 @@ class Encoder:
         return out
 
     def unseen(self, frame: DataFrame) -> dict[str, Series]:
-        """Return the entries that are none of their column's categories, by column, if any."""
+        """Return the entries that are not categories of their column, by column."""
         return self._outside(frame, Categories)
 
     def beyond(self, frame: DataFrame) -> dict[str, Series]:
-        """Return the numbers outside the range of the training part, by column, if any."""
+        """Return the numbers outside the range of the training set, by column."""
         return self._outside(frame, Numbers)
 
     def _outside(self, frame: DataFrame, kind: type) -> dict[str, Series]:
@@ -172,7 +172,7 @@ class Encoder:
 
     @property
     def read_as(self) -> str | None:
-        """The types of the columns in words; None if the features are pixels."""
+        """The types of the columns in words; None for pixels."""
         if self.pixels is not None:
             return None
         kinds = []
@@ -186,13 +186,13 @@ class Encoder:
         return f"columns read {'; '.join(kinds)}"
 
     def look_alikes(self) -> dict[str, list[list[str]]]:
-        """Return labels and categories that differ only in case or outer blanks, by column."""
+        """Return labels and categories that differ only in case or whitespace, by column."""
         found = {self.target: look_alikes(self.labels)}
         found |= {name: look_alikes(column.categories) for name, column in self._texts.items()}
         return {name: alike for name, alike in found.items() if alike}
 
     def known_texts(self) -> dict[str, Collection[object]]:
-        """Return the texts of each column that must stay text even if they look like numbers."""
+        """Return the known texts of each column that stays text even if it looks numeric."""
         known: dict[str, Collection[object]] = {
             name: column.categories
             for name, column in self._texts.items()
@@ -207,7 +207,7 @@ class Encoder:
         return {column.name: column.kind for column in self.columns}
 
     def decode(self, features: NDArray[Any]) -> dict[str, str]:
-        """Return one row of features as the table would show it, by column."""
+        """Return a row of features as table entries, by column."""
         row, rest = {}, features
         for column in self.columns:
             row[column.name] = column.show(rest[: column.width])
@@ -222,8 +222,9 @@ class Encoder:
         codes = {label: code for code, label in enumerate(self.labels)}
         if unseen := sorted(set(found) - set(codes), key=str):
             raise ValueError(
-                f"target {self.target!r} has labels that the training part does not have, "
-                f"{listed(unseen)}: remove these rows, or add such rows to the training part"
+                f"target {self.target!r} has labels that the training set does not have, "
+                f"{listed(unseen)}: remove these rows, or add rows with these labels to the "
+                "training set"
             )
         return np.array([codes[label] for label in found], np.int64)[places]
 
@@ -235,7 +236,7 @@ class Encoder:
 
     @classmethod
     def from_json(cls, text: str) -> Encoder:
-        """Return the encoder that `to_json` wrote."""
+        """Return the encoder from the output of `to_json`."""
         try:
             fields = json.loads(text, object_hook=_with_tuples)
             columns = [_column(column) for column in fields.pop("columns")]
@@ -267,13 +268,13 @@ def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
 def _mismatch(complaints: Mapping[str, Sequence[str]], *examples: str) -> ValueError:
     said = [f"{what}: {listed(names)}" for what, names in complaints.items() if names]
     return ValueError(
-        f"the columns do not match those of the training part ({'; '.join([*said, *examples])}): "
-        "give the same columns with the same kind of content"
+        f"the columns do not match those of the training set ({'; '.join([*said, *examples])}): "
+        "provide the same columns with the same types"
     )
 
 
 def _pixels(frame: DataFrame, value_range: tuple[float, float]) -> NDArray[np.uint8]:
-    """Return pixels of any type as uint8."""
+    """Return pixels of any dtype as uint8; raise if they are not integers in the range."""
     low, high = value_range
     values: NDArray[Any] = frame.to_numpy()
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Columns as features: each is fitted on the training part, then applied to any rows.
+"""Encodings of columns as features, fitted on the training set and applied to any rows.
 
 Fitted values are plain, so that they can be saved as JSON.
 """
@@ -19,7 +19,7 @@ from pseudograd.data.values import (
     TEXT_GAPS,
     Code,
     Form,
-    different,
+    distinct,
     gaps_in,
     numbers_of_form,
     plain_numbers,
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 Features = NDArray[np.float32]
 
-MOST_CATEGORIES = 100  # features of one column
-FEWEST_ROWS = 3  # of a category that has a feature of its own ...
-_FEW_CATEGORIES = 10  # ... unless there are so few
-_MOST_UNREAD = 0.1  # of new entries, before they are refused
+MOST_CATEGORIES = 100  # that get their own feature, per column
+FEWEST_ROWS = 3  # that a category needs to get its own feature ...
+_FEW_CATEGORIES = 10  # ... unless the column has at most this many
+_MOST_UNREAD = 0.1  # share of new entries that may fail to parse
 _SOFT = 3.0  # scaled numbers lie between -3 and 3
 
 
 class Misfit(ValueError):
-    """New entries of another kind than those of the training part."""
+    """New entries whose type differs from that of the training set."""
 
     def __init__(self, found: str, wanted: str, entry: object = None) -> None:
         super().__init__(f"{found} where {wanted}")
@@ -49,7 +49,7 @@ class Misfit(ValueError):
 
 
 def _tell_unread(name: str, wanted: str, column: Series, wrong: NDArray[np.bool_]) -> None:
-    """Warn of a few texts of the wrong kind, and refuse many."""
+    """Warn about a few entries that cannot be parsed, and refuse many."""
     if not wrong.any():
         return
     entry, count = column[wrong].iloc[0], int(wrong.sum())
@@ -57,7 +57,7 @@ def _tell_unread(name: str, wanted: str, column: Series, wrong: NDArray[np.bool_
         raise Misfit("text", f"{wanted} belong", entry)
     warnings.warn(
         f"column {name!r}: {count} of {len(column)} entries are not {wanted}, such as {entry!r}, "
-        "and count as missing",
+        "and are treated as missing",
         stacklevel=6,
     )
 
@@ -66,8 +66,8 @@ def _tell_unread(name: str, wanted: str, column: Series, wrong: NDArray[np.bool_
 class Scale:
     """Robust scaling with smooth clipping, as in RealMLP (Holzmüller et al., 2024).
 
-    The median becomes 0 and the range between the quartiles has length 1, before all is squeezed
-    into (-3, 3). A column that is mostly one number is scaled by its range instead.
+    The median becomes 0 and the interquartile range 1; then everything is squeezed into (-3, 3). A
+    column that is mostly one number is scaled by its range instead.
     """
 
     median: float
@@ -75,7 +75,7 @@ class Scale:
 
     @classmethod
     def fit(cls, values: NDArray[np.float64]) -> Scale:
-        """Learn from numbers that may have gaps."""
+        """Fit the scaling to numbers; NaN marks missing ones."""
         values = values[~np.isnan(values)]
         if not len(values):
             return cls(0.0, 0.0)
@@ -83,7 +83,7 @@ class Scale:
 
     @classmethod
     def of(cls, low: float, first: float, median: float, third: float, high: float) -> Scale:
-        """Return the scaling of numbers with these quartiles."""
+        """Return the scaling of numbers with this minimum, these quartiles and this maximum."""
         for wanted, width in ((1.0, third - first), (2.0, high - low)):
             # Numbers near the ends of float64 have no finite range, or none that can be inverted.
             if 1e-300 < width < math.inf:
@@ -91,13 +91,13 @@ class Scale:
         return cls(float(median), 0.0)
 
     def apply(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return numbers as features; gaps become the median."""
+        """Return scaled numbers; missing ones are imputed by the median."""
         scaled = (np.where(np.isnan(values), self.median, values) - self.median) * self.factor
-        scaled = scaled.clip(-1e9, 1e9)  # keeps infinity out
+        scaled = scaled.clip(-1e9, 1e9)  # avoids inf / inf
         return scaled / np.hypot(1, scaled / _SOFT)
 
     def invert(self, feature: float, low: float = -math.inf, high: float = math.inf) -> str:
-        """Return the number that became a feature, in as many digits as the feature has."""
+        """Return the number behind a feature, with as many digits as float32 preserves."""
         if not self.factor:
             return f"{self.median:g}"
         room = 1 - (feature / _SOFT) ** 2
@@ -113,13 +113,13 @@ class Numbers:
     """The encoding of a column of numbers.
 
     Attributes:
-        name: The column.
-        low: The least number of the training part.
-        high: The greatest.
-        median: Becomes 0, and replaces missing numbers.
-        factor: Scales the distance from the median, see `Scale`.
+        name: The name of the column.
+        low: The minimum in the training set.
+        high: The maximum in the training set.
+        median: The number that maps to 0 and imputes missing ones.
+        factor: The scaling factor, see `Scale`.
         missing: Whether a second feature indicates missing numbers.
-        marks: The decimal mark and the mark between thousands, if the numbers are not plain.
+        marks: The decimal and thousands separators, if the numbers are formatted.
         codes: Entries that mark a missing value, in addition to the usual ones.
 
     """
@@ -137,7 +137,7 @@ class Numbers:
 
     @classmethod
     def fit(cls, name: str, reading: Reading, column: Series) -> Numbers:
-        """Learn from a column of the training part."""
+        """Fit the encoding to a column of the training set."""
         values = as_floats(column)
         gaps = np.isnan(values)
         ends = (values[~gaps].min(), values[~gaps].max()) if not gaps.all() else (0.0, 0.0)
@@ -156,7 +156,7 @@ class Numbers:
         return 1 + self.missing
 
     def encode(self, column: Series, features: Features) -> None:
-        """Write the features of entries."""
+        """Write the features of the entries to ``features``."""
         values = self.values(column)
         features[:, 0] = Scale(self.median, self.factor).apply(values)
         if self.missing:
@@ -175,8 +175,8 @@ class Numbers:
         return np.where(np.isfinite(values) & ~np.isin(values, codes), values, np.nan)
 
     def _read(self, column: Series) -> NDArray[np.float64]:
-        """Return texts as numbers."""
-        places, texts = different(column)
+        """Return strings as numbers."""
+        places, texts = distinct(column)
         gaps = gaps_in(texts, GAPS, self.codes)
         values = plain_numbers(texts)
         if self.marks:
@@ -191,14 +191,14 @@ class Numbers:
         return np.append(values, np.nan)[places]
 
     def outside(self, column: Series) -> Series:
-        """Return the numbers outside the range of the training part."""
+        """Return the numbers outside the range of the training set."""
         import pandas as pd
 
         values = pd.Series(self.values(column), column.index)
         return values[(values < self.low) | (values > self.high)]
 
     def show(self, features: Features) -> str:
-        """Return an entry of the column as text, from its features."""
+        """Return the entry behind these features as a string."""
         if self.missing and features[1]:
             return "missing"
         scale = Scale(self.median, self.factor)
@@ -207,15 +207,15 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Categories:
-    """The encoding of a column of texts or booleans.
+    """The one-hot encoding of a column of strings or booleans.
 
     Attributes:
-        name: The column.
-        categories: The texts of the training part, sorted: a feature each, 1 where it applies and
-            otherwise 0 (not -1, or the many features of one column would all push at once).
+        name: The name of the column.
+        categories: The categories of the training set, sorted. Each has a feature that is 1 or 0
+            (not -1, which would make all features of a column act on every row).
         missing: Whether a last feature indicates missing entries.
-        other: Whether a feature before that is shared by all other texts, because some were too
-            rare to get one each.
+        other: Whether the feature before it is shared by all other strings, because some were too
+            rare for their own feature.
         codes: Entries that mark a missing value, in addition to the usual ones.
 
     """
@@ -228,15 +228,15 @@ class Categories:
 
     @property
     def kind(self) -> str | None:
-        """The kind of the column; None, which fits anything, if it had no entry."""
+        """The kind of the column; None, which accepts anything, if it had no entries."""
         return "text" if self.categories else None
 
     @classmethod
     def fit(
         cls, name: str, reading: Reading, column: Series, most: int = MOST_CATEGORIES
     ) -> Categories:
-        """Learn from a column of the training part, at most ``most`` categories."""
-        places, texts = different(column)
+        """Fit the encoding to a column of the training set, with at most ``most`` categories."""
+        places, texts = distinct(column)
         counts = np.bincount(places[places >= 0], minlength=len(texts))
         fewest = FEWEST_ROWS if len(texts) > _FEW_CATEGORIES else 1
         common = [
@@ -257,18 +257,18 @@ class Categories:
         return len(self.categories) + self.other + self.missing
 
     def encode(self, column: Series, features: Features) -> None:
-        """Write the features of entries."""
+        """Write the features of the entries to ``features``."""
         places = self._places(column)
         features[:] = 0
         there = places < self.width
         features[np.flatnonzero(there), places[there]] = 1
 
     def _places(self, column: Series) -> NDArray[np.intp]:
-        """Return which feature of each entry is on, or the width if none is."""
+        """Return the index of the feature that is 1 for each entry, or the width if none is."""
         kind = kind_of(column)
         if kind == "other" and self.kind:
             raise Misfit("objects", "text belongs", column.dropna().iloc[0])
-        places, texts = different(column)
+        places, texts = distinct(column)
         known = {text: at for at, text in enumerate(self.categories)}
         if known and kind in ("numbers", "dates") and known.keys().isdisjoint(texts):
             raise Misfit(kind, "text belongs", column.dropna().iloc[0])
@@ -282,16 +282,16 @@ class Categories:
         return np.array([*to, gap], np.intp)[places]
 
     def outside(self, column: Series) -> Series:
-        """Return the entries that are none of the categories, unless others have a feature."""
+        """Return the entries that are not categories, unless a feature is shared by others."""
         if self.other:
             return column[:0]
-        places, texts = different(column)
+        places, texts = distinct(column)
         known = np.array([text in self.categories for text in texts], bool)
         new = ~(known | gaps_in(texts, TEXT_GAPS, self.codes))
         return column[np.append(new, False)[places]]
 
     def show(self, features: Features) -> str:
-        """Return an entry of the column as text, from its features."""
+        """Return the entry behind these features as a string."""
         names = [*self.categories, *["other"] * self.other, "missing"]
         return next((name for name, set_ in zip(names, features, strict=False) if set_), "other")
 
@@ -301,11 +301,11 @@ class Dates:
     """The encoding of a column of dates or times.
 
     Attributes:
-        name: The column.
-        format: How they were written, for `pandas.to_datetime`; empty if they were no texts.
-        first: The first of the training part, from which days are counted.
-        parts: The features: those of year, month, weekday (Monday is 0), hour and days since the
-            first that vary, each with the median and the factor of its scaling.
+        name: The name of the column.
+        format: The format for `pandas.to_datetime`; empty if the entries were not strings.
+        first: The earliest date of the training set, from which days are counted.
+        parts: The features: year, month, weekday (Monday is 0), hour and days since the first,
+            except those that are constant, each with the median and factor of its scaling.
         missing: Whether a last feature indicates missing dates.
         codes: Entries that mark a missing value, in addition to the usual ones.
 
@@ -322,7 +322,7 @@ class Dates:
 
     @classmethod
     def fit(cls, name: str, reading: Reading, column: Series) -> Dates:
-        """Learn from a column of the training part."""
+        """Fit the encoding to a column of the training set."""
         import pandas as pd
 
         times = pd.DatetimeIndex(as_dates(column))
@@ -342,7 +342,7 @@ class Dates:
         return len(self.parts) + self.missing
 
     def encode(self, column: Series, features: Features) -> None:
-        """Write the features of entries."""
+        """Write the features of the entries to ``features``."""
         times = self._times(column)
         values = _parts_of(times, self._first)
         for at, (part, median, factor) in enumerate(self.parts):
@@ -365,7 +365,7 @@ class Dates:
             return pd.DatetimeIndex(as_dates(column))
         if kind != "text":
             raise Misfit(kind or "", "dates belong", column.dropna().iloc[0])
-        places, texts = different(column)
+        places, texts = distinct(column)
         gaps = gaps_in(texts, GAPS, self.codes)
         there = [text for text, gap in zip(texts, gaps, strict=True) if not gap]
         times = dict(zip(there, self._read(there), strict=True))
@@ -374,17 +374,17 @@ class Dates:
         return pd.DatetimeIndex([*(times.get(text) for text in texts), None])[places]
 
     def _read(self, texts: list[str]) -> DatetimeIndex:
-        """Return texts as times, in the format of the training part unless all agree in another."""
+        """Return strings as times, in the training set's format unless another fits all of them."""
         if found := read_dates(texts, self.format):
             return found[0]
         return times_of(texts, self.format or "ISO8601")
 
     def outside(self, column: Series) -> Series:
-        """Return no entries: dates after the training part are the rule."""
+        """Return no entries: new dates are usually later than the training set."""
         return column[:0]
 
     def show(self, features: Features) -> str:
-        """Return an entry of the column as text, from its features."""
+        """Return the entry behind these features as a string."""
         import pandas as pd
 
         if self.missing and features[-1]:
@@ -400,7 +400,7 @@ class Dates:
 
 
 def _parts_of(times: DatetimeIndex, first: Any) -> dict[str, NDArray[np.float64]]:
-    """Return the parts of times as numbers."""
+    """Return the components of times as numbers."""
     import pandas as pd
 
     day = times.normalize()
@@ -418,7 +418,7 @@ Column = Numbers | Categories | Dates
 
 
 def fit_column(name: str, reading: Reading, column: Series, most: int = MOST_CATEGORIES) -> Column:
-    """Learn from a column of the training part."""
+    """Return the encoding that fits the kind of a column of the training set."""
     if reading.kind == "numbers":
         return Numbers.fit(name, reading, column)
     if reading.kind == "dates":

@@ -1,6 +1,6 @@
 """The official file formats of the benchmark sets. Nothing is ever unpickled.
 
-A reader takes an open file and returns its uint8 arrays: pictures (examples, height, width, and
+A reader takes an open file and returns its uint8 arrays: images (examples, height, width, and
 channels if any), labels counted from 0, or both in this order.
 """
 
@@ -17,33 +17,35 @@ from pseudograd.extras import needed_for
 
 Bytes = NDArray[np.uint8]
 
-_UNSIGNED_BYTE = 8  # the code of this type in an IDX file
+_UNSIGNED_BYTE = 8  # type code in an IDX header
 
 
 def read_idx(file: BinaryIO) -> list[Bytes]:
     """Read the array of an IDX file, the format of MNIST."""
     content = file.read()
     if content[:3] != bytes([0, 0, _UNSIGNED_BYTE]) or len(content) < 4 + 4 * content[3]:
-        raise ValueError("it does not begin as an IDX file of bytes does")
+        raise ValueError("it does not have the header of an IDX file of bytes")
     header = 4 + 4 * content[3]
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
     if len(content) - header != math.prod(shape):
-        raise ValueError(f"its header says {math.prod(shape)} bytes, not {len(content) - header}")
+        raise ValueError(
+            f"its header announces {math.prod(shape)} bytes, but {len(content) - header} follow"
+        )
     return [np.frombuffer(content, np.uint8, offset=header).reshape(shape)]
 
 
 def read_cifar10(file: BinaryIO) -> list[Bytes]:
-    """Read the pictures and labels of a file of CIFAR-10's binary version."""
+    """Read the images and labels of a file of CIFAR-10's binary version."""
     return _read_cifar(file, labels=1)
 
 
 def read_cifar100(file: BinaryIO) -> list[Bytes]:
-    """Read the pictures and the fine labels of a file of CIFAR-100's binary version."""
+    """Read the images and fine labels of a file of CIFAR-100's binary version."""
     return _read_cifar(file, labels=2)
 
 
 def _read_cifar(file: BinaryIO, labels: int) -> list[Bytes]:
-    """Read examples of one or two labels, the finer last, and three colour planes."""
+    """Read examples of one or two labels, the fine one last, and three colour planes."""
     content = np.frombuffer(file.read(), np.uint8)
     size = labels + 3 * 32 * 32
     if len(content) % size:
@@ -54,13 +56,13 @@ def _read_cifar(file: BinaryIO, labels: int) -> list[Bytes]:
 
 
 def read_svhn(file: BinaryIO) -> list[Bytes]:
-    """Read the pictures and labels of a .mat file of SVHN's cropped digits."""
+    """Read the images and labels of a .mat file of SVHN's cropped digits."""
     with needed_for("reading .mat files"):
         from scipy.io import loadmat
 
     try:
         held = loadmat(file, variable_names=("X", "y"))
-    except Exception as problem:  # SciPy raises many kinds for a damaged file
+    except Exception as problem:  # SciPy raises many types for damaged files
         raise ValueError(f"SciPy says: {problem}") from problem
     pictures, labels = held.get("X"), held.get("y")
     if (
@@ -69,6 +71,6 @@ def read_svhn(file: BinaryIO) -> list[Bytes]:
         or pictures.ndim != 4
         or labels.shape != (pictures.shape[3], 1)
     ):
-        raise ValueError("it has no pictures X (height, width, channels, n) with labels y (n, 1)")
+        raise ValueError("it has no images X (height, width, channels, n) with labels y (n, 1)")
     # SVHN labels the digit 0 with 10.
     return [pictures.transpose(3, 0, 1, 2), (labels[:, 0] % 10).astype(np.uint8)]

@@ -1,4 +1,4 @@
-"""How much memory a table may take, checked before it is used."""
+"""Memory limits of tables, checked before they are loaded."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from pseudograd.data.columns import Refusal
 
-# Text compresses to a tenth, and seldom to less than a fiftieth.
+# Text typically compresses 10:1, and rarely better than 50:1.
 MOST_TIMES = 200
-HARMLESS = 2**26  # bytes that may come out of any file
+HARMLESS = 2**26  # decompressed bytes that are always accepted
 FEATURES = 2 * 2**30  # bytes; fixed, so that a table has the same features on every machine
 
 
 def available() -> int:
-    """Return how many bytes are free; 1 TiB if the system does not say."""
+    """Return the available memory in bytes; 1 TiB if the system does not report it."""
     found = [2**40]
     with contextlib.suppress(OSError, ValueError, KeyError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -35,7 +35,7 @@ def available() -> int:
 
 
 def check_size(size: float, what: str) -> None:
-    """Refuse what would take more than half of the available memory."""
+    """Raise if something needs more than half of the available memory."""
     if size > available() / 2:
         raise Refusal(
             f"{what} {size / 2**30:,.1f} GB, more than half of the available memory "
@@ -44,10 +44,10 @@ def check_size(size: float, what: str) -> None:
 
 
 def check_unpacked(size: int, packed: int) -> None:
-    """Refuse a file that claims to hold far more than a table packs into so few bytes."""
+    """Raise if a file decompresses to far more than a table of its size would."""
     if size > max(HARMLESS, MOST_TIMES * packed):
         raise Refusal(
-            f"is not read: it packs {size / 2**20:,.0f} MB into {packed / 2**20:,.1f} MB, as no "
-            "table does; unpack it if that is right"
+            f"is not read: {packed / 2**20:,.1f} MB would decompress to {size / 2**20:,.0f} MB, "
+            "far more than for a table; decompress it yourself if that is right"
         )
     check_size(size, "holds")

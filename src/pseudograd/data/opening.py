@@ -1,4 +1,4 @@
-"""Opening a file of rows: plain or compressed, from the disk or from standard input."""
+"""Open a table's file: plain or compressed, from disk or standard input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BEGINNINGS = {
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """An open file, the suffix of what it holds, and how many bytes it takes."""
+    """An open file, the suffix of its format, and its size in bytes."""
 
     file: BinaryIO
     suffix: str
@@ -47,7 +47,7 @@ class Opened:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Opened]:
-    """Open a file for reading, or standard input if the path is "-"; what is packed is unpacked."""
+    """Open a file for reading, or standard input if the path is "-", and decompress it."""
     if str(path) == "-":
         content = _bounded(sys.stdin.buffer, available() // 4, any_format=True)
         yield _unpacked(io.BytesIO(content), _suffix_of(content), len(content), path)
@@ -64,7 +64,7 @@ def opened(path: Path) -> Iterator[Opened]:
 
 
 def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
-    """Unpack a compressed file in memory, unless far more comes out than a table packs."""
+    """Decompress a file in memory, up to a limit for tables."""
     if suffix not in COMPRESSIONS:
         return Opened(file, suffix, size)
     most = min(max(HARMLESS, MOST_TIMES * size), available() // 4)
@@ -73,7 +73,7 @@ def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
         with zipfile.ZipFile(file) as archive:
             members = [one for one in archive.infolist() if not one.is_dir()]
             if len(members) != 1:
-                raise Refusal(f"holds {len(members)} files: pack a single one")
+                raise Refusal(f"contains {len(members)} files: make an archive of a single one")
             inner = Path(members[0].filename).suffix.lower()
             with archive.open(members[0]) as unpacked:
                 content = _bounded(cast(BinaryIO, unpacked), most)
@@ -84,7 +84,7 @@ def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
 
 
 def _bounded(file: BinaryIO, most: int, any_format: bool = False) -> bytes:
-    """Return all of a file, unless there is too much of it, or the format that begins is none."""
+    """Return the content of a file; raise if it exceeds ``most`` bytes or is not a known format."""
     parts: list[bytes] = []
     size = 0
     while part := file.read(2**20):
@@ -94,15 +94,15 @@ def _bounded(file: BinaryIO, most: int, any_format: bool = False) -> bytes:
         size += len(part)
         if size > most:
             raise Refusal(
-                f"is not read: more than {most / 2**20:,.0f} MB come out of it, far more than a "
-                "table of this size holds; unpack it if that is right"
+                f"is not read: it decompresses to more than {most / 2**20:,.0f} MB, far more than "
+                "for a table; decompress it yourself if that is right"
             )
         parts.append(part)
     return b"".join(parts)
 
 
 def _suffix_of(content: bytes) -> str:
-    """Return the suffix that goes with the beginning of a file."""
+    """Return the suffix of the format that a file's first bytes indicate."""
     if content.startswith(b"PK\x03\x04"):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = archive.namelist()

@@ -1,4 +1,4 @@
-"""Split a table into training and test part, by class and by group; count rows in both."""
+"""Split a table into training and test set, by class and by group; count duplicates in both."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def draw(
     seed: int,
     groups: NDArray[np.int64] | None = None,
 ) -> NDArray[np.bool_]:
-    """Return which rows are the test part, drawn by the classes, the groups and the seed alone.
+    """Return which rows are the test set; only classes, groups and seed determine it.
 
     Args:
-        classes: The class of each row.
-        fraction: How much of the rows to draw.
-        stratify: Whether to draw the same share of every class, as nearly as possible.
-        seed: Determines the draw.
-        groups: The group of each row, if groups are to be drawn whole.
+        classes: The class index of each row.
+        fraction: The share of rows to draw.
+        stratify: Whether to stratify by class.
+        seed: The random seed.
+        groups: The group index of each row, if groups must not be split.
 
     """
     if groups is not None:
         return _draw_groups(classes, fraction, stratify, seed, groups)
     shuffled = _shuffled(len(classes), seed)
-    # The first example of each class stays in the training part.
+    # The first example of each class stays in the training set.
     rest = np.delete(shuffled, np.unique(classes[shuffled], return_index=True)[1])
     count = min(len(rest), max(1, round(fraction * len(classes))))
     if stratify:
-        # Examples at equal steps through the classes.
+        # Sorted by class, every n-th example is a stratified sample.
         rest = rest[np.argsort(classes[rest], kind="stable")]
         rest = rest[((np.arange(count) + 0.5) * len(rest) / max(count, 1)).astype(int)]
     drawn = np.zeros(len(classes), bool)
@@ -52,9 +52,9 @@ def _draw_groups(
     seed: int,
     groups: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Draw groups in random order, each if it brings the test part nearer to the shares wanted.
+    """Draw groups in random order, each if it brings the test set closer to the wanted shares.
 
-    Five stay in the training part, if there are as many: each fold of it needs one.
+    At least five groups stay in the training set if possible, one for each fold.
     """
     order = np.argsort(groups, kind="stable")
     members = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
@@ -62,7 +62,7 @@ def _draw_groups(
     lacking = fraction * (left if stratify else left.sum(keepdims=True))
     shuffled = [members[at] for at in _shuffled(len(members), seed)]
     room = max(1, len(members) - FOLDS)
-    # Where every group is too large, the smallest will do.
+    # If every group is too large, take the smallest.
     for any_size, tried in ((False, shuffled), (True, sorted(shuffled, key=len))):
         for rows in tried:
             counts = np.bincount(classes[rows], minlength=len(left))
@@ -78,7 +78,7 @@ def _draw_groups(
             return drawn
     raise OptionError(
         "group",
-        f"makes {counted(len(members), 'group')}, none of which can be the test part: name a "
+        f"has {counted(len(members), 'group')}, none of which can be the test set: name a "
         "column with more groups, or give a test file",
     )
 
@@ -91,9 +91,9 @@ def _shuffled(count: int, seed: int) -> NDArray[np.int64]:
 
 
 def in_both_parts(data: Dataset, encoder: Encoder) -> int:
-    """Return how many test examples equal a training example, the label included.
+    """Return how many test examples equal a training example, including the label.
 
-    Those with a rare category are not counted: they may differ in it.
+    Examples with a rare category are not counted, since they share a feature with other categories.
     """
     numbers = data.features.numpy()
     ends = np.cumsum([column.width for column in encoder.columns])

@@ -1,7 +1,6 @@
 """Readers of tables, one for each format. Nothing is ever unpickled.
 
-A reader takes an open file, the target, and whether the rows are new, so that labels may be
-missing.
+A reader takes an open file, the target, and whether the rows are new; new rows need no labels.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ if TYPE_CHECKING:
 class Table:
     """The result of a reader."""
 
-    frame: Any  # all columns, as a DataFrame; as Delimited, if they are typed later
-    test: DataFrame | None = None  # the test part, if the file has one
-    pixels: tuple[int, ...] | None = None  # the shape of a picture, if the columns are pixels
+    frame: Any  # a DataFrame, or Delimited if the columns are parsed later
+    test: DataFrame | None = None  # the test set, if the file has one
+    pixels: tuple[int, ...] | None = None  # the shape of an image, if the columns are pixels
     kept: DataFrame | None = None  # columns to return unchanged
-    comma: bool = False  # whether the decimal mark is a comma
-    said: str = ""  # an assumption to report
+    comma: bool = False  # whether the decimal separator is a comma
+    said: str = ""  # a note for the user
 
 
 def read_text(file: BinaryIO, target: str, new: bool) -> Table:
-    """Read a .csv file, or one with other separators."""
+    """Read a .csv file or another delimited text file."""
     return Table(read_delimited(file))
 
 
@@ -77,7 +76,7 @@ def read_arrow(file: BinaryIO, target: str, new: bool) -> Table:
 
 
 def read_lines_of_json(file: BinaryIO, target: str, new: bool) -> Table:
-    """Read a .jsonl file, an object a line."""
+    """Read a .jsonl file, one object per line."""
     import pandas as pd
 
     return Table(pd.read_json(file, lines=True, dtype=False, convert_dates=False))
@@ -94,7 +93,7 @@ def read_excel(file: BinaryIO, target: str, new: bool) -> Table:
     with pd.ExcelFile(file, engine="openpyxl") as book:
         first, *others = book.sheet_names
         filled = pd.read_excel(book, header=None, nrows=MOST_TITLES).notna().sum(axis=1)
-        # Titles have less than half as many cells as the header.
+        # Titles fill less than half as many cells as the header.
         titles = int((2 * filled >= filled.max()).argmax()) if len(filled) else 0
         frame = pd.read_excel(book, skiprows=titles)
     names = ["" if str(name).startswith("Unnamed: ") else str(name).strip() for name in frame]
@@ -104,7 +103,7 @@ def read_excel(file: BinaryIO, target: str, new: bool) -> Table:
 
 
 def without_titles(count: int) -> str:
-    """Say that lines above the header are left out; the file's name goes before it."""
+    """Return a note that lines above the header are skipped; it continues after the file name."""
     return f"is read from line {count + 1} on, the first that looks like a header"
 
 
@@ -115,7 +114,7 @@ def _size(file: BinaryIO) -> int:
 
 
 def read_npz(file: BinaryIO, target: str, new: bool) -> Table:
-    """Read the arrays X and ``target``, and those of the test part unless the rows are new."""
+    """Read the arrays X and ``target``, and those of the test set unless the rows are new."""
     arrays = arrays_in(file)
     features = array_in(arrays, "X")
     labelled = not new or target in arrays.files
@@ -126,7 +125,7 @@ def read_npz(file: BinaryIO, target: str, new: bool) -> Table:
         if list(test.columns) != list(frame.columns):
             raise Refusal(
                 f"has {frame.shape[1] - 1} columns in 'X', but {test.shape[1] - 1} in 'X_test': "
-                "give both the same columns"
+                "save both with the same columns"
             )
     pictures = features.dtype == np.uint8 and features.ndim > 2
     return Table(frame, test, features.shape[1:] if pictures else None)
@@ -138,18 +137,18 @@ def arrays_in(file: BinaryIO) -> Any:
         raise ValueError("it holds a single array")
     if not zipfile.is_zipfile(file):
         raise Refusal(
-            "is not an .npz file, whatever its name says: make one with numpy.savez, or rename it"
+            "is not an .npz file despite its name: make one with numpy.savez, or rename it"
         )
     _check_arrays(file)
     return np.load(file, allow_pickle=False)
 
 
 def _check_arrays(file: BinaryIO) -> None:
-    """Refuse arrays that claim another size than they have, or too large a one."""
+    """Raise if an array's header does not match its size, or if it is too large."""
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             with archive.open(member) as array:
-                # Versions 2 and 3 differ only in the encoding of names.
+                # Versions 2 and 3 differ only in the encoding of field names.
                 first = np.lib.format.read_magic(array) == (1, 0)
                 read = (
                     np.lib.format.read_array_header_1_0
@@ -161,21 +160,21 @@ def _check_arrays(file: BinaryIO) -> None:
             if not kind.hasobject and claimed != member.file_size:
                 name = member.filename.removesuffix(".npy")
                 raise Refusal(
-                    f"has an array {name!r} of {member.file_size:,} bytes that claims to have "
-                    f"{claimed:,}: save it again"
+                    f"has an array {name!r} of {member.file_size:,} bytes, but its header "
+                    f"announces {claimed:,}: save it again"
                 )
             check_unpacked(member.file_size, member.compress_size)
     file.seek(0)
 
 
 def array_in(arrays: Any, name: str) -> NDArray[Any]:
-    """Return one of the arrays, unless it would have to be unpickled."""
+    """Return one of the arrays; raise if it would have to be unpickled."""
     if name not in arrays.files:
         raise Refusal(f"has no array {name!r}: it has {nearest(name, arrays.files)}")
     try:
         found: NDArray[Any] = arrays[name]
     except ValueError as problem:
-        # Unpickling runs whatever code the file holds, so we never do it.
+        # Unpickling can run arbitrary code, so we never do it.
         raise Refusal(
             f"has Python objects in array {name!r}: save it as numbers or text"
         ) from problem
@@ -185,7 +184,7 @@ def array_in(arrays: Any, name: str) -> NDArray[Any]:
 def _frame_of(
     features: NDArray[Any], target: str | None, arrays: Any, suffix: str = ""
 ) -> DataFrame:
-    """Return a part of an .npz file as a frame, with its labels if they have a name."""
+    """Return the training or test arrays as a data frame, with labels if ``target`` is given."""
     import pandas as pd
 
     width = math.prod(features.shape[1:])

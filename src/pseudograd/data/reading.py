@@ -1,4 +1,4 @@
-"""Tables from files and frames: the requested columns, with unique names."""
+"""Read tables from files and data frames: the requested columns, with unique names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pseudograd.words import first_line, listed, nearest
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Source = Any  # a path, or a frame of pandas or polars; "-" is standard input
+Source = Any  # a path, or a pandas or polars data frame; "-" is standard input
 
 
 def read_table(
@@ -33,10 +33,10 @@ def read_table(
     encoder: Encoder | None = None,
     keep: Sequence[str] = (),
 ) -> Table:
-    """Return the wanted columns of a file or a frame, typed, and its test part if any.
+    """Return the requested columns of a file or data frame, parsed, and its test set if any.
 
-    With an encoder the rows are new: they need no labels, and other columns are left out, except
-    that those to ``keep`` are returned as they are in the file.
+    With an encoder the rows are new: they need no labels, and only the encoder's columns are read.
+    The columns to ``keep`` are returned unchanged.
     """
     with needed_for("reading tables"):
         import pandas as pd
@@ -53,7 +53,7 @@ def read_table(
     _check_names("keep", keep, names, place)
     places, kept = _wanted(names, encoder, choices), [names.index(name) for name in keep]
     if isinstance(table.frame, Delimited):
-        # Columns of text stay text, even if new entries look like numbers.
+        # Text columns stay text, even if new entries look like numbers.
         known: dict[str, Collection[object]] = dict.fromkeys(choices.categories, ())
         if encoder is not None:
             known = encoder.known_texts()
@@ -79,7 +79,7 @@ def read_table(
 
 
 def name_of(source: Source) -> str:
-    """Return what to call a file or a frame."""
+    """Return the name of a file or data frame for messages."""
     if not isinstance(source, (str, Path)):
         return "the frame"
     return "standard input" if str(source) == "-" else str(source)
@@ -91,30 +91,30 @@ def _read(source: Source, target: str | None, new: bool) -> Table:
     with opened(Path(source)) as found:
         if found.suffix not in READERS:
             raise Refusal(
-                f"must end in one of {', '.join(READERS)}, or be such a file packed as "
+                f"must end in one of {', '.join(READERS)}, or be such a file compressed as "
                 f"{', '.join(COMPRESSIONS)}"
             )
         return READERS[found.suffix](found.file, target or "", new)
 
 
 def _as_pandas(frame: Any) -> DataFrame:
-    """Return a frame of pandas, polars or another library that converts to pandas."""
+    """Return a data frame of pandas, polars or another library as a pandas data frame."""
     import pandas as pd
 
     if isinstance(frame, pd.DataFrame):
         return frame
-    if not hasattr(frame, "to_pandas") and hasattr(frame, "collect"):  # a lazy frame of polars
+    if not hasattr(frame, "to_pandas") and hasattr(frame, "collect"):  # a polars LazyFrame
         frame = frame.collect()
     if not hasattr(frame, "to_pandas"):
         kind = type(frame).__name__
-        raise Refusal(f"must be a path, or a frame of pandas or polars, and not {kind}")
+        raise Refusal(f"must be a path, or a pandas or polars data frame, not {kind}")
     with needed_for("a polars frame"):
         found: DataFrame = frame.to_pandas()
     return found
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Return different names for the columns, made as pandas makes them."""
+    """Return unique column names; duplicates and empty names are renamed as in pandas."""
     given: dict[str, None] = {}
     for at, name in enumerate(names):
         first = name = (name.strip() and name) or f"Unnamed: {at}"
@@ -127,7 +127,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def _check_choices(place: str, names: list[str], choices: Choices, pictures: bool) -> None:
-    """Refuse options that name other columns."""
+    """Raise if an option names a column that does not exist."""
     options = {
         "drop": choices.drop,
         "categories": choices.categories,
@@ -136,7 +136,7 @@ def _check_choices(place: str, names: list[str], choices: Choices, pictures: boo
     }
     for option, given in options.items():
         if given and pictures:
-            raise OptionError(option, f"cannot be set for {place}, which has pictures")
+            raise OptionError(option, f"cannot be set for {place}, which has images")
         _check_names(option, given, names, place)
 
 
@@ -148,7 +148,7 @@ def _check_names(option: str, given: Sequence[str], names: list[str], place: str
 
 @contextlib.contextmanager
 def in_a_sentence(place: str) -> Iterator[None]:
-    """Say in one sentence why a file cannot be read."""
+    """Turn errors of reading a file into one sentence that says why."""
     try:
         yield
     except FileNotFoundError:
@@ -167,10 +167,10 @@ def in_a_sentence(place: str) -> Iterator[None]:
 
 
 def _wanted(names: list[str], encoder: Encoder | None, choices: Choices) -> list[int]:
-    """Return the places of the columns to use.
+    """Return the positions of the columns to use.
 
     For new rows these are the model's columns; or all, if one of those is missing, so that
-    `Encoder.transform` can name the difference.
+    `Encoder.transform` can report the difference.
     """
     wanted = {*names} - {*choices.drop}
     if encoder is not None:

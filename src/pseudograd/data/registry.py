@@ -1,8 +1,8 @@
-"""The benchmark sets: where they are published, and which contents are known.
+"""The benchmark sets: their sources, checksums and known variants.
 
 The SHA-256 of a file is the one that TensorFlow Datasets publishes (``url_checksums`` in its
-repository). The SHA-256 of a content is `Dataset.sha256`, which runs record: of the pictures,
-flattened in the order (height, width, channels), the training part first, then of the int64 labels.
+repository). The SHA-256 of a variant is `Dataset.sha256`, which runs record: that of the images,
+flattened in the order (height, width, channels), the training set first, then of the int64 labels.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ class File:
 
     name: str
     sha256: str
-    members: tuple[str, ...]  # the files in it, in reading order; itself if it is not an archive
+    members: tuple[str, ...]  # files in the archive, in reading order; else the file itself
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """A published data set."""
 
-    shape: tuple[int, ...]  # of one picture
+    shape: tuple[int, ...]  # of one image
     train_size: int
-    sources: tuple[str, ...]  # URLs of folders with the files, in the order they are tried
-    files: tuple[File, ...]  # their members hold pictures and labels in turn, the test part last
+    sources: tuple[str, ...]  # URLs of folders with the files, tried in this order
+    files: tuple[File, ...]  # their members hold images and labels in turn, the test set last
     read: Callable[[BinaryIO], list[Bytes]]  # reads a member
-    # Names of known contents, by hash. If none is "official", the checksums of the files tell.
+    # Names of known variants, by hash. If none is "official", the files' checksums are compared.
     contents: dict[str, str]
-    # Whether the files count only in a folder named after the set: another has the same names.
+    # Whether the files must be in a folder named after the set: another set has the same names.
     own_folder: bool = False
 
     @property
     def official_is_listed(self) -> bool:
-        """Whether the hash of the official content is known."""
+        """Whether the hash of the official variant is known."""
         return "official" in self.contents.values()
 
 
 def _idx(*checksums: str) -> tuple[File, ...]:
-    """Return the four files of MNIST, or of a set in its format."""
+    """Return the four files of MNIST or a set in its format."""
     parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     return tuple(
         File(f"{part}-ubyte.gz", checksum, (f"{part}-ubyte",))
@@ -60,7 +60,7 @@ BENCHMARKS = {
     "mnist": Benchmark(
         shape=(28, 28),
         train_size=60_000,
-        # Two public copies: the authors' page no longer serves the files.
+        # Mirrors: the authors' page no longer serves the files.
         sources=(
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -103,7 +103,7 @@ BENCHMARKS = {
             }.items()
         ),
         read=read_svhn,
-        # Cut again from the official pictures of whole house numbers, not by its authors.
+        # Cropped again, not by its authors, from the official images of whole house numbers.
         contents={"2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934": "re-cropped"},
     ),
     "cifar10": Benchmark(

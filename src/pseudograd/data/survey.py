@@ -1,4 +1,4 @@
-"""Checks of a table before training: which columns carry no information, which are doubtful."""
+"""Checks of a table before training: uninformative columns, and columns to warn about."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from pseudograd.data.columns import Choices, Reading, as_floats
 from pseudograd.data.features import FEWEST_ROWS
-from pseudograd.data.values import different
+from pseudograd.data.values import distinct
 from pseudograd.words import listed
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from pseudograd.data.encoder import Encoder
 
-_FEW = 20  # fewer texts may all differ, and fewer rows may be in order, by chance
+_FEW = 20  # fewer strings may all be distinct, and fewer rows may be sorted, by chance
 _NEARLY_ALL = 0.9
-_MOST_OF_AN_ENTITY = 2 / 3  # different ids per row; above it, few rows share an id
+_MOST_OF_AN_ENTITY = 2 / 3  # distinct ids per row; above it, few rows share an id
 _ID = re.compile(
     r"(?i:unnamed:.*|row[ _.-]?(names?|labels?|nr|no|num|number)?|index|idx|obs|observation|"
     r"((row|obs|case|record|sample|line|serial)[ _.-]?)?(id|ids|no|nr|number|key|index)|"
@@ -37,7 +37,7 @@ _ENTITY = re.compile(
 
 
 class Note(UserWarning):
-    """Reports how a table was read; no cause for concern."""
+    """Reports how a table was read; informational, unlike other warnings."""
 
 
 @dataclass
@@ -45,10 +45,10 @@ class Notes:
     """How a table was read, for the terminal and the page.
 
     Attributes:
-        columns: The use of each column, and why: plain values.
+        columns: How each column is used, and why, as plain values.
         rows: The number of rows of each kind.
-        said: The messages, a line each.
-        doubts: Which of these are warnings.
+        said: The messages, one line each.
+        doubts: The messages that are warnings.
 
     """
 
@@ -58,13 +58,13 @@ class Notes:
     doubts: list[str] = field(default_factory=list)
 
     def tell(self, stacklevel: int) -> None:
-        """Issue all lines as warnings, those without doubt as a `Note`."""
+        """Issue all messages: as a `UserWarning` if doubtful, otherwise as a `Note`."""
         for line in self.said:
             warnings.warn(line, UserWarning if line in self.doubts else Note, stacklevel + 1)
         self.said.clear()
 
     def say(self, line: str, doubt: bool = False) -> None:
-        """Add a line."""
+        """Add a message."""
         self.said.append(line)
         if doubt:
             self.doubts.append(line)
@@ -80,7 +80,7 @@ class Notes:
 
 
 def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -> list[str]:
-    """Note which columns are dropped and which are doubtful; return those to keep."""
+    """Return the columns to keep, and note which are dropped and which are doubtful."""
     left_out: dict[str, list[str]] = {}
     doubtful: dict[str, list[str]] = {}
     kept = []
@@ -111,27 +111,27 @@ def look_over(readings: Mapping[str, Reading], choices: Choices, notes: Notes) -
     return kept
 
 
-# --- what is left out: a check returns why, in words, or None ------------------------------------
+# --- columns to drop: a check returns the reason, or None ----------------------------------------
 
 
 def empty(name: str, reading: Reading) -> str | None:
-    """Leave out columns without an entry, or with entries that cannot be features."""
+    """Drop columns without entries, or with entries that cannot become features."""
     if reading.kind is None:
         return "no entries"
     return "neither numbers nor texts nor dates" if reading.kind == "other" else None
 
 
 def constant(name: str, reading: Reading) -> str | None:
-    """Leave out columns whose entries are all the same, none missing."""
+    """Drop columns whose entries are all equal, with none missing."""
     entries = reading.entries
     same = bool((entries == entries.iloc[0]).all())
     return "all entries are the same" if same else None
 
 
 def identity(name: str, reading: Reading) -> str | None:
-    """Leave out texts and whole numbers that mostly differ, in a column named like an id.
+    """Drop strings and whole numbers that are mostly distinct, in a column named like an id.
 
-    `entity` warns of ids that repeat.
+    `entity` warns about ids that repeat.
     """
     if not (_ID.fullmatch(name) or _ENTITY.fullmatch(name)):
         return None
@@ -144,10 +144,10 @@ def identity(name: str, reading: Reading) -> str | None:
 
 
 def row_number(name: str, reading: Reading) -> str | None:
-    """Leave out whole numbers that only rise or only fall.
+    """Drop strictly monotonic whole numbers.
 
-    Where rows are sorted by label, a row number gives the label away. Its steps may be of any
-    size, since rows may have been removed after they were numbered.
+    If the rows are sorted by label, a row number leaks the label. Steps may have any size, since
+    rows may have been removed after numbering.
     """
     if not _in_order(reading) or not _whole(reading):
         return None
@@ -155,7 +155,7 @@ def row_number(name: str, reading: Reading) -> str | None:
 
 
 def all_different(name: str, reading: Reading) -> str | None:
-    """Leave out texts that identify single rows, such as names."""
+    """Drop strings that identify single rows, such as names."""
     if reading.kind != "text":
         return None
     counts = reading.entries.value_counts()
@@ -168,45 +168,45 @@ def all_different(name: str, reading: Reading) -> str | None:
     return None if counts.max() >= FEWEST_ROWS else "no text is in three rows"
 
 
-# --- what is doubtful: a check returns the rest of "column 'x' ...", or None ----------------------
+# --- doubtful columns: a check returns the rest of "column 'x' ...", or None ---------------------
 
 
 def rises(name: str, reading: Reading) -> str | None:
-    """Warn of other numbers that only rise or only fall, such as times."""
+    """Warn about other strictly monotonic numbers, such as times."""
     if reading.kind != "numbers" or not _in_order(reading):
         return None
     return (
-        "only rises or only falls from row to row, as a row number does: if it means no more than "
-        f"that, --drop {shlex.quote(name)} leaves it out"
+        "only rises or only falls from row to row, as a row number does: if it is one, --drop "
+        f"{shlex.quote(name)} leaves it out"
     )
 
 
 def measured(name: str, reading: Reading) -> str | None:
-    """Warn of many different texts that begin with a number, as measurements with a unit do."""
+    """Warn about many distinct strings that begin with a number, such as values with a unit."""
     if reading.kind != "text":
         return None
-    texts = [text for text in different(reading.entries)[1] if not text.isdecimal()]
+    texts = [text for text in distinct(reading.entries)[1] if not text.isdecimal()]
     number = re.compile(r"\W*\d")
     found = [text for text in texts if number.match(text)]
     if len(found) < _FEW or len(found) < len(texts) / 2:
         return None
     return (
-        f"has {len(texts)} different texts, such as {found[0]!r}, and each becomes a category: if "
-        "they are numbers or dates, write them plainly, such as 12.3 or 2020-01-31"
+        f"has {len(texts)} distinct texts, such as {found[0]!r}, and each becomes a category: if "
+        "they are numbers or dates, write them as 12.3 or 2020-01-31"
     )
 
 
 def entity(name: str, reading: Reading) -> str | None:
-    """Warn of ids that repeat: rows of the same patient resemble each other."""
+    """Warn about ids that repeat: rows of the same patient resemble each other."""
     if not (_ID.fullmatch(name) or _ENTITY.fullmatch(name)):
         return None
     if not (reading.kind == "text" or _whole(reading)):
         return None
-    different_, rows = reading.entries.nunique(), len(reading.entries)
-    if different_ < 10 or _differ(reading) > _MOST_OF_AN_ENTITY:
+    count, rows = reading.entries.nunique(), len(reading.entries)
+    if count < 10 or _differ(reading) > _MOST_OF_AN_ENTITY:
         return None
     return (
-        f"has {different_} different entries in {rows} rows, as ids of patients or users do: "
+        f"has {count} distinct entries in {rows} rows, as ids of patients or users do: "
         f"--group {shlex.quote(name)} keeps rows with the same id on one side of every split"
     )
 
@@ -225,7 +225,7 @@ def _whole(reading: Reading) -> bool:
 
 
 def _in_order(reading: Reading) -> bool:
-    """Return whether numbers only rise or only fall, in enough rows to mean something."""
+    """Return whether a column of numbers is strictly monotonic, with enough rows to judge."""
     if reading.kind != "numbers":
         return False
     entries: Series = reading.entries.dropna()
@@ -236,18 +236,18 @@ def _in_order(reading: Reading) -> bool:
 
 
 def _differ(reading: Reading) -> float:
-    """Return the number of different entries divided by the number of entries."""
+    """Return the number of distinct entries divided by the number of entries."""
     return float(reading.entries.nunique() / max(reading.entries.notna().sum(), 1))
 
 
 def question_target(target: str, places: NDArray[np.intp], labels: list[Any]) -> str | None:
-    """Return a question about labels that look like a quantity rather than classes."""
+    """Return a warning if the labels look like a quantity or like names; otherwise None."""
     if isinstance(labels[0], bool) or len(labels) <= max(30, len(places) / 20):
         return None
-    what, fix = "whole numbers", "if it is a quantity, bin it first, for example by pandas.cut"
+    what, fix = "whole numbers", "if it is a quantity, bin it first, for example with pandas.cut"
     if isinstance(labels[0], str):
-        what, fix = "texts", "check that these are labels, and not names or notes"
+        what, fix = "texts", "check that these are labels, not names or notes"
     return (
-        f"target {target!r} has {len(labels)} different {what} in {len(places)} rows, and each "
+        f"target {target!r} has {len(labels)} distinct {what} in {len(places)} rows, and each "
         f"becomes a class: {fix}"
     )

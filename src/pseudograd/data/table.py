@@ -33,14 +33,14 @@ from pseudograd.data.readers import READERS, Table
 from pseudograd.data.reading import Source, name_of, read_table
 from pseudograd.data.registry import BENCHMARKS
 from pseudograd.data.survey import Note, Notes, look_over, question_target
-from pseudograd.data.values import different
+from pseudograd.data.values import distinct
 from pseudograd.words import counted, listed, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 
-# Data sets that have a name: what loads them, and the shape of their pictures.
+# Named data sets: their loaders, and the shape of their images.
 _KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
     "digits": (digits, (8, 8)),
     **{name: (partial(load, name), known.shape) for name, known in BENCHMARKS.items()},
@@ -48,12 +48,12 @@ _KNOWN: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
 
 
 def open_data(name: Source, **options: Any) -> tuple[Dataset, Encoder]:
-    """Open a data set that has a name, or a user's own table.
+    """Open a named data set, or a table of your own.
 
     Args:
-        name: "digits", the name of a benchmark set, or a table as `load_table` takes it.
-        options: Those of `load_table` for a table, of `digits` for the digits, ``data_dir`` for a
-            benchmark set. None means the default.
+        name: "digits", the name of a benchmark set, or a table as for `load_table`.
+        options: The options of `load_table` for a table, of `digits` for the digits, ``data_dir``
+            for a benchmark set. None means the default.
 
     Example:
         >>> data, encoder = open_data("digits")
@@ -96,27 +96,28 @@ def load_table(
     """Load a table as a data set; columns without information are dropped, with a warning.
 
     Args:
-        source: The file or the frame, as `read_frame` takes it.
+        source: The file or data frame, as for `read_frame`.
         target: The column of labels; in an .npz file the array of labels, by default "y".
-        test_path: A second file, the test part. By default it is the arrays X_test and y_test of an
-            .npz file if there are any, and otherwise drawn at random.
-        test_fraction: How much of the table is drawn as the test part, by default 0.2.
-        drop: Columns to leave out.
-        categories: Columns whose numbers are codes, so that each becomes a category. Texts that are
-            neither numbers nor dates always do, and so do whole numbers that begin with a zero.
-        numbers: Columns that hold numbers and are kept: what cannot be read as one counts as
-            missing, and -999 does not.
+        test_path: A second file, the test set. By default, the arrays X_test and y_test of an .npz
+            file if it has them, and otherwise a random sample of the rows.
+        test_fraction: The share of rows to hold out as the test set, by default 0.2.
+        drop: Columns to drop.
+        categories: Columns to read as categories, such as numbers that are codes. Strings that are
+            neither numbers nor dates are always categories, and so are whole numbers if one of
+            them has a leading zero.
+        numbers: Columns to keep as numbers: entries that are not numbers are treated as missing,
+            and -999 is a number.
         missing: Entries that mark a missing value, in addition to NA, ? and the like.
-        group: A column that names what rows belong together, such as a patient: all of them are in
-            the training part or all in the test part. It is not used as a feature.
-        strict: Refuse the table if anything had to be left out or is doubtful.
-        stratify: Whether the test part has the same share of every class, as nearly as possible.
-            In any case each class keeps a training example.
-        seed: Determines the test part.
+        group: A column that identifies groups of rows, such as patients: a group is either in the
+            training set or in the test set. It is not used as a feature.
+        strict: Refuse the table if anything has to be left out or is doubtful.
+        stratify: Whether to stratify the test set by class. In any case each class keeps a training
+            example.
+        seed: Determines the test set.
 
     Returns:
-        The data set, named after the file, and the encoder that made it; its ``notes`` say what
-        was done with each column.
+        The data set, named after the file, and its encoder, whose ``notes`` say how each column is
+        used.
 
     Example:
         >>> import tempfile
@@ -183,7 +184,7 @@ def load_table(
 def _looked_over(
     table: Table, target: str, choices: Choices, place: str, notes: Notes
 ) -> tuple[DataFrame, NDArray[np.intp], dict[str, Reading]]:
-    """Return the rows and columns that are kept, the classes, and what columns are read as."""
+    """Return the rows and columns to keep, the class indices, and how the columns are read."""
     if table.said:
         notes.say(table.said)
     frame = _labelled(table.frame, target, choices, place, notes)
@@ -196,12 +197,12 @@ def _check_parts(place: str, has_test: bool, test_path: object, test_fraction: o
     for option, given in {"test_path": test_path, "test_fraction": test_fraction}.items():
         if given is not None and has_test:
             raise OptionError(
-                option, f"must be left out: {place} has a test part of its own, X_test"
+                option, f"must be left out: {place} has a test set of its own, X_test"
             )
 
 
 def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
-    """Return the class of each row; refuse a target that has one class, or one per row."""
+    """Return the class index of each row; refuse a target with one class, or one per row."""
     classes, labels = labels_in(target, frame[target])
     if len(labels) == len(frame):
         raise ValueError(f"target {target!r} differs in all rows: name a column of classes")
@@ -210,14 +211,19 @@ def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
             f"target {target!r} has a single class, {listed(labels)}: "
             "name a column with two or more"
         )
-    if question := question_target(target, classes, labels):
+    if isinstance(labels[0], float):
+        notes.say(
+            f"target {target!r} has {len(labels)} distinct decimal numbers, and each becomes a "
+            "class: the model ignores their order"
+        )
+    elif question := question_target(target, classes, labels):
         notes.say(question, doubt=True)
     return classes
 
 
 def _groups(column: Series) -> NDArray[np.int64]:
-    """Return the number of each row's group; a row without one is a group of its own."""
-    places, values = different(column)
+    """Return the group index of each row; a row with a missing group is its own group."""
+    places, values = distinct(column)
     return np.where(places < 0, len(values) + np.arange(len(places)), places).astype(np.int64)
 
 
@@ -227,7 +233,7 @@ def _check_options(
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction must lie between 0 and 1, not {test_fraction}")
     if test_fraction is not None and test_path is not None:
-        raise OptionError("test_fraction", f"must be left out: {test_path} is the test part")
+        raise OptionError("test_fraction", f"must be left out: {test_path} is the test set")
     for option in ("drop", "categories", "numbers", "missing"):
         names = getattr(choices, option)
         if isinstance(names, str):
@@ -243,7 +249,7 @@ def _check_options(
 def _labelled(
     frame: DataFrame, target: str, choices: Choices, place: object, notes: Notes
 ) -> DataFrame:
-    """Return the rows that have a label, and note how many have none."""
+    """Return the rows that have a label, and note how many do not."""
     gaps = unlabelled(target_column(frame, target, place), choices.codes)
     notes.rows["read"] = notes.rows.get("read", 0) + len(frame)
     if not gaps.any():
@@ -259,7 +265,7 @@ def _labelled(
 def _read_columns(
     frame: DataFrame, table: Table, target: str, choices: Choices, place: str, notes: Notes
 ) -> tuple[DataFrame, dict[str, Reading]]:
-    """Return the columns that are kept, typed, and what each is read as."""
+    """Return the columns to keep, parsed, and how each is read."""
     import pandas as pd
 
     if table.pixels is not None:
@@ -281,7 +287,7 @@ def _fit(
     readings: dict[str, Reading],
     notes: Notes,
 ) -> Encoder:
-    """Fit the encoder, with fewer categories where their features would take too much memory."""
+    """Fit the encoder, with fewer categories if their features would need too much memory."""
     most, size = MOST_CATEGORIES, 0.0
     while True:
         encoder = Encoder.fit(train, target, pixels=pixels, readings=readings or None, most=most)
@@ -291,7 +297,7 @@ def _fit(
         most //= 2
     if most < MOST_CATEGORIES:
         notes.say(
-            f"columns of texts have at most {most} categories, the most common ones: with "
+            f"text columns have at most {most} categories, the most common ones: with "
             f"{MOST_CATEGORIES} the features would take more than {FEATURES / 2**30:g} GB",
             doubt=True,
         )
@@ -325,15 +331,15 @@ def _dataset(
 
 
 def read_frame(source: Source, encoder: Encoder) -> DataFrame:
-    """Read new rows, for `Encoder.transform`.
+    """Read new rows for `Encoder.transform`.
 
     Args:
-        source: A path, "-" for standard input, or a frame of pandas or polars. A .csv, .tsv or
-            .txt file has a header; .xlsx, .parquet, .feather, .arrow and .jsonl files have names
-            anyway; an .npz file has the features in an array X, whose columns are called X[0],
-            X[1], ... Each may be packed, as .csv.gz, .bz2, .xz or .zip.
-        encoder: Tells which columns to read, and which of them hold text even if it looks like
-            numbers in these rows.
+        source: A path, "-" for standard input, or a pandas or polars data frame. .csv, .tsv and
+            .txt files must have a header; .xlsx, .parquet, .feather, .arrow and .jsonl files are
+            read, too. In an .npz file the features are the array X, whose columns are called X[0],
+            X[1], ... Files may be compressed: .csv.gz, .bz2, .xz or .zip.
+        encoder: Determines which columns to read, and which of them are text even if the entries of
+            these rows look like numbers.
 
     """
     return read_rows(source, encoder)[0]
@@ -342,7 +348,7 @@ def read_frame(source: Source, encoder: Encoder) -> DataFrame:
 def read_rows(
     source: Source, encoder: Encoder, keep: Sequence[str] = ()
 ) -> tuple[DataFrame, DataFrame | None]:
-    """Read new rows as `read_frame` does, and the columns to ``keep`` as they are in the file."""
+    """Read new rows like `read_frame`, and return the columns to ``keep`` unchanged."""
     table = read_table(source, encoder.target, encoder=encoder, keep=keep)
     if table.said:
         warnings.warn(table.said, Note, stacklevel=3)

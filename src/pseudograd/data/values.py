@@ -1,4 +1,4 @@
-"""Parse the texts of a column as numbers, dates and missing values."""
+"""Parse the strings of a column as numbers, dates and missing values."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 Code = str | float  # an entry that marks a missing value
 
-# How a missing label is written. "None" and "-" may well be labels.
+# Spellings of a missing label. "None" and "-" may well be labels.
 LABEL_GAPS = frozenset(["NA", "N/A", "n/a", "N.A.", "n.a.", "#N/A", "#NA", "NaN", "nan", "<NA>"])
 LABEL_GAPS |= {"NULL", "Null", "null", "?", ""}
-# "None" may be a category, such as that of no treatment, but never a number or a date.
+# "None" may be a category, such as no treatment, but never a number or a date.
 TEXT_GAPS = LABEL_GAPS | {"-", "–", "—", "--", "."}
 GAPS = TEXT_GAPS | {"None", "none", "NONE", "na", "Na"}
 
-# Of currencies and shares.
+# Currency and percent signs.
 _SIGNS = (*"$€£¥₹%‰", "USD", "EUR", "GBP", "CHF", "JPY", "CNY", "INR", "AUD", "CAD", "SEK", "NOK")
-_USUAL = str.maketrans("\u00a0\u2009\u202f’−", "   '-")  # what typographers put for blanks, ' and -
+_USUAL = str.maketrans("\u00a0\u2009\u202f’−", "   '-")  # typographic spaces, ' and -
 _DATES = (
     *("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
     *("%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%d-%m-%y", "%m-%d-%y"),
@@ -39,7 +39,7 @@ _NEARLY_ALL = 0.9
 
 @dataclass(frozen=True)
 class Form:
-    """The marks in numbers that are written for people."""
+    """The decimal and thousands separators of formatted numbers."""
 
     decimal: str
     thousands: str
@@ -48,11 +48,11 @@ class Form:
 _FORMS = tuple(Form(*marks) for marks in (".,", ",.", ". ", ", ", ".'", ",'"))
 
 
-def different(entries: Series, *, texts: bool = True) -> tuple[NDArray[np.intp], list[Any]]:
-    """Return each entry's place among the different ones, -1 for gaps, and these, as texts."""
+def distinct(entries: Series, *, texts: bool = True) -> tuple[NDArray[np.intp], list[Any]]:
+    """Return the code of each entry, -1 if it is missing, and the distinct entries, as strings."""
     import pandas as pd
 
-    if entries.dtype == np.float16:  # which pandas does not know how to look up
+    if entries.dtype == np.float16:  # pandas cannot factorize float16
         entries = entries.astype(np.float32)
     places, values = pd.factorize(entries, use_na_sentinel=True)
     found = values.tolist()
@@ -63,14 +63,14 @@ def different(entries: Series, *, texts: bool = True) -> tuple[NDArray[np.intp],
 
 
 def as_text(value: Any) -> str:
-    """Return an entry as text, a whole number without a point."""
+    """Return an entry as a string, a whole number without a decimal point."""
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         return str(int(value))
     return str(value)
 
 
 def plain_numbers(texts: Sequence[str]) -> NDArray[np.float64]:
-    """Return texts as numbers, NaN where a text is none."""
+    """Return strings as numbers, NaN where one is not a number."""
     import pandas as pd
 
     found: NDArray[np.float64] = pd.to_numeric(
@@ -80,7 +80,7 @@ def plain_numbers(texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def numbers_of_form(texts: Sequence[str], form: Form) -> NDArray[np.float64]:
-    """Return numbers that are written for people, NaN where a text is none of this form."""
+    """Return formatted numbers, NaN where a string does not have this form."""
     thousands, decimal = map(re.escape, (form.thousands, form.decimal))
     digits = rf"(?:\d{{1,3}}(?:{thousands}\d{{3}})+|\d+)?(?:{decimal}\d*)?"
     # Accountants write negative numbers in brackets.
@@ -101,21 +101,21 @@ def numbers_of_form(texts: Sequence[str], form: Form) -> NDArray[np.float64]:
 def read_numbers(
     texts: Sequence[str], counts: NDArray[np.intp], comma: bool, forced: bool
 ) -> tuple[NDArray[np.float64], Form | None] | None:
-    """Return texts as numbers, NaN where one is none, and their form if they are not plain.
+    """Return strings as numbers, NaN where one is not a number, and their form unless plain.
 
     Args:
-        texts: The different texts of a column, without gaps.
-        counts: How many entries each of them has.
-        comma: Whether the file's decimal mark is a comma.
-        forced: Whether the user says that these are numbers.
+        texts: The distinct strings of a column, without missing values.
+        counts: How many entries equal each of them.
+        comma: Whether the file's decimal separator is a comma.
+        forced: Whether the user declared the column as numbers.
 
     Returns:
-        None if fewer than nine in ten entries are numbers that agree in their form.
+        None if fewer than 90% of the entries are numbers of one form.
 
     """
     signs = {sign for text in texts for sign in _SIGNS if sign in text}
     forms: list[Form | None] = [*_FORMS] if len(signs) < 2 or forced else []
-    # A file of decimal commas has points between thousands, if any.
+    # With decimal commas, points can only separate thousands.
     forms = [_FORMS[1], *forms, None] if comma else [None, *forms]
     best: tuple[int, NDArray[np.float64], Form | None] | None = None
     few, total = slice(0, None, 1 + len(texts) // 200), int(counts.sum())
@@ -138,10 +138,10 @@ def _numbers(texts: Sequence[str], form: Form | None) -> NDArray[np.float64]:
 
 
 def read_dates(texts: Sequence[str], format_: str = "") -> tuple[DatetimeIndex, str] | None:
-    """Return texts as dates, and their format, if all agree in one of the usual formats.
+    """Return strings as dates, and their format, if one of the usual formats fits all of them.
 
-    Where they do not, up to three formats may, separated by "|" and tried in turn for each text,
-    unless one of them swaps day and month of another.
+    If none does, up to three formats are combined, separated by "|" and tried in turn for each
+    string; two that differ only in the order of day and month are never combined.
     """
     few = texts[:20]
     usual = re.compile(r"\d{1,4}[-/.: ]|[A-Za-z]{3,9} \d{1,2},? \d{4}")
@@ -159,7 +159,7 @@ def read_dates(texts: Sequence[str], format_: str = "") -> tuple[DatetimeIndex, 
 
 
 def _mixed(texts: Sequence[str], formats: Sequence[str]) -> str:
-    """Return up to three formats that read all these texts, those that read most first."""
+    """Return up to three formats that together parse all strings, the most frequent first."""
     chosen: list[str] = []
     while texts and len(chosen) < _MOST_FORMATS:
         read = {one: times_of(texts, one).notna() for one in formats if _swapped(one) not in chosen}
@@ -176,7 +176,7 @@ def _with_times(dates: Sequence[str]) -> list[str]:
 
 
 def times_of(texts: Sequence[str], format_: str) -> DatetimeIndex:
-    """Return texts as times, NaT where one is not in the format, or in one of several."""
+    """Return strings as times, NaT where one does not match any of the formats."""
     import pandas as pd
 
     found = pd.Series(pd.NaT, range(len(texts)), "datetime64[s]")
@@ -191,14 +191,14 @@ def _swapped(format_: str) -> str:
 
 
 def is_ambiguous(texts: Sequence[str], format_: str) -> bool:
-    """Return whether day and month may be the other way round."""
+    """Return whether all dates would also be valid with day and month swapped."""
     if not {"%d", "%m"} <= set(re.findall(r"%[dm]", format_)):
         return False
     return all(times_of(some, _swapped(format_)).notna().all() for some in (texts[:100], texts))
 
 
 def is_code(text: str) -> bool:
-    """Return whether a text is a number that begins with a zero, like 007."""
+    """Return whether a string is a number with a leading zero, like 007."""
     digits = text.strip().lstrip("+-")
     return len(digits) > 1 and digits[0] == "0" and digits.isdecimal()
 
@@ -206,7 +206,7 @@ def is_code(text: str) -> bool:
 def gaps_in(
     texts: Sequence[str], gaps: Collection[str], codes: Collection[Code]
 ) -> NDArray[np.bool_]:
-    """Return which texts mark a missing entry."""
+    """Return which strings mark a missing value."""
     known = {*gaps, *codes}
     return np.array([text.strip() in known or text in known for text in texts], bool)
 

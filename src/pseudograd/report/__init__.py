@@ -1,1 +1,1 @@
-"""Pictures made from results, and from nothing else."""
+"""Pages, figures and summaries of searches."""

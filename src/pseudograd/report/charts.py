@@ -1,4 +1,4 @@
-"""The figures that show how good a model is: errors, confusion, calibration, columns."""
+"""Charts of a model's quality: errors, confusion matrix, calibration, feature importance."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pseudograd.words import counted, percent, signed
 
 _CLASSES = 20  # shown in a figure
 _COLUMNS = 15
-_LETTER = 9.8  # units, on a phone
+_LETTER = 9.8  # width in units, on a phone
 
 
 def cut(text: object, most: int) -> str:
-    """Return a label on one line, cut in the middle if it is long.
+    """Return a label on one line, shortened in the middle if it is long.
 
     >>> cut("versicolor", 20), cut("an iris of many colours", 12)
     ('versicolor', 'an iri…lours')
@@ -30,9 +30,9 @@ def cut(text: object, most: int) -> str:
 
 
 def errors(rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Draw errors with their intervals, one above the other, on one axis.
+    """Draw errors with their intervals, one row each, on a common axis.
 
-    A row far beyond the others, such as the majority's error, is drawn as an arrow.
+    A row far outside the range of the others, such as the majority baseline, becomes an arrow.
 
     Args:
         rows: name, kind ("chosen", "plain" or "other"), error, low and high of each.
@@ -66,7 +66,7 @@ def errors(rows: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def errors_by_class(classes: Sequence[Mapping[str, Any]]) -> Markup:
-    """Draw the error of each class with its interval; if there are many, only the worst.
+    """Draw the error of each class with its interval; of many classes, only the worst.
 
     Args:
         classes: label, wrong, count, error, low and high of each.
@@ -97,8 +97,8 @@ def errors_by_class(classes: Sequence[Mapping[str, Any]]) -> Markup:
 def confusion_map(matrix: Sequence[Sequence[int]], labels: Sequence[object]) -> Markup:
     """Draw the confusion matrix: a row for each label, a column for each prediction.
 
-    Right predictions lie on the diagonal, in blue; mistakes are orange, the stronger the larger
-    their share of the row.
+    Correct predictions on the diagonal are blue, mistakes orange; the opacity is the share of the
+    row.
     """
     size = len(matrix)
     short = [cut(label, 12) for label in labels]
@@ -143,11 +143,11 @@ def confusion_map(matrix: Sequence[Sequence[int]], labels: Sequence[object]) -> 
 def calibration(
     after: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]] | None
 ) -> Markup:
-    """Draw a reliability diagram: how often predictions of each confidence are right.
+    """Draw a reliability diagram: the accuracy of predictions by confidence.
 
     Args:
-        after: confidence, accuracy and count of each bin, as the model gives them.
-        before: The same before temperature scaling, if that was done.
+        after: confidence, accuracy and count of each bin, for the model's probabilities.
+        before: The same before temperature scaling, if it was applied.
 
     """
     size, left, top = 300, 50, 34
@@ -195,7 +195,7 @@ def calibration(
 
 
 def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
-    """Draw how much the error grows when each column is shuffled, the most important first.
+    """Draw the permutation importance of each column, the most important first.
 
     Args:
         columns: column, increase and spread of each.
@@ -204,7 +204,7 @@ def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
     columns = columns[:_COLUMNS]
     row_height, top = 26, 4
     left, right = _beside([cut(one["column"], 16) for one in columns]), WIDTH - 66
-    # The axis starts at 0: an increase below it is noise, and has no bar.
+    # The axis starts at 0: a decrease is noise, and has no bar.
     ends = (max(100 * (one["increase"] + one["spread"]), 0) for one in columns)
     ticks = round_numbers([0, 1, *ends], 4)
     x = scale(ticks[0], ticks[-1], left, right)
@@ -226,14 +226,14 @@ def importance(columns: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _beside(labels: Sequence[str]) -> float:
-    """Where a figure begins that has labels on its left; with room for wide letters on a phone."""
+    """Return the left margin of a figure with labels, with room for wide letters on a phone."""
     return 14 + _LETTER * max(map(len, labels))
 
 
 def _axis(
     drawing: Drawing, ticks: Sequence[float], x: Scale, top: float, bottom: float, title: str
 ) -> None:
-    """Draw vertical lines with their numbers below, and the title below these."""
+    """Draw vertical grid lines, tick labels and the axis title."""
     for tick in ticks:
         drawing.line([(x(tick), top), (x(tick), bottom)], "grid")
         drawing.text(x(tick), bottom + 18, f"{tick:g}", "middle small")

@@ -1,4 +1,4 @@
-"""Ensembles of a study's final networks, compared with the single network that is kept."""
+"""Ensembles of a study's final networks, compared with the selected single network."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Combined:
 
     Attributes:
         size: The number of networks in each, spelled out.
-        ensembles: What was found about each: that of the choice first, then that of mixed k.
-        told: The one that a sentence is about: the first that is better than one network beyond
-            noise. The order does not depend on the test set; without any, it is the first.
+        ensembles: The assessment of each: the chosen k first, then mixed k.
+        told: The one to report: the first that is significantly better than one network, or else
+            the first. The order does not depend on the test set.
         of: The k of its networks, such as "k = 1/2".
         which: Its name for `Study.ensemble`: "chosen", "mixed" or "plain".
-        one: The error of the network that is kept.
-        plain: The error of the ensemble of k = 1; None if that is the one.
+        one: The error of the selected single network.
+        plain: The error of the ensemble of k = 1; None if that is the reported one.
 
     """
 
@@ -42,16 +42,16 @@ class Combined:
 
     @property
     def better(self) -> bool:
-        """Whether an ensemble is better than one network beyond noise."""
+        """Whether an ensemble is significantly better than one network."""
         return bool(self.told["against_one"]["verdict"] == "better")
 
 
 def combined(assessment: Found) -> Combined | None:
-    """Return the ensembles of an assessment; None if it has none of two networks or more."""
+    """Return the ensembles of an assessment; None if there are fewer than two networks."""
     found = {one["name"]: one for one in assessment.get("combined") or ()}
     if "plain" not in found or len(found["plain"]["ks"]) < 2:
         return None
-    # Without networks of another k, those of k = 1 are the choice.
+    # If k = 1 was chosen, its ensemble comes first.
     names = [name for name in ("chosen", "mixed", "plain") if name in found]
     if "chosen" not in found:
         names.sort(key=lambda name: name != "plain")
@@ -68,11 +68,11 @@ def combined(assessment: Found) -> Combined | None:
 
 
 def combined_section(assessment: Found | None, k: object) -> dict[str, Any]:
-    """Return the sentence, the table and the figure of the page's section.
+    """Return the values, the table and the figure of the page's section on ensembles.
 
     Args:
-        assessment: What was found, if anything.
-        k: That of the network that is kept.
+        assessment: The assessment, if there is one.
+        k: The k of the selected network.
 
     """
     found = None if assessment is None else combined(assessment)
@@ -110,7 +110,7 @@ def _verdict(against: Found) -> str:
 
 
 def _of(ensemble: Found, *, exactly: bool = False) -> str:
-    """Describe the k of an ensemble's networks; ``exactly`` says how many have each.
+    """Return the k of an ensemble's networks in words; ``exactly`` adds how many have each.
 
     >>> _of({"ks": [0.5, 0.5]}), _of({"ks": [0.5, 1.0, "0.5→2"]})
     ('k = 1/2', 'mixed k (1/2, 1 and 1/2→2)')

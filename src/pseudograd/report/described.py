@@ -14,7 +14,7 @@ _DIGEST = re.compile(r",? [0-9a-f]{8}(?=[(,)]|$)")
 
 
 def described(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings of a recipe, its "kind" among them, and its network in a line."""
+    """Return the settings of a recipe, including its "kind" and a one-line "network"."""
     settings = {**vars(recipe), "kind": recipe.kind}
     if isinstance(recipe, MLPRecipe):
         momentum = recipe.momentum if recipe.optimizer == "sgd" else 0
@@ -26,7 +26,7 @@ def described(recipe: Recipe) -> dict[str, Any]:
 
 
 def _layers(recipe: MLPRecipe) -> str:
-    """The network in a line, such as "one hidden layer of 400 units (relu)"."""
+    """Return the network in words, such as "one hidden layer of 400 units (relu)"."""
     sizes = [f"{size:,}" for size in recipe.hidden_layer_sizes]
     if not sizes:
         return "no hidden layer"
@@ -36,7 +36,7 @@ def _layers(recipe: MLPRecipe) -> str:
 
 
 def without_digests(text: str) -> str:
-    """Return a description of code for readers, who have no use for hashes.
+    """Return a description of code without its hashes.
 
     >>> without_digests("ResNet, 6,573,120 parameters, 95b4ed6d"), without_digests("AdamW()")
     ('ResNet, 6,573,120 parameters', 'AdamW')
@@ -47,7 +47,7 @@ def without_digests(text: str) -> str:
 
 
 def is_typed(commands: str) -> bool:
-    """Return whether the last of these lines is a command, and not a program of the user's.
+    """Return whether the last line is a ``pseudograd`` command rather than a user's script.
 
     >>> is_typed("train.py"), is_typed("train.py\\npseudograd tune digits --network nets:net")
     (False, True)
@@ -56,7 +56,7 @@ def is_typed(commands: str) -> bool:
 
 
 def shapes_in_words(shapes: Sequence[Sequence[int]]) -> str:
-    """Return the shapes of a network's inputs.
+    """Return the shapes of a network's inputs in words.
 
     >>> shapes_in_words([[3, 32, 32]]), shapes_in_words([[128], []])
     ('inputs of 3 × 32 × 32 numbers', 'inputs of 128 numbers and 1 number')

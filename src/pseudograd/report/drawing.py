@@ -1,8 +1,8 @@
-"""SVG by hand: shapes and text with hover, coloured by the page's style sheet in light and dark.
+"""SVG drawing: shapes and text with tooltips, coloured by the page's style sheet.
 
 A figure is 440 units wide, so that its text stays readable on a phone. The chosen k is always
-round and solid, k = 1 a diamond and dashed. All text is escaped by
-`Markup.format`.
+drawn as a disc and solid lines, k = 1 as a diamond and dashed lines. `Markup.format` escapes all
+text.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Scale = Callable[[float], float]
 
 
 class Drawing:
-    """A figure: pieces of SVG in the order in which they are drawn.
+    """A figure: SVG elements in drawing order.
 
     Args:
-        height: In units.
-        about: What the figure shows, for screen readers; without it they skip the figure.
-        width: In units; a figure wider than `WIDTH` scrolls on a phone.
+        height: The height in units.
+        about: A description for screen readers; without it they skip the figure.
+        width: The width in units; a figure wider than `WIDTH` scrolls on a phone.
         style: A CSS class.
 
     Example:
@@ -45,11 +45,11 @@ class Drawing:
         self._pieces: list[Markup] = []
 
     def add(self, piece: str, *values: object) -> None:
-        """Add a piece of SVG with escaped values."""
+        """Add an SVG element with escaped values."""
         self._pieces.append(Markup(piece).format(*values))
 
     def text(self, x: float, y: float, words: str, style: str = "") -> None:
-        """Write words."""
+        """Draw text."""
         self.add('<text x="{:.1f}" y="{:.1f}" class="{}">{}</text>', x, y, style, words)
 
     def line(self, points: Sequence[Point], style: str) -> None:
@@ -82,7 +82,7 @@ class Drawing:
             self.ring(x, y, size if kind == "chosen" else 0.65 * size, "dot")
 
     def grid(self, ticks: Sequence[float], y: Scale, title: str) -> None:
-        """Draw horizontal lines with their numbers, and the title of the axis above them."""
+        """Draw horizontal grid lines, tick labels, and the axis title above them."""
         self.text(0, 14, title, "soft")
         for tick in ticks:
             self.line([(42, y(tick)), (self.width, y(tick))], "grid")
@@ -98,13 +98,13 @@ class Drawing:
 
     @contextlib.contextmanager
     def group(self, style: str, said: str) -> Iterator[None]:
-        """Group pieces, and show ``said`` while the pointer is over them."""
+        """Group elements, with ``said`` as their tooltip."""
         self.add('<g class="{}" data-say="{}">', style, said)
         yield
         self.add("</g>")
 
     def svg(self) -> Markup:
-        """Return the figure."""
+        """Return the figure as an SVG element."""
         style = self.style or ("broad" if self.width > WIDTH else "")
         told = Markup('role="img" aria-label="{}"').format(self.about)
         return Markup('<svg class="{}" viewBox="0 0 {} {:.0f}" {}>{}</svg>').format(
@@ -119,7 +119,7 @@ class Drawing:
 def scale(low: float, high: float, start: float, end: float, beyond: bool = True) -> Scale:
     """Return a function that maps [low, high] to [start, end]; with low = high, to start.
 
-    Values outside are mapped outside, or to the nearer end unless ``beyond``.
+    Values outside are extrapolated, or clamped unless ``beyond``.
 
     >>> scale(0, 2, 100, 300)(1.5)
     250.0
@@ -133,7 +133,7 @@ def scale(low: float, high: float, start: float, end: float, beyond: bool = True
 
 
 def log_scale(low: float, high: float, start: float, end: float) -> Scale:
-    """Return a function that maps [low, high] to [start, end] by the logarithm.
+    """Return a function that maps [low, high] to [start, end] on a log scale.
 
     >>> log_scale(1, 16, 0, 100)(4)
     50.0
@@ -143,7 +143,7 @@ def log_scale(low: float, high: float, start: float, end: float) -> Scale:
 
 
 def round_numbers(values: Sequence[float], about: int = 5) -> list[float]:
-    """Return ``about`` as many evenly spaced round numbers, which enclose the values.
+    """Return roughly ``about`` evenly spaced round numbers that enclose the values.
 
     >>> round_numbers([0.13, 0.88])
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -157,7 +157,7 @@ def round_numbers(values: Sequence[float], about: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers in [low, high]: 1, 2, 5, 10 and so on, or even steps if these are few.
+    """Return ticks in [low, high]: 1, 2, 5, 10 and so on, or even steps if those are too few.
 
     >>> log_ticks(0.4, 12), log_ticks(1.1, 1.6)
     ([0.5, 1.0, 2.0, 5.0, 10.0], [1.1, 1.2, 1.3, 1.4, 1.5, 1.6])
@@ -171,11 +171,11 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def image(pixels: Sequence[int], shape: Sequence[int]) -> str | None:
-    """Return an image as the data URL of a PNG file, or None if the shape is not an image's.
+    """Return an image as a PNG data URL, or None if the shape is not that of an image.
 
     Args:
-        pixels: 0 to 255, in the order of the shape.
-        shape: (height, width), or with 1 or 3 colours first or last.
+        pixels: Values from 0 to 255, in the order of the shape.
+        shape: (height, width), or with 1 or 3 channels first or last.
 
     """
     if len(shape) == 2:
@@ -188,7 +188,7 @@ def image(pixels: Sequence[int], shape: Sequence[int]) -> str | None:
         return None
     height, width, colours = shape
     line = width * colours
-    # Each line starts with its filter, 0 for none.
+    # Each PNG scan line starts with its filter type, 0 for none.
     lines = b"".join(b"\0" + bytes(pixels[at * line : (at + 1) * line]) for at in range(height))
     chunks = [
         (b"IHDR", struct.pack(">2I5B", width, height, 8, {1: 0, 3: 2}[colours], 0, 0, 0)),

@@ -1,4 +1,4 @@
-"""The figures of the page."""
+"""Figures of the search, the training and the rule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pseudograd.report.verdict import error_interval
 from pseudograd.search import Cell, Comparison
 from pseudograd.words import between, counted, fraction, percent, signed
 
-# Fills the bars of k = 1; every figure on the page refers to it.
+# The fill of bars of k = 1, defined once for all figures of the page.
 HATCH = Markup(
     '<svg class="unseen" aria-hidden="true"><defs><pattern id="hatch" width="5" height="5" '
     'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path d="M2.5 0V5"/></pattern>'
@@ -35,7 +35,7 @@ _K_AXIS = "k, sensitivity to large errors"
 
 
 def describe(cell: Cell) -> str:
-    """Return a pair of k and rate with its error in one line.
+    """Return a pair of k and learning rate with its error as one line.
 
     >>> describe(Cell(0.5, 0.1, (0.03,)))
     'k = 1/2, rate 0.1: 3.00%'
@@ -46,11 +46,11 @@ def describe(cell: Cell) -> str:
 
 
 def error_by_k(best: Sequence[Cell], chosen: Cell | None) -> Markup:
-    """Draw the validation error of each k: constants on an axis, then ramps side by side.
+    """Draw the validation error of each k: constants on a log axis, ramps beside it.
 
     Args:
         best: The best rate of each k.
-        chosen: The best of them, if it is known yet.
+        chosen: The best of them, if known yet.
 
     """
     best = sorted(best, key=lambda cell: (isinstance(cell.k, Ramp), by_level(cell.k)))
@@ -66,7 +66,7 @@ def error_by_k(best: Sequence[Cell], chosen: Cell | None) -> Markup:
     named: list[tuple[float, float]] = []
     for k in sorted(ks, key=lambda k: (chosen is None or k != chosen.k, k != 1, by_level(k))):
         half = 13 if not isinstance(k, Ramp) else 4 * len(fraction(k))
-        # Leave out labels that would overlap.
+        # Skip labels that would overlap.
         if all(abs(x[k] - place) > half + other for place, other in named):
             drawing.text(x[k], base + 19, fraction(k), "middle")
             named.append((x[k], half))
@@ -81,7 +81,7 @@ def error_by_k(best: Sequence[Cell], chosen: Cell | None) -> Markup:
 
 
 def _places(ks: Sequence[float | Ramp]) -> dict[float | Ramp, float]:
-    """The place of each k: constants from left to right on a log scale, ramps to their right."""
+    """Return the x coordinate of each k: constants on a log scale, ramps to their right."""
     left, right = 66.0, WIDTH - 24.0
     constant = [level(k) for k in ks if not isinstance(k, Ramp)]
     ramps = [k for k in ks if isinstance(k, Ramp)]
@@ -98,12 +98,12 @@ def _places(ks: Sequence[float | Ramp]) -> dict[float | Ramp, float]:
 def heat_map(
     cells: Sequence[Cell], best: Sequence[Cell], chosen: Cell | None, start: float
 ) -> Markup:
-    """Draw the validation error of all pairs of k and rate, and for each k an arrow to its best.
+    """Draw the validation error of all pairs of k and rate, with an arrow to the best of each k.
 
     Args:
         cells: All pairs that were tried.
         best: The best rate of each k.
-        chosen: The best of all, if it is known yet.
+        chosen: The best of all, if known yet.
         start: The rate at which the arrows start.
 
     """
@@ -128,7 +128,7 @@ def heat_map(
     depth = scale(least.error, palest(cells), 1.0, 0.06, beyond=False)
     for cell in cells:
         left, up, dark = x[cell.k], y[cell.learning_rate], depth(cell.error)
-        # Text changes colour where the shade is too close to it.
+        # The text colour changes with the shade, for contrast.
         turned = (" half" if dark >= 0.6 else "") + (" deep" if dark >= 0.85 else "")
         with drawing.group("mark" + turned, describe(cell)):
             drawing.box(left, up + 1, column - 15, row - 2, "heat", dark)
@@ -142,7 +142,7 @@ def heat_map(
 
 
 def palest(cells: Sequence[Cell]) -> float:
-    """Return the error at which the heat map gets palest, so that a diverged pair hides nothing.
+    """Return the error of the palest shade, which limits the influence of diverged pairs.
 
     >>> round(palest([Cell(1.0, rate, (rate,)) for rate in (0.1, 0.2, 0.9)]), 3)
     0.3
@@ -155,16 +155,16 @@ def palest(cells: Sequence[Cell]) -> float:
 def learning_curves(
     groups: Mapping[str, Sequence[Outcome]], fold: str = "early-stopping"
 ) -> Markup:
-    """Draw the error by epoch on a fold, each network thin and their mean thick.
+    """Draw the error on a fold by epoch, thin for each network and thick for their mean.
 
     Args:
         groups: The outcomes of "chosen" and "plain", or of one of them.
-        fold: What the fold is called.
+        fold: The name of the fold.
 
     """
     outcomes = [outcome for group in groups.values() for outcome in group]
     errors = [100 * error for outcome in outcomes for error in outcome.curve]
-    # A logarithm, since errors fall by factors; an error of 0 is drawn at half the smallest one.
+    # On a log scale, an error of 0 is drawn at half the smallest positive one.
     least = min((error for error in errors if error), default=1.0)
     foot = least / 2 if 0 in errors else least
     high = max([*errors, least]) * 1.03
@@ -191,7 +191,9 @@ def learning_curves(
     for kind, group in reversed(list(groups.items())):  # the chosen one last, on top
         for outcome in group:
             drawing.line([at(n, e) for n, e in enumerate(outcome.curve, 1)], f"{kind} one")
-        common = zip(*(outcome.curve for outcome in group), strict=False)  # while all of them run
+        common = zip(
+            *(outcome.curve for outcome in group), strict=False
+        )  # until the first one stops
         drawing.line([at(n, statistics.fmean(e)) for n, e in enumerate(common, 1)], f"{kind} mean")
         for outcome in group:
             told = (
@@ -204,10 +206,10 @@ def learning_curves(
 
 
 def pull_shares(edges: Sequence[float], networks: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """Draw the share of the pull that comes from examples of each difficulty.
+    """Draw the share of the pull (gradient magnitude) of examples by difficulty.
 
     Args:
-        edges: Of the bins of 1 - p_y, one more than there are bins.
+        edges: The edges of the bins of 1 - p_y.
         networks: "chosen" and "plain", or one of them: k, and count and mass of each bin.
 
     """
@@ -247,7 +249,7 @@ def differences(comparison: Comparison) -> Markup:
     error = comparison.error
     mean, low, high = (100 * value for value in (error.mean, error.low, error.high))
     known = not math.isnan(low)
-    # Zero in the middle, so that neither side looks bigger.
+    # Symmetric around zero.
     side = max(map(abs, [*pairs, *([low, high] if known else [])])) or 1.0
     ticks = round_numbers([-side, side], 5)
     x = scale(ticks[0], ticks[-1], 16, WIDTH - 16)
@@ -271,7 +273,7 @@ def differences(comparison: Comparison) -> Markup:
 
 
 def pull_curve(k: float) -> Markup:
-    """Draw |f_y| = |ε_y|^k against |ε_y| (Eq. 5), which the slider changes, and k = 1 dashed."""
+    """Draw |f_y| = |ε_y|^k against |ε_y| (Eq. 5) for the slider's k, and k = 1 dashed."""
     size, left, top = 370, 50, 44
     about = "How hard an example pulls, against how wrong it is; the slider sets k."
     drawing = Drawing(top + size + 42, about)
@@ -288,8 +290,7 @@ def pull_curve(k: float) -> Markup:
         drawing.line([(x, top - 4), (x, top + size)], "zero")
     title = "how wrong it is, |ε| = 1 − p"
     drawing.text(left + size / 2, top + size + 39, title, "middle soft")
-    # From here on both axes run from 0 to 1, in the script as well. The curve of x^k is denser
-    # towards 0, where that of a small k is steep.
+    # In unit coordinates, as in page.js. Points are denser near 0, where x^k is steep for small k.
     points = [(step / 80) ** 4 for step in range(81)]
     path = "M" + "L".join(f"{x:.5f} {x**k:.5f}" for x in points)
     drawing.add('<g transform="translate({} {}) scale({} -{})">', left, top + size, size, size)
@@ -303,7 +304,7 @@ def pull_curve(k: float) -> Markup:
 
 
 def key(kind: str) -> Markup:
-    """Return the symbol that a legend explains."""
+    """Return the symbol of a legend entry."""
     drawing = Drawing(14, "", 30, "key")
     match kind:
         case "chosen" | "plain":

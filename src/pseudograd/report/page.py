@@ -1,6 +1,6 @@
-"""The page of a search: one self-contained file, made from the run folder.
+"""The page of a search: one self-contained file, generated from the run folder.
 
-The sentences are in page.html; this module supplies numbers, choices and figures.
+The sentences are in the templates; this module supplies numbers, conditions and figures.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _DATA = {
     "test_size": int,
     "features": int,
     "classes": int,
-    "labels": [(str, int, bool)],
+    "labels": [(str, float, bool)],
     "pixels": (None, [int]),
     "target": str,
 }
-_SHAPES = {"shapes": [[int]]}  # of the inputs of any network
+_SHAPES = {"shapes": [[int]]}  # of the inputs, for a ModuleRecipe
 
 
 def _recipe(protocol: Protocol) -> dict[str, Any]:
@@ -67,14 +67,14 @@ def _recipe(protocol: Protocol) -> dict[str, Any]:
 def write_page(study: Study) -> Path:
     """Write the page of a study into its folder, and return its path."""
     if study.folder is None:
-        raise ValueError("study must be kept in a folder, for its page to be written there")
-    recipe = _recipe(study.protocol)  # raises if there is no page for it
+        raise ValueError("study must have a folder, for its page to be written there")
+    recipe = _recipe(study.protocol)  # raises if the recipe has no page
     needed = _DATA | (_SHAPES if recipe["kind"] == "module" else {})
     if wrong := misfit(study.data, needed, "data"):
         made = "pseudograd.Study" if recipe["kind"] == "module" else "pseudograd tune"
         raise ValueError(
-            f"{study.folder / 'run.json'} lacks what the page says about the data ({wrong}): name "
-            f"a run of {made}, or read study.result"
+            f"{study.folder / 'run.json'} lacks facts about the data that the page needs "
+            f"({wrong}): name a run of {made}, or read study.result"
         )
     path = study.folder / "report.html"
     with writing(path):
@@ -98,18 +98,19 @@ def page(
     examples: Mapping[str, Any] | None,
     assessment: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the page of a search as HTML; if it is unfinished, with what is known so far.
+    """Return the page of a search, finished or not, as HTML.
 
     Args:
         about: How the search was run: command, versions, commit, hardware, devices, started,
             seconds, seed, and data (name, sha256, train_size, test_size, features, classes, labels,
             pixels, target; for a study of any network also the shapes of its inputs).
-        protocol: What was searched, and how.
+        protocol: The protocol of the search.
         ledger: The outcomes so far.
-        examples: Which training examples pull hardest (networks, edges, hardest), and test errors
-            by_class of the saved network if they are known; None if the search is unfinished.
-        assessment: How good the model is, from `pseudograd.search.assess` or `assess_networks`;
-            without it, or if it is {}, the page is made from the outcomes.
+        examples: The training examples with the largest gradients (networks, edges, hardest), and
+            the test errors by_class of the saved network if known; None if the search is
+            unfinished.
+        assessment: The assessment of the model from `pseudograd.search.assess` or
+            `assess_networks`; without it, or if it is {}, the page uses the outcomes only.
 
     """
     recipe = _recipe(protocol)
@@ -129,7 +130,7 @@ def page(
     if wanted:
         assessment = None
     elif comparison and not assessment:
-        # An example of any network may have several labels, or none that counts.
+        # With a ModuleRecipe, an example may have several labels, or only ignored ones.
         assessment = assessed(comparison, None if module else about["data"]["test_size"])
     state = "finished" if assessment else "selected" if selected else "searching"
     return render(
@@ -169,9 +170,9 @@ def page(
 def _trained(
     protocol: Protocol, ledger: Outcomes, chosen: Cell | None, plain: Cell | None
 ) -> dict[str, list[Outcome]]:
-    """The networks of the chosen pair and of k = 1 so far, those of k = 1 only once.
+    """Return the finished networks of the chosen pair and, if that has another k, of k = 1.
 
-    They are the final ones, or those of all folds if a bagging study has no others.
+    They are the final networks, or those of all folds for bagging, which has no final ones.
     """
     groups = {}
     for kind, cell in (("chosen", chosen), ("plain", plain)):
@@ -190,9 +191,9 @@ def _curves(
     groups: Mapping[str, list[Outcome]],
     pairs: Sequence[Cell | None],
 ) -> dict[str, Any]:
-    """The learning curves of networks, and how many epochs of each k were kept.
+    """Return the learning curves, and the mean best epoch of each k.
 
-    They are those of the final networks; or of the search, if the final ones have no patience.
+    They are those of the final networks; or of the search, if training has no early stopping.
     """
     recipe = protocol.recipe
     kinds = {"chosen": pairs[0], "plain": pairs[1]} if pairs else {}
@@ -226,7 +227,7 @@ def _curves(
 def _comparison(
     groups: Mapping[str, list[Outcome]], examples: Mapping[str, Any] | None, positions: int
 ) -> Comparison:
-    """The final networks compared, with the errors by class if they are known."""
+    """Return the comparison of the final networks, with errors by class if known."""
     found = compare(groups["chosen"], groups.get("plain", groups["chosen"]), positions)
     return with_classes(replace(found, error=possible(found.error)), examples)
 
@@ -234,7 +235,7 @@ def _comparison(
 def _answer(
     protocol: Protocol, ledger: Outcomes, chosen: Cell | None, comparison: Comparison | None
 ) -> dict[str, Any]:
-    """The evidence on k from the test set, and its caveats."""
+    """Return the evidence on k from the test set, and its caveats."""
     open_ks = protocol.open_ks(ledger)
     if not comparison:
         return {"verdict": None, "open_ks": open_ks}
@@ -263,7 +264,7 @@ def _search(
     chosen: Cell | None,
     plain: Cell | None,
 ) -> dict[str, Any]:
-    """The error against k, and the heat map."""
+    """Return the plot of error against k, and the heat map."""
     cells, best = protocol.cells(ledger), protocol.best_of_each_k(ledger)
     if not cells:
         return {"error_by_k": None}
@@ -291,7 +292,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
 
 
 def _against(cell: Cell, plain: Cell | None) -> str:
-    """The difference in validation error, in percentage points, on the same folds."""
+    """Return the paired difference in validation error, in percentage points."""
     if plain is None or cell == plain:
         return DASH
     difference = paired_difference(list(cell.errors), list(plain.errors))
@@ -299,7 +300,7 @@ def _against(cell: Cell, plain: Cell | None) -> str:
 
 
 def _driving(data: Mapping[str, Any], examples: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Which examples drive the training, and the hardest of them."""
+    """Return the examples that dominate the gradient, and the hardest of them."""
     if examples is None:
         return {"shares": None, "hardest": []}
     networks = dict(examples["networks"])
@@ -316,7 +317,7 @@ def _driving(data: Mapping[str, Any], examples: Mapping[str, Any] | None) -> dic
         "hardest": [
             {
                 **example,
-                "row_number": example.get("row_number"),  # runs of earlier versions have none
+                "row_number": example.get("row_number"),  # missing in runs of earlier versions
                 "image": image(example["pixels"], data["pixels"]) if example["pixels"] else None,
             }
             for example in examples["hardest"]
@@ -325,9 +326,9 @@ def _driving(data: Mapping[str, Any], examples: Mapping[str, Any] | None) -> dic
 
 
 def _slider(k: float) -> dict[str, float]:
-    """Where the slider starts, and how hard examples pull there, as in page.js.
+    """Return the slider's initial state, computed as in page.js.
 
-    It runs over the powers of 2 from 1/16 to 4, or further if k lies beyond.
+    Its range is 1/16 to 4, or wider if k is outside.
     """
     at = math.log2(k)
     ends = {"low": min(-4, math.floor(at)), "high": max(2, math.ceil(at))}

@@ -1,4 +1,4 @@
-"""How good the classifier is: its error compared with those of simpler classifiers."""
+"""The quality of the model: its error compared with baselines, and figures for the page."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from pseudograd.fleet import Outcome
 from pseudograd.report import charts
 from pseudograd.report.drawing import image
 from pseudograd.search import Comparison, Difference
 from pseudograd.search.assessment import share
 from pseudograd.search.comparison import ByClass, best_stopped
-from pseudograd.search.measures import compare_counts
+from pseudograd.search.measures import are_unequal, compare_counts
 from pseudograd.words import DASH, percent
 
 Assessment = Mapping[str, Any]
 
 _WEAK = 0.2  # above this error, few suspects are wrong labels (docs/page.md)
 
-# Parts that an assessment from outcomes alone lacks.
+# Fields that an assessment from outcomes alone lacks.
 _UNKNOWN = dict.fromkeys(
     ("uncalibrated", "confusion", "comparison", "importance", "suspects", "members")
 )
 
 
 def assessed(comparison: Comparison, count: int | None = None) -> Assessment:
-    """Assess the network that is kept by its outcomes alone, in the form of `assess`.
+    """Return an assessment of the selected network from outcomes alone, in the form of `assess`.
 
     Args:
         comparison: The final networks; by class, if the test labels are known.
-        count: The number of test examples, if it is known otherwise.
+        count: The number of test examples, if it is known from elsewhere.
 
     """
     classes = comparison.by_class
@@ -62,13 +64,13 @@ def assessed(comparison: Comparison, count: int | None = None) -> Assessment:
 
 
 def with_classes(comparison: Comparison, examples: Mapping[str, Any] | None) -> Comparison:
-    """Return a comparison with the errors by class of the saved network, if they are known."""
+    """Return a comparison with the errors by class of the saved network, if known."""
     by_class = tuple(ByClass(**one) for one in (examples or {}).get("by_class", ()))
     return replace(comparison, by_class=by_class)
 
 
 def _own(outcome: Outcome, count: int | None) -> dict[str, Any]:
-    """The error of one network, with its interval if the number of test examples is known."""
+    """Return the error of one network, with its interval if the test set's size is known."""
     known: dict[str, Any] = {"error": outcome.error, "wrong": None, "count": count}
     known |= {"low": None, "high": None}
     if count:
@@ -81,14 +83,15 @@ class Standing:
     """The model's rank among the baselines.
 
     Attributes:
-        majority: Always answering the most common label; None if the labels are not known.
-        no_better: Whether the model has as many test errors as that, or more.
-        unclear: Whether it has fewer, but not beyond noise.
+        majority: Always predicting the most common label; None if the labels are unknown.
+        no_better: Whether the model has at least as many test errors as that.
+        unclear: Whether it has fewer, but not significantly.
         rivals: The other baselines, the best first.
-        only_right: The only label that the model ever gets right, if there is but one.
-        untested: Labels that the test set has no example of.
-        plain_no_better: Whether the model of k = 1, unlike the model, is no better than one label,
-            though the difference between the two may be beyond noise.
+        unequal: Whether some test labels are much rarer than others.
+        only_right: The only label that the model ever predicts correctly, if there is just one.
+        untested: Labels without a test example.
+        plain_no_better: Whether the model of k = 1, unlike the chosen one, is no better than the
+            majority, and their difference is not noise.
 
     """
 
@@ -96,6 +99,7 @@ class Standing:
     no_better: bool
     unclear: bool
     rivals: tuple[Mapping[str, Any], ...]
+    unequal: bool
     only_right: tuple[object, ...]
     untested: tuple[object, ...]
     plain_no_better: bool
@@ -106,7 +110,7 @@ class Standing:
 
 
 def standing(assessment: Assessment) -> Standing:
-    """Place the model among the baselines."""
+    """Compare the model with the baselines."""
     majority = next((one for one in assessment["baselines"] if one["name"] == "majority"), None)
     rivals = [one for one in assessment["baselines"] if one is not majority]
     error, plain = assessment["model"]["error"], assessment["plain"]
@@ -121,6 +125,7 @@ def standing(assessment: Assessment) -> Standing:
         and majority["error"] > 0
         and majority["against"]["verdict"] != "better",
         rivals=tuple(sorted(rivals, key=lambda one: one["error"])),
+        unequal=bool(classes) and are_unequal(np.array([one["count"] for one in classes])),
         only_right=right if len(right) == 1 else (),
         untested=tuple(one["label"] for one in classes if not one["count"]),
         plain_no_better=bool(
@@ -162,7 +167,7 @@ def quality(assessment: Assessment | None, pixels: Sequence[int] | None) -> dict
 
 
 def column_notes(notes: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return how the columns of a table were used, the notable ones first."""
+    """Return how the columns of a table were used; "told" has those worth a note."""
     if not notes or not notes.get("columns"):
         return None
     columns = notes["columns"]
@@ -174,7 +179,7 @@ def column_notes(notes: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _suspects(assessment: Assessment, pixels: Sequence[int] | None) -> dict[str, Any]:
-    """The suspects with their images, and where the model is too weak to doubt a label."""
+    """Return the suspects with their images, and whether the model is too weak to find any."""
     found = assessment["suspects"]
     first = [
         {**one, "image": image(one["pixels"], pixels or ()) if one["pixels"] else None}
@@ -184,9 +189,9 @@ def _suspects(assessment: Assessment, pixels: Sequence[int] | None) -> dict[str,
 
 
 def weak(assessment: Assessment) -> dict[str, Any] | None:
-    """Return where the model errs so often that most suspects are its own mistakes, if anywhere.
+    """Return where the model is so weak that most suspects are its own mistakes, or None.
 
-    That is the whole test set (label None), or the label of most suspects; with the error there.
+    That is the whole test set (label None), or the label of most suspects, with the error there.
     """
     found = assessment["suspects"]
     if not found or not found["first"]:
@@ -201,7 +206,7 @@ def weak(assessment: Assessment) -> dict[str, Any] | None:
 
 
 def ensembles(assessment: Assessment | None) -> dict[str, Any] | None:
-    """Return the comparison of the model with that of k = 1, its differences with intervals."""
+    """Return the comparison with the model of k = 1, as differences with intervals."""
     if not assessment or not assessment["comparison"]:
         return None
     found = assessment["comparison"]
@@ -211,7 +216,7 @@ def ensembles(assessment: Assessment | None) -> dict[str, Any] | None:
 
 
 def _errors(assessment: Assessment) -> Any:
-    """The chart of errors: the model, k = 1, and the baselines from best to worst."""
+    """Return the chart of errors: the model, k = 1, and the baselines from best to worst."""
     if assessment["model"]["low"] is None:
         return None
     rows = [{"name": "this model", "kind": "chosen", **assessment["model"]}]

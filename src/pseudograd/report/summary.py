@@ -26,14 +26,14 @@ from pseudograd.words import fraction, percent
 
 
 def summary(found: Result, assessment: Assessment | None = None, *, options: bool = True) -> str:
-    """Summarise a search: the model's error, whether it is good, and whether k matters.
+    """Return a summary of a search: the model's error, the baselines, whether k matters.
 
     The search, the choice and the tests follow.
 
     Args:
-        found: What the search found.
-        assessment: How good the model is, from `pseudograd.search.assess`; without it, what the
-            outcomes show.
+        found: The result of the search.
+        assessment: The assessment from `pseudograd.search.assess`; without it, the summary uses
+            the outcomes only.
         options: Whether to name command-line options instead of Python names.
 
     Example:
@@ -67,12 +67,12 @@ def summary(found: Result, assessment: Assessment | None = None, *, options: boo
 
 
 def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessment) -> str:
-    """Return the same for an ensemble, which is compared with one of k = 1.
+    """Return the summary for an ensemble, compared with an ensemble of k = 1.
 
     Args:
-        cells: The best of each k.
+        cells: The best rate of each k.
         chosen: The best single pair of k and rate, to mark.
-        assessment: How good the ensemble is, from `pseudograd.search.assess`.
+        assessment: The assessment of the ensemble from `pseudograd.search.assess`.
 
     """
     told: dict[str, Any] = dict.fromkeys(
@@ -83,7 +83,7 @@ def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessme
 
 
 def study_summary(study: Study) -> str:
-    """Return the summary of a study, from what its folder holds."""
+    """Return the summary of a study, from the files in its folder."""
     known = None if study.folder is None else read_assessment(study)
     if isinstance(study.protocol, Bagging):
         if known is None:
@@ -120,12 +120,12 @@ def _filled(
 
 
 def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None, mark: str = "chosen") -> str:
-    """Return a line for each k: its best rate, its validation error and that one's standard error.
+    """Return a line for each k: its best rate, validation error and standard error.
 
     Args:
-        cells: The best of each k.
+        cells: The best rate of each k.
         chosen: The one to mark.
-        mark: How to mark it.
+        mark: The mark.
 
     Example:
         >>> print(table_of_k((Cell(1.0, 0.2, (0.02, 0.03)), Cell(0.5, 0.1, (0.01, 0.02)))))
@@ -148,7 +148,7 @@ def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None, mark: str = 
 
 
 def _typed(text: str) -> str:
-    """Replace the minus and the arrow of typography, which not every terminal knows."""
+    """Return text with ASCII minus signs and arrows, which every terminal can show."""
     return text.replace("−", "-").replace("→", "->")
 
 
@@ -156,7 +156,7 @@ RUNS_HEAD = "started            trials   k         test error, %   with k = 1   
 
 
 def line_of_run(run: Study) -> str:
-    """Return how far a run is, and what it found, as a line below `RUNS_HEAD`."""
+    """Return the progress and the result of a run, as a line below `RUNS_HEAD`."""
     started = run.sessions[0]["started"][:16].replace("T", " ") if run.sessions else ""
     found = _found(run)
     told = "unfinished"
@@ -167,10 +167,10 @@ def line_of_run(run: Study) -> str:
 
 
 def _found(run: Study) -> tuple[str, float, float] | None:
-    """Return the headline: the values of k, the test error and that with k = 1.
+    """Return the values of k, the test error and that with k = 1; None if unfinished.
 
-    The model of a study of any network is one network. If an ensemble is better beyond noise, that
-    is the headline, beside the ensemble of k = 1. None if the study is unfinished.
+    If an ensemble of a `ModuleRecipe` is significantly better than one network, it is compared
+    with the ensemble of k = 1.
     """
     if not run.finished:
         return None

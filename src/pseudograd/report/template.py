@@ -1,4 +1,4 @@
-"""Templates of this package, filled: text for the terminal, and pages that need no network."""
+"""Render the templates of this package: text for the terminal, and self-contained pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pseudograd.fleet.ramp import as_k
 
 
 def fill(template: str, *, html: bool = False, **values: object) -> str:
-    """Fill a template; in HTML, values are escaped unless they are Markup."""
+    """Return a rendered template; in HTML, values are escaped unless they are Markup."""
     environment = Environment(
         autoescape=html,
         loader=FunctionLoader(_read),
@@ -30,12 +30,12 @@ def fill(template: str, *, html: bool = False, **values: object) -> str:
 
 
 def render(template: str, script: str | None = None, **values: object) -> str:
-    """Fill a page, which gets the style sheet and a policy that allows nothing from elsewhere.
+    """Return a rendered page with the style sheet and a policy that blocks external resources.
 
     Args:
-        template: The name of its file; it is given ``policy``, ``style`` and ``script``.
-        script: The name of its script's file, if it has one.
-        values: What else it is given, escaped unless it is Markup.
+        template: The template's file name; it receives ``policy``, ``style`` and ``script``.
+        script: The file name of its script, if it has one.
+        values: Other values for the template, escaped unless they are Markup.
 
     """
     style, code = _read("page.css"), _read(script) if script else ""
@@ -53,12 +53,12 @@ def render(template: str, script: str | None = None, **values: object) -> str:
 
 
 def _code(option: str) -> Markup:
-    """Show an option of the command line as code, which the style sheet keeps on one line."""
+    """Return a command-line option as code, which the style sheet keeps on one line."""
     return Markup("<code>{}</code>").format(option)
 
 
 def _unbroken(html: Markup) -> Markup:
-    """Keep "k = 1" on one line: with no-break spaces, in the text between tags."""
+    """Return HTML with no-break spaces in "k = 1", in the text between tags."""
 
     def joined(text: re.Match[str]) -> str:
         return re.sub(r"\b([kp]) (=|&lt;) (?=\d)", "\\1\xa0\\2\xa0", text[0])

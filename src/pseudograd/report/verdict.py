@@ -1,4 +1,4 @@
-"""The evidence for the chosen k from the test set: numbers, which the templates put in words."""
+"""The evidence for the chosen k from the test set, as numbers for the templates."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Verdict:
         pairs: How many networks of each k were compared.
         errors: The mean test error with the chosen k and with k = 1.
         cross_entropies: The same for the cross-entropy.
-        error: The difference of the errors, its interval cut to [-1, 1]: Student's t knows no
-            bounds, and with two or three pairs it may reach far beyond.
+        error: The difference of the errors. Its interval is clipped to [-1, 1], since Student's t
+            is unbounded and very wide with two or three pairs.
         by_networks: Whether that interval excludes 0.
-        opposed: Whether the sign test is significant in the other direction. It counts an example
-            once that several networks get wrong, so the two can disagree.
-        probabilities: Whether the cross-entropy says that the chosen k's are "better", "worse" or
-            indistinguishable ("noise"); empty for a single pair.
+        opposed: Whether the sign test is significant in the opposite direction. It counts each
+            example once, however many networks get it wrong, so the two can disagree.
+        probabilities: "better", "worse" or "noise": the chosen k's probabilities, judged by the
+            cross-entropy; empty for a single pair.
 
     """
 
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def verdict(comparison: Comparison) -> Verdict:
-    """Judge the chosen k against k = 1."""
+    """Return the verdict on the chosen k against k = 1."""
     groups = comparison.chosen, comparison.plain
     errors, cross_entropies = (
         tuple(statistics.fmean(getattr(outcome, name) for outcome in group) for group in groups)
@@ -72,7 +72,7 @@ def verdict(comparison: Comparison) -> Verdict:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The final networks that were stopped by the limit of epochs: how many, of how many, where."""
+    """The number of final networks that reached the epoch limit, their total, and the limit."""
 
     count: int
     total: int
@@ -80,16 +80,16 @@ class Unfinished:
 
 
 def diverged(comparison: Comparison) -> tuple[int, int] | None:
-    """Count the final networks that diverged, and all of them; None if none did."""
+    """Return the number of diverged final networks and of all; None if none diverged."""
     final = {*comparison.chosen, *comparison.plain}
     lost = sum(math.isinf(outcome.cross_entropy) for outcome in final)
     return (lost, len(final)) if lost else None
 
 
 def unfinished(comparison: Comparison) -> Unfinished | None:
-    """Count the final networks that were still learning at the last epoch; None if none were.
+    """Return how many final networks were still improving at the epoch limit; None if none were.
 
-    Those that are trained for all epochs, or whose rate falls with them, end where they should.
+    Networks without early stopping, or with a schedule, are meant to train for all epochs.
     """
     recipe = comparison.chosen[0].trial.recipe
     if isinstance(recipe, ModuleRecipe) and not (recipe.patience and recipe.schedule == "constant"):
@@ -112,6 +112,6 @@ def error_interval(errors: Sequence[float]) -> tuple[float, float] | None:
 
 
 def possible(difference: Difference) -> Difference:
-    """Return a difference of two errors with its interval cut to [-1, 1]."""
+    """Return a difference of two errors with its interval clipped to [-1, 1]."""
     low, high = max(difference.low, -1.0), min(difference.high, 1.0)  # NaN stays NaN
     return Difference(difference.mean, low, high)

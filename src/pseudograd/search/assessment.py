@@ -1,4 +1,4 @@
-"""How good the model is: everything that the page says about it, as plain values for JSON."""
+"""Assessment of a model: all facts about it that the page shows, as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from pseudograd.search.suspects import Suspects, shown_suspects
 if TYPE_CHECKING:
     from pseudograd.data import Dataset, Encoder
 
-_MATRIX = 20  # classes that a confusion matrix is readable for
+_MATRIX = 20  # classes up to which a confusion matrix is readable
 _PAIRS = 12  # most confused pairs
-_FEWEST = 20  # examples of a point of the reliability diagram
+_FEWEST = 20  # examples per point of the reliability diagram
 
 
 def assess(
@@ -42,24 +42,24 @@ def assess(
     predict: Predict | None = None,
     members: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return how good a model is on the test part, and which training labels look wrong.
+    """Return the assessment of a model on the test set, and the training labels that look wrong.
 
     Args:
         data: The data set.
         encoder: Its encoder, for the names of classes and columns.
-        test: Test probabilities of the "model" that is kept and, if available, of the
-            "uncalibrated" model and of the model of k = 1, "plain".
+        test: Test probabilities of the "model" and, if available, of the "uncalibrated" model and
+            of the model of k = 1, "plain".
         suspects: The training rows whose label looks wrong.
-        predict: Returns the model's probabilities of rows of features; without it, the importance
-            of columns is not measured.
-        members: The composition of the model, for the page: "networks" (how many), "ks" (a list of
-            [k, how many of them]), "temperature".
+        predict: Returns the model's probabilities for rows of features; without it, permutation
+            importance is not computed.
+        members: The composition of the model: the number of "networks", "ks" (a list of [k, number
+            of networks]), "temperature".
 
     Returns:
         JSON-able values: classes, model, uncalibrated, plain, baselines, unequal, by_class,
-        confusion, confused, reliability, comparison, importance, suspects and members; None where
-        nothing is known. With groups of test rows, these are the unit of intervals and tests,
-        and "groups" is their number.
+        confusion, confused, reliability, comparison, importance, suspects and members; None if
+        unknown. With groups of test rows, intervals and tests are computed over groups, and
+        "groups" is their number.
 
     """
     labels = data.labels[data.train_size :].numpy()
@@ -82,14 +82,13 @@ def assess_probabilities(
     test: Mapping[str, Floats],
     groups: NDArray[np.int64] | None = None,
 ) -> dict[str, Any]:
-    """Assess test probabilities alone, in the form of `assess`.
+    """Return an assessment of test probabilities alone, in the form of `assess`.
 
     Args:
         labels: The class indices of the test examples.
         classes: The names of the classes.
         test: As for `assess`.
-        groups: Which labels belong to one example, or which examples to one group, if there are
-            several.
+        groups: The group of each label, if there are groups, such as the labels of one example.
 
     """
     wrong = {name: found.argmax(1) != labels for name, found in test.items()}
@@ -122,7 +121,7 @@ def assess_probabilities(
 
 
 def share(wrong: int, count: int) -> dict[str, Any]:
-    """Return an error with its 95% interval."""
+    """Return an error rate with its 95% interval."""
     low, high = wilson(wrong, count)
     error = wrong / count if count else None
     return {"wrong": wrong, "count": count, "error": error, "low": low, "high": high}
@@ -136,9 +135,9 @@ def share_of(
     """Return the error on some labels with its 95% interval.
 
     Args:
-        wrong: Which labels are predicted wrongly.
-        groups: Which of them belong to one example, if it has several.
-        which: The labels that count; None for all.
+        wrong: Whether each label is predicted wrongly.
+        groups: The group of each label, if there are groups.
+        which: The labels to include; None for all.
 
     """
     rows = slice(None) if which is None else which
@@ -154,7 +153,7 @@ def share_of(
 def quality(
     probabilities: Floats, labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None
 ) -> dict[str, Any]:
-    """Return how good probabilities are: the error with its interval, log loss and calibration."""
+    """Return the error with its interval, the balanced error, log loss and calibration error."""
     predicted = probabilities.argmax(1)
     return share_of(predicted != labels, groups) | {
         "balanced_error": balanced_error(predicted, labels),
@@ -166,7 +165,7 @@ def quality(
 def _baselines(
     data: Dataset, encoder: Encoder, wrong: NDArray[np.bool_], groups: NDArray[np.int64] | None
 ) -> list[dict[str, Any]]:
-    """The quality of each baseline, and the model's verdict against it."""
+    """Return the quality of each baseline, and the comparison of the model with it."""
     labels = data.labels[data.train_size :].numpy()
     found = [
         {
@@ -183,7 +182,7 @@ def _baselines(
 
 
 def _confused(matrix: NDArray[np.int64]) -> list[dict[str, int]]:
-    """The most frequent mistakes: label and predicted, as class indices, and their number."""
+    """Return the most frequent mistakes: label and predicted, as class indices, and count."""
     mistakes = matrix.copy()
     np.fill_diagonal(mistakes, 0)
     order = np.argsort(-mistakes, axis=None, kind="stable")[:_PAIRS]
@@ -201,10 +200,10 @@ def _comparison(
     labels: NDArray[np.int64],
     groups: NDArray[np.int64] | None,
 ) -> dict[str, Any]:
-    """The model against that of k = 1; "kind" as in `report.verdict`.
+    """Return the comparison with the model of k = 1; "kind" as in `report.verdict`.
 
-    "proof" if the interval leaves out 0 and McNemar's test has p < 0.05, "hint" if one of the two
-    holds, "noise" if neither does, and "same" if the probabilities are equal.
+    It is "proof" if the interval excludes 0 and McNemar's test has p < 0.05, "hint" if one of the
+    two holds, "noise" if neither does, and "same" if the probabilities are equal.
     """
     judged = compare_on_rows(wrong["model"], wrong["plain"], groups)
     told = (judged["low"] > 0 or judged["high"] < 0) + (judged["verdict"] != "level")
@@ -213,6 +212,6 @@ def _comparison(
     return {
         **judged,
         "kind": "same" if same else ("noise", "hint", "proof")[told],
-        # A single test example gives no interval, and JSON holds no NaN.
+        # A single test example has no interval, and JSON has no NaN.
         "log_loss": {end: None if math.isnan(at) else at for end, at in vars(loss).items()},
     }

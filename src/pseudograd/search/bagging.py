@@ -1,8 +1,7 @@
-"""Bagging: the default search, which builds the model from the networks of cross-validation.
+"""Bagging: the default search, whose model is an ensemble of the cross-validation networks.
 
-Each pair of k and learning rate trains one network per fold, on all the other folds. So every
-training example has a prediction by a network that has not seen it. An ensemble is chosen by these
-(`pseudograd.search.ensemble`), and nothing more is trained.
+Each pair of k and learning rate trains one network per fold, on all the other folds. The ensemble
+is chosen by out-of-fold predictions (`pseudograd.search.ensemble`), and nothing is retrained.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ KS = (2.0, 1.0, 0.5)
 LEARNING_RATES = (0.003, 0.01, 0.03)
 _LOW_RATES = (0.001, 0.003, 0.01)
 _SMALL = 600  # training examples below which bins and large steps overfit
-_LARGE = 2_000  # training examples from which on bad pairs are dropped after one fold
-_BATCHES = (400, 1_500, 6_000, 50_000, 200_000)  # training examples where batches double
-_SAMPLE = 50_000  # training examples that pairs of a very large table are first tried on
+_LARGE = 2_000  # training examples from which bad pairs are dropped after one fold
+_BATCHES = (400, 1_500, 6_000, 50_000, 200_000)  # training examples at which batches double
+_SAMPLE = 50_000  # training examples of the first networks on a very large table
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,13 @@ class Bagging(Protocol):
 
     Attributes:
         ks: The values of k to try, numbers or ramps, as in `Protocol`.
-        learning_rates: The rates to start from. While the best rate of a k is the first or last,
-            another one is tried, up to ``most_extensions`` times.
-        repetitions: Networks of each pair, a multiple of five: every fold is held out equally
+        learning_rates: The rates to start from. While the best rate of a k is the lowest or the
+            highest, another one is tried, up to ``most_extensions`` times.
+        repetitions: Networks per pair, a multiple of five, so that every fold is held out equally
             often.
-        finalists: How many pairs are trained in full after a first network of each; the best pair
-            of k = 1 always is. None for all.
-        sample: How many examples these first networks are trained on at most; 0 for all.
+        finalists: How many pairs are trained on all folds after a first network of each, in
+            addition to the best pair of k = 1. None for all.
+        sample: The maximum number of training examples of these first networks; 0 for all.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe
@@ -78,7 +77,7 @@ class Bagging(Protocol):
 
     @property
     def foretold(self) -> int:
-        """How many trials the search needs if no learning rate lies on an edge."""
+        """The number of trials if no best learning rate is at an end of the range."""
         pairs = len(self.ks) * len(self.learning_rates)
         if self.finalists is None:
             return pairs * self.repetitions
@@ -87,7 +86,7 @@ class Bagging(Protocol):
         return again + finalists * self.repetitions
 
     def plan(self) -> str:
-        """Describe in a line what will be trained."""
+        """Return a line that describes what will be trained."""
         rates = counted(len(self.learning_rates), "learning rate")
         pairs = f"{counted(len(self.ks), 'value')} of k × {rates}"
         if self.finalists is None:
@@ -100,7 +99,7 @@ class Bagging(Protocol):
 
     @property
     def step(self) -> float:
-        """The factor between neighbouring learning rates beyond the first ones."""
+        """The factor between neighbouring learning rates outside the initial range."""
         rates = sorted(self.learning_rates)
         return rates[-1] / rates[-2] if len(rates) > 1 else super().step
 
@@ -135,7 +134,7 @@ class Bagging(Protocol):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The first looks, if there are any, and the grid."""
+        """The first looks, if any, and the grid."""
         return (lambda _: list(self._first_looks().values()), self._grid)
 
     def _first_looks(self) -> dict[tuple[float | Ramp, float], Trial]:
@@ -154,7 +153,7 @@ class Bagging(Protocol):
         return [self._at(*pair, number) for pair in pairs for number in range(self.repetitions)]
 
     def _going_on(self, outcomes: Outcomes) -> list[tuple[float | Ramp, float]]:
-        """Return the best pairs by their first network, the best of k = 1 included."""
+        """Return the best pairs by their first network, including the best of k = 1."""
         looks = self._first_looks()
 
         def score(pair: tuple[float | Ramp, float]) -> float:
@@ -175,7 +174,7 @@ class Bagging(Protocol):
 
 
 def bagging_for(recipe: Recipe, train_size: int, **settings: Any) -> Bagging:
-    """Return the search for a table of this size: with more examples, fewer pairs in full.
+    """Return the search for a table of this size; on more examples, fewer pairs train in full.
 
     Example:
         >>> bagging_for(table_recipe("patients.csv", 800), 800).finalists
@@ -197,17 +196,17 @@ def bagging_for(recipe: Recipe, train_size: int, **settings: Any) -> Bagging:
 def table_recipe(
     data: str, train_size: int, data_hash: str = "", *, pixels: bool = False, **settings: Any
 ) -> MLPRecipe:
-    """Return the recipe for tables: what measured best on real ones (docs/notes/tables.md).
+    """Return the recipe for tables, tuned on real ones (docs/notes/tables.md).
 
-    Two hidden layers that grow with the data, bins for numbers, AdamW, a learning rate that falls
-    along a cosine, and the epoch that is best on the held-out fold.
+    It has two hidden layers whose width depends on the number of examples, bins for numbers, AdamW,
+    a cosine schedule, and keeps the epoch that is best on the held-out fold.
 
     Args:
         data: The name of the data set.
-        train_size: The number of its training examples.
+        train_size: The number of training examples.
         data_hash: The first digits of its hash.
-        pixels: Whether the features are pixels, which have no bins.
-        settings: Others of `MLPRecipe`; None means the default.
+        pixels: Whether the features are pixels, which are not binned.
+        settings: Other settings of `MLPRecipe`; None means the default.
 
     Example:
         >>> recipe = table_recipe("patients.csv", 800)
@@ -235,7 +234,7 @@ def table_recipe(
 
 
 def epochs_for(train_size: int) -> int:
-    """Return the number of epochs: fewer for more examples, since an epoch then has more steps.
+    """Return the number of epochs: fewer for more examples, whose epochs have more steps.
 
     Example:
         >>> [epochs_for(size) for size in (100, 2_000, 20_000, 1_000_000)]

@@ -1,4 +1,4 @@
-"""Simpler classifiers on the same split, and the importance of each column to a model."""
+"""Baseline classifiers on the same split, and permutation importance."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ Predict = Callable[[NDArray[Any]], Floats]
 
 MAJORITY, LOGISTIC, BOOSTING = "majority", "logistic regression", "gradient boosting"
 _MOST_ROWS = 100_000
-# Rows × features × classes that each may train on, and for boosting features × classes: some
-# twenty seconds on one core.
+# Limits of rows × features × classes and, for boosting, features × classes: about 20 s on a core.
 _LOGISTIC_WORK, _BOOSTING_WORK, _BOOSTING_WIDTH = 300_000_000, 40_000_000, 2_000
-# Below so much work threads only wait for each other: on a busy machine, 20 times as long as one.
+# Below this work, threads do not pay off: on a busy machine they took 20 times as long as one.
 _THREADED_WORK = 5_000_000
 _REPEATS = 5
-_PREDICTIONS = 500_000  # rows that permutation importance may predict
+_PREDICTIONS = 500_000  # maximum number of rows that permutation importance predicts
 _FEWEST_ROWS = 100
 
 
 def baselines(data: Dataset) -> dict[str, tuple[NDArray[np.float64], int]]:
-    """Return the test probabilities of simple classifiers, and the rows each was trained on.
+    """Return the test probabilities of baselines, and how many rows each was trained on.
 
-    They are: always answering with the class shares of the training part (its prediction is the
-    majority), and scikit-learn's LogisticRegression and HistGradientBoostingClassifier with default
-    settings, on the same features as the networks. On large data these two are trained on a random
-    part of the rows; boosting is left out where features × classes exceed 2,000.
+    They are the class frequencies of the training set (which predict the majority class), and
+    scikit-learn's LogisticRegression and HistGradientBoostingClassifier with default settings, on
+    the same features as the networks. Large data are subsampled for the latter two; boosting is
+    skipped if features × classes exceed 2,000.
     """
     with needed_for("the baselines of a search"):
         from threadpoolctl import threadpool_limits
@@ -62,7 +61,7 @@ def baselines(data: Dataset) -> dict[str, tuple[NDArray[np.float64], int]]:
 
 
 def _arrays(data: Dataset) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
-    """The training features and labels and the test features; pixels scaled to [0, 1]."""
+    """Return the training features, labels and test features, with pixels scaled to [0, 1]."""
     features = data.features.numpy()
     if features.dtype == np.uint8:
         low, high = data.value_range
@@ -85,7 +84,7 @@ def _classifier(name: str, labels: NDArray[np.int64]) -> Any:
 
 
 def _some(count: int, most: int) -> NDArray[np.int64]:
-    """Indices of all rows, or of a random part of them."""
+    """Return the indices of all rows, or of a random sample of ``most``."""
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(0).choice(count, most, replace=False))
@@ -94,16 +93,16 @@ def _some(count: int, most: int) -> NDArray[np.int64]:
 def permutation_importance(
     predict: Predict, data: Dataset, encoder: Encoder
 ) -> dict[str, Any] | None:
-    """Return how much the test error grows when a column's entries are shuffled among the rows.
+    """Return the increase of the test error when each column is shuffled.
 
     Args:
         predict: Returns the probabilities of rows of features.
-        data: The data set; a random part of its test rows is used if there are many.
-        encoder: Tells which features belong to which column.
+        data: The data set; large test sets are subsampled.
+        encoder: The encoder, which maps columns to features.
 
     Returns:
         The columns, the most important first, each with the mean increase of the error and of the
-        log loss over the repeats, and the standard deviation of the former; None for pixels.
+        log loss over the repeats, and the standard deviation of the error; None for pixels.
 
     """
     if encoder.pixels is not None or not data.test_size:
@@ -139,7 +138,7 @@ def permutation_importance(
 
 
 def _feature_columns(encoder: Encoder) -> Iterator[tuple[str, slice]]:
-    """Yield each column of the table and the place of its features."""
+    """Yield each column of the table and the slice of its features."""
     start = 0
     for column in encoder.columns:
         if column.width:

@@ -39,7 +39,7 @@ class ByClass:
 
     """
 
-    label: str | int | bool
+    label: str | float | bool
     count: int
     wrong: int
 
@@ -138,7 +138,7 @@ def best_stopped(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def by_class(
-    outcome: Outcome, labels: Sequence[int], names: Sequence[str | int | bool]
+    outcome: Outcome, labels: Sequence[int], names: Sequence[str | float | bool]
 ) -> tuple[ByClass, ...]:
     """Count a network's mistakes in each class of the test set.
 

@@ -1,4 +1,4 @@
-"""Which examples drive the training: those that a network gets wrong, or nearly wrong."""
+"""The distribution of the pull (gradient magnitude) over training examples by difficulty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pseudograd.fleet.ramp import plain_k
 from pseudograd.rules import paper
 from pseudograd.search.shown import distinct, shown
 
-# Bin edges of the difficulty 1 - p_y, from learned to mistaken.
+# Bin edges of the difficulty 1 - p_y.
 EDGES = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0)
 _SHOWN = 24
 
@@ -24,18 +24,18 @@ def difficulty(
 ) -> dict[str, Any]:
     """Return how the pull of the training examples is distributed over their difficulty.
 
-    An example's difficulty is 1 - p_y, the probability missing from the right class. It pulls with
-    strength |f_y| = (1 - p_y)^k (Eq. 5); a ramp counts with its last k.
+    The difficulty of an example is 1 - p_y, where p_y is the probability of the true class. Its
+    pull is |f_y| = (1 - p_y)^k (Eq. 5); for a ramp, k is the final value.
 
     Args:
-        networks: k and a network trained with it, by name. One is called "plain"; the first decides
-            which examples are hardest.
+        networks: k and a network trained with it, by name. One must be named "plain"; the first
+            determines which examples are hardest.
         data: The data set they were trained on.
         encoder: The encoder of the data set, which decodes examples to the user's values.
 
     Returns:
         Plain values for JSON: the bin edges of the difficulty, the number of examples and the share
-        of the pull in each bin for each network, and the hardest examples, all different.
+        of the pull in each bin for each network, and the hardest distinct examples.
 
     Example:
         >>> from pseudograd.data import open_data
@@ -53,7 +53,7 @@ def difficulty(
     for name, (k, network) in networks.items():
         logits = network.logits(features)
         _, margin = paper.top_and_margin(logits, labels)
-        # NaN, from a diverged network, counts as the greatest difficulty.
+        # NaN, from a diverged network, counts as the maximum difficulty.
         lack, pull = (
             paper.strength(margin, power).squeeze(-1).nan_to_num(1.0) for power in (1.0, k_at(k, 1))
         )

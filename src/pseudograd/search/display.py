@@ -1,4 +1,4 @@
-"""The progress of a running study: a live table on a terminal, elsewhere occasional lines."""
+"""The progress of a study: a live table on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _SECONDS_BETWEEN_LINES = 10.0
-_LINES = 5  # of a ledger that are reported one by one
+_LINES = 5  # unusable lines of a ledger that are reported individually
 
 
 class Display(contextlib.AbstractContextManager["Display"]):
@@ -28,8 +28,8 @@ class Display(contextlib.AbstractContextManager["Display"]):
     Args:
         protocol: The study's protocol.
         known: The outcomes it starts with.
-        out: Where to write; standard error by default.
-        name: The study's name, if several are shown; then only lines are written.
+        out: The output stream, by default standard error.
+        name: The study's name, if several run at once; then only lines are written.
 
     Example:
         >>> from pseudograd.fleet import MLPRecipe
@@ -52,6 +52,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         self.name, self.live = name, self.out.isatty() and not name
         self.before = len(known)
         self.progress: Progress | None = None
+        self.first: tuple[float, int] | None = None  # when the first outcome came, and its `done`
         self.started = self.line_written = time.monotonic()
         self._exits = contextlib.ExitStack()
 
@@ -73,6 +74,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         now = time.monotonic()
         self.progress = progress
         self.outcomes[progress.outcome.trial] = progress.outcome
+        self.first = self.first or (now, progress.done)
         if self.live:
             return
         last = progress.done == progress.total
@@ -81,30 +83,41 @@ class Display(contextlib.AbstractContextManager["Display"]):
             print(self._line() + self._best(), file=self.out, flush=True)
 
     def tell(self, note: str) -> None:
-        """Write a line that stays above the table."""
+        """Print a line, above the table if there is one."""
         if self.live:
             self._console.print(note)
         else:
             print(note, file=self.out, flush=True)
 
     def _line(self) -> str:
-        """Return the progress of the study as a line."""
+        """Return the progress as a line."""
         progress = self.progress
         if progress is None:
             return "preparing"
         line = f"{self.name}, " if self.name else ""
         done, total = self._counts(progress)
         line += f"{progress.stage}: {done} of {total} trials"
-        seconds = time.monotonic() - self.started
-        if seconds > 0:
-            speed = progress.done / seconds
+        if speed := self._speed(progress):
             line += f", {_pace(speed)}"
             if progress.done < progress.total:
                 line += f", {duration((progress.total - progress.done) / speed)} left"
         return line
 
+    def _speed(self, progress: Progress) -> float | None:
+        """Return the trials per second since the first outcome; None while it is not known.
+
+        The first outcome includes start-up and compilation, and trials that train side by side end
+        in bursts. So the speed is known once as much time has passed again.
+        """
+        if self.first is None:
+            return None
+        now, (first, done) = time.monotonic(), self.first
+        if progress.done == done or now - first < first - self.started:
+            return None
+        return (progress.done - done) / (now - first)
+
     def _counts(self, progress: Progress) -> tuple[int, int]:
-        """Return the trials that are done and all of them, those of earlier runs included."""
+        """Return the number of finished trials and of all, including earlier runs."""
         return self.before + progress.done, self.before + progress.total
 
     def _best(self) -> str:
@@ -135,12 +148,12 @@ class Display(contextlib.AbstractContextManager["Display"]):
             else:
                 table.add_row(fraction(k), "", "", style="dim")
         done, total = self._counts(self.progress) if self.progress else (0, 1)
-        bar = Padding(ProgressBar(total, done, width=60), 0)  # a bar alone does not end its line
+        bar = Padding(ProgressBar(total, done, width=60), 0)  # the bar itself does not end its line
         return Group(Text(self._line()), bar, table)
 
 
 def _pace(trials_per_second: float) -> str:
-    """Return the speed in the shortest unit that gives a number of 1 or more, or per hour.
+    """Return the speed in the shortest unit that gives at least 1, or per hour.
 
     Example:
         >>> _pace(6.4), _pace(0.2), _pace(0.001)
@@ -154,7 +167,7 @@ def _pace(trials_per_second: float) -> str:
 
 
 def tell_set_aside(ledger: Ledger) -> None:
-    """Report the lines of a ledger that could not be used, the first few one by one."""
+    """Report the unusable lines of a ledger, the first few individually."""
     for line in ledger.set_aside[:_LINES]:
         print(f"{ledger.path}: {line}", file=sys.stderr)
     if (more := len(ledger.set_aside) - _LINES) > 0:

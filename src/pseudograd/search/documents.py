@@ -15,21 +15,21 @@ from pseudograd.files import reason, write_whole, writing
 # matches all other names; or a tuple of shapes, one of which must fit.
 Shape = Any
 
-_LARGEST = 10**300  # beyond it, a whole number may have no float
+_LARGEST = 10**300  # larger integers may overflow a float
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file all at once or not at all."""
+    """Write a JSON file atomically."""
     with writing(path):
         write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, advice: str) -> dict[str, Any]:
-    """Return the JSON object in a file, in which all numbers are finite.
+    """Return the JSON object in a file; raise if a number is not finite.
 
     Args:
         path: The file.
-        advice: What to do if it cannot be read.
+        advice: The advice to the user if it cannot be read.
 
     Example:
         >>> import tempfile
@@ -50,8 +50,8 @@ def read_json(path: Path, advice: str) -> dict[str, Any]:
             parse_constant=_refused,
         )
         if not isinstance(found, dict):
-            raise ValueError("it holds no JSON object")
-        json.dumps(found, ensure_ascii=False).encode()  # fails if half a character is in a text
+            raise ValueError("it is not a JSON object")
+        json.dumps(found, ensure_ascii=False).encode()  # fails on lone surrogates
     except OSError as problem:
         raise OSError(f"{path} cannot be read ({reason(problem)}): {advice}") from problem
     except (ValueError, RecursionError) as problem:
@@ -65,12 +65,12 @@ def write_signed(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def read_signed(path: Path, shape: Shape, advice: str) -> dict[str, Any]:
-    """Return what `write_signed` wrote, if it is unchanged and has this shape."""
+    """Return the content of a file by `write_signed`; raise if it is changed or misshapen."""
     fields = read_json(path, advice)
     if fields.pop("checksum", None) != checksum(fields):
         raise ValueError(f"{path} is damaged, or was changed by hand: {advice}")
     if wrong := misfit(fields, shape, "it"):
-        raise ValueError(f"{path} is that of another version ({wrong}): {advice}")
+        raise ValueError(f"{path} is from another version ({wrong}): {advice}")
     return fields
 
 
@@ -98,12 +98,12 @@ def _not_huge(text: str) -> int:
 
 
 def misfit(value: object, shape: Shape, at: str) -> str | None:
-    """Return what is wrong with a value that was read from JSON, or None if it has the shape.
+    """Return why a value read from JSON does not have a shape, or None if it does.
 
     Args:
         value: The value.
-        shape: The shape it must have.
-        at: What to call it.
+        shape: The required shape.
+        at: The name of the value in the message.
 
     Example:
         >>> session = {"started": str, "devices": [str], "versions": {...: str}}

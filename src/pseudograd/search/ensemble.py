@@ -1,9 +1,9 @@
-"""The ensemble of a bagging study: chosen on predictions of examples that a network has not seen.
+"""The ensemble of a bagging study, chosen by out-of-fold predictions.
 
-Pairs of k and learning rate are added one by one, the one that helps most, any of them repeatedly
-(Caruana et al., "Ensemble selection from libraries of models", ICML 2004). All networks of a pair,
-one per fold, join together. This is the paper's plan of "combining the predictions of models with
-different levels of this sensitivity".
+Pairs of k and learning rate are added greedily, with replacement (Caruana et al., "Ensemble
+selection from libraries of models", ICML 2004). All networks of a pair, one per fold, are added
+together. The paper suggests it as future work: "combining the predictions of models with different
+levels of this sensitivity".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pseudograd.search.study import Progress, Study
 
 METRICS = ("error", "balanced", "log-loss")
 _PICKS = 20  # a pair's weight is a multiple of 1/20
-_PAIRS = 3  # in an ensemble at most: as many as k = 1 has to choose from
+_PAIRS = 3  # at most in an ensemble: as many as there are with k = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +35,10 @@ class Candidates:
     Attributes:
         cells: The pairs of k and learning rate.
         networks: The networks of each.
-        rows: The training examples that some network has not seen: all but up to four.
-        out_of_fold: Their probabilities by the networks that have not seen them, shape (cells,
-            rows, classes).
-        votes: The class that each single network favours for each of them, shape (rows, networks);
-            networks of the same repetition of folds share a column.
+        rows: The training examples with out-of-fold predictions: all but up to four.
+        out_of_fold: Their out-of-fold probabilities, shape (cells, rows, classes).
+        votes: The class that each network predicts for them, shape (rows, networks); the networks
+            of one repetition of the folds share a column.
 
     """
 
@@ -50,9 +49,9 @@ class Candidates:
     votes: Tensor
 
     def ensemble(self, weights: Tensor, temperature: float = 1.0) -> Ensemble:
-        """Return the ensemble in which cells have these weights.
+        """Return the ensemble with these weights of the cells.
 
-        A network that diverged is left out, and the others of its cell share its weight.
+        Diverged networks are left out, and the others of their cell share the weight.
         """
         pairs = []
         for networks, weight in zip(self.networks, weights.tolist(), strict=True):
@@ -69,7 +68,7 @@ class Candidates:
     def whole(self, weights: Tensor, labels: Tensor) -> Tensor:
         """Return `combined` for all training examples.
 
-        Examples that all networks have seen get their label, so that they are no suspects.
+        Examples without out-of-fold predictions get their label, so that they are not suspects.
         """
         found = torch.zeros(len(labels), self.out_of_fold.shape[2])
         found.scatter_(1, labels.unsqueeze(1), 1.0)
@@ -77,7 +76,7 @@ class Candidates:
         return found
 
     def all_votes(self, labels: Tensor) -> Tensor:
-        """Return the votes on all training examples, filled in the same way."""
+        """Return the votes on all training examples, filled in like `whole`."""
         votes = labels.short().unsqueeze(1).repeat(1, self.votes.shape[1])
         votes[self.rows] = self.votes
         return votes
@@ -158,15 +157,15 @@ def select(
     example_weights: Tensor | None = None,
     picks: int = _PICKS,
 ) -> Tensor:
-    """Return the weight of each candidate in the ensemble that is best on these predictions.
+    """Return the weight of each candidate in the best ensemble on these predictions.
 
     Args:
         out_of_fold: Probabilities, shape (candidates, examples, classes).
-        labels: The examples' class indices.
-        metric: "error" or "balanced" (both with a quarter of the log loss, so that few examples
-            decide less), or "log-loss".
-        example_weights: How much each example counts; None if all count the same.
-        picks: How often a candidate is added; 1 for the best one alone.
+        labels: The class indices of the examples.
+        metric: "error" or "balanced", to both of which a quarter of the log loss is added to reduce
+            the noise of few examples; or "log-loss".
+        example_weights: The sample weights; None if all are equal.
+        picks: The number of greedy steps; 1 selects the single best candidate.
 
     Example:
         >>> right = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
@@ -197,7 +196,7 @@ def score(
 ) -> float:
     """Return the score that `select` minimises."""
     weights = torch.ones(len(labels)) if example_weights is None else example_weights.float()
-    if metric == "balanced":  # every class counts the same
+    if metric == "balanced":  # all classes have the same total weight
         weights = weights / torch.bincount(labels, weights)[labels]
     own = probabilities.gather(1, labels.unsqueeze(1)).squeeze(1).clamp(min=1e-7)
     wrong = probabilities.argmax(1) != labels
@@ -209,13 +208,13 @@ def score(
 def calibrated(
     found: Candidates, weights: Tensor, labels: Tensor, example_weights: Tensor | None = None
 ) -> Ensemble:
-    """Return the ensemble of these weights, with the temperature that its predictions call for."""
+    """Return the ensemble with these weights, calibrated on its out-of-fold predictions."""
     log_probabilities = found.combined(weights).clamp(min=1e-7).log().numpy()
     counts = None if example_weights is None else example_weights.double().numpy()
     return found.ensemble(weights, fit_temperature(log_probabilities, labels.numpy(), counts))
 
 
 def mixture(cells: Sequence[Cell], weights: Tensor) -> list[tuple[Cell, float]]:
-    """Return the cells of an ensemble with their weights, the heaviest first."""
+    """Return the cells of an ensemble with their weights, in decreasing order."""
     chosen = [(cell, w) for cell, w in zip(cells, weights.tolist(), strict=True) if w]
     return sorted(chosen, key=lambda one: -one[1])

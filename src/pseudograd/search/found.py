@@ -1,4 +1,4 @@
-"""``assessment.json`` of a study of any network: written, and read with checks."""
+"""``assessment.json`` of a study of a `ModuleRecipe`: written, and read with checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pseudograd.search.documents import misfit, read_signed, write_signed
 from pseudograd.search.study import Study
 
 ASSESSMENT = "assessment.json"
-_REPAIR = "run the study again, which writes it again"
+_REPAIR = "run the study again, which rewrites it"
 
 _SHARE = {"wrong": int, "count": int, "error": float, "low": float, "high": float}
 _AGAINST = {
@@ -49,17 +49,17 @@ _FOUND = {
 
 
 def write_found(study: Study, found: Mapping[str, Any]) -> None:
-    """Write what `assess_networks` found into the study's folder, if it has one."""
+    """Write the result of `assess_networks` to the study's folder, if it has one."""
     if study.folder is not None:
         fields = {"trials": len(study.ledger), "run": study.fingerprint, "found": found}
         write_signed(study.folder / ASSESSMENT, fields)
 
 
 def read_found(study: Study) -> dict[str, Any] | None:
-    """Return what `assess_networks` found; None if that was not written, or of other outcomes.
+    """Return the saved result of `assess_networks`; None if it is missing or outdated.
 
     Raises:
-        ValueError: If the file is damaged, or of another version.
+        ValueError: If the file is damaged, or from another version.
 
     """
     if study.folder is None or not (study.folder / ASSESSMENT).exists():
@@ -70,5 +70,5 @@ def read_found(study: Study) -> dict[str, Any] | None:
     found: dict[str, Any] = fields["found"]
     if found and (wrong := misfit(found, _FOUND, "it")):
         path = study.folder / ASSESSMENT
-        raise ValueError(f"{path} is that of another version ({wrong}): {_REPAIR}")
+        raise ValueError(f"{path} is from another version ({wrong}): {_REPAIR}")
     return found

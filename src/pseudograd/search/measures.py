@@ -1,4 +1,4 @@
-"""How good predictions are: errors with intervals, calibration, and comparisons on the same rows.
+"""Quality of predictions: errors with intervals, calibration, and paired comparisons.
 
 Probabilities have one row for each example and one column for each class; labels are class indices.
 """
@@ -21,12 +21,12 @@ BINS = 15
 _Z = 1.959964  # the normal quantile of a 95% interval
 _LEAST = 1e-15  # as in scikit-learn's log_loss
 _LEVEL = 0.05
-_TOWARDS_1 = 4.0  # holds a temperature at 1, in units of an example's loss (docs/page.md)
+_TOWARDS_1 = 4.0  # strength of the prior that pulls a temperature to 1 (docs/page.md)
 _UNEQUAL = 1.5  # times as many examples in the largest class as in the smallest
 
 
 def wilson(wrong: float, count: float) -> tuple[float, float]:
-    """Return the 95% interval of an error rate (Wilson's score interval).
+    """Return the 95% Wilson score interval of an error rate.
 
     >>> [round(end, 3) for end in wilson(0, 20)], [round(end, 3) for end in wilson(5, 20)]
     ([0.0, 0.161], [0.112, 0.469])
@@ -42,11 +42,11 @@ def wilson(wrong: float, count: float) -> tuple[float, float]:
 def effective_count(wrong: NDArray[np.bool_], groups: Indices) -> float:
     """Return the effective sample size: how many independent labels are as informative as these.
 
-    Labels of one group resemble each other, so the variance of the error is that between groups (a
-    ratio estimate). If all labels are right, or all wrong, each group counts as one.
+    Labels of one group are correlated, so the variance of the error is estimated between groups (a
+    ratio estimate). If all predictions are right, or all wrong, each group counts as one.
 
     >>> at = np.arange(6) // 3
-    >>> effective_count(np.array([0, 1, 0, 1, 0, 0], bool), at)  # no more alike than by chance
+    >>> effective_count(np.array([0, 1, 0, 1, 0, 0], bool), at)  # no correlation within groups
     6.0
     >>> effective_count(np.zeros(6, bool), at)
     2.0
@@ -61,13 +61,13 @@ def effective_count(wrong: NDArray[np.bool_], groups: Indices) -> float:
 
 
 def _variance_between(deviations: Floats, count: int) -> float:
-    """The variance of a sum over groups, divided by the number of all labels."""
+    """Return the variance of a mean over all labels, from the deviations of the groups' sums."""
     groups = len(deviations)
     return float((deviations**2).sum()) * groups / (groups - 1) / count**2
 
 
 def log_loss(probabilities: Floats, labels: Indices) -> float:
-    """Return the mean of -log p of the right class.
+    """Return the mean of -log p of the true class.
 
     >>> log_loss(np.array([[0.5, 0.5], [1.0, 0.0]]), np.array([1, 0])) == math.log(2) / 2
     True
@@ -80,7 +80,7 @@ def log_loss_difference(
 ) -> Difference:
     """Return the mean difference of two log losses on the same rows, with its 95% interval.
 
-    With groups of rows, these are the unit of the interval.
+    The interval is computed over groups of rows, if there are any.
 
     >>> even, sure = np.array([[0.5, 0.5]] * 4), np.array([[0.75, 0.25]] * 4)
     >>> log_loss_difference(sure, even, np.array([0, 0, 0, 0]))
@@ -102,7 +102,7 @@ def _losses(probabilities: Floats, labels: Indices) -> NDArray[np.float64]:
 
 
 def balanced_error(predicted: Indices, labels: Indices) -> float:
-    """Return the mean of the error rates of the classes, over those that have examples.
+    """Return the mean error rate of the classes that have examples.
 
     >>> balanced_error(np.array([0, 0, 0, 0]), np.array([0, 0, 0, 1]))
     0.5
@@ -132,10 +132,10 @@ def confusion(predicted: Indices, labels: Indices, classes: int) -> NDArray[np.i
 def reliability(
     probabilities: Floats, labels: Indices, bins: int = BINS, fewest: int = 1
 ) -> list[dict[str, float | int]]:
-    """Return the mean confidence and the accuracy of examples in equal bins of confidence.
+    """Return the mean confidence and the accuracy in bins of equal width.
 
-    An example's confidence is the probability of its predicted class. Neighbouring bins with less
-    than ``fewest`` examples are joined.
+    Confidence is the probability of the predicted class. Bins with fewer than ``fewest`` examples
+    are merged with their neighbour.
 
     >>> reliability(np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]]), np.array([0, 1, 1]), bins=2)
     [{'confidence': 0.7666..., 'accuracy': 0.6666..., 'count': 3}]
@@ -160,7 +160,7 @@ def reliability(
 
 
 def expected_calibration_error(probabilities: Floats, labels: Indices, bins: int = BINS) -> float:
-    """Return the mean distance of confidence and accuracy over bins of confidence (ECE).
+    """Return the expected calibration error (ECE).
 
     >>> round(expected_calibration_error(np.array([[0.9, 0.1]] * 2), np.array([0, 1])), 6)
     0.4
@@ -173,16 +173,16 @@ def expected_calibration_error(probabilities: Floats, labels: Indices, bins: int
 def fit_temperature(
     log_probabilities: Floats, labels: Indices, weights: Floats | None = None
 ) -> float:
-    """Return the temperature with the lowest log loss of softmax(log p / temperature).
+    """Return the temperature that minimizes the log loss of softmax(log p / temperature).
 
-    Fit it on out-of-fold predictions. It lies between 1/20 and 20, and few examples move it little
-    from 1: their losses are added to 4 (log temperature)². Without that, predictions that are all
-    right would call for a temperature of 0, and certainty that a few examples cannot give.
+    Fit it on out-of-fold predictions. It lies between 1/20 and 20. The penalty 4 (log temperature)²
+    keeps it near 1 if there are few examples; without it, predictions that are all right would
+    lead to a temperature near 0, and overconfidence.
 
     Args:
         log_probabilities: Logarithms of probabilities, or logits.
-        labels: The right classes.
-        weights: How much each example counts; None if all count the same.
+        labels: The true classes.
+        weights: The sample weights; None if all are equal.
 
     """
     with needed_for("fitting a temperature"):
@@ -212,15 +212,15 @@ def compare_on_rows(
     Args:
         first_wrong: The mistakes of the first.
         second_wrong: The mistakes of the second.
-        groups: Which labels belong to one example, if it has several. Examples are then the unit of
-            the test, a sign test on which classifier gets more of its labels right, and of the
-            interval, which is not narrower than for independent labels.
+        groups: The group of each label, if there are groups, such as the labels of one example. The
+            test is then a sign test over groups, on which classifier gets more labels right, and
+            the interval is computed over groups, never narrower than for independent labels.
 
     Returns:
         The difference of errors, first minus second, and its 95% interval (Agresti and Min's
-        adjusted Wald interval for matched pairs); the examples that only the first and only the
-        second gets right; the p-value of the exact McNemar test on these; and the verdict on the
-        first: "better" or "worse" if p < 0.05, else "level".
+        adjusted Wald interval for matched pairs); the number of examples that only the first and
+        only the second gets right; the p-value of the exact McNemar test on these; and the verdict
+        on the first: "better" or "worse" if p < 0.05, else "level".
 
     Example:
         >>> first, second = np.arange(40) < 2, np.arange(40) < 12
@@ -262,7 +262,7 @@ def _compare_groups(
 
 
 def compare_counts(only_first: int, only_second: int, count: int) -> dict[str, Any]:
-    """Compare two classifiers, as `compare_on_rows`, by how many examples only one gets right."""
+    """Compare two classifiers like `compare_on_rows`, from the counts of discordant examples."""
     p = sign_test(only_first, only_second)
     interval = _matched_pairs(only_second, only_first, count)
     verdict = "level"
@@ -280,7 +280,7 @@ def compare_counts(only_first: int, only_second: int, count: int) -> dict[str, A
 
 
 def _matched_pairs(more: int, fewer: int, count: int) -> Difference:
-    """The interval of (more - fewer) / count, with half an example added to each cell."""
+    """Return the interval of (more - fewer) / count, with half an example added to each cell."""
     difference, discordant, total = more - fewer, more + fewer + 1, count + 2
     reach = _Z * math.sqrt(discordant - difference**2 / total) / total
     middle = difference / total

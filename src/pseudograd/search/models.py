@@ -1,4 +1,4 @@
-"""Models in a run folder: saved whole, checked when they are loaded, and never unpickled."""
+"""Models in a run folder: saved atomically, verified when loaded, and never unpickled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pseudograd.search.ledger import trial_name
 from pseudograd.search.study import Study
 
 MODEL, PLAIN = "model.safetensors", "plain.safetensors"
-# All final networks of the paper's protocol, by the one of them that is the model.
+# Ensembles of all final networks of the paper's protocol, by the file of the single model.
 ENSEMBLES = {MODEL: "ensemble.safetensors", PLAIN: "plain_ensemble.safetensors"}
 _REPAIR = "run the search's command again, which repairs it"
 _SHAPE = {
@@ -33,12 +33,12 @@ _SHAPE = {
 
 
 class Store:
-    """The networks that may be part of the model, a file each, until and after it is chosen.
+    """The networks that may become part of the model, one file each.
 
     A network that is missing or damaged counts as not trained.
 
     Args:
-        folder: Where they are kept.
+        folder: The folder of the files.
 
     """
 
@@ -46,21 +46,21 @@ class Store:
         self.folder = folder
 
     def put(self, outcome: Outcome, data: Dataset) -> None:
-        """Keep the network of an outcome."""
+        """Save the network of an outcome."""
         path = self._path(outcome.trial)
         with writing(path):
             self.folder.mkdir(exist_ok=True)
             Network.of(outcome, data).save(path)
 
     def get(self, trial: Trial) -> Network | None:
-        """Return the network of a trial, or None if there is none that can be read."""
+        """Return the network of a trial, or None if it is missing or damaged."""
         try:
             return Network.load(self._path(trial))
         except (ValueError, OSError):
             return None
 
     def missing(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Return the trials that have no network here."""
+        """Return the trials without a readable network."""
         return [trial for trial in trials if self.get(trial) is None]
 
     def _path(self, trial: Trial) -> Path:
@@ -87,7 +87,7 @@ class Saved:
     encoder: Encoder
 
     def check(self, name: str) -> Path:
-        """Return the path of one of the files, which is as it was saved."""
+        """Return the path of a file; raise if it is missing or changed since it was saved."""
         path = self.folder / name
         if not path.exists():
             raise ValueError(f"{path} is missing: {_REPAIR}")
@@ -112,16 +112,16 @@ def save_model(
     made_from: Mapping[str, Any],
     **about: Any,
 ) -> None:
-    """Save the model of a finished study, and what is known about it.
+    """Save the model of a finished study and its documents.
 
     Args:
         study: The study.
-        models: The model under the name `MODEL`, and that of k = 1 under `PLAIN` unless it is the
-            same; perhaps `ENSEMBLES` of them.
+        models: The model as `MODEL`, the model of k = 1 as `PLAIN` unless it is the same, and
+            optionally their `ENSEMBLES`.
         documents: The contents of JSON files, by name.
         encoder: The encoder for new rows.
         k: The model's k; None if it mixes several.
-        made_from: The trials and settings that determine the model, to notice changes.
+        made_from: The trials and settings that determine the model, to detect changes.
         about: Further fields of model.json.
 
     """
@@ -140,19 +140,19 @@ def save_model(
         **about,
         "encoder": json.loads(encoder.to_json()),
     }
-    # Written last: if it exists, all the files do.
+    # Written last: if it exists, so do all the files.
     write_signed(folder / "model.json", fields)
 
 
 def forget_model(study: Study) -> None:
-    """Remove model.json, before any file of the model that it describes is replaced."""
+    """Remove model.json; call it before a file of the model is replaced."""
     path = folder_of(study) / "model.json"
     with writing(path):
         path.unlink(missing_ok=True)
 
 
 def forget_other_model(study: Study) -> None:
-    """Remove model.json if it is damaged, or of the study as it was with other k or rates."""
+    """Remove model.json if it is damaged, or was saved with other values of k or rates."""
     try:
         saved(study)
     except ValueError:
@@ -178,7 +178,7 @@ def saved(study: Study) -> Saved | None:
 
 
 def is_saved(study: Study, made_from: Mapping[str, Any]) -> bool:
-    """Return whether the model that follows from this is saved, and none of its files damaged."""
+    """Return whether the model made from this is saved, with all files intact."""
     try:
         found = saved(study)
     except (OSError, ValueError):
@@ -200,14 +200,14 @@ def load_model(
     *,
     ensemble: bool = False,
 ) -> tuple[Ensemble, Encoder]:
-    """Return the model that a search has chosen, and the encoder for new rows.
+    """Return the model of a search, and the encoder for new rows.
 
     Args:
         folder: The folder of the search.
-        k: 1 for the model of k = 1, which the choice was compared with; a ramp may be given as a
-            text like "0.5→2".
-        ensemble: Whether to return all final networks of the paper's protocol instead of the one
-            that it keeps; the model of bagging is always an ensemble.
+        k: The k of the model; by default that of the chosen one. 1 returns the model that it was
+            compared with; a ramp may be a string like "0.5→2".
+        ensemble: Whether to return the ensemble of all final networks of the paper's protocol
+            instead of a single one; the model of bagging is always an ensemble.
 
     Example:
         >>> load_model("nowhere")
@@ -226,7 +226,7 @@ def load_model(
         if name not in found.digests:
             raise ValueError(
                 f"{folder} has no {name}: it needs two final networks or more (--retrainings), and "
-                "a search of an earlier version makes it when its command is run again"
+                "a search of an earlier version creates it when its command is run again"
             )
     return Ensemble.load(found.check(name)), found.encoder
 
@@ -255,5 +255,5 @@ def _told(k: float | Ramp) -> str:
 def folder_of(study: Study) -> Path:
     """Return the folder of a study, which must have one."""
     if study.folder is None:
-        raise ValueError("study must be kept in a folder, for its model to be saved there")
+        raise ValueError("study must have a folder, for its model to be saved there")
     return study.folder

@@ -1,4 +1,4 @@
-"""Training examples as a page shows them: an image, or the first columns of a row."""
+"""Training examples for the page: an image, or the first columns of a row."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _COLUMNS = 8  # shown of a table's row
 
 
 def shown(data: Dataset, encoder: Encoder, at: int) -> dict[str, Any]:
-    """Return an example in the user's terms, as plain values for JSON.
+    """Return an example as plain values for JSON, decoded to the user's values.
 
     Returns:
         index; row_number in the file, if there is one; label, the class index; and pixels (0 to
-        255), or the first entries of its row by column, with the number of all columns.
+        255), or the first entries of its row by column and the total number of columns.
 
     """
     features = data.features[at]
@@ -44,7 +44,7 @@ def shown(data: Dataset, encoder: Encoder, at: int) -> dict[str, Any]:
 
 
 def distinct(data: Dataset, order: Iterable[int]) -> Iterator[int]:
-    """Yield indices of examples, leaving out those that equal an earlier one, label and all."""
+    """Yield indices of examples, without duplicates (equal features and label)."""
     seen = set()
     for at in order:
         key = int(data.labels[at]), data.features[at].numpy().tobytes()
@@ -54,7 +54,7 @@ def distinct(data: Dataset, order: Iterable[int]) -> Iterator[int]:
 
 
 def _rounded(entry: str) -> str:
-    """Return a number with four digits, or more if it is whole: features are float32.
+    """Return a number with four significant digits; integers are unchanged.
 
     >>> _rounded("0.123456"), _rounded("2019"), _rounded("31.9999"), _rounded("missing")
     ('0.1235', '2019', '32', 'missing')

@@ -1,8 +1,8 @@
-"""Which labels look wrong: training rows whose label the networks that never saw them give little.
+"""Labels that look wrong: training rows whose label has a low out-of-fold probability.
 
 The ranking was chosen by flipping labels of real tables (`benchmarks/suspects.py`): the plain
 probability of the given label, averaged over the model and the model of k = 1, finds more of them
-than margins, or than probabilities adjusted by class as confident learning does.
+than margins, or than the class-adjusted probabilities of confident learning.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SHOWN = 50
 
 @dataclass(frozen=True, eq=False)
 class Suspects:
-    """Training rows whose label is not the one that networks predict, the most suspicious first.
+    """Training rows whose label differs from the out-of-fold prediction, the most suspicious first.
 
     Attributes:
-        rows: Their indices in the training part.
+        rows: Their indices in the training set.
         predicted: The class predicted for each.
-        self_confidence: The out-of-fold probability of each one's label.
-        agreement: The share of the networks that predict the same class; None if it is not known.
-        of: How many training rows there are.
+        self_confidence: The out-of-fold probability of the given label.
+        agreement: The share of networks that predict the same class; None if unknown.
+        of: The number of training rows.
 
     """
 
@@ -56,12 +56,12 @@ def suspects(
     plain: Floats | None = None,
     votes: NDArray[np.integer[Any]] | None = None,
 ) -> Suspects:
-    """Rank the rows whose label may be wrong.
+    """Return the rows whose label may be wrong, ranked.
 
     Args:
         labels: The class indices of the training rows.
         model: Their out-of-fold probabilities.
-        plain: The same from networks of k = 1, which are averaged with the model's.
+        plain: The out-of-fold probabilities of the model of k = 1, averaged with the model's.
         votes: The class that each network predicts out of fold, rows × networks.
 
     Example:
@@ -90,7 +90,7 @@ def suspects(
 def write_suspects(path: Path, found: Suspects, data: Dataset, encoder: Encoder) -> None:
     """Write all suspects as CSV: row, label, predicted, self_confidence, agreement.
 
-    The row is that of the file, or of the training part if there is no file, counted from 1.
+    Rows are counted from 1, in the file or, without a file, in the training set.
     """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -109,7 +109,7 @@ def write_suspects(path: Path, found: Suspects, data: Dataset, encoder: Encoder)
 
 
 def shown_suspects(found: Suspects, data: Dataset, encoder: Encoder) -> dict[str, Any]:
-    """Return the first suspects, all different, as the page shows them."""
+    """Return the first suspects without duplicates, as the page shows them."""
     place = {row: at for at, row in enumerate(found.rows.tolist())}
     return {
         "count": len(found),

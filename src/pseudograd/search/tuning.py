@@ -1,8 +1,8 @@
-"""`tune`: run a study of a user's data to its end, and save the model that it chooses.
+"""`tune`: run a study of a user's data to its end, and save the chosen model.
 
-In addition to the study's own files, the folder then holds the model (``model.json`` and the
-weights), ``examples.json`` and ``assessment.json``, which describe what the model does with the
-examples and how good it is, and for an ensemble ``suspects.csv``.
+In addition to the study's own files, the folder then contains the model (``model.json`` and the
+weights), ``examples.json`` (difficulty of the examples), ``assessment.json`` (quality of the model)
+and, for an ensemble, ``suspects.csv``.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from pseudograd.search.study import Progress, Runner, Study
 from pseudograd.search.suspects import suspects, write_suspects
 
 EXAMPLES, SUSPECTS = "examples.json", "suspects.csv"
+_ASSESSING = "assessing the model: test error, baselines, permutation importance"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Combined:
     Attributes:
         best_of_each_k: The best rate of each k.
         chosen: The best single pair of k and rate.
-        assessment: How good the ensemble is, from `pseudograd.search.assess`.
+        assessment: The assessment of the ensemble from `pseudograd.search.assess`.
 
     """
 
@@ -82,7 +83,7 @@ def study_of(
         "target": encoder.target,
         "columns": encoder.read_as,
         "notes": encoder.notes,
-        # The features alone do not show units and names.
+        # The hash of the features does not cover column names and units.
         "encoder": _digest(encoder.to_json()),
     }
     return Study(folder or default_folder(protocol, data, encoder), protocol, facts)
@@ -99,23 +100,25 @@ def tune(
     command: str = "",
     devices: Sequence[str] = ("cpu",),
     watch: Callable[[Progress], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Result | Combined | None:
-    """Run or resume a study to its end, and save the model that it chooses.
+    """Run or resume a study to its end, and save the chosen model.
 
     Args:
         study: The study, in a folder.
         data: Its data set.
         encoder: The encoder of the data set, saved with the model.
-        runner: Trains trials; outcomes of bagging and of the final training must carry their
+        runner: Trains trials; outcomes of bagging and of final networks must carry their
             parameters.
         metric: The criterion for choosing the ensemble: "error", "balanced" or "log-loss".
-        stop: Called between epochs; once it returns True, the study is left as it is.
+        stop: Called between epochs; once it returns True, the study stops.
         command: The command line to record.
         devices: The devices to record.
         watch: Called after each trial.
+        tell: Called with a line to show when the trials are done and the model is assessed.
 
     Returns:
-        The result; None if it was stopped before the end.
+        The result; None if the study was stopped before the end.
 
     Example:
         >>> import tempfile
@@ -133,14 +136,14 @@ def tune(
     """
     bagging = isinstance(study.protocol, Bagging)
     if not study.protocol.retrainings and not bagging:
-        raise ValueError("retrainings must be 1 or more, for there to be a model")
+        raise ValueError("retrainings must be 1 or more, or there is no model to save")
     if 1.0 not in study.protocol.ks:
         raise ValueError("ks must contain 1, which the choice is compared with")
     store = Store(folder_of(study) / "networks")
 
     def training(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
         for outcome in runner(trials, stop):
-            # On disk before the ledger has the outcome: a kill in between costs no other training.
+            # Saved before the ledger has the outcome, so that a kill in between loses nothing else.
             of_the_model = outcome.trial.recipe == study.protocol.recipe
             if of_the_model if bagging else outcome.trial.split.retrain:
                 store.put(outcome, data)
@@ -151,17 +154,17 @@ def tune(
         if not study.run(training, stop=stop, watch=watch):
             return None
         if bagging:
-            return _combine(study, data, encoder, runner, store, metric)
-        return _compare(study, data, encoder, runner, store)
+            return _combine(study, data, encoder, runner, store, metric, tell)
+        return _compare(study, data, encoder, runner, store, tell)
 
 
 def read_examples(study: Study) -> dict[str, Any] | None:
-    """Return `difficulty` and the errors by class of the saved model; None if there is none yet."""
+    """Return `difficulty` and the errors by class of the saved model; None without a model."""
     return read_document(study, EXAMPLES)
 
 
 def read_assessment(study: Study) -> dict[str, Any] | None:
-    """Return the assessment of the model on the test set; None if there is none yet."""
+    """Return the assessment of the saved model; None without a model."""
     if isinstance(study.protocol, NetworkProtocol):
         return read_found(study)
     return read_document(study, ASSESSMENT)
@@ -170,7 +173,14 @@ def read_assessment(study: Study) -> dict[str, Any] | None:
 # --- the paper's protocol: one network ------------------------------------------------------------
 
 
-def _compare(study: Study, data: Dataset, encoder: Encoder, runner: Runner, store: Store) -> Result:
+def _compare(
+    study: Study,
+    data: Dataset,
+    encoder: Encoder,
+    runner: Runner,
+    store: Store,
+    tell: Callable[[str], None],
+) -> Result:
     """Save the best networks of the chosen k and of k = 1, and the examples they find difficult."""
     found = study.result
     comparison = found.comparison
@@ -189,6 +199,7 @@ def _compare(study: Study, data: Dataset, encoder: Encoder, runner: Runner, stor
     }
     if is_saved(study, made_from):
         return found
+    tell(_ASSESSING)
     _train_lost(dict.fromkeys((*finals[MODEL], *finals[PLAIN])), data, runner, store)
     network_of = _network_in(store)
     chosen, plain = (network_of(trial) for trial in best.values())
@@ -214,7 +225,7 @@ def _compare(study: Study, data: Dataset, encoder: Encoder, runner: Runner, stor
 def _assessed_network(
     data: Dataset, encoder: Encoder, models: Mapping[str, Ensemble]
 ) -> dict[str, Any]:
-    """Return the assessment of the network that is kept; k is judged by all final networks."""
+    """Return the assessment of the selected network; all final networks judge k."""
     test = data.features[data.train_size :]
     names = {"model": MODEL, "plain": PLAIN}
     found = assess(
@@ -231,7 +242,7 @@ def _assessed_network(
 
 
 def _train_lost(trials: Iterable[Trial], data: Dataset, runner: Runner, store: Store) -> None:
-    """Train networks again that are not in the store, or damaged there."""
+    """Retrain networks that are missing or damaged in the store."""
     if lost := store.missing(trials):
         for outcome in runner(deque(lost), never):
             store.put(outcome, data)
@@ -248,9 +259,15 @@ def _check_finite(
 
 
 def _combine(
-    study: Study, data: Dataset, encoder: Encoder, runner: Runner, store: Store, metric: str
+    study: Study,
+    data: Dataset,
+    encoder: Encoder,
+    runner: Runner,
+    store: Store,
+    metric: str,
+    tell: Callable[[str], None],
 ) -> Combined:
-    """Choose the ensemble, save it, and assess it on the test part."""
+    """Choose the ensemble, save it, and assess it on the test set."""
     folder, protocol = folder_of(study), study.protocol
     assert isinstance(protocol, Bagging)
     chosen, plain_cell = protocol.chosen(study.ledger)
@@ -262,6 +279,7 @@ def _combine(
     best = tuple(protocol.best_of_each_k(study.ledger))
     if is_saved(study, made_from) and (folder / SUSPECTS).exists():
         return Combined(best, chosen, read_assessment(study) or {})
+    tell(_ASSESSING)
     trials = [trial for c in protocol.cells(study.ledger) for trial in protocol.trials_of(c)]
     _train_lost(trials, data, runner, store)
     found = candidates(protocol, study.ledger, data, _network_in(store))
@@ -278,7 +296,7 @@ def _combine(
     _check_finite(
         plain.networks, "all networks of k = 1, which the model is compared with, diverged"
     )
-    forget_model(study)  # suspects.csv will not be of that model any more
+    forget_model(study)  # suspects.csv is about to be replaced
     both = (model, weights), (plain, plain_weights)
     assessment = _assessed(data, encoder, found, *both, metric, folder)
     networks = {
@@ -321,7 +339,7 @@ def _assessed(
     metric: str,
     folder: Path,
 ) -> dict[str, Any]:
-    """Return the assessment of the model, and write which labels look wrong."""
+    """Return the assessment of the model, and write the labels that look wrong."""
     test = data.features[data.train_size :]
     labels = data.labels[: data.train_size]
     own, of_1 = (found.whole(weights, labels).numpy() for _, weights in (model, plain))
@@ -356,7 +374,7 @@ def _assessed(
 
 
 def default_folder(protocol: Protocol, data: Dataset, encoder: Encoder) -> Path:
-    """Return a search's folder, which depends on its data and on all settings but k and the rates.
+    """Return the default folder of a search, from its data and all settings but k and the rates.
 
     Example:
         >>> from pseudograd.data import open_data
