@@ -137,7 +137,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     assert err.splitlines()[:2] == [said, "target 'pet': 2 classes: 'cat' (60), 'dog <b>' (60)"]
     assert "warning" not in err
     assert "search: 20 of 20 trials" in err
-    assert err.splitlines()[-1].startswith("assessing the model: test error, baselines")
+    assert err.splitlines()[-1].startswith("assessing the model")
 
     run = Study.open("run")
     assert run.finished
