@@ -235,10 +235,10 @@ def _loss_in_graph(
     input: Tensor, target: Tensor, k: Sensitivity, weight: Tensor | None, ignore_index: int,
     reduction: str, label_smoothing: float, triton: bool,
 ) -> Tensor:  # fmt: skip
-    """Return the loss in a graph that `torch.compile` is tracing; it keeps this whole."""
+    """Return the loss in a graph of `torch.compile`, which does not trace this function."""
     settings = (k, weight, ignore_index, reduction, label_smoothing)
     soft = target.is_floating_point()
-    # Only here, where tensors are the compiler's own, is it known what requires a gradient.
+    # The tensors that Dynamo traces do not know whether they require a gradient; these do.
     learns = soft and torch.is_grad_enabled() and (target.requires_grad or is_transformed())
     fixed = target.detach() if learns else target
     examples = input.shape[:1] + input.shape[2:] if input.dim() > 1 else ()

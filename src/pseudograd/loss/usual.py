@@ -65,9 +65,9 @@ def is_usual_in_graph(
 ) -> bool:
     """Return whether a call that `torch.compile` traces is on a CPU and passes all checks.
 
-    At each call of the graph, guards check that every name read here still means the same. So there
-    are few of them, and none that a function of another module reads from there: for the same
-    object by two names there is a guard in Python, which takes longer than all others.
+    Every global read here adds a guard, which is checked at each call of the graph, so there are
+    few. None is read through a second module as well: Dynamo compares the two by a guard in Python,
+    which takes longer than all others together.
     """
     if not (isinstance(input, Tensor) and isinstance(target, Tensor)):
         return False
