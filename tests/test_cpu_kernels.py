@@ -166,6 +166,23 @@ def test_soft_targets_of_every_size(classes: int, k: float) -> None:
         assert ((f.double() - true).abs() <= allowed).all()
 
 
+@pytest.mark.parametrize("k", [1e9, 1e13, 2.0**100])
+@pytest.mark.parametrize("classes", [3, 66])
+def test_the_largest_bias_of_a_side_has_all_its_strength_at_a_large_k(
+    classes: int, k: float
+) -> None:
+    """Rounding errors of log |e|, times k, must not make the largest one vanish as well."""
+    share = torch.linspace(0.51, 0.99, 300).mul(2**20).round().div(2**20)
+    logits, target = torch.zeros(300, classes), torch.zeros(300, classes)
+    logits[:, 0] = 400
+    target[:, 1], target[:, 2] = share, 1 - share
+    value = tunable_cross_entropy(logits.requires_grad_(), target, k=k, reduction="sum")
+    (f,) = torch.autograd.grad(value, logits)
+    expected = torch.zeros(classes)
+    expected[:2] = torch.tensor([1.0, -1.0])
+    torch.testing.assert_close(f, expected.expand(300, classes), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("kind", ["labels", "soft", "both"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_binary_losses_in_whole_vectors_and_parts(dtype: torch.dtype, kind: str) -> None:

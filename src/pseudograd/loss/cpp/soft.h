@@ -26,8 +26,8 @@ INLINE doubles log_of(doubles x) {
     return x > 0.0 ? y : all(-double(INF));
 }
 
-// The numbers of an example in rows of adjacent classes, to fetch them before they are needed: while
-// a batch is computed nothing else would be, and the processor's own prefetching ends with a page.
+// Returns where the row of an example begins, to prefetch it: while a batch is computed, the processor
+// fetches no rows by itself. The address is only a hint, and may lie outside of the array.
 INLINE const char *row_of(const void *of, int64_t example, const Strides &strides, size_t size) {
     return static_cast<const char *>(of) + example * strides.position * int64_t(size);
 }
@@ -109,7 +109,8 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
     batch.add_values(value, value_sum);
     if (!p.gradient) return RIGHT;
 
-    alignas(BYTES) double of_total[N], of_whole[N], log_total[N], most[N] = {}, least[N] = {};
+    alignas(BYTES) double of_total[N], of_whole[N], log_total[N];
+    alignas(BYTES) double above_top[N] = {}, below_top[N] = {};  // the largest log |e| of each side
     keep(of_total, 1.0 / total);
     keep(of_whole, 1.0 / w);
     keep(log_total, log(total));
@@ -119,7 +120,8 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
             doubles *const sizes = tiles + t * size, *const e = sizes + kept, *const target = e + steps;
             const doubles by_total = lanes<ROW>(of_total, t), by_whole = lanes<ROW>(of_whole, t);
             const doubles all_of_it = lanes<ROW>(whole, t), logarithm = lanes<ROW>(log_total, t);
-            doubles sum{}, positive{}, negative{}, largest = all(-double(INF)), smallest = largest;
+            const doubles none = all(-double(INF));
+            doubles sum{}, positive{}, negative{}, highest = none, lowest = none;
             const char *const written = row_of(p.gradient, first + t, p.of_gradient, sizeof(S));
             for (int64_t s = 0; s < steps; ++s) {
                 if (ROW) __builtin_prefetch(written + s * N * sizeof(S), 1, 2);
@@ -131,7 +133,8 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
                     const doubles of_size = log_of<Working<S>>(abs(bias));
                     // Where the target is 0, this is log p, which does not underflow.
                     sizes[s] = target[s] == 0.0 ? sizes[s] - logarithm : of_size;
-                    largest = larger(bias, largest), smallest = larger(-bias, smallest);
+                    highest = larger(bias < 0.0 ? none : sizes[s], highest);
+                    lowest = larger(bias < 0.0 ? sizes[s] : none, lowest);
                 } else {
                     bias = powered(bias, POWER, positive, negative);
                 }
@@ -140,8 +143,8 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
             keep_sum<ROW>(strength, t, &sum);
             keep_sum<ROW>(above, t, &positive);
             keep_sum<ROW>(below, t, &negative);
-            keep_largest<ROW>(most, t, largest);
-            keep_largest<ROW>(least, t, smallest);
+            keep_largest<ROW>(above_top, t, highest);
+            keep_largest<ROW>(below_top, t, lowest);
         }
     };
     if (power == Power::ONE) find_biases(Constant<Power::ONE>{});
@@ -152,11 +155,8 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
     doubles dead = {}, of_strength = lanes(strength);
     if (power == Power::HALF) of_strength = sqrt(of_strength);
     if (power == Power::TWO) of_strength *= of_strength;
-    alignas(BYTES) double above_top[N] = {}, below_top[N] = {};
     if (power == Power::ANY) {
         doubles log_strength = log(lanes(strength));
-        keep(above_top, log(lanes(most)));
-        keep(below_top, log(lanes(least)));
         // If the strength is tiny, some e have underflowed, so it is summed in log space instead.
         const longs tiny = lanes(strength) < 1e-290;
         for (int t = 0; t < batch.tiles; ++t) {
@@ -165,21 +165,17 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
             bool any = ROW;
             for (int l = 0; l < N; ++l) any |= bool(tiny[l]);
             if (!any) continue;
-            alignas(BYTES) double best[N] = {}, sums[N] = {};
-            doubles largest = all(-double(INF)), sum{};
+            alignas(BYTES) double sums[N] = {};
+            doubles sum{};
             for (int64_t s = 0; s < steps; ++s)
-                largest = larger(e[s] >= 0.0 ? sizes[s] : all(-double(INF)), largest);
-            keep_largest<ROW>(best, t, largest);
-            for (int64_t s = 0; s < steps; ++s)
-                sum += e[s] >= 0.0 ? exp(sizes[s] - lanes<ROW>(best, t)) : doubles{};
+                sum += e[s] >= 0.0 ? exp(sizes[s] - lanes<ROW>(above_top, t)) : doubles{};
             keep_sum<ROW>(sums, t, &sum);
             for (int l = batch.begin(t); l < batch.end(t); ++l) {
-                if (!tiny[l]) continue;
-                above_top[l] = best[l];
-                log_strength[l] = best[l] + log(all(sums[l]))[0];
+                if (tiny[l]) log_strength[l] = above_top[l] + log(all(sums[l]))[0];
             }
         }
-        dead = (lanes(least) <= 0.0) | (lanes(above_top) == -double(INF)) ? all(1.0) : doubles{};
+        const longs empty = (lanes(above_top) == -double(INF)) | (lanes(below_top) == -double(INF));
+        dead = empty ? all(1.0) : doubles{};
         // Rounding may put it above 0, which a large k would make infinite.
         log_strength = (log_strength < 1e-9) & (log_strength > 0.0) ? doubles{} : log_strength;
         const doubles exponent = lanes(batch.k) * log_strength;
@@ -190,8 +186,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, int64_t first, int cou
         const doubles k = lanes<ROW>(batch.k, t), up = lanes<ROW>(above_top, t), down = lanes<ROW>(below_top, t);
         doubles positive{}, negative{};
         for (int64_t s = 0; s < steps; ++s) {
-            const doubles exponent = k * (sizes[s] - (e[s] < 0.0 ? down : up));
-            const doubles size = exp(exponent > 0.0 ? doubles{} : exponent);  // rounding may put the top too low
+            const doubles size = exp(k * (sizes[s] - (e[s] < 0.0 ? down : up)));
             positive += e[s] < 0.0 ? doubles{} : size;
             negative += e[s] < 0.0 ? size : doubles{};
             e[s] = with_sign_of(e[s], size);
