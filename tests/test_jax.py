@@ -450,6 +450,7 @@ BAD = {
     "no classes": Bad({"logits": jnp.ones((2, 0))}, ValueError, "logits have no classes"),
     "wrong axis": Bad({"axis": 2}, ValueError, "axis 2 does not exist in logits of shape (2, 3)"),
     "two axes": Bad({"axis": (0, 1)}, TypeError, "axis must be a whole number, not (0, 1)"),
+    "k by position": Bad({"axis": 0.5}, TypeError, "pass k by keyword, k=..."),
     "float labels": Bad(
         {"labels": jnp.array([0.0, 1.0])}, ValueError, "for class indices use .astype(jnp.int32)"
     ),

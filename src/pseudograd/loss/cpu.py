@@ -380,9 +380,9 @@ def _sizes(
     of_target: tuple[int, ...] | None,
     *flags: int,
 ) -> bytes:
-    """Return what a problem has between its pointers and its numbers.
+    """Return the fields of a problem between its pointers and its numbers.
 
-    Calls of the same shape have it in common, and most of a small loss's time is Python's.
+    They are cached by shape, because Python overhead dominates the time of a small loss.
     """
     examples, classes, positions, *strides = _layout(shape, of_z)
     strides += strides if of_gradient is None else _layout(shape, of_gradient)[3:]

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn._reduction import legacy_get_string
 
-from pseudograd.loss.autograd import (
-    is_exporting,
-)
+from pseudograd.loss.autograd import is_exporting
 from pseudograd.loss.checks import (
     check_chunk_rows,
     check_class_k,
@@ -24,9 +22,7 @@ from pseudograd.loss.checks import (
     checked_k,
     python_number,
 )
-from pseudograd.loss.functional import (
-    tunable_cross_entropy,
-)
+from pseudograd.loss.functional import tunable_cross_entropy
 from pseudograd.loss.linear import tunable_linear_cross_entropy
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.paper import Sensitivity
