@@ -374,7 +374,8 @@ def _checked_logits(logits: ArrayLike) -> Array:
 def _checked_axis(axis: int, logits: Array) -> int:
     """Return the axis as a number of 0 or more."""
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
-        advice = "; pass k by keyword, k=..." if isinstance(axis, (float, Array, np.ndarray)) else ""
+        is_k = isinstance(axis, (float, Array, np.ndarray))
+        advice = "; pass k by keyword, k=..." if is_k else ""
         raise TypeError(f"axis must be a whole number, not {axis!r}{advice}")
     if not -logits.ndim <= axis < logits.ndim:
         raise ValueError(f"axis {axis} does not exist in logits of shape {logits.shape}")
