@@ -366,7 +366,7 @@ def test_decimal_labels_are_those_of_the_file() -> None:
     doses = np.arange(len(SCATTERED)) % 3 / 10
     frame = pd.DataFrame({"x": SCATTERED, "y": doses.astype(np.float32)})
     with pytest.warns(Note, match="3 distinct decimal numbers"):
-        assert load_table(frame, "y")[1].labels == (0.0, 0.1, 0.2)
+        assert load_table(frame, "y", strict=True)[1].labels == (0.0, 0.1, 0.2)
     with pytest.raises(ValueError, match="but has infinite numbers: name another column"):
         load_table(frame.replace({"y": {0: np.inf}}), "y")
 
