@@ -229,7 +229,9 @@ def estimate(path: Path) -> Iterator[tuple[Row, float, float]]:
     measured, bandwidth = costs_in(path)
     for row in (row for row in paper_rows() if row.printed):
         alike = "cifar10" if row.data == "svhn" else row.data
-        costs = measured[alike, row.hidden_layers, row.width]
+        costs = measured.get((alike, row.hidden_layers, row.width))
+        if costs is None:
+            raise SystemExit(f"{path} has no epochs of {row.name}: measure with a longer limit")
         floor = weights_of(row.data, row.hidden_layers, row.width) * BYTES / bandwidth
         yield row, *seconds_of_row(row, costs, floor)
 
@@ -265,7 +267,7 @@ def main() -> None:
     parser.add_argument("--fleets", type=int, default=AT_ONCE, help="fleets to run at once")
     parser.add_argument("--file", type=Path, default=FILE, help="the measured epochs")
     parser.add_argument(
-        "--time-limit", type=float, default=5.0, metavar="MINUTES", help="of measuring (5)"
+        "--time-limit", type=float, default=5.0, metavar="MINUTES", help="stop measuring then (5)"
     )
     arguments = parser.parse_args()
     if arguments.measure:

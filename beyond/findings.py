@@ -443,7 +443,7 @@ class BestRates:
 
 
 def minimum(errors: Mapping[float, float]) -> float:
-    """Return log2 of the rate at the minimum of the parabola through the lowest error.
+    """Return log2 of the best rate, by a parabola through the lowest error and its neighbours.
 
     Example:
         >>> minimum({1.0: 0.3, 2.0: 0.2, 4.0: 0.3}), minimum({1.0: 0.1, 2.0: 0.2, 4.0: 0.3})
@@ -630,8 +630,10 @@ def suspects_claim(several: Sequence[Summed]) -> Claim:
 
     shown = {}
     if known:
-        best = max(set.intersection(*map(set, known)), key=rank)
-        shown = {f"{one.setting.name}, k = {best}": one.compared[best] for one in several}
+        best = max(sorted(set.intersection(*map(set, known))), key=rank)
+        shown = {
+            f"{one.setting.name}, k = {best}": one.compared[best] for one in several if one.compared
+        }
     text = "Some k ≠ 1 finds more wrong labels than k = 1."
     return _claim("6", text, shown, len(settings_of("6")), all_needed=True)
 

@@ -74,7 +74,7 @@ def temperature(log_p: Tensor, labels: Tensor) -> float:
     own = log_p.gather(1, labels[:, None]).squeeze(1)
 
     def slope(power: float) -> float:
-        """The sign of the derivative by 1 / T; cross-entropy is convex in 1 / T."""
+        """Return the derivative of cross-entropy, convex in 1 / T, by 1 / T = exp(power)."""
         scaled = math.exp(power) * log_p
         return float(((scaled.softmax(1) * log_p).sum(1) - own).mean())
 

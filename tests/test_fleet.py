@@ -550,7 +550,7 @@ def test_a_large_group_takes_no_examples_from_the_others() -> None:
 
 def test_groups_that_cannot_be_folds() -> None:
     data = Dataset("few", torch.zeros(20, 1), torch.arange(20) % 2, 20, groups=torch.arange(20) % 4)
-    with pytest.raises(ValueError, match="groups must be at least 5 in the training part"):
+    with pytest.raises(ValueError, match="groups must be at least 5 in the training set"):
         parts(data, Split())
 
 

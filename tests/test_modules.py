@@ -518,6 +518,31 @@ def test_rare_random_transforms_are_noticed(share: float) -> None:
     assert Examples.of(Given(400, noisier), (x, y)).sha256 != made[0].sha256
 
 
+def test_functions_in_a_tuple_do_not_change_a_recipe_from_run_to_run() -> None:
+    def network(*several: Any) -> str:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer, self.several = nn.Linear(2, 2), several
+
+        return training(network=Net).recipe("data").network
+
+    # As in two processes, the addresses of the functions differ.
+    assert network((lambda x: x,)) == network((lambda x: x,))
+    assert network((1, "a")) != network((2, "a"))
+
+
+def test_defaults_of_keywords_are_part_of_a_recipe() -> None:
+    def shifted(by: int) -> Callable[..., Any]:
+        def shift(x: Any, *, by: int = by) -> Any:
+            return x + by
+
+        return shift
+
+    assert describe(shifted(1)) == describe(shifted(1))
+    assert describe(shifted(1)) != describe(shifted(2))
+
+
 def test_comments_and_docstrings_are_no_part_of_a_recipe(tmp_path: Path) -> None:
     described = set()
     for at, body in enumerate(

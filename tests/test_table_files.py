@@ -213,6 +213,15 @@ def test_zeros_on_standard_input_are_not_read_to_their_end(monkeypatch: pytest.M
         assert endless.tell() <= 2**21
 
 
+def test_standard_input_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pseudograd.data import opening
+
+    monkeypatch.setattr(opening, "available", lambda: 2**22)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x,y\n" + b"1,2\n" * 2**20)))
+    with pytest.raises(ValueError, match="standard input holds more than 1 MB: save it as a file"):
+        load_table("-", "y")
+
+
 def titled(path: str) -> None:
     """Write the table below three lines that are no part of it, with blanks around the names."""
     frame = FRAME.rename(columns={"hue": " hue", "y": "y "})

@@ -14,6 +14,7 @@ import pytest
 
 from pseudograd.data import Encoder, load_table, memory, table
 from pseudograd.data.features import Categories, Dates, Numbers
+from pseudograd.data.survey import Note
 from tables import SCATTERED, loaded, saved
 
 
@@ -359,6 +360,15 @@ def test_a_target_of_many_values_is_questioned(labels: Any, told: list[str]) -> 
     saved(400, y=np.arange(400) / 8)
     with pytest.raises(ValueError, match=r"but has 400 distinct decimal numbers: .* pandas.cut"):
         load_table("a.csv", "y")
+
+
+def test_decimal_labels_are_those_of_the_file() -> None:
+    doses = np.arange(len(SCATTERED)) % 3 / 10
+    frame = pd.DataFrame({"x": SCATTERED, "y": doses.astype(np.float32)})
+    with pytest.warns(Note, match="3 distinct decimal numbers"):
+        assert load_table(frame, "y", strict=True)[1].labels == (0.0, 0.1, 0.2)
+    with pytest.raises(ValueError, match="but has infinite numbers: name another column"):
+        load_table(frame.replace({"y": {0: np.inf}}), "y")
 
 
 # --- dates and times -----------------------------------------------------------------------------

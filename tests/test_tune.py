@@ -1098,6 +1098,16 @@ def test_the_time_left_does_not_count_the_start(monkeypatch: pytest.MonkeyPatch)
     assert re.findall(r"1\.0 trials/s, (\d+) s left", out.getvalue()) == ["1"]
 
 
+def test_a_clock_that_stands_still_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pseudograd.search.display.time.monotonic", lambda: 0.0)
+    out = io.StringIO()
+    protocol = Protocol(MLPRecipe("digits", (6,)), initial_rate=0.1, repetitions=2)
+    with Display(protocol, {}, out) as display:
+        for done in range(1, 43):
+            display.show(progress(1, 0, done))
+    assert out.getvalue().splitlines()[-1] == "search: 42 of 42 trials"
+
+
 @pytest.mark.parametrize("protocol", ["paper", "bagging"])
 def test_another_k_is_added_to_a_finished_search(
     protocol: str, capsys: pytest.CaptureFixture[str]

@@ -244,7 +244,7 @@ def _folder_name(
     arrays: Arrays,
     settings: dict[str, Any],
 ) -> str:
-    """Return the name of the run's folder: a hash of the data and all settings but k and rates."""
+    """Return the run's folder name, with a hash of the data and all settings but k and rates."""
     from pseudograd.fleet.modules.training import describe, describe_network
 
     plain = {

@@ -30,10 +30,9 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def add_command(commands: Commands, name: str, about: str, example: str | None = None) -> Parser:
-    """Add a subcommand with a one-line description and, optionally, an example."""
-    epilog = example and f"example: {example}"
-    return commands.add_parser(name, help=about, description=sentence(about), epilog=epilog)
+def add_command(commands: Commands, name: str, about: str) -> Parser:
+    """Add a subcommand with a one-line description."""
+    return commands.add_parser(name, help=about, description=sentence(about))
 
 
 def add_values(

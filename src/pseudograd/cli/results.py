@@ -22,8 +22,7 @@ MIXED = "mixed"  # in place of k: an ensemble across several values of k
 def predict(commands: Commands) -> None:
     """``pseudograd predict``: apply the model of a run to new rows."""
     about = "apply the model of a run to new rows: labels and probabilities as CSV"
-    example = "pseudograd predict runs/patients-32x32-1f0c2a9b new.csv"
-    parser = add_command(commands, "predict", about, example)
+    parser = add_command(commands, "predict", about)
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument(
         "file",

@@ -32,8 +32,7 @@ def tune(commands: Commands) -> None:
     from pseudograd.data.registry import BENCHMARKS
 
     about = "train networks with several k and learning rates, and keep the best ensemble"
-    example = "pseudograd tune patients.csv --target diagnosis"
-    parser = add_command(commands, "tune", about, example)
+    parser = add_command(commands, "tune", about)
     parser.add_argument(
         "data",
         nargs="?",

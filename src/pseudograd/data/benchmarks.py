@@ -1,6 +1,6 @@
 """The benchmark data sets, from official files or a download, cached as plain arrays.
 
-Each set is searched in ``FOLDER/NAME``, where downloads and cached arrays go, and in ``FOLDER``,
+Each set is looked up in ``FOLDER/NAME``, where downloads and cached arrays go, and in ``FOLDER``,
 which may hold official files. Every load checks the hash of the arrays.
 """
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import numbers
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -292,15 +292,19 @@ def labels_in(target: str, column: Series) -> tuple[NDArray[np.intp], list[Label
             f"target {target!r} has {counted(int((places < 0).sum()), 'missing label')}, the first "
             f"in row {(places < 0).argmax() + 1}: fill them in, or remove these rows"
         )
-    types: dict[str, type] = {"string": str, "integer": int, "boolean": bool}
+    types: dict[str, Callable[[Any], Label]] = {"string": str, "integer": int, "boolean": bool}
     kind = infer_dtype(values)
-    if is_float := kind in ("floating", "mixed-integer-float"):
-        if all(float(value).is_integer() for value in values):
+    found = f"entries of type {kind}"
+    if kind in ("floating", "mixed-integer-float"):
+        found = f"{len(values)} distinct decimal numbers"
+        if not np.isfinite(values).all():
+            found = "infinite numbers"
+        elif all(float(value).is_integer() for value in values):
             types[kind] = int
-        elif len(values) <= _MOST_DECIMALS and np.isfinite(values).all():
-            types[kind] = float
+        elif len(values) <= _MOST_DECIMALS:
+            single = str(column.dtype).lower() == "float32"  # 0.1, not 0.10000000149
+            types[kind] = (lambda value: float(str(np.float32(value)))) if single else float
     if kind not in types:
-        found = f"{len(values)} distinct decimal numbers" if is_float else f"entries of type {kind}"
         raise ValueError(
             f"target {target!r} must hold classes (strings, integers, booleans, or at most "
             f"{_MOST_DECIMALS} distinct decimal numbers), but has {found}: name another column, or "

@@ -27,9 +27,9 @@ class Dataset:
             its ``feature_range``.
         weights: Positive sample weights; only their ratios matter. None if all are equal.
         rows: The row of the file that each example comes from, counted from 1; None without a file.
-        pieces_of: For each example, the index of the original example that it is a piece of;
-            stratified splits put the pieces of one example into different folds. None if no example
-            was split.
+        pieces_of: For each example, the index of the original example that it is a piece of. Pieces
+            of one example have the same label, and stratified splits put them into different folds.
+            None if no example was split.
         groups: The group index of each example. A group is never split between folds. -1 in a test
             set with unknown groups; None if there are no groups.
 

@@ -48,6 +48,6 @@ def check_unpacked(size: int, packed: int) -> None:
     if size > max(HARMLESS, MOST_TIMES * packed):
         raise Refusal(
             f"is not read: {packed / 2**20:,.1f} MB would decompress to {size / 2**20:,.0f} MB, "
-            "far more than for a table; decompress it yourself if that is right"
+            "far more than a table would; decompress it yourself if that is right"
         )
     check_size(size, "holds")

@@ -49,7 +49,9 @@ class Opened:
 def opened(path: Path) -> Iterator[Opened]:
     """Open a file for reading, or standard input if the path is "-", and decompress it."""
     if str(path) == "-":
-        content = _bounded(sys.stdin.buffer, available() // 4, any_format=True)
+        most = available() // 4
+        too_large = f"holds more than {most / 2**20:,.0f} MB: save it as a file, and name that"
+        content = _bounded(sys.stdin.buffer, most, too_large, any_format=True)
         yield _unpacked(io.BytesIO(content), _suffix_of(content), len(content), path)
         return
     if not path.exists():
@@ -68,6 +70,10 @@ def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
     if suffix not in COMPRESSIONS:
         return Opened(file, suffix, size)
     most = min(max(HARMLESS, MOST_TIMES * size), available() // 4)
+    too_large = (
+        f"is not read: it decompresses to more than {most / 2**20:,.0f} MB, far more than a table "
+        "would; decompress it yourself if that is right"
+    )
     inner = Path(path.stem).suffix.lower()
     if suffix == ".zip":
         with zipfile.ZipFile(file) as archive:
@@ -76,15 +82,18 @@ def _unpacked(file: BinaryIO, suffix: str, size: int, path: Path) -> Opened:
                 raise Refusal(f"contains {len(members)} files: make an archive of a single one")
             inner = Path(members[0].filename).suffix.lower()
             with archive.open(members[0]) as unpacked:
-                content = _bounded(cast(BinaryIO, unpacked), most)
+                content = _bounded(cast(BinaryIO, unpacked), most, too_large)
     else:
         with _UNPACKED[suffix](file) as unpacked:
-            content = _bounded(unpacked, most)
+            content = _bounded(unpacked, most, too_large)
     return Opened(io.BytesIO(content), inner or _suffix_of(content), len(content))
 
 
-def _bounded(file: BinaryIO, most: int, any_format: bool = False) -> bytes:
-    """Return the content of a file; raise if it exceeds ``most`` bytes or is not a known format."""
+def _bounded(file: BinaryIO, most: int, too_large: str, any_format: bool = False) -> bytes:
+    """Return the content of a file; raise if it exceeds ``most`` bytes.
+
+    With ``any_format``, raise also if it is neither text nor a known binary format.
+    """
     parts: list[bytes] = []
     size = 0
     while part := file.read(2**20):
@@ -93,10 +102,7 @@ def _bounded(file: BinaryIO, most: int, any_format: bool = False) -> bytes:
             raise Refusal("is not a text file: save it again as UTF-8")
         size += len(part)
         if size > most:
-            raise Refusal(
-                f"is not read: it decompresses to more than {most / 2**20:,.0f} MB, far more than "
-                "for a table; decompress it yourself if that is right"
-            )
+            raise Refusal(too_large)
         parts.append(part)
     return b"".join(parts)
 

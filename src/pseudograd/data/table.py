@@ -162,6 +162,11 @@ def load_table(
             f"{FOLDS}: name a column with more groups",
         )
     encoder = _fit(train, target, table.pixels, readings, notes)
+    if isinstance(encoder.labels[0], float):
+        notes.say(
+            f"target {target!r} has {len(encoder.labels)} distinct decimal numbers, and each "
+            "becomes a class: the model ignores their order"
+        )
     test = frame[drawn]
     if not drawn.any():
         given = table.test if test_path is None else read_frame(test_path, encoder)
@@ -211,12 +216,7 @@ def _classes(frame: DataFrame, target: str, notes: Notes) -> NDArray[np.intp]:
             f"target {target!r} has a single class, {listed(labels)}: "
             "name a column with two or more"
         )
-    if isinstance(labels[0], float):
-        notes.say(
-            f"target {target!r} has {len(labels)} distinct decimal numbers, and each becomes a "
-            "class: the model ignores their order"
-        )
-    elif question := question_target(target, classes, labels):
+    if question := question_target(target, classes, labels):
         notes.say(question, doubt=True)
     return classes
 

@@ -113,7 +113,7 @@ class MLPRecipe(Recipe):
         feature_range: The interval that features are scaled to, linearly.
         bins: The number of bins per numeric feature, for a piecewise-linear encoding
             (`pseudograd.fleet.mlp.bins`); 0 for none.
-        sample: Train on at most this many examples, evenly spaced in the training part; 0 for all.
+        sample: Train on at most this many examples, evenly spaced in the training folds; 0 for all.
         batch_size: Examples per step.
         clip: The largest norm of a step's gradient over all parameters; None for no limit.
         patience: Stop after this many epochs without a better one on the early-stopping part.

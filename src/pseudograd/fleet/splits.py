@@ -168,7 +168,7 @@ def _folds_of_groups(shuffled: Tensor, groups: Tensor) -> tuple[Tensor, ...]:
     _, group, counts = torch.unique(groups[shuffled], return_inverse=True, return_counts=True)
     if len(counts) < FOLDS:
         raise ValueError(
-            f"groups must be at least {FOLDS} in the training part, one per fold, not {len(counts)}"
+            f"groups must be at least {FOLDS} in the training set, one per fold, not {len(counts)}"
         )
     place = torch.arange(len(shuffled))
     first = torch.full_like(counts, len(shuffled)).scatter_reduce(0, group, place, "amin")

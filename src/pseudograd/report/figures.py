@@ -191,9 +191,8 @@ def learning_curves(
     for kind, group in reversed(list(groups.items())):  # the chosen one last, on top
         for outcome in group:
             drawing.line([at(n, e) for n, e in enumerate(outcome.curve, 1)], f"{kind} one")
-        common = zip(
-            *(outcome.curve for outcome in group), strict=False
-        )  # until the first one stops
+        # The mean ends where the first network stops.
+        common = zip(*(outcome.curve for outcome in group), strict=False)
         drawing.line([at(n, statistics.fmean(e)) for n, e in enumerate(common, 1)], f"{kind} mean")
         for outcome in group:
             told = (

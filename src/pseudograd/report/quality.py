@@ -91,7 +91,7 @@ class Standing:
         only_right: The only label that the model ever predicts correctly, if there is just one.
         untested: Labels without a test example.
         plain_no_better: Whether the model of k = 1, unlike the chosen one, is no better than the
-            majority, and their difference is not noise.
+            majority, and the assessment's comparison, if there is one, is not "noise".
 
     """
 

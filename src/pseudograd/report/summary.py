@@ -83,7 +83,7 @@ def ensemble_summary(cells: tuple[Cell, ...], chosen: Cell, assessment: Assessme
 
 
 def study_summary(study: Study) -> str:
-    """Return the summary of a study, from the files in its folder."""
+    """Return the summary of a study, from its ledger and, if it has a folder, the files there."""
     known = None if study.folder is None else read_assessment(study)
     if isinstance(study.protocol, Bagging):
         if known is None:
@@ -125,7 +125,7 @@ def table_of_k(cells: tuple[Cell, ...], chosen: Cell | None = None, mark: str = 
     Args:
         cells: The best rate of each k.
         chosen: The one to mark.
-        mark: The mark.
+        mark: The word that marks it.
 
     Example:
         >>> print(table_of_k((Cell(1.0, 0.2, (0.02, 0.03)), Cell(0.5, 0.1, (0.01, 0.02)))))
@@ -169,8 +169,8 @@ def line_of_run(run: Study) -> str:
 def _found(run: Study) -> tuple[str, float, float] | None:
     """Return the values of k, the test error and that with k = 1; None if unfinished.
 
-    If an ensemble of a `ModuleRecipe` is significantly better than one network, it is compared
-    with the ensemble of k = 1.
+    If an ensemble of a `ModuleRecipe` is significantly better than one network, the values are
+    those of that ensemble and of the ensemble of k = 1.
     """
     if not run.finished:
         return None

@@ -112,7 +112,7 @@ class Display(contextlib.AbstractContextManager["Display"]):
         if self.first is None:
             return None
         now, (first, done) = time.monotonic(), self.first
-        if progress.done == done or now - first < first - self.started:
+        if progress.done == done or now - first <= first - self.started:
             return None
         return (progress.done - done) / (now - first)
 

@@ -25,7 +25,7 @@ from pseudograd.search.study import Progress, Study
 
 METRICS = ("error", "balanced", "log-loss")
 _PICKS = 20  # a pair's weight is a multiple of 1/20
-_PAIRS = 3  # at most in an ensemble: as many as there are with k = 1
+_PAIRS = 3  # at most in an ensemble: as many as k = 1 has learning rates
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,8 @@ class Candidates:
         networks: The networks of each.
         rows: The training examples with out-of-fold predictions: all but up to four.
         out_of_fold: Their out-of-fold probabilities, shape (cells, rows, classes).
-        votes: The class that each network predicts for them, shape (rows, networks); the networks
-            of one repetition of the folds share a column.
+        votes: The classes predicted out of fold, with a column for each pair and each repetition of
+            the folds, shape (rows, columns).
 
     """
 
@@ -68,7 +68,8 @@ class Candidates:
     def whole(self, weights: Tensor, labels: Tensor) -> Tensor:
         """Return `combined` for all training examples.
 
-        Examples without out-of-fold predictions get their label, so that they are not suspects.
+        Examples without out-of-fold predictions get probability 1 for their label, so that they are
+        not suspects.
         """
         found = torch.zeros(len(labels), self.out_of_fold.shape[2])
         found.scatter_(1, labels.unsqueeze(1), 1.0)
@@ -194,7 +195,7 @@ def select(
 def score(
     probabilities: Tensor, labels: Tensor, metric: str, example_weights: Tensor | None = None
 ) -> float:
-    """Return the score that `select` minimises."""
+    """Return the score that `select` minimizes."""
     weights = torch.ones(len(labels)) if example_weights is None else example_weights.float()
     if metric == "balanced":  # all classes have the same total weight
         weights = weights / torch.bincount(labels, weights)[labels]

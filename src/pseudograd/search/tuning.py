@@ -48,7 +48,7 @@ from pseudograd.search.study import Progress, Runner, Study
 from pseudograd.search.suspects import suspects, write_suspects
 
 EXAMPLES, SUSPECTS = "examples.json", "suspects.csv"
-_ASSESSING = "assessing the model and training two baselines"
+_ASSESSING = "assessing the model and training baselines"
 
 
 @dataclass(frozen=True)

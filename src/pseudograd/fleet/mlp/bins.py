@@ -1,7 +1,7 @@
 """Piecewise-linear encoding of numeric features (Gorishniy et al., NeurIPS 2022).
 
 A feature x becomes x and, for each of its bins [a, b], the fraction of the bin below x: 0 if x < a,
-1 if x > b, and (x - a) / (b - a) between. The bin edges are quantiles of the training part, so the
+1 if x > b, and (x - a) / (b - a) between. The bin edges are quantiles of the training set, so the
 network can bend its response where the examples are.
 """
 

@@ -104,7 +104,8 @@ class Slot:
         # Learning rate and k of the current step: one row of the table.
         self.now = torch.zeros(1, 2, device=device)
         self.table = torch.tensor([0.0, 1.0], device=device).repeat(total, 1)
-        self.counters = torch.zeros(2, dtype=torch.int64, device=device)  # step of training, epoch
+        # Steps so far, in the training and in the epoch.
+        self.counters = torch.zeros(2, dtype=torch.int64, device=device)
         self.seed, self.epoch = torch.zeros(2, 1, dtype=torch.int64, device=device)
         self.order = torch.zeros(self.steps, self.size, dtype=torch.int64, device=device)
         self.train_rows = torch.zeros(len(cut.train), dtype=torch.int64, device=device)

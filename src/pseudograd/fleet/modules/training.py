@@ -202,6 +202,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 _OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
+_DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def describe(function: Callable[..., Any]) -> str:
@@ -296,9 +297,9 @@ def _source(kind: Any) -> str:
     except SyntaxError:  # a lambda in the middle of a line
         return text
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node):
             node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)  # stable across Python versions, unlike ast.dump
+    return ast.unparse(tree)  # changes less between Python versions than ast.dump
 
 
 def _settings(module: nn.Module) -> list[tuple[str, str]]:
@@ -315,17 +316,22 @@ def _surroundings(function: Any) -> str:
         found = inspect.getclosurevars(inspect.unwrap(function))
     except TypeError:
         return ""
-    defaults = getattr(function, "__defaults__", None) or ()
-    around: dict[Any, Any] = {**found.globals, **found.nonlocals, **dict(enumerate(defaults))}
+    defaults = dict(enumerate(getattr(function, "__defaults__", None) or ()))
+    by_keyword = getattr(function, "__kwdefaults__", None) or {}
+    around: dict[Any, Any] = {**found.globals, **found.nonlocals, **defaults, **by_keyword}
     return f"{_plain_values(around)}"
 
 
 def _plain_values(values: Mapping[Any, Any]) -> list[tuple[str, str]]:
-    """Return the numbers and strings among values, with their names."""
-    plain = (bool, int, float, str, tuple, type(None))
-    return sorted(
-        (str(name), repr(value)) for name, value in values.items() if isinstance(value, plain)
-    )
+    """Return the numbers, strings and tuples of them among values, with their names."""
+    return sorted((str(name), repr(value)) for name, value in values.items() if _is_plain(value))
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value's repr is the same in every process, unlike a function's."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str | None)
 
 
 def _is_of_torch(kind: Any) -> bool:
