@@ -456,7 +456,7 @@ def test_divergence_is_told() -> None:
         ("k", ["best", None], "'auto' or a number"),
         ("learning_rate", [0, math.inf], "'auto' or a finite number above 0"),
         ("learning_rate", ["constant"], "'auto' or a number"),
-        ("ks", [(1, 1), 1.0, "auto"], "None or different numbers"),
+        ("ks", [(1, 1), 1.0, "auto"], "None or distinct numbers"),
         ("ks", [(0.5, 0), (1, 1e-200)], "None or finite numbers above 0"),
         ("ks", [()], "None or at least one number"),
         ("metric", ["accuracy", None], "one of .'error', 'balanced', 'log-loss'"),

@@ -209,7 +209,7 @@ def test_weights_belong_to_the_hash() -> None:
         (torch.ones(143, 1), "one floating-point number for each of the 143"),
         (torch.ones(143).long(), "one floating-point number for each of the 143"),
         (-torch.ones(143), "above 0"),
-        (torch.zeros(143), "leave out"),
+        (torch.zeros(143), "remove examples"),
         (torch.full((143,), torch.nan), "finite"),
         (torch.full((143,), torch.inf), "finite"),
     ],
