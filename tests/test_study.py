@@ -204,13 +204,6 @@ def test_a_network_that_learns_nothing_is_not_tried_at_ever_lower_rates() -> Non
     assert tried[-1] > 2e-6
 
 
-def test_tied_rates_of_an_own_training_are_not_extended() -> None:
-    one = Study.own_training("mine", k=(1,), learning_rates=(0.1, 0.2), retrainings=0)
-    for trial in one:
-        one.tell(trial, error=0.5)
-    assert {trial.learning_rate for trial in one.ledger} == {0.1, 0.2}
-
-
 # --- bad input: one sentence, before any training -----------------------------------------------
 
 
