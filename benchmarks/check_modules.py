@@ -145,10 +145,8 @@ def checks() -> Iterator[Check]:
         captured = not any("step by step" in note for note in fleet.notes)
         yield check("captured" + "".join(f"; {n}" for n in fleet.notes), name, 1 - captured, 0)
         alone = outcomes(ModuleFleet(training, examples, DEVICE, slots=1), wanted[1:2])
-        # "tokens" is not deterministic even alone; data read on the host differs anyway.
-        one, other = together[wanted[1]], alone[wanted[1]]
-        apart = abs(one.cross_entropy - other.cross_entropy) / other.cross_entropy
-        same = {"tokens": apart < 1e-5}.get(name, one == other or "host" in name)
+        # Data read on the host differs from time to time anyway.
+        same = together[wanted[1]] == alone[wanted[1]] or "host" in name
         yield check("alone and in company differ", name, 1 - same, 0)
         for trial in wanted[:2]:
             plain = train(training, examples, trial, DEVICE)

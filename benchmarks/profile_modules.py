@@ -24,7 +24,7 @@ from pseudograd.fleet.modules.graphs import Slot
 from pseudograd.fleet.modules.loop import precision
 from pseudograd.fleet.trial import Split
 
-SLOTS, EPOCHS, PROFILED = (1, 2, 4, 8, 16), 3, 5
+SLOTS, EPOCHS, PROFILED = (1, 2, 4, 8), 3, 5
 
 
 def made(name: str, count: int, compiled: bool) -> Iterator[Slot]:

@@ -205,7 +205,8 @@ class Slot:
         wrong = (logits.argmax(1) != labels) & counted
         self.wrong.index_copy_(0, self.round, wrong.unsqueeze(0))
         labels = torch.where(counted, labels, ignored)
-        value = F.cross_entropy(logits, labels, ignore_index=ignored, reduction="sum")
+        # Not reduction="sum", whose kernel for sequences adds in no fixed order.
+        value = F.cross_entropy(logits, labels, ignore_index=ignored, reduction="none").sum()
         self.sums[:3].add_(
             torch.stack([one.double() for one in (counted.sum(), value, wrong.sum())])
         )

@@ -226,9 +226,10 @@ def evaluate(
         matters = labels != training.ignore_index
         wrong.append(((logits.argmax(1) != labels) & matters).flatten().cpu())
         counted += int(matters.sum())
-        total += float(
-            F.cross_entropy(logits, labels, ignore_index=training.ignore_index, reduction="sum")
+        values = F.cross_entropy(
+            logits, labels, ignore_index=training.ignore_index, reduction="none"
         )
+        total += float(values.sum())  # reduction="sum" adds in no fixed order on a GPU
     flags = torch.cat(wrong)
     return Judged.of(flags, counted, total, float(flags.sum()))
 
