@@ -38,6 +38,7 @@ if any(word.split("=")[-1] == "cpu" for word in sys.argv):  # workers inherit it
 from benchmarks.environment import RESULTS, environment, write
 from pseudograd.loss import (
     TunableCrossEntropyLoss,
+    tunable_binary_cross_entropy_with_logits,
     tunable_cross_entropy,
     tunable_linear_cross_entropy,
 )
@@ -406,13 +407,38 @@ class Bench:
                 kind = (kernel, name_of(dtype), rows, classes, k_text)
                 differ = self.differences(x, target, k, smoothing)
                 yield Check(f"{text}, node and operators that differ", *kind, differ, 0.0)
+        for k_text, k in {"0.5": 0.5, "each": each_row[:, None].expand_as(x).clone()}.items():
+            differ = self.binary_differences(x, (z > 1).to(dtype), k)
+            kind = ("binary", name_of(dtype), rows, classes, k_text)
+            yield Check("binary, node and operators that differ", *kind, differ, 0.0)
         if dtype == torch.float32:
             yield self.of_captured_node(kernel, z, label)
+
+    def binary_differences(self, z: Tensor, target: Tensor, k: Any) -> float:
+        """Count differences of values and gradients of the binary loss, scaled or not."""
+        differ = 0
+        for reduction, upstream in product(("mean", "sum", "none"), (1.0, 3.0)):
+            leaf = z.detach().requires_grad_()
+            mine = tunable_binary_cross_entropy_with_logits(leaf, target, reduction=reduction, k=k)
+            assert mine.grad_fn is not None
+            assert "TunableCrossEntropy" in mine.grad_fn.name(), mine.grad_fn.name()
+            theirs = fused_binary(leaf, target, k, None, None, reduction, z.dtype)
+            for one, other in (
+                (mine.detach(), theirs.detach()),
+                *zip(
+                    torch.autograd.grad(mine, leaf, torch.full_like(mine, upstream)),
+                    torch.autograd.grad(theirs, leaf, torch.full_like(theirs, upstream)),
+                    strict=True,
+                ),
+            ):
+                differ += int(((one != other) & ~(one.isnan() & other.isnan())).sum())
+        return float(differ)
 
     def differences(self, z: Tensor, target: Tensor, k: Any, smoothing: float) -> float:
         """Count differences of values and gradients: scaled or not, on a side stream or not."""
         differ, scaled, other = 0, ScaledBefore(), torch.cuda.Stream()
-        for reduction, upstream, at_once in product(("mean", "sum"), (1.0, 3.0), (True, False)):
+        reductions = ("mean", "sum", "none")
+        for reduction, upstream, at_once in product(reductions, (1.0, 3.0), (True, False)):
             found = []
             for implementation in ("auto", "triton"):
                 scaled.flag().fill_(not at_once)

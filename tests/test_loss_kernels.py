@@ -736,11 +736,11 @@ def test_without_a_working_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "rescale", broken)
     monkeypatch.setattr(torch, "ones", lambda size, device: torch.full((size,), 1.0))
     monkeypatch.setattr(functional, "_is_for_kernels", lambda input: True)
-    functional._kernels_run.cache_clear()
+    functional.kernels_run.cache_clear()
     logits, target, _ = case(False, "none")
     with pytest.warns(UserWarning, match="slower .no C compiler found"):
         way = functional.chosen_route(logits, target, "auto")
-    functional._kernels_run.cache_clear()
+    functional.kernels_run.cache_clear()
     assert way != "triton"
 
 

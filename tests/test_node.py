@@ -2,7 +2,7 @@
 
 The fake kernels compute the loss of logits (R, C) at k = 1. Kernel 1 is the forward pass; kernel 2
 is the backward pass, which does nothing if the upstream gradient is 1; kernel 3 is one that always
-computes the gradient.
+computes the gradient. Kernels 4 and 5 are the passes of a loss that is not reduced.
 """
 
 from __future__ import annotations
@@ -69,11 +69,15 @@ class Gpu:
         gradient = np.zeros((ROWS, CLASSES))
         if ctypes.cast(parameters[2], ctypes.POINTER(ctypes.c_int64)).contents.value:
             gradient = array(parameters, 2, ROWS * CLASSES).reshape(ROWS, CLASSES)
-        result = array(parameters, 3, 1)  # the value, or the upstream gradient
+        result = array(parameters, 3, ROWS if kernel > 3 else 1)  # value or upstream gradient
         bias = z.softmax(1) - torch.nn.functional.one_hot(target, CLASSES)
         if kernel == 1:
             result[0] = torch.nn.functional.cross_entropy(z, target, reduction="sum")
             gradient[:] = bias
+        elif kernel == 4:
+            result[:] = torch.nn.functional.cross_entropy(z, target, reduction="none")
+        elif kernel == 5:
+            gradient[:] = bias * torch.from_numpy(result)[:, None]
         elif kernel == 3 or result[0] != 1:
             gradient[:] = bias * float(result[0])
         return self.error
@@ -96,7 +100,7 @@ def gpu(library: Path) -> tuple[Any, Any, Gpu]:
     places = [(0, Z), (1, TARGET), (2, GRADIENT)]
     forward = module.Launch(1, 7, 64, 128, [0] * 5, [*places, (3, VALUE)], 4)
     backward = module.Launch(2, 5, 32, 0, [0] * 5, [*places, (3, GRAD)], 4)
-    plan = module.Plan(42, [forward], [backward], torch.float32, torch.float32, 0, 0, 0)
+    plan = module.Plan(42, [forward], [backward], torch.float32, torch.float32, 0, 0, 0, 0)
     return module, plan, kernels
 
 
@@ -141,7 +145,7 @@ def test_a_gradient_that_is_left_to_the_backward_pass(gpu: Any, factor: float) -
     places = [(0, Z), (1, TARGET), (2, GRADIENT)]
     forward = module.Launch(1, 7, 64, 128, [0] * 5, [*places, (3, VALUE)], 4)
     backward = module.Launch(3, 5, 32, 0, [0] * 5, [*places, (3, GRAD)], 4)
-    plan = module.Plan(42, [forward], [backward], torch.float32, None, 0, 0, 0)
+    plan = module.Plan(42, [forward], [backward], torch.float32, None, 0, 0, 0, 0)
     z, target = inputs()
     loss = module.loss(plan, z, target, None, 1.0, None, 0)
     (both,) = torch.autograd.grad(
@@ -151,6 +155,28 @@ def test_a_gradient_that_is_left_to_the_backward_pass(gpu: Any, factor: float) -
     (factor * loss).backward()
     torch.testing.assert_close(z.grad, factor * expected(z, target))
     assert [one.kernel for one in kernels.launched] == [1, 3, 3]
+
+
+@pytest.mark.parametrize("how", ["mean", "weights", "batch"])
+def test_a_loss_that_is_not_reduced(gpu: Any, how: str) -> None:
+    module, _, _ = gpu
+    places = [(0, Z), (1, TARGET)]
+    forward = module.Launch(4, 7, 64, 128, [0] * 5, [*places, (3, VALUE)], 4)
+    backward = module.Launch(5, 5, 32, 0, [0] * 5, [*places, (2, GRADIENT), (3, GRAD)], 4)
+    plan = module.Plan(42, [forward], [backward], torch.float32, None, 0, 0, 0, 1)
+    z, target = inputs()
+    loss = module.loss(plan, z, target, None, 1.0, None, 0)
+    each = torch.nn.functional.cross_entropy(z, target, reduction="none")
+    torch.testing.assert_close(loss, each)
+    upstream = {  # an expanded tensor, one with a stride, and a vmapped batch
+        "mean": torch.full((), 1 / ROWS).expand(ROWS),
+        "weights": torch.tensor([[1.0, 9.0], [0.0, 9.0], [3.0, 9.0]])[:, 0],
+        "batch": torch.tensor([[1.0, 0.0, 3.0], [2.0, 5.0, 0.5]]),
+    }[how]
+    batched = how == "batch"
+    (found,) = torch.autograd.grad(loss, z, upstream, is_grads_batched=batched)
+    (true,) = torch.autograd.grad(each, z, upstream, is_grads_batched=batched)
+    torch.testing.assert_close(found, true)
 
 
 def test_an_unaligned_upstream_gradient(gpu: Any) -> None:

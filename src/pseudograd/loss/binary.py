@@ -25,7 +25,15 @@ from pseudograd.loss.autograd import (
     zero_with_gradient,
 )
 from pseudograd.loss.checks import REDUCTIONS, check_dense, check_dtype, checked_k
-from pseudograd.loss.functional import check_values, chosen_route, loss_dtype, may_need_gradient
+from pseudograd.loss.functional import (
+    ON_GPU,
+    PRECISE,
+    check_values,
+    chosen_route,
+    kernels_run,
+    loss_dtype,
+    may_need_gradient,
+)
 from pseudograd.loss.modules import TunableModule
 from pseudograd.loss.usual import is_usual_binary
 from pseudograd.rules import paper
@@ -97,11 +105,11 @@ def tunable_binary_cross_entropy_with_logits(
         and size_average is None
         and reduce is None
         and is_usual_binary(input, target, reduction, k)
-        and cpu.kernels() is not None
-        and not are_hooked()
     ):
         k = k if isinstance(k, Tensor) else float(k)
-        return cpu.fused_binary(input, target, k, None, None, reduction)
+        loss = _usual_loss(input, target, k, reduction)
+        if loss is not None:
+            return loss
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
     _check_arguments(input, target, weight, reduction, pos_weight)
@@ -134,6 +142,18 @@ def tunable_binary_cross_entropy_with_logits(
     if reduction != "none":
         value = value.mean() if reduction == "mean" else value.sum()
     return value.to(dtype)
+
+
+def _usual_loss(input: Tensor, target: Tensor, k: Sensitivity, reduction: str) -> Tensor | None:
+    """Return the loss of a usual call by a kernel, or None if there is none for it."""
+    if input.is_cpu and input.dtype in PRECISE and cpu.kernels() is not None and not are_hooked():
+        return cpu.fused_binary(input, target, k, None, None, reduction)
+    if input.is_cuda and input.dtype in ON_GPU and kernels_run():
+        from pseudograd.loss.triton.node import binary_loss_by_node
+
+        dtype = torch.float32 if torch.is_autocast_enabled("cuda") else input.dtype
+        return binary_loss_by_node(input, target, k, reduction, dtype)
+    return None
 
 
 class Binary:

@@ -165,9 +165,9 @@ def tunable_cross_entropy(
         if not compiling and is_usual(input, target, *settings, k):
             k = k if isinstance(k, Tensor) else float(k)
             call = (target, k, None, *settings)
-            if input.is_cpu and input.dtype in _PRECISE and cpu.kernels() is not None:
+            if input.is_cpu and input.dtype in PRECISE and cpu.kernels() is not None:
                 return cpu.fused(input, call)
-            if input.is_cuda and input.dtype in _ON_GPU and input.dim() == 2 and _kernels_run():
+            if input.is_cuda and input.dtype in ON_GPU and input.dim() == 2 and kernels_run():
                 dtype = torch.float32 if torch.is_autocast_enabled("cuda") else input.dtype
                 return _usual_loss_on_gpu(input, call, dtype, _scaled)
     if size_average is not None or reduce is not None:
@@ -426,7 +426,7 @@ def chosen_route(input: Tensor, target: Tensor, implementation: str) -> str:
     eager = is_eager()
     plain = type(input) in (Tensor, torch.nn.Parameter)  # neither fake nor distributed
     if _is_for_kernels(input) and dtype_without_kernel(input, target) is None:
-        if not eager or (plain and _kernels_run()):
+        if not eager or (plain and kernels_run()):
             return "triton"
     elif input.is_cpu and plain and eager and cpu.kernels() is not None:
         return "cpu"
@@ -447,8 +447,8 @@ def _gpu() -> Any:
 
 # Looked up at import, because `torch.compile` cannot trace `find_spec`.
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
-_PRECISE = (torch.float32, torch.float64)
-_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
+PRECISE = (torch.float32, torch.float64)
+ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _is_for_kernels(input: Tensor) -> bool:
@@ -456,7 +456,7 @@ def _is_for_kernels(input: Tensor) -> bool:
 
 
 @functools.cache
-def _kernels_run() -> bool:
+def kernels_run() -> bool:
     """Return whether Triton works here: it needs a C compiler and a recent GPU."""
     if not _HAS_TRITON:
         return False

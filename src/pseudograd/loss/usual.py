@@ -95,7 +95,7 @@ def is_usual_in_graph(
 
 
 def is_usual_binary(input: Tensor, target: Tensor, reduction: str, k: Sensitivity) -> bool:
-    """Return whether a binary loss is eager, for the CPU kernel, and passes all checks."""
+    """Return whether a binary loss is eager, uses plain tensors, and passes all checks."""
     if type(input) not in _PLAIN or type(target) is not Tensor or not is_eager():
         return False
     if type(k) is Tensor:
@@ -104,9 +104,8 @@ def is_usual_binary(input: Tensor, target: Tensor, reduction: str, k: Sensitivit
         right = (type(k) is float or type(k) is int) and LEAST_K <= k <= GREATEST_K
     return (
         right
-        and input.is_cpu
-        and target.is_cpu
-        and input.dtype in _PRECISE
+        and input.device == target.device
+        and input.is_floating_point()
         and target.dtype is input.dtype
         and target.shape == input.shape
         and input.layout is torch.strided is target.layout

@@ -9,7 +9,7 @@ The same formula is in `pseudograd.rules.paper.binary_push` and in `loss/cpp/bin
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import triton
@@ -19,6 +19,7 @@ from torch.autograd import Function
 
 from pseudograd.loss.autograd import final, graph_is_kept, is_batch, refuse_forward_mode
 from pseudograd.loss.triton.eq5 import value_and_strength
+from pseudograd.loss.triton.launch import Launch, start_kernel
 from pseudograd.loss.triton.layout import is_done, sensitivity_of
 from pseudograd.loss.triton.reduction import sum_values
 from pseudograd.rules.paper import Sensitivity
@@ -54,25 +55,53 @@ def _repeating(array: Tensor, z: Tensor) -> Tensor:
     return array.to(z.device).contiguous()
 
 
+class Room(NamedTuple):
+    """Buffers for the results of a forward pass."""
+
+    value: Tensor
+    gradient: Tensor | None
+    sums: Tensor | None  # partial sums of a reduction
+
+
+def room_for(z: Tensor, reduction: str, dtype: torch.dtype, training: bool) -> Room:
+    """Allocate the buffers of a forward pass; a reduced loss computes its gradient at once."""
+    if reduction == "none":
+        return Room(z.new_empty(z.shape, dtype=dtype), None, None)
+    sums = z.new_empty(_programs(z), dtype=torch.float64)
+    return Room(z.new_empty((), dtype=dtype), torch.empty_like(z) if training else None, sums)
+
+
+def launch_forward(z: Tensor, arrays: Any, k: float, reduction: str, room: Room) -> list[Launch]:
+    """Launch the kernels of a forward pass."""
+    value, gradient, sums = room
+    if sums is None:
+        return [_launch(z, arrays, k, reduction, value, False, None)]
+    return [
+        _launch(z, arrays, k, reduction, sums, True, gradient),
+        start_kernel(
+            sum_values, (1,), sums, None, value, len(sums), block=MOST_PROGRAMS, num_warps=8
+        ),
+    ]
+
+
+def launch_backward(
+    z: Tensor, arrays: Any, k: float, reduction: str, out: Tensor, grad: Tensor | None, skip: bool
+) -> Launch:
+    """Launch the kernel of a backward pass; with ``skip`` it does nothing if ``grad`` is 1."""
+    return _launch(z, arrays, k, reduction, None, False, out, grad, skip)
+
+
 class _Fused(Function):
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, arrays: Any, k: float, reduction: str, dtype: torch.dtype
     ) -> Tensor:
-        gradient, whole = None, reduction != "none"
-        ctx.k, ctx.scale = k, 1 / z.numel() if reduction == "mean" else 1.0
+        ctx.k, ctx.reduction = k, reduction
+        room = room_for(z, reduction, dtype, ctx.needs_input_grad[0])
         with torch.cuda.device_of(z):
-            if whole:
-                value = z.new_empty((), dtype=dtype)
-                gradient = torch.empty_like(z) if ctx.needs_input_grad[0] else None
-                sums = z.new_empty(_programs(z), dtype=torch.float64)
-                _launch(z, arrays, k, ctx.scale, sums, True, gradient)
-                sum_values[(1,)](sums, None, value, len(sums), block=MOST_PROGRAMS, num_warps=8)
-            else:
-                value = z.new_empty(z.shape, dtype=dtype)
-                _launch(z, arrays, k, ctx.scale, value, False, None)
-        ctx.save_for_backward(z, *arrays, gradient)
-        return value
+            launch_forward(z, arrays, k, reduction, room)
+        ctx.save_for_backward(z, *arrays, room.gradient)
+        return room.value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -83,7 +112,7 @@ class _Fused(Function):
         out = gradient if reuse else torch.empty_like(z)
         with torch.cuda.device_of(z):
             upstream = None if several else grad if _is_one(grad) else grad.contiguous()
-            _launch(z.detach(), arrays, ctx.k, ctx.scale, None, False, out, upstream, reuse)
+            launch_backward(z.detach(), arrays, ctx.k, ctx.reduction, out, upstream, reuse)
         if several:
             out = torch.where((out == 0) | (grad == 0), 0, out * grad).to(out.dtype)
         return final(out, z), *[None] * 4
@@ -103,13 +132,15 @@ def _programs(z: Tensor) -> int:
 
 
 def _launch(
-    z: Tensor, arrays: Any, k: float, scale: float, values: Tensor | None, summed: bool,
+    z: Tensor, arrays: Any, k: float, reduction: str, values: Tensor | None, summed: bool,
     out: Tensor | None, grad: Tensor | None = None, skip: bool = False,
-) -> None:  # fmt: skip
-    """Write the values or partial sums of them, and the gradient times ``scale`` and ``grad``."""
+) -> Launch:  # fmt: skip
+    """Write the values or partial sums of them, and the gradient times ``grad``."""
     target, *factors = arrays
-    binary[(_programs(z),)](
-        z, target, *factors, *(1 if array is None else array.numel() for array in factors),
+    scale = 1 / z.numel() if reduction == "mean" else 1.0
+    sizes = (1 if array is None else array.numel() for array in factors)
+    return start_kernel(
+        binary, (_programs(z),), z, target, *factors, *sizes,
         grad, 0 if grad is None or _is_one(grad) else 1, values, out, z.numel(), k, scale,
         summed=summed, skip=skip, block=BLOCK, num_warps=WARPS,
     )  # fmt: skip

@@ -44,7 +44,8 @@ class Launch(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-def _start(kernel: Any, grid: tuple[int], *arguments: Any, **settings: Any) -> Launch:
+def start_kernel(kernel: Any, grid: tuple[int], *arguments: Any, **settings: Any) -> Launch:
+    """Launch a kernel, and return the launch."""
     return Launch(kernel[grid](*arguments, **settings), grid, arguments)
 
 
@@ -175,7 +176,7 @@ def _launch_tile(
 ) -> Launch:
     alone = (reduced or mean) and are_few(rows)
     grid, strides, settings = _tiling(rows, outputs[2], alone, skip)
-    return _start(
+    return start_kernel(
         labels.tile, grid,
         *inputs, *outputs, len(rows.z), *strides, *_row_strides(inputs), rows.ignore_index,
         reduced=reduced, mean=mean, skip=skip, **settings,
@@ -185,7 +186,7 @@ def _launch_tile(
 def _launch_soft_tile(rows: Rows, inputs: Any, outputs: Any, reduced: bool, skip: bool) -> Launch:
     grid, strides, settings = _tiling(rows, outputs[2], False, skip)
     # Without FMA contraction, which the compiler would do differently in the two passes.
-    return _start(
+    return start_kernel(
         soft.soft_tile, grid,
         *inputs, *outputs, len(rows.z), *strides, *_row_strides(inputs), rows.ignore_index,
         rows.target_stride // settings["vector"], rows.smoothing or None,
@@ -199,7 +200,7 @@ def _launch_row(rows: Rows, inputs: Any, outputs: Any, skip: bool) -> Launch:
     long = classes * z.element_size() > LONG_ROW_BYTES
     block, warps = (ROW_BLOCK, 16) if long else (ROW_BLOCK // 2, 8)
     vector = _vector(z, outputs[2], lambda v: (z.stride(0) - classes) % v == 0 and classes >= 2 * v)
-    return _start(
+    return start_kernel(
         labels.row, (len(z),),
         *inputs, *outputs, z.stride(0), classes, *_row_strides(inputs), rows.ignore_index,
         special=rows.special, skip=skip, vector=vector, lanes=block // vector, num_warps=warps,
@@ -218,7 +219,7 @@ def _launch_soft_row(
     sizes = (rows.z.stride(0), rows.target_stride, rows.z.shape[1])
     aligned = all(size % 16 == 0 for size in sizes)
     block, warps, registers = _soft_row_settings(aligned, out is not None, rows.special)
-    return _start(
+    return start_kernel(
         soft.soft_row, (len(rows.z),),
         *inputs, values, out, found, given, rows.z.stride(0), rows.z.shape[1],
         *_row_strides(inputs), rows.ignore_index, rows.target_stride, rows.smoothing or None,
@@ -324,7 +325,7 @@ def count_labels(rows: Rows, parts: Tensor) -> Launch:
     target = None if rows.target.dim() > 1 else rows.target
     # All labels of a part at once, up to 8,192, because memory latency dominates.
     block = max(1024, min(8192, _power_of_2(-(-len(rows.z) // PARTS))))
-    return _start(
+    return start_kernel(
         reduction.count_labels, (PARTS,), target, rows.weight, parts, *rows.z.shape,
         rows.ignore_index, block=block, num_warps=block // 512,
     )  # fmt: skip
@@ -332,7 +333,7 @@ def count_labels(rows: Rows, parts: Tensor) -> Launch:
 
 def sum_values(values: Tensor, parts: Tensor | None, result: Tensor) -> Launch:
     """Write the sum of the values, divided by ``parts`` if given, into ``result``."""
-    return _start(
+    return start_kernel(
         reduction.sum_values, (1,), values, parts, result, len(values),
         block=min(8192, _power_of_2(len(values))), num_warps=16,
     )  # fmt: skip

@@ -68,6 +68,9 @@ struct Plan {
   at::ScalarType dtype;
   std::optional<at::ScalarType> gradient;  // its dtype, if the forward pass computes it
   int64_t parts, values, found;            // sizes; 0 if not needed
+  int64_t dims;  // of the result, the first of the logits' dimensions; 0 if the loss is reduced
+
+  at::IntArrayRef shape(const at::Tensor& z) const { return z.sizes().slice(0, dims); }
 };
 
 void launch_all(const Plan& plan, const std::vector<Launch>& launches, const Addresses& addresses,
@@ -89,7 +92,7 @@ at::Tensor run_forward(const at::Tensor& z, const at::Tensor& target, const Opti
                        State& state) {
   auto& plan = *state.plan;
   auto options = z.options().requires_grad(false);
-  auto value = at::empty({}, options.dtype(plan.dtype));
+  auto value = at::empty(plan.shape(z), options.dtype(plan.dtype));
   at::Tensor values;
   if (plan.parts) state.parts = at::empty({plan.parts}, options.dtype(at::kDouble));
   if (plan.values) values = at::empty({plan.values}, options.dtype(at::kDouble));
@@ -113,8 +116,10 @@ at::Tensor run_forward(const at::Tensor& z, const at::Tensor& target, const Opti
 at::Tensor run_backward(const variable_list& saved, const at::Tensor& grad, State& state,
                         bool is_kept) {
   auto options = saved[0].options().requires_grad(false);
+  auto& plan = *state.plan;
   bool is_batch = !grad.has_storage();  // a vmapped batch, which kernels cannot read
-  auto upstream = is_batch ? at::ones({}, options.dtype(state.plan->dtype)) : grad;
+  auto upstream = is_batch ? at::ones(plan.shape(saved[0]), options.dtype(plan.dtype)) : grad;
+  upstream = upstream.contiguous();                            // that of a sum is expanded
   if (address_of(upstream) % 16) upstream = upstream.clone();  // the compiled kernel may rely on alignment
   at::Tensor out;
   if (!state.gradient.defined()) {
@@ -131,9 +136,13 @@ at::Tensor run_backward(const variable_list& saved, const at::Tensor& grad, Stat
   addresses[FOUND] = address_of(state.found);
   addresses[GRAD] = address_of(upstream);
   addresses[FLAG] = address_of(state.flag);
-  launch_all(*state.plan, state.plan->backward, addresses, state.k, state.stream);
+  launch_all(plan, plan.backward, addresses, state.k, state.stream);
   if (!is_batch) return out;
-  return at::where(out.eq(0).logical_or(grad.eq(0)), 0, out.mul(grad)).to(out.scalar_type());
+  auto factor = grad;
+  if (plan.dims) {
+    for (auto dim = plan.dims; dim < out.dim(); ++dim) factor = factor.unsqueeze(-1);
+  }
+  return at::where(out.eq(0).logical_or(factor.eq(0)), 0, out.mul(factor)).to(out.scalar_type());
 }
 
 struct TunableCrossEntropy : torch::autograd::Function<TunableCrossEntropy> {
@@ -166,7 +175,8 @@ c10::intrusive_ptr<State> state_of(const std::shared_ptr<Plan>& plan, double k, 
   return state;
 }
 
-// Returns the reduced loss of logits (R, C) for labels (R) or probabilities (R, C).
+// Returns the loss of logits (R, C) for labels (R) or probabilities (R, C), or of binary logits for
+// targets of the same shape.
 at::Tensor loss(const std::shared_ptr<Plan>& plan, const at::Tensor& z, const at::Tensor& target,
                 const OptionalTensor& ks, double k, const OptionalTensor& flag, int64_t stream) {
   TORCH_CHECK(!torch::autograd::isFwGradDefined(z), no_forward_mode);
@@ -198,9 +208,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Plan, std::shared_ptr<Plan>>(module, "Plan")
       .def(py::init([](int64_t context, std::vector<Launch> forward, std::vector<Launch> backward,
                        at::ScalarType dtype, std::optional<at::ScalarType> gradient, int64_t parts,
-                       int64_t values, int64_t found) {
+                       int64_t values, int64_t found, int64_t dims) {
         return std::make_shared<Plan>(
-            Plan{context, forward, backward, dtype, gradient, parts, values, found});
+            Plan{context, forward, backward, dtype, gradient, parts, values, found, dims});
       }));
   module.def("loss", &loss);
   module.def("loss_and_gradient", &loss_and_gradient);

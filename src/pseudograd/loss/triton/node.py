@@ -20,6 +20,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from torch import Tensor
 
 from pseudograd.loss.autograd import NO_FORWARD_MODE, NO_SECOND_DERIVATIVE, are_hooked
 from pseudograd.loss.cpu import Call
+from pseudograd.loss.triton import binary
 from pseudograd.loss.triton.launch import Launch, Rows, launch, rows_of_loss
 from pseudograd.loss.triton.operators import (
-    Room,
     always_left,
     keeps_numbers,
     launch_forward,
@@ -41,8 +42,6 @@ from pseudograd.rules.paper import Sensitivity
 
 _NAME = "pseudograd_node"
 _SOURCE = Path(__file__).with_suffix(".cpp")
-# The order of `Slot` in node.cpp.
-_SLOTS = ("z", "target", "ks", "value", "gradient", "parts", "values", "found", "grad", "flag")
 # More layouts than a program should have; at this size the cache is cleared.
 _MOST_PLANS = 4096
 
@@ -56,7 +55,7 @@ def loss_by_node(
     """Return the loss of rows (R, C), or None if the node does not support the call."""
     target, k, _, *settings, smoothing = call
     module = compiled_node()
-    if module is None or "none" in settings or are_hooked() or not len(z):
+    if module is None or are_hooked() or not len(z):
         return None
     flag = None if scaled is None else scaled.flag()
     training = z.requires_grad and torch.is_grad_enabled()
@@ -66,6 +65,33 @@ def loss_by_node(
     plan = _plan(module, z, target, k, (*settings, smoothing), results, flag)
     if plan is None:
         return None
+    return _loss(module, plan, z, target, k, flag)
+
+
+def binary_loss_by_node(
+    z: Tensor, target: Tensor, k: Sensitivity, reduction: str, dtype: torch.dtype
+) -> Tensor | None:
+    """Return the binary loss of logits, or None if the node does not support the call.
+
+    The targets, and k if it is a tensor, have the shape of the logits.
+    """
+    module = compiled_node()
+    dense = z.is_contiguous() and target.is_contiguous()
+    if module is None or are_hooked() or not (dense and z.numel()):
+        return None
+    if isinstance(k, Tensor) and not k.is_contiguous():
+        return None
+    training = z.requires_grad and torch.is_grad_enabled()
+    settings = (reduction, dtype, training)
+    plan = _remembered(
+        (z, target, k), settings, lambda: _make_binary_plan(module, z, target, k, *settings)
+    )
+    return None if plan is None else _loss(module, plan, z, target, k, None)
+
+
+def _loss(
+    module: Any, plan: Any, z: Tensor, target: Tensor, k: Sensitivity, flag: Tensor | None
+) -> Tensor:
     ks, number = (k, 1.0) if isinstance(k, Tensor) else (None, k)
     stream = torch._C._cuda_getCurrentRawStream(z.get_device())
     loss: Tensor = module.loss(plan, z, target, ks, number, flag, stream)
@@ -122,6 +148,22 @@ def _plan(
         flag: Receives whether the loss was scaled.
 
     """
+
+    def make() -> Any:
+        ignore_index, reduction, smoothing = settings
+        rows = rows_of_loss(z.detach(), target.detach(), k, None, ignore_index, smoothing)
+        given = z.data_ptr(), target.data_ptr()
+        as_they_are = (rows.z.data_ptr(), rows.target.data_ptr()) == given
+        return _make_plan(module, rows, reduction, *results, flag) if as_they_are else None
+
+    return _remembered((z, target, k), (*settings, *results, flag is None), make)
+
+
+def _remembered(
+    inputs: tuple[Tensor, Tensor, Sensitivity], settings: tuple[Any, ...], make: Callable[[], Any]
+) -> Any:
+    """Return the plan for logits, targets and k of this layout; None where there can be none."""
+    z, target, k = inputs
     device, address = z.get_device(), z.data_ptr() | target.data_ptr()
     if isinstance(k, Tensor):
         address |= k.data_ptr()
@@ -130,22 +172,17 @@ def _plan(
         sensitivity = k if k in (0.5, 1.0, 2.0) else None  # these have specialized kernels
     if address % 16 or device != torch._C._cuda_getDevice() or torch._C._len_torch_dispatch_stack():
         return None
+    if z.is_neg() or target.is_neg():  # kernels read memory as it is
+        return None
     layout = (
         (device, z.shape, z.stride(), z.dtype, target.dtype, target.stride(), sensitivity),
-        (*settings, *results, flag is None),
+        settings,
     )
-    if layout in _plans:
-        return _plans[layout]
-    if len(_plans) >= _MOST_PLANS:
-        _plans.clear()
-    ignore_index, reduction, smoothing = settings
-    rows = rows_of_loss(z.detach(), target.detach(), k, None, ignore_index, smoothing)
-    as_they_are = rows.z.data_ptr() == z.data_ptr() and rows.target.data_ptr() == target.data_ptr()
-    plan = None
-    if as_they_are and not (z.is_neg() or target.is_neg()):
-        plan = _make_plan(module, rows, reduction, *results, flag)
-    _plans[layout] = plan
-    return plan
+    if layout not in _plans:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[layout] = make()
+    return _plans[layout]
 
 
 def _make_plan(
@@ -153,12 +190,15 @@ def _make_plan(
     differentiable: bool, flag: Tensor | None,
 ) -> Any:  # fmt: skip
     """Launch the kernels of both passes once, to compile them and record their arguments."""
-    left = always_left(rows) and differentiable
+    each = reduction == "none"
+    left = (always_left(rows) or each) and differentiable
     gradient, flag = (None, None) if left else (gradient, flag)
-    found = differentiable and rows.long and keeps_numbers(rows)
+    found = differentiable and (rows.long or each) and keeps_numbers(rows)
     room = room_for(rows, reduction, dtype, gradient, found)
+    if each:
+        room = room._replace(value=room.value.to(dtype))  # rounded by the kernel
     forward, backward = launch_forward(rows, room, reduction), []
-    grad = torch.ones((), dtype=dtype, device=rows.z.device)
+    grad = torch.ones_like(room.value)
     if differentiable:
         at_once = room.gradient is not None
         room = room if at_once else room._replace(gradient=torch.empty_like(rows.z))
@@ -168,19 +208,46 @@ def _make_plan(
                 parts=room.parts, grad=grad, scaled=flag, skip=at_once, given=room.found,
             )
         ]  # fmt: skip
-    tensors = dict(zip(_SLOTS, _in_slots(rows, room, grad, flag), strict=True))
-    slots = {id(tensor): _SLOTS.index(name) for name, tensor in tensors.items()}
+    tensors = (rows.z, rows.target, rows.ks, *room, grad, flag)
+    return _recorded(module, forward, backward, tensors, gradient)
+
+
+def _make_binary_plan(
+    module: Any, z: Tensor, target: Tensor, k: Sensitivity, reduction: str, dtype: torch.dtype,
+    differentiable: bool,
+) -> Any:  # fmt: skip
+    """Return the plan of a binary loss, as `_make_plan`."""
+    z, ks, number = z.detach(), None, 1.0
+    if isinstance(k, Tensor):
+        ks = k
+    else:
+        number = k
+    arrays = (target, None, None, ks)
+    room = binary.room_for(z, reduction, dtype, differentiable)
+    forward = binary.launch_forward(z, arrays, number, reduction, room)
+    backward, f, grad = [], room.gradient, torch.ones_like(room.value)
+    if differentiable:
+        f, skip = (torch.empty_like(z), False) if f is None else (f, True)
+        backward = [binary.launch_backward(z, arrays, number, reduction, f, grad, skip)]
+    tensors = (z, target, ks, room.value, f, None, room.sums, None, grad, None)
+    gradient = None if room.gradient is None else z.dtype
+    return _recorded(module, forward, backward, tensors, gradient)
+
+
+def _recorded(
+    module: Any, forward: Sequence[Launch | None], backward: Sequence[Launch | None],
+    tensors: tuple[Tensor | None, ...], gradient: torch.dtype | None,
+) -> Any:  # fmt: skip
+    """Return a plan of these launches; the tensors are in the order of `Slot` in node.cpp."""
+    slots = {id(tensor): at for at, tensor in enumerate(tensors) if tensor is not None}
     steps = [
         [_step(module, launched, slots) for launched in launches if launched is not None]
         for launches in (forward, backward)
     ]
-    sizes = [0 if size is None else size.numel() for size in (room.parts, room.values, room.found)]
-    return module.Plan(_context(), *steps, dtype, gradient, *sizes)
-
-
-def _in_slots(rows: Rows, room: Room, grad: Tensor, flag: Tensor | None) -> list[Tensor | None]:
-    value, gradient, parts, values, found = room
-    return [rows.z, rows.target, rows.ks, value, gradient, parts, values, found, grad, flag]
+    _, _, _, value, _, *buffers, _, _ = tensors
+    sizes = [0 if buffer is None else buffer.numel() for buffer in buffers]
+    assert value is not None
+    return module.Plan(_context(), *steps, value.dtype, gradient, *sizes, value.dim())
 
 
 def _step(module: Any, launched: Launch, slots: dict[int, int]) -> Any:
