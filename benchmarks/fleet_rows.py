@@ -16,6 +16,7 @@ import argparse
 import csv
 import itertools
 import multiprocessing
+import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -100,11 +101,11 @@ def seconds_of(fleet: Fleet, recipe: MLPRecipe, trials: int, epochs: int, at_onc
     return time.perf_counter() - start
 
 
-def compile_kernels(data: str) -> None:
-    """Train each network of a set for an epoch, which compiles its kernels into Triton's cache."""
+def compile_kernels(network: tuple[str, tuple[int, int]]) -> None:
+    """Train a network for an epoch, which compiles its kernels into Triton's cache."""
+    data, (depth, width) = network
     fleet = Fleet(noise(data, 0.02), "cuda", slots=MOST_SLOTS)
-    for depth, width in HIDDEN:
-        seconds_of(fleet, recipe_of(data, depth, width), POINTS[0][0], 1, 1)
+    seconds_of(fleet, recipe_of(data, depth, width), POINTS[0][0], 1, 1)
 
 
 def recipe_of(data: str, depth: int, width: int) -> MLPRecipe:
@@ -115,8 +116,8 @@ def recipe_of(data: str, depth: int, width: int) -> MLPRecipe:
 def measure(at_once: int, seconds: float) -> Iterator[dict[str, object]]:
     """Yield a line for each network and number of trials, until the time limit."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(MEASURED), spawn) as pool:
-        list(pool.map(compile_kernels, MEASURED))
+    with ProcessPoolExecutor(os.cpu_count(), spawn) as pool:
+        list(pool.map(compile_kernels, itertools.product(MEASURED, HIDDEN)))
     bandwidth, facts, began = copy_bandwidth(), environment(), time.monotonic()
     for (trials, epochs, share), data in itertools.product(POINTS, MEASURED):
         fleet = Fleet(noise(data, share), "cuda", slots=MOST_SLOTS)
@@ -125,7 +126,7 @@ def measure(at_once: int, seconds: float) -> Iterator[dict[str, object]]:
             if time.monotonic() - began > seconds:
                 return
             recipe = recipe_of(data, depth, width)
-            seconds_of(fleet, recipe, trials, 2, 1)  # warm up
+            seconds_of(fleet, recipe, trials, 1, 1)  # warm up
             begun = seconds_of(fleet, recipe, trials, 1, at_once)
             more = seconds_of(fleet, recipe, trials, 1 + epochs, at_once)
             epoch = (more - begun) / (epochs * at_once)
