@@ -6,6 +6,7 @@ What only a GPU can show (capture, streams, kernels) is checked by benchmarks/ch
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from pseudograd.fleet import Outcome, Split, Trial
-from pseudograd.fleet.modules import graphs
+from pseudograd.fleet.modules import crew, graphs
 from pseudograd.fleet.modules.crew import Crew
 from pseudograd.fleet.modules.examples import Examples
+from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.graphs import Slot, Uncapturable, capturable_optimizer
 from pseudograd.fleet.modules.loop import train
 from pseudograd.fleet.modules.training import Training
@@ -269,3 +271,23 @@ def test_weights_of_a_seed_are_drawn_once_for_trials_that_follow_each_other(
     monkeypatch.setattr(Crew, "_draw", drawn)
     assert len(list(crew.through(deque(wanted), lambda: False))) == 7
     assert seeds == [0, 1]
+
+
+def test_several_gpus_share_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, data = Training(network, epochs=2, batch_size=32, compile=False), images()
+    recipe = made.recipe("data", data.sha256[:16])
+    wanted = [Trial(recipe, 0.5, 0.01, Split(0, at % 5), seed=at) for at in range(12)]
+    met, used = threading.Barrier(2, timeout=60), []
+
+    def on_a_cpu(
+        training: Any, examples: Any, recipe: Any, device: Any, slots: int, keep: bool
+    ) -> Crew:
+        met.wait()  # both GPUs begin before either has taken all trials
+        used.append(str(device))
+        return Crew(training, examples, recipe, CPU, slots, keep)
+
+    monkeypatch.setattr(crew, "Crew", on_a_cpu)
+    fleet = ModuleFleet(made, data, ["cuda:0", "cuda:1"], slots=2, keep_parameters=True)
+    found = {one.trial: one for one in fleet.run(wanted)}
+    assert sorted(used) == ["cuda:0", "cuda:1"]
+    assert found == trained(made, data, wanted, slots=1)
