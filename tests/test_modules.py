@@ -359,6 +359,21 @@ def test_a_dataset_that_differs_each_time_is_read_in_every_epoch() -> None:
     assert sorted(reads) == sorted([*range(60)] * 2)
 
 
+def test_floats_of_any_precision_are_one_type() -> None:
+    x, y = torch.rand(20, 4), torch.arange(20) % 2
+    for double in ((x.double(), y), Given(20, lambda at: (x[at].double() + torch.rand(4), y[at]))):
+        data = Examples.of((x.half(), y), double)
+        assert all(one.dtype == torch.float32 for one in data.batch(torch.tensor([0, 30])))
+
+
+def test_bytes_that_are_read_each_time_are_noted_too() -> None:
+    def random(at: int) -> Any:
+        return torch.randint(256, (4,), dtype=torch.uint8), at % 2
+
+    data = Examples.of(Given(20, random), Given(20, random))
+    assert "bytes are divided by 255, as ToTensor does" in data.notes
+
+
 # --- several at once ----------------------------------------------------------------------------
 
 

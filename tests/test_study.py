@@ -235,6 +235,17 @@ class Unreadable:
         return self.second, 0
 
 
+class Random(Unreadable):
+    """A Dataset that draws random numbers, so that it is read in every epoch."""
+
+    def __init__(self, example: Callable[[], Tensor]) -> None:
+        self.example = example
+
+    def __getitem__(self, at: int) -> tuple[Any, int]:
+        torch.rand(())
+        return self.example(), at % 3
+
+
 SHARED = network()
 NAN = (torch.cat((TRAIN[0][:5], torch.full((175, 6), torch.nan))), TRAIN[1])
 UNEQUAL = [(torch.zeros(6), 0), (torch.zeros(5), 1), (torch.zeros(6), 2)]
@@ -283,6 +294,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "another test shape": (
         {"test": (TEST[0][:, :5], TEST[1])},
         r"test must have inputs of the same shape as train, \(6,\), not \(5,\)",
+    ),
+    "bytes and fractions": (
+        {"train": ((TRAIN[0] * 9).byte(), TRAIN[1])},
+        "^test must have inputs of the same type as train, uint8, not float32$",
+    ),
+    "a Dataset of bytes": (
+        {"test": Random(lambda: torch.zeros(6, dtype=torch.uint8))},
+        "^test must have inputs of the same type as train, float32, not uint8$",
+    ),
+    "some bytes": (
+        {"train": Unreadable(torch.zeros(6, dtype=torch.uint8))},
+        "train must have examples of one type, but example 1 has uint8 and example 0 has float32",
     ),
     "nothing to test on": ({"test": (TEST[0][:0], TEST[1][:0])}, "test must have examples"),
     "no data": ({"train": 7}, "train must be a pair .inputs, labels. or a map-style Dataset"),
