@@ -245,6 +245,17 @@ def test_a_training_that_diverges_says_so() -> None:
     assert outcome.cross_entropy == math.inf
 
 
+@pytest.mark.parametrize("ignored", [True, False], ids=["ignored", "without weight"])
+def test_a_batch_of_which_nothing_counts_is_no_divergence(ignored: bool) -> None:
+    data = images()
+    data.labels[: data.train_size] = -100 if ignored else 0
+    data.labels[:4] = torch.tensor([0, 1, 2, 1])
+    made = training(class_weights=None if ignored else (0.0, 1.0, 1.0), batch_size=4, epochs=2)
+    outcome = trained(made, data, trial(made, data, retrain=True))
+    assert (outcome.stopped_by, outcome.epochs) == ("limit", 2)
+    assert outcome.cross_entropy < math.inf
+
+
 def test_global_random_numbers_and_precision_are_left_as_they_were() -> None:
     data, made = images(), training(augment=brightened)
     torch.manual_seed(5)
