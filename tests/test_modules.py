@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -448,6 +449,14 @@ def test_an_error_in_a_worker_is_raised_here() -> None:
     data, made = images(), training(network=lambda: Failing(36, 3))
     with pytest.raises(LookupError, match="no such thing"):
         outcomes(ModuleFleet(made, data, slots=2), [trial(made, data, k) for k in (0.5, 1)])
+
+
+def test_what_cannot_be_pickled_is_said_in_a_sentence() -> None:
+    lock = threading.Lock()
+    data, made = images(), training(network=lambda: nn.Linear(36, 3 if lock else 4))
+    with pytest.raises(ValueError, match=r"^the network and .* must be picklable .*lock") as error:
+        outcomes(ModuleFleet(made, data, slots=2), [trial(made, data, k) for k in (0.5, 1)])
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
