@@ -166,6 +166,18 @@ def test_a_network_that_diverges_does_not_spoil_the_next() -> None:
     assert found[wanted[1]].error < 0.7
 
 
+@pytest.mark.parametrize("rate", [0.02, 1e38])
+def test_a_batch_of_which_nothing_counts_is_no_divergence(rate: float) -> None:
+    data = images()
+    data.labels[:240] = torch.where(torch.arange(240) % 8 == 0, data.labels[:240], -100)
+    made = Training(network, torch.optim.SGD, epochs=2, batch_size=4, compile=False)
+    one = Trial(made.recipe("data", data.sha256[:16]), 0.5, rate, Split(0, 0, retrain=True), seed=0)
+    found, plain = trained(made, data, [one], slots=1)[one], train(made, data, one, CPU)
+    assert plain is not None
+    assert found.stopped_by == plain.stopped_by == ("limit" if rate < 1 else "diverged")
+    assert found.cross_entropy == pytest.approx(plain.cross_entropy, rel=1e-4)
+
+
 class Reading:
     """Examples that are read from elsewhere: they differ a little each time."""
 

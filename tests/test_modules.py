@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -245,6 +246,17 @@ def test_a_training_that_diverges_says_so() -> None:
     assert outcome.cross_entropy == math.inf
 
 
+@pytest.mark.parametrize("ignored", [True, False], ids=["ignored", "without weight"])
+def test_a_batch_of_which_nothing_counts_is_no_divergence(ignored: bool) -> None:
+    data = images()
+    data.labels[: data.train_size] = -100 if ignored else 0
+    data.labels[:4] = torch.tensor([0, 1, 2, 1])
+    made = training(class_weights=None if ignored else (0.0, 1.0, 1.0), batch_size=4, epochs=2)
+    outcome = trained(made, data, trial(made, data, retrain=True))
+    assert (outcome.stopped_by, outcome.epochs) == ("limit", 2)
+    assert outcome.cross_entropy < math.inf
+
+
 def test_global_random_numbers_and_precision_are_left_as_they_were() -> None:
     data, made = images(), training(augment=brightened)
     torch.manual_seed(5)
@@ -359,6 +371,21 @@ def test_a_dataset_that_differs_each_time_is_read_in_every_epoch() -> None:
     assert sorted(reads) == sorted([*range(60)] * 2)
 
 
+def test_floats_of_any_precision_are_one_type() -> None:
+    x, y = torch.rand(20, 4), torch.arange(20) % 2
+    for double in ((x.double(), y), Given(20, lambda at: (x[at].double() + torch.rand(4), y[at]))):
+        data = Examples.of((x.half(), y), double)
+        assert all(one.dtype == torch.float32 for one in data.batch(torch.tensor([0, 30])))
+
+
+def test_bytes_that_are_read_each_time_are_noted_too() -> None:
+    def random(at: int) -> Any:
+        return torch.randint(256, (4,), dtype=torch.uint8), at % 2
+
+    data = Examples.of(Given(20, random), Given(20, random))
+    assert "bytes are divided by 255, as ToTensor does" in data.notes
+
+
 # --- several at once ----------------------------------------------------------------------------
 
 
@@ -422,6 +449,14 @@ def test_an_error_in_a_worker_is_raised_here() -> None:
     data, made = images(), training(network=lambda: Failing(36, 3))
     with pytest.raises(LookupError, match="no such thing"):
         outcomes(ModuleFleet(made, data, slots=2), [trial(made, data, k) for k in (0.5, 1)])
+
+
+def test_what_cannot_be_pickled_is_said_in_a_sentence() -> None:
+    lock = threading.Lock()
+    data, made = images(), training(network=lambda: nn.Linear(36, 3 if lock else 4))
+    with pytest.raises(ValueError, match=r"^the network and .* must be picklable .*lock") as error:
+        outcomes(ModuleFleet(made, data, slots=2), [trial(made, data, k) for k in (0.5, 1)])
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("slots", [1, 2])

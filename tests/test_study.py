@@ -235,6 +235,17 @@ class Unreadable:
         return self.second, 0
 
 
+class Random(Unreadable):
+    """A Dataset that draws random numbers, so that it is read in every epoch."""
+
+    def __init__(self, example: Callable[[], Tensor]) -> None:
+        self.example = example
+
+    def __getitem__(self, at: int) -> tuple[Any, int]:
+        torch.rand(())
+        return self.example(), at % 3
+
+
 SHARED = network()
 NAN = (torch.cat((TRAIN[0][:5], torch.full((175, 6), torch.nan))), TRAIN[1])
 UNEQUAL = [(torch.zeros(6), 0), (torch.zeros(5), 1), (torch.zeros(6), 2)]
@@ -242,6 +253,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too few outputs": (
         {"network": lambda: nn.Linear(6, 2)},
         "network has 2 outputs, but train has the label 2: labels start at 0, so give it 3",
+    ),
+    "too few outputs for the test set": (
+        {
+            "train": (TRAIN[0], TRAIN[1].where(torch.arange(180) > 0, 255)),
+            "test": (TEST[0], TEST[1] + 1),
+            "ignore_index": 255,
+        },
+        "^network has 3 outputs, but test has the label 3: labels start at 0, so give it 4",
     ),
     "probably transposed": (
         {"network": lambda: Wrapped(lambda z: z.unsqueeze(2)), "train": TRAIN},
@@ -254,6 +273,38 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "wrong inputs": (
         {"network": lambda: nn.Linear(5, 3)},
         r"network must take a batch of the shape \(4, 6\), but fails \(mat1 and mat2",
+    ),
+    "one row for all": (
+        {"network": lambda: Wrapped(lambda z: z.mean(0, keepdim=True))},
+        "^network must return logits for each example, but returns 1 row for a batch of 4",
+    ),
+    "one row for all, one by one": (
+        {"network": lambda: Wrapped(lambda z: z.mean(0, keepdim=True)), "batch_size": 1},
+        "^network must return logits for each example, but returns 1 row for a batch of 4",
+    ),
+    "no gradient": (
+        {"network": lambda: Wrapped(Tensor.detach)},
+        r"^network must return logits with a gradient: leave out detach\(\)",
+    ),
+    "no way back": (
+        {"network": lambda: Wrapped(OneWay.apply)},
+        r"^network fails in the backward pass \(no way back\)$",
+    ),
+    "NaN logits": (
+        {"network": lambda: Wrapped(lambda z: z * math.nan)},
+        "^network must return finite logits, but returns NaN or infinity before training",
+    ),
+    "infinite logits": (
+        {"network": lambda: Wrapped(lambda z: z / 0)},
+        "^network must return finite logits, but returns NaN or infinity before training",
+    ),
+    "single examples": (
+        {"network": lambda: nn.Sequential(nn.BatchNorm1d(6), network()), "batch_size": 1},
+        r"^network must take a batch of the shape \(1, 6\), .* needs a batch_size of 2 or more$",
+    ),
+    "a failing network": (
+        {"network": lambda: 1 / 0},
+        r"^network must be .*, but fails when it is called \(ZeroDivisionError: division by",
     ),
     "same object": ({"network": lambda: SHARED}, "must return a new module at every call"),
     "a module": ({"network": SHARED}, "network must be a function without arguments"),
@@ -284,6 +335,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"test": (TEST[0][:, :5], TEST[1])},
         r"test must have inputs of the same shape as train, \(6,\), not \(5,\)",
     ),
+    "bytes and fractions": (
+        {"train": ((TRAIN[0] * 9).byte(), TRAIN[1])},
+        "^test must have inputs of the same type as train, uint8, not float32$",
+    ),
+    "a Dataset of bytes": (
+        {"test": Random(lambda: torch.zeros(6, dtype=torch.uint8))},
+        "^test must have inputs of the same type as train, float32, not uint8$",
+    ),
+    "some bytes": (
+        {"train": Unreadable(torch.zeros(6, dtype=torch.uint8))},
+        "train must have examples of one type, but example 1 has uint8 and example 0 has float32",
+    ),
     "nothing to test on": ({"test": (TEST[0][:0], TEST[1][:0])}, "test must have examples"),
     "no data": ({"train": 7}, "train must be a pair .inputs, labels. or a map-style Dataset"),
     "no pairs": (
@@ -291,6 +354,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"train must have examples \(x, y\), but example 0 is a int",
     ),
     "LBFGS": ({"optimizer": torch.optim.LBFGS}, r"optimizer\.step\(\) must need no arguments"),
+    "one rate for all": (
+        {"optimizer": lambda parameters, lr: torch.optim.SGD(parameters, lr=0.1)},
+        "^optimizer must use the learning rate it is given, but that of <lambda> does not depend",
+    ),
     "unknown setting": ({"wait_decay": 1}, "optimizer must accept the keyword .*wait_decay"),
     "no optimizer": ({"optimizer": "adam"}, "optimizer must be a class such as .*, not 'adam'"),
     "k without 1": ({"k": (0.5, 2)}, "^k must contain 1"),
@@ -313,9 +380,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"class_weights": (1, 2)},
         "class_weights must be one for each of the network's 3 outputs, not 2",
     ),
+    "texts as weights": (
+        {"class_weights": ("a", "b", "c")},
+        r"^class_weights must be finite numbers of at least 0, not \('a', 'b', 'c'\)$",
+    ),
     "class names": ({"classes": ["a", "b"]}, "classes must name the network's 3 outputs, not 2"),
     "precision": ({"precision": "fp8"}, "precision must be one of"),
     "schedule": ({"schedule": "triangle"}, "schedule must be a function of progress"),
+    "a failing schedule": (
+        {"schedule": lambda progress: progress / 0},
+        r"^schedule must be .*, but it fails \(ZeroDivisionError: ",
+    ),
     "validation": ({"validation": 1.5}, "validation must be a fraction between 0 and 1"),
     "epochs": ({"epochs": -1}, "epochs must be a whole number above 0"),
     "no epochs": ({"epochs": 0}, "epochs must be a whole number above 0"),
@@ -419,12 +494,32 @@ class Evaluated(nn.Module):
         return self.inner(x).argmax(1)
 
 
+class OneWay(torch.autograd.Function):
+    """Has a forward pass only."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, *gradients: Any) -> Any:
+        raise RuntimeError("no way back")
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_gets_one_sentence(case: str) -> None:
     settings, sentence = BAD[case]
     with pytest.raises((ValueError, TypeError), match=sentence) as problem:
         study(None, **settings)
     assert "\n" not in str(problem.value)
+
+
+def test_masked_classes_and_augmented_shapes_are_fine() -> None:
+    mask = torch.tensor([0.0, 0.0, -math.inf])
+    labels: dict[str, Any] = {"train": (TRAIN[0], TRAIN[1] % 2), "test": (TEST[0], TEST[1] % 2)}
+    study(network=lambda: Wrapped(lambda z: z + mask), **labels)
+    study(network=lambda: nn.Sequential(nn.AdaptiveAvgPool1d(3), nn.Linear(3, 3)),
+          augment=lambda x: x[:, 1:])  # fmt: skip
 
 
 def test_a_folder_of_another_recipe_is_refused(finished: Study) -> None:

@@ -38,7 +38,7 @@ from pseudograd.search.networks import (
 )
 from pseudograd.search.protocol import DEEP_KS, NetworkProtocol, OwnProtocol, Protocol
 from pseudograd.search.study import Progress, Runner
-from pseudograd.words import counted
+from pseudograd.words import counted, shown
 
 
 class Study(search.Study):
@@ -150,7 +150,7 @@ class Study(search.Study):
             augment,
             precision,
             label_smoothing,
-            tuple(float(weight) for weight in weights) or None,
+            _numbers(weights) or None,
             ignore_index,
             compile,
         )
@@ -459,6 +459,15 @@ def _check_several(**arguments: Any) -> None:
     for name, values in arguments.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise ValueError(f"{name} must be several values, such as [{values}], not {values!r}")
+
+
+def _numbers(class_weights: Iterable[Any]) -> tuple[float, ...]:
+    try:
+        return tuple(float(weight) for weight in class_weights)
+    except (TypeError, ValueError) as problem:
+        raise ValueError(
+            f"class_weights must be finite numbers of at least 0, not {shown(class_weights)}"
+        ) from problem
 
 
 def _protocol(

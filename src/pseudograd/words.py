@@ -228,6 +228,25 @@ def first_line(problem: BaseException) -> str:
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
 
 
+def last_line(problem: BaseException) -> str:
+    """Return the last line of an exception's message, or its class name if it has none.
+
+    >>> last_line(ValueError("Trouble:\\nno such thing."))
+    'no such thing'
+    """
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[-1].rstrip(".")
+
+
+def raised(problem: BaseException) -> str:
+    """Return an exception's class name and the first line of its message, if it has one.
+
+    >>> raised(ValueError("no such thing.")), raised(ValueError())
+    ('ValueError: no such thing', 'ValueError')
+    """
+    name = type(problem).__name__
+    return f"{name}: {first_line(problem)}" if str(problem).strip() else name
+
+
 def shown(value: object, most: int = 60) -> str:
     """Return the repr of a value on one line, cut if it is long.
 

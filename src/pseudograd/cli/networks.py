@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pseudograd.cli.options import deadline, numbers, share, typed, whole
 from pseudograd.cli.place import Place
 from pseudograd.cli.telling import tell_found, tell_resumed, told_if_stopped
+from pseudograd.words import raised
 
 if TYPE_CHECKING:
     from pseudograd.data.arrays import Arrays, NewExamples
@@ -209,7 +210,9 @@ def _study(options: argparse.Namespace, arrays: Arrays, settings: dict[str, Any]
     try:
         network()
     except Exception as problem:
-        raise ValueError(f"--network {called} fails when it is called ({_said(problem)})") from None
+        raise ValueError(
+            f"--network {called} fails when it is called ({raised(problem)})"
+        ) from None
     name = "stdin" if options.data == "-" else Path(options.data).resolve().name
     folder = options.out or Path("runs") / _folder_name(name, called, network, arrays, settings)
     try:
@@ -299,7 +302,7 @@ def imported(called: str, option: str = "--network") -> Callable[..., Any]:
                 "run the command in its folder"
             ) from problem
         raise ValueError(
-            f"{option} {called}: importing {module_name} fails ({_said(problem)})"
+            f"{option} {called}: importing {module_name} fails ({raised(problem)})"
         ) from problem
     for part in function.split("."):
         if not hasattr(found, part):
@@ -311,11 +314,6 @@ def imported(called: str, option: str = "--network") -> Callable[..., Any]:
         )
     result: Callable[..., Any] = found
     return result
-
-
-def _said(problem: BaseException) -> str:
-    lines = str(problem).strip().splitlines()
-    return f"{type(problem).__name__}: {lines[0].rstrip('.')}" if lines else type(problem).__name__
 
 
 # --- predictions ---------------------------------------------------------------------------------

@@ -20,9 +20,11 @@ from pseudograd.fleet import Fleet, Outcome, Stop, Trial, never
 from pseudograd.fleet.modules.examples import Examples, read_only
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.loop import module_recipe
+from pseudograd.fleet.modules.processes import pickled
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import ModuleRecipe
-from pseudograd.search.connection import connection, last_line
+from pseudograd.search.connection import connection
+from pseudograd.words import last_line
 
 _RESOURCE = {"cuda": "GPU", "cpu": "CPU"}
 
@@ -371,14 +373,7 @@ def _pickled(cloudpickle: Any, functions: Any) -> bytes:
     finally:
         for module in own:
             cloudpickle.unregister_pickle_by_value(module)
-    try:
-        found = cloudpickle.dumps(functions)
-        return found
-    except Exception as problem:
-        raise ValueError(
-            "the network and its training must be picklable to be sent to a cluster "
-            f"({last_line(problem)}): open files and the like inside the functions"
-        ) from problem
+    return pickled(cloudpickle.dumps, functions)
 
 
 def _own_modules() -> list[ModuleType]:

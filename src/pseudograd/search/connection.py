@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pseudograd.extras import needed_for
+from pseudograd.words import last_line
 
 _PATIENCE = 5.0  # seconds to wait for an answer
 
@@ -126,8 +127,3 @@ def _knock(address: str) -> None:
         connection.sendall(_HELLO)
         if connection.recv(9)[3:4] != bytes((_SETTINGS,)):
             raise ConnectionError("the server there is not Ray, whose default port is 6379")
-
-
-def last_line(problem: BaseException) -> str:
-    """Return the last line of an exception's message, or its class name if it has none."""
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[-1].rstrip(".")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pseudograd.data.dataset import FOLDS
 from pseudograd.fleet.modules.examples import Examples, prepared
 from pseudograd.fleet.modules.training import Training, seeded
-from pseudograd.words import first_line
+from pseudograd.words import counted, first_line
 
 _TRIED = 4  # examples in the batch
 _SAID = 200  # maximum length of an error message shown to the user
@@ -22,23 +25,28 @@ def check_training(training: Training, examples: Examples) -> int:
 
     """
     _check_parts(training, examples)
-    rows = torch.arange(min(_TRIED, examples.train_size))
-    labels = examples.labels[rows]
-    inputs = prepared(examples.batch(rows))
+    whole = prepared(examples.batch(torch.arange(min(_TRIED, examples.train_size))))
+    size = min(_TRIED, examples.train_size, training.batch_size)
+    labels = examples.labels[:size]
     with seeded(0):
         module = training.network().train()
-        inputs = _augmented(training, inputs)
+        inputs = _augmented(training, tuple(one[:size] for one in whole))
         try:
             logits = training.logits(module, inputs)
         except Exception as problem:
             shapes = " and ".join(str(tuple(one.shape)) for one in inputs)
+            alone = size == 1 and any(isinstance(one, _BatchNorm) for one in module.modules())
             raise ValueError(
                 f"network must take a batch of the shape {shapes}, but fails ({_said(problem)})"
+                + ": batch normalization needs a batch_size of 2 or more" * alone
             ) from problem
         classes = _classes(logits, labels, training, examples)
-        _check_evaluation(training, module, inputs, logits)
+        _check_evaluation(training, module, whole, logits)
         loss = training.loss(logits, labels, 1.0)
-        loss.backward()
+        try:
+            loss.backward()
+        except Exception as problem:
+            raise ValueError(f"network fails in the backward pass ({_said(problem)})") from problem
         _check_optimizer(training, module)
     return classes
 
@@ -48,18 +56,29 @@ def _check_optimizer(training: Training, module: nn.Module) -> None:
     name = getattr(training.optimizer, "__name__", repr(training.optimizer))
     settings = training.optimizer_settings
     try:
-        optimizer = training.optimizer(module.parameters(), lr=1e-3, **settings)
+        optimizer, other = (
+            training.optimizer(module.parameters(), lr=rate, **settings) for rate in (1e-3, 2e-3)
+        )
     except Exception as problem:
         raise ValueError(
             f"optimizer must accept the keyword arguments {dict(settings)}, but {name} fails "
             f"({_said(problem)})"
         ) from problem
+    if _rates(optimizer) == _rates(other):
+        raise ValueError(
+            f"optimizer must use the learning rate it is given, but that of {name} does not depend "
+            "on lr: pass lr on"
+        )
     try:
         optimizer.step()
     except Exception as problem:
         raise ValueError(
             f"optimizer.step() must need no arguments, but {name} fails ({_said(problem)})"
         ) from problem
+
+
+def _rates(optimizer: Any) -> list[Any]:
+    return [group.get("lr") for group in getattr(optimizer, "param_groups", ())]
 
 
 def _check_parts(training: Training, examples: Examples) -> None:
@@ -88,16 +107,32 @@ def _check_evaluation(
         raise ValueError(f"network fails in evaluation mode ({_said(problem)})") from problem
     finally:
         module.train()
-    if getattr(found, "shape", None) != logits.shape:
+    if isinstance(found, Tensor) and found.dim() == logits.dim():
+        _check_rows(found, len(inputs[0]))
+    if not isinstance(found, Tensor) or found.shape[1:] != logits.shape[1:]:
         raise ValueError(
             "network must return logits of the same shape in evaluation mode as in training"
         )
     for some in (logits, found):
+        # A few classes may be masked with -inf, but then log_softmax has no NaN.
+        if bool(some.float().log_softmax(1).isnan().any()):
+            raise ValueError(
+                "network must return finite logits, but returns NaN or infinity before training: "
+                "check its initial weights and the scale of the inputs"
+            )
         if bool((some >= 0).all()) and bool(((some.float().sum(1) - 1).abs() < 1e-3).all()):
             raise ValueError(
                 "network must return logits, but its outputs are probabilities that sum to 1: "
                 "leave out the softmax at its end"
             )
+
+
+def _check_rows(logits: Tensor, count: int) -> None:
+    if len(logits) != count:
+        raise ValueError(
+            "network must return logits for each example, but returns "
+            f"{counted(len(logits), 'row')} for a batch of {count}: keep the first dimension"
+        )
 
 
 def _augmented(training: Training, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -132,15 +167,20 @@ def _classes(logits: Tensor, labels: Tensor, training: Training, examples: Examp
             f"network must return logits of the shape {shape}, not {tuple(logits.shape)}"
             + (": use .movedim(-1, 1)" if turned else "")
         )
+    _check_rows(logits, len(labels))
+    if not logits.requires_grad:
+        raise ValueError(
+            "network must return logits with a gradient: leave out detach() and torch.no_grad()"
+        )
     classes = logits.shape[1]
-    counted = examples.labels[examples.labels != training.ignore_index]
-    if int(counted.max()) >= classes:
-        beyond = examples.labels.flatten(1) if wanted else examples.labels.unsqueeze(1)
-        where = int((beyond >= classes).any(1).nonzero()[0])
+    present = examples.labels.where(examples.labels != training.ignore_index, -1)
+    highest = int(present.max())
+    if highest >= classes:
+        where = int((present == highest).nonzero()[0, 0])
         part = "train" if where < examples.train_size else "test"
         raise ValueError(
-            f"network has {classes} outputs, but {part} has the label {int(counted.max())}: labels "
-            f"start at 0, so give it {int(counted.max()) + 1} outputs or change the labels"
+            f"network has {classes} outputs, but {part} has the label {highest}: labels start at "
+            f"0, so give it {highest + 1} outputs or change the labels"
         )
     weights = training.class_weights
     if weights is not None and len(weights) != classes:

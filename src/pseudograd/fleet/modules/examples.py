@@ -71,6 +71,11 @@ class Examples:
                 f"test must have inputs of the same shape as train, {_shown(first.shapes)}, not "
                 f"{_shown(second.shapes)}"
             )
+        if first.types != second.types:
+            raise ValueError(
+                "test must have inputs of the same type as train, "
+                f"{' and '.join(first.types)}, not {' and '.join(second.types)}"
+            )
         if first.labels.shape[1:] != second.labels.shape[1:]:
             raise ValueError(
                 "test must have labels of the same shape per example as train, "
@@ -213,7 +218,7 @@ class _Part:
         keep = size < available() / 3
         columns: list[list[Tensor]] = [[] for _ in first[0]]
         labels = []
-        shapes = [one.shape for one in first[0]]
+        shapes, types = [one.shape for one in first[0]], _types(first[0])
         for at in range(len(given)):
             inputs, label = _example(given, at, which)
             if not all(bool(one.isfinite().all()) for one in inputs):
@@ -223,6 +228,12 @@ class _Part:
                     f"{which} must have examples of one shape, but example {at} has "
                     f"{_shown([one.shape for one in inputs])} and example 0 has {_shown(shapes)}: "
                     "pad or crop them"
+                )
+            if _types(inputs) != types:
+                raise ValueError(
+                    f"{which} must have examples of one type, but example {at} has "
+                    f"{' and '.join(_types(inputs))} and example 0 has {' and '.join(types)}: "
+                    "convert them"
                 )
             labels.append(label)
             if keep:
@@ -250,6 +261,10 @@ class _Part:
     def shapes(self) -> list[tuple[int, ...]]:
         return [tuple(one.shape) for one in self[0]]
 
+    @property
+    def types(self) -> list[str]:
+        return _types(self[0])
+
     def __getitem__(self, at: int) -> tuple[Tensor, ...]:
         if self.source is None:
             return tuple(one[at] for one in self.inputs)
@@ -269,7 +284,7 @@ class _Part:
                 if not bool(finite.all()):
                     raise _not_finite(which, int((~finite).nonzero()[0]))
         self.inputs = tuple(one.float() if _is_other_float(one) else one for one in self.inputs)
-        if any(one.dtype == torch.uint8 for one in self.inputs):
+        if "uint8" in self.types:
             self.notes += ("bytes are divided by 255, as ToTensor does",)
 
 
@@ -282,6 +297,14 @@ def _not_finite(which: str, at: int) -> ValueError:
 
 def _is_other_float(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dtype != torch.float32
+
+
+def _types(inputs: Iterable[Tensor]) -> list[str]:
+    """Return the names of the inputs' types as the network gets them: all floats are float32."""
+    return [
+        "float32" if one.is_floating_point() else str(one.dtype).removeprefix("torch.")
+        for one in inputs
+    ]
 
 
 class _Joined(Sequence[tuple[Tensor, ...]]):

@@ -9,7 +9,6 @@ device. So a step needs nothing from the host, and the next trial needs only new
 from __future__ import annotations
 
 import inspect
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from pseudograd.fleet.modules.loop import (
     Course,
     Judged,
     batches,
+    is_finite,
     sensitivities,
     watched_rows,
 )
@@ -230,7 +230,7 @@ class Slot:
             error = Judged.of(None, *sums).error if len(watched) else None
             if course.note(error) and self.recipe.patience is not None:
                 torch._foreach_copy_(self.best, self._state())
-            if reason := course.stopped_by(math.isfinite(loss)):
+            if reason := course.stopped_by(is_finite(loss, self.module)):
                 break
         last = None
         if self.recipe.patience is not None:

@@ -176,7 +176,6 @@ def train(
         while not stop():
             order = randomness.order(seeds, torch.tensor([course.epoch]), len(cut.train))[0]
             order = cut.train[order[: steps * size]].reshape(steps, size)
-            finite = True
             module.train()
             for at, rows in enumerate(order, course.epoch * steps):
                 for group, share in zip(optimizer.param_groups, relative, strict=True):
@@ -190,7 +189,7 @@ def train(
                 if recipe.clip is not None:
                     nn.utils.clip_grad_norm_(module.parameters(), recipe.clip)
                 optimizer.step()
-            finite = bool(loss.isfinite())
+            finite = is_finite(float(loss.detach()), module)
             watched = watched_rows(cut, trial)
             judged = evaluate(training, module, examples, watched, device) if len(watched) else None
             if course.note(judged.error if judged else None) and recipe.patience is not None:
@@ -206,6 +205,17 @@ def train(
                 assert final is not None
                 return course.outcome(reason, final, state, last)
     return None
+
+
+def is_finite(loss: float, module: nn.Module) -> bool:
+    """Return whether a step with this loss left the network intact.
+
+    A batch without labels that count has the loss NaN and the gradient 0, so if the loss is NaN,
+    the weights decide.
+    """
+    if math.isnan(loss):
+        return all(bool(one.isfinite().all()) for one in module.parameters())
+    return math.isfinite(loss)
 
 
 def watched_rows(cut: Parts, trial: Trial) -> Tensor:

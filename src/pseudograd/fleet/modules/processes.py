@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.loop import kept, train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.trial import Outcome, Stop, Trial
+from pseudograd.words import last_line
 
 _MOST_LOSSES = 3  # a run gives up when a trial's process has died this often
 _LOOK_AROUND = 0.2  # seconds between polls of `stop` and of the parent process
@@ -51,14 +52,14 @@ class Processes:
             from cloudpickle import dumps
 
         self.count = count
+        functions = pickled(dumps, (training, examples.source))
         self._until_closed = contextlib.ExitStack()
         folder = Path(self._until_closed.enter_context(tempfile.TemporaryDirectory()))
         files = [folder / f"{at}.npy" for at in range(len(examples.arrays))]
         for file, array in zip(files, examples.arrays, strict=True):
             np.save(file, array)
-        rest = (examples.name, examples.train_size, examples.source)
         self.folder = folder
-        self.task = dumps((training, keep_parameters, files, rest))
+        self.task = (functions, keep_parameters, files, examples.name, examples.train_size)
         self._executor: Any = None
 
     def close(self) -> None:
@@ -127,10 +128,26 @@ class Processes:
         )
 
 
+def pickled(dumps: Callable[[Any], bytes], functions: Any) -> bytes:
+    """Pickle functions for other processes with cloudpickle's ``dumps``.
+
+    Raises:
+        ValueError: If they hold something that cannot be pickled.
+
+    """
+    try:
+        return dumps(functions)
+    except Exception as problem:
+        raise ValueError(
+            "the network and its training must be picklable to be sent to other processes "
+            f"({last_line(problem)}): open files and the like inside the functions"
+        ) from problem
+
+
 _worker: dict[str, Any] = {}
 
 
-def _begin(task: bytes, parent: int, folder: str) -> None:
+def _begin(task: tuple[Any, ...], parent: int, folder: str) -> None:
     """Initialize a worker process, which exits when its parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent stops the workers
     torch.set_num_threads(1)
@@ -149,7 +166,7 @@ def _watch(parent: int, folder: str) -> None:
 def _train(trial: Trial) -> Outcome | None:
     """Train a trial in a worker process."""
     if "training" not in _worker:  # not in `_begin`, whose errors do not reach the parent
-        _worker.update(_unpacked(_worker["task"]))
+        _worker.update(_unpacked(*_worker["task"]))
     return train(
         _worker["training"],
         _worker["examples"],
@@ -159,8 +176,10 @@ def _train(trial: Trial) -> Outcome | None:
     )
 
 
-def _unpacked(task: bytes) -> dict[str, Any]:
-    training, keep, files, (name, train_size, source) = pickle.loads(task)
+def _unpacked(
+    functions: bytes, keep: bool, files: list[Path], name: str, train_size: int
+) -> dict[str, Any]:
+    training, source = pickle.loads(functions)
     arrays = [np.load(file, mmap_mode="r") for file in files]
     examples = Examples.shared(name, arrays, train_size, source)
     return {"training": training, "examples": examples, "keep": keep}

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from pseudograd.fleet.recipe import PRECISIONS, ModuleRecipe
 from pseudograd.loss import RuleCrossEntropyLoss, tunable_cross_entropy
 from pseudograd.rules import Rule
-from pseudograd.words import shown
+from pseudograd.words import raised, shown
 
 Inputs = Tensor | tuple[Tensor, ...]
 Augment = Callable[[Any], Any]
@@ -130,19 +130,19 @@ class Training:
                     f"{tuple(SCHEDULES)}, not {self.schedule!r}"
                 )
             return self.schedule
-        try:
-            self.factors(10)
-        except (TypeError, AttributeError) as problem:
-            raise ValueError(
-                f"schedule must be a function of progress in [0, 1] that returns a factor of the "
-                f"learning rate, or one of {tuple(SCHEDULES)}, but it fails ({problem})"
-            ) from problem
+        self.factors(10)
         return describe(self.schedule)
 
     def factors(self, steps: int) -> list[float]:
         """Return the learning rate factor of each step."""
         schedule = SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
-        values = [float(schedule((step + 0.5) / steps)) for step in range(steps)]
+        try:
+            values = [float(schedule((step + 0.5) / steps)) for step in range(steps)]
+        except Exception as problem:
+            raise ValueError(
+                f"schedule must be a function of progress in [0, 1] that returns a factor of the "
+                f"learning rate, or one of {tuple(SCHEDULES)}, but it fails ({raised(problem)})"
+            ) from problem
         if not all(0 <= value < math.inf for value in values):
             raise ValueError("schedule must return finite numbers of at least 0 for [0, 1]")
         return values
@@ -252,9 +252,10 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
             first = network()
         with seeded(0):
             second = network()
-    except TypeError as problem:
+    except Exception as problem:
         raise ValueError(
-            f"network must be a function without arguments that returns a module ({problem})"
+            "network must be a function without arguments that returns a module, but fails when it "
+            f"is called ({raised(problem)})"
         ) from problem
     if not isinstance(first, nn.Module):
         raise ValueError(f"network must return a torch.nn.Module, not {first!r}")
