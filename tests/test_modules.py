@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from pseudograd.fleet.modules import training as training_module
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.loop import train
-from pseudograd.fleet.modules.training import SCHEDULES, Training, describe
+from pseudograd.fleet.modules.training import SCHEDULES, Training, describe, describe_network
 from pseudograd.fleet.ramp import Ramp
 
 CPU = torch.device("cpu")
@@ -576,6 +577,122 @@ def test_defaults_of_keywords_are_part_of_a_recipe() -> None:
 
     assert describe(shifted(1)) == describe(shifted(1))
     assert describe(shifted(1)) != describe(shifted(2))
+
+
+class Scaled(nn.Linear):
+    """A linear layer with a setting of any kind."""
+
+    def __init__(self, setting: Any) -> None:
+        super().__init__(4, 3)
+        self.setting = setting
+
+
+def zeros() -> nn.Module:
+    made = nn.Linear(4, 3)
+    nn.init.zeros_(made.weight)
+    return made
+
+
+def frozen_bias() -> nn.Module:
+    made = nn.Linear(4, 3)
+    made.bias.requires_grad_(False)
+    return made
+
+
+def pretrained(weights: Tensor) -> nn.Module:
+    made = nn.Linear(4, 3)
+    made.load_state_dict({"weight": weights, "bias": torch.zeros(3)})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (partial(nn.Linear, 4, 3), zeros),
+        (zeros, frozen_bias),
+        (partial(Scaled, torch.relu), partial(Scaled, torch.tanh)),
+        (partial(Scaled, lambda x: x + 1), partial(Scaled, lambda x: x + 2)),
+        (partial(Scaled, {"scale": 1.0}), partial(Scaled, {"scale": 2.0})),
+        (partial(Scaled, [1, (2, "a")]), partial(Scaled, [1, (3, "a")])),
+    ],
+    ids=["initialisation", "frozen", "function", "lambda", "dict", "list"],
+)
+def test_a_description_tells_networks_apart(
+    one: Callable[[], nn.Module], other: Callable[[], nn.Module]
+) -> None:
+    assert describe_network(one) == describe_network(one)
+    assert describe_network(one) != describe_network(other)
+
+
+def test_pretrained_weights_are_part_of_a_description() -> None:
+    def described(weights: Tensor) -> str:
+        return describe_network(lambda: pretrained(weights.clone()))
+
+    first = torch.arange(12.0).reshape(3, 4)
+    assert described(first) == described(first.clone())
+    assert described(first) != described(first + 1)
+
+
+def test_frozen_parameters_are_part_of_a_description() -> None:
+    class Net(nn.Linear):
+        frozen = False
+
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.bias.requires_grad_(not self.frozen)
+
+    before = describe_network(Net)
+    Net.frozen = True
+    assert describe_network(Net) != before
+
+
+def test_a_lambda_is_described_without_the_rest_of_its_line() -> None:
+    def settings(**given: Any) -> Any:
+        return given["f"]
+
+    one = settings(f=lambda: nn.Linear(4, 3), k=(0.5, 1))
+    other = settings(k=(0.5, 1, 2), f=lambda: nn.Linear(4, 3))
+    assert describe(one) == describe(other)
+    plus, minus = (lambda x: x + 1), (lambda x: x - 1)
+    assert describe(plus) != describe(minus)
+
+
+def test_networks_of_classes_keep_their_description() -> None:
+    assert describe_network(partial(nn.Linear, 4, 3)) == "Linear, 15 parameters, 880bed8e"
+
+
+CALLS: list[int] = []
+NORM = nn.BatchNorm1d(3, affine=False)
+
+
+def counted() -> int:
+    CALLS.append(1)
+    return len(CALLS)
+
+
+class Buffered(nn.Linear):
+    """Has a buffer of NumPy's random numbers, which is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("noise", torch.from_numpy(np.random.rand(3)), persistent=False)  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    ("network", "sentence"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.1 * (counted() % 2))), "same layers"),
+        (lambda: Scaled(counted()), "same layers and settings at every call"),
+        (Buffered, "same weights for the same PyTorch seed"),
+        (lambda: nn.Sequential(nn.Linear(4, 3), NORM), "new module at every call"),
+    ],
+    ids=["layers", "settings", "buffers", "a shared layer"],
+)
+def test_networks_of_global_state_are_refused(
+    network: Callable[[], nn.Module], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=f"network must return .*{sentence}"):
+        describe_network(network)
 
 
 def test_comments_and_docstrings_are_no_part_of_a_recipe(tmp_path: Path) -> None:

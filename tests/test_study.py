@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -398,6 +399,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "failing augment": (
         {"augment": lambda x: x.flip(3)},
         "augment must be a function of a batch of inputs, but fails",
+    ),
+    "augment by NumPy": (
+        {"augment": lambda x: x * np.random.rand()},  # noqa: NPY002
+        "augment must draw random numbers with PyTorch, not with NumPy or Python's random",
+    ),
+    "augment by Python's random": (
+        {"augment": lambda x: x * random.random()},
+        "augment must draw random numbers with PyTorch, not with NumPy or Python's random",
+    ),
+    "unequal labels": (
+        {"train": [(torch.zeros(6), label) for label in ([0], [1, 2], [0])]},
+        r"train must have labels of one shape, but example 1 has \(2,\) and example 0 has \(1,\)",
     ),
     "one k": ({"k": 1}, r"k must be several values, such as \[1\], not 1"),
     "one rate": ({"learning_rates": 0.1}, "learning_rates must be several values"),

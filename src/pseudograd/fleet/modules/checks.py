@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pseudograd.data.dataset import FOLDS
-from pseudograd.fleet.modules.examples import Examples, prepared
+from pseudograd.fleet.modules.examples import Examples, prepared, random_states
 from pseudograd.fleet.modules.training import Training, seeded
 from pseudograd.words import counted, first_line
 
@@ -136,6 +136,7 @@ def _check_rows(logits: Tensor, count: int) -> None:
 
 
 def _augmented(training: Training, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    before = random_states()[1:]
     try:
         changed = training.augmented(inputs)
     except Exception as problem:
@@ -147,6 +148,11 @@ def _augmented(training: Training, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
         for new, old in zip(changed, inputs, strict=True)
     ):
         raise ValueError("augment must return as many inputs and examples as it is given")
+    if random_states()[1:] != before:
+        raise ValueError(
+            "augment must draw random numbers with PyTorch, not with NumPy or Python's random: "
+            "trials seed only PyTorch's generators"
+        )
     return changed
 
 

@@ -214,7 +214,7 @@ class _Part:
             raise ValueError(f"{which} must have examples, but has none")
         first = _example(given, 0, which)
         size = len(given) * sum(one.nbytes for one in first[0])
-        before = _random_state()
+        before = random_states()
         keep = size < available() / 3
         columns: list[list[Tensor]] = [[] for _ in first[0]]
         labels = []
@@ -224,10 +224,12 @@ class _Part:
             if not all(bool(one.isfinite().all()) for one in inputs):
                 raise _not_finite(which, at)
             if [one.shape for one in inputs] != shapes or label.shape != first[1].shape:
+                found, wanted, what = [one.shape for one in inputs], shapes, "examples"
+                if found == shapes:
+                    found, wanted, what = [label.shape], [first[1].shape], "labels"
                 raise ValueError(
-                    f"{which} must have examples of one shape, but example {at} has "
-                    f"{_shown([one.shape for one in inputs])} and example 0 has {_shown(shapes)}: "
-                    "pad or crop them"
+                    f"{which} must have {what} of one shape, but example {at} has "
+                    f"{_shown(found)} and example 0 has {_shown(wanted)}: pad or crop them"
                 )
             if _types(inputs) != types:
                 raise ValueError(
@@ -241,7 +243,7 @@ class _Part:
                     column.append(one)
         targets = _labels(torch.stack(labels), which)
         # A Dataset with random transforms must be read again in every epoch.
-        same = _random_state() == before and all(
+        same = random_states() == before and all(
             torch.equal(old[at], new)
             for at in range(0, len(given), -(-len(given) // _READ_AGAIN))
             for old, new in zip(columns, _example(given, at, which)[0], strict=keep)
@@ -324,8 +326,8 @@ class _Joined(Sequence[tuple[Tensor, ...]]):
         return f"{type(self.first.source).__name__} of {len(self.first)} and {len(self.second)}"
 
 
-def _random_state() -> tuple[Any, ...]:
-    """Return the states of the global generators that transforms usually draw from."""
+def random_states() -> tuple[Any, ...]:
+    """Return the states of the global generators: PyTorch's, then Python's and NumPy's."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002, since transforms use it
     drawn = torch.get_rng_state().numpy().tobytes()
     return drawn, random.getstate(), kind, np.asarray(keys).tobytes(), *rest

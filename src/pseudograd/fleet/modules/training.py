@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -216,8 +217,8 @@ def describe(function: Callable[..., Any]) -> str:
 
     """
     if isinstance(function, functools.partial):
-        given = [*map(repr, function.args), *(f"{n}={v!r}" for n, v in function.keywords.items())]
-        return f"{describe(function.func)}({', '.join(given)})"
+        named = (f"{name}={_text(value)}" for name, value in function.keywords.items())
+        return f"{describe(function.func)}({', '.join((*map(_text, function.args), *named))})"
     kind = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
     name = kind.__qualname__.removeprefix("<locals>.").rpartition("<locals>.")[2]
     if _is_of_torch(kind):
@@ -226,7 +227,11 @@ def describe(function: Callable[..., Any]) -> str:
 
 
 def describe_network(network: Callable[[], nn.Module]) -> str:
-    """Return the class of a network, its number of parameters, and a hash of its structure.
+    """Return the class of a network, its number of parameters, and a hash of what defines it.
+
+    The hash covers the layers and their settings, the code of the module's classes and of the
+    function, frozen parameters, and weights that do not depend on the seed, such as pretrained
+    ones. It does not cover functions that these call.
 
     Example:
         >>> describe_network(lambda: nn.Linear(4, 3))
@@ -238,10 +243,15 @@ def describe_network(network: Callable[[], nn.Module]) -> str:
         (name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()
     ]
     kinds = {type(one) for one in module.modules()}
-    settings = [_settings(one) for one in module.modules()]
+    settings = _all_settings(module)
     sources = sorted(_source(kind) for kind in kinds if not _is_of_torch(kind))
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    digest = _digest(f"{module!r} {sizes} {sources} {settings}")
+    described = f"{_repr(module)} {sizes} {sources} {settings}"
+    # Each of these is added only where there is one, so that other networks keep their hash.
+    frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
+    for more in (_factory(network), frozen, _given_weights(module, network)):
+        described += f" {more}" if more else ""
+    digest = _digest(described)
     return f"{type(module).__name__}, {parameters:,} parameters, {digest}"
 
 
@@ -267,16 +277,19 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
         raise ValueError(
             "network must return a module on the CPU: the study moves it to the device"
         )
-    shared = {id(parameter) for parameter in first.parameters()}
-    if first is second or any(id(parameter) in shared for parameter in second.parameters()):
+    one, other = _tensors(first), _tensors(second)
+    shared = {id(tensor) for tensor in one.values()}
+    if first is second or any(id(tensor) in shared for tensor in other.values()):
         raise ValueError(
-            "network must return a new module at every call, but returned the same weights "
-            "twice: create the module inside the function"
+            "network must return a new module at every call, but returned the same weights or "
+            "buffers twice: create all layers and buffers inside the function"
         )
-    one, other = first.state_dict(), second.state_dict()
-    if one.keys() != other.keys() or not all(
-        one[name].shape == other[name].shape and torch.equal(one[name], other[name]) for name in one
-    ):
+    if _repr(first) != _repr(second) or _all_settings(first) != _all_settings(second):
+        raise ValueError(
+            "network must return the same layers and settings at every call, but they differ "
+            "between two calls: do not depend on global state, such as a counter"
+        )
+    if one.keys() != other.keys() or not all(_equal(one[name], other[name]) for name in one):
         raise ValueError(
             "network must return the same weights for the same PyTorch seed, but they differ "
             "between two calls: draw initial weights with PyTorch on the CPU, and do not depend on "
@@ -287,15 +300,67 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
     return first
 
 
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers, also those that it does not save."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same bits; NaN equals NaN."""
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+def _factory(network: Callable[[], nn.Module]) -> str:
+    """Return the description of a function that creates a network; "" for a class.
+
+    The classes of a module are described with the module.
+    """
+    inner: Any = network
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    return "" if inspect.isclass(inner) else describe(network)
+
+
+def _given_weights(module: nn.Module, network: Callable[[], nn.Module]) -> str:
+    """Return a hash of the weights that do not depend on the seed, such as pretrained ones.
+
+    It is "" if they are only constants, such as biases of 0.
+    """
+    with seeded(1):
+        other = network().state_dict()
+    given = {
+        name: value
+        for name, value in module.state_dict().items()
+        if name in other and _equal(value, other[name])
+    }
+    if not any(
+        name in given and one.is_floating_point() and bool((one != one.flatten()[:1]).any())
+        for name, one in module.named_parameters()
+    ):
+        return ""
+    digest = hashlib.sha256()
+    for name, value in given.items():
+        digest.update(name.encode())
+        digest.update(_bytes(value.cpu()).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _source(kind: Any) -> str:
     """Return the code of a function or class, normalized, without comments and docstrings."""
     try:
+        if getattr(kind, "__name__", "") == "<lambda>":
+            return _lambda_source(kind)
         text = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):
-        return f"{kind.__module__}.{kind.__qualname__}"
+        return f"{getattr(kind, '__module__', None)}.{kind.__qualname__}"
     try:
         tree = ast.parse(text)
-    except SyntaxError:  # a lambda in the middle of a line
+    except SyntaxError:  # such as a string with lines further left than the code
         return text
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node):
@@ -303,12 +368,50 @@ def _source(kind: Any) -> str:
     return ast.unparse(tree)  # changes less between Python versions than ast.dump
 
 
+def _lambda_source(function: Any) -> str:
+    """Return the code of a lambda, without the rest of its line."""
+    code = function.__code__
+    lines, _ = inspect.findsource(function)
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:  # such as a file that is being edited
+        return inspect.getsource(function)
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno
+    ]
+    *_, (line, _, column, _) = code.co_positions()
+    if line is not None and column is not None:  # which one, if a line has several
+        inside = [node for node in found if _contains(node, (line, column))]
+        found = inside[-1:] or found  # the innermost
+    return "; ".join(map(ast.unparse, found))
+
+
+def _contains(node: ast.expr, place: tuple[int, int]) -> bool:
+    end = node.end_lineno or 0, node.end_col_offset or 0
+    return (node.lineno, node.col_offset) <= place < end
+
+
+def _all_settings(module: nn.Module) -> list[list[tuple[str, str]]]:
+    return [_settings(one) for one in module.modules()]
+
+
 def _settings(module: nn.Module) -> list[tuple[str, str]]:
-    """Return a module's numbers and strings, without private ones of PyTorch's modules."""
-    values = vars(module)
-    if _is_of_torch(type(module)):
-        values = {name: value for name, value in values.items() if not name.startswith("_")}
-    return _plain_values({name: value for name, value in values.items() if name not in _OF_MODULES})
+    """Return a module's numbers, strings, lists and dicts of them, and functions.
+
+    Private ones of PyTorch's modules are left out, since they change between versions.
+    """
+    kind = type(module)
+    derived = any(_is_of_torch(base) and base is not nn.Module for base in kind.__mro__)
+    found = []
+    for name, value in vars(module).items():
+        hidden = _is_of_torch(kind) or (derived and not _is_plain(value))
+        if name in _OF_MODULES or (hidden and name.startswith("_")):
+            continue
+        if _is_plain(value) or _is_plain_collection(value) or _is_function(value):
+            found.append((name, _text(value)))
+    return sorted(found)
 
 
 def _surroundings(function: Any) -> str:
@@ -335,8 +438,30 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float | str | None)
 
 
+def _is_plain_collection(value: object) -> bool:
+    """Return whether a value is a list, tuple or dict of plain values or such collections."""
+    if isinstance(value, dict):
+        return _is_plain_collection([*value.keys(), *value.values()])
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) or _is_plain_collection(one) for one in value)
+    return False
+
+
+def _is_function(value: object) -> bool:
+    return inspect.isroutine(value) or isinstance(value, functools.partial)
+
+
+def _text(value: Any) -> str:
+    return describe(value) if _is_function(value) else repr(value)
+
+
+def _repr(module: nn.Module) -> str:
+    """Return a module's repr without addresses in memory, which differ in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(module))
+
+
 def _is_of_torch(kind: Any) -> bool:
-    return (kind.__module__ or "").partition(".")[0] == "torch"
+    return (getattr(kind, "__module__", None) or "").partition(".")[0] == "torch"
 
 
 def _digest(text: str) -> str:
