@@ -655,6 +655,8 @@ def test_a_lambda_is_described_without_the_rest_of_its_line() -> None:
     assert describe(one) == describe(other)
     plus, minus = (lambda x: x + 1), (lambda x: x - 1)
     assert describe(plus) != describe(minus)
+    outer = lambda x: lambda y: x + y  # noqa: E731
+    assert describe(outer) != describe(outer(1))
 
 
 def test_networks_of_classes_keep_their_description() -> None:

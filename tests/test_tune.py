@@ -252,6 +252,23 @@ def test_the_papers_network_stands_beside_baselines(capsys: pytest.CaptureFixtur
     assert "2 networks" in page  # that k is judged by
 
 
+def test_the_papers_networks_are_combined(capsys: pytest.CaptureFixture[str]) -> None:
+    """The final networks of the selected k stand beside as many of k = 1."""
+    tuned(capsys, "digits", *SMALL, "--out", "run")
+    known = read_assessment(Study.open("run"))
+    assert known is not None
+    k = json.loads(Path("run/model.json").read_text())["k"]
+    expected = {"plain": [1.0, 1.0]} if k == 1 else {"chosen": [k, k], "plain": [1.0, 1.0]}
+    assert {one["name"]: one["ks"] for one in known["combined"]} == expected
+    data = digits()
+    test, labels = data.features[data.train_size :], data.labels[data.train_size :]
+    for one in known["combined"]:
+        model, _ = load_model("run", one["ks"][0], ensemble=True)
+        wrong = model.probabilities(test).argmax(1) != labels
+        assert one["error"] == float(wrong.double().mean())
+    assert "<h2>Combined predictions</h2>" in Path("run/report.html").read_text("utf-8")
+
+
 def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) -> None:
     """And not the mean of its networks, nor that of the model with k = 1."""
     options = ["digits", *BAGGED, "--out", "run"]

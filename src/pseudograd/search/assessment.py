@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pseudograd.fleet.ramp import Ramp, plain_k
 from pseudograd.search.baselines import Predict, baselines, permutation_importance
 from pseudograd.search.measures import (
     Floats,
@@ -33,6 +34,13 @@ _PAIRS = 12  # most confused pairs
 _FEWEST = 20  # examples per point of the reliability diagram
 
 
+class EnsembleOf(NamedTuple):
+    """The k of an ensemble's networks, and their mean test probabilities."""
+
+    ks: Sequence[float | Ramp]
+    probabilities: Floats
+
+
 def assess(
     *,
     data: Dataset,
@@ -41,6 +49,7 @@ def assess(
     suspects: Suspects | None = None,
     predict: Predict | None = None,
     members: Mapping[str, Any] | None = None,
+    ensembles: Mapping[str, EnsembleOf] | None = None,
 ) -> dict[str, Any]:
     """Return the assessment of a model on the test set, and the training labels that look wrong.
 
@@ -54,11 +63,13 @@ def assess(
             importance is not computed.
         members: The composition of the model: the number of "networks", "ks" (a list of [k, number
             of networks]), "temperature".
+        ensembles: Ensembles to compare the model with, if that is one network; see
+            `assess_ensembles`.
 
     Returns:
         JSON-able values: classes, model, uncalibrated, plain, baselines, unequal, by_class,
-        confusion, confused, reliability, comparison, importance, suspects and members; None if
-        unknown. With groups of test rows, intervals and tests are computed over groups, and
+        confusion, confused, reliability, comparison, importance, suspects, members and combined;
+        None if unknown. With groups of test rows, intervals and tests are computed over groups, and
         "groups" is their number.
 
     """
@@ -73,7 +84,37 @@ def assess(
         "importance": None if predict is None else permutation_importance(predict, data, encoder),
         "suspects": None if suspects is None else shown_suspects(suspects, data, encoder),
         "members": members,
+        "combined": ensembles and assess_ensembles(ensembles, labels, wrong, groups),
     }
+
+
+def assess_ensembles(
+    ensembles: Mapping[str, EnsembleOf],
+    labels: NDArray[np.int64],
+    wrong_one: NDArray[np.bool_],
+    groups: NDArray[np.int64] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the assessment of each ensemble, compared with one network and with that of k = 1.
+
+    Args:
+        ensembles: The ensembles by name: "plain" (of k = 1) and perhaps "chosen" and "mixed".
+        labels: The class indices of the test examples.
+        wrong_one: Whether the selected network predicts each label wrongly.
+        groups: The group of each label, if there are groups.
+
+    """
+    wrong = {name: one.probabilities.argmax(1) != labels for name, one in ensembles.items()}
+    return [
+        {
+            "name": name,
+            "ks": [plain_k(k) for k in one.ks],
+            "log_loss": log_loss(one.probabilities, labels),
+            **share_of(wrong[name], groups),
+            "against_one": compare_on_rows(wrong[name], wrong_one, groups),
+            "against_plain": compare_on_rows(wrong[name], wrong["plain"], groups),
+        }
+        for name, one in ensembles.items()
+    ]
 
 
 def assess_probabilities(

@@ -18,12 +18,18 @@ from pseudograd.fleet import Trial
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.loop import predict
 from pseudograd.fleet.modules.training import Training, describe_network
-from pseudograd.fleet.ramp import Ramp, as_k, plain_k
+from pseudograd.fleet.ramp import Ramp, as_k
 from pseudograd.fleet.recipe import ModuleRecipe
-from pseudograd.search.assessment import assess_probabilities, quality, share_of
+from pseudograd.search.assessment import (
+    EnsembleOf,
+    assess_ensembles,
+    assess_probabilities,
+    quality,
+    share_of,
+)
 from pseudograd.search.comparison import best_stopped
 from pseudograd.search.ledger import trial_name
-from pseudograd.search.measures import compare_on_rows, log_loss
+from pseudograd.search.measures import compare_on_rows
 from pseudograd.search.protocol import NetworkProtocol
 from pseudograd.search.study import Study
 from pseudograd.words import fraction, joined
@@ -155,31 +161,14 @@ def assess_networks(
             **share_of(wrong_common, units),
         }
     ]
-    means = {name: (total / len(groups[name])).double().numpy() for name, total in sums.items()}
-    assessment["combined"] = _combined(means, groups, known, wrong_own, units)
+    ensembles = {
+        name: EnsembleOf(
+            [trial.k for trial in groups[name]], (total / len(groups[name])).double().numpy()
+        )
+        for name, total in sums.items()
+    }
+    assessment["combined"] = assess_ensembles(ensembles, known, wrong_own, units)
     return assessment
-
-
-def _combined(
-    means: Mapping[str, np.ndarray[Any, Any]],
-    groups: Mapping[str, Sequence[Trial]],
-    known: np.ndarray[Any, Any],
-    wrong_own: np.ndarray[Any, Any],
-    units: np.ndarray[Any, Any] | None,
-) -> list[dict[str, Any]]:
-    """Return the assessment of each ensemble, given the mean probabilities of its networks."""
-    wrong = {name: mean.argmax(1) != known for name, mean in means.items()}
-    return [
-        {
-            "name": name,
-            "ks": [plain_k(trial.k) for trial in groups[name]],
-            "log_loss": log_loss(mean, known),
-            **share_of(wrong[name], units),
-            "against_one": compare_on_rows(wrong[name], wrong_own, units),
-            "against_plain": compare_on_rows(wrong[name], wrong["plain"], units),
-        }
-        for name, mean in means.items()
-    ]
 
 
 def trained(training: Training, weights: Weights, trial: Trial) -> nn.Module:

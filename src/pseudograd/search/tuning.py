@@ -23,7 +23,7 @@ from pseudograd.files import writing
 from pseudograd.fleet import Ensemble, Network, Outcome, Stop, Trial, never
 from pseudograd.fleet.mlp.network import tempered
 from pseudograd.fleet.ramp import plain_k
-from pseudograd.search.assessment import assess
+from pseudograd.search.assessment import EnsembleOf, assess
 from pseudograd.search.bagging import Bagging
 from pseudograd.search.comparison import best_stopped, by_class
 from pseudograd.search.difficulty import difficulty
@@ -215,7 +215,7 @@ def _compare(
         if len(finals[name]) > 1:
             sound = [one for one in map(network_of, finals[name]) if one.is_finite]
             models[ENSEMBLES[name]] = Ensemble(tuple(sound), (1 / len(sound),) * len(sound))
-    assessment = _assessed_network(data, encoder, models)
+    assessment = _assessed_network(data, encoder, models, found)
     documents = {EXAMPLES: examples, ASSESSMENT: assessment}
     error = assessment["model"]["error"]
     save_model(study, models, documents, encoder, found.chosen.k, made_from, test_error=error)
@@ -223,11 +223,21 @@ def _compare(
 
 
 def _assessed_network(
-    data: Dataset, encoder: Encoder, models: Mapping[str, Ensemble]
+    data: Dataset, encoder: Encoder, models: Mapping[str, Ensemble], result: Result
 ) -> dict[str, Any]:
-    """Return the assessment of the selected network; all final networks judge k."""
+    """Return the assessment of the selected network and of ensembles; all networks judge k."""
     test = data.features[data.train_size :]
     names = {"model": MODEL, "plain": PLAIN}
+    files = {"plain": MODEL} if result.chosen.k == 1 else {"chosen": MODEL, "plain": PLAIN}
+    several = {name: models.get(ENSEMBLES[file]) for name, file in files.items()}
+    ks = {"chosen": result.chosen.k, "plain": 1.0}
+    ensembles = {
+        name: EnsembleOf([ks[name]] * len(one.networks), one.probabilities(test).numpy())
+        for name, one in several.items()
+        if one is not None
+    }
+    # Networks that diverged are left out; then the sizes may differ.
+    are_alike = len({len(one.ks) for one in ensembles.values()}) == 1
     found = assess(
         data=data,
         encoder=encoder,
@@ -237,6 +247,7 @@ def _assessed_network(
             if file in models
         },
         predict=lambda rows: models[MODEL].probabilities(torch.from_numpy(rows)).numpy(),
+        ensembles=ensembles if are_alike and len(ensembles) == len(files) else None,
     )
     return {**found, "comparison": None}
 

@@ -381,16 +381,17 @@ def _lambda_source(function: Any) -> str:
         for node in ast.walk(tree)
         if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno
     ]
-    *_, (line, _, column, _) = code.co_positions()
-    if line is not None and column is not None:  # which one, if a line has several
-        inside = [node for node in found if _contains(node, (line, column))]
+    # Instructions that stand for no code have an empty range.
+    places = [(line, start) for line, _, start, end in code.co_positions() if start != end]
+    if places:  # which one, if a line has several
+        inside = [node for node in found if _contains(node, places[0])]
         found = inside[-1:] or found  # the innermost
     return "; ".join(map(ast.unparse, found))
 
 
 def _contains(node: ast.expr, place: tuple[int, int]) -> bool:
     end = node.end_lineno or 0, node.end_col_offset or 0
-    return (node.lineno, node.col_offset) <= place < end
+    return (node.lineno, node.col_offset) < place < end
 
 
 def _all_settings(module: nn.Module) -> list[list[tuple[str, str]]]:
