@@ -43,7 +43,7 @@ MOST_SLOTS = 256  # as in `pseudograd.fleet.mlp.fleet`
 # Trials per fleet, epochs to time, and the fraction of the examples per epoch: with many trials,
 # epochs are long and the time between them matters little. The most informative point comes first,
 # so that a run that is cut short still has a figure for every network.
-POINTS = ((32, 2, 0.5), (8, 3, 1.0), (128, 2, 0.125))
+POINTS = ((32, 4, 0.5), (8, 6, 1.0), (128, 2, 0.25))
 SETS = {  # features, classes, training examples
     "mnist": (784, 10, 60_000),
     "cifar10": (3072, 10, 50_000),
