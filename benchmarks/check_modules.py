@@ -113,6 +113,7 @@ def cases() -> Iterator[tuple[str, Training, Examples]]:
     smooth: dict[str, Any] = {"label_smoothing": 0.1, "class_weights": weights}
     yield "CNN, smoothed, weighted", Training(CNN, **smooth, **common), images
     yield "CNN, bf16", Training(CNN, precision="bf16", **common), images
+    yield "CNN, tf32", Training(CNN, precision="tf32", **common), images
     yield "GRU, Adam", Training(GRU, torch.optim.Adam, **common), rows
     yield "GRU, RMSprop", Training(GRU, torch.optim.RMSprop, {"momentum": 0.5}, **common), rows
     decay = {"weight_decay": 0.05}
@@ -156,7 +157,8 @@ def checks() -> Iterator[Check]:
             plain = train(training, examples, trial, DEVICE)
             assert plain is not None
             one = together[trial]
-            close = 0.08 if "bf16" in name else 0.02
+            # The examples of a source differ at every reading.
+            close = 0.2 if examples.source else 0.08 if "bf16" in name else 0.02
             apart = abs(one.cross_entropy - plain.cross_entropy) / plain.cross_entropy
             yield check("cross-entropy against the plain loop", name, apart, close)
         final = replace(wanted[0], split=Split(0, 0, retrain=True))

@@ -72,9 +72,27 @@ def _found(results: Path, smoke: bool) -> dict[str, Any]:
     known = situations(noise, clean)
     answers = [
         _answer("recurrent networks and transformers", sequence_claim, "tune k", "k = 1"),
-        _answer("k that changes during training", schedule_claims[0], "a ramp", "a constant k"),
-        _answer("an ensemble", ensemble_claim, "one network of each k", "networks of one k"),
-        _answer("looking for wrong labels", suspects_claim, "tune k", "k = 1"),
+        _answer(
+            "k that changes during training",
+            schedule_claims[0],
+            f"k = {_winners(ramps)}",
+            "a constant k",
+            "against the best constant k",
+        ),
+        _answer(
+            "an ensemble",
+            ensemble_claim,
+            "one network of each k, each scaled by its temperature",
+            "networks of k = 1",
+            "mixed k against k = 1",
+        ),
+        _answer(
+            "looking for wrong labels",
+            suspects_claim,
+            next(iter(suspects_claim.comparisons), "").rpartition(", ")[2],
+            "k = 1",
+            "AUROC against k = 1, above 0 is better",
+        ),
     ]
     return {
         "noise": noise,
@@ -94,10 +112,10 @@ def _found(results: Path, smoke: bool) -> dict[str, Any]:
         "ensemble_claim": ensemble_claim,
         "suspects_claim": suspects_claim,
         "situations": known,
-        "answers": [(situation, use) for situation, use in answers if use],
+        "answers": [one for one in answers if one["use"]],
         "open": [
             *(row["situation"] for row in known if not row["tunable"]),
-            *(situation for situation, use in answers if not use),
+            *(one["situation"] for one in answers if not one["use"]),
         ],
     }
 
@@ -148,7 +166,8 @@ def _rendered(**numbers: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        one.__name__: one for one in (percent, points, p_value, verdict, parameter, number)
+        one.__name__: one
+        for one in (percent, points, p_value, verdict, parameter, number, best_ranking)
     }
     template = environment.get_template("BEYOND.md.jinja")
     text = template.render(numbers, program=PROGRAM, SCORES=SCORES)
@@ -193,10 +212,37 @@ def situations(noise: list[Table], clean: list[Table]) -> list[dict[str, Any]]:
     return rows
 
 
-def _answer(situation: str, claim: Claim, yes: str, no: str) -> tuple[str, str]:
-    """Return what to do in a situation by the verdict on a claim; "" before it is known."""
-    uses = {"confirmed": yes, "partly confirmed": f"see question {claim.name[0]}", NOT_RUN: ""}
-    return situation, uses.get(claim.verdict, no)
+def _answer(
+    situation: str, claim: Claim, yes: str, no: str, measure: str = "against k = 1"
+) -> dict[str, str]:
+    """Return what to do in a situation by the verdict on a claim; ``use`` is "" if not yet known.
+
+    Args:
+        situation: The situation.
+        claim: The claim that decides.
+        yes: What to use if the claim holds.
+        no: What to use otherwise.
+        measure: What the differences of the claim compare.
+
+    """
+    better = [
+        name.partition(",")[0]
+        for name, one in claim.comparisons.items()
+        if one.verdict == findings.BETTER
+    ]
+    mixed = f"{yes} on {' and '.join(better)}; otherwise {no}"
+    uses = {"confirmed": yes, "partly confirmed": mixed, NOT_RUN: ""}
+    change = "; ".join(
+        f"{name} {points(one)}, {verdict(one)}" for name, one in claim.comparisons.items()
+    )
+    use = uses.get(claim.verdict, no)
+    return {"situation": situation, "use": use, "change": f"{measure}: {change}"}
+
+
+def _winners(ramps: Sequence[findings.Schedules]) -> str:
+    """Return the ramps that beat a constant k somewhere."""
+    values = sorted({str(line.value) for one in ramps for line in one.wins})
+    return ", ".join(values)
 
 
 def sessions(results: Path) -> list[dict[str, Any]]:
@@ -259,6 +305,16 @@ def parameter(line: Line) -> str:
         return "–"
     value = str(line.value) if isinstance(line.value, Ramp) else fraction(line.value)
     return f"{line.method.parameter} = {value}"
+
+
+def best_ranking(one: findings.Summed) -> str:
+    """Return the way to rank labels, and the k, with the highest AUROC."""
+    aurocs = {
+        (score, k): scores[score]["auroc"] for k, scores in one.found.items() for score in SCORES
+    }
+    score, k = max(aurocs, key=lambda key: aurocs[key])
+    plain = f", with k = 1 {percent(aurocs[score, '1'])}%" if k != "1" else ""
+    return f"{one.setting.name} by {score} with k = {k}, {percent(aurocs[score, k])}%{plain}"
 
 
 def number(value: float | None, digits: int = 3) -> str:

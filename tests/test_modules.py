@@ -660,7 +660,30 @@ def test_a_lambda_is_described_without_the_rest_of_its_line() -> None:
 
 
 def test_networks_of_classes_keep_their_description() -> None:
-    assert describe_network(partial(nn.Linear, 4, 3)) == "Linear, 15 parameters, 880bed8e"
+    assert describe_network(partial(nn.Linear, 4, 3)) == "Linear, 15 parameters, db1b3ee8"
+
+
+class NewerPReLU(nn.PReLU):
+    """PReLU as a later PyTorch might have it, with one more argument."""
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25, new: str = "no") -> None:
+        super().__init__(num_parameters, init)
+        self.new = new
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, new={self.new}"
+
+
+for _one in (NewerPReLU, NewerPReLU.extra_repr):
+    _one.__module__ = nn.PReLU.__module__
+NewerPReLU.__name__ = NewerPReLU.__qualname__ = "PReLU"
+
+
+def test_what_a_new_pytorch_adds_to_a_layer_keeps_its_description() -> None:
+    before = describe_network(nn.PReLU)
+    assert describe_network(NewerPReLU) == before
+    assert describe_network(partial(NewerPReLU, new="yes")) != before
+    assert describe_network(partial(NewerPReLU, 2)) != before
 
 
 CALLS: list[int] = []

@@ -203,6 +203,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 _OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # differs in every process
 _DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -243,10 +244,9 @@ def describe_network(network: Callable[[], nn.Module]) -> str:
         (name, tuple(value.shape), str(value.dtype)) for name, value in module.state_dict().items()
     ]
     kinds = {type(one) for one in module.modules()}
-    settings = _all_settings(module)
     sources = sorted(_source(kind) for kind in kinds if not _is_of_torch(kind))
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    described = f"{_repr(module)} {sizes} {sources} {settings}"
+    described = f"{_layers(module)} {sizes} {sources}"
     # Each of these is added only where there is one, so that other networks keep their hash.
     frozen = [name for name, one in module.named_parameters() if not one.requires_grad]
     for more in (_factory(network), frozen, _given_weights(module, network)):
@@ -284,7 +284,7 @@ def _checked_network(network: Callable[[], nn.Module]) -> nn.Module:
             "network must return a new module at every call, but returned the same weights or "
             "buffers twice: create all layers and buffers inside the function"
         )
-    if _repr(first) != _repr(second) or _all_settings(first) != _all_settings(second):
+    if _layers(first) != _layers(second):
         raise ValueError(
             "network must return the same layers and settings at every call, but they differ "
             "between two calls: do not depend on global state, such as a counter"
@@ -394,25 +394,47 @@ def _contains(node: ast.expr, place: tuple[int, int]) -> bool:
     return (node.lineno, node.col_offset) < place < end
 
 
-def _all_settings(module: nn.Module) -> list[list[tuple[str, str]]]:
-    return [_settings(one) for one in module.modules()]
+def _layers(module: nn.Module) -> list[tuple[str, str, str, list[tuple[str, str]]]]:
+    """Return every layer's name, class, extra_repr and settings.
+
+    PyTorch's own extra_repr is left out: it gains arguments between versions.
+    """
+    return [
+        (
+            name,
+            type(one).__qualname__,
+            "" if _is_of_torch(type(one).extra_repr) else _ADDRESS.sub("", one.extra_repr()),
+            _settings(one),
+        )
+        for name, one in module.named_modules()
+    ]
 
 
 def _settings(module: nn.Module) -> list[tuple[str, str]]:
     """Return a module's numbers, strings, lists and dicts of them, and functions.
 
-    Private ones of PyTorch's modules are left out, since they change between versions.
+    Private attributes of PyTorch's modules and arguments left at their default are left out,
+    since new versions of PyTorch add some.
     """
     kind = type(module)
     derived = any(_is_of_torch(base) and base is not nn.Module for base in kind.__mro__)
+    defaults = _defaults(kind) if _is_of_torch(kind) else {}
     found = []
     for name, value in vars(module).items():
         hidden = _is_of_torch(kind) or (derived and not _is_plain(value))
         if name in _OF_MODULES or (hidden and name.startswith("_")):
             continue
-        if _is_plain(value) or _is_plain_collection(value) or _is_function(value):
+        if not (_is_plain(value) or _is_plain_collection(value) or _is_function(value)):
+            continue
+        if name not in defaults or _text(defaults[name]) != _text(value):
             found.append((name, _text(value)))
     return sorted(found)
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """Return the defaults of a class's arguments."""
+    parameters = inspect.signature(kind).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not one.empty}
 
 
 def _surroundings(function: Any) -> str:
@@ -454,11 +476,6 @@ def _is_function(value: object) -> bool:
 
 def _text(value: Any) -> str:
     return describe(value) if _is_function(value) else repr(value)
-
-
-def _repr(module: nn.Module) -> str:
-    """Return a module's repr without addresses in memory, which differ in every process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(module))
 
 
 def _is_of_torch(kind: Any) -> bool:
