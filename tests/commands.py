@@ -11,7 +11,7 @@ import pytest
 def refused_by(
     main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> str:
-    """The one line that a bad command line ends in; nothing may have been written."""
+    """Return the one-line error of a bad command line; nothing may have been written."""
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     assert exit_.value.code == 2

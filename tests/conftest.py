@@ -65,7 +65,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture(autouse=True)
 def _ctrl_c_works() -> Iterator[None]:
-    """Put Ctrl-C right after a test: Ray Tune leaves a handler of its own behind."""
+    """Restore the handler of Ctrl-C after a test: Ray Tune leaves its own behind."""
     before = signal.getsignal(signal.SIGINT)
     yield
     if signal.getsignal(signal.SIGINT) is not before:

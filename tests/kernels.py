@@ -1,4 +1,4 @@
-"""Skip tests of kernels that are not there."""
+"""Skip tests of kernels that are not available."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def needs_kernels() -> None:
 
 
 def needs(implementation: str) -> None:
-    """Skip a test where an implementation would be another one, or is missing."""
+    """Skip a test if an implementation is missing or falls back to another one."""
     if implementation == "auto":
         needs_kernels()
     elif implementation == "triton":

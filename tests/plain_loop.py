@@ -29,7 +29,7 @@ Layers = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass
 class PlainRun:
-    """What came of a trial, the layers after every epoch, and how many steps were clipped."""
+    """The outcome of a trial, its layers after every epoch, and the number of clipped steps."""
 
     outcome: Outcome
     epochs: list[Layers] = field(repr=False)

@@ -1,4 +1,4 @@
-"""The truth to test against: the paper's formulas as they are written, in 50-digit arithmetic.
+"""The reference for all tests: the paper's printed formulas in 50-digit arithmetic.
 
 Slow and plain on purpose. Exponents of mpmath numbers are unbounded, so nothing underflows here.
 """

@@ -116,7 +116,7 @@ def changed(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 
 
 def stop_after(lines: int) -> None:
-    """Make a run what it was after a few lines of its ledger."""
+    """Truncate a run to the state after a few lines of its ledger."""
     path = Path("run/ledger.jsonl")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
     for name in ("model.json", "model.safetensors", "assessment.json", "examples.json"):

@@ -15,7 +15,7 @@ SCATTERED = np.arange(40) * 7 % 41
 
 
 def loaded(target: str = "y", path: str = "a.csv", **options: Any) -> tuple[Encoder, list[str]]:
-    """Load a table; return the encoder and the lines that were told, those of doubt with a !."""
+    """Load a table; return the encoder and the notes, warnings marked with "!"."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         _, encoder = load_table(path, target, **options)

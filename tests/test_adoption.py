@@ -1,4 +1,4 @@
-"""The examples of docs/adoption.md: what they are meant to do is done."""
+"""The examples of docs/adoption.md do what they claim."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["trainer"].state.global_step == 2
 
 
-def test_parts_of_a_batch_of_a_classifier_add_up() -> None:
+def test_accumulated_parts_of_a_batch_add_up() -> None:
     """With their number of labels; without one, a part is a batch. Ignored labels do not count."""
     loss = function("classifier_loss", "A classifier in the Trainer")
     torch.manual_seed(0)

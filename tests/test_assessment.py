@@ -1,4 +1,4 @@
-"""Is the model any good: measures, baselines, importance of columns, and the whole assessment."""
+"""The assessment of a model: measures, baselines, importance of columns."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_a_class_that_the_training_part_lacks_has_no_probability() -> None:
     assert all((probabilities[:, 2] == 0).all() for probabilities, _ in found.values())
 
 
-def test_the_column_that_tells_is_the_important_one() -> None:
+def test_the_informative_column_is_the_most_important() -> None:
     data, encoder = blobs(600)
     found = permutation_importance(by_signal, data, encoder)
     assert found is not None

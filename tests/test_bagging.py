@@ -219,7 +219,7 @@ def test_the_recipe_follows_the_size_of_the_table() -> None:
 # --- in a folder, and on a fleet -------------------------------------------------------------
 
 
-def test_a_study_comes_back_from_its_folder(tmp_path: Path) -> None:
+def test_a_study_is_reopened_from_its_folder(tmp_path: Path) -> None:
     protocol = replace(SMALL, finalists=2, sample=40, seed=9)
     study = Study(tmp_path / "run", protocol)
     outcome_of = world()
@@ -250,8 +250,8 @@ def same(ours: Outcome, theirs: Outcome) -> bool:
 
 
 @pytest.mark.parametrize("bins", [0, 5])
-def test_a_trial_alone_is_the_same_to_the_last_bit_in_company(bins: int) -> None:
-    """Whatever it sits beside, in however many slots, and whichever network left its slot before.
+def test_a_trial_gives_the_same_bits_alone_and_among_others(bins: int) -> None:
+    """For any other trials, any number of slots, and any previous network in its slot.
 
     So a lost network can be trained again, and the model stays what it was.
     """

@@ -114,7 +114,7 @@ def of_half(z: Tensor, t: Tensor) -> Tensor:
 def test_the_rule_of_labels(
     dtype: torch.dtype, k: float, pos_weight: float | None, alone: bool
 ) -> None:
-    """To a few units in the last place, for logits of every size; beside soft targets too."""
+    """Accurate to a few units in the last place for logits of every size, with soft targets too."""
     z = torch.tensor(LOGITS, dtype=dtype).repeat(2)
     t = torch.tensor([0.0, 1.0], dtype=dtype).repeat_interleave(len(LOGITS))
     if not alone:
@@ -169,7 +169,7 @@ def test_it_is_the_loss_of_two_classes(k: float, soft: bool) -> None:
 
 
 @pytest.mark.usefixtures("path")
-def test_no_target_and_agreement_do_not_push() -> None:
+def test_zero_weight_and_zero_bias_give_no_gradient() -> None:
     """A positive of weight 0, and a logit whose probability is the target."""
     zero = torch.tensor(0.0)
     z, t = torch.tensor([3.0, 0.0]), torch.tensor([1.0, 0.5])
@@ -204,7 +204,7 @@ def factors(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> Tensor | N
 
 @covering(reduction=["mean", "sum", "none"], shape=SHAPES, path=PATHS)
 @pytest.mark.usefixtures("path")
-def test_at_one_it_is_pytorchs(shape: tuple[int, ...], reduction: str) -> None:
+def test_at_k_1_it_equals_pytorch(shape: tuple[int, ...], reduction: str) -> None:
     """Value, gradient, and the target's gradient; the value for every k."""
     kinds = ("none", "scalar", "last", "one", "full")
     generator = torch.Generator().manual_seed(3)
@@ -231,7 +231,7 @@ def test_at_one_it_is_pytorchs(shape: tuple[int, ...], reduction: str) -> None:
 
 @covering(k=[0.5, torch.tensor([0.25, 1.0, 4.0])], reduction=["mean", "sum", "none"], path=PATHS)
 @pytest.mark.usefixtures("path")
-def test_weights_stay_outside_the_power(k: float | Tensor, reduction: str) -> None:
+def test_weights_multiply_the_pseudo_gradient(k: float | Tensor, reduction: str) -> None:
     """And k may have one value for each class."""
     z, t = (x.double() for x in examples())
     weight, pos_weight = torch.rand(4, 1).double(), torch.tensor([2.0, 0.5, 3.0]).double()
@@ -247,7 +247,7 @@ def test_weights_stay_outside_the_power(k: float | Tensor, reduction: str) -> No
 
 @pytest.mark.usefixtures("path")
 def test_exact_where_the_bias_cancels() -> None:
-    """σ(z) is all but 3t / (3t + 1 - t), so a rounded 3t would be a wrong gradient."""
+    """σ(z) nearly equals 3t / (3t + 1 - t), so rounding 3t would give a wrong gradient."""
     t, pos_weight = torch.linspace(0.1, 0.9, 9), torch.tensor(3.0)
     z = (3 * t.double() / (1 - t.double())).log().float() + 1e-5
     _, gradient = true(z, t, 4.0, pos_weight)
@@ -330,7 +330,7 @@ def test_strides_do_not_matter() -> None:
     assert torch.equal(turned.transpose(1, 3), differentiate(loss, z, t))
 
 
-def test_modified_logits_change_nothing_unnoticed(path: str) -> None:
+def test_in_place_changes_of_logits_are_detected(path: str) -> None:
     z, t = examples()
     z.requires_grad_()
     hidden = z * 1

@@ -89,7 +89,7 @@ def test_features_of_few_values_have_none() -> None:
 
 
 @pytest.mark.parametrize("weights", [None, torch.ones(1000)])
-def test_of_many_examples_some_are_looked_at(
+def test_bins_of_many_examples_use_a_sample(
     weights: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pseudograd.fleet.mlp.bins._LOOKED_AT", 150)

@@ -43,7 +43,7 @@ def examples(shape: tuple[int, ...] = (CLASSES,)) -> tuple[Tensor, Tensor, Tenso
 @covering(
     implementation=["auto", "torch", "triton"], smoothing=[0.0, 0.1], shape=[(CLASSES,), (2, 3)]
 )
-def test_it_is_chosen_by_the_label(
+def test_class_k_follows_the_label(
     shape: tuple[int, ...], smoothing: float, implementation: str
 ) -> None:
     needs(implementation)
@@ -75,7 +75,7 @@ def test_one_example_without_a_batch() -> None:
     torch.testing.assert_close(ours.double(), f, rtol=1e-5, atol=1e-8)
 
 
-def test_probabilities_choose_the_mean() -> None:
+def test_probabilities_average_class_k() -> None:
     """Weighted by the target, which for one-hot targets is the label's."""
     logits, _, _ = examples((2, 3))
     q = logits.flip(0).softmax(1)

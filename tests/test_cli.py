@@ -1,4 +1,4 @@
-"""The command line: what it prints and writes, and how it says no."""
+"""The command line: output, files and errors."""
 
 import os
 import subprocess
@@ -74,7 +74,7 @@ def test_ctrl_c_ends_quietly(
 
 
 def test_warnings_are_lines_of_their_own() -> None:
-    """And name no place in our sources."""
+    """They do not show a location in our sources."""
     weights = "\n".join(f"{at},{at % 40}.5 kg,{'ab'[at % 2]}" for at in range(100))
     Path("mice.csv").write_text(f"id,weight,kind\n{weights}")
     command = ["tune", "mice.csv", "--target", "kind", "--k", "1", "--max-epochs", "1"]
@@ -100,7 +100,7 @@ def test_as_a_module() -> None:
     assert run.stdout == f"pseudograd {__version__}\n"
 
 
-def test_a_reader_that_has_had_enough() -> None:
+def test_a_closed_pipe_ends_quietly() -> None:
     """As in ``pseudograd data list | head -1``."""
     command = [sys.executable, "-m", "pseudograd", "data", "list", "--data-dir", "here"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -92,7 +92,7 @@ def test_every_trial_has_its_outcome_and_equal_ones_are_run_once() -> None:
     assert not runner.cancelled
 
 
-def test_what_was_lost_is_run_again_and_what_had_ended_is_not() -> None:
+def test_only_lost_trials_run_again() -> None:
     dead: list[list[Trial]] = []
 
     def dies_once_after_two(trials: list[Trial]) -> Iterator[Outcome]:
@@ -109,7 +109,7 @@ def test_what_was_lost_is_run_again_and_what_had_ended_is_not() -> None:
     assert sum(map(len, runner.started)) == len(TRIALS) + 2
 
 
-def test_a_trial_is_given_up_when_it_takes_three_workers_with_it() -> None:
+def test_a_trial_that_kills_three_workers_is_given_up() -> None:
     bad = TRIALS[5]
 
     def dies_of_the_bad_one(trials: list[Trial]) -> Iterator[Outcome]:
@@ -129,7 +129,7 @@ def test_a_trial_is_given_up_when_it_takes_three_workers_with_it() -> None:
     assert runner.started[-3:] == [[bad]] * 3
 
 
-def test_workers_that_get_something_done_may_be_lost_again_and_again() -> None:
+def test_losses_of_productive_workers_are_unlimited() -> None:
     def dies_after_one(trials: list[Trial]) -> Iterator[Outcome]:
         yield outcome_of(trials[0])
         if len(trials) > 1:
@@ -139,7 +139,7 @@ def test_workers_that_get_something_done_may_be_lost_again_and_again() -> None:
     assert len([*runner(TRIALS)]) == len(TRIALS) == len(runner.started)
 
 
-def test_a_worker_lost_when_all_is_done_is_no_loss() -> None:
+def test_losing_a_finished_worker_is_harmless() -> None:
     def dies_at_the_end(trials: list[Trial]) -> Iterator[Outcome]:
         yield from all_end(trials)
         raise lost()
@@ -159,7 +159,7 @@ def test_an_outcome_that_comes_twice_is_given_once() -> None:
     assert len([*MadeUpRunner(stutters)(TRIALS)]) == len(TRIALS)
 
 
-def test_an_error_of_ours_ends_the_run_and_the_other_tasks() -> None:
+def test_an_exception_ends_the_run_and_the_other_tasks() -> None:
     def fails(trials: list[Trial]) -> Iterator[Outcome]:
         if TRIALS[1] in trials:
             raise ValueError("k is bad")
@@ -172,7 +172,7 @@ def test_an_error_of_ours_ends_the_run_and_the_other_tasks() -> None:
     assert len(runner.cancelled) == 1
 
 
-def test_who_stops_asking_cancels_what_is_under_way() -> None:
+def test_closing_the_generator_cancels_running_tasks() -> None:
     runner = MadeUpRunner(all_end)
     outcomes = iter(runner(TRIALS))
     next(outcomes)
@@ -287,7 +287,7 @@ def test_a_task_asks_for_a_gpu_if_there_are_any(
         ({"address": "10.0.0.2:6379"}, "is connected to the Ray cluster at 10.0.0.1:6379"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(
+def test_invalid_requests_raise_one_sentence(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setattr(connection, "_imported_ray", lambda: MadeUpRay(CPU=1.0))
@@ -316,7 +316,7 @@ def test_workers_find_modules_where_we_do(
     assert os.environ.get("PYTHONPATH") == before
 
 
-def test_missing_ray_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_raises_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"a cluster needs ray: pip install 'pseudograd\[ray\]'"):
         RayRunner(digits())
@@ -332,7 +332,7 @@ def no_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server() -> Iterator[socket.socket]:
-    """Something that listens, and says nothing."""
+    """A server that accepts connections and never answers."""
     with socket.create_server(("", 0)) as listening:
         yield listening
 
@@ -342,7 +342,7 @@ def address_of(server: socket.socket) -> str:
 
 
 @needs_ray
-def test_an_unreachable_address_is_said_in_a_sentence(
+def test_an_unreachable_address_raises_one_sentence(
     no_default_address: None, server: socket.socket
 ) -> None:
     address = address_of(server)
@@ -353,7 +353,7 @@ def test_an_unreachable_address_is_said_in_a_sentence(
 
 
 @needs_ray
-def test_a_server_that_says_nothing_is_not_waited_for(
+def test_a_silent_server_times_out(
     monkeypatch: pytest.MonkeyPatch, no_default_address: None, server: socket.socket
 ) -> None:
     monkeypatch.setattr(connection, "_PATIENCE", 0.5)
@@ -362,7 +362,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(
 
 
 @needs_ray
-def test_a_server_that_is_not_ray_is_not_mistaken_for_it(
+def test_a_server_other_than_ray_is_recognised(
     no_default_address: None, server: socket.socket
 ) -> None:
     def answer() -> None:
@@ -388,7 +388,7 @@ def test_a_server_that_is_not_ray_is_not_mistaken_for_it(
     ],
 )
 @pytest.mark.parametrize("by_environment", [False, True])
-def test_bad_addresses_are_said_in_a_sentence(
+def test_bad_addresses_raise_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     no_default_address: None,
     address: str,
@@ -402,7 +402,7 @@ def test_bad_addresses_are_said_in_a_sentence(
 
 
 @needs_ray
-def test_what_a_crashed_cluster_left_behind_is_passed_over(
+def test_leftovers_of_a_crashed_cluster_are_ignored(
     monkeypatch: pytest.MonkeyPatch, no_default_address: None, server: socket.socket
 ) -> None:
     import ray
@@ -512,7 +512,7 @@ def test_a_node_killed_in_mid_run_changes_nothing(
     assert len(lines) == 1 + len(expected)  # each trial once
 
 
-def test_an_error_of_ours_in_a_worker_is_raised_as_it_is_and_once(
+def test_an_exception_in_a_worker_is_raised_once_and_unchanged(
     nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RayRunner(digits(), nodes.address) as run:
@@ -548,7 +548,7 @@ def test_parameters_come_along(nodes: Any, one_thread: None) -> None:
     assert there.parameters[0][0].device.type == "cpu"
 
 
-def test_a_connection_that_was_there_stays(nodes: Any) -> None:
+def test_an_existing_connection_stays_open(nodes: Any) -> None:
     import ray
 
     with RayRunner(digits(), nodes.address):
@@ -663,7 +663,7 @@ def test_modules_survive_the_death_of_a_worker(
     assert len(started) == len(OF_MODULES) + 1
 
 
-def test_a_module_that_a_machine_lacks_is_said_in_a_sentence(
+def test_a_module_missing_on_a_machine_raises_one_sentence(
     two_nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = ModuleType("gone")
@@ -719,7 +719,7 @@ def test_trials_of_another_training_are_refused_before_they_are_sent(
             run([replace(OF_MODULES[0], batch_size=11)])
 
 
-def test_what_cannot_be_pickled_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpicklable_functions_raise_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_imported_ray", lambda: MadeUpRay(CPU=1.0))
     lock = threading.Lock()
     training = Training(lambda: nn.Linear(6, 3 if lock else 4))

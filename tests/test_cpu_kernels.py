@@ -211,7 +211,7 @@ def test_binary_losses_in_whole_vectors_and_parts(dtype: torch.dtype, kind: str)
 
 
 @pytest.mark.parametrize("target", [1.0, 0.25])
-def test_binary_losses_of_no_number(target: float) -> None:
+def test_binary_losses_of_nan(target: float) -> None:
     for z in (math.nan, math.inf, -math.inf):
         logit = torch.tensor([z, 1.0], requires_grad=True)
         value = tunable_binary_cross_entropy_with_logits(

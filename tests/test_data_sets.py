@@ -1,4 +1,4 @@
-"""The benchmark sets: read in their official formats, downloaded from a server of our own, checked.
+"""The benchmark sets: official formats, downloads from a local server, checksums.
 
 Most of it is about small sets, written in the official formats, and a registry that knows them.
 """
@@ -234,7 +234,7 @@ def test_official_files_are_read(
 
 @pytest.mark.parametrize("unpacked", [False, True], ids=["packed", "unpacked"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "fashion-mnist"])
-def test_they_may_lie_in_the_folder_itself(
+def test_official_files_may_be_in_the_root_folder(
     name: str, unpacked: bool, known: Callable[..., Small], tmp_path: Path
 ) -> None:
     set_ = known(name)
@@ -242,16 +242,14 @@ def test_they_may_lie_in_the_folder_itself(
     set_.is_in(load(name, str(tmp_path)))
 
 
-def test_sets_of_the_same_file_names_do_not_mix(
-    known: Callable[..., Small], tmp_path: Path
-) -> None:
+def test_sets_with_equal_file_names_do_not_mix(known: Callable[..., Small], tmp_path: Path) -> None:
     known("mnist").write(tmp_path)
     known("fashion-mnist")
     with pytest.raises(FileNotFoundError, match="fashion-mnist"):
         load("fashion-mnist", tmp_path)
 
 
-def test_the_second_time_arrays_are_mapped(known: Callable[..., Small], tmp_path: Path) -> None:
+def test_cached_arrays_are_memory_mapped(known: Callable[..., Small], tmp_path: Path) -> None:
     set_ = known("svhn")
     set_.write(tmp_path)
     first = load("svhn", tmp_path)
@@ -277,7 +275,7 @@ def test_loading_needs_nothing_for_downloads(
     set_.is_in(load("cifar10", tmp_path))
 
 
-def test_arrays_that_cannot_be_kept(known: Callable[..., Small], tmp_path: Path) -> None:
+def test_arrays_that_cannot_be_cached(known: Callable[..., Small], tmp_path: Path) -> None:
     set_ = known("mnist")
     set_.write(tmp_path)
     (tmp_path / "mnist").write_text("where the folder should be")
@@ -410,7 +408,7 @@ def test_unknown_content_is_refused(
     assert not (tmp_path / name / "arrays.sha256").exists()
 
 
-def test_unlisted_content_is_told_by_the_checksums_of_its_files(
+def test_unlisted_content_is_accepted_by_the_checksums_of_its_files(
     known: Callable[..., Small], tmp_path: Path
 ) -> None:
     set_ = known("svhn", called=None)
@@ -433,7 +431,7 @@ def test_without_these_checksums_it_is_refused(
         load("fashion-mnist", tmp_path)
 
 
-def test_listed_content_may_be_packed_anew(known: Callable[..., Small], tmp_path: Path) -> None:
+def test_listed_content_may_be_recompressed(known: Callable[..., Small], tmp_path: Path) -> None:
     set_ = known("mnist")
     for name, content in set_.files.items():
         set_.files[name] = gzip.compress(gzip.decompress(content), 1, mtime=1)
@@ -507,7 +505,7 @@ def test_fetch(name: str, known: Callable[..., Small], server: Server, tmp_path:
     assert len(server.asked) == len(set_.files)
 
 
-def test_fetch_takes_what_is_there(
+def test_fetch_uses_existing_files(
     known: Callable[..., Small], server: Server, tmp_path: Path
 ) -> None:
     set_ = known("mnist", f"{server.url}/official/")
@@ -518,7 +516,7 @@ def test_fetch_takes_what_is_there(
     assert server.asked == [("/official/train-labels-idx1-ubyte.gz", 0)]
 
 
-def test_fetch_leaves_files_alone_that_it_did_not_download(
+def test_fetch_keeps_files_that_it_did_not_download(
     known: Callable[..., Small], server: Server, tmp_path: Path
 ) -> None:
     set_ = known("svhn", f"{server.url}/official/")
@@ -542,7 +540,7 @@ def get(server: Server, folder: Path, *sources: str) -> None:
     assert os.listdir(folder) == ["a.bin"]
 
 
-def test_a_broken_connection_is_taken_up_where_it_broke(server: Server, tmp_path: Path) -> None:
+def test_a_broken_connection_resumes(server: Server, tmp_path: Path) -> None:
     server.put("x", {"a.bin": CONTENT})
     server.cuts = [150_000, 100_000]
     get(server, tmp_path, "x")
@@ -552,21 +550,21 @@ def test_a_broken_connection_is_taken_up_where_it_broke(server: Server, tmp_path
     assert len(starts) == 3
 
 
-def test_an_interrupted_download_goes_on(server: Server, tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes(server: Server, tmp_path: Path) -> None:
     server.put("x", {"a.bin": CONTENT})
     (tmp_path / "a.bin.part").write_bytes(CONTENT[:123_456])
     get(server, tmp_path, "x")
     assert server.asked == [("/x/a.bin", 123_456)]
 
 
-def test_a_complete_download_that_was_not_yet_checked(server: Server, tmp_path: Path) -> None:
+def test_a_complete_but_unchecked_download(server: Server, tmp_path: Path) -> None:
     server.put("x", {"a.bin": CONTENT})
     (tmp_path / "a.bin.part").write_bytes(CONTENT)
     get(server, tmp_path, "x")
 
 
 @pytest.mark.parametrize("part", [CONTENT[:1000], b"wrong" * 1000, CONTENT + b"more"])
-def test_a_server_that_knows_no_ranges(part: bytes, server: Server, tmp_path: Path) -> None:
+def test_a_server_without_range_requests(part: bytes, server: Server, tmp_path: Path) -> None:
     server.put("x", {"a.bin": CONTENT})
     server.ranges = False
     (tmp_path / "a.bin.part").write_bytes(part)
@@ -583,7 +581,7 @@ def test_a_file_is_downloaded_by_one_process_at_a_time(server: Server, tmp_path:
     get(server, tmp_path, "x")
 
 
-def test_it_is_not_asked_forever(server: Server, tmp_path: Path) -> None:
+def test_retries_are_limited(server: Server, tmp_path: Path) -> None:
     server.put("x", {"a.bin": CONTENT})
     server.ranges = False
     server.cuts = [150_000] * 10
@@ -592,7 +590,7 @@ def test_it_is_not_asked_forever(server: Server, tmp_path: Path) -> None:
     assert len(server.asked) == 2
 
 
-def test_what_has_come_is_kept(server: Server, tmp_path: Path) -> None:
+def test_partial_downloads_are_kept(server: Server, tmp_path: Path) -> None:
     server.put("x", {"a.bin": CONTENT})
     server.cuts = [150_000, 0]
     with pytest.raises(OSError, match="run `the command` later to resume"):
@@ -626,7 +624,7 @@ def test_another_source_is_tried(first: bytes | None, server: Server, tmp_path: 
     assert [path for path, _ in server.asked] == ["/x/a.bin", "/y/a.bin"]
 
 
-def test_another_source_goes_on_where_the_first_broke(server: Server, tmp_path: Path) -> None:
+def test_another_source_resumes_a_partial_download(server: Server, tmp_path: Path) -> None:
     for source in "xy":
         server.put(source, {"a.bin": CONTENT})
     server.cuts = [150_000, 0]
@@ -654,7 +652,7 @@ def test_when_all_sources_fail_all_are_named(server: Server, tmp_path: Path) -> 
     assert f"put the file into {tmp_path}" in message
 
 
-def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as http:
         port = http.server_port
@@ -752,7 +750,7 @@ def test_the_registry_is_well_formed() -> None:
 
 
 @pytest.mark.parametrize("read", [read_idx, read_cifar10, read_svhn])
-def test_readers_leave_a_pickle_alone(read: Callable[[io.BytesIO], object]) -> None:
+def test_readers_never_unpickle(read: Callable[[io.BytesIO], object]) -> None:
     pickled = b"cos\nsystem\n(S'false'\ntR."
     with pytest.raises(ValueError):
         read(io.BytesIO(pickled))

@@ -1,4 +1,4 @@
-"""Tables as people have them: what is left out, what is read as what, and what is told."""
+"""Real-world tables: dropped columns, inferred types and warnings."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MEASURED = "nearly all texts differ (if they are numbers, write 12.3 for 12.3 kg
         ("height", [f"1.{at} m" for at in SCATTERED], MEASURED),
     ],
 )
-def test_what_carries_nothing_is_left_out(name: str, entries: Sequence[object], why: str) -> None:
+def test_uninformative_columns_are_dropped(name: str, entries: Sequence[object], why: str) -> None:
     columns: dict[str, Any] = {name: entries}
     saved(**columns)
     encoder, told = loaded()
@@ -87,7 +87,7 @@ def test_what_carries_nothing_is_left_out(name: str, entries: Sequence[object], 
         ("name", [f"Miller {at}" for at in [*range(20), *range(18), 0, 0]]),
     ],
 )
-def test_what_may_carry_something_is_kept(name: str, entries: Sequence[object]) -> None:
+def test_possibly_informative_columns_are_kept(name: str, entries: Sequence[object]) -> None:
     columns: dict[str, Any] = {name: entries}
     saved(**columns)
     encoder, told = loaded()
@@ -299,7 +299,7 @@ def test_a_group_is_on_one_side(sizes: list[int], seed: int, stratify: bool) -> 
     assert data.features.shape[1] == 1
 
 
-def test_groups_that_cannot_be_parted() -> None:
+def test_groups_that_cannot_be_split() -> None:
     with pytest.raises(ValueError, match="'group' has 1 group, none of which can be the test"):
         grouped([40])
     saved(patient=["u", "v"] * 20)  # each has one class only
@@ -332,7 +332,7 @@ def test_groups_with_a_test_file() -> None:
 
 
 @pytest.mark.parametrize("name", ["patient", "Subject", "user_id", "customerId", "id"])
-def test_ids_that_come_again_are_told(name: str) -> None:
+def test_repeated_ids_cause_a_warning(name: str) -> None:
     columns: dict[str, Any] = {name: np.arange(40) * 7 % 13}
     saved(**columns)
     encoder, told = loaded()

@@ -70,7 +70,7 @@ def test_each_argument_by_position(count: int) -> None:
 
 @pytest.mark.parametrize("size_average", [None, True, False])
 @pytest.mark.parametrize("reduce", [None, True, False])
-def test_what_pytorch_deprecates(size_average: bool | None, reduce: bool | None) -> None:
+def test_deprecated_arguments_of_pytorch(size_average: bool | None, reduce: bool | None) -> None:
     """The same values and the same warning, whatever ``reduction`` says."""
     settings: dict[str, Any] = {
         "size_average": size_average, "reduce": reduce, "reduction": "sum"
@@ -127,7 +127,7 @@ def test_settings_may_be_numpys_numbers(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.int8])
-def test_numbers_of_numpy(kind: Any) -> None:
+def test_numpy_scalars(kind: Any) -> None:
     """A label mask's fill value often comes from NumPy."""
     target, settings = torch.tensor([0, -100, 2, 3]), {"ignore_index": kind(-100)}
     expected = F.cross_entropy(LOGITS, target)
@@ -170,7 +170,7 @@ def test_an_existing_loss_is_converted(copied: Callable[[Any], Any]) -> None:
     assert list(ours.state_dict()) == list(theirs.state_dict())
 
 
-def test_conversion_keeps_what_only_we_have() -> None:
+def test_conversion_keeps_our_own_settings() -> None:
     criterion = TunableCrossEntropyLoss.from_cross_entropy(
         nn.CrossEntropyLoss().eval(), k=2.0, implementation="torch", persistent=True
     )

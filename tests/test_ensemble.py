@@ -63,7 +63,7 @@ def test_a_temperature_changes_no_label(temperature: float) -> None:
     assert sharper[1:].all() if temperature < 1 else not sharper.any()
 
 
-def test_an_ensemble_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_an_ensemble_is_saved_and_loaded(tmp_path: Path) -> None:
     binned = Network(
         ((random(5, 3), random(3)),), "relu", 1.0, 0.0,
         Bins(torch.tensor([0, 2]), torch.tensor([0.1, 0.2]), torch.tensor([0.5, 0.7])),
@@ -115,7 +115,7 @@ def right_on(rows: Tensor, labels: Tensor, sure: float = 0.9, otherwise: float =
     return torch.stack((own, 1 - own), 1).gather(1, torch.stack((labels, 1 - labels), 1))
 
 
-def test_the_best_one_stands_alone_if_the_others_hurt() -> None:
+def test_the_best_network_stays_alone_if_others_hurt() -> None:
     labels = torch.arange(40) % 2
     good = right_on(torch.arange(36), labels, 0.95)
     bad = right_on(torch.arange(10), labels, 0.6, 0.01)
@@ -124,7 +124,7 @@ def test_the_best_one_stands_alone_if_the_others_hurt() -> None:
         assert weights.tolist() == [0, 1, 0]
 
 
-def test_those_that_complete_each_other_are_combined() -> None:
+def test_complementary_networks_are_combined() -> None:
     labels = torch.arange(40) % 2
     first, second = (
         right_on(torch.arange(30), labels, 0.9, 0.45),

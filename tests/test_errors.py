@@ -1,4 +1,4 @@
-"""Bad input, and the sentence that says which argument it was and what it should have been."""
+"""Bad input raises one sentence that names the argument and says what it should be."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_a_rule_gives_a_number_for_each_class() -> None:
 
 
 @pytest.mark.parametrize("k", [0.0, math.nan])
-def test_k_is_looked_at_under_transforms(k: float) -> None:
+def test_k_is_checked_under_transforms(k: float) -> None:
     """A number is always known, whatever traces the tensors."""
     with pytest.raises(ValueError, match="k must be a finite number above 0"):
         torch.func.grad(lambda z: tunable_cross_entropy(z, LABELS, k=k))(LOGITS)
@@ -291,7 +291,7 @@ def test_numbers_of_numpy_are_compared_as_they_are(kind: Callable[[float], Any])
 
 
 @pytest.mark.parametrize("inner", [(5,), (5, 6), (5, 6, 7)])
-def test_the_advice_for_a_k_of_each_image_is_good(inner: tuple[int, ...]) -> None:
+def test_the_advice_for_one_k_per_image_works(inner: tuple[int, ...]) -> None:
     k = torch.tensor([0.5, 2.0])
     target = torch.arange(2 * math.prod(inner)).reshape(2, *inner) % 4
     leaf = torch.arange(target.numel() * 4.0).cos().reshape(2, 4, *inner).requires_grad_()

@@ -1,4 +1,4 @@
-"""The classifier: scikit-learn's own checks, and what they do not ask for."""
+"""The classifier: scikit-learn's own checks, and what they do not cover."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
     return asked
 
 
-def test_what_is_given_is_not_tried(trials: list[Trial]) -> None:
+def test_given_parameters_are_not_searched(trials: list[Trial]) -> None:
     model = tuned(learning_rate=0.2).fit(X, Y)
     assert {(trial.k, trial.learning_rate) for trial in trials} == {(0.5, 0.2), (1, 0.2)}
     assert len(trials) == 2 * 5
@@ -219,7 +219,7 @@ def test_what_is_given_is_not_tried(trials: list[Trial]) -> None:
     assert model.k_ == 4.0
 
 
-def test_with_all_given_one_pair_is_trained(trials: list[Trial]) -> None:
+def test_fixed_k_and_rate_train_one_pair(trials: list[Trial]) -> None:
     model = tuned().fit(X, Y)
     trials.clear()
     model.set_params(k=0.5, learning_rate=0.1, repetitions=10).fit(X, Y)
@@ -421,19 +421,19 @@ def test_units_do_not_matter() -> None:
     assert np.abs(difference).max() < 0.01
 
 
-def test_what_lies_far_beyond_the_training_data_is_all_the_same() -> None:
+def test_far_outliers_are_clipped_alike() -> None:
     model = trained().fit(X, Y)
     edge = model.predict_proba(np.full((1, 4), 1e30))
     assert np.isfinite(edge).all()
     assert (model.predict_proba([[1e12, 1e50, 1e200, 1e300]]) == edge).all()
 
 
-def test_a_constant_feature_is_no_obstacle() -> None:
+def test_a_constant_feature_is_harmless() -> None:
     rows = np.column_stack([X, np.full(len(X), 7.0)])
     assert trained().fit(rows, Y).score(rows, Y) > 0.9
 
 
-def test_divergence_is_told() -> None:
+def test_divergence_raises() -> None:
     model = trained().fit(X, Y).set_params(learning_rate=1e30)
     with pytest.raises(ValueError, match="training diverged: lower learning_rate or weight_decay"):
         model.fit(X, Y)
@@ -499,7 +499,7 @@ def test_bad_weights_are_named() -> None:
         trained().fit(X, Y, sample_weight=np.full(150, np.nan))
 
 
-def test_one_class_is_not_enough() -> None:
+def test_a_single_class_is_refused() -> None:
     with pytest.raises(ValueError, match="y must have two classes or more; there is only one"):
         trained().fit(X, np.full(len(X), "same"))
     with pytest.raises(ValueError, match="y must have two classes or more; there is only one"):

@@ -1,4 +1,4 @@
-"""The fleet: every slot does what a plain loop does, whoever sits beside it."""
+"""The fleet: every slot trains as a plain loop does, whatever the other slots train."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_divergence_is_noted(rate: float, activation: str, precision: str) -> No
         assert outcome.stopped_by == plain(trial).outcome.stopped_by
 
 
-def test_a_network_of_no_numbers_is_wrong_about_everything() -> None:
+def test_a_network_of_nan_gets_everything_wrong() -> None:
     """Also where argmax would find the label: at the first NaN."""
     examples = Examples(torch.ones(4, 1), torch.tensor([0, 0, 1, 1]), 1.0, 0.0)
     stack = Stack(examples, (1, 2), "relu", "sgd", models=3)
@@ -279,7 +279,7 @@ def test_a_network_of_no_numbers_is_wrong_about_everything() -> None:
     assert values.isfinite().tolist() == [False, False, True]
 
 
-def test_large_weights_that_predict_well_are_no_divergence() -> None:
+def test_large_weights_that_predict_well_are_not_divergence() -> None:
     features = torch.eye(2)[torch.arange(40) % 2]
     data = Dataset("eye", features, torch.arange(40) % 2, 40, value_range=(0.0, 1.0))
     trial = a_trial("eye", (), k=1, learning_rate=1e6, batch_size=8, patience=2)
@@ -287,7 +287,7 @@ def test_large_weights_that_predict_well_are_no_divergence() -> None:
     assert (outcome.stopped_by, outcome.error, outcome.stop_error) == ("patience", 0, 0)
 
 
-def test_a_weight_that_is_no_number_is_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_weight_is_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if the outputs are finite: a kernel's ReLU makes 0 of NaN."""
     epochs: list[int] = []
 
@@ -370,7 +370,7 @@ def test_pinned_random_numbers() -> None:
     assert randomness.folds(0, 10).tolist() == [9, 1, 4, 2, 5, 7, 0, 8, 6, 3]
 
 
-def test_a_seed_gives_the_same_in_any_company() -> None:
+def test_random_numbers_do_not_depend_on_other_seeds() -> None:
     seeds, epochs = torch.tensor(SEEDS), torch.arange(len(SEEDS))
     weights, orders = randomness.glorot_uniform(seeds, 1, 6, 4), randomness.order(seeds, epochs, 33)
     for at in range(len(SEEDS)):
@@ -492,7 +492,7 @@ def test_bagged_networks_train_on_all_that_they_are_not_judged_on(size: int) -> 
         assert all(fold not in folds[5:] for fold in folds[:5])
 
 
-def test_of_a_large_fold_some_examples_tell_the_best_epoch(
+def test_a_sample_of_a_large_fold_decides_the_best_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pseudograd.fleet.splits._MOST_STOPPING", 10)
@@ -575,7 +575,7 @@ def with_another_test_set(data: Dataset) -> Dataset:
 
 
 @pytest.mark.parametrize("retrain", [False, True])
-def test_the_test_set_is_for_the_last_judgement_only(retrain: bool) -> None:
+def test_the_test_set_is_used_only_for_final_networks(retrain: bool) -> None:
     trials = mixed(split=Split(retrain=retrain))
     ours = list(Fleet(blobs(), keep_parameters=True).run(trials))
     theirs = list(Fleet(with_another_test_set(blobs()), keep_parameters=True).run(trials))
@@ -789,7 +789,7 @@ def test_too_little_memory_for_one_model(at: str, monkeypatch: pytest.MonkeyPatc
     assert sizes == [4, 2, 1]
 
 
-def test_what_did_not_fit_is_let_go_before_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_freed_before_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: weakref.WeakSet[Stack] = weakref.WeakSet()
     left: list[int] = []
     init = Stack.__init__
@@ -878,8 +878,8 @@ def test_products_are_as_precise_as_asked_for(
 
 
 @pytest.mark.parametrize("first", ["high", "highest"])
-def test_of_two_fleets_at_once_the_stricter_has_its_way(first: str) -> None:
-    """Whichever enters or leaves first."""
+def test_concurrent_fleets_use_the_stricter_precision(first: str) -> None:
+    """For any order of starting and ending."""
     before = torch.get_float32_matmul_precision()
     now = torch.get_float32_matmul_precision
     second = "high" if first == "highest" else "highest"
@@ -929,7 +929,7 @@ def test_several_workers_give_what_one_gives() -> None:
         assert outcome.cross_entropy == pytest.approx(alone[trial].cross_entropy, nan_ok=True)
 
 
-def test_a_queue_may_be_added_to() -> None:
+def test_trials_may_be_added_to_the_queue() -> None:
     """As outcomes come, more trials are asked for; in threads a fleet may end before they are."""
     trials = [replace(ONE, seed=seed, max_epochs=3) for seed in range(20)]
     queue, later, found = deque(trials[:2]), deque(trials[2:]), {}
@@ -956,7 +956,7 @@ def test_slots_follow_the_work() -> None:
     assert slots[-1] < 8
 
 
-def test_what_is_added_to_a_queue_must_be_alike() -> None:
+def test_added_trials_must_share_the_architecture() -> None:
     queue = deque([ONE])
     outcomes = Crew(Fleet(blobs()), ONE, CPU, 1, 1).through(queue, never)
     next(outcomes)
@@ -970,7 +970,7 @@ def test_what_is_added_to_a_queue_must_be_alike() -> None:
     activation=["relu", "tanh", "sigmoid"],
     hidden=[(), (9,), (17, 9), (32,), (5, 11, 3)],
 )
-def test_outcomes_are_the_same_to_the_last_bit_in_any_company(
+def test_outcomes_do_not_depend_on_other_trials_to_the_last_bit(
     hidden: tuple[int, ...], activation: str, batch_size: int
 ) -> None:
     """Also in single precision, where a different rounding grows into a different error."""
@@ -999,7 +999,7 @@ def test_outcomes_are_the_same_to_the_last_bit_in_any_company(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_networks_are_judged_the_same_to_the_last_bit_in_any_company(
+def test_evaluations_do_not_depend_on_other_networks_to_the_last_bit(
     weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts, of which there are more the more networks there are."""
@@ -1074,7 +1074,7 @@ class Interrupted(queue.SimpleQueue[Any]):
 
 
 @pytest.mark.parametrize("failure", [ZeroDivisionError, KeyboardInterrupt])
-def test_what_ends_while_workers_stop_is_given_out(
+def test_trials_that_end_while_workers_stop_are_yielded(
     failure: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = list(Fleet(blobs(), slots=2).run(mixed()[:2]))
@@ -1099,7 +1099,7 @@ def test_what_ends_while_workers_stop_is_given_out(
     assert set(given) == {first, second}
 
 
-def test_numbers_of_numpy_become_plain() -> None:
+def test_numpy_scalars_become_python_numbers() -> None:
     """Others could not be written to a ledger, after they were trained."""
     of_split: dict[str, Any] = {"plan": np.int64(3), "repetition": np.int32(1)}
     sizes: Any = (np.int64(8), 4)
@@ -1142,7 +1142,7 @@ def test_trials_of_different_architectures(field: str, value: Any) -> None:
     assert repr(value) in str(caught.value)
 
 
-def test_a_fleet_stops_when_it_is_told_to() -> None:
+def test_a_fleet_stops_on_request() -> None:
     """After an epoch: what has ended is yielded, and the rest is dropped."""
     short, long = replace(ONE, max_epochs=1), replace(ONE, max_epochs=10**6, patience=10**6)
     found, told = [], threading.Event()
@@ -1255,7 +1255,7 @@ def test_a_bad_data_set_is_refused(arguments: dict[str, Any], message: str) -> N
 
 
 def test_the_digits_learn() -> None:
-    """The real thing once, in single precision: about 3% wrong, and the test set alike."""
+    """A full training in float32: an error of about 3% on validation and test set."""
     trials = [
         a_trial("digits", (64,), k, 0.1, Split(0, seed, retrain), seed, momentum=0.9, patience=5)
         for retrain in (False, True)

@@ -57,7 +57,7 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.half) -> Tensor:
 
 
 def live(models: int) -> Tensor:
-    """Units of networks that all learn."""
+    """The error units of networks that are all in training."""
     return torch.ones(models, device=DEVICE)
 
 
@@ -123,8 +123,8 @@ def test_layer(
     assert_close(out, expected, rtol=rounding, atol=1e-5)
 
 
-def test_activations_far_out(generator: torch.Generator) -> None:
-    """No overflow of an exponential shows."""
+def test_activations_of_extreme_inputs(generator: torch.Generator) -> None:
+    """An overflowing exponential does not give NaN."""
     x = torch.tensor([-1e4, -200, -90, -20, 0, 20, 90, 200, 1e4], device=DEVICE)
     panel = torch.zeros(1, 1, PANEL, dtype=torch.half, device=DEVICE)
     panel[0, 0, : len(x)] = x.half()
@@ -584,7 +584,7 @@ def test_evaluate(sizes: str, rows: int) -> None:
     assert [weight.shape for weight, _ in best] == [w.shape[1:] for w in pair.fused.weights]
 
 
-def test_judging_goes_on_while_another_thread_loads_or_captures() -> None:
+def test_evaluation_continues_while_another_thread_loads_or_captures() -> None:
     pair = Pair(SIZES["small"], "tanh")
     index = torch.arange(90).reshape(3, 30).to(DEVICE)
     before = pair.fused.evaluate(index)
@@ -597,7 +597,7 @@ def test_judging_goes_on_while_another_thread_loads_or_captures() -> None:
     assert all(map(torch.equal, before, during))
 
 
-def test_a_network_that_is_lost_disturbs_no_other() -> None:
+def test_a_diverged_network_does_not_affect_others() -> None:
     pair = Pair(SIZES["small"], "tanh")
     pair.own = [OWN[0], {**OWN[1], "learning_rate": 1e30}, OWN[2]]
     pair.train(epochs=2)

@@ -167,7 +167,7 @@ def test_a_network_that_diverges_does_not_spoil_the_next() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.02, 1e38])
-def test_a_batch_of_which_nothing_counts_is_no_divergence(rate: float) -> None:
+def test_a_batch_without_counted_labels_is_not_divergence(rate: float) -> None:
     data = images()
     data.labels[:240] = torch.where(torch.arange(240) % 8 == 0, data.labels[:240], -100)
     made = Training(network, torch.optim.SGD, epochs=2, batch_size=4, compile=False)

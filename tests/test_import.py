@@ -1,4 +1,4 @@
-"""`import pseudograd` is light, and its rooms import in one direction only."""
+"""`import pseudograd` is fast, and its packages import in one direction only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HEAVY = {
 
 
 def imported_by(statement: str) -> set[str]:
-    """The modules that are there after ``statement`` and were not after ``import torch``."""
+    """Return the modules that ``statement`` imports in addition to ``import torch``."""
     code = (
         "import sys, torch; before = set(sys.modules); "
         f"{statement}; print(*sorted(set(sys.modules) - before))"
@@ -114,7 +114,7 @@ def modules() -> dict[str, list[str]]:
 
 
 def names_imported(tree: ast.Module) -> Iterator[str]:
-    """Anywhere in the file, functions and all."""
+    """Return all names imported anywhere in the file, including inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -125,7 +125,7 @@ def names_imported(tree: ast.Module) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
-def test_nothing_imports_upwards(room: str) -> None:
+def test_packages_import_in_one_direction(room: str) -> None:
     seen = 0
     for name, imported in modules().items():
         if f"{name}.".split(".")[1] != room:

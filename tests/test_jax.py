@@ -134,7 +134,7 @@ def test_float32_where_errors_count_most(classes: int) -> None:
 
 
 def test_equal_logits_of_many_classes() -> None:
-    """A sum of so many in float32 would be seen."""
+    """Summing this many terms in float32 would fail the tolerance."""
     logits, label = torch.full((2, 40_000), -3.3), torch.tensor([0, 7])
     logits[:, 5] = 0
     for k in (0.5, 8.0):
@@ -353,7 +353,7 @@ def test_values_are_those_of_optax(soft: bool, mask: str) -> None:
     np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_what_is_excluded_does_not_matter() -> None:
+def test_masked_values_do_not_matter() -> None:
     """Whatever the logits and the labels are there."""
     logits = jnp.concatenate([LOGITS, jnp.full((1, 3), jnp.nan)])
     where = jnp.array([True, True, False])

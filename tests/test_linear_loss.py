@@ -1,4 +1,4 @@
-"""The linear layer and the loss in one: what the two give one after the other, chunk by chunk."""
+"""The fused linear loss equals a linear layer followed by the loss, in chunks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ on_all = functools.partial(covering, indirect=["implementation"], implementation
 
 
 @on_all(3, k=KS, reduction=REDUCTIONS, smoothing=(0.0, 0.2), weighted=(False, True))
-def test_it_is_the_two_steps(
+def test_equals_a_linear_layer_followed_by_the_loss(
     implementation: str, reduction: str, smoothing: float, weighted: bool, k: str
 ) -> None:
     tensors, target = layer_and_data()
@@ -109,7 +109,7 @@ def test_it_is_the_two_steps(
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_on_a_cpu_its_kernels_do_it(
+def test_the_cpu_kernels_are_used(
     dtype: torch.dtype, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_kernels()
@@ -122,7 +122,7 @@ def test_on_a_cpu_its_kernels_do_it(
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_several_gradients_from_above(implementation: str, reduction: str) -> None:
+def test_batched_upstream_gradients_of_one_graph(implementation: str, reduction: str) -> None:
     tensors, target = layer_and_data()
     hidden, weight, bias = tensors
     value = tunable_linear_cross_entropy(
@@ -221,7 +221,7 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
-def test_logits_are_never_all_there() -> None:
+def test_all_logits_are_never_held_at_once() -> None:
     hidden = torch.randn(64, 4, requires_grad=True)
     weight = torch.randn(50, 4, requires_grad=True)
     target = torch.arange(64) % 50
@@ -232,7 +232,7 @@ def test_logits_are_never_all_there() -> None:
 
 @pytest.mark.parametrize("wanted", list(itertools.product((False, True), repeat=3)))
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_only_what_is_wanted(wanted: tuple[bool, ...], reduction: str) -> None:
+def test_only_required_gradients_are_computed(wanted: tuple[bool, ...], reduction: str) -> None:
     """A frozen layer, a frozen network below it, or neither."""
     tensors, target = layer_and_data()
     expected = gradients(in_two_steps(tensors, target, 0.5, reduction=reduction), tensors)
@@ -391,7 +391,7 @@ def test_inputs_are_never_written_to(implementation: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("tokens", ["none", "all ignored"])
-def test_nothing_to_learn_from(reduction: str, tokens: str) -> None:
+def test_batches_without_examples_that_count(reduction: str, tokens: str) -> None:
     tensors, target = layer_and_data()
     _, weight, bias = tensors
     hidden = tensors[0] if tokens != "none" else torch.zeros(0, WIDTH, requires_grad=True)
@@ -550,8 +550,8 @@ def test_second_derivatives_are_refused_of_frozen_inputs(reduction: str) -> None
         (gradient**2).sum().backward()
 
 
-def test_what_cannot_be_refused_without_waiting_is_nan(implementation: str) -> None:
-    """Here because `grad` hides the values; on a GPU because to look would be to wait for it."""
+def test_invalid_values_that_need_a_sync_to_check_give_nan(implementation: str) -> None:
+    """Here because `grad` hides the values; on a GPU because reading them would synchronize."""
     (hidden, weight, _), _ = layer_and_data()
     hidden, weight = hidden.detach().reshape(-1, hidden.shape[-1])[:3], weight.detach()
 
@@ -638,7 +638,7 @@ def test_bad_input_is_named(name: str) -> None:
         call()
 
 
-def test_a_causal_language_model_learns_alike() -> None:
+def test_a_causal_language_model_trains_identically() -> None:
     """Two copies of a small network, one with each form: the same steps."""
     torch.manual_seed(0)
     body, head = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 11)

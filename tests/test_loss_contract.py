@@ -1,4 +1,4 @@
-"""The contract of `torch.nn.functional.cross_entropy` with its settings combined; what k adds."""
+"""The contract of `torch.nn.functional.cross_entropy`, with all settings combined and with k."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def assert_within_an_ulp(computed: Tensor, in_float32: Tensor, dtype: torch.dtyp
 
 @full_cases
 @both_paths
-def test_at_k_1_it_is_pytorch(case: Case, dtype: torch.dtype) -> None:
+def test_at_k_1_it_equals_pytorch(case: Case, dtype: torch.dtype) -> None:
     logits, target, arguments = case.inputs(dtype)
     value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, **arguments)
     expected, expected_gradient = value_and_gradient(F.cross_entropy, logits, target, **arguments)
@@ -168,7 +168,7 @@ def test_at_k_1_it_is_pytorch(case: Case, dtype: torch.dtype) -> None:
 
 @half_cases
 @both_paths
-def test_at_k_1_it_is_pytorch_in_half_types(case: Case, dtype: torch.dtype) -> None:
+def test_at_k_1_it_equals_pytorch_in_half_types(case: Case, dtype: torch.dtype) -> None:
     logits, target, arguments = case.inputs(dtype)
     value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, **arguments)
     as_float: dict[str, Any] = {
@@ -231,9 +231,7 @@ def test_gradient_is_the_rule(case: Case, dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize("target_kind", ["index", "probability"])
 @both_paths
-def test_what_has_been_learned_is_not_rounded_away(
-    settings_: dict[str, Any], target_kind: str
-) -> None:
+def test_small_biases_are_not_rounded_away(settings_: dict[str, Any], target_kind: str) -> None:
     """Where p is near q, the rule is of a small difference: q must not be rounded to float32."""
     generator = torch.Generator().manual_seed(0)
     label = torch.randint(50, (40,), generator=generator)
@@ -263,7 +261,7 @@ def test_what_has_been_learned_is_not_rounded_away(
     path=PATHS,
 )
 @both_paths
-def test_corners_of_weight_and_smoothing(
+def test_edge_cases_of_weight_and_smoothing(
     dtype: torch.dtype,
     target_kind: str,
     weight: tuple[float, ...] | None,
@@ -283,7 +281,7 @@ def test_corners_of_weight_and_smoothing(
 
 
 @both_paths
-def test_gradients_from_above_may_be_views() -> None:
+def test_upstream_gradients_may_be_views() -> None:
     """The gradient of a sum is one number, expanded."""
     logits, target, _ = CASES[0]._replace(shape=(6, CLASSES), target="index").inputs(torch.float32)
     leaf = logits.requires_grad_()
@@ -441,7 +439,9 @@ def test_autocast_around_a_layer() -> None:
 
 @covering(input_type=ALL_TYPES, target_type=ALL_TYPES, path=PATHS)
 @both_paths
-def test_mixed_types_of_probabilities(input_type: torch.dtype, target_type: torch.dtype) -> None:
+def test_probabilities_of_another_dtype_than_the_logits(
+    input_type: torch.dtype, target_type: torch.dtype
+) -> None:
     logits, target = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[0.25, 0.25, 0.5]])
     logits, target = logits.to(input_type), target.to(target_type)
     value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=0.5)
@@ -612,7 +612,7 @@ class TestNeverNanOrInfinity:
     @covering(at=[0, 1, 2], dtype=ALL_TYPES, path=PATHS)
     @both_paths
     def test_nan_is_not_hidden(self, dtype: torch.dtype, at: int) -> None:
-        """A network that has diverged must show it."""
+        """A diverged network must give NaN."""
         for others in (0.0, -math.inf):
             logits, target = torch.full((2, 3), others, dtype=dtype), torch.tensor([0, 0])
             logits[:, 0], logits[0, at] = 1.0, math.nan
@@ -626,7 +626,7 @@ class TestNeverNanOrInfinity:
 
 @covering(smoothing=[0.0, 0.1], dtype=ALL_TYPES, path=PATHS)
 @both_paths
-def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, smoothing: float) -> None:
+def test_undefined_losses_are_nan(dtype: torch.dtype, smoothing: float) -> None:
     """In the value and the gradient, just where they are for cross-entropy."""
     inf, nan = math.inf, math.nan
     rows = (
@@ -688,7 +688,7 @@ def test_one_hot_probabilities_are_labels(k: float) -> None:
 
 @both_paths
 def test_equal_logits_of_many_classes() -> None:
-    """A sum of so many in float32 would be seen."""
+    """Summing this many terms in float32 would fail the tolerance."""
     logits, target = torch.full((2, 40_000), -3.3), torch.tensor([0, 7])
     logits[:, 5] = 0
     _, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=0.5, reduction="sum")
@@ -696,7 +696,7 @@ def test_equal_logits_of_many_classes() -> None:
     torch.testing.assert_close(gradient.double(), true, rtol=1e-6, atol=0)
 
 
-def test_numbers_of_numpy() -> None:
+def test_numpy_scalars() -> None:
     logits, target = torch.zeros(2, 3), torch.tensor([0, 1])
     for k in (np.float32(0.5), np.float64(0.5), np.int64(2)):
         given = value_and_gradient(tunable_cross_entropy, logits, target, k=k)
@@ -714,10 +714,10 @@ def test_meta_tensors() -> None:
 
 
 class Labels(torch.Tensor):
-    """A kind of its own, as some libraries have."""
+    """A tensor subclass, as some libraries define."""
 
 
-def test_wrong_labels_of_a_kind_of_their_own_are_refused() -> None:
+def test_wrong_labels_in_a_tensor_subclass_are_refused() -> None:
     logits, target = torch.zeros(2, 3), torch.tensor([0, 3]).as_subclass(Labels)
     for loss in (tunable_cross_entropy, F.cross_entropy):
         with pytest.raises(IndexError, match=r"out of (range|bounds)"):
@@ -727,7 +727,7 @@ def test_wrong_labels_of_a_kind_of_their_own_are_refused() -> None:
 
 
 def test_fake_tensors() -> None:
-    """They have shapes and no numbers, as in tools that plan memory."""
+    """Fake tensors have shapes but no values, as in tools that plan memory."""
     with FakeTensorMode():
         logits, target = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, dtype=torch.long)
         weight, k = torch.zeros(5, 3), torch.ones(2)
@@ -738,8 +738,8 @@ def test_fake_tensors() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"weight": torch.ones(3)}, {"label_smoothing": 0.1}])
-def test_a_wrong_label_that_cannot_be_refused_is_nan(arguments: dict[str, Any]) -> None:
-    """Here because `grad` hides the values; on a GPU because to look would be to wait for it."""
+def test_a_wrong_label_that_needs_a_sync_to_check_gives_nan(arguments: dict[str, Any]) -> None:
+    """Here because `grad` hides the values; on a GPU because reading them would synchronize."""
 
     def loss(logits: Tensor) -> Tensor:
         target = torch.tensor([0, 3, -100, -1])
@@ -782,10 +782,10 @@ def test_modules_refuse_what_functions_would() -> None:
     path=PATHS,
 )
 @both_paths
-def test_a_mean_of_nothing_pulls_nothing(
+def test_a_mean_with_zero_total_weight_has_gradient_0(
     implementation: str, dtype: torch.dtype, smoothing: float
 ) -> None:
-    """Where all weights are 0 it is NaN, as in PyTorch, but its gradient is 0."""
+    """If all weights are 0, the mean is NaN, as in PyTorch, and its gradient is 0."""
     logits = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 3.0]], dtype=dtype, requires_grad=True)
     value = tunable_cross_entropy(
         logits, torch.tensor([0, 0]), k=0.5, weight=torch.tensor([0.0, 1.0, 1.0], dtype=dtype),
@@ -817,7 +817,7 @@ def test_ignored_examples_may_hold_anything() -> None:
 
 @pytest.mark.parametrize("form", ["logits", "linear"])
 @both_paths
-def test_examples_without_a_gradient_from_above_may_hold_anything(form: str) -> None:
+def test_examples_with_zero_upstream_gradient_may_hold_nan(form: str) -> None:
     """As where a mask multiplies the values: what it leaves out has the gradient 0."""
     logits = torch.tensor([[1.0, 2.0], [math.nan, 1.0], [math.inf, 0.0]], requires_grad=True)
     target, mask = torch.tensor([0, 0, 0]), torch.tensor([1.0, 0.0, 0.0])
@@ -838,7 +838,7 @@ def test_examples_without_a_gradient_from_above_may_hold_anything(form: str) -> 
     path=PATHS,
 )
 @both_paths
-def test_ignored_examples_have_no_gradient_whatever_comes_from_above(
+def test_ignored_examples_get_no_gradient_for_any_upstream_gradient(
     ignore_index: int, reduction: str, label_smoothing: float, above: float
 ) -> None:
     """As from a loss that was scaled too much; others show it."""
@@ -854,8 +854,8 @@ def test_ignored_examples_have_no_gradient_whatever_comes_from_above(
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_labels_that_numpy_has_changed_are_seen(label_smoothing: float) -> None:
-    """PyTorch does not know of it, and memory beyond the row must not be written to."""
+def test_labels_modified_through_numpy_are_checked(label_smoothing: float) -> None:
+    """PyTorch cannot detect it, and the kernel must not write beyond the row."""
     needs_kernels()
     for dtype in (torch.float32, torch.bfloat16):
         logits = torch.randn(4, 5, dtype=dtype, requires_grad=True)
@@ -887,7 +887,7 @@ def test_a_large_k_leaves_signs_and_sizes_alone(k: float) -> None:
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @both_paths
-def test_large_inputs_are_shared_among_threads(label_smoothing: float) -> None:
+def test_large_inputs_use_several_threads(label_smoothing: float) -> None:
     """Each thread has its rows, its sums, and its own wrong labels to report."""
     torch.set_num_threads(3)
     generator = torch.Generator().manual_seed(0)
@@ -931,7 +931,7 @@ def test_without_gradients() -> None:
 
 @pytest.mark.parametrize("k", [2, np.float64(2.0), torch.tensor(2.0), torch.tensor([2.0, 2.0])])
 @both_paths
-def test_ways_to_write_k(k: Any) -> None:
+def test_accepted_types_of_k(k: Any) -> None:
     logits, target = torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([0, 2])
     expected = value_and_gradient(tunable_cross_entropy, logits, target, k=2.0)
     for a, b in zip(
@@ -1041,7 +1041,7 @@ class TestModules:
         ],
         ids=lambda module: type(module).__name__,
     )
-    def test_copies_travel(self, module: nn.Module) -> None:
+    def test_pickle_deepcopy_and_device_moves(self, module: nn.Module) -> None:
         """By pickle and by deepcopy; weights are moved and saved with the model, as PyTorch's."""
         logits, target = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([0])
         expected = value_and_gradient(module, logits, target)
@@ -1096,7 +1096,7 @@ class TestModules:
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_a_loss_that_is_kept_keeps_nothing_alive_after_its_backward_pass(
+def test_a_kept_loss_frees_its_buffers_after_backward(
     label_smoothing: float,
 ) -> None:
     """As in a list of losses, which people make for a plot."""

@@ -115,7 +115,7 @@ def test_battery(kernel: str, classes: int) -> None:
 
 @pytest.mark.parametrize("k", [1 / 64, 0.5, 1, 2, 3.3, 64])
 def test_one_k_for_all(kernel: str, k: float) -> None:
-    """Some of them have code of their own."""
+    """Some values of k have specialized code."""
     rows = battery(torch.float32, classes=20, count=14, seed=1)
     value, gradient = reference.loss(rows.logits, rows.label, k, reduction="sum")
     for sensitivity in (k, torch.tensor(float(k))) if kernel == "one tile" else (k,):
@@ -217,7 +217,7 @@ def test_the_contract(reduction: str, weighted: bool, smoothing: float, ignored:
     kernel=KERNELS,
 )
 @both_kernels
-def test_corners_of_weight_and_smoothing(weight: str, smoothing: float) -> None:
+def test_edge_cases_of_weight_and_smoothing(weight: str, smoothing: float) -> None:
     logits, target, _ = case(False, "none")
     target = torch.full_like(target, 8)
     weights = torch.zeros(CLASSES) if weight != "zero for the label" else torch.ones(CLASSES)
@@ -349,7 +349,7 @@ def test_all_but_one_hot_probabilities(k: float) -> None:
 
 @pytest.mark.parametrize("k", [0.5, 1.0, 3.0])
 @both_kernels
-def test_probabilities_that_are_nan_show(k: float) -> None:
+def test_nan_probabilities_give_nan(k: float) -> None:
     logits, target = torch.zeros(3, 20), torch.full((3, 20), 0.05)
     logits[0, 7] = target[1, 19] = math.nan
     value, f = value_and_gradient(logits, target, k, reduction="none")
@@ -361,7 +361,7 @@ def test_probabilities_that_are_nan_show(k: float) -> None:
 
 @pytest.mark.parametrize("implementation", ["triton", "torch"])
 @both_kernels
-def test_nothing_pulls_where_there_is_no_target(implementation: str) -> None:
+def test_rows_without_a_target_have_no_gradient(implementation: str) -> None:
     """Such a row may hold anything: it is how one of many is left out."""
     logits, target = torch.randn(3, 20), torch.zeros(3, 20)
     logits[1, 3], logits[2] = math.nan, -math.inf
@@ -377,7 +377,7 @@ def test_nothing_pulls_where_there_is_no_target(implementation: str) -> None:
 
 
 @both_kernels
-def test_next_to_no_target() -> None:
+def test_rows_with_a_tiny_target() -> None:
     target = torch.tensor([[1e-39, 1e-40, 0.0], [1e-30, 0.0, 0.0]])
     for k in (0.5, 1.0, 3.0):
         _, f = value_and_gradient(torch.zeros(2, 3), target, k, reduction="sum")
@@ -408,7 +408,7 @@ def test_no_mean_of_smoothed_labels_without_weight(implementation: str) -> None:
         assert not f.any()
 
 
-def test_a_fake_tensor_does_not_stay() -> None:
+def test_fake_tensors_are_not_cached() -> None:
     logits, target, _ = case(False, "none")
     scaled = ScaledBefore()
     with FakeTensorMode(), contextlib.suppress(Exception):  # there is nothing to compute
@@ -466,7 +466,7 @@ def step(loss: Any, upstream: float = 1.0, **settings: Any) -> None:
     (upstream * loss(leaf, target.to(DEVICE))).backward(**settings)
 
 
-def test_no_gradient_is_computed_in_vain(computed: list[bool]) -> None:
+def test_no_unused_gradient_is_computed(computed: list[bool]) -> None:
     """A module whose loss is scaled leaves it to the backward pass from the second step on."""
     loss = TunableCrossEntropyLoss(k=0.5, implementation="triton")
     for upstream in (1.0, 3.0, 3.0, 1.0, 1.0):
@@ -620,7 +620,7 @@ def test_equal_logits(classes: int, d: float, z_y: float) -> None:
     dtype=[torch.float32, torch.bfloat16],
     kernel=KERNELS,
 )
-def test_ignored_rows_whatever_comes_from_above(
+def test_ignored_rows_for_any_upstream_gradient(
     upstream: float, smoothing: float, reduction: str, dtype: torch.dtype
 ) -> None:
     """As in a step of GradScaler that overflows."""
@@ -634,10 +634,8 @@ def test_ignored_rows_whatever_comes_from_above(
 
 @both_kernels
 @covering(reduction=["mean", "none"], dtype=[torch.float32, torch.bfloat16], kernel=KERNELS)
-def test_rows_without_a_gradient_from_above_may_hold_anything(
-    reduction: str, dtype: torch.dtype
-) -> None:
-    """Wrong labels, too: such rows take no part in the training."""
+def test_rows_with_zero_upstream_gradient_may_hold_nan(reduction: str, dtype: torch.dtype) -> None:
+    """They may also have wrong labels, since they take no part in the training."""
     logits, target = torch.zeros(3, 5).to(dtype), torch.tensor([0, 7, 2])
     logits[2] = math.nan
     value = by_kernel(leaf := leaf_of(logits), target.to(DEVICE), k=0.5, reduction=reduction)
@@ -655,8 +653,8 @@ def test_the_least_and_the_greatest_k() -> None:
 
 
 @both_kernels
-def test_a_k_that_is_none_shows() -> None:
-    """On a GPU it cannot be refused without waiting for it."""
+def test_an_invalid_k_gives_nan() -> None:
+    """On a GPU, an error would need a sync."""
     leaf = leaf_of(torch.tensor([[1.0, 0.5, 2.0]]).repeat(5, 1))
     ks = torch.tensor([-1.0, 0.0, math.inf, math.nan, 1.0]).to(DEVICE)
     target = torch.zeros(5, dtype=torch.long, device=DEVICE)
@@ -669,8 +667,8 @@ def test_a_k_that_is_none_shows() -> None:
 
 @both_kernels
 @covering(k=[1.0, 3.0], dtype=[torch.float32, *HALF_TYPES], kernel=KERNELS)
-def test_logits_that_say_nothing_are_nan(dtype: torch.dtype, k: float) -> None:
-    """As in PyTorch: a network that has diverged must show it."""
+def test_undefined_losses_are_nan(dtype: torch.dtype, k: float) -> None:
+    """As in PyTorch, so that a diverged network is noticed."""
     inf = math.inf
     logits = torch.tensor(
         [[inf, 1, 2], [-inf, -inf, -inf], [1, inf, 2], [1, -inf, -inf], [-inf, 1, 2],
@@ -701,7 +699,7 @@ def test_equal_logits_of_a_large_k() -> None:
 
 @both_kernels
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_several_gradients_from_above(reduction: str) -> None:
+def test_batched_upstream_gradients_of_one_graph(reduction: str) -> None:
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits)
     value = by_kernel(leaf, target.to(DEVICE), k=0.5, reduction=reduction)
@@ -712,7 +710,7 @@ def test_several_gradients_from_above(reduction: str) -> None:
 
 
 def test_compiled_code_finds_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With "auto" on a GPU, for which the interpreter stands in: no break in the graph."""
+    """With "auto" on a (simulated) GPU, the graph has no break."""
     monkeypatch.setattr(functional, "_is_for_kernels", lambda input: True)
     monkeypatch.setattr(functional, "is_usual_in_graph", lambda *call: False)  # for CPUs only
     logits, target, _ = case(False, "none")
@@ -745,8 +743,8 @@ def test_without_a_working_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @both_kernels
-def test_rows_further_apart_than_32_bits_reach() -> None:
-    """Their memory is taken, but hardly any of it is touched."""
+def test_row_strides_beyond_32_bits() -> None:
+    """The memory is reserved but hardly touched."""
     far = torch.empty(2**31 + 40, dtype=torch.half, device=DEVICE)
     logits = far.as_strided((2, 40), (2**31, 1))
     logits.copy_(torch.randn(2, 40, generator=torch.Generator().manual_seed(0)))
@@ -827,7 +825,7 @@ class TestCorners:
 
     @pytest.mark.parametrize("smoothing", [0.0, 0.1])
     @both_kernels
-    def test_labels_that_are_no_class_are_nan(self, smoothing: float) -> None:
+    def test_invalid_labels_give_nan(self, smoothing: float) -> None:
         """To raise an error would be to wait for the device; nothing out of bounds is read."""
         logits = torch.zeros(4, 20)
         target = torch.tensor([20, -1, 2**40, 19])
@@ -907,7 +905,7 @@ def test_the_gradient_is_not_copied() -> None:
 
 
 @both_kernels
-def test_changed_logits_are_noticed() -> None:
+def test_in_place_changes_of_logits_are_detected() -> None:
     logits, target, _ = case(False, "none")
     z = leaf_of(logits) * 1
     value = by_kernel(z, target.to(DEVICE), k=0.5)
@@ -1019,7 +1017,9 @@ def test_soft_targets_in_transforms(route: str, kind: str) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("probabilities", [False, True])
-def test_what_is_in_a_graph(smoothing: float, weighted: bool, probabilities: bool) -> None:
+def test_operators_in_a_compiled_graph(
+    smoothing: float, weighted: bool, probabilities: bool
+) -> None:
     logits, target, _ = case(False, "none")
     target = PROBABILITIES if probabilities else target
     weight = torch.linspace(0.5, 2, CLASSES, device=DEVICE) if weighted else None
@@ -1188,7 +1188,7 @@ def test_second_derivatives_are_refused(way: str) -> None:
 
 
 class TestChoice:
-    def test_refusals(self) -> None:
+    def test_bad_arguments_are_refused(self) -> None:
         logits, target = torch.zeros(2, 3, device=DEVICE), torch.tensor([0, 1], device=DEVICE)
         with pytest.raises(ValueError, match=r"implementation must be 'auto', 'triton' or 'torch'"):
             tunable_cross_entropy(logits, target, implementation="cuda")
@@ -1197,12 +1197,12 @@ class TestChoice:
         with pytest.raises(ValueError, match=r"'triton' has no kernel for torch\.float64"):
             by_kernel(logits, logits.double().softmax(-1))
 
-    def test_where_there_is_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(eq5, "INTERPRETED", False)
         with pytest.raises(ValueError, match="needs logits on a CUDA device, not on cpu"):
             by_kernel(torch.zeros(2, 3), torch.tensor([0, 1]))
 
-    def test_torch_is_the_plain_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_implementation_torch_avoids_the_kernels(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any) -> None:
             raise AssertionError
 

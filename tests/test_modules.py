@@ -1,4 +1,4 @@
-"""Trainings of any module: the loop, its data, and processes on a CPU."""
+"""Training of any module: the loop, its data, and processes on a CPU."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_patience_keeps_the_best_epoch() -> None:
     )
 
 
-def test_the_best_epoch_is_judged_also_by_the_examples_that_chose_it() -> None:
+def test_the_best_epoch_reports_the_error_on_its_stopping_examples() -> None:
     data, made = images(), training(epochs=12, patience=12, schedule="constant", validation=0.25)
     one = replace(trial(made, data, bagged=True), learning_rate=0.05)
     (outcome,) = ModuleFleet(made, data, slots=1, keep_parameters=True).run([one])
@@ -248,7 +248,7 @@ def test_a_training_that_diverges_says_so() -> None:
 
 
 @pytest.mark.parametrize("ignored", [True, False], ids=["ignored", "without weight"])
-def test_a_batch_of_which_nothing_counts_is_no_divergence(ignored: bool) -> None:
+def test_a_batch_without_counted_labels_is_not_divergence(ignored: bool) -> None:
     data = images()
     data.labels[: data.train_size] = -100 if ignored else 0
     data.labels[:4] = torch.tensor([0, 1, 2, 1])
@@ -332,7 +332,7 @@ def test_tensors_arrays_and_datasets_are_the_same_data() -> None:
     assert made[0].notes == ()
 
 
-def test_bytes_become_numbers_up_to_1() -> None:
+def test_bytes_are_scaled_to_0_1() -> None:
     seen: list[Tensor] = []
 
     class Seeing(nn.Module):
@@ -452,7 +452,7 @@ def test_an_error_in_a_worker_is_raised_here() -> None:
         outcomes(ModuleFleet(made, data, slots=2), [trial(made, data, k) for k in (0.5, 1)])
 
 
-def test_what_cannot_be_pickled_is_said_in_a_sentence() -> None:
+def test_unpicklable_functions_raise_one_sentence() -> None:
     lock = threading.Lock()
     data, made = images(), training(network=lambda: nn.Linear(36, 3 if lock else 4))
     with pytest.raises(ValueError, match=r"^the network and .* must be picklable .*lock") as error:
@@ -461,7 +461,7 @@ def test_what_cannot_be_pickled_is_said_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_it_stops_when_told(slots: int) -> None:
+def test_it_stops_on_request(slots: int) -> None:
     data, made = images(), training(epochs=10**6)
     asked = 0
 
@@ -486,7 +486,7 @@ def test_trials_of_another_training_are_refused() -> None:
 # --- descriptions -------------------------------------------------------------------------------
 
 
-def test_a_recipe_knows_what_changes_the_training() -> None:
+def test_the_recipe_covers_everything_that_affects_training() -> None:
     def other() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
 
@@ -507,7 +507,7 @@ def test_a_recipe_knows_what_changes_the_training() -> None:
     assert len({first.fingerprint, *(one.fingerprint for one in recipes)}) == len(changes) + 1
 
 
-def test_functions_of_pytorch_go_by_their_name_alone() -> None:
+def test_pytorch_functions_are_described_by_name_only() -> None:
     assert describe(torch.optim.AdamW) == "AdamW"
     assert describe(SCHEDULES["cosine"]) != describe(SCHEDULES["linear"])
 
@@ -679,7 +679,7 @@ for _one in (NewerPReLU, NewerPReLU.extra_repr):
 NewerPReLU.__name__ = NewerPReLU.__qualname__ = "PReLU"
 
 
-def test_what_a_new_pytorch_adds_to_a_layer_keeps_its_description() -> None:
+def test_attributes_added_by_a_new_pytorch_do_not_change_descriptions() -> None:
     before = describe_network(nn.PReLU)
     assert describe_network(NewerPReLU) == before
     assert describe_network(partial(NewerPReLU, new="yes")) != before

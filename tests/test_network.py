@@ -1,4 +1,4 @@
-"""A network on its own: what it predicts, and that it comes back from its file."""
+"""A trained network: predictions, saving and loading."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def trained(trial: Trial) -> Outcome:
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
-def test_it_predicts_as_the_fleet_does(activation: str, tmp_path: Path) -> None:
+def test_predictions_equal_those_of_the_fleet(activation: str, tmp_path: Path) -> None:
     outcome, data = (
         trained(replace(TRIAL, activation=activation, feature_range=(-0.5, 2))),
         digits(),
@@ -38,7 +38,7 @@ def test_it_predicts_as_the_fleet_does(activation: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["network.safetensors"]
 
 
-def test_many_examples_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_predicted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network.of(trained(TRIAL), digits())
     whole = network.logits(digits().features)
     monkeypatch.setattr("pseudograd.fleet.mlp.network._AT_ONCE", 100)
@@ -46,7 +46,7 @@ def test_many_examples_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert network.logits(digits().features[:0]).shape == (0, 10)
 
 
-def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
+def test_invalid_networks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="outcome must carry parameters"):
         Network.of(replace(trained(TRIAL), parameters=None), digits())
     with pytest.raises(ValueError, match=r"features must have the shape \(examples, 64\)"):

@@ -1,4 +1,4 @@
-"""``pseudograd tune --network`` and what follows it: any network, on arrays and images."""
+"""``pseudograd tune --network`` and predictions with its result, on arrays and images."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def pictures(
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that a command ends in that cannot be done."""
+    """Return the one-line error of a command that must fail."""
     try:
         status: Any = main(arguments)
     except SystemExit as exit_:
@@ -191,7 +191,7 @@ def test_the_same_command_resumes_and_repeats_nothing(
     stopped = [*command, "--time-limit", "1"]
 
     def clock() -> float:
-        """The time is over as soon as there is an outcome."""
+        """Make the time limit expire at the first outcome."""
         return 1000.0 * any("error" in path.read_text() for path in Path().glob("runs/*/*.jsonl"))
 
     with monkeypatch.context() as patch:
@@ -308,7 +308,7 @@ def test_a_run_on_a_cluster_gets_its_runner(
         ("nets:small_images", "network must take a batch of the shape (4, 3, 4), but fails"),
     ],
 )
-def test_networks_that_cannot_be(
+def test_unusable_networks_are_refused(
     called: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arrays()
@@ -428,7 +428,7 @@ def test_a_folder_of_another_run_is_refused(capsys: pytest.CaptureFixture[str]) 
 # --- predictions -----------------------------------------------------------------------------
 
 
-def test_predictions_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_predictions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     arrays()
     assert main(["tune", "shapes.npz", *FINISHED]) == 0
     capsys.readouterr()
@@ -623,7 +623,7 @@ def test_images_of_different_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_missing_pillow_is_said_in_a_sentence(
+def test_missing_pillow_raises_one_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures("photos", 3)

@@ -149,7 +149,7 @@ def test_the_facts_are_those_of_the_training(finished: studies.Study) -> None:
     assert "drive the training" not in text
 
 
-def test_ensembles_are_told_with_their_numbers(finished: studies.Study) -> None:
+def test_ensembles_are_reported_with_their_numbers(finished: studies.Study) -> None:
     parsed = read(finished.report())
     start, end = (parsed.text.index(words) for words in ("Combined predictions", "Error against k"))
     text = parsed.text[start:end]
@@ -305,7 +305,7 @@ def test_an_ensemble_that_is_better_is_in_the_headline_and_in_the_list_of_runs(
     assert f" {line} " in " ".join(line_of_run(study).split())
 
 
-def test_on_the_command_line_commands_are_told() -> None:
+def test_the_command_line_names_commands() -> None:
     outcomes, typed = made_up(PROTOCOL), {**TOLD, "command": "train.py\npseudograd tune x.npz"}
     for wrongs, call in (
         ((45, 44, 50), "pseudograd predict --ensemble"),
@@ -321,7 +321,7 @@ def test_on_the_command_line_commands_are_told() -> None:
             assert "study." not in told_to
 
 
-def test_one_network_is_no_ensemble() -> None:
+def test_one_network_is_not_an_ensemble() -> None:
     text, printed = told(shares(40, 40, 40, size=1), replace(PROTOCOL, retrainings=1))
     assert "Combined predictions" not in text
     assert "nsemble" not in printed
@@ -523,7 +523,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
         (lambda path: rewritten(path, lambda f: {**f, "found": None}), "another version"),
     ],
 )
-def test_a_damaged_assessment_is_told_in_a_sentence_and_written_anew(
+def test_a_damaged_assessment_is_reported_and_rewritten(
     damage: Callable[[Path], object], complaint: str, finished: studies.Study, folder: Path
 ) -> None:
     path = folder / "assessment.json"
@@ -566,7 +566,7 @@ def test_an_assessment_of_other_outcomes_is_ignored(other: dict[str, Any], folde
     assert made(folder).assessment == {}
 
 
-def test_without_an_assessment_outcomes_tell_what_they_can(folder: Path) -> None:
+def test_the_page_without_an_assessment(folder: Path) -> None:
     study = made(folder)
     write_found(study, {})  # as of networks whose predictions are too many to hold
     assert read_assessment(study) == {}

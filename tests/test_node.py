@@ -228,7 +228,7 @@ def test_forward_mode_is_refused(gpu: Any) -> None:
             module.loss(plan, dual, target, None, 1.0, None, 0)
 
 
-def test_changed_logits_are_noticed(gpu: Any) -> None:
+def test_in_place_changes_of_logits_are_detected(gpu: Any) -> None:
     module, plan, _ = gpu
     z, target = inputs()
     logits = z * 1
@@ -285,9 +285,7 @@ def test_arguments_of_a_kernel() -> None:
     assert step == (12345, 9, 128, 96, [0, half, 7, share, 0, 0], [(0, Z)], 1)
 
 
-def test_while_it_is_compiled_there_is_no_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_node_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "node.so"
     done: list[bool] = []
     started: list[Any] = []

@@ -186,13 +186,13 @@ def test_held_out_shares_differ_between_repetitions_and_plans() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 0, -5, 7.5, "7", None])
-def test_too_few_examples_to_cut(count: Any) -> None:
+def test_too_few_examples_to_split(count: Any) -> None:
     with pytest.raises(ValueError, match="count must be a whole number, 5 or more"):
         Split().indices(count)
 
 
 @pytest.mark.parametrize("held_out", [0, 1, 1.5, -0.1, 0.5, 0.001, math.nan, "half"])
-def test_shares_that_leave_nothing(held_out: Any) -> None:
+def test_held_out_fractions_that_leave_no_examples(held_out: Any) -> None:
     with pytest.raises(
         ValueError, match="held_out must be a fraction of the 100 examples that leaves"
     ):

@@ -1,4 +1,4 @@
-"""What installing and importing the package brings along, and what it does without."""
+"""What installing and importing the package requires, and what it does not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_torch_compile_finds_a_loss_made_before_it_was_imported() -> None:
     assert in_a_fresh_process(code) == "right\n"
 
 
-def test_a_default_device_is_none_of_the_loss() -> None:
+def test_a_default_device_does_not_affect_the_loss() -> None:
     """It must not decide where the loss is, though it was set before the import."""
     code = (
         "import torch\n"
@@ -135,7 +135,7 @@ def test_a_core_install_trains() -> None:
 
 
 def test_the_command_in_a_core_install() -> None:
-    """It introduces itself, and says what it needs beyond that."""
+    """The command shows its help, and names the extra that a subcommand needs."""
     code = (
         "import contextlib\n"
         "from pseudograd.cli import main\n"
@@ -151,7 +151,7 @@ def test_the_command_in_a_core_install() -> None:
     assert said[-1] == f"pseudograd: {needs}"
 
 
-def test_what_is_missing_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PSEUDOGRAD_DATA", raising=False)
     Path("a.csv").touch()

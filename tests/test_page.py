@@ -1,4 +1,4 @@
-"""The page of a search: what it says, that it is safe, and that a browser draws it."""
+"""The page of a search: its statements, its safety, and its rendering in a browser."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_k_of_1_is_compared_with_nothing() -> None:
     assert "Mean difference" not in parsed.said
 
 
-def test_what_a_careful_reader_should_know(tmp_path: Path) -> None:
+def test_caveats_are_stated(tmp_path: Path) -> None:
     protocol = Protocol(
         RECIPE, ks=(1.0, 0.5), initial_rate=0.8, repetitions=1, retrainings=2, most_extensions=0
     )
@@ -400,7 +400,7 @@ def test_a_label_stays_within_its_line(label: str | int, quoted: str) -> None:
     assert f"and gets only {quoted} right. " in warning
 
 
-def test_one_network_is_not_spoken_of_as_many() -> None:
+def test_singular_for_a_single_network() -> None:
     recipe = replace(RECIPE, optimizer="adam", momentum=0.9, max_epochs=1)
     protocol = Protocol(recipe, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
     outcomes = made_up(protocol, 1.0, stopped_by="limit", epochs=1, best_epoch=1, curve=(0.5,))
@@ -424,12 +424,12 @@ def test_one_network_is_not_spoken_of_as_many() -> None:
     assert "sgd, momentum 0.9, batches" in Parsed(page(ABOUT, sgd, {}, None)).text
 
 
-def test_an_interval_of_errors_lies_between_none_and_all() -> None:
+def test_an_interval_of_errors_is_within_0_and_1() -> None:
     assert error_interval([0.0, 0.9]) == (0.0, 1.0)
     assert error_interval([0.4, 0.5, 0.6]) == pytest.approx((0.25159, 0.74841), abs=1e-5)
 
 
-def test_an_interval_of_a_difference_lies_between_all_and_all(tmp_path: Path) -> None:
+def test_an_interval_of_a_difference_is_within_minus_1_and_1(tmp_path: Path) -> None:
     """Student's t over two pairs that disagree reaches far beyond."""
     protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
     many = {*range(100)}
@@ -515,7 +515,7 @@ def test_images_come_back_as_they_were(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 3, 4), (2, 2, 2, 3)])
-def test_what_is_no_image_is_not_shown(shape: tuple[int, ...]) -> None:
+def test_data_that_is_not_an_image_is_not_shown(shape: tuple[int, ...]) -> None:
     assert image([0] * math.prod(shape), shape) is None
 
 
@@ -524,7 +524,7 @@ def test_what_is_no_image_is_not_shown(shape: tuple[int, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def hostile() -> str:
-    """A page in which every text that comes from a user wants to be a script."""
+    """A page in which every user-supplied string is an attempted script injection."""
     protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2)
     data = {**DATA, "labels": [f"{HOSTILE}{at}" for at in range(10)], "pixels": None}
     for name in ("name", "target", "sha256"):
@@ -549,7 +549,7 @@ def test_texts_of_users_stay_texts(hostile: str) -> None:
     assert parsed.text.count(repr(HOSTILE)) == 1
 
 
-def test_nothing_comes_from_elsewhere(html: str) -> None:
+def test_the_page_loads_no_external_resources(html: str) -> None:
     parsed = Parsed(html)
     to_the_paper = '<a href="https://arxiv.org/abs/1611.07743">'
     assert html.count(to_the_paper) == 1
@@ -658,7 +658,7 @@ def test_the_slider_moves_the_curve_and_the_sentence(
     assert browser.get_log("browser") == []
 
 
-def test_the_pointer_is_told_what_it_is_over(browser: WebDriver, html: str, tmp_path: Path) -> None:
+def test_tooltips(browser: WebDriver, html: str, tmp_path: Path) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait

@@ -260,7 +260,9 @@ def test_compiled_it_is_the_same(results: list[dict[str, tuple[Tensor, ...]]], n
 
 @needs_gloo
 @pytest.mark.parametrize("name", CASES)
-def test_wrong_labels_are_seen(results: list[dict[str, tuple[Tensor, ...]]], name: str) -> None:
+def test_wrong_labels_give_nan_on_all_ranks(
+    results: list[dict[str, tuple[Tensor, ...]]], name: str
+) -> None:
     for rank in results:
         for found in rank[f"{name}, wrong"]:
             assert found.tolist() == [False, True, False, True]
@@ -275,7 +277,7 @@ def test_an_exported_graph_has_the_value(results: list[dict[str, tuple[Tensor, .
 
 
 @pytest.mark.parametrize("group", ["model", object()], ids=["a name", "an object"])
-def test_what_is_no_process_group_is_named(group: Any) -> None:
+def test_an_invalid_process_group_is_named(group: Any) -> None:
     """Nor is a DeviceMesh one."""
     logits, target = examples()
     with pytest.raises(TypeError, match=r"process_group must be .* mesh\.get_group\(\)"):
@@ -285,7 +287,7 @@ def test_what_is_no_process_group_is_named(group: Any) -> None:
         tunable_linear_cross_entropy(hidden, weight, target, process_group=group)
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_unsupported_combinations_are_refused() -> None:
     logits, _ = examples()
     group: Any = object()
     with pytest.raises(ValueError, match="target must hold class indices, not probabilities"):

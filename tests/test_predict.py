@@ -1,4 +1,4 @@
-"""``pseudograd predict``: what it writes, what it keeps, and the error that it tells."""
+"""``pseudograd predict``: its output, the columns it keeps, and the error it prints."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.err
 
 
-def test_columns_are_kept_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_columns_are_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     Path("new.csv").write_text(
         'id,age,blood,ward,note\n007,71,A,1.0,"a, b"\n008,1234567.25,0,NA,\nnull,30,B,2.50,x\n'
     )
@@ -97,7 +97,7 @@ def test_columns_that_cannot_be_kept(capsys: pytest.CaptureFixture[str]) -> None
     assert said == "pseudograd: --keep names 'state', a column of the predictions: leave it out\n"
 
 
-def test_the_error_is_told_where_there_are_labels(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_is_printed_if_there_are_labels(capsys: pytest.CaptureFixture[str]) -> None:
     head = "age,blood,state\n"
     Path("new.csv").write_text(head + "75,A,ill\n30,A,ill\n30,A,well\n31,A,well\n32,B,\n33,B,?\n")
     rows, err = predicted(capsys, "new.csv")
@@ -123,7 +123,7 @@ def test_labels_that_training_did_not_have(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_labels_that_are_none_do_not_hinder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_without_labels_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow", reason="needs pyarrow")
     quantities = [at / 4 for at in range(30)]

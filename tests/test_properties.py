@@ -107,7 +107,7 @@ def test_rounding_is_no_violation(check: Callable[..., Finding]) -> None:
 
 @pytest.mark.parametrize("check", [monotone, integrable])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_what_is_no_number_is_found(check: Callable[..., Finding], wrong: float) -> None:
+def test_nan_is_found(check: Callable[..., Finding], wrong: float) -> None:
     z, y = random_examples(count=3)
 
     def rule(logits: Tensor, label: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ def test_random_examples() -> None:
 
 @pytest.mark.parametrize("check", [sign, zero_sum, monotone, integrable])
 @pytest.mark.parametrize("shape", [(3, 1), (0, 4), (4,), (2, 3, 4)])
-def test_examples_that_say_nothing_are_refused(
+def test_uninformative_examples_are_refused(
     check: Callable[..., Finding], shape: tuple[int, ...]
 ) -> None:
     examples = torch.zeros(shape), torch.zeros(shape[:-1], dtype=torch.long)
@@ -316,8 +316,8 @@ DETACHED: dict[str, Rule] = {
 
 
 @pytest.mark.parametrize("rule", DETACHED)
-def test_of_a_detached_rule_nothing_is_said(rule: str) -> None:
-    """Its Jacobian is 0, or half of it, which may well be symmetric."""
+def test_a_detached_rule_raises(rule: str) -> None:
+    """Its Jacobian is partly or entirely 0, so it may be symmetric by accident."""
     with pytest.raises(ValueError, match=r"^rule must consist of differentiable operations"):
         integrable(DETACHED[rule])
 

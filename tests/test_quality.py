@@ -1,4 +1,4 @@
-"""The page and the terminal on an assessed model: is it any good, and does k matter?"""
+"""The page and the summary of an assessed model: its quality, and whether k matters."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_model_that_is_no_better_than_one_label() -> None:
     assert f"{warning}. If a label is rare, try --metric" in printed(**change)
 
 
-def test_labels_that_are_all_the_same_in_the_test_set_prove_nothing() -> None:
+def test_a_test_set_with_one_label_proves_nothing() -> None:
     """Always predicting one label is then always right, and no model can be better."""
     found = standing(
         assessment(model=measured(0), baselines=[baseline("majority", 0, 0, 0, label="no")])
@@ -185,7 +185,7 @@ def test_the_balanced_error_stands_beside_those_of_the_others() -> None:
     assert f"as common ones; {others}" in drawn(**change).text
 
 
-def test_a_single_example_is_not_in_the_plural() -> None:
+def test_singular_for_a_single_example() -> None:
     one = compare_counts(1, 2, 360)
     kind = {"kind": "noise", "log_loss": {"mean": -0.05, "low": -0.1, "high": 0.0}}
     text = drawn(comparison=one | kind, baselines=[baseline("logistic regression", 9, 1, 1)]).text
@@ -194,7 +194,7 @@ def test_a_single_example_is_not_in_the_plural() -> None:
     assert "1 test examples" not in text
 
 
-def test_what_the_best_pair_is_best_by_is_told() -> None:
+def test_the_selection_criterion_is_stated() -> None:
     rule = "the validation error plus a quarter of the cross-entropy"
     assert rule in printed()
     assert f"Frames mark the best rate of each k: {rule}" in drawn().text
@@ -286,7 +286,7 @@ def test_a_column_that_does_not_matter_has_no_bar() -> None:
     assert "-" not in "".join(re.findall(r'class="middle small">([^<]*)<', drawing))
 
 
-def test_what_was_done_with_the_columns_is_told() -> None:
+def test_column_usage_is_reported() -> None:
     columns = [
         {"name": "id", "used_as": "left out", "why": "all entries differ"},
         {"name": "size", "used_as": "numbers", "why": "", "features": 2},
@@ -373,7 +373,7 @@ def test_two_ensembles_tell_whether_k_matters(
     assert "McNemar" in parsed.text
 
 
-def test_that_k_1_learned_nothing_matters_only_beside_a_gain() -> None:
+def test_the_note_on_a_useless_k_1_needs_a_gain() -> None:
     majority = baseline("majority", 40, 35, 4, label="no")
     change: dict[str, Any] = {"plain": measured(40), "baselines": [majority]}
     said = "k = 1 is no better than always predicting one label"
@@ -407,7 +407,7 @@ def test_an_unfinished_search_has_no_assessment_yet() -> None:
 
 @pytest.fixture(scope="module")
 def crowded() -> str:
-    """Twenty long labels and columns, all of which would like to be a script."""
+    """Twenty long labels and columns, all of them attempted script injections."""
     labels = [f"{at} {HOSTILE}" for at in range(20)]
     columns = [
         {"column": label, "increase": 0.1, "spread": 0.2, "log_loss_increase": 0.5}

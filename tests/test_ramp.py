@@ -86,13 +86,13 @@ def test_ways_to_write_a_ramp(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0.5", "→", "0.5→", "1→2→3", "a→b", "1/0→2", "0.5-2", 0.5])
-def test_other_texts_are_no_ramp(text: Any) -> None:
+def test_invalid_ramp_strings(text: Any) -> None:
     with pytest.raises(ValueError, match=r"must be two numbers like '0.5→2' or '0.5->2', not"):
         Ramp.parse(text)
 
 
 @pytest.mark.parametrize("end", [0, -1, math.nan, math.inf, 1e-46, 1e39, 10**400])
-def test_both_ends_are_ks(end: float) -> None:
+def test_both_ends_must_be_valid_k(end: float) -> None:
     for ends, name in (((1, end), "end"), ((end, 1), "start")):
         with pytest.raises(ValueError, match=f"^{name} of a ramp must be a finite number above 0"):
             Ramp(*ends)
@@ -153,7 +153,7 @@ def test_ledgers_keep_ramps(tmp_path: Path) -> None:
     assert not again.set_aside
 
 
-def test_lines_of_constant_k_are_as_they_were() -> None:
+def test_ledger_lines_of_constant_k_are_unchanged() -> None:
     """Committed ledgers, and names of networks' files, depend on every byte."""
     written = '{"recipe": "9c6dd9058aeb", "k": 0.5, "learning_rate": 0.1, "seed": 3}'
     assert json.dumps(trial_to_json(replace(TRIAL, k=0.5, seed=3))) == written
@@ -322,7 +322,7 @@ def test_the_page_shows_ramps(kind: str, tuned: dict[str, Study]) -> None:
     text = tuned[kind].report().read_text("utf-8")
     assert "nan" not in re.sub("<script>.*?</script>", "", text, flags=re.DOTALL)
     assert "The slider starts at 2, where the ramp k\xa0=\xa01/2→2 ends." in text
-    assert "with a ramp that of its last k" in text
+    assert "(the last k of a ramp)" in text
     # In the figure the ramp has a place of its own, to the right of all constants.
     figure = text[text.index("<h2>Error against k</h2>") :]
     labels = re.findall(r'<text[^>]* x="([\d.]+)"[^>]*>(1/2|1|1/2→2)</text>', figure)[:3]

@@ -1,4 +1,4 @@
-"""The documents: their code runs, their links lead somewhere, names for users have an example."""
+"""The documents: their code runs, their links work, and user-facing names have an example."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_code_in_documents_runs(
             exec(compile("\n" * (line - 1) + code, str(document), "exec"), names)
 
 
-def test_the_notebook_runs_and_shows_what_its_cells_give() -> None:
+def test_the_notebook_runs_and_its_outputs_are_current() -> None:
     path = ROOT / "docs/notebook.ipynb"
 
     def shown(cells: list[dict[str, Any]]) -> list[list[tuple[str, list[str]]]]:
@@ -58,7 +58,7 @@ def test_the_notebook_runs_and_shows_what_its_cells_give() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_links_within_the_project_lead_somewhere(document: Path) -> None:
+def test_internal_links_exist(document: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", document.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     targets = re.findall(r"\]\(([^)#\s]+)", prose)
     missing = [
@@ -70,7 +70,7 @@ def test_links_within_the_project_lead_somewhere(document: Path) -> None:
 
 
 def user_facing() -> list[str]:
-    """What users of the loss, of tables and of a search call, as package.name."""
+    """Return the user-facing names of the loss, tables and searches, as package.name."""
     packages = [pseudograd, pseudograd.rules]
     return [
         *(

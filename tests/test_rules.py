@@ -1,4 +1,4 @@
-"""The framework of Eq. 2 and 3, and the paper's competitors as rules."""
+"""The framework of Eq. 2 and 3, and the alternatives that the paper rejects."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_numbers_out_of_range_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("rule", [rules.tunable, rules.power_of_log, rules.log_of_power])
-def test_k_of_a_tensor_is_not_looked_at(rule: Callable[..., Tensor]) -> None:
-    """It may be on a GPU, or of a graph that is being made."""
+def test_values_of_a_tensor_k_are_not_read(rule: Callable[..., Tensor]) -> None:
+    """It may be on a GPU, or being traced."""
     logits, label, ks = torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([0.5, 2.0])
     assert rule(logits.to("meta"), label.to("meta"), torch.tensor(0.5, device="meta")).is_meta
     of_each = torch.func.vmap(rule)(logits, label, ks)
@@ -311,7 +311,7 @@ def test_labels_of_another_shape_are_refused(rule: str, labels: str) -> None:
         ALL_RULES[rule](torch.zeros(3, 4), WRONG_LABELS[labels])
 
 
-def test_what_is_no_label_is_refused() -> None:
+def test_invalid_labels_are_refused() -> None:
     with pytest.raises(TypeError, match=r"^target must hold class indices, not torch.float32"):
         rules.tunable(torch.zeros(3, 4), torch.zeros(3))
     with pytest.raises(ValueError, match=r"^target must hold class probabilities of the shape"):
@@ -325,7 +325,7 @@ def test_labels_out_of_range_are_refused(rule: str, label: int) -> None:
         ALL_RULES[rule](torch.zeros(3, 4), torch.tensor([0, label, 1]))
 
 
-def test_logits_that_are_no_floating_point_tensor_are_refused() -> None:
+def test_logits_that_are_not_floating_point_are_refused() -> None:
     """Whole-number logits with class probabilities gave zeros."""
     y, q = torch.tensor([0, 1, 2]), torch.full((3, 4), 0.25)
     for rule, target in ((rules.tunable, y), (rules.focal, y), (rules.soft_tunable, q)):

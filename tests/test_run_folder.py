@@ -1,4 +1,4 @@
-"""The run folder: what is damaged or lost is noticed and repaired, what is foreign is refused."""
+"""The run folder: damaged or lost files are noticed and repaired, foreign files refused."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_damaged_model_is_noticed_and_repaired(
     name=["model.json", "assessment.json", "examples.json", "suspects.csv"],
     protocol=OPTIONS,
 )
-def test_what_is_known_of_the_model_is_restored(
+def test_documents_of_the_model_are_restored(
     protocol: str,
     name: str,
     damage: Callable[[Path], None],
@@ -300,7 +300,7 @@ def test_changed_values_are_refused_in_a_sentence(
 
 
 def is_harmless(at: tuple[Any, ...], new: Any) -> bool:
-    """Whether a change in run.json is one that a person may make: in the notes of a session."""
+    """Return whether a change in run.json is harmless, such as in the record of a session."""
     if at == ("sessions",) or at[-1] == "devices":
         return isinstance(new, list) and not new
     if at[0] == "sessions" and new is ...:
@@ -328,7 +328,7 @@ def test_facts_about_the_data_are_checked_before_there_is_a_model(
         assert capsys.readouterr().err.startswith(said if status else "")
 
 
-def test_lines_of_the_ledger_that_are_no_outcomes_are_set_aside(
+def test_ledger_lines_that_are_not_outcomes_are_set_aside(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(finished, "bagging")
@@ -352,7 +352,7 @@ def test_lines_of_the_ledger_that_are_no_outcomes_are_set_aside(
 def test_a_model_of_another_version_is_refused(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its checksum may be right, but what it says is in other words."""
+    """Its checksum is right, but its fields are those of another version."""
     use(finished, "bagging")
     path = Path("run/model.json")
     fields = json.loads(path.read_text())

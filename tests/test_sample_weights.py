@@ -97,7 +97,7 @@ def test_ones_make_no_difference(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_a_weight_of_zero_hides_what_is_no_number(implementation: str, soft: bool) -> None:
+def test_a_weight_of_zero_hides_nan(implementation: str, soft: bool) -> None:
     logits, target, weights = examples()
     if soft:
         target = logits.softmax(-1)
@@ -130,7 +130,7 @@ def test_half_types_are_rounded_once(implementation: str, dtype: torch.dtype) ->
     assert abs(ours - expected) <= torch.finfo(dtype).eps * expected
 
 
-def test_targets_that_are_learned_get_weighted_gradients() -> None:
+def test_targets_that_require_a_gradient_get_weighted_gradients() -> None:
     logits, _, weights = examples()
     q = logits.flip(0).softmax(-1).requires_grad_()
     loss = tunable_cross_entropy(logits, q, sample_weight=weights, k=0.5)

@@ -75,7 +75,7 @@ def followed(schedule: KSchedule, steps: int) -> list[float]:
     ],
     ids=["up", "down", "steps", "lambda"],
 )
-def test_k_goes_as_a_learning_rate_would(make: Make, rate: float, theirs: Any) -> None:
+def test_schedules_match_those_of_pytorch(make: Make, rate: float, theirs: Any) -> None:
     """Ten steps, beyond the end of the linear ones."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], rate)
     scheduler, rates = theirs(optimizer), []
@@ -86,7 +86,7 @@ def test_k_goes_as_a_learning_rate_would(make: Make, rate: float, theirs: Any) -
     assert followed(make(TunableCrossEntropyLoss()), 10) == pytest.approx(rates)
 
 
-def test_a_cosine_goes_as_a_learning_rate_would_and_then_stays() -> None:
+def test_the_cosine_matches_that_of_pytorch_and_then_stays() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 2.0)
     scheduler, rates = lr_scheduler.CosineAnnealingLR(optimizer, 5, eta_min=0.5), [2.0]
     for _ in range(5):
@@ -134,7 +134,7 @@ def test_construction_sets_the_first_k(criterion: Any) -> None:
     assert criterion.k == 0.5
 
 
-def test_a_compiled_criterion_is_looked_into() -> None:
+def test_a_compiled_criterion_is_unwrapped() -> None:
     criterion = TunableCrossEntropyLoss()
     compiled: Any = torch.compile(criterion)
     schedule = LinearK(compiled, 0.5, 2, 1)
@@ -198,7 +198,7 @@ def test_a_bad_k_on_the_way_changes_nothing() -> None:
     assert (schedule.last_step, schedule.last_k, criterion.k) == (1, 1.0, 1.0)
 
 
-def test_numbers_of_numpy_become_pythons() -> None:
+def test_numpy_scalars_become_python_numbers() -> None:
     numpys: Any = np.float32(0.5), np.int64(2), np.int64(3)
     schedule = LinearK(TunableCrossEntropyLoss(), *numpys)
     assert repr(schedule) == "LinearK(start=0.5, end=2.0, total_steps=3)"
@@ -406,7 +406,7 @@ def test_a_training_of_the_trainer_is_resumed(transformers: Any, tmp_path: Path)
          "trainer_callback needs transformers: pip install"),
     ],
 )  # fmt: skip
-def test_what_to_install_for_a_callback(
+def test_a_missing_library_is_named(
     make: Any, cached: Any, packages: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached.cache_clear()

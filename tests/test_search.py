@@ -1,4 +1,4 @@
-"""The protocol, the ledger and the comparison, mostly in a made-up world without training."""
+"""The protocol, the ledger and the comparison, mostly with made-up outcomes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_lines_are_short_and_complete() -> None:
 # --- the protocol ----------------------------------------------------------------------------
 
 
-def test_lists_are_as_good_as_tuples() -> None:
+def test_lists_are_accepted_like_tuples() -> None:
     """Also when a run is resumed, which compares them."""
     expected = Protocol(RECIPE, ks=(1.0, 0.5), learning_rates=(0.1,))
     several: list[tuple[Any, Any]] = [([1, 0.5], [0.1]), (np.array([1, 0.5]), np.array([0.1]))]
@@ -104,7 +104,7 @@ def test_lists_are_as_good_as_tuples() -> None:
         assert {type(number) for number in listed.ks + listed.learning_rates} == {float}
 
 
-def test_numbers_of_numpy_become_pythons() -> None:
+def test_numpy_scalars_become_python_numbers() -> None:
     numpys: dict[str, Any] = {"initial_rate": np.float32(0.25), "repetitions": np.int64(3),
                               "seed": np.uint8(1)}  # fmt: skip
     protocol = Protocol(RECIPE, **numpys)
@@ -160,7 +160,7 @@ def test_given_rates_are_where_the_search_starts() -> None:
         Protocol(RECIPE, learning_rates=(0.4, 0.4))
 
 
-def test_nothing_is_known_before_the_sweep_is_over() -> None:
+def test_no_results_before_the_sweep_ends() -> None:
     protocol = Protocol(RECIPE)
     first, *_ = protocol.wanted({})
     assert protocol.cells({first: made_up(first)}) == []
@@ -178,7 +178,7 @@ def test_networks_without_finite_values_on_both_sides_have_no_mean() -> None:
     assert all(map(math.isnan, (difference.mean, difference.low, difference.high)))
 
 
-def test_a_runner_without_outcomes_is_no_endless_loop() -> None:
+def test_a_runner_without_outcomes_raises() -> None:
     study = Study(None, Protocol(RECIPE, initial_rate=0.1))
     with pytest.raises(RuntimeError, match="returned no outcome for 147 trials, such as Trial"):
         study.run(lambda trials, stop: iter(()))
@@ -209,7 +209,7 @@ def test_equal_errors_do_not_extend_the_rates() -> None:
     assert len(protocol.ties(ledger)) == 20
 
 
-def test_rates_go_down_where_nothing_was_learned() -> None:
+def test_lower_rates_are_tried_if_no_rate_learned() -> None:
     """Networks that collapse make equal errors, too: those of always naming one class."""
     protocol = Protocol(RECIPE, initial_rate=0.4, repetitions=2)
 
@@ -444,7 +444,7 @@ def test_a_session_of_another_process_is_not_forgotten(tmp_path: Path) -> None:
 # --- the ledger ------------------------------------------------------------------------------
 
 
-def test_outcomes_come_back_as_they_were(tmp_path: Path) -> None:
+def test_outcomes_survive_the_ledger_unchanged(tmp_path: Path) -> None:
     outcomes = [
         made_up(replace(TRIAL, k=1 / 16, split=Split(1, 2, retrain=True))),
         replace(made_up(replace(TRIAL, k=3.3)), cross_entropy=math.inf, stopped_by="diverged"),
@@ -457,7 +457,7 @@ def test_outcomes_come_back_as_they_were(tmp_path: Path) -> None:
     assert not again.set_aside
 
 
-def test_torn_and_foreign_lines_are_reported_and_cost_nobody_else(tmp_path: Path) -> None:
+def test_torn_and_foreign_lines_are_reported_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path, [RECIPE])
     ledger.append(made_up(replace(TRIAL, k=2.0)))
@@ -474,7 +474,7 @@ def test_torn_and_foreign_lines_are_reported_and_cost_nobody_else(tmp_path: Path
 
 @pytest.mark.parametrize("lines", [0, 2])
 @pytest.mark.parametrize("rest", [b'{"trial": {"data": "dig', b"\0" * 500, b"\xff", b"{"])
-def test_what_was_cut_off_goes_when_the_next_line_is_written(
+def test_a_truncated_line_is_removed_by_the_next_append(
     lines: int, rest: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "ledger.jsonl"
@@ -599,7 +599,7 @@ def test_ledgers_are_merged_by_concatenation(tmp_path: Path) -> None:
     assert not both.set_aside
 
 
-def test_what_is_known_is_not_run_again(tmp_path: Path) -> None:
+def test_finished_trials_are_not_run_again(tmp_path: Path) -> None:
     protocol = Protocol(RECIPE, initial_rate=0.1, repetitions=3)
     whole = finished(protocol)
     asked: list[Trial] = []
@@ -623,7 +623,7 @@ def test_what_is_known_is_not_run_again(tmp_path: Path) -> None:
 # --- the loop --------------------------------------------------------------------------------
 
 
-def test_a_study_stops_when_it_is_told_to(tmp_path: Path) -> None:
+def test_a_study_stops_on_request(tmp_path: Path) -> None:
     protocol = Protocol(RECIPE, initial_rate=0.1, repetitions=3)
     study = Study(tmp_path / "run", protocol)
     assert not study.run(a_runner(made_up), stop=lambda: len(study.ledger) >= 40)
@@ -633,7 +633,7 @@ def test_a_study_stops_when_it_is_told_to(tmp_path: Path) -> None:
     assert Study(tmp_path / "run", protocol).run(a_runner(made_up))
 
 
-def test_what_an_outcome_makes_known_joins_the_queue() -> None:
+def test_new_trials_join_the_queue_while_a_runner_works() -> None:
     """A k whose rates must be extended does not wait for the others."""
     seen: list[Progress] = []
     runs = []
@@ -651,7 +651,7 @@ def test_what_an_outcome_makes_known_joins_the_queue() -> None:
     assert {progress.stage for progress in seen} == {"search", "retraining"}
 
 
-def test_a_loop_of_ones_own_asks_and_tells(tmp_path: Path) -> None:
+def test_ask_and_tell(tmp_path: Path) -> None:
     recipe = OwnRecipe("a network of mine")
     protocol = Protocol(recipe, initial_rate=0.1, repetitions=2, retrainings=2)
     study = Study(tmp_path / "run", protocol)
@@ -680,13 +680,13 @@ def test_asked_trials_are_all_different_and_must_be_told() -> None:
 
 
 @pytest.mark.parametrize("error", [None, math.nan, -0.1, 3.2])
-def test_only_fractions_are_errors(error: float | None) -> None:
+def test_errors_must_be_fractions(error: float | None) -> None:
     study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
     with pytest.raises(ValueError, match=r"error must be a fraction in \[0, 1\]"):
         study.tell(TRIAL, error=error)
 
 
-def test_a_loop_that_was_left_asks_again_for_what_was_not_told() -> None:
+def test_untold_trials_are_offered_again() -> None:
     study = Study(None, Protocol(OwnRecipe("mine"), ks=(1.0,), initial_rate=0.1, repetitions=2))
     for trial in study:
         left = trial
@@ -721,7 +721,7 @@ def test_equal_settings_have_equal_fingerprints() -> None:
     assert replace(RECIPE, **whole) == replace(RECIPE, clip=1.0, feature_range=(0.0, 1.0))
 
 
-def test_without_the_mistakes_there_is_no_test_of_examples() -> None:
+def test_no_test_over_examples_without_their_mistakes() -> None:
     found = compare([replace(made_up(TRIAL), wrong=None)], [made_up(TRIAL)])
     assert math.isnan(found.mcnemar_p)
     assert math.isnan(found.sign_p)
@@ -737,7 +737,7 @@ def test_only_trials_of_the_study_are_told() -> None:
         study.tell(asked, made_up(TRIAL))
 
 
-def test_the_page_of_a_loop_of_ones_own_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_own_training_has_no_page(tmp_path: Path) -> None:
     study = Study(tmp_path, Protocol(OwnRecipe("mine"), initial_rate=0.1), {"name": "mine"})
     with study.session("", ["cpu"]):
         pass
@@ -745,7 +745,7 @@ def test_the_page_of_a_loop_of_ones_own_is_refused_in_a_sentence(tmp_path: Path)
         study.report()
 
 
-def test_a_loop_of_ones_own_needs_a_first_rate() -> None:
+def test_own_training_needs_learning_rates() -> None:
     with pytest.raises(ValueError, match="initial_rate or learning_rates must be given"):
         Protocol(OwnRecipe("mine"))
 
@@ -765,7 +765,7 @@ def test_a_folder_of_another_study_is_refused(tmp_path: Path) -> None:
             Study(tmp_path / "run", Protocol(recipe, initial_rate=0.1, **settings), data)
 
 
-def test_a_run_goes_on_if_only_the_words_about_its_columns_changed(tmp_path: Path) -> None:
+def test_a_run_resumes_if_only_notes_on_columns_changed(tmp_path: Path) -> None:
     protocol = Protocol(RECIPE, initial_rate=0.1)
     data = {"name": "mine", "sha256": "ab", "columns": "of old", "notes": {"columns": []}}
     first = Study(tmp_path / "run", protocol, data)

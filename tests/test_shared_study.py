@@ -1,4 +1,4 @@
-"""One study, several processes: every trial is done once, whoever comes late or is killed."""
+"""One study in several processes: every trial runs once, even if processes join late or die."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @contextlib.contextmanager
 def processes(**moods: str) -> Iterator[dict[str, ForkServerProcess]]:
-    """Processes by name, each of a mood; those that still run in the end are killed."""
+    """Processes by name, each with its own behaviour; those still running at the end are killed."""
     started = {
         name: CONTEXT.Process(target=work, args=(os.getcwd(), name, mood, len(moods)), daemon=True)
         for name, mood in moods.items()
@@ -186,8 +186,8 @@ def test_the_trial_of_a_killed_process_is_taken_over() -> None:
     check_as_alone(1, len(alone().ledger) - 1)
 
 
-def test_a_hail_of_kills() -> None:
-    """Wherever they hit: in a training, while a trial is claimed, while a line is written."""
+def test_repeated_kills() -> None:
+    """At any moment: during training, while a trial is claimed, or while a line is written."""
     chance = random.Random(0)
     Path("signs/go").touch()
     with contextlib.ExitStack() as stack:
@@ -272,7 +272,7 @@ def test_asked_trials_are_different_until_they_are_released() -> None:
     assert first in one.ledger
 
 
-def test_everything_is_claimed_and_nothing_more_is_known() -> None:
+def test_ask_returns_none_if_all_trials_are_claimed() -> None:
     one, another = two()
     asked = [one.ask() for _ in range(18)]
     assert another.ask() is None
@@ -394,7 +394,7 @@ def test_a_lost_lock_costs_a_training_and_no_more() -> None:
     assert one.ledger[trial].error == error_of(trial)
 
 
-def test_whoever_starts_first_decides_the_settings() -> None:
+def test_the_first_process_decides_the_settings() -> None:
     """Both were opened before either was started."""
     study = Study("run", PROTOCOL)
     Study("run", Protocol(OwnRecipe("another formula"), initial_rate=0.1))
@@ -494,7 +494,7 @@ def test_locks(tmp_path: Path) -> None:
         assert Lock.on(path, shared=True) is None
 
 
-def test_a_guard_lets_in_one_thread_at_a_time(tmp_path: Path) -> None:
+def test_a_guard_admits_one_thread_at_a_time(tmp_path: Path) -> None:
     order = []
 
     def work() -> None:

@@ -65,7 +65,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return run(study(tmp_path_factory.mktemp("study") / "run"))
 
 
-def test_it_answers_which_k(finished: Study) -> None:
+def test_it_chooses_k(finished: Study) -> None:
     assert finished.finished
     assert finished.best.k in (0.5, 1, 2)
     assert finished.comparison.error.mean == pytest.approx(
@@ -550,7 +550,7 @@ def test_a_folder_of_another_recipe_is_refused(finished: Study) -> None:
         study(finished.folder, name="other")
 
 
-def test_what_is_opened_tells_the_same(finished: Study) -> None:
+def test_an_opened_study_has_the_same_results(finished: Study) -> None:
     assert finished.folder is not None
     for opened in (Study.open(finished.folder), AnyStudy.open(finished.folder)):
         assert opened.best == finished.best
@@ -559,7 +559,7 @@ def test_what_is_opened_tells_the_same(finished: Study) -> None:
         assert opened.report() == finished.report()
 
 
-def test_a_training_of_ones_own_has_a_summary_of_what_it_told() -> None:
+def test_own_training_has_a_summary() -> None:
     def told(**more: Any) -> str:
         one = Study.own_training("mine", k=(0.5, 1), learning_rates=(0.1, 0.2, 0.4))
         for trial in one:
@@ -578,9 +578,7 @@ def test_a_training_of_ones_own_has_a_summary_of_what_it_told() -> None:
 
 
 @pytest.mark.parametrize("cross_entropy", [math.nan, 3.0])
-def test_ties_of_ones_own_training_add_no_learning_rates(
-    tmp_path: Path, cross_entropy: float
-) -> None:
+def test_ties_in_own_training_add_no_learning_rates(tmp_path: Path, cross_entropy: float) -> None:
     def rates(name: str, error: Callable[[float], float]) -> list[float]:
         folder = tmp_path / name
         one = Study.own_training("mine", k=(1,), learning_rates=(0.1, 0.2, 0.4), folder=folder)
@@ -604,7 +602,7 @@ def test_ties_of_ones_own_training_add_no_learning_rates(
         ({"repetitions": 0}, "^repetitions must be 1 or more"),
     ],
 )
-def test_bad_settings_of_a_training_of_ones_own(settings: dict[str, Any], sentence: str) -> None:
+def test_bad_settings_of_own_training(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Study.own_training("mine", **{"learning_rates": (0.1,), **settings})
 
@@ -655,7 +653,7 @@ def test_given_rates_follow_a_sweep(tmp_path: Path) -> None:
     )
 
 
-def test_too_large_a_network_for_the_labels_is_allowed() -> None:
+def test_more_outputs_than_labels_are_allowed() -> None:
     one = study(network=lambda: nn.Linear(6, 5))
     assert one.classes == [0, 1, 2, 3, 4]
 
@@ -673,7 +671,7 @@ def test_bad_arguments_of_run_are_refused(settings: dict[str, Any], sentence: st
         study(None).run(**settings)
 
 
-def test_what_a_function_finds_around_itself_is_part_of_the_recipe(tmp_path: Path) -> None:
+def test_closures_and_globals_are_part_of_the_recipe(tmp_path: Path) -> None:
     def with_power(power: float) -> Study:
         return study(tmp_path / "run", schedule=lambda progress: (1 - progress) ** power)
 
@@ -715,7 +713,7 @@ class Unlucky(nn.Module):
         return (out * self.factor) * self.factor
 
 
-def test_final_networks_that_diverged_are_not_kept_and_are_told() -> None:
+def test_diverged_final_networks_are_reported_and_not_kept() -> None:
     one = run(study(None, network=Unlucky, retrainings=5, k=(1, 2)))
     final = [*one.comparison.chosen, *one.comparison.plain]
     lost = [outcome for outcome in final if outcome.stopped_by == "diverged"]

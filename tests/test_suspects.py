@@ -40,7 +40,7 @@ def test_rows_are_ranked_by_the_probability_of_their_label() -> None:
     assert (len(found), found.of) == (3, 5)
 
 
-def test_both_models_have_a_say() -> None:
+def test_both_models_count() -> None:
     plain = MODEL.copy()
     plain[1] = [0.9, 0.1, 0.0]  # takes row 1 for what its label says
     found = suspects(LABELS, MODEL, plain)

@@ -1,4 +1,4 @@
-"""A user's own table: what is read, what is learned from which part, and what is refused."""
+"""A user's table: what is read, what is fitted on which part, and what is refused."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_new_rows() -> None:
     )
 
 
-def test_what_is_missing_first_in_new_rows_is_the_median() -> None:
+def test_gaps_that_first_occur_in_new_rows_become_the_median() -> None:
     encoder = Encoder.fit(pd.DataFrame({"a": [0, 1, 4], "b": list("xyz"), "y": [0, 1, 1]}), "y")
     new = pd.DataFrame({"a": [None, 2.0], "b": [None, "x"]})
     np.testing.assert_array_equal(encoder.transform(new), [[0, 0, 0, 0], [soft(1 / 2), 1, 0, 0]])
@@ -130,7 +130,7 @@ def test_json_gives_the_same_encoder(labels: list[Any]) -> None:
 
 
 def test_numbers_that_were_scaled_otherwise_are_refused() -> None:
-    """Or else a network would be given numbers that it does not know."""
+    """Otherwise a network would get numbers on another scale."""
     text = Encoder.fit(mixed(), "kind").to_json().replace("[-1.0, 1.0]", "[0.0, 1.0]")
     with pytest.raises(ValueError, match=r"\[0, 1\], not to \[-1, 1\] as now: run tune again"):
         Encoder.from_json(text)
@@ -516,7 +516,9 @@ def single_array(name: str = "a.npz") -> str:
         (lambda: table(), {"test_fraction": 1.0}, "test_fraction must lie between 0 and 1, not 1"),
     ],
 )
-def test_refusals(make: Callable[[], str], options: dict[str, Any], complaint: str) -> None:
+def test_bad_arguments_are_refused(
+    make: Callable[[], str], options: dict[str, Any], complaint: str
+) -> None:
     path = make()
     if path.endswith(".csv"):
         options = {"target": "y", **options}
@@ -548,7 +550,7 @@ def test_a_broken_parquet_file() -> None:
         load_table(text("garbage", "a.parquet"), "y")
 
 
-def test_texts_that_are_no_numbers() -> None:
+def test_strings_that_are_not_numbers() -> None:
     rooms, dates = ["A-1", "B.2", "$", "%"] * 5, ["1.2.2020", "2020-01-02", "1.2.3", "5 kg"] * 5
     save(pd.DataFrame({"room": rooms, "date": dates, "y": [0, 1] * 10}), "a.csv")
     _, encoder = load_table("a.csv", "y")
@@ -565,7 +567,7 @@ def test_texts_that_are_no_numbers() -> None:
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_numbers_that_count_no_rows(numbers: list[int | None]) -> None:
+def test_increasing_numbers_that_are_not_row_numbers(numbers: list[int | None]) -> None:
     frame = pd.DataFrame({"at": numbers})
     save(frame.assign(y=np.arange(len(frame)) % 2), "a.csv")
     assert load_table("a.csv", "y")[1].columns[0].name == "at"
@@ -724,7 +726,7 @@ def test_only_columns_that_are_used_tell_the_decimal_mark() -> None:
     assert read_frame("a.csv", encoder)["a"].tolist()[:2] == [1.5, 2.5]
 
 
-def test_the_target_twice_cannot_be_left_out() -> None:
+def test_a_duplicated_target_cannot_be_dropped() -> None:
     text("a,y,y\n1,0,0\n")
     with pytest.raises(ValueError, match=r"more than one column 'y': rename them$"):
         load_table("a.csv", "y")
@@ -833,7 +835,7 @@ def test_texts_that_look_alike() -> None:
     assert Encoder.fit(frame, "y").look_alikes() == {}
 
 
-def test_a_folder_is_no_table() -> None:
+def test_a_folder_is_not_a_table() -> None:
     Path("a.csv").mkdir()
     with pytest.raises(ValueError, match=r"a.csv is a folder: name a file"):
         load_table("a.csv", "y")
@@ -867,7 +869,7 @@ def test_open_data_refuses(name: str, options: dict[str, Any], complaint: str) -
 
 
 @pytest.mark.parametrize("folder", ["search.py", "search.py/run"])
-def test_the_folder_of_a_search_is_no_file(folder: str) -> None:
+def test_the_folder_of_a_search_is_not_a_file(folder: str) -> None:
     Path("search.py").touch()
     data, encoder = open_data("digits")
     protocol = Protocol(MLPRecipe("digits", (8,)), ks=(1.0,))

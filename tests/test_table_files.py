@@ -63,7 +63,7 @@ def in_bytes(write: Callable[[io.BytesIO], object]) -> bytes:
 
 
 def of_r() -> bytes:
-    """As R's write.table: blanks, quotes, names of rows but none of their column."""
+    """In the format of R's write.table: spaces, quotes, and row names without a header."""
     rows = FRAME.to_csv(sep=" ", header=False, na_rep="NA", quoting=csv.QUOTE_NONNUMERIC)
     return f'"größe" "hue" "when" "y"\n{rows}'.encode()
 
@@ -197,7 +197,7 @@ def test_encodings(encoding: str) -> None:
     assert [line[: len(wanted)] for line in assumed] == [wanted] * (encoding == "cp1252")
 
 
-def test_blanks_after_separators_are_no_part_of_a_text() -> None:
+def test_blanks_after_separators_are_stripped() -> None:
     Path("a.csv").write_text("x, hue, y\n" + "1, red, <=50K\n2, blue, >50K\n3, ?, <=50K\n" * 8)
     _, encoder = load_table("a.csv", "y")
     assert encoder.labels == ("<=50K", ">50K")
@@ -348,7 +348,7 @@ def long_parquet() -> str:
         (endless, "a.csv is a device or a pipe: name a file, or - for standard input"),
     ],
 )
-def test_hostile_files_get_a_sentence_at_once(
+def test_hostile_files_are_refused_at_once(
     make: Callable[[], str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pseudograd.data import memory, opening
@@ -383,7 +383,7 @@ def test_a_damaged_archive() -> None:
         load_table("a.csv.gz", "y")
 
 
-def test_the_command_takes_what_the_user_says(
+def test_column_options_on_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From standard input, too."""

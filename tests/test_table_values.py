@@ -39,7 +39,7 @@ def test_robust_scaling_by_hand() -> None:
     np.testing.assert_allclose(encoder.transform(frame)[:, 1], [0] * 8 + [2 / math.sqrt(1 + 4 / 9)])
 
 
-def test_one_large_value_leaves_the_others_apart() -> None:
+def test_an_outlier_does_not_flatten_the_other_values() -> None:
     rng = np.random.default_rng(0)
     saved(400, a=rng.normal(size=400))
     plain = load_table("a.csv", "y")[0]
@@ -197,9 +197,7 @@ def read_as(entries: Sequence[object], mark: str = ",", **options: Any) -> Any:
         ("\t", ["1,5", "2,5"], 1.5, 2.5),
     ],
 )
-def test_numbers_as_people_write_them(
-    mark: str, entries: list[str], least: float, greatest: float
-) -> None:
+def test_formatted_numbers(mark: str, entries: list[str], least: float, greatest: float) -> None:
     column = read_as(entries * 20, mark)
     assert isinstance(column, Numbers)
     assert (column.low, column.high) == (least, greatest)
@@ -224,7 +222,7 @@ def test_numbers_as_people_write_them(
         ["12 kg", "13 kg"],
     ],
 )
-def test_texts_that_are_no_numbers(entries: list[str]) -> None:
+def test_strings_that_are_not_numbers(entries: list[str]) -> None:
     assert isinstance(read_as([f'"{entry}"' for entry in entries] * 20), Categories)
 
 
@@ -307,14 +305,14 @@ def test_codes_of_gaps_are_detected(code: int, gap: object) -> None:
         [-999.5, 20, 35, 50] * 10,
     ],
 )
-def test_numbers_that_are_no_codes(entries: list[float]) -> None:
+def test_numbers_that_are_not_codes(entries: list[float]) -> None:
     saved(age=entries)
     encoder, told = loaded()
     assert told == []
     assert not encoder.columns[1].missing
 
 
-def test_what_the_user_says_is_missing() -> None:
+def test_missing_values_given_by_the_user() -> None:
     saved(w=[1, 2, 3, -1] * 10, t=["u", "v", "k.A.", "u"] * 10, n=["1", "2", "k.A.", "4"] * 10)
     encoder, told = loaded(missing=["-1", "k.A."])
     assert told == []
@@ -354,7 +352,7 @@ def test_numbers_that_are_stored_as_texts(suffix: str) -> None:
         (np.arange(400) % 3 / 2, ["target 'y' has 3 distinct decimal numbers, and each becomes"]),
     ],
 )
-def test_a_target_of_many_values_is_questioned(labels: Any, told: list[str]) -> None:
+def test_a_target_with_many_values_causes_a_warning(labels: Any, told: list[str]) -> None:
     saved(400, y=labels)
     assert [line[: len(told[0])] for line in loaded()[1]] == told
     saved(400, y=np.arange(400) / 8)
@@ -428,7 +426,7 @@ def test_times_of_day_and_spans() -> None:
     assert (column.low, column.high) == (0, 9 / 24)
 
 
-def test_day_and_month_that_may_be_the_other_way_round() -> None:
+def test_ambiguous_order_of_day_and_month() -> None:
     saved(when=[f"{1 + at % 12}/{1 + at % 7}/2020" for at in range(40)])
     encoder, (line,) = loaded()
     assert line == (
@@ -462,7 +460,7 @@ def test_dates_in_several_formats() -> None:
         ["12:30", "12.30.2020"],
     ],
 )
-def test_texts_that_are_no_dates(entries: list[str]) -> None:
+def test_strings_that_are_not_dates(entries: list[str]) -> None:
     saved(when=entries * 20)
     assert isinstance(loaded()[0].columns[1], Categories)
 

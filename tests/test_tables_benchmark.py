@@ -44,7 +44,7 @@ def test_figures() -> None:
     assert figures(np.full((4, 2), (0.0, 1.0)), np.ones(4, int))["ece"] == 0
 
 
-def test_what_has_not_run_is_named() -> None:
+def test_methods_that_have_not_run_are_named() -> None:
     names = [table.name for table in tables()]  # from the smallest to the largest
     ran = {"pseudograd": names[:20], "forest": names[:20], "logistic": names[:15]}
     ran |= {"boosting": names[1:20], "TabM": names[5:12]}

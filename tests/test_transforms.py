@@ -1,4 +1,4 @@
-"""The right pseudo-gradient whatever PyTorch does to the loss on the way; never a second one."""
+"""The pseudo-gradient is right under every PyTorch transform; second derivatives raise."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ def test_compiled_with_everything(backend: str) -> None:
     torch.testing.assert_close(gradient.double(), true, rtol=2**-8, atol=1e-9)
 
 
-def test_a_fleet_of_models_with_a_k_each() -> None:
+def test_vmap_over_models_with_their_own_k() -> None:
     """vmap over models: parameters, data and k all differ."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(3, CLASSES, 2, generator=generator)
@@ -402,7 +402,7 @@ def test_vmap_with_shared_inputs_and_nested() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_several_gradients_from_above(reduction: str, path: str) -> None:
+def test_batched_upstream_gradients_of_one_graph(reduction: str, path: str) -> None:
     logits, target = examples()
     leaf = logits.requires_grad_()
     value = tunable_cross_entropy(leaf, target, k=0.5, reduction=reduction)
@@ -502,7 +502,7 @@ class TestTraining:
 
     @pytest.mark.usefixtures("path")
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_changed_logits_change_nothing_unnoticed(self, dtype: torch.dtype) -> None:
+    def test_in_place_changes_of_logits_are_detected(self, dtype: torch.dtype) -> None:
         logits, target = examples()
         leaf = logits.to(dtype).requires_grad_()
         z = leaf * 1
@@ -638,7 +638,7 @@ else:
 
 
 @pytest.mark.parametrize(("when", "where"), [("used before", "thread"), ("first use", "atexit")])
-def test_the_end_of_the_main_thread_is_not_the_end(when: str, where: str) -> None:
+def test_the_loss_works_after_the_main_thread_ends(when: str, where: str) -> None:
     """Python then starts no more threads, and a loss that needed them would raise."""
     needs_kernels()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -702,7 +702,7 @@ COMPILED_SECOND_DERIVATIVES: dict[str, Callable[[Loss, Tensor], Any]] = {
 @pytest.mark.parametrize("way", COMPILED_SECOND_DERIVATIVES)
 @pytest.mark.parametrize("loss", ["index", "probability"])
 def test_second_derivatives_are_refused_when_compiled(way: str, loss: str) -> None:
-    """In the compiler's own words at times, but with no number."""
+    """Sometimes with the compiler's own error, but never with a number."""
     logits, _ = examples()
     with pytest.raises(
         RuntimeError,
@@ -826,7 +826,7 @@ def test_exported_for_any_batch(name: str, strict: bool) -> None:
     torch.testing.assert_close(differentiate(program.module(), *larger), expected)
 
 
-def test_of_an_exported_loss_a_second_derivative_is_refused() -> None:
+def test_second_derivatives_of_an_exported_loss_are_refused() -> None:
     logits, target = examples()
     module = torch.export.export(Criterion(EXPORTED["index"]), (logits, target)).module()
     with pytest.raises(RuntimeError, match="a second derivative of a tunable loss"):
@@ -834,7 +834,7 @@ def test_of_an_exported_loss_a_second_derivative_is_refused() -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_an_own_rule_is_exported_without_a_derivative(strict: bool) -> None:
+def test_a_custom_rule_is_exported_without_a_derivative(strict: bool) -> None:
     logits, target = examples()
     criterion = RuleCrossEntropyLoss(from_bias(lambda bias, y: bias.clamp(-0.3, 0.3)))
     module = torch.export.export(criterion, (logits, target), strict=strict).module()
@@ -843,7 +843,7 @@ def test_an_own_rule_is_exported_without_a_derivative(strict: bool) -> None:
         differentiate(module, logits, target)
 
 
-def test_compiled_gradients_by_parameters_that_require_them() -> None:
+def test_compiled_loss_with_parameters_that_require_a_gradient() -> None:
     """The compiler then traces a derivative of them, too, which nobody asks for."""
     logits, target = examples()
     leaf = logits.clone().requires_grad_()
@@ -854,7 +854,7 @@ def test_compiled_gradients_by_parameters_that_require_them() -> None:
         rows.square().sum().backward()
 
 
-def test_a_traced_graph_is_of_the_loss_and_not_of_its_value() -> None:
+def test_make_fx_traces_the_loss_and_not_only_its_value() -> None:
     logits, target = examples()
     graph = make_fx(partial(tunable_cross_entropy, k=0.5))(logits, target)
     other = logits.flip(0)
@@ -870,7 +870,7 @@ TRACED: dict[str, Loss] = {
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("loss", TRACED)
-def test_a_traced_graph_of_the_value_has_the_pseudo_gradient(loss: str, mode: Any) -> None:
+def test_a_make_fx_graph_of_the_value_has_the_pseudo_gradient(loss: str, mode: Any) -> None:
     """The graph's own derivative would be plain cross-entropy's."""
     logits, target = examples()
     trace = make_fx(TRACED[loss], tracing_mode=mode, _allow_non_fake_inputs=True)
@@ -880,7 +880,7 @@ def test_a_traced_graph_of_the_value_has_the_pseudo_gradient(loss: str, mode: An
     torch.testing.assert_close(differentiate(graph, other, target), expected)
 
 
-def test_a_traced_graph_of_an_own_rule_has_no_derivative() -> None:
+def test_a_make_fx_graph_of_a_custom_rule_has_no_derivative() -> None:
     logits, target = examples()
     graph = make_fx(RuleCrossEntropyLoss(RULES["of the bias"]))(logits, target)
     torch.testing.assert_close(graph(logits, target), F.cross_entropy(logits, target))
@@ -889,7 +889,7 @@ def test_a_traced_graph_of_an_own_rule_has_no_derivative() -> None:
 
 
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
-def test_a_traced_gradient_is_the_pseudo_gradient(mode: Any) -> None:
+def test_a_make_fx_graph_of_the_gradient_is_the_pseudo_gradient(mode: Any) -> None:
     logits, target = examples()
 
     def by_autograd(logits: Tensor, target: Tensor) -> Tensor:

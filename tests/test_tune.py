@@ -1,4 +1,4 @@
-"""``pseudograd tune`` and what follows it: what is printed and written, and how it says no."""
+"""``pseudograd tune``: output, files, resuming and errors."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def tuned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, seen: bool = False) -> str:
-    """The one line that a command ends in that cannot be done; with ``seen`` after others."""
+    """Return the one-line error of a command that must fail; with ``seen``, after other lines."""
     try:
         status: Any = main(arguments)
     except SystemExit as exit_:
@@ -270,7 +270,7 @@ def test_the_papers_networks_are_combined(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_test_error_is_the_models_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """And not the mean of its networks, nor that of the model with k = 1."""
+    """It is neither the mean over the networks nor the error of the model with k = 1."""
     options = ["digits", *BAGGED, "--out", "run"]
     out, _ = tuned(capsys, *options)
     data = digits()
@@ -359,7 +359,7 @@ def test_a_lost_model_is_trained_again(capsys: pytest.CaptureFixture[str]) -> No
     assert read_examples(Study.open("run")) is not None
 
 
-def test_a_file_of_a_run_that_is_lost_can_be_had_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_files_of_a_run_are_restored(capsys: pytest.CaptureFixture[str]) -> None:
     tuned(capsys, "digits", *SMALL, "--out", "run")
     ledger = Path("run/ledger.jsonl").read_bytes()
     np.savez("new.npz", X=digits().features[:5].numpy())
@@ -377,7 +377,9 @@ def test_a_file_of_a_run_that_is_lost_can_be_had_again(capsys: pytest.CaptureFix
         assert "run the search's command with another --out" in said
 
 
-def test_lines_that_change_the_choice_change_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_outcomes_that_change_the_choice_change_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     tuned(capsys, "digits", *SMALL, "--out", "run")
     before = json.loads(Path("run/model.json").read_text())["k"]
     path = Path("run/ledger.jsonl")
@@ -403,7 +405,7 @@ def test_lines_that_change_the_choice_change_the_model(capsys: pytest.CaptureFix
     assert "run/examples.json" in refusal(capsys, "report", "run")
 
 
-def test_of_wide_rows_the_first_columns_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wide_rows_keep_their_first_columns(capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"x{at}" for at in range(11)]
     rows = [",".join(str(at * (3 + x) % 17) for x in range(11)) + f",{at % 2}" for at in range(40)]
     Path("wide.csv").write_text("\n".join([",".join([*names, "y"]), *rows]))
@@ -416,7 +418,7 @@ def test_of_wide_rows_the_first_columns_are_kept(capsys: pytest.CaptureFixture[s
     assert "and 3 more columns" in Path("run/report.html").read_text("utf-8")
 
 
-def test_k_is_asked_for_as_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_accepts_k_as_displayed(capsys: pytest.CaptureFixture[str]) -> None:
     pets()
     Path("new.csv").write_text("colour,weight\nblack,31\n")
     for k in ("0.3333333333", "1/16"):
@@ -500,7 +502,7 @@ def _command(folder: Path, arguments: list[str]) -> None:
     sys.exit(main(["tune", *arguments]))
 
 
-def test_a_kill_before_the_first_file_is_no_hindrance(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kill_before_the_first_file_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run").mkdir()
     Path("run/run.json.part").write_text("{")
     tuned(capsys, "digits", *SMALL, "--out", "run")
@@ -684,7 +686,7 @@ def test_the_target_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--target must name the column of labels" in refusal(capsys, "tune", "pets.csv", *SMALL)
 
 
-def test_columns_left_out_and_texts_never_seen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dropped_columns_and_unseen_strings(capsys: pytest.CaptureFixture[str]) -> None:
     lines = pets().read_text().splitlines()
     more = [line + f",P{at},{at}" for at, line in enumerate(lines)]
     Path("pets.csv").write_text("\n".join(more).replace("P0,0", "id,when", 1) + "\n")
@@ -710,7 +712,7 @@ def test_columns_left_out_and_texts_never_seen(capsys: pytest.CaptureFixture[str
     assert len(captured.out.splitlines()) == 4
 
 
-def test_numbers_beyond_the_range_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_outside_the_range_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     pets()
     tuned(capsys, "pets.csv", "--target", "pet", *SMALL, "--out", "run")
     Path("new.csv").write_text("colour,weight\nblack,31\ngrey,99.5\ngrey,\n")
@@ -731,7 +733,7 @@ def test_numbers_as_categories(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.splitlines()[0] == said
 
 
-def test_the_classes_of_a_table_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_classes_of_a_table_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [f"{at % 9},{('red', 'Red')[at % 2]},{'x' if at % 4 else 'X'}" for at in range(40)]
     Path("a.csv").write_text("\n".join(["size,hue,y", *rows]))
     _, err = tuned(capsys, "a.csv", "--target", "y", *SMALL)
@@ -751,7 +753,7 @@ def test_the_classes_of_a_table_are_told(capsys: pytest.CaptureFixture[str]) -> 
     assert "classes" not in err
 
 
-def test_classes_that_cannot_be_judged_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_with_too_few_rows_cause_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     labels = ["rare" if at in (3, 90, 400) else "common" for at in range(600)]
     rows = [f"{at % 9},{label}" for at, label in enumerate(labels)]
     Path("a.csv").write_text("\n".join(["size,y", *rows]))
@@ -795,7 +797,7 @@ def test_suspects_are_of_the_model_beside_them(
     assert Path("run/suspects.csv").read_text() == expected
 
 
-def test_rows_that_every_network_has_seen_are_no_suspects(
+def test_rows_without_out_of_fold_predictions_are_not_suspects(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of 19 training rows four are in no fold; labels by chance make most rows suspects."""
@@ -827,7 +829,7 @@ def test_the_network_of_k_1_is_kept_too(capsys: pytest.CaptureFixture[str]) -> N
     assert "run has no model of k = 4: give 2 or 1" in refused
 
 
-def test_too_little_memory_is_told(
+def test_out_of_memory_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -1002,11 +1004,11 @@ def test_networks_of_k_1_that_all_diverge() -> None:
 def test_the_choice_is_compared_with_k_1() -> None:
     data, encoder = open_data("digits")
     run = study_of(data, encoder, Bagging(RECIPE, (2.0, 0.5)), "run")
-    with pytest.raises(ValueError, match="ks must contain 1, which the choice is compared with"):
+    with pytest.raises(ValueError, match="ks must contain 1: the chosen k is compared with it"):
         tune(run, data, encoder, diverging)
 
 
-def test_a_fold_that_diverged_is_no_part_of_the_model() -> None:
+def test_diverged_folds_are_left_out_of_the_model() -> None:
     data, encoder = open_data("digits")
     protocol = Bagging(RECIPE, (1.0,), learning_rates=(0.1,), most_extensions=0)
     run, fleet = study_of(data, encoder, protocol, "run"), Fleet(data, keep_parameters=True)
@@ -1083,7 +1085,7 @@ def test_a_terminal_shows_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "3.00 ± 0.00" in last
 
 
-def test_elsewhere_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_lines_are_rare_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 3))
     monkeypatch.setattr("pseudograd.search.display.time.monotonic", lambda: float(next(clock)))
     out = io.StringIO()
@@ -1115,7 +1117,7 @@ def test_the_time_left_does_not_count_the_start(monkeypatch: pytest.MonkeyPatch)
     assert re.findall(r"1\.0 trials/s, (\d+) s left", out.getvalue()) == ["1"]
 
 
-def test_a_clock_that_stands_still_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_speed_if_no_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pseudograd.search.display.time.monotonic", lambda: 0.0)
     out = io.StringIO()
     protocol = Protocol(MLPRecipe("digits", (6,)), initial_rate=0.1, repetitions=2)
@@ -1178,7 +1180,7 @@ def test_the_model_is_not_chosen_by_its_test_error(capsys: pytest.CaptureFixture
     assert chosen.stop_error == least
 
 
-def test_the_networks_that_can_be_asked_for_are_those_there_are(
+def test_predict_offers_the_saved_networks_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):

@@ -26,7 +26,7 @@ TABLES = [table for table in TABLES if table[1] not in LARGE]
 
 @pytest.fixture(autouse=True)
 def _quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search of five small networks that learn little: what counts here is the way."""
+    """A search of five small networks: only the path from file to predictions matters."""
     monkeypatch.chdir(tmp_path)
     usual = bagging.table_recipe
 

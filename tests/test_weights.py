@@ -1,4 +1,4 @@
-"""Examples that count more or less than others."""
+"""Weighted examples in the fleet."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_whole_weights_are_repeated_examples() -> None:
 
 
 def test_chance_is_weighted() -> None:
-    """What a diverged network is held against: the most frequent class by weight, not by number."""
+    """A diverged network is compared with the most frequent class by weight, not by count."""
     labels = torch.arange(20) // 15  # 15 examples of class 0, 5 of class 1
     weights = torch.where(labels == 1, 9.0, 1.0)
     data = Dataset("one", torch.zeros(20, 1), labels, 20, weights=weights)
@@ -171,14 +171,14 @@ def of_classes(classes: int) -> Dataset:
 
 
 @pytest.mark.usefixtures("nothing_built")
-def test_kernels_are_not_asked_to_weigh() -> None:
-    """They cannot: weighted data fall back to PyTorch ops on every device."""
+def test_weighted_data_do_not_use_the_kernels() -> None:
+    """The kernels do not support weights, so weighted data fall back to PyTorch ops."""
     assert kind_on_gpu(blobs()) == "FusedStack"
     assert kind_on_gpu(blobs(uneven())) == "Stack"
 
 
 @pytest.mark.usefixtures("nothing_built")
-def test_kernels_are_asked_for_what_they_can_do() -> None:
+def test_the_kernels_are_used_where_supported() -> None:
     assert kind_on_gpu(blobs(), replace(ONE, batch_size=128)) == "FusedStack"
     assert kind_on_gpu(blobs(), replace(ONE, batch_size=129)) == "Stack"
     for optimizer in ("adam", "rmsprop"):
@@ -190,7 +190,7 @@ def test_kernels_are_asked_for_what_they_can_do() -> None:
     assert kind_on_gpu(of_classes(257)) == "Stack"
 
 
-def test_without_triton_the_fleet_goes_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_the_fleet_falls_back_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stack, "__init__", lambda self, *_: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "pseudograd.fleet.mlp.fused", None)  # not to be imported

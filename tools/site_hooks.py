@@ -32,8 +32,10 @@ PAGES = {
     "docs/index.md": "contents/",
 }
 LINK = re.compile(r"\]\(([^)#\s:]+)")
-CELL = re.compile(r"<td>(.*?)</td>", re.DOTALL)
+CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
 TAG = re.compile("<[^>]+>")
+CODE = re.compile("(<pre.*?</pre>|<code.*?</code>)", re.DOTALL)
+UNBROKEN = re.compile(r"\bk = (?=[¼½⅛\d])")
 FENCE = re.compile(r"^```python\n(?=>>>)", re.MULTILINE)
 
 
@@ -66,15 +68,18 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Return a page with CSS classes on table cells, for widths that suit their content."""
+    """Return a page with CSS classes on table cells, and "k = 1" kept on one line."""
 
     def widened(cell: re.Match[str]) -> str:
-        length = len(TAG.sub("", cell[1]))
-        is_code = re.fullmatch("<code>[^<]*</code>", cell[1])
-        kind = "short" if length < 24 or is_code else "medium" if length < 80 else "long"
-        return f'<td class="{kind}">{cell[1]}</td>'
+        attributes, content = cell.groups()
+        length = len(TAG.sub("", content))
+        is_code = re.fullmatch("<code>[^<]*</code>", content)
+        kind = "short" if length < 28 or is_code else "medium" if length < 80 else "long"
+        return f'<td{attributes} class="{kind}">{content}</td>'
 
-    return CELL.sub(widened, html)
+    parts = CODE.split(CELL.sub(widened, html))
+    parts[::2] = [UNBROKEN.sub("k\u00a0=\u00a0", text) for text in parts[::2]]
+    return "".join(parts)
 
 
 def notebook(path: Path) -> str:

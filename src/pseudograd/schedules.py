@@ -2,7 +2,7 @@
 
 Construction sets the criterion's first k, and every ``step()`` the next one. A step may be an
 optimizer step or an epoch: ``total_steps`` counts calls of ``step()``. A compiled criterion does
-not recompile when k changes.
+not recompile when k changes, except once on CUDA devices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the studies beyond the paper are made of: noise, methods, the search, measures, verdicts."""
+"""The parts of the studies beyond the paper: noise, methods, the search, measures, verdicts."""
 
 from __future__ import annotations
 

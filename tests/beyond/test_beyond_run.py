@@ -1,4 +1,4 @@
-"""The studies run in small, resume, and become BEYOND.md; the committed one is up to date."""
+"""Small runs of the studies: run, resume and report; the committed BEYOND.md is current."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Studies of experiments that were never run, with the answers one would like to see."""
+"""Made-up studies of experiments, with the outcomes that a test needs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def write(
 
 
 def change_sessions(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change what the studies of a folder tell of their data and sessions."""
+    """Change what the studies of a folder record about their data and sessions."""
     for path in folder.glob("*/run.json"):
         described = json.loads(path.read_text("utf-8"))
         change(described)

@@ -1,4 +1,4 @@
-"""The rules by which claims are judged."""
+"""The rules that judge the claims."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_of_the_paper(name: str, expected: str, rows_in: int, p: float | None) -
         assert found.p == pytest.approx(p)
 
 
-def test_sides_of_1_are_told_by_architecture_too() -> None:
+def test_sides_of_1_are_also_counted_by_architecture() -> None:
     """Rows that differ only in momentum count as one: 1/4 and 8 are above 1 on average."""
     first, second = [row for row in OF_DEPTH[5] if (row.data, row.width) == ("svhn", 400)]
     third = next(row for row in OF_DEPTH[5] if row.data == "cifar10")
@@ -169,7 +169,7 @@ def test_k_grows_with_depth() -> None:
     assert verdict("2d", shallow + deep) == NOT
 
 
-def test_correlations_within_data_sets_are_told() -> None:
+def test_correlations_within_data_sets_are_reported() -> None:
     """Of a set with rows of one depth there is none; of a single set it is that of all."""
 
     def of(data: str, *ks: float, depths: tuple[int, ...] = (1, 3, 5)) -> list[Point]:

@@ -159,7 +159,7 @@ def test_studies_one_after_another_are_one_call(tmp_path: Path) -> None:
      {"versions": {"pseudograd": "0.1.0", "torch": "2.12.0"}}],
 )  # fmt: skip
 def test_other_calls_are_told_apart(tmp_path: Path, other: dict[str, Any]) -> None:
-    """Also at the same time, on two machines."""
+    """Calls on two machines at the same time are two calls."""
     write(tmp_path, PAIR, smoke=True)
 
     def change(described: dict[str, Any]) -> None:
@@ -251,7 +251,7 @@ def test_ties_go_to_the_k_nearest_1() -> None:
     assert stability(finding_with(*cells, chosen=cells[2])).shares == {1.0: 1.0}
 
 
-def test_a_selection_that_hangs_on_one_repetition() -> None:
+def test_a_selection_that_depends_on_one_repetition() -> None:
     half, one = Cell(0.5, 0.1, (0.1, 0.2, 0.2)), Cell(1.0, 0.1, (0.19, 0.2, 0.2))
     found = stability(finding_with(half, one, chosen=half))
     # A resample without the first repetition is a tie, which k = 1 wins.

@@ -61,7 +61,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def changed_text(copy: Path, undrawn: None) -> Callable[..., str]:
-    """What the document says if studies told otherwise of their data and sessions."""
+    """Return the document for studies with other records of data and sessions."""
 
     def text(change: Callable[[dict[str, Any]], None], experiments: list[Experiment] = SOME) -> str:
         change_sessions(copy, change)
@@ -230,7 +230,7 @@ def test_the_toy_example_stands_beside_the_papers(text: str) -> None:
     assert line[1:] == ["8.75 ± 3.03", "4.04", "0.280 ± 0.000", "0.405"]
 
 
-def test_what_was_run_is_told(text: str, folder: Path) -> None:
+def test_the_report_says_what_was_run(text: str, folder: Path) -> None:
     assert "a <GPU> & more" in text
     assert "0123456789ab" in text
     svhn = "2d1568822e365c1e47e0c28714b9cf4242ad7d4f0def3464a00f3b89c51b6934"
@@ -262,7 +262,7 @@ def test_a_report_of_some_rows_tells_of_them_alone(
     assert "- Commit: abcdef of others, 0123456789ab.\n" in changed_text(lambda _: None)
 
 
-def test_what_the_papers_own_rows_took_is_told(
+def test_the_time_of_the_papers_own_rows_is_reported(
     text: str, folder: Path, changed_text: Callable[..., str]
 ) -> None:
     own = [Experiment(row) for row in rows("all", "*x400 m0.5")]
@@ -287,7 +287,7 @@ def test_whether_the_goal_was_met(
     hardware: str,
     said: str,
 ) -> None:
-    """As if the paper had no other rows; what is run beside them does not count."""
+    """The paper is reduced to these rows; additional rows do not count."""
     monkeypatch.setattr(effort, "paper_rows", lambda: rows("all", "*x400 m0.5"))
 
     def change(described: dict[str, Any]) -> None:
@@ -300,7 +300,7 @@ def test_whether_the_goal_was_met(
 
 
 def test_an_unlisted_content_is_official(changed_text: Callable[..., str]) -> None:
-    """Else it could not have been loaded: its files have the official checksums."""
+    """It could only be loaded because its files have the official checksums."""
 
     def change(described: dict[str, Any]) -> None:
         described["data"]["sha256"] = "0" * 64
@@ -424,7 +424,7 @@ def test_both_scalings_of_mnist_stand_beside_the_papers_figures(
     assert "Rates fit [0, 1] better" in text
 
 
-def test_wide_spreads_are_looked_into(text_with: TextWith) -> None:
+def test_wide_spreads_are_explained(text_with: TextWith) -> None:
     def spread(result: Result) -> Result:
         errors = (0.43, 0.47, 0.43, 0.43, 0.43)
         plain = tuple(
@@ -523,7 +523,7 @@ TextWith = Callable[..., str]
 def text_with(
     folder: Path, found: Reproduction, monkeypatch: pytest.MonkeyPatch, undrawn: None
 ) -> TextWith:
-    """The document if the search of one row and of others had ended otherwise."""
+    """Return the document for other search results of one row and of the rest."""
 
     def text(
         change: Callable[[Result], Result],
@@ -640,8 +640,8 @@ def test_marked_rows_that_are_run_beside_the_papers_are_counted_apart(text_with:
     assert told == [of_4, of_1, both, both, of_4, of_2, both]
 
 
-def test_verdicts_are_told_without_marked_rows(text_with: TextWith) -> None:
-    """In short where they are others, below the claim always."""
+def test_verdicts_without_marked_rows_are_reported(text_with: TextWith) -> None:
+    """The section "In short" lists them only if they differ, the claim's section always."""
     shallow = [Experiment(row) for row in rows("table1", "*1x400 m0.5")]
     text = text_with(at_another_rate, *shallow)
     verdicts = {claim.name: lines_of(text, claim.name)[0] for claim in CLAIMS}
@@ -715,7 +715,7 @@ def test_rates_are_exact_where_that_is_short(rate: float, said: str) -> None:
     assert rates(rate) == said
 
 
-def test_networks_that_no_session_tells_of_are_told(
+def test_networks_without_a_session_are_reported(
     text: str, changed_text: Callable[..., str]
 ) -> None:
     """Others that a session tells of, but that are not in the ledger, do not make up for them."""
@@ -734,7 +734,7 @@ def test_networks_that_no_session_tells_of_are_told(
     assert "- Time:" not in told
 
 
-def test_rows_of_ones_own(tmp_path: Path) -> None:
+def test_user_defined_rows(tmp_path: Path) -> None:
     """Of another data set and another depth: they are shown, and no claim is judged by them."""
     papers = Experiment(rows("table1", "svhn 1x400*")[0])
     own = [

@@ -71,7 +71,7 @@ def test_rows_that_differ_only_in_momentum_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize(("table", "pattern"), [("table2", "*"), ("table1", "mnist 7x7*")])
-def test_rows_that_are_not_there(table: str, pattern: str) -> None:
+def test_unknown_rows_are_refused(table: str, pattern: str) -> None:
     with pytest.raises(ValueError, match=r"table must be one of|match no row"):
         rows(table, pattern)
 
@@ -102,7 +102,7 @@ def test_a_refusal_names_what_is_near(pattern: str) -> None:
         select(experiments(rows()), pattern)
 
 
-def test_rows_of_ones_own() -> None:
+def test_user_defined_rows() -> None:
     own = Experiment(Row("mine", "fashion-mnist", 2, 400, 0.5))
     assert (own.name, own.protocol().ks) == ("fashion-mnist 2x400 m0.5", DEEP_KS)
     as_printed = [one for one in in_turn([own, *experiments(rows())]) if one.as_printed]

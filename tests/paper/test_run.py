@@ -141,7 +141,7 @@ def test_the_papers_rows_are_run_before_the_variants() -> None:
     assert set(begun) == set(some)
 
 
-def test_an_experiment_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_defined_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     own = [Experiment(Row("mine", "fashion-mnist", 2, 400, 0.5))]
     (state,) = status(own, HERE)
     assert (state.done, state.seconds) == (0, None)
@@ -184,7 +184,7 @@ def test_lines_on_other_data_are_set_aside(capsys: pytest.CaptureFixture[str]) -
     assert int(rest.split(": ")[1].split()[0]) > 100  # more lines
 
 
-def test_what_a_time_limit_leaves_is_done_later() -> None:
+def test_trials_left_by_a_time_limit_run_later() -> None:
     done: list[Progress] = []
     assert not run_made_up(stop=lambda: len(done) >= 30, watch=lambda *_: done.append)
     assert len(study_of(PAIR[0], HERE).ledger) == 30
@@ -208,7 +208,7 @@ def test_several_are_under_way_at_once_and_end_as_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_what_ends_one_ends_the_others(error: type[BaseException]) -> None:
+def test_a_failure_ends_all_studies(error: type[BaseException]) -> None:
     """Whether a runner fails, or Ctrl-C arrives in a thread."""
     both, closed = threading.Barrier(2), []
 
@@ -295,7 +295,7 @@ def small(name: str, **_: object) -> tuple[Dataset, Encoder]:
     return data, Encoder("y", tuple(range(10)), (), (4, 5), (0.0, 255.0))
 
 
-def test_the_whole_path_in_small(
+def test_a_small_run_from_start_to_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pseudograd.data.open_data", small)
@@ -411,7 +411,9 @@ def test_rows_that_are_not_printed_are_seen_once_begun(capsys: pytest.CaptureFix
         (["table1", "--rows", "svhn*", "--data-dir", "nowhere"], "pseudograd data fetch svhn"),
     ],
 )
-def test_refusals(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         code: object = main(["run", *arguments])
     except SystemExit as exit_:

@@ -43,7 +43,7 @@ def test_integrals(w: float, b: float, k: float) -> None:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("k", [1000.0, 16.0, *KS, 2.0**-12])
-def test_the_fixed_point_is_at_rest(k: float, alpha: float) -> None:
+def test_the_fixed_point_has_zero_gradient(k: float, alpha: float) -> None:
     point = fixed_point(k, alpha)
     assert 0 < point.weight < math.inf
     assert point.threshold == -point.bias / point.weight
@@ -96,7 +96,7 @@ def test_threshold_and_error_rise_with_k_from_a_limit() -> None:
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_error_counts_what_is_on_the_wrong_side(alpha: float) -> None:
+def test_error_counts_examples_on_the_wrong_side(alpha: float) -> None:
     x = (np.arange(200_000) + 0.5) / 100_000 - 1
     positive = (x >= 0) & (x <= alpha)
     for threshold in (-2.0, -1.0, -0.3, 0.0, 0.05, alpha, 0.9995, 1.0, 3.0):

@@ -105,7 +105,7 @@ def test_nodes_stand_for_the_examples(k: float, cells: int) -> None:
             assert by_nodes == pytest.approx(exact, rel=1e-11, abs=len(x) * 1e-13)
 
 
-def test_a_run_does_not_depend_on_its_company() -> None:
+def test_a_run_does_not_depend_on_other_runs() -> None:
     together = run_toy([2.0, 0.25, 1.0], 3, examples=500, patience=200)
     (alone,) = [r for r in run_toy([0.25], 2, examples=500, patience=200) if r.run == 1]
     assert alone == together[4]

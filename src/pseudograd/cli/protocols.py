@@ -31,7 +31,12 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     )
     network.add_argument("--hidden", type=whole(0, 10**8), nargs="+", metavar="SIZE", help=sizes)
     # Copied from `fleet.recipe`, which is too slow to import for every command.
-    network.add_argument("--activation", choices=("relu", "tanh", "sigmoid"), default="relu")
+    network.add_argument(
+        "--activation",
+        choices=("relu", "tanh", "sigmoid"),
+        default="relu",
+        help="activation of the hidden layers (relu)",
+    )
     clip = "clip the gradient norm (never; the paper's: at 100, with several hidden layers)"
     epochs = "maximum number of epochs (depends on the number of rows; the paper's: 1000)"
     add_values(

@@ -81,7 +81,7 @@ def _run_tune(options: argparse.Namespace) -> None:
     from pseudograd.search.display import Display
 
     if options.k and 1 not in options.k:
-        raise ValueError("--k must include 1, which the choice is compared with")
+        raise ValueError("--k must include 1: the chosen k is compared with it")
     if options.network is not None:
         tune_network(options)
         return

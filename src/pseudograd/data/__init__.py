@@ -1,4 +1,4 @@
-"""Data sets."""
+"""Data sets: tables, arrays, images and the benchmark sets."""
 
 from pseudograd.data.arrays import images, open_arrays
 from pseudograd.data.benchmarks import data_folder, fetch, load, variant

@@ -141,7 +141,9 @@ class Protocol:
                 wanted = "finite numbers above 0 (2^-100 to 2^100)"
                 raise ValueError(f"ks must be {wanted}, not {self.ks}") from problem
         if self.retrainings and 1.0 not in self.ks:
-            raise ValueError(f"ks must contain 1, which the choice is compared with, not {self.ks}")
+            raise ValueError(
+                f"ks must contain 1, because the chosen k is compared with it, not {self.ks}"
+            )
         if self.learning_rates and self.initial_rate is not None:
             raise ValueError("initial_rate must be left out if learning_rates are given")
         for rate in (*self.learning_rates, self.initial_rate):

@@ -138,7 +138,7 @@ def tune(
     if not study.protocol.retrainings and not bagging:
         raise ValueError("retrainings must be 1 or more, or there is no model to save")
     if 1.0 not in study.protocol.ks:
-        raise ValueError("ks must contain 1, which the choice is compared with")
+        raise ValueError("ks must contain 1: the chosen k is compared with it")
     store = Store(folder_of(study) / "networks")
 
     def training(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
