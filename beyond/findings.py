@@ -226,7 +226,7 @@ def _about(studies: Sequence[Study]) -> dict[str, str]:
     for study in studies:
         about = study.about
         found["hardware"][about["hardware"]] = None
-        found["commit"][about["commit"]] = None
+        found["commit"].update(dict.fromkeys(about["commit"].split(", ")))
         found["torch"][about["versions"].get("torch", "")] = None
         found["sha256"][str(study.data["sha256"])[:16]] = None
     return {name: ", ".join(values) for name, values in found.items()} if studies else {}

@@ -1,4 +1,4 @@
-"""The numbers of "What a reader would ask next"."""
+"""The numbers of "Follow-up questions"."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_words_follow_the_numbers(
     assert advice in text
     # The terminal says the same, and both tell how to use the other network.
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
-    (line,) = [line for line in printed.splitlines() if line.startswith("does k matter: ")]
+    (line,) = [line for line in printed.splitlines() if line.startswith("does k matter? ")]
     assert ("within noise" in line) == ("within noise: " in text)
     assert ("a hint, not proof" in line) == ("a hint, not proof" in text)
     for said in (printed, text):

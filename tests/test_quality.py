@@ -367,7 +367,7 @@ def test_two_ensembles_tell_whether_k_matters(
     parsed, lines = drawn(comparison=comparison), printed(comparison=comparison)
     assert re.search(f"<h2>{headline}</h2>", parsed.html.replace("\xa0", " "))
     assert f"Does k matter? {headline}" in parsed.text.replace("\xa0", " ")
-    assert f"does k matter: {said}" in lines
+    assert f"does k matter? {said}" in lines
     instead = kind != "same" and counts != (30, 2)
     assert ("predict --k 1" in parsed.text) == ("predict --k 1" in lines) == instead
     assert "McNemar" in parsed.text

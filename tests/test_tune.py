@@ -128,7 +128,7 @@ def test_a_table_from_the_search_to_predictions(capsys: pytest.CaptureFixture[st
     lines = out.splitlines()
     assert lines[0].startswith("the model gets ")
     table = lines.index("     k   best rate   validation error, % (± standard error)")
-    assert any(line.startswith("does k matter: ") for line in lines[:table])
+    assert any(line.startswith("does k matter? ") for line in lines[:table])
     assert [line.split()[0] for line in lines[table + 1 : table + 3]] == ["1", "1/2"]
     assert lines[table + 3].startswith("the validation error plus a quarter of the cross-entropy")
     assert lines[table + 4].startswith("the model averages ")

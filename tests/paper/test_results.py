@@ -699,11 +699,11 @@ def test_the_answer_comes_first(
     # The four rows with three hidden layers select 1.
     assert (
         "In 8 of 12 rows the selected k is not 1; by each row’s own 95% interval over seeds, the "
-        "error is lower in 2, higher in 1, and not distinguishable in 5." in answer
+        "error is lower in 2, higher in 1, and indistinguishable in 5." in answer
     )
     sets = dict.fromkeys(experiment.row.data for experiment in SOME)
-    selected = "; ".join(f"{data} (2 rows) selected k = 1 in 1, a k above 1 in 1" for data in sets)
-    assert answer.endswith(f"With several hidden layers, {selected}.")
+    selected = "; ".join(f"for {data} (2 rows), 1 in 1, above 1 in 1" for data in sets)
+    assert answer.endswith(f"With several hidden layers, the selected k is, {selected}.")
 
 
 @pytest.mark.parametrize(
@@ -766,8 +766,8 @@ def test_a_row_that_is_run_beside_the_papers_alone(name: str, tmp_path: Path) ->
     alone = select(experiments(rows()), name)
     write(tmp_path / "paper/results", alone)
     text = documents(alone, tmp_path / "paper/results")[tmp_path / "RESULTS.md"]
-    assert "1 of 1 rows run in addition (MNIST in [0, 1], and some with tanh)" in text
-    assert "No row is finished" not in text[text.index("## What a reader would ask next") :]
+    assert "1 of 1 rows that the paper does not have (MNIST in [0, 1], and some with tanh)" in text
+    assert "No row is finished" not in text[text.index("## Follow-up questions") :]
     assert lines_of(text, name, "### How sure is the selection?")[0][1] == "1/4"
     table = "## The tables" if "tanh" not in name else "### What does the activation change?"
     shown = lines_of(text, name.removesuffix(" tanh"), table)

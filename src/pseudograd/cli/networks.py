@@ -85,7 +85,7 @@ def add_own_network(parser: argparse.ArgumentParser) -> None:
         "--weight-decay",
         type=numbers(lambda value: 0 <= value < math.inf, "of at least 0, like 0.05"),
         metavar="W",
-        help="the weight decay of the optimizer",
+        help="weight decay (the default of the optimizer)",
     )
     own.add_argument(
         "--label-smoothing",

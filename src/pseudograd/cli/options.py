@@ -45,7 +45,7 @@ def add_values(
 
 def add_k(
     parser: argparse._ActionsContainer,
-    default: str = "the paper's: 4 2 1 1/2 1/4 1/8 1/16",
+    default: str = "4 2 1 1/2 1/4 1/8 1/16",
     *,
     ramps: bool = False,
 ) -> None:

@@ -27,7 +27,7 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("the network")
     sizes = (
         "sizes of the hidden layers; 0 for none (two of 32 to 128, depending on the number of "
-        "rows; the paper's: 400)"
+        "rows; --protocol paper: 400)"
     )
     network.add_argument("--hidden", type=whole(0, 10**8), nargs="+", metavar="SIZE", help=sizes)
     # Copied from `fleet.recipe`, which is too slow to import for every command.
@@ -37,8 +37,8 @@ def add_network(parser: argparse.ArgumentParser) -> None:
         default="relu",
         help="activation of the hidden layers (relu)",
     )
-    clip = "clip the gradient norm (never; the paper's: at 100, with several hidden layers)"
-    epochs = "maximum number of epochs (depends on the number of rows; the paper's: 1000)"
+    clip = "clip the gradient norm (never; --protocol paper: at 100, with several hidden layers)"
+    epochs = "maximum number of epochs (depends on the number of rows; --protocol paper: 1000)"
     add_values(
         network,
         ("--batch-size", whole(1), "N", "examples per step (depends on the number of rows)"),
@@ -64,14 +64,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         help="criterion for choosing the ensemble; balanced weights all classes equally "
         "(%(default)s)",
     )
-    default = "2 1 1/2; the paper's: 4 to 1/4 and, with up to one hidden layer, 1/8 1/16"
+    default = "2 1 1/2; --protocol paper: 4 to 1/4 and, with up to one hidden layer, 1/8 1/16"
     add_k(search, default, ramps=True)
     rate = numbers(lambda rate: 1e-9 <= rate <= 1e9, "from 1e-9 to 1e9, like 0.1")
-    rates = "learning rates to start from (0.003 0.01 0.03; the paper's: found by a sweep)"
+    rates = "learning rates to start from (0.003 0.01 0.03; --protocol paper: found by a sweep)"
     search.add_argument(
         "--rates", type=rate, nargs="+", action=Different, metavar="RATE", help=rates
     )
-    each = "networks per pair of k and rate (5, one per fold; the paper's: 7, 10 for mnist)"
+    each = "networks per pair of k and rate (5, one per fold; --protocol paper: 7, 10 for mnist)"
     add_values(search, ("--repetitions", whole(1, 10**5), "N", each))
     seed = "random seed of the folds, the initial weights and the shuffling (%(default)s)"
     search.add_argument("--seed", type=whole(0, 2**32), default=0, help=seed)
@@ -82,7 +82,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     add_values(
         paper,
         ("--optimizer", str, "NAME", optimizer),
-        ("--momentum", momentum, "MOMENTUM", "momentum of sgd (0.9; with --network none)"),
+        ("--momentum", momentum, "MOMENTUM", "momentum of sgd (0.9; with --network: none)"),
         ("--patience", whole(1), "EPOCHS", patience),
         ("--retrainings", whole(1, 10**5), "N", "final networks of the chosen k and of k = 1 (5)"),
     )

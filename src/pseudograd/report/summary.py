@@ -44,7 +44,7 @@ def summary(found: Result, assessment: Assessment | None = None, *, options: boo
         >>> cell, same = Cell(1.0, 0.1, (0.02, 0.04)), compare([outcome], [outcome])
         >>> print(summary(Result((cell,), (cell,), cell, cell, (), (), same)))
         the model has a test error of 50.00%
-        does k matter: k = 1, plain cross-entropy, was chosen, so there is nothing to compare
+        does k matter? k = 1, plain cross-entropy, was chosen, so there is nothing to compare
              k   best rate   validation error, % (± standard error)
              1         0.1   3.00 ± 1.00   chosen
         chosen: k = 1, learning rate 0.1

@@ -364,7 +364,7 @@ class Study(Kept):
             >>> for trial in study:
             ...     study.tell(trial, error=0.1 * trial.k)
             >>> print(study.summary().splitlines()[0])
-            does k matter: k = 1, plain cross-entropy, was chosen, so there is nothing to compare
+            does k matter? k = 1, plain cross-entropy, was chosen, so there is nothing to compare
 
         """
         from pseudograd.report.summary import study_summary
