@@ -80,7 +80,10 @@ def user_facing() -> list[str]:
             if inspect.isclass(getattr(package, name)) or inspect.isfunction(getattr(package, name))
         ),
         "pseudograd.TunableMLPClassifier",
-        *(f"pseudograd.data.{name}" for name in ("digits", "load_table", "open_data")),
+        *(
+            f"pseudograd.data.{name}"
+            for name in ("digits", "load_table", "open_data", "read_frame")
+        ),
         *(f"pseudograd.fleet.{name}" for name in ("Fleet", "MLPRecipe", "OwnRecipe", "Trial")),
         *(f"pseudograd.search.{name}" for name in ("Ledger", "Protocol", "Study", "tune")),
     ]

@@ -40,6 +40,20 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     assert public - listed == set()
 
 
+@pytest.mark.parametrize(
+    ("page", "summary"),
+    [
+        ("data", "Load a table as a data set"),
+        ("fleet", "Trains many trials of one architecture at once"),
+        ("rules", "Return the pseudo-gradient of Eq. 5"),
+        ("schedules", "Change k linearly"),
+        ("search", "A search for the best k and learning rate"),
+    ],
+)
+def test_the_reference_has_descriptions(site: Path, page: str, summary: str) -> None:
+    assert summary in (site / "reference" / page / "index.html").read_text("utf-8")
+
+
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     loads = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=["']?https?://[^>]*""")
     loaded = {

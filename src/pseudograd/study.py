@@ -98,6 +98,9 @@ class Study(search.Study):
         (True, True)
         >>> study.model()(x[:5]).shape
         torch.Size([5, 2])
+        >>> log_probabilities = study.ensemble()(x[:5])  # of the mean over two networks
+        >>> log_probabilities.exp().sum(1).allclose(torch.ones(5))
+        True
 
     """
 
@@ -421,7 +424,7 @@ class Study(search.Study):
         return trained(self.training, self.weights, self._kept(k))
 
     def ensemble(self, which: str = "chosen") -> ModuleEnsemble:
-        """Return the ensemble of the final networks, a module that averages their probabilities.
+        """Return a module that averages the probabilities of the final networks, as logarithms.
 
         Args:
             which: "chosen" for networks of the chosen k, "plain" for those of k = 1, "mixed" for

@@ -341,6 +341,14 @@ def read_frame(source: Source, encoder: Encoder) -> DataFrame:
         encoder: Determines which columns to read, and which of them are text even if the entries of
             these rows look like numbers.
 
+    Example:
+        >>> from pandas import DataFrame
+        >>> pets = DataFrame({"weight": range(10), "pet": ["cat"] * 5 + ["dog"] * 5})
+        >>> data, encoder = load_table(pets, "pet")
+        >>> new = read_frame(DataFrame({"weight": [7, 28], "name": ["Tom", "Rex"]}), encoder)
+        >>> new.columns.tolist(), encoder.transform(new).shape
+        (['weight'], (2, 1))
+
     """
     return read_rows(source, encoder)[0]
 
