@@ -686,6 +686,16 @@ def test_errors_must_be_fractions(error: float | None) -> None:
         study.tell(TRIAL, error=error)
 
 
+def test_values_that_no_training_gives_are_refused() -> None:
+    study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
+    with pytest.raises(ValueError, match="not '0.3'"):
+        study.tell(TRIAL, error="0.3")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="wrong must hold indices of test examples"):
+        study.tell(TRIAL, error=0.3, wrong=[0.5])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"trial must be one that ask\(\) returned, not 'x'"):
+        study.tell("x", error=0.3)  # type: ignore[arg-type]
+
+
 def test_untold_trials_are_offered_again() -> None:
     study = Study(None, Protocol(OwnRecipe("mine"), ks=(1.0,), initial_rate=0.1, repetitions=2))
     for trial in study:
@@ -741,7 +751,7 @@ def test_own_training_has_no_page(tmp_path: Path) -> None:
     study = Study(tmp_path, Protocol(OwnRecipe("mine"), initial_rate=0.1), {"name": "mine"})
     with study.session("", ["cpu"]):
         pass
-    with pytest.raises(ValueError, match="for studies of an MLPRecipe or a ModuleRecipe"):
+    with pytest.raises(ValueError, match=r"has no page: read study\.summary"):
         study.report()
 
 

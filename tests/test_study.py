@@ -308,7 +308,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"^network must be .*, but fails when it is called \(ZeroDivisionError: division by",
     ),
     "same object": ({"network": lambda: SHARED}, "must return a new module at every call"),
-    "a module": ({"network": SHARED}, "network must be a function without arguments"),
+    "a module": (
+        {"network": SHARED},
+        "network must be a function that returns a new module, not a",
+    ),
     "global state": (
         {"network": lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.1), Noisy())},
         "network must return the same weights for the same PyTorch seed",
@@ -418,6 +421,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "weights of 0": ({"class_weights": [0, 0, 0]}, "class_weights must be finite numbers"),
     "a weight of NaN": ({"class_weights": [1, 1, math.nan]}, "class_weights must be finite"),
     "no repetitions": ({"repetitions": 0}, "^repetitions must be 1 or more"),
+    "a misspelt name": ({"epoch": 3}, "a study has no argument 'epoch': did you mean 'epochs'?"),
     "one learning rate": ({"lr": 0.1}, "^lr must be left out: .* so give learning_rates"),
     "a scheduler": (
         {"schedule": torch.optim.lr_scheduler.CosineAnnealingLR},

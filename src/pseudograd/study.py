@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
+import inspect
 import os
 import shlex
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +137,12 @@ class Study(search.Study):
     ) -> None:
         weights = () if class_weights is None else class_weights
         _check_several(k=k, learning_rates=learning_rates, class_weights=weights)
-        if "lr" in optimizer_settings:
-            raise ValueError("lr must be left out: the search varies it, so give learning_rates")
+        if isinstance(network, nn.Module):
+            raise TypeError(
+                "network must be a function that returns a new module, not a module: pass the "
+                "class, or lambda: Net(...)"
+            )
+        _check_names(optimizer_settings, optimizer)
         with needed_for("a study"):  # needed at the end; check before anything is trained
             import safetensors  # noqa: F401
             import scipy  # noqa: F401
@@ -462,6 +468,20 @@ def _check_several(**arguments: Any) -> None:
     for name, values in arguments.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise ValueError(f"{name} must be several values, such as [{values}], not {values!r}")
+
+
+def _check_names(settings: Mapping[str, Any], optimizer: Callable[..., Any]) -> None:
+    """Raise if an argument that is left for the optimizer looks like a misspelt one of `Study`."""
+    if "lr" in settings:
+        raise ValueError("lr must be left out: the search varies it, so give learning_rates")
+    try:
+        theirs = inspect.signature(optimizer).parameters
+    except (TypeError, ValueError):  # not a function: `Training` says so
+        return
+    ours = inspect.signature(Study.__init__).parameters
+    for name in settings.keys() - theirs.keys():
+        if meant := difflib.get_close_matches(name, ours, 1, 0.8):
+            raise TypeError(f"a study has no argument {name!r}: did you mean {meant[0]!r}?")
 
 
 def _numbers(class_weights: Iterable[Any]) -> tuple[float, ...]:

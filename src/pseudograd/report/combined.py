@@ -22,7 +22,7 @@ class Combined:
 
     Attributes:
         size: The number of networks in each, spelled out.
-        ensembles: The assessment of each: the chosen k first, then mixed k.
+        ensembles: The assessment of each: the chosen k first, then k = 1, then mixed k.
         told: The one to report: the first that is significantly better than one network, or else
             the first. The order does not depend on the test set.
         of: The k of its networks, such as "k = 1/2".
@@ -51,10 +51,8 @@ def combined(assessment: Found) -> Combined | None:
     found = {one["name"]: one for one in assessment.get("combined") or ()}
     if "plain" not in found or len(found["plain"]["ks"]) < 2:
         return None
-    # If k = 1 was chosen, its ensemble comes first.
-    names = [name for name in ("chosen", "mixed", "plain") if name in found]
-    if "chosen" not in found:
-        names.sort(key=lambda name: name != "plain")
+    # If k = 1 was chosen, its ensemble comes first. Mixed k needs the most explanation.
+    names = [name for name in ("chosen", "plain", "mixed") if name in found]
     told = next((n for n in names if found[n]["against_one"]["verdict"] == "better"), names[0])
     return Combined(
         size=spelled(len(found["plain"]["ks"])),

@@ -57,10 +57,7 @@ def _recipe(protocol: Protocol) -> dict[str, Any]:
     """Return the fixed settings of the search, as plain values."""
     recipe = protocol.recipe
     if not isinstance(recipe, MLPRecipe | ModuleRecipe):
-        raise ValueError(
-            f"the page is for studies of an MLPRecipe or a ModuleRecipe, not of {recipe!r}: read "
-            "study.result"
-        )
+        raise ValueError("a study of your own training has no page: read study.summary()")
     return described(recipe)
 
 

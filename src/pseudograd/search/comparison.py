@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pseudograd.extras import needed_for
 from pseudograd.fleet import Outcome
@@ -66,8 +66,8 @@ class Comparison:
 
     """
 
-    chosen: tuple[Outcome, ...]
-    plain: tuple[Outcome, ...]
+    chosen: tuple[Outcome, ...] = field(repr=False)
+    plain: tuple[Outcome, ...] = field(repr=False)
     error: Difference
     cross_entropy: Difference
     only_plain_right: int
@@ -76,7 +76,7 @@ class Comparison:
     better_on: int
     worse_on: int
     sign_p: float
-    by_class: tuple[ByClass, ...] = ()
+    by_class: tuple[ByClass, ...] = field(default=(), repr=False)
 
     @property
     def kept(self) -> Outcome:

@@ -45,7 +45,10 @@ def result(protocol: Protocol, outcomes: Outcomes, positions: int = 1) -> Result
     if not protocol.retrainings:
         raise ValueError("a study with retrainings=0 compares nothing: read study.best")
     if wanted := protocol.wanted(outcomes):
-        raise ValueError(f"the study is not finished: {len(wanted)} trials have no outcome yet")
+        raise ValueError(
+            f"the study is not finished: {len(wanted)} trials have no outcome yet; "
+            "run it, or tell their outcomes"
+        )
     chosen, plain = protocol.chosen(outcomes)
 
     def retrained(cell: Cell) -> list[Outcome]:

@@ -7,6 +7,7 @@ with ``ask`` and ``tell`` all use this loop.
 from __future__ import annotations
 
 import math
+import operator
 import os
 import time
 from collections import Counter, deque
@@ -188,6 +189,8 @@ class Study(Kept):
             0.08
 
         """
+        if not isinstance(trial, Trial):
+            raise TypeError(f"trial must be one that ask() returned, not {trial!r}")
         if outcome is None:
             outcome = _outcome(trial, error, cross_entropy, epochs, wrong)
         if outcome.trial != trial:
@@ -388,10 +391,13 @@ def _outcome(
     """Return the outcome of a user's own training, after checking the values."""
     if not isinstance(error, SupportsFloat) or not 0 <= float(error) <= 1:
         raise ValueError(
-            f"error must be a fraction in [0, 1], not {error}: divide a percentage by 100, and "
+            f"error must be a fraction in [0, 1], not {error!r}: divide a percentage by 100, and "
             "tell 1 for a training that diverged"
         )
-    mistakes = None if wrong is None else tuple(sorted(map(int, wrong)))
+    try:
+        mistakes = None if wrong is None else tuple(sorted(map(operator.index, wrong)))
+    except TypeError as problem:
+        raise ValueError("wrong must hold indices of test examples, whole numbers") from problem
     if mistakes and mistakes[0] < 0:
         raise ValueError(f"wrong must hold indices of test examples, not {mistakes[0]}")
     figures = float(error), 0, float(error), float(cross_entropy), int(epochs)

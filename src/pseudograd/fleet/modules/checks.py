@@ -185,8 +185,8 @@ def _classes(logits: Tensor, labels: Tensor, training: Training, examples: Examp
         where = int((present == highest).nonzero()[0, 0])
         part = "train" if where < examples.train_size else "test"
         raise ValueError(
-            f"network has {classes} outputs, but {part} has the label {highest}: labels start at "
-            f"0, so give it {highest + 1} outputs or change the labels"
+            f"network has {counted(classes, 'output')}, but {part} has the label {highest}: "
+            f"labels start at 0, so give it {highest + 1} outputs or change the labels"
         )
     weights = training.class_weights
     if weights is not None and len(weights) != classes:
