@@ -688,7 +688,7 @@ def test_errors_must_be_fractions(error: float | None) -> None:
 
 def test_values_that_no_training_gives_are_refused() -> None:
     study = Study(None, Protocol(OwnRecipe("mine"), initial_rate=0.1))
-    with pytest.raises(ValueError, match="not '0.3'"):
+    with pytest.raises(ValueError, match=r"not '0\.3'"):
         study.tell(TRIAL, error="0.3")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="wrong must hold indices of test examples"):
         study.tell(TRIAL, error=0.3, wrong=[0.5])  # type: ignore[list-item]
