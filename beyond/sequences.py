@@ -66,7 +66,7 @@ def _mel_filters() -> Tensor:
 
 
 def shakespeare(folder: Path) -> tuple[Part, Part]:
-    """Return sequences of characters, labelled with the next ones; the last tenth is the test set."""
+    """Return character sequences, labelled with the next ones; the last tenth is the test set."""
     return characters(_existing(folder / _TEXT).read_text(encoding="utf-8"))
 
 

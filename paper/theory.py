@@ -2,8 +2,9 @@
 
 The input x is uniform on [-1, 1]; its class is +1 on [0, α] and -1 elsewhere. Only the difference
 of the two logits matters, u = w x + b, with w = w₊ - w₋ and b = b₊ - b₋: the network predicts +1
-where u > 0, which for w > 0 is beyond the threshold -b / w. With the class as a sign, s = ±1, an example
-has the margin s u, and Eq. 5 is f = (-A, A) with A = σ(-s u)^k. So the pseudo-gradient of Eq. 3 is
+where u > 0, which for w > 0 is beyond the threshold -b / w. With the class as a sign, s = ±1, an
+example has the margin s u, and Eq. 5 is f = (-A, A) with A = σ(-s u)^k. So the
+pseudo-gradient of Eq. 3 is
 
     g_w = -E[s A x],   g_b = -E[s A]
 
