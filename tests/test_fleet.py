@@ -37,7 +37,7 @@ EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
 
 @functools.cache
 def blobs(kind: str = "pixels") -> Dataset:
-    """Return four overlapping classes, as pixels or numbers in [-3, 5]: 213 to train on, 50 to test."""
+    """Return four overlapping classes, as pixels or numbers in [-3, 5]: 213 train, 50 test."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(4, (263,), generator=generator)
     centres = torch.rand(4, 12, generator=generator, dtype=torch.float64)

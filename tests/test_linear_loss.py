@@ -128,8 +128,8 @@ def test_batched_upstream_gradients_of_one_graph(implementation: str, reduction:
     value = tunable_linear_cross_entropy(
         hidden, weight, target, k=0.5, bias=bias, reduction=reduction, implementation=implementation
     )
-    above = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
-    both = torch.autograd.grad(value, tensors, above, True, is_grads_batched=True)
+    upstream = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
+    both = torch.autograd.grad(value, tensors, upstream, True, is_grads_batched=True)
     once = torch.autograd.grad(value, tensors, torch.ones_like(value))
     for ours, theirs in zip(both, once, strict=True):
         torch.testing.assert_close(ours, torch.stack([theirs, 3 * theirs]))

@@ -1,4 +1,4 @@
-"""Real tables from file to predictions, with nothing but a target."""
+"""Real tables from file to predictions, given only a target."""
 
 from __future__ import annotations
 
