@@ -1,4 +1,4 @@
-"""Compile the loss's kernels for compute capability 9.0, as a program of its own."""
+"""Compile the loss's kernels for compute capability 9.0, as a separate program."""
 
 from __future__ import annotations
 

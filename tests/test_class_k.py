@@ -32,7 +32,7 @@ pytestmark = [
 
 
 def examples(shape: tuple[int, ...] = (CLASSES,)) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, labels of which one is ignored, and the k of each example; N == C by default."""
+    """Return logits, labels, one of them ignored, and each example's k; N == C by default."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(shape[0], CLASSES, *shape[1:], generator=generator)
     target = torch.randint(CLASSES, shape, generator=generator)

@@ -29,7 +29,7 @@ def _processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     here = torch.backends.cpu.get_cpu_capability()
     able = PROCESSORS[: PROCESSORS.index(here) + 1] if here in PROCESSORS else ("DEFAULT",)
     if request.param not in able or not cpu.library_path(request.param).exists():
-        pytest.skip(f"there are no kernels for {request.param}, or this processor is not one")
+        pytest.skip(f"no kernels for {request.param} on this machine")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
     cpu.kernels.cache_clear()
     yield

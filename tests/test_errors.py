@@ -25,7 +25,7 @@ PROBABILITIES = torch.full((3, 4), 0.25)
 
 
 class Bad(NamedTuple):
-    """A call, and what its error must be: its type, the argument's name, and words of advice."""
+    """A call, and its expected error: the type, the argument's name, and words of advice."""
 
     arguments: dict[str, Any]
     error: type[Exception]

@@ -174,7 +174,7 @@ def test_scores_have_the_form_of_a_grid_searchs() -> None:
         assert pair["learning_rate"] == ours["param_learning_rate"][at]
 
 
-# --- what is chosen --------------------------------------------------------------------------
+# --- the choice ------------------------------------------------------------------------------
 
 
 def test_digits() -> None:

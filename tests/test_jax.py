@@ -113,7 +113,7 @@ def test_float64(classes: int, count: int) -> None:
 
 @pytest.mark.parametrize("classes", [30, 1000])
 def test_float32_on_many_rows(classes: int) -> None:
-    """The rule in float64, which other tests compare to 50 digits, is the truth here."""
+    """The reference is the rule in float64, which other tests compare to 50 digits."""
     rows = battery(torch.float32, classes, count=300_000 // classes, seed=2)
     in_double = tunable(rows.logits.double(), rows.label, rows.k.double())
     assert_accurate(computed(*rows)[1], in_double, TOLERANCE[torch.float32])
@@ -427,7 +427,7 @@ def test_positional_arguments_are_optaxs() -> None:
 
 
 class Bad(NamedTuple):
-    """A call, and what its error must be: its type, and words of it."""
+    """A call, and its expected error: the type, and words of it."""
 
     arguments: dict[str, Any]
     error: type[Exception]
@@ -590,7 +590,7 @@ def test_second_derivatives_are_refused(soft: bool) -> None:
     np.testing.assert_allclose(slope, gradient(LOGITS, labels)[0, 0], rtol=1e-6)
 
 
-@pytest.mark.skipif(len(jax.devices("cpu")) < 2, reason="XLA_FLAGS asks for one device")
+@pytest.mark.skipif(len(jax.devices("cpu")) < 2, reason="XLA_FLAGS sets one device")
 @pytest.mark.parametrize("axis", ["examples", "classes"])
 def test_sharded_arrays(axis: str) -> None:
     """With the examples or the classes sharded over two devices."""

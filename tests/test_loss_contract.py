@@ -831,7 +831,7 @@ def test_examples_with_zero_upstream_gradient_may_hold_nan(form: str) -> None:
 
 
 @covering(
-    upstream=[math.inf, -math.inf, math.nan],
+    grad_output=[math.inf, -math.inf, math.nan],
     label_smoothing=[0.0, 0.1],
     reduction=REDUCTIONS,
     ignore_index=[-100, -1, 10**9],
@@ -839,7 +839,7 @@ def test_examples_with_zero_upstream_gradient_may_hold_nan(form: str) -> None:
 )
 @both_paths
 def test_ignored_examples_get_no_gradient_for_any_upstream_gradient(
-    ignore_index: int, reduction: str, label_smoothing: float, upstream: float
+    ignore_index: int, reduction: str, label_smoothing: float, grad_output: float
 ) -> None:
     """As from a loss whose scaling overflowed; the other examples show it."""
     target = torch.tensor([0, ignore_index, 2, ignore_index])
@@ -848,7 +848,7 @@ def test_ignored_examples_get_no_gradient_for_any_upstream_gradient(
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(4, 5, generator=generator).to(dtype).requires_grad_()
         value = tunable_cross_entropy(logits, target, k=0.5, ignore_index=ignore_index, **settings)
-        (gradient,) = torch.autograd.grad(value, logits, torch.full_like(value, upstream))
+        (gradient,) = torch.autograd.grad(value, logits, torch.full_like(value, grad_output))
         assert (gradient[[1, 3]] == 0).all()
         assert not gradient[[0, 2]].isfinite().any()
 

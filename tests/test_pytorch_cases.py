@@ -96,7 +96,7 @@ def test_nothing_counts(inner: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @both_paths
 def test_a_mean_over_many_pixels_is_exact(smoothing: float) -> None:
-    """To the last place of float32."""
+    """Up to the last place of float32."""
     logits, target = random(2, 2, 512, 512), labels(2, 512, 512) % 2
     expected = F.cross_entropy(logits.double(), target, label_smoothing=smoothing)
     for k in (0.5, 1.0):

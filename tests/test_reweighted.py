@@ -127,7 +127,7 @@ def test_weights_ignored_labels_and_shapes(
     if implementation == "triton":
         pytest.importorskip("triton")
         if dtype == torch.float64:
-            pytest.skip("there is no kernel")
+            pytest.skip("no kernel for float64")
     generator = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(2, 4, 3, generator=generator)).to(dtype)
     logits[1, :, 1] = math.nan

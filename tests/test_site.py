@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mkdocstrings", reason="the group docs is not installed")
+pytest.importorskip("mkdocstrings", reason="needs the dependency group docs")
 
 ROOT = Path(__file__).parents[1]
 

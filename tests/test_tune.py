@@ -593,7 +593,7 @@ def test_a_time_limit_ends_a_run_and_keeps_what_is_done(capsys: pytest.CaptureFi
     assert "page: short/report.html" in out
 
 
-# --- what cannot be done ----------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1051,7 +1051,7 @@ def test_a_broken_run_does_not_hide_the_others(capsys: pytest.CaptureFixture[str
     assert len(captured.out.splitlines()) == 2
 
 
-# --- what is shown ----------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):

@@ -122,7 +122,7 @@ class Words(HTMLParser):
             self.words += data
 
 
-# --- what is in them -----------------------------------------------------------------------------
+# --- contents ------------------------------------------------------------------------------------
 
 
 def test_files(files: dict[Path, str], folder: Path) -> None:
