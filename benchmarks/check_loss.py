@@ -2,7 +2,7 @@
 
     python -m benchmarks.check_loss --out benchmarks/results/check_loss_cuda.csv
 
-The reference is the rule in float64 by PyTorch operations, which the tests compare with 50 digits.
+The reference is the rule in float64 by PyTorch ops, which the tests check to 50 digits.
 Errors are relative, for every component of at least 1e-20; smaller components need the same
 absolute accuracy, or count as completely wrong. In half precision, errors are in units in the last
 place (ULP) of the rounded reference. With ``--device cpu``, Triton's interpreter runs the same
@@ -71,11 +71,11 @@ class Check(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        return self.worst <= self.allowed  # NaN does not hold
+        return self.worst <= self.allowed  # False for NaN
 
 
 def battery(rows: int, classes: int, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return float32 logits with gaps of 1e-6 to 1e4, right, wrong and tied labels, and k to 64."""
+    """Return float32 logits with gaps of 1e-6 to 1e4, right, wrong and tied labels, k up to 64."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:

@@ -3,8 +3,8 @@
     python -m benchmarks.check_modules --out benchmarks/results/check_modules_cuda.csv
 
 Training by CUDA graphs is compared with the loop of `fleet.modules.loop` on the same GPU, with
-deterministic kernels and without compilation; a trial alone with the same trial beside others; and
-networks that cannot be captured must fall back to the loop.
+deterministic kernels and without compilation; a trial alone is compared with the same trial among
+others; and networks that cannot be captured must fall back to the loop.
 """
 
 from __future__ import annotations

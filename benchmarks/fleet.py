@@ -5,7 +5,7 @@
 The fleet's figure covers whole trials (twice as many as slots): shuffling, gathering, training,
 evaluation after every epoch, early stopping and refilling of slots. The figures of the others cover
 only the training step, with batches gathered on the device, which favours them. On a CPU, where
-other work disturbs the timing, all take turns, and figures are medians over the turns.
+other processes disturb the timing, all take turns, and figures are medians over the turns.
 """
 
 from __future__ import annotations

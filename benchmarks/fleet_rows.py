@@ -4,7 +4,7 @@
     python -m benchmarks.fleet_rows                 # anywhere: estimate from the measured file
 
 All rows would take more than an hour, so this measures a few epochs of each of their networks, for
-several numbers of trials, in fleets side by side, as in ``python -m paper run``. The times include
+several numbers of trials, in concurrent fleets, as in ``python -m paper run``. The times include
 shuffling, training, evaluation and early stopping. The estimate then replays the trials of the
 committed ledgers epoch by epoch, as a fleet would train them, and prints whether the rows reach the
 goal: 75% of the speed that memory bandwidth allows.

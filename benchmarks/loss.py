@@ -73,10 +73,10 @@ def without_kernels() -> AbstractContextManager[object]:
 
 
 def compiled(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compile the loss as a function with code of its own.
+    """Compile the loss in a function with its own code object.
 
-    Contenders that differ in k would otherwise share their code, and so the compiler would take k
-    for a number that changes from call to call.
+    Contenders that differ only in k would otherwise share a code object, and the compiler would
+    treat k as dynamic.
     """
 
     def call(logits: Tensor, target: Tensor) -> Tensor:

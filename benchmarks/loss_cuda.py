@@ -264,7 +264,7 @@ class Arena:
         for _ in range(self.calls_before):
             self.clear()
             loss(*self.leaves, *self.others).backward()
-        if self.form != "linear":  # its many launches are queued during the calls before
+        if self.form != "linear":  # its many launches are queued during the preceding calls
             torch.cuda.synchronize()
         self.clear()
         begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
@@ -389,7 +389,7 @@ def probabilities_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[fl
 def binary_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Arena]:
     logits, *_ = inputs(dtype, (rows, classes))
     labels = (logits.detach().roll(1, 0) > 0).to(dtype)
-    smoothed = 0.99 * labels + 0.005  # close enough to have nearly the same loss
+    smoothed = 0.99 * labels + 0.005  # close enough for nearly the same loss
     return copy_ms(logits.detach()), Arena("binary", of_binary(), [logits], labels, smoothed)
 
 

@@ -5,7 +5,7 @@
 All figures cover whole trainings: shuffling, gathering batches on the device, training, and an
 evaluation after every epoch. Ours also include the creation of slots, weights and graphs, for 16
 trainings. Compilation is measured separately, for us and for others. The run takes about three
-minutes. The ways:
+minutes. The contenders:
 
 - eager: a PyTorch loop, one training at a time;
 - compiled: the same with torch.compile(mode="reduce-overhead"), whose steps are CUDA graphs;
@@ -126,7 +126,7 @@ class Processes:
 
 
 def child() -> None:
-    """Train networks by commands on standard input: a name, then the number of epochs."""
+    """Train networks on commands from standard input: a name, then the number of epochs."""
     for line in sys.stdin:
         loop = Loop(CASES[line.strip()], compiled=False)
         loop.epoch()

@@ -121,7 +121,7 @@ def flip(
 
 
 def found_among(scores: NDArray[Any], flipped: NDArray[np.bool_]) -> tuple[float, float]:
-    """Return the precision among the most suspicious rows, as many as were flipped, and the AUROC.
+    """Return the precision at n (the number of flipped labels) and the AUROC.
 
     Args:
         scores: Lower means more suspicious.

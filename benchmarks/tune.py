@@ -43,7 +43,7 @@ RECIPE = MLPRecipe("digits", (HIDDEN,), momentum=MOMENTUM, patience=PATIENCE, ti
 
 
 def search(repetitions: int) -> Protocol:
-    """Return a protocol of the grid alone, without further rates or retraining."""
+    """Return a protocol for the grid alone: no added rates, no retraining."""
     return Protocol(RECIPE, ks_for(1), None, RATES, repetitions, retrainings=0, most_extensions=0)
 
 
@@ -60,8 +60,8 @@ def by_the_tuner(protocol: Protocol) -> tuple[float, float]:
 def by_a_plain_loop(trials: list[Trial]) -> tuple[float, float]:
     """Train one network after another in a plain PyTorch loop.
 
-    It uses the tuner's initial weights and orders, so that it trains the same networks. The time to
-    draw orders is not counted, since PyTorch's generator would draw others faster.
+    It uses the tuner's initial weights and shuffles, so it trains the same networks. Drawing the
+    shuffles is not timed, since PyTorch's own generator is faster.
     """
     start = time.perf_counter()
     drawing = 0.0
@@ -77,7 +77,7 @@ def by_a_plain_loop(trials: list[Trial]) -> tuple[float, float]:
 
 
 def train(trial: Trial, data: Dataset, features: Tensor) -> tuple[float, float]:
-    """Return the validation error and the seconds spent on drawing orders."""
+    """Return the validation error and the seconds spent drawing shuffles."""
     cut, seed, labels = parts(data, trial.split), torch.tensor([trial.seed]), data.labels
     hidden, last = nn.Linear(64, HIDDEN), nn.Linear(HIDDEN, 10)
     with torch.no_grad():
@@ -123,7 +123,7 @@ def by_scikit_learn(repetitions: int) -> tuple[float, float]:
     folds = []
     for repetition in range(repetitions):
         cut = parts(data, Split(0, repetition))
-        # MLPClassifier splits off its own early-stopping part: a quarter of four folds.
+        # MLPClassifier holds out its own early-stopping set: a quarter of four folds.
         folds.append((torch.cat((cut.train, cut.stop)).numpy(), cut.judge.numpy()))
     network = MLPClassifier(
         (HIDDEN,),

@@ -33,7 +33,7 @@ def path_of(study: Study, trial: Trial) -> Path:
 
 
 def keep(study: Study, trial: Trial, log_p: Tensor) -> None:
-    """Save the log-probabilities of a trial's judged examples."""
+    """Save the log-probabilities of the examples that a trial is evaluated on."""
     path = path_of(study, trial)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, log_p.clamp(min=-60).cpu().numpy().astype(np.float16))
@@ -109,10 +109,10 @@ def ensemble_errors(
 ) -> dict[str, Any]:
     """Return the mean error of ensembles over subsets of the seeds, also without each seed.
 
-    The places of a subset rotate, so that every seed takes every place equally often.
+    Seeds rotate within a subset, so that each takes every position equally often.
 
     Args:
-        members: For each place in the ensemble, the probabilities of the networks by seed.
+        members: For each position in the ensemble, the probabilities of the networks by seed.
         labels: The true classes.
 
     """
@@ -147,7 +147,7 @@ SCORES = ("self-confidence", "margin", "adjusted self-confidence", "adjusted mar
 
 
 def suspects_found(study: Study, data: Named) -> dict[str, Any]:
-    """Return how well each k finds wrong labels by out-of-fold probabilities."""
+    """Return how well each k finds wrong labels from out-of-fold probabilities."""
     given = data.examples.labels[: data.examples.train_size].numpy()
     wrong = given != data.clean
     found: dict[str, Any] = {}
@@ -210,7 +210,7 @@ def auroc(score: Floats, positive: NDArray[np.bool_]) -> float:
     """
     high, low = score[positive], np.sort(score[~positive])
     below, up_to = (np.searchsorted(low, high, side) for side in ("left", "right"))
-    return float((below + up_to).mean() / (2 * len(low)))  # ties count by half
+    return float((below + up_to).mean() / (2 * len(low)))  # ties count half
 
 
 def average_precision(score: Floats, positive: NDArray[np.bool_]) -> float:

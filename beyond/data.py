@@ -53,7 +53,7 @@ class Named:
         return float((given != self.clean).mean())
 
     def dataset(self) -> Dataset:
-        """Return the same with flat images, for the MLP fleet."""
+        """Return the data with flat images, for the MLP fleet."""
         (images,) = self.examples.inputs
         return Dataset(
             self.examples.name, images.flatten(1), self.examples.labels, self.examples.train_size
@@ -136,7 +136,7 @@ def _images(name: str, place: Place) -> tuple[Part, Part]:
 
 
 def _synthetic(train: int, test: int, channels: int = 3) -> tuple[Part, Part]:
-    """Return images with one bright square each, at a place that shows the class."""
+    """Return images with one bright square each, whose position gives the class."""
     size = 32 if channels == 3 else 28
     generator = np.random.default_rng(0)
     count = train + test

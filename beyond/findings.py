@@ -580,7 +580,7 @@ def _summed(question: str, results: Path) -> list[tuple[Setting, dict[str, Any]]
 
 
 def ensembles(results: Path) -> list[Summed]:
-    """Return the finished settings of question 4; each kind is compared with k = 1, as scaled."""
+    """Return the finished settings of question 4; compare each kind with k = 1, scaled alike."""
     several = []
     for setting, found in _summed("4", results):
         compared = {}
@@ -605,7 +605,7 @@ def suspects(results: Path) -> list[Summed]:
     several = []
     for setting, found in _summed("6", results):
         others = [k for k in found if k != "1" and "1" in found]
-        # Four fifths of the examples train a network, one fifth judges it.
+        # A network is trained on four fifths of the examples and tested on the other fifth.
         plain = [
             replace(
                 _compared(found[k]["by fold"], found["1"]["by fold"], 1 / (FOLDS - 1)),

@@ -16,7 +16,7 @@ from pseudograd.rules import Rule
 
 KS = (0.25, 0.5, 2.0, 4.0)
 ROOT_2 = 2**0.5
-CONFIGURATIONS = 12  # of every method
+CONFIGURATIONS = 12  # per method
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Method:
 
     Attributes:
         name: As in PLAN.md.
-        title: For tables.
-        parameter: What its parameter is called.
+        title: Its name in tables.
+        parameter: The name of its parameter.
         values: The values that are tried; (1,) for cross-entropy, which has none.
         rule: Returns the rule for a value; None for the paper's.
-        link: Makes probabilities of logits and the parameter; None for the softmax.
+        link: Computes probabilities from logits and the parameter; None for the softmax.
 
     """
 
@@ -46,7 +46,7 @@ class Method:
         return ROOT_2 if len(self.values) == 1 else 2.0
 
     def rates(self, middle: float, count: int = CONFIGURATIONS) -> tuple[float, ...]:
-        """Return the learning rates around the middle one: equally many configurations for all.
+        """Return the rates around the middle one; every method has as many configurations.
 
         Example:
             >>> METHODS["gce"].rates(0.4)
@@ -83,12 +83,12 @@ def _generalized(q: Any) -> Rule:
 
 
 def _symmetric(alpha: Any) -> Rule:
-    """Scaled so that the weights of the two parts, α and β |A|, sum to 1."""
+    """Return symmetric cross-entropy, scaled so that α + β |A| = 1."""
     return functools.partial(rules.symmetric_cross_entropy, alpha=alpha, beta=(1 - alpha) / 4)
 
 
 def _nce_rce(alpha: Any) -> Rule:
-    """Scaled so that β |A| is 1."""
+    """Return NCE + RCE, scaled so that β |A| = 1."""
     return functools.partial(rules.nce_rce, alpha=alpha, beta=0.25)
 
 
@@ -101,7 +101,7 @@ def _redescending(q: Any) -> Rule:
 
 
 def _normalized_rule(logits: Tensor, target: Tensor, k: Any) -> Tensor:
-    """Eq. 5, rescaled so that the batch's Σ|f_y| is cross-entropy's."""
+    """Return Eq. 5, rescaled so that the batch's Σ|f_y| is that of cross-entropy."""
     f, y = rules.tunable(logits, target, k), target.unsqueeze(-1)
     wanted = rules.tunable(logits, target).gather(-1, y).sum()
     return f * (wanted / f.gather(-1, y).sum())
@@ -125,7 +125,7 @@ def times(scale: float, rule: Callable[[Any], Rule], value: Any) -> Rule:
 
 
 def tunable_smoothing(smoothing: float) -> Method:
-    """Return the paper's rule with labels that are smoothed by a fixed share."""
+    """Return the paper's rule with a fixed amount of label smoothing."""
     rule = functools.partial(_tunable_smoothing, smoothing)
     title = f"tunable, smoothing {smoothing:g}"
     return Method("tunable-smoothing", title, "k", KS, rule)

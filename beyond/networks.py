@@ -10,20 +10,20 @@ _SHIFT = 4  # pixels
 
 
 def convolution(before: int, after: int, *more: nn.Module) -> nn.Sequential:
-    """Return a convolution with batch norm and ReLU, and what follows it."""
+    """Return a convolution with batch norm and ReLU, followed by the given layers."""
     layer = nn.Conv2d(before, after, 3, padding=1, bias=False)
     return nn.Sequential(layer, nn.BatchNorm2d(after), nn.ReLU(), *more)
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way around them."""
+    """Two convolutions with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.body = nn.Sequential(convolution(width, width), convolution(width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x plus what the convolutions make of it."""
+        """Return x plus the output of the convolutions."""
         out: Tensor = x + self.body(x)
         return out
 
@@ -32,7 +32,7 @@ class ResNet(nn.Sequential):
     """The network of docs/any-network.md: at width 64, with one block, 6.6 million parameters.
 
     Args:
-        classes: How many.
+        classes: The number of classes.
         width: Channels of the first convolution.
         blocks: Residual blocks in each of two stages.
 
@@ -89,9 +89,9 @@ class MLP(nn.Sequential):
     """Fully connected layers on flat images in [-1, 1], as in the paper.
 
     Args:
-        inputs: Numbers of an image.
-        width: Units of a hidden layer.
-        layers: Hidden layers.
+        inputs: Numbers per image.
+        width: Units per hidden layer.
+        layers: The number of hidden layers.
 
     """
 
@@ -103,7 +103,7 @@ class MLP(nn.Sequential):
             before = width
         super().__init__(nn.Flatten(), *hidden, nn.Linear(before, 10))
         for one in self.modules():
-            if isinstance(one, nn.Linear):  # Glorot and Bengio's, as in the MLP fleet
+            if isinstance(one, nn.Linear):  # Glorot initialization, as in the MLP fleet
                 nn.init.xavier_uniform_(one.weight)
                 nn.init.zeros_(one.bias)
 
@@ -114,12 +114,12 @@ class MLP(nn.Sequential):
 
 
 def flip_and_shift(x: Tensor) -> Tensor:
-    """Return images of which every other is flipped, each shifted by up to four pixels."""
+    """Flip each image with probability 1/2, then shift it by up to four pixels."""
     return shift(torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(3), x))
 
 
 def shift(x: Tensor) -> Tensor:
-    """Return images that are shifted by up to four pixels in each direction."""
+    """Shift each image by up to four pixels in each direction."""
     count, device, (height, width) = len(x), x.device, x.shape[2:]
     x = F.pad(x, (_SHIFT,) * 4, mode="reflect")
     offsets = torch.randint(2 * _SHIFT + 1, (2, count, 1), device=device)

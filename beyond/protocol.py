@@ -23,10 +23,10 @@ class MethodProtocol(Protocol):
         repetitions: The number of networks per configuration.
         retrainings: The number of final networks per choice.
         most_extensions: How often the rates of one value may be extended.
-        factor: Between neighbouring rates.
+        factor: The ratio of neighbouring rates.
         stops: Whether the validation split also chooses the epoch.
         each: Whether every value is searched and has final networks, not only the best one.
-        folds: Whether the final networks are those of five folds, each judged on its held-out fold.
+        folds: Whether the final networks are those of five folds, each tested on its held-out fold.
 
     """
 
@@ -117,7 +117,7 @@ class MethodProtocol(Protocol):
 
     def _at(self, k: float | Ramp, rate: float, repetition: int, **judged: bool) -> Trial:
         if self.stops and not judged:
-            judged = {"bagged": True}  # the validation split stops and judges
+            judged = {"bagged": True}  # one validation split for early stopping and evaluation
         return trial_at(self.recipe, self.seed, k, rate, repetition, **judged)
 
     @property

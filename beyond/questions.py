@@ -26,9 +26,9 @@ from beyond.protocol import MethodProtocol
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import MLPRecipe, Recipe
 
-ORDER = ("5", "1", "7", "3", "6", "2", "4")  # the most telling first
+ORDER = ("5", "1", "7", "3", "6", "2", "4")  # the most informative first
 VALIDATION = 0.1
-REVERSE = 9.21  # |A| of reverse cross-entropy in published code: -log of the least p, 1e-4
+REVERSE = 9.21  # |A| of reverse cross-entropy in published code: -log of the smallest p, 1e-4
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Spec:
         width: As in `beyond.networks`.
         depth: Blocks per stage, hidden layers, or the input size of a GRU.
         flips: Whether images are flipped as well as shifted.
-        folds: Whether five folds take turns; then the last epoch counts.
+        folds: Whether to train on five folds in turn; the last epoch is then used.
 
     """
 
@@ -118,7 +118,7 @@ class Spec:
 
     @property
     def slots(self) -> int:
-        """The number of trainings at once that fills a large GPU."""
+        """The number of concurrent trainings that fills a large GPU."""
         return 4 if self.kind == "resnet" and self.width >= 64 else 8
 
     def small(self) -> Spec:

@@ -215,7 +215,7 @@ def situations(noise: list[Table], clean: list[Table]) -> list[dict[str, Any]]:
 def _answer(
     situation: str, claim: Claim, yes: str, no: str, measure: str = "against k = 1"
 ) -> dict[str, str]:
-    """Return what to do in a situation by the verdict on a claim; ``use`` is "" if not yet known.
+    """Return what to do in a situation, from the verdict on a claim; ``use`` is "" if unknown.
 
     Args:
         situation: The situation.

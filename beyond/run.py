@@ -71,7 +71,7 @@ def run(
         place: The folders of the data.
         device: Where to train.
         slots: The number of trainings at once; by default the network's.
-        stop: Returns True when the time is over. Trainings under way are dropped.
+        stop: Returns True when time is up. Unfinished trainings are dropped.
         command: The command line to record.
         tell: Called with lines of progress.
 
@@ -179,8 +179,8 @@ def measuring(
 ) -> Runner:
     """Return a runner that also measures final networks on the test set.
 
-    The functions in ``kept`` are called with the log-probabilities of each network's judged
-    examples.
+    The functions in ``kept`` are called with the log-probabilities of the examples that each
+    network is evaluated on.
     """
     module: list[torch.nn.Module] = []
     method, examples = experiment.method, data.examples
@@ -221,7 +221,7 @@ def measuring(
 
 @contextmanager
 def _session(results: Path, command: str, device: str) -> Iterator[_Count]:
-    """Record the command, its duration and how busy the GPU was."""
+    """Record the command, its duration and the GPU utilization."""
     record, count = environment.session(command, device), _Count()
     began = time.monotonic()
     with _watched(device) as busy:
@@ -240,7 +240,7 @@ def _session(results: Path, command: str, device: str) -> Iterator[_Count]:
 
 @contextmanager
 def _watched(device: str) -> Iterator[list[float]]:
-    """Sample the share of time in which the GPU runs kernels, as its driver reports it."""
+    """Sample the GPU utilization that the driver reports."""
     samples: list[float] = []
     if not device.startswith("cuda"):
         yield samples

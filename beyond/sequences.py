@@ -20,7 +20,7 @@ _SPEECH, _TEXT = "spoken-digits/fsdd.npz", "text/tinyshakespeare.txt"
 
 
 def speech(folder: Path, speaker: int) -> tuple[Part, Part]:
-    """Return the spoken digits as log-mel frames; the test set is one speaker, not heard before.
+    """Return the spoken digits as log-mel frames; the test set is one held-out speaker.
 
     Args:
         folder: That of the data sets, with spoken-digits/fsdd.npz.
@@ -36,7 +36,7 @@ def speech(folder: Path, speaker: int) -> tuple[Part, Part]:
 
 
 def log_mel(recordings: list[NDArray[np.int16]]) -> NDArray[np.float32]:
-    """Return recordings as (examples, frames, bands), 0 after their end.
+    """Return recordings as (examples, frames, bands), padded with 0.
 
     Each band of a recording has mean 0, which removes much of the speaker and the microphone.
     """
@@ -56,7 +56,7 @@ def log_mel(recordings: list[NDArray[np.int16]]) -> NDArray[np.float32]:
 
 
 def _mel_filters() -> Tensor:
-    """Triangles that are equally wide on the mel scale, (bands, frequencies)."""
+    """Return triangular filters of equal width on the mel scale, (bands, frequencies)."""
     top = 2595 * math.log10(1 + RATE / 2 / 700)
     corners = 700 * (10 ** (torch.linspace(0, top, BANDS + 2) / 2595) - 1)
     frequencies = torch.linspace(0, RATE / 2, WINDOW // 2 + 1)
@@ -66,12 +66,12 @@ def _mel_filters() -> Tensor:
 
 
 def shakespeare(folder: Path) -> tuple[Part, Part]:
-    """Return sequences of characters, and as labels the next ones; the last tenth is the test."""
+    """Return character sequences, labelled with the next ones; the last tenth is the test set."""
     return characters(_existing(folder / _TEXT).read_text(encoding="utf-8"))
 
 
 def characters(text: str) -> tuple[Part, Part]:
-    """Return a text as sequences of character numbers and their successors, nine tenths to train.
+    """Return a text as sequences of character indices and of the next ones; the last tenth to test.
 
     Example:
         >>> (x, y), (x_test, _) = characters("to be or not to be " * 100)
@@ -93,7 +93,7 @@ def _sequences(numbers: NDArray[np.int64]) -> Part:
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise FileNotFoundError(f"{path} is not there: name the folder of the data by --data-dir")
+        raise FileNotFoundError(f"{path} is not there: name the folder of the data with --data-dir")
     return path
 
 
@@ -112,12 +112,12 @@ def shift_speech(x: Tensor) -> Tensor:
 
 
 class RowReader(nn.Module):
-    """A GRU that reads an image by its rows, or speech by its frames, and then decides.
+    """A GRU that classifies images, read row by row, or speech, read frame by frame.
 
     Args:
-        inputs: Numbers of a row.
-        width: Units.
-        classes: How many.
+        inputs: Numbers per row or frame.
+        width: The number of units.
+        classes: The number of classes.
 
     """
 
@@ -127,18 +127,18 @@ class RowReader(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits from the mean of all states, so that what follows the word matters less."""
+        """Return logits from the mean of all states, so that frames after a word matter less."""
         states, _ = self.gru(x.squeeze(1) if x.dim() == 4 else x)
         out: Tensor = self.head(states.mean(1))
         return out
 
 
 class TextLSTM(nn.Module):
-    """Two layers of LSTM that predict every next character.
+    """A two-layer LSTM that predicts each next character.
 
     Args:
-        characters: How many there are.
-        width: Units of a layer.
+        characters: The size of the alphabet.
+        width: Units per layer.
 
     """
 
@@ -149,13 +149,13 @@ class TextLSTM(nn.Module):
         self.head = nn.Linear(width, characters)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (sequences, characters, places)."""
+        """Return logits (sequences, characters, positions)."""
         out: Tensor = self.head(self.lstm(self.embed(x))[0]).movedim(-1, 1)
         return out
 
 
 class Block(nn.Module):
-    """Attention to earlier places, and two layers at each place."""
+    """Causal attention, and two layers at each position."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Block(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x plus what attention and layers add."""
+        """Return x plus the outputs of attention and layers."""
         count, places, width = x.shape
         shape = (count, places, 3, self.heads, width // self.heads)
         q, k, v = self.mix(self.before(x)).reshape(shape).permute(2, 0, 3, 1, 4)
@@ -179,12 +179,12 @@ class Block(nn.Module):
 
 
 class TextTransformer(nn.Module):
-    """A small decoder that predicts every next character.
+    """A small decoder that predicts each next character.
 
     Args:
-        characters: How many there are.
-        width: Of a place's vector.
-        layers: Blocks.
+        characters: The size of the alphabet.
+        width: The embedding dimension.
+        layers: The number of blocks.
 
     """
 
@@ -197,7 +197,7 @@ class TextTransformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (sequences, characters, places)."""
+        """Return logits (sequences, characters, positions)."""
         states = self.blocks(self.embed(x) + self.places)
         out: Tensor = self.head(self.norm(states)).movedim(-1, 1)
         return out

@@ -193,7 +193,7 @@ def _on_one_side(wanted: int, ks: Sequence[float]) -> Callable[[Sequence[Point]]
 
 
 def _mean_k(points: Sequence[Point]) -> float:
-    """The geometric mean: as far from 1 as the k are on average, up or down."""
+    """Return the geometric mean, in which k and 1/k cancel."""
     mean: float = 2.0 ** round(statistics.fmean(math.log2(point.k) for point in points), 9)
     return mean
 
@@ -237,7 +237,7 @@ def rank_correlation(
 ) -> tuple[float, float]:
     """Return Spearman's ρ and its p-value by permutations within groups.
 
-    SciPy's permutation test has none that stay within groups.
+    SciPy's permutation test cannot permute within groups.
 
     Example:
         >>> rank_correlation([1, 3, 5] * 9, [0.25, 1, 2] * 9, ["mnist"] * 27)
@@ -248,7 +248,7 @@ def rank_correlation(
 
     ranks = [rankdata(values) - (len(values) + 1) / 2 for values in (first, second)]
     size = math.sqrt((ranks[0] @ ranks[0]) * (ranks[1] @ ranks[1]))
-    if not size:  # one of the two does not vary
+    if not size:  # one of them is constant
         return 0.0, 1.0
     permuted = np.tile(ranks[0], (PERMUTATIONS, 1))
     generator = np.random.default_rng(0)
@@ -278,7 +278,7 @@ def _lower_error(points: Sequence[Point]) -> Judgement:
         "mean": mean,
         "mean_of_rows": statistics.fmean(errors),
     }
-    # More rows can be lower although the mean, and what the test finds, is higher.
+    # Most rows can be lower even if the mean is higher and the test significant.
     verdict = _verdict(lower > higher and mean < 0 and p < LEVEL, lower > higher)
     return Judgement(verdict, len(points), p, numbers)
 

@@ -36,7 +36,7 @@ def what_was_run(found: Reproduction, root: Path, smoke: bool) -> dict[str, Any]
         "epochs": sum(effort.epochs for effort in found.efforts),
         "seconds": seconds,
         "per_hour": 3600 * trials / seconds if seconds else None,
-        # Much more, and other rows were trained in these calls, too.
+        # If it is much more, these calls also trained other rows.
         "with_reading": in_all if 0.9 * in_all < seconds < in_all else None,
         "calls": len(found.sessions),
         "unknown": unknown,
@@ -107,14 +107,14 @@ def _of_the_paper(found: Reproduction) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PlainLoop:
-    """Measured microseconds a step of single networks, by their number of weights."""
+    """Measured microseconds per step of single networks, by their number of weights."""
 
     hardware: str
     microseconds: Mapping[int, float]
     as_graph: Sequence[float]  # of single networks whose steps are CUDA graphs
 
     def hours(self, effort: Effort) -> float:
-        """Estimate how long a row's steps would have taken, by the nearest network measured."""
+        """Estimate how long a row's steps would have taken, from the nearest network measured."""
         row = effort.experiment.row
         inputs = math.prod(BENCHMARKS[row.data].shape)
         classes = 100 if row.data == "cifar100" else 10

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _OURS, _OTHER, TEXT = "#2f7fc1", "#d5702b", "#7a7f87"
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "pseudograd",  # ids are the same every time
+    "svg.fonttype": "none",  # keep text as text
+    "svg.hashsalt": "pseudograd",  # deterministic ids
     "font.family": "sans-serif",
     "font.size": 9,
     "text.color": TEXT,
@@ -46,7 +46,7 @@ Curves = Mapping[int, Mapping[str, Mapping[float, Difference]]]
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure: what it shows in a few words, the same with its data, and its SVG."""
+    """A figure: a short title, a description with its data, and its SVG."""
 
     title: str
     about: str
@@ -54,7 +54,7 @@ class Picture:
 
 
 def draw(numbers: Mapping[str, Any]) -> dict[str, Picture]:
-    """Return the figures that there are data for, by their files' names."""
+    """Return the figures that have data, by file name."""
     found = {}
     if points := numbers["points"]:
         papers = paper_points(point.row for point in points)
@@ -179,7 +179,7 @@ def _panels(figure: Figure, count: int) -> Sequence[Axes]:
 def picture(
     title: str, said: Sequence[str], fill: Callable[[Figure], None], width: float, height: float
 ) -> Picture:
-    """Draw a figure of this size, in inches; ``said`` are its data in words."""
+    """Draw a figure of this size, in inches; ``said`` gives its data in words."""
     import matplotlib
     from matplotlib.figure import Figure
 

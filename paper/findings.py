@@ -20,7 +20,7 @@ from pseudograd.fleet import Outcome, Ramp
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Cell, Difference, Result, Study, paired_difference, result
 
-# The most that passes between two studies of one call: the time to read a data set.
+# The longest gap between two studies of one call: the time to read a data set.
 _BETWEEN_STUDIES = timedelta(minutes=1)
 
 
@@ -75,7 +75,7 @@ def cross_entropies(outcomes: Iterable[Outcome]) -> Spread:
 def beside_the_papers(finding: Finding) -> Iterator[tuple[str, Spread, Spread, float]]:
     """Yield our test errors beside the paper's, in percent, where it prints them.
 
-    For k = 1 ("plain") and the selected k ("chosen"): which of them, the errors of the retrained
+    Each item has "plain" (k = 1) or "chosen" (the selected k), the errors of the retrained
     networks, those of the networks trained on three fifths, and the paper's.
     """
     row, (chosen, plain) = finding.experiment.row, finding.tested
@@ -225,7 +225,7 @@ def _effort(experiment: Experiment, study: Study) -> Effort:
     )
 
 
-# --- what a reader would ask next ----------------------------------------------------------------
+# --- follow-up questions --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -250,11 +250,11 @@ def stability(finding: Finding, resamples: int = 10_000) -> Stability:
     A resample has the same repetitions for all pairs of k and rate. Rates are those that were
     tried: a resample does not extend them.
     """
-    # In the order of the rule for ties, since argmin gives the first of equals.
+    # In tie-breaking order, since argmin returns the first of equals.
     cells = sorted(
         finding.result.cells, key=lambda cell: (abs(math.log2(level(cell.k))), cell.learning_rate)
     )
-    # Whole numbers of mistakes: equal sums are then equal on every machine.
+    # Integer counts of mistakes, so that ties are exact on every machine.
     part = BENCHMARKS[finding.experiment.row.data].train_size // 5
     mistakes = np.rint(part * np.array([cell.errors for cell in cells])).astype(np.int64)
     repetitions = mistakes.shape[1]
@@ -338,8 +338,8 @@ def apart_from_1(finding: Finding) -> bool:
 def may_be_the_rate(finding: Finding) -> bool:
     """Return whether the learning rate may explain part of the difference from k = 1.
 
-    It may where the search did not try k = 1 at the selected k's rate, unless the control has shown
-    since that k = 1 does no better there than at its own rate.
+    It may if the search did not try k = 1 at the selected k's rate, unless the control has since
+    shown that k = 1 does no better there than at its own rate.
     """
     cleared = finding.control and finding.control[0].error >= finding.result.plain.error
     return apart_from_1(finding) and not cleared

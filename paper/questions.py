@@ -24,7 +24,7 @@ from paper.verdicts import OTHER, STATED
 from pseudograd.search import Difference, paired_difference
 
 ALL, ALL_BUT_MNIST = "all", "all but mnist"  # rows as the paper has them
-EARLY = 15  # epochs: as many as early stopping waits
+EARLY = 15  # epochs: the patience of early stopping
 _PAPER_RATES = {"mnist": (0.1, 10.0)} | dict.fromkeys(("svhn", "cifar10", "cifar100"), (1e-4, 1.0))
 
 Curves = dict[tuple[int, str], dict[float, Difference]]
@@ -61,7 +61,7 @@ def curves(found: Reproduction) -> dict[str, Any]:
 
 
 def _best_ks(curves: Curves) -> list[dict[str, Any]]:
-    """The best k on average, of all rows of a depth and of each data set as the paper has it."""
+    """Return the best k on average, for all rows of a depth and for each data set as printed."""
     printed = {row.data for row in rows()}
     lines = []
     for depth in [depth for depth, data in curves if data == ALL]:
@@ -107,7 +107,7 @@ def controls(found: Reproduction) -> list[dict[str, Any]]:
 
 
 def taken_early(found: Reproduction) -> list[dict[str, Any]]:
-    """Return how many final networks early stopping took after few epochs, with their errors."""
+    """Return how many final networks early stopping took from few epochs, with their errors."""
     groups: dict[tuple[str, int], list[Finding]] = {}
     for finding in found.finished:
         row = finding.experiment.row
@@ -224,7 +224,7 @@ def scalings(found: Reproduction) -> dict[str, Any] | None:
         })  # fmt: skip
 
     def fits_better(measure: str, sign: int) -> int:
-        """-1 for the scaling that the paper states, 1 for the other, 0 for neither."""
+        """Return -1 for the scaling that the paper states, 1 for the other, 0 for neither."""
         first, second = (sign * sum(line[measure]) for line in lines)
         return int(second > first) - int(second < first)
 

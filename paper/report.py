@@ -223,7 +223,7 @@ def _page(text: str, pictures: dict[str, Picture]) -> str:
 
     # Whole lines may be HTML (<details>); HTML inside a line is escaped.
     html = MarkdownIt("commonmark", {"html": True}).enable("table").disable("html_inline")
-    body = html.render(text.partition("\n\n")[2].partition("\n\n")[2])  # title and origin apart
+    body = html.render(text.partition("\n\n")[2].partition("\n\n")[2])  # without title and origin
     body = body.replace("<table>", '<div class="scroll"><table>').replace(
         "</table>", "</table></div>"
     )

@@ -17,7 +17,7 @@ from pseudograd.fleet import MLPRecipe
 from pseudograd.search import clip_for, ks_for, repetitions_for
 
 TABLES = ("table1", "table3", "table4", "supplement")
-UNPRINTED = "unprinted"  # rows that stand in the paper's LaTeX source as comments
+UNPRINTED = "unprinted"  # rows commented out in the paper's LaTeX source
 _SETS = ("mnist", "cifar10", "svhn", "cifar100")
 
 
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def of_paper(self) -> bool:
-        """Whether it is a row of the paper, printed or a comment in its source."""
+        """Whether it is a row of the paper, printed or commented out in its source."""
         return self.printed or self.table == UNPRINTED
 
 
@@ -105,7 +105,7 @@ class Experiment:
 
     @property
     def as_printed(self) -> bool:
-        """Whether nothing is changed."""
+        """Whether the row is run without a change."""
         return not self._changes
 
     @property
@@ -214,7 +214,7 @@ _Named = TypeVar("_Named")
 
 
 def _matching(pattern: str, names: dict[_Named, str], where: str) -> list[_Named]:
-    """Those whose names match a pattern; there must be some."""
+    """Return those whose names match a pattern; raise ValueError if none does."""
     found = _those_matching(pattern, names)
     if not found:
         near = difflib.get_close_matches(pattern.lower(), names.values(), n=1, cutoff=0)

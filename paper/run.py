@@ -22,7 +22,7 @@ from pseudograd.fleet import Outcome, Stop, Trial, never
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Progress, Runner, Study
 
-_USUAL_EPOCHS = 60.0  # of a trial, where nothing like it has been run
+_USUAL_EPOCHS = 60.0  # of a trial, if nothing like it has been run
 
 
 def folder_of(experiment: Experiment, folder: Path) -> Path:
@@ -40,7 +40,7 @@ def folder_of(experiment: Experiment, folder: Path) -> Path:
 def study_of(
     experiment: Experiment, folder: Path, *, smoke: bool = False, data: Dataset | None = None
 ) -> Study:
-    """Return an experiment's study: with its data for running it, without for reading it.
+    """Return an experiment's study: with data to run it, without to read it.
 
     Args:
         experiment: The experiment.
@@ -107,7 +107,7 @@ def run(
         devices: The devices to record.
         smoke: Whether it is a smoke test.
         stop: Called between epochs; once it returns True, trials under way are dropped.
-        at_once: The number of studies side by side, each in its own thread.
+        at_once: The number of concurrent studies, each in its own thread.
         workplace: Returns the context of such a thread, such as a CUDA stream.
         watch: Called when a study begins; its result is called after each trial.
 
@@ -263,7 +263,7 @@ def _epochs(trials: Sequence[Trial], done: Sequence[Outcome]) -> float:
     """Return about how many epochs trials take: more at lower rates."""
     seen: dict[float, list[int]] = {}
     for outcome in done:
-        if outcome.stopped_by == "patience":  # not the short ones of the sweep
+        if outcome.stopped_by == "patience":  # excludes the short trials of the sweep
             seen.setdefault(outcome.trial.learning_rate, []).append(outcome.epochs)
 
     def expected(trial: Trial) -> float:

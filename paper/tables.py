@@ -22,7 +22,7 @@ from pseudograd.fleet import Outcome
 from pseudograd.fleet.ramp import level
 from pseudograd.search import Comparison, Difference
 
-_WIDE = 1.0  # a spread, in percentage points, from which errors are listed
+_WIDE = 1.0  # errors are listed from this spread, in percentage points
 
 
 @dataclass(frozen=True)

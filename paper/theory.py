@@ -1,9 +1,10 @@
 """The toy example on an infinite sample: the supplement's analysis as code.
 
 The input x is uniform on [-1, 1]; its class is +1 on [0, α] and -1 elsewhere. Only the difference
-of the two logits matters, u = w x + b, with w = w₊ - w₋ and b = b₊ - b₋: the network says +1 where
-u > 0, which for w > 0 is beyond the threshold -b / w. With the class as a sign, s = ±1, an example
-has the margin s u, and Eq. 5 is f = (-A, A) with A = σ(-s u)^k. So the pseudo-gradient of Eq. 3 is
+of the two logits matters, u = w x + b, with w = w₊ - w₋ and b = b₊ - b₋: the network predicts +1
+where u > 0, which for w > 0 is beyond the threshold -b / w. With the class as a sign, s = ±1, an
+example has the margin s u, and Eq. 5 is f = (-A, A) with A = σ(-s u)^k. So the
+pseudo-gradient of Eq. 3 is
 
     g_w = -E[s A x],   g_b = -E[s A]
 
@@ -12,17 +13,17 @@ for the parameters of class +1, and its negative for those of class -1.
 **A fixed point exists for every k > 0, and there is only one.** With two classes A depends on the
 margin alone, so g is the gradient of a cost after all: E[ℓ(s u)], where ℓ' = -A. (Lemma 1 needs
 three classes.) ℓ is convex, since A falls with the margin; it is bounded below, since A decays like
-exp(-k margin); and it grows without bound for wrong answers. No threshold answers everything
+exp(-k margin); and it grows without bound for wrong answers. No threshold classifies everything
 correctly, so the cost grows in all directions and its minimum is at finite (w, b), for small k too.
 As k falls, w grows like 1 / k and the threshold settles: the distance over which correct examples
-still pull is 1 / (k w), and that stays. For α = 0.95 the limits are k w = 6.40 and 0.0261.
+still pull is 1 / (k w), which converges. For α = 0.95 the limits are k w = 6.40 and 0.0261.
 
-**The threshold is 0 for no k.** At b = 0 the two halves of the line cancel except for the hard
+**The threshold is not 0 for any k.** At b = 0 the two halves of the line cancel except for the hard
 examples of (α, 1], which leaves
 
     g_b(w, 0) = ½ ∫_α^1 (σ(w x)^k + σ(-w x)^k) dx > 0   for every w and every k > 0.
 
-For k = 1 this is (1 - α) / 2, whatever w is. The supplement's proof multiplies its equation by w
+For k = 1 this is (1 - α) / 2 for every w. The supplement's proof multiplies its equation by w
 and is left with w = 0, which it then excludes; the derivative does not vanish there either.
 """
 
@@ -172,7 +173,7 @@ def _panels(edges: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
 
 
 def is_positive(x: NDArray[np.float64], alpha: float) -> NDArray[np.bool_]:
-    """Tell whether each x is of class +1, as those in [0, α] are."""
+    """Return whether each x is of class +1, that is, in [0, α]."""
     return (x >= 0) & (x <= alpha)
 
 

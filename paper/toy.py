@@ -6,15 +6,15 @@ examples in (α, 1], which it then gets wrong, pull it upwards, the more so the 
 
 Three facts reduce 70 runs of full-batch descent on 30,000 examples to seconds.
 
-*Four parameters are two.* Eq. 5 gives f = (-A, A) for two classes, so what one output gains the
+*Four parameters are two.* Eq. 5 gives f = (-A, A) for two classes, so what one output gains, the
 other loses: w₊ + w₋ and b₊ + b₋ never change, and only w = w₊ - w₋ and b = b₊ - b₋ have to be
-followed, at twice the learning rate.
+tracked, at twice the learning rate.
 
 *A sample is a few hundred weighted points.* A is a smooth function of x as long as the label does
 not change, so on a short cell it equals the polynomial through its values at a few nodes, to the
 last digits. The sum over the examples of a cell is then a weighted sum over the nodes, and the
 weights depend only on the sample. This does not replace the sample by its distribution: every
-example enters at its own place, and the sums agree with those over the 30,000 examples to 1e-12.
+example enters at its own position, and the sums agree with those over the 30,000 to 1e-12.
 
 *The validation error is a lookup.* It depends only on the threshold's place among the sorted
 examples.
@@ -137,7 +137,7 @@ def run_toy(
     tolerance: float = 1e-5,
     progress: bool = False,
 ) -> list[ToyRun]:
-    """Train the toy network several times for each k, and test what comes out.
+    """Train the toy network several times for each k, and test the results.
 
     Run i draws its training, validation and test examples and its initial weights (uniform in
     (-0.1, 0.1); biases 0) from (seed, i), the same for every k. Each epoch is one step of gradient
@@ -151,7 +151,7 @@ def run_toy(
         ks: The sensitivities to large errors, above 0.
         runs: How many runs for each k.
         alpha: The end of class +1's interval, in (½, 1).
-        seed: Where all randomness comes from, 0 or above.
+        seed: The seed of all randomness, 0 or above.
         examples: The size of each of the three sets.
         rate: The learning rate.
         patience: Epochs without a change after which a run stops.
@@ -362,7 +362,7 @@ class _Training:
         self.weight, self.bias = float(initial[1] - initial[0]), 0.0
         self.valid.sort()
         positive = is_positive(self.valid, self.alpha)
-        # The number of mistakes if the first i examples are said to be -1 and the others +1.
+        # The number of mistakes if the first i examples are predicted -1 and the others +1.
         passed = np.concatenate([[0], np.cumsum(np.where(positive, 1, -1))])
         self.mistakes = passed + np.count_nonzero(~positive)
         self.reference = -1.0
@@ -400,7 +400,7 @@ class _Training:
         return errors
 
     def result(self) -> ToyRun:
-        """Test the parameters."""
+        """Return the results on the test set."""
         margin = self.weight * self.test + self.bias
         positive = is_positive(self.test, self.alpha)
         losses = np.logaddexp(0, np.where(positive, -margin, margin))

@@ -28,7 +28,7 @@ from paper.rows import Experiment, Row
 from paper.toy import paper_row, summarize
 
 TOO_FEW = "open (too few rows)"
-STATED, OTHER = (-1.0, 1.0), (0.0, 1.0)  # MNIST as the paper says, and as fits its rates
+STATED, OTHER = (-1.0, 1.0), (0.0, 1.0)  # of MNIST; OTHER fits the paper's rates
 
 
 # --- the figures that claims are judged by -------------------------------------------------------
@@ -41,8 +41,8 @@ class Reading:
     Attributes:
         kind: "stated" or "other", by MNIST's scaling; "same rows" or "paper" for the paper's own.
         rows: All rows, finished or not.
-        points: Those that claims are judged by.
-        unmarked: Those of ours that are not marked §.
+        points: The rows that claims are judged by.
+        unmarked: Our rows that are not marked §.
 
     """
 
@@ -58,7 +58,7 @@ class Reading:
 
 
 def readings(found: Reproduction) -> list[Reading]:
-    """Return ours in one scaling of MNIST or both, and the paper's of the same rows and of all."""
+    """Return ours (one or both scalings of MNIST) and the paper's (the same rows, and all rows)."""
     rows = list(dict.fromkeys(experiment.row for experiment in found.found))
     unmarked = [finding for finding in found.finished if not may_be_the_rate(finding)]
 
@@ -68,7 +68,7 @@ def readings(found: Reproduction) -> list[Reading]:
     stated, other = ours("stated", STATED), ours("other", OTHER)
     finished = [point.row for point in stated.points]
     all_readings = [stated]
-    # Only once it has the same rows: before, its verdicts would be those of the other data sets.
+    # Only once it has the same rows: until then, its verdicts would rest on the other data sets.
     in_other_range = any(f.experiment.feature_range == OTHER for f in found.finished)
     if in_other_range and {*finished} <= {point.row for point in other.points}:
         all_readings.append(other)
@@ -78,7 +78,7 @@ def readings(found: Reproduction) -> list[Reading]:
 
 
 def _judge(claim: Claim, reading: Reading) -> tuple[Judgement, int]:
-    """The verdict, and by how many rows it will be judged; open if that cannot be told yet."""
+    """Return the verdict and the number of rows it will rest on; open if there are too few rows."""
     judgement = judge(claim, reading.points)
     total = sum(row.hidden_layers in claim.depths for row in reading.rows)
     if judgement.verdict == NOT and not can_be_confirmed(claim, reading.points):
@@ -87,7 +87,7 @@ def _judge(claim: Claim, reading: Reading) -> tuple[Judgement, int]:
 
 
 def _without_marked(claim: Claim, reading: Reading) -> Judgement | None:
-    """The verdict without rows marked §; None if it is judged by none of them."""
+    """Return the verdict without rows marked §; None if the claim rests on none of them."""
     marked = {point.row for point in reading.points} - {point.row for point in reading.unmarked}
     if reading.of_paper or not any(row.hidden_layers in claim.depths for row in marked):
         return None
@@ -113,7 +113,7 @@ def judged_claims(found: Reproduction, read: Sequence[Reading]) -> list[dict[str
 
 
 def _marked(claim: Claim, found: Reproduction) -> list[dict[str, Any]]:
-    """The rows, by MNIST's scaling, whose rate may have a part in what looks like k's effect."""
+    """Return the rows, by MNIST's scaling, in which the rate may explain part of k's effect."""
     marked = []
     for kind, feature_range in (("stated", STATED), ("other", OTHER)):
         rows = [
@@ -162,7 +162,7 @@ def answer(found: Reproduction, reading: Reading) -> dict[str, Any] | None:
 
 
 def by_depth(found: Reproduction, reading: Reading) -> list[dict[str, Any]]:
-    """Return, of all rows and of each depth, k's effect and the distance from the paper."""
+    """Return k's effect and the distance from the paper, for all rows and for each depth."""
     findings = {f.experiment.row: f for f in found.finished if f.experiment.as_printed}
     lines = []
     for depth in (None, *sorted({point.row.hidden_layers for point in reading.points})):
@@ -196,7 +196,7 @@ def _distance(deviations: Sequence[float]) -> dict[str, Any] | None:
 
 
 def by_data_and_depth(found: Reproduction) -> list[dict[str, Any]]:
-    """Return, of each data set and depth with ReLU, the selected k and what it changes."""
+    """Return the selected k and its effect for each data set and depth with ReLU."""
     groups: dict[tuple[str, int], list[Finding]] = {}
     for finding in found.finished:
         experiment = finding.experiment
@@ -228,7 +228,7 @@ def selected_counts(points: Iterable[Point]) -> dict[int, Counter[float]]:
 
 
 def toy_table(found: Reproduction) -> list[dict[str, Any]]:
-    """Return the paper's Table 2, ours beside it."""
+    """Return the paper's Table 2 with ours beside it."""
     return [
         {"k": ours.k, "ours": ours, "paper": paper}
         for ours in summarize(found.toy)

@@ -1,4 +1,4 @@
-"""Compile the loss's kernels for compute capability 9.0, as a program of its own."""
+"""Compile the loss's kernels for compute capability 9.0, as a separate program."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LOGITS = ("z", "grad", "out", "x")
 def compile_kernel(
     kernel: Any, logits: str = "*bf16", options: dict[str, int] | None = None, **constants: Any
 ) -> Any:
-    """Compile; what is no constant has the type that its name says, or is an integer.
+    """Compile; a non-constant argument has the type that its name implies, or is an integer.
 
-    With ``options`` for the compiler, hardly any registers may be spilled to memory.
+    With compiler ``options``, hardly any registers may spill.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -43,19 +43,19 @@ def compile_kernel(
     source = ASTSource(kernel, types, values, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     if options:
-        spilled = re.search(r"STACK:(\d+)", looked_into(compiled, "--dump-resource-usage"))
+        spilled = re.search(r"STACK:(\d+)", cuobjdump(compiled, "--dump-resource-usage"))
         assert spilled
         assert int(spilled[1]) <= 32, (kernel, constants)
     return compiled
 
 
 def instructions(compiled: Any) -> int:
-    """How many machine instructions there are."""
-    return len(re.findall(r"/\*[0-9a-f]{4,}\*/ +\S", looked_into(compiled, "--dump-sass")))
+    """Return the number of machine instructions."""
+    return len(re.findall(r"/\*[0-9a-f]{4,}\*/ +\S", cuobjdump(compiled, "--dump-sass")))
 
 
-def looked_into(compiled: Any, option: str) -> str:
-    """What the tool that comes with Triton says of the machine code."""
+def cuobjdump(compiled: Any, option: str) -> str:
+    """Return the output of cuobjdump, which comes with Triton, on the machine code."""
     import triton.backends.nvidia
 
     tool = Path(triton.backends.nvidia.__path__[0]) / "bin" / "cuobjdump"
@@ -98,7 +98,7 @@ def main() -> None:
             tile, "*bf16", on_chip, special=special, **shape, **once, **given
         )
         count = instructions(rows_of_100)
-        assert 500 < count < 1600, f"{count}: few threads share a row, which computes its numbers"
+        assert 500 < count < 1600, f"{count}: few threads share a row and compute its scalars"
         code = compile_kernel(
             row_kernel, "*bf16", in_turns, special=special, vector=8, lanes=1024, **whole, **given
         ).asm["ptx"]
@@ -109,8 +109,8 @@ def main() -> None:
         options = {"num_warps": 2, "enable_fp_fusion": False}
         rows_of_100 = compile_kernel(soft_tile, "*bf16", options, **shape, **soft)
         count = instructions(rows_of_100)
-        assert 300 < count < 1300, f"{count}: as above, and sides are no bits of their own"
-        if special != "any":  # which is faster with some spilled, as more programs are at work
+        assert 300 < count < 1300, f"{count}: as above, and sides are not stored separately"
+        if special != "any":  # it is faster with some spills, at a higher occupancy
             whole_row: dict[str, Any] = {"tile_rows": 1, "outer": 1, "reduced": True, **soft}
             options = options | {"num_warps": 1, "maxnreg": TILE_REGISTERS}
             compile_kernel(soft_tile, "*bf16", options, vector=8, inner=1024, **whole_row)
@@ -129,7 +129,7 @@ def main() -> None:
     pieces: dict[str, Any] = {"outer": 8, "inner": 2}
     compile_kernel(tile, "*fp16", vector=2, mean=False, given=None, **pieces, **several)
     compile_kernel(tile, "*fp16", vector=2, mean=False, **pieces, **several | later)
-    functional: dict[str, Any] = {"scaled": None, "given": None}  # without a module's memory
+    functional: dict[str, Any] = {"scaled": None, "given": None}  # without a module's state
     compile_kernel(tile, "*fp16", vector=2, mean=False, **pieces, **several | later | functional)
     alone = several | pieces | at_once | {"tile_rows": 1024, "reduced": True}
     compile_kernel(tile, "*bf16", vector=2, mean=True, parts=None, **alone)

@@ -17,7 +17,7 @@ from pseudograd.loss import cpu
 
 # Without a GPU, Triton's interpreter runs the kernels; enable it before they are loaded.
 os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))
-# Give JAX two devices, to share arrays; it looks here when it is first used.
+# Give JAX two devices, to shard arrays; it reads this when first used.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 

@@ -60,7 +60,7 @@ def rows(strength: int, factors: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def _gain(missing: dict[Any, None], row: dict[int, int]) -> int:
-    """Return how many missing combinations a row, perhaps unfinished, could still cover."""
+    """Return how many missing combinations a (possibly partial) row could still cover."""
     return sum(
         all(row.get(at, value) == value for at, value in zip(group, chosen, strict=True))
         for group, chosen in missing
@@ -68,7 +68,7 @@ def _gain(missing: dict[Any, None], row: dict[int, int]) -> int:
 
 
 def _plain(row: tuple[Any, ...]) -> Any:
-    """Return a case; a value may be a `pytest.param`, whose marks the case gets."""
+    """Return a case with the marks of those values that are a `pytest.param`."""
     sets = [value if isinstance(value, ParameterSet) else pytest.param(value) for value in row]
     marks = [mark for one in sets for mark in one.marks]
     return pytest.param(*(one.values[0] for one in sets), marks=marks)

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Document:
-    """A file of ``docs``, by the titles of its sections."""
+    """A file of ``docs`` and its sections."""
 
     def __init__(self, name: str) -> None:
         self.path = Path(__file__).parents[1] / "docs" / name
@@ -20,17 +20,17 @@ class Document:
         return section
 
     def blocks(self, title: str, language: str = "py(?:thon)?") -> list[str]:
-        """The code of a section."""
+        """Return the code blocks of a section."""
         fenced = rf"^```{language}\n(.*?)^```$"
         return re.findall(fenced, self.section(title), re.MULTILINE | re.DOTALL)
 
     def execute(self, blocks: Iterable[str]) -> dict[str, Any]:
-        """Run code, one block after the other; give the names it leaves."""
+        """Run code blocks in order; return the names they define."""
         names: dict[str, Any] = {"__name__": "__main__"}
         for block in blocks:
             exec(compile(block, self.path.name, "exec"), names)
         return names
 
     def run(self, *titles: str) -> dict[str, Any]:
-        """Run the code of sections; give the names they leave."""
+        """Run the code of some sections; return the names they define."""
         return self.execute(block for title in titles for block in self.blocks(title))

@@ -1,7 +1,7 @@
-"""One network trained by plain PyTorch: what every slot of a fleet must do.
+"""One network trained in plain PyTorch: the reference for every slot of a fleet.
 
-`torch.nn.Linear` layers, `torch.optim`, our loss and autograd. The fleet's random numbers and its
-cut of the examples are shared; everything else is done again here, and nothing is done at once.
+It uses `torch.nn.Linear`, `torch.optim`, our loss and autograd. Random numbers and splits are the
+fleet's; everything else is independent code for one network at a time.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class PlainRun:
 
 
 def scaled(data: Dataset, trial: Trial, dtype: torch.dtype = torch.float64) -> Tensor:
-    """All features in the trial's range."""
+    """Return all features, scaled to the trial's range."""
     (low, high), (least, greatest) = recipe_of(trial).feature_range, data.value_range
     return low + (data.features.to(dtype) - least) / (greatest - least) * (high - low)
 
 
 def network(data: Dataset, trial: Trial, layers: Layers, dtype: torch.dtype) -> nn.Sequential:
-    """The trial's network with the given weights (in, out) and biases (out)."""
+    """Return the trial's network with the given weights (in, out) and biases (out)."""
     sizes = (data.features.shape[1], *recipe_of(trial).hidden_layer_sizes, data.classes)
     modules: list[nn.Module] = []
     for (inputs, outputs), (weight, bias) in zip(itertools.pairwise(sizes), layers, strict=True):
@@ -57,7 +57,7 @@ def network(data: Dataset, trial: Trial, layers: Layers, dtype: torch.dtype) -> 
 
 
 def initial_layers(data: Dataset, trial: Trial) -> Layers:
-    """Glorot-uniform hidden layers, all else zero."""
+    """Return Glorot-uniform hidden layers, all else zero."""
     sizes = (data.features.shape[1], *recipe_of(trial).hidden_layer_sizes, data.classes)
     shapes, seed = list(itertools.pairwise(sizes)), torch.tensor([trial.seed])
     hidden = [randomness.glorot_uniform(seed, at, *s)[0] for at, s in enumerate(shapes[:-1])]
@@ -82,7 +82,7 @@ def error_and_cross_entropy(
 
 
 def _criterion(trial: Trial, epoch: int) -> nn.Module:
-    """The loss of an epoch, counted from 1; a ramp has the k of the epoch's middle."""
+    """Return the loss of an epoch, counted from 1; a ramp has the k of the epoch's middle."""
     k = trial.k
     if isinstance(k, Ramp):
         k = k.start + (k.end - k.start) * (epoch - 0.5) / recipe_of(trial).max_epochs
@@ -108,7 +108,7 @@ def _optimizer(model: nn.Module, trial: Trial) -> torch.optim.Optimizer:
 def _scheduler(
     optimizer: torch.optim.Optimizer, trial: Trial
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Half a period of a cosine; an epoch has the rate of its middle."""
+    """Return a scheduler; a cosine has half a period, and an epoch the rate of its middle."""
     epochs, cosine = recipe_of(trial).max_epochs, recipe_of(trial).schedule == "cosine"
 
     def factor(epoch: int) -> float:

@@ -48,13 +48,13 @@ def soft_rule(logits: Numbers, target: Numbers, k: float) -> list[float]:
     f_j = sign(ε_j) S^k |ε_j|^k / Σ |ε_i|^k over the i with the sign of ε_j, S the sum of all ε > 0.
     """
     finite = [z for z in logits if z > -math.inf]
-    # p - q cancels; as many more digits as the gap may take away.
+    # p - q cancels: add the digits that the gap may cost.
     with mp.workdps(DIGITS + int((max(finite) - min(finite)) / 2)):
         total = mp.fsum(map(mp.mpf, target))
         if total == 0:
             return [0.0] * len(logits)
         bias = [p - mp.mpf(q) / total for p, q in zip(softmax(logits), target, strict=True)]
-        # What the cancellation has left of 0 is 0: no input of ours has a bias of this size.
+        # Treat what cancellation leaves of 0 as 0: no test input has a bias this small.
         bias = [mp.mpf(0) if abs(e) < mp.mpf(10) ** (5 - mp.mp.dps) else e for e in bias]
         return [float(total * _side(bias, e, mp.mpf(k))) for e in bias]
 
@@ -76,7 +76,7 @@ def cross_entropy(logits: Numbers, target: Numbers) -> float:
 
 
 def _surprise(logits: Numbers, j: int) -> mp.mpf:
-    """-log p_j as log(1 + Σ_{i≠j} exp(z_i - z_j)), which 50 digits hold for p_j near 1 too."""
+    """-log p_j as log(1 + Σ_{i≠j} exp(z_i - z_j)), exact to 50 digits for p_j near 1 too."""
     own = mp.mpf(logits[j])
     return mp.log1p(mp.fsum(mp.exp(mp.mpf(z) - own) for i, z in enumerate(logits) if i != j))
 

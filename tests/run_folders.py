@@ -44,7 +44,7 @@ def make_runs(folder: Path) -> None:
 
 
 def choose_one_half() -> None:
-    """Make the outcomes of the other k so good that it is chosen, and both models are kept."""
+    """Set the errors at k = 1/2 to 0, so that it is chosen and both models are kept."""
     path = Path("run/ledger.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
@@ -61,7 +61,7 @@ def use(finished: Path, protocol: str) -> dict[str, bytes]:
 
 
 def content() -> dict[str, bytes]:
-    """The files of the run by name, except for those that tell the time."""
+    """Return the files of the run by name, except those with times in them."""
     return {
         path.relative_to("run").as_posix(): path.read_bytes()
         for path in Path("run").rglob("*")
@@ -70,7 +70,7 @@ def content() -> dict[str, bytes]:
 
 
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Where the trials of later fleets are noted."""
+    """Return a list that records the trials of later fleets."""
     run, noted = Fleet.run, []
 
     def noting(self: Fleet, trials: Any, *stop: Any) -> Any:
@@ -87,14 +87,14 @@ def cut(path: Path) -> None:
 
 
 def flip(path: Path) -> None:
-    """Change a weight: the file is as long as before and still a safetensors file."""
+    """Change a weight, leaving a valid safetensors file of the same length."""
     damaged = bytearray(path.read_bytes())
     damaged[-3] ^= 1
     path.write_bytes(damaged)
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the values are in what was read from JSON."""
+    """Yield the path of each value in parsed JSON."""
     inner = value.items() if isinstance(value, dict) else enumerate(value)
     for name, one in inner:
         yield (*at, name)
@@ -103,7 +103,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(value: Any, at: tuple[Any, ...], new: Any) -> Any:
-    """A copy with another value at a place, or without one if that is ``...``."""
+    """Return a copy with another value at a path, or without the entry if it is ``...``."""
     value = copy.deepcopy(value)
     inner = value
     for name in at[:-1]:

@@ -24,7 +24,7 @@ def loaded(target: str = "y", path: str = "a.csv", **options: Any) -> tuple[Enco
 
 
 def saved(rows: int = 40, **columns: Any) -> None:
-    """Write a table with a column x that is kept, and labels y."""
+    """Write a table with labels y and a column x that is kept."""
     labels = columns.pop("y", np.arange(rows) % 2)
     frame = pd.DataFrame({"x": np.arange(rows) * 7 % 11, **columns, "y": labels})
     frame.to_csv("a.csv", index=False)

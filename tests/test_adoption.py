@@ -31,7 +31,7 @@ def test_a_training_loop() -> None:
 
 
 def test_mixup() -> None:
-    """The value is that of timm's loss, the gradient that of the rule for soft targets."""
+    """The value equals timm's loss; the gradient is that of the rule for soft targets."""
     torch.manual_seed(0)
     names = run("A training loop", "Mixup")
     x, y, model, mixed, targets = (names[name] for name in ("x", "y", "model", "mixed", "targets"))
@@ -43,13 +43,13 @@ def test_mixup() -> None:
     _, f = reference.loss(logits, targets, 0.5)
     torch.testing.assert_close(gradient.double(), f, rtol=1e-4, atol=1e-7)
 
-    # A blend of x and of y has the same shares.
+    # x and y are blended in the same proportions.
     y_and_x = torch.cat([F.one_hot(y, 3), x], 1)
     mixed, targets = names["mixup"](y_and_x, y, 3)
     torch.testing.assert_close(mixed[:, :3], targets)
     assert not torch.equal(mixed, y_and_x)
 
-    # With the sum over labels in its place, the gradient is another one.
+    # A weighted sum of one loss per label would have another gradient, except at k = 1.
     whole, one = (torch.tensor(q) for q in ([[0.7, 0.3, 0.0]], [[1.0, 0.0, 0.0]]))
     other, row = torch.tensor([[0.0, 1.0, 0.0]]), logits[:1]
     for k, same in ((1.0, True), (0.5, False)):
@@ -86,7 +86,7 @@ def test_a_large_vocabulary() -> None:
 
 
 class LanguageModel(nn.Module):
-    """As the models of transformers are: the loss is an attribute, and computed on request."""
+    """Like a model of transformers: the loss is an attribute, and computed on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class LanguageModel(nn.Module):
 
 
 def function(name: str, title: str) -> Any:
-    """A function of a section whose other code needs more than PyTorch."""
+    """Return a function from a section whose other code needs more than PyTorch."""
     return DOCUMENT.execute(DOCUMENT.blocks(title, "python"))[name]
 
 
@@ -114,7 +114,7 @@ def causal_loss() -> Any:
 
 
 def test_a_causal_language_model(causal_loss: Any) -> None:
-    """A stand-in: the value stays, the gradient is the rule's, padding counts for nothing."""
+    """With a stand-in model: the value stays, the gradient is the rule's, padding is ignored."""
     torch.manual_seed(0)
     model = LanguageModel()
     tokens = torch.randint(11, (3, 7))
@@ -131,7 +131,7 @@ def test_a_causal_language_model(causal_loss: Any) -> None:
 
 
 def test_half_precision_and_labels_that_are_shifted_already(causal_loss: Any) -> None:
-    """A sum over many tokens is more than float16 holds; the Trainer may shift by itself."""
+    """A sum over many tokens overflows float16; the Trainer may pass shifted labels."""
     torch.manual_seed(0)
     logits, labels = 4 * torch.randn(1, 30_000, 11).half(), torch.randint(11, (1, 30_000))
     count = torch.tensor(29_999)
@@ -144,7 +144,7 @@ def test_half_precision_and_labels_that_are_shifted_already(causal_loss: Any) ->
 
 
 def test_gradient_accumulation_over_batches_of_several_lengths(causal_loss: Any) -> None:
-    """With the number of tokens in all batches, parts add up to the whole."""
+    """Given the number of tokens in all batches, the parts add up to the whole."""
     torch.manual_seed(0)
     model = LanguageModel()
     model.loss_function = causal_loss
@@ -174,7 +174,7 @@ def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_accumulated_parts_of_a_batch_add_up() -> None:
-    """With their number of labels; without one, a part is a batch. Ignored labels do not count."""
+    """Given their number of labels; otherwise each part is a batch. Ignored labels do not count."""
     loss = function("classifier_loss", "A classifier in the Trainer")
     torch.manual_seed(0)
     logits, labels = torch.randn(7, 3), torch.randint(3, (7,))
@@ -191,7 +191,7 @@ def test_accumulated_parts_of_a_batch_add_up() -> None:
 def test_trainer_of_a_classifier_accumulates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over batches of 4 and 3, the gradient is that of all 7 at once."""
+    """Accumulated over batches of 4 and 3, the gradient is that of all 7 at once."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)
@@ -221,7 +221,7 @@ def test_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_jax() -> None:
-    """Three steps, each with its own k, are those of PyTorch."""
+    """Three steps, each with its own k, equal PyTorch's."""
     pytest.importorskip("jax")
     names = run("In JAX")
     weights = torch.zeros(4, 3, requires_grad=True)

@@ -46,7 +46,7 @@ def test_the_script_for_cifar_10(
     assert "does k matter" in said
     assert (tmp_path / "runs" / "resnet" / "report.html").exists()
     assert names["study"].finished
-    # The images are moved by at most four pixels, and are otherwise as they were.
+    # Images are shifted by at most four pixels and otherwise unchanged.
     x = torch.arange(3 * 32 * 32.0).reshape(1, 3, 32, 32)
     changed = names["augment"](x.repeat(64, 1, 1, 1))
     assert changed.shape == (64, 3, 32, 32)

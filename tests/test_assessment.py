@@ -104,7 +104,7 @@ def test_the_temperature_that_made_predictions_too_sure_is_found(temperature: fl
 
 @pytest.mark.parametrize("wrong", [0, 20])
 def test_few_predictions_move_the_temperature_little(wrong: int) -> None:
-    """Whether all are right, which calls for certainty, or most are wrong, which calls for none."""
+    """Both if all are right, which calls for certainty, and if most are wrong."""
     labels = (np.arange(30) < wrong).astype(int)
     logits = np.array([[4.0, 0.0]] * 30)
     few, many = (
@@ -123,7 +123,7 @@ def test_a_temperature_is_found_for_any_probabilities(labels: list[int]) -> None
 
 
 def test_intervals_hold_if_an_example_has_several_labels() -> None:
-    """The error varies from example to example, so labels tell less than their number promises."""
+    """Errors vary from example to example, so labels are worth less than their number."""
     random = np.random.default_rng(0)
     examples, hits = np.arange(40).repeat(25), {True: 0, False: 0}
     for _ in range(400):
@@ -192,7 +192,7 @@ def test_the_interval_of_a_difference_in_log_loss() -> None:
 
 
 def blobs(rows: int = 300, seed: int = 0) -> tuple[Dataset, Encoder]:
-    """Two classes: told by the number "signal" alone; "noise" and the texts "hue" say nothing."""
+    """Return two classes that only the number "signal" separates; "noise" and "hue" are random."""
     random = np.random.default_rng(seed)
     labels = random.random(rows) < 0.3
     signal = np.clip(labels * 1.0 - 0.5 + random.normal(0, 0.2, rows), -1, 1)
@@ -345,7 +345,7 @@ def test_rows_of_a_group_do_not_count_as_independent() -> None:
     data, encoder = blobs(600)
     copies = torch.arange(600) // 10
     test = by_signal(data.features.numpy())[data.train_size :]
-    test = test[np.arange(200) // 10 * 10]  # alike within a group
+    test = test[np.arange(200) // 10 * 10]  # identical within a group
     flat = np.tile([0.9, 0.1], (200, 1))
     alone, grouped = (
         assess(data=each, encoder=encoder, test={"model": test, "plain": flat})
@@ -362,7 +362,7 @@ def test_rows_of_a_group_do_not_count_as_independent() -> None:
     one, other = grouped["comparison"]["log_loss"], alone["comparison"]["log_loss"]
     assert one["mean"] == pytest.approx(other["mean"])
     assert one["high"] - one["low"] > other["high"] - other["low"]
-    # Rows of a test file have no groups that are known.
+    # The groups of a test file's rows are unknown.
     unknown = torch.where(torch.arange(600) < data.train_size, copies, -1)
     found = assess(data=replace(data, groups=unknown), encoder=encoder, test={"model": test})
     assert (found["groups"], found["model"]) == (None, alone["model"])

@@ -1,4 +1,4 @@
-"""The bagging protocol: which trials it wants, and that a search can be resumed anywhere."""
+"""The bagging protocol: the trials it needs, and that a search can be resumed anywhere."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_best_rate_on_the_edge_brings_one_more(best: float, beyond: float) -> 
     for k in SMALL.ks:
         (added,) = {rate for pair_k, rate in pairs(outcomes) if pair_k == k} - {0.003, 0.01, 0.03}
         assert added == pytest.approx(beyond)
-    assert SMALL.open_ks(outcomes) == [2.0, 1.0, 0.5]  # it may lie further
+    assert SMALL.open_ks(outcomes) == [2.0, 1.0, 0.5]  # the best rate may lie further out
 
 
 def test_only_the_k_on_the_edge_gets_another_rate() -> None:
@@ -113,7 +113,7 @@ def test_only_finalists_go_on() -> None:
     assert {t.split.repetition for t in first} == {0}
     outcomes = {trial: world(best_k=0.5)(trial) for trial in first}
     going_on = protocol.wanted(outcomes)
-    # The best of k = 1 is there to compare with. One of five is trained already.
+    # The best pair of k = 1 is kept for comparison. One of five folds is trained already.
     assert pairs(going_on) == {(0.5, 0.01), (1.0, 0.01)}
     assert {t.split.repetition for t in going_on} == {1, 2, 3, 4}
     outcomes = finished(protocol, world(best_k=0.5), outcomes)
@@ -122,7 +122,7 @@ def test_only_finalists_go_on() -> None:
     assert len(outcomes) == protocol.foretold == 9 + 2 * 4
     # No rate is added, even if the best is on the edge.
     assert len(finished(protocol, world(best_rate=1e9))) == protocol.foretold
-    # Whether it is, first looks tell as well: the rates of these two were not the only ones.
+    # First looks also count when telling whether the best rate is on the edge.
     assert protocol.open_ks(outcomes) == []
     assert protocol.open_ks(finished(protocol, world(best_rate=1e9))) == [1.0, 0.5]
     without_1 = replace(protocol, ks=(2.0, 0.5))
@@ -143,7 +143,7 @@ def test_first_looks_may_be_at_a_sample() -> None:
     later = [trial for trial in outcomes if trial not in first]
     assert {trial.recipe for trial in later} == {RECIPE}
     assert {protocol.stage_of(trial) for trial in later} == {"search"}
-    assert len(later) == 2 * 5  # the best, and the best of k = 1: a sample's network is no member
+    assert len(later) == 2 * 5  # the best pair and that of k = 1, none trained on the sample
     assert len(protocol.recipes) == 2
     assert len(outcomes) == protocol.foretold == 9 + 10
     assert protocol.plan() == (
@@ -251,9 +251,9 @@ def same(ours: Outcome, theirs: Outcome) -> bool:
 
 @pytest.mark.parametrize("bins", [0, 5])
 def test_a_trial_gives_the_same_bits_alone_and_among_others(bins: int) -> None:
-    """For any other trials, any number of slots, and any previous network in its slot.
+    """Whatever the other trials, the number of slots, and the slot's previous network.
 
-    So a lost network can be trained again, and the model stays what it was.
+    So a lost network can be trained again without changing the model.
     """
     recipe = replace(RECIPE, bins=bins, stop_by="error and cross-entropy")
     trials = replace(SMALL, recipe=recipe, ks=(1.0, 0.5), learning_rates=(0.003, 0.1)).wanted({})

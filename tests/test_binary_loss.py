@@ -36,7 +36,7 @@ from test_transforms import COMPILED, DIRECT, compiled, differentiate, on_compil
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # What overflows or is no number does so as on a GPU; the interpreter would speak of it.
+    # Overflow and NaN are as on a GPU, where nothing warns of them.
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 
@@ -64,7 +64,7 @@ LOGITS = tuple(sign * size for size in SIZES for sign in (1.0, -1.0))
 def true(
     z: Tensor, t: Tensor, k: float | Tensor, pos_weight: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Values and pseudo-gradients of each logit, in float64."""
+    """Return the value and pseudo-gradient of each logit, in float64."""
     parts = (x.double().expand(z.shape).flatten().tolist() for x in (
         z.detach(), t.detach(), torch.as_tensor(k, dtype=torch.float64), torch.as_tensor(pos_weight)
     ))  # fmt: skip
@@ -82,7 +82,7 @@ def examples() -> tuple[Tensor, Tensor]:
 
 
 def assert_right(gradient: Tensor, k: float | Tensor) -> None:
-    """The pseudo-gradient of the sum of `examples`, and not that of cross-entropy."""
+    """Assert the pseudo-gradient of the sum over `examples`, not cross-entropy's gradient."""
     z, t = examples()
     assert_close(gradient.double(), true(z, t, k)[1], rtol=1e-5, atol=1e-8)
     plain = torch.sigmoid(z) - t
@@ -170,7 +170,7 @@ def test_it_is_the_loss_of_two_classes(k: float, soft: bool) -> None:
 
 @pytest.mark.usefixtures("path")
 def test_zero_weight_and_zero_bias_give_no_gradient() -> None:
-    """A positive of weight 0, and a logit whose probability is the target."""
+    """For a positive of weight 0, and for a logit whose probability is the target."""
     zero = torch.tensor(0.0)
     z, t = torch.tensor([3.0, 0.0]), torch.tensor([1.0, 0.5])
     gradient = differentiate(partial(summed, k=0.5), z, t)
@@ -232,7 +232,7 @@ def test_at_k_1_it_equals_pytorch(shape: tuple[int, ...], reduction: str) -> Non
 @covering(k=[0.5, torch.tensor([0.25, 1.0, 4.0])], reduction=["mean", "sum", "none"], path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_weights_multiply_the_pseudo_gradient(k: float | Tensor, reduction: str) -> None:
-    """And k may have one value for each class."""
+    """k may also have one value per class."""
     z, t = (x.double() for x in examples())
     weight, pos_weight = torch.rand(4, 1).double(), torch.tensor([2.0, 0.5, 3.0]).double()
     _, gradient = true(z, t, k, pos_weight)
@@ -269,7 +269,7 @@ def test_half_types_are_float32_rounded_once(dtype: torch.dtype, path: str) -> N
     for k in (0.25, 1.0, 2.0):
         value, gradient = true(z, t, k)
         f, ours = differentiate(partial(summed, k=k), z, t), tunable_bce(z, t, k=k)
-        # Triton's interpreter cuts off where a GPU rounds.
+        # Triton's interpreter truncates where a GPU rounds.
         close = assert_within_an_ulp if path == "triton" else partial(assert_close, rtol=0, atol=0)
         close(f, gradient.float().to(dtype))
         close(ours, value.mean().float().to(dtype))
@@ -290,7 +290,7 @@ def test_autocast() -> None:
 def test_blocks_of_the_gpus_kernel(
     upstream: float, soft: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several for each program, the last one not full; some with labels alone, some not."""
+    """Several per program, the last one partial; some have only hard labels."""
     needs("triton")
     from pseudograd.loss.triton import binary
 
@@ -381,7 +381,7 @@ def test_compiled(route: str, backend: str) -> None:
 
 
 def test_vmap_over_single_numbers() -> None:
-    """Logits without a dimension, each with a k of its own."""
+    """0-dimensional logits, each with its own k."""
     z, t = (x.flatten() for x in examples())
     k = torch.linspace(0.2, 3, len(z))
     gradient = vmap(grad(lambda z, t, k: tunable_bce(z, t, k=k)))(z, t, k)
@@ -438,7 +438,7 @@ def test_a_graph_of_make_fx() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("loss", [of_half, tunable_cross_entropy])
 def test_jit_trace(loss: Callable[..., Tensor]) -> None:
-    """Of soft targets in general: its check compares graphs with and without gradients."""
+    """With soft targets: its check compares graphs with and without gradients."""
     z, t = examples()
     traced = torch.jit.trace(loss, (z, t))
     assert_close(differentiate(traced, z, t), differentiate(loss, z, t))

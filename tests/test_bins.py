@@ -34,15 +34,15 @@ def shuffled(count: int, seed: int = 0) -> Tensor:
 
 
 def test_bins_are_equally_full_in_the_training_part() -> None:
-    values = shuffled(100).square()  # far from equally wide
-    features = torch.cat((values, torch.full((20,), 1e6))).unsqueeze(1)  # the test set is beyond
+    values = shuffled(100).square()  # so equal widths would be far from equally full
+    features = torch.cat((values, torch.full((20,), 1e6))).unsqueeze(1)  # test rows beyond
     bins = Bins.fit(a_set(features, 100), 4)
     assert bins.feature.tolist() == [0] * 4
     edges = [*bins.low.tolist(), (bins.low + bins.width)[-1].item()]
     assert (edges[0], edges[-1]) == (0.0, 99.0**2)
     assert torch.equal((bins.low + bins.width)[:-1], bins.low[1:])
     counts = [int(((values > a) & (values <= b)).sum()) for a, b in itertools.pairwise(edges)]
-    assert counts == [24, 25, 25, 25]  # the least value is the first edge
+    assert counts == [24, 25, 25, 25]  # the smallest value is the first edge
 
 
 def test_a_weight_of_two_equals_a_second_copy() -> None:
@@ -77,7 +77,7 @@ def test_features_of_few_values_have_none() -> None:
         shuffled(100) % 2,  # an indicator
         shuffled(100) % 5,
         shuffled(100) % 6,
-        torch.where(shuffled(100) < 2, shuffled(100), 0.0),  # nearly always the same
+        torch.where(shuffled(100) < 2, shuffled(100), 0.0),  # nearly constant
         torch.where(shuffled(100) < 40, shuffled(100), 0.0),
     ]
     bins = Bins.fit(a_set(torch.stack(columns, 1)), 8)
@@ -107,7 +107,7 @@ def test_features_inside_and_outside_of_the_bins() -> None:
     assert bins.encode(features).tolist() == [
         [0, 0], [0, 0], [0.5, 0], [1, 0], [1, 0.25], [1, 1], [1, 1],
     ]  # fmt: skip
-    stacked = bins.encode(features.expand(3, -1, -1))  # as a stack of networks gathers them
+    stacked = bins.encode(features.expand(3, -1, -1))  # the shape that a stack of networks gathers
     assert torch.equal(stacked, bins.encode(features).expand(3, -1, -1))
     assert features[0].tolist() == [9.0, -5.0]  # not changed in place
 

@@ -32,7 +32,7 @@ pytestmark = [
 
 
 def examples(shape: tuple[int, ...] = (CLASSES,)) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, labels of which one is ignored, and the k of each example; N == C by default."""
+    """Return logits, labels, one of them ignored, and each example's k; N == C by default."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(shape[0], CLASSES, *shape[1:], generator=generator)
     target = torch.randint(CLASSES, shape, generator=generator)
@@ -59,7 +59,7 @@ def test_class_k_follows_the_label(
 
 
 def test_another_ignore_index() -> None:
-    """A class that is ignored, and labels in bytes."""
+    """An ignored class, and uint8 labels."""
     logits, target, k = examples()
     target[1] = 3
     expected = differentiate(partial(tunable_cross_entropy, k=k, ignore_index=3), logits, target)
@@ -76,7 +76,7 @@ def test_one_example_without_a_batch() -> None:
 
 
 def test_probabilities_average_class_k() -> None:
-    """Weighted by the target, which for one-hot targets is the label's."""
+    """Weighted by the target; for one-hot targets, this is the label's k."""
     logits, _, _ = examples((2, 3))
     q = logits.flip(0).softmax(1)
     ours = differentiate(partial(tunable_cross_entropy, class_k=CLASS_K), logits, q)

@@ -34,7 +34,7 @@ def test_unknown_words_are_refused(
 def test_a_second_ctrl_c_does_not_wait_for_workers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python would abort at its end, with its workers in C++."""
+    """Python would abort at exit while its workers run C++ code."""
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

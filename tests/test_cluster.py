@@ -1,4 +1,4 @@
-"""Trials on Ray: the rules in a made-up cluster, and a real one of several nodes, one killed."""
+"""Trials on Ray: a simulated cluster, and a real one of several nodes, one of which is killed."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_without_a_node_left_a_task_waits_for_one() -> None:
 
 def test_data_arrive_as_they_were_sent() -> None:
     sent = replace(digits(), weights=torch.linspace(1, 2, 1797))
-    assert sent.sha256  # which it keeps
+    assert sent.sha256  # computed once and kept
     arrived = cluster._from_arrays(pickle.loads(pickle.dumps(cluster._to_arrays(sent))))
     assert arrived.sha256 == sent.sha256
     assert (arrived.name, arrived.train_size) == (sent.name, sent.train_size)
@@ -201,7 +201,7 @@ def test_a_cluster_can_be_told_to_stop() -> None:
     assert len([next(outcomes) for _ in range(20)]) == 20
     told.set()
     assert len(list(outcomes)) < 10
-    assert {*runner.cancelled} == {*runner.open}  # what was under way
+    assert {*runner.cancelled} == {*runner.open}  # the tasks in flight
     assert not trials
 
 
@@ -212,7 +212,7 @@ def test_as_many_tasks_as_there_are_places_also_when_nodes_join() -> None:
         under_way.append(len(runner.open))
         if number == 20:
             runner.places = 5
-    assert max(under_way[:20]) == 2 + 1  # the one more waits in Ray's queue
+    assert max(under_way[:20]) == 2 + 1  # the extra one waits in Ray's queue
     assert max(under_way) == 5 + 1
 
 
@@ -239,7 +239,7 @@ def test_tasks_are_of_about_equal_size(
 
 
 class MadeUpRay(SimpleNamespace):
-    """A connection to a cluster of given resources, and what is asked of it."""
+    """A fake connection to a cluster with the given resources, which records what is requested."""
 
     def __init__(self, **resources: float) -> None:
         super().__init__(
@@ -247,7 +247,7 @@ class MadeUpRay(SimpleNamespace):
             get_runtime_context=lambda: SimpleNamespace(gcs_address="10.0.0.1:6379"),
             cluster_resources=lambda: resources,
             put=lambda value: value,
-            shutdown=lambda: pytest.fail("it was not started here"),
+            shutdown=lambda: pytest.fail("Ray was not started here"),
             cloudpickle=cloudpickle,
         )
         self.asked: dict[str, object] = {}
@@ -445,7 +445,7 @@ def nodes() -> Iterator[Any]:
 
 
 def started_by(runner: RayRunner | ModuleRunner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The streams of all tasks that the runner will start."""
+    """Return a list that collects the streams of all tasks that the runner starts."""
     streams: list[Any] = []
     start = runner._start
 
@@ -467,7 +467,7 @@ def test_a_node_killed_in_mid_run_changes_nothing(
     first, held = PROTOCOL.wanted({})[0], tmp_path / "held"
 
     def holds_once(trials: list[Trial], *settings: Any) -> Iterator[Outcome]:
-        """Give one outcome and no other: those can only come from elsewhere."""
+        """Yield one outcome and hang: the others can only come from another worker."""
         import ray
 
         hold = first in trials and not held.exists()
@@ -498,7 +498,7 @@ def test_a_node_killed_in_mid_run_changes_nothing(
         assert study.run(counted, watch=kill_what_holds)
     found = study.ledger
     assert 0 < killed < len(expected)
-    assert calls <= 4  # what was lost did not wait for the next call
+    assert calls <= 4  # lost trials were rerun within the same call
 
     assert set(Study.open(tmp_path / "cluster").ledger) == set(expected)
     for trial, outcome in found.items():
@@ -519,7 +519,7 @@ def test_an_exception_in_a_worker_is_raised_once_and_unchanged(
         started = started_by(run, monkeypatch)
         with pytest.raises(ValueError, match="trials need the data 'other'") as error:
             list(run([replace(TRIAL, data="other")]))
-        assert type(error.value) is ValueError  # and not Ray's wrapper, with its many lines
+        assert type(error.value) is ValueError  # not Ray's multi-line wrapper
         assert len(started) == 1
 
 
@@ -564,7 +564,7 @@ def test_an_existing_connection_stays_open(nodes: Any) -> None:
 
 
 class Net(nn.Sequential):
-    """A class of this file, which a worker knows only as it was sent."""
+    """A class that workers cannot import: they get it pickled by value."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -606,7 +606,7 @@ def expected() -> list[Outcome]:
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Any]:
-    """As `nodes`, of which another test kills one."""
+    """Like `nodes`, one of which another test kills."""
     yield from a_cluster()
 
 
@@ -620,7 +620,7 @@ def test_modules_train_on_a_cluster_as_they_do_here(
 
 
 class Read(torch.utils.data.Dataset[Any]):
-    """Examples that differ from time to time, and so are read again and again."""
+    """Examples that vary between reads, and so are read in every epoch."""
 
     def __init__(self, start: int, end: int) -> None:
         self.start, self.end, self.reads = start, end, 0
@@ -630,7 +630,7 @@ class Read(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, at: int) -> tuple[torch.Tensor, torch.Tensor]:
         self.reads += 1
-        first = self.reads <= len(self) + 1  # when they are looked at
+        first = self.reads <= len(self) + 1  # while they are inspected
         return INPUTS[self.start + at] + 1e-3 * first, LABELS[self.start + at]
 
 
@@ -681,7 +681,7 @@ def test_a_module_missing_on_a_machine_raises_one_sentence(
 def test_a_study_on_a_cluster_ends_as_one_without(
     two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The network is a file of the current folder, which the workers' folder does not have."""
+    """The network is in a file of the current folder, which the workers' folder lacks."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("own_net.py").write_text(

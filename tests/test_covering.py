@@ -1,4 +1,4 @@
-"""The covering arrays that other tests are parametrised by: none may lack a combination."""
+"""The covering arrays that parametrise other tests miss no combination."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pseudograd.loss import cpu
 
 PROCESSORS = ("DEFAULT", "AVX2", "AVX512")
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-# Few classes are done by columns, many by rows; some fill the vectors, some leave a rest.
+# Few classes go by column, many by row; some fill whole vectors, some leave a tail.
 SHAPES = ((5,), (7, 3), (33, 10), (40, 64), (5, 131), (2, 21, 5, 7), (2, 70, 9), (3, 5, 4, 4, 2))
 
 
@@ -29,7 +29,7 @@ def _processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     here = torch.backends.cpu.get_cpu_capability()
     able = PROCESSORS[: PROCESSORS.index(here) + 1] if here in PROCESSORS else ("DEFAULT",)
     if request.param not in able or not cpu.library_path(request.param).exists():
-        pytest.skip(f"there are no kernels for {request.param}, or this processor is not one")
+        pytest.skip(f"no kernels for {request.param} on this machine")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
     cpu.kernels.cache_clear()
     yield
@@ -128,7 +128,7 @@ def test_no_examples(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("classes", [3, 70])
 @pytest.mark.parametrize("k", [0.1, 0.5, 1.0, 2.0])
 def test_a_certain_class_with_the_whole_target(classes: int, k: float) -> None:
-    """What rounding leaves of its p - q, up to 1e-16, is not part of the strength, 1e-22."""
+    """The rounding residue of its p - q, up to 1e-16, must not enter the strength, 1e-22."""
     logits = torch.zeros(50, classes, dtype=torch.float64)
     logits[:, 1] = 50 + math.log(classes)
     labels, wholes = torch.ones(50, dtype=torch.long), torch.linspace(0.1, 3, 50).double()
@@ -171,7 +171,7 @@ def test_soft_targets_of_every_size(classes: int, k: float) -> None:
 def test_the_largest_bias_of_a_side_has_all_its_strength_at_a_large_k(
     classes: int, k: float
 ) -> None:
-    """Rounding errors of log |e|, times k, must not make the largest one vanish as well."""
+    """Rounding errors of log |e|, times k, must not make the largest one vanish."""
     share = torch.linspace(0.51, 0.99, 300).mul(2**20).round().div(2**20)
     logits, target = torch.zeros(300, classes), torch.zeros(300, classes)
     logits[:, 0] = 400
@@ -186,7 +186,7 @@ def test_the_largest_bias_of_a_side_has_all_its_strength_at_a_large_k(
 @pytest.mark.parametrize("kind", ["labels", "soft", "both"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_binary_losses_in_whole_vectors_and_parts(dtype: torch.dtype, kind: str) -> None:
-    """Counts around those of vectors and blocks, and targets that make a block soft."""
+    """Sizes around those of vectors and blocks; one soft target makes its block soft."""
     for count in (1, 7, 8, 9, 513):
         generator = torch.Generator().manual_seed(count)
         z = (20 * torch.randn(count, generator=generator)).to(dtype).requires_grad_()
@@ -243,7 +243,7 @@ def test_many_examples_on_several_threads(kind: str) -> None:
 
 
 def test_the_gradient_belongs_to_one_backward_pass() -> None:
-    """It is handed over when it is needed no more, and copied when it is."""
+    """It is handed over once it is no longer needed, and copied before that."""
     logits, target = examples((9, 4), "labels", torch.float32)
     loss = tunable_cross_entropy(logits.requires_grad_(), target, k=0.5)
     (first,) = torch.autograd.grad(loss, logits, retain_graph=True)

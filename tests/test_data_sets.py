@@ -1,6 +1,6 @@
 """The benchmark sets: official formats, downloads from a local server, checksums.
 
-Most of it is about small sets, written in the official formats, and a registry that knows them.
+Most tests use small sets in the official formats, which they add to the registry.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def tar(members: dict[str, bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Small:
-    """A small set: its arrays, what is downloaded, and what is in that when it is unpacked."""
+    """A small set: its arrays, its downloads, and their unpacked members."""
 
     name: str
     x: NDArray[np.uint8]
@@ -98,7 +98,7 @@ class Small:
 
 
 def small(name: str) -> Small:
-    """Noise, which cannot be compressed, so that files are long enough to break off."""
+    """Return noise, which does not compress, so that files are long enough to be cut off."""
     shape = BENCHMARKS[name].shape
     random = np.random.default_rng(NAMES.index(name))
     x = random.integers(0, 256, (TRAIN + TEST, *shape), np.uint8)
@@ -142,7 +142,7 @@ def small(name: str) -> Small:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Small]:
-    """Put a small set into the registry; its content is listed, unless it is told by its files."""
+    """Put a small set into the registry; if ``called`` is None, only its files' hashes."""
 
     def put(name: str, *sources: str, called: str | None = "official") -> Small:
         set_ = small(name)
@@ -168,16 +168,16 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Small]:
 
 @dataclass
 class Server:
-    """What it has and does, and what it was asked for: path and first byte."""
+    """A server's files and behaviour, and its requests: path and first byte."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
     ranges: bool = True
-    cuts: list[int] = field(default_factory=list)  # the next answers break off after so many bytes
+    cuts: list[int] = field(default_factory=list)  # cut the next responses after so many bytes
 
     def put(self, folder: str, files: dict[str, bytes]) -> str:
-        """Offer files in a folder, and give its address."""
+        """Serve files in a folder; return its address."""
         self.files.update({f"/{folder}/{name}": content for name, content in files.items()})
         return f"{self.url}/{folder}/"
 
@@ -202,7 +202,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
             if start:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/*")
             self.send_header("Content-Length", str(len(content) - start))
-            if self.path.endswith(".gz"):  # as some servers do, who mean the file's own
+            if self.path.endswith(".gz"):  # as some servers do, meaning the file's own encoding
                 self.send_header("Content-Encoding", "x-gzip")
             self.end_headers()
             self.wfile.write(content[start:][: here.cuts.pop(0) if here.cuts else None])
@@ -219,7 +219,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.join()
 
 
-# --- Official files that are there ---
+# --- Official files that are present ---
 
 
 @pytest.mark.parametrize("unpacked", [False, True], ids=["packed", "unpacked"])
@@ -302,7 +302,7 @@ def test_unknown_names(call: Callable[[str], Dataset]) -> None:
         call("mnits")
 
 
-# --- What is damaged, or not what it should be ---
+# --- Damaged or wrong files ---
 
 
 def without_last(name: str) -> bytes:
@@ -380,7 +380,7 @@ def test_files_that_do_not_fit_together(
 
 
 def swapped(set_: Small) -> dict[str, bytes]:
-    """The same files, but two labels of the test set have changed places."""
+    """Return the same files with two test labels swapped."""
     y = set_.y[TRAIN:].copy()
     first = int(np.flatnonzero(y != y[0])[0])
     y[[0, first]] = y[[first, 0]]
@@ -463,7 +463,7 @@ def cut(folder: Path) -> None:
 
 
 def consistent(folder: Path) -> None:
-    """Other arrays, and their hash beside them."""
+    """Change the arrays and the hash stored with them."""
     one_bit(folder)
     pictures, labels = (np.load(folder / name) for name in ("pictures.npy", "labels.npy"))
     content = pictures.tobytes() + labels.astype(np.int64).tobytes()
@@ -787,7 +787,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_the_real_sets(name: str, tmp_path: Path) -> None:
-    """From the official files, without the arrays that may have been kept beside them."""
+    """From the official files, without arrays that may be cached with them."""
     folder = os.environ.get("PSEUDOGRAD_DATA")
     if folder is None:
         pytest.skip("PSEUDOGRAD_DATA names no folder with the official files")

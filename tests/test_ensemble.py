@@ -1,4 +1,4 @@
-"""Ensembles: what they predict, that they come back from their file, and how they are chosen."""
+"""Ensembles: their predictions, saving and loading, and how they are chosen."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_impossible_ensembles_are_refused() -> None:
 
 
 def right_on(rows: Tensor, labels: Tensor, sure: float = 0.9, otherwise: float = 0.1) -> Tensor:
-    """Two classes, of which the labelled one has ``sure`` on these rows, else ``otherwise``."""
+    """Return two classes' probabilities: the label has ``sure`` on ``rows``, else ``otherwise``."""
     own = torch.full((len(labels),), otherwise)
     own[rows] = sure
     return torch.stack((own, 1 - own), 1).gather(1, torch.stack((labels, 1 - labels), 1))
@@ -174,13 +174,13 @@ def test_example_weights_equal_copies() -> None:
 
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
 def test_a_known_temperature_is_found(temperature: float) -> None:
-    """Of networks that are off by it, on examples whose labels have just their probabilities."""
+    """Networks are off by it; labels occur exactly as often as the true probabilities say."""
     p = random(200, 3).softmax(1) ** 2
     p = p / p.sum(1, keepdim=True)
     off = tempered(p, 1 / temperature).repeat_interleave(3, 0)
     labels = torch.arange(600) % 3
     found = fit_temperature(off.log().double().numpy(), labels.numpy(), p.flatten().numpy())
-    assert found == pytest.approx(temperature, rel=0.08)  # it is drawn towards 1
+    assert found == pytest.approx(temperature, rel=0.08)  # it is shrunk towards 1
     assert (found - temperature) * (1 - found) > -1e-3
 
 
@@ -204,8 +204,8 @@ def test_out_of_fold_predictions_are_of_networks_that_have_not_seen_the_example(
     assert [cell.k for cell in found.cells] == [1.0, 0.5]
     assert [len(networks) for networks in found.networks] == [10, 10]
     assert found.out_of_fold.shape == (2, len(found.rows), 3)
-    assert found.votes.shape == (len(found.rows), 4)  # two cuts into folds for each k
-    assert set(range(35)) <= set(range(len(found.rows)))  # all but up to three in both cuts
+    assert found.votes.shape == (len(found.rows), 4)  # two splits into folds for each k
+    assert set(range(35)) <= set(range(len(found.rows)))  # each split leaves out up to three
     row = int(found.rows[7])
     unseen = [
         Network.of(outcomes[trial], data).probabilities(data.features[row : row + 1])

@@ -25,7 +25,7 @@ PROBABILITIES = torch.full((3, 4), 0.25)
 
 
 class Bad(NamedTuple):
-    """A call, and what its error must be: its type, the argument's name, and words of advice."""
+    """A call, and its expected error: the type, the argument's name, and words of advice."""
 
     arguments: dict[str, Any]
     error: type[Exception]
@@ -208,7 +208,7 @@ def test_function(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_module(name: str) -> None:
-    """When it is made or when it is used, with the same words."""
+    """When it is constructed or when it is called, with the same words."""
     arguments = dict(BAD[name].arguments)
     examples = arguments.pop("input"), arguments.pop("target")
     assert_clear(BAD[name], lambda: TunableCrossEntropyLoss(**arguments)(*examples))
@@ -230,7 +230,7 @@ def test_module_refuses_k_when_made(k: Any) -> None:
         TunableCrossEntropyLoss(k=k)
 
 
-# What is wrong whatever the logits are.
+# Wrong for any logits.
 OF_ITSELF = [
     name
     for name, bad in BAD.items()
@@ -263,7 +263,7 @@ def test_a_rule_is_a_function() -> None:
         TypeError, match=r"to turn a function of the bias into a rule, use .*from_bias"
     ):
         RuleCrossEntropyLoss(lambda bias: bias)  # type: ignore[arg-type, misc]
-    RuleCrossEntropyLoss(torch.sub)  # whose signature Python does not know
+    RuleCrossEntropyLoss(torch.sub)  # its signature is unknown to Python
 
 
 def test_a_rule_gives_a_number_for_each_class() -> None:
@@ -275,7 +275,7 @@ def test_a_rule_gives_a_number_for_each_class() -> None:
 
 @pytest.mark.parametrize("k", [0.0, math.nan])
 def test_k_is_checked_under_transforms(k: float) -> None:
-    """A number is always known, whatever traces the tensors."""
+    """A Python number is always known, whatever traces the tensors."""
     with pytest.raises(ValueError, match="k must be a finite number above 0"):
         torch.func.grad(lambda z: tunable_cross_entropy(z, LABELS, k=k))(LOGITS)
 
@@ -283,7 +283,7 @@ def test_k_is_checked_under_transforms(k: float) -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.longdouble])
 def test_numbers_of_numpy_are_compared_as_they_are(kind: Callable[[float], Any]) -> None:
-    """And not in their own type, in which the greatest k there may be is none."""
+    """Not in their own type, in which the greatest allowed k may overflow."""
     assert TunableCrossEntropyLoss(k=kind(0.5)).k == 0.5
     for wrong in (0, math.nan, math.inf):
         with pytest.raises(ValueError, match="k must be a finite number above 0"):

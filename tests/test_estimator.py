@@ -32,13 +32,13 @@ X, Y = load_iris(return_X_y=True)
 
 
 def trained(**parameters: Any) -> TunableMLPClassifier:
-    """With k and learning rate given: it just trains five networks."""
+    """Return a classifier with a given k and learning rate: it only trains five networks."""
     given = {"k": 0.5, "learning_rate": 0.1, "random_state": 0, "max_iter": 12, **parameters}
     return TunableMLPClassifier((8,), **given)
 
 
 def tuned(**parameters: Any) -> TunableMLPClassifier:
-    """With a choice that takes little time."""
+    """Return a classifier with a quick search."""
     given = {"ks": (0.5, 1), "random_state": 0, "max_iter": 4, **parameters}
     return TunableMLPClassifier((8,), **given)
 
@@ -89,7 +89,7 @@ def test_a_single_network_in_place_of_the_ensemble(metric: str) -> None:
     }  # fmt: skip
     assert model.score(X, Y) > 0.8
     assert np.allclose(model.predict_proba(X).sum(1), 1)
-    # It is one of the networks that an ensemble of that pair alone would have.
+    # It is one of the networks of an ensemble of only that pair.
     pair = tuned(k=model.k_, learning_rate=model.learning_rate_, metric=metric).fit(X, Y)
     first = pair.ensemble_.networks[0].parameters[0][0]
     assert torch.equal(model.ensemble_.networks[0].parameters[0][0], first)
@@ -112,7 +112,7 @@ def test_features_have_names() -> None:
 
 
 def pets(rows: int = 120) -> tuple[pd.DataFrame, NDArray[Any]]:
-    """Weights with gaps, and colours as texts: cats are light or grey, dogs heavy or black."""
+    """Return weights with gaps, and colours: cats are light or grey, dogs heavy or black."""
     random = np.random.RandomState(0)
     dog = random.rand(rows) < 0.5
     weight = np.where(dog, 20, 4) + random.randn(rows)
@@ -140,7 +140,7 @@ def test_a_frame_of_numbers_with_gaps() -> None:
     model = trained().fit(only, labels)
     known = only["weight"].notna()
     assert model.score(only[known], labels[known]) > 0.95
-    assert model.predict_proba(only.fillna(5.0)).shape == (120, 2)  # new rows need have no gaps
+    assert model.predict_proba(only.fillna(5.0)).shape == (120, 2)  # new rows need not have gaps
 
 
 def test_frames_of_polars() -> None:
@@ -174,7 +174,7 @@ def test_scores_have_the_form_of_a_grid_searchs() -> None:
         assert pair["learning_rate"] == ours["param_learning_rate"][at]
 
 
-# --- what is chosen --------------------------------------------------------------------------
+# --- the choice ------------------------------------------------------------------------------
 
 
 def test_digits() -> None:
@@ -191,12 +191,12 @@ def test_digits() -> None:
     assert len(model.ensemble_.networks) == 5 * len(model.members_)
     assert {k for k, _, _ in model.members_} <= {0.25, 1}
     assert sum(share for _, _, share in model.members_) == pytest.approx(1)
-    assert all(len(str(share)) <= 4 for _, _, share in model.members_)  # twentieths
+    assert all(len(str(share)) <= 4 for _, _, share in model.members_)  # multiples of 1/20
 
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
-    """All that were asked for."""
+    """Return a list that collects the trials that are run."""
     asked: list[Trial] = []
     run = Fleet.run
 
@@ -232,7 +232,7 @@ def test_fixed_k_and_rate_train_one_pair(trials: list[Trial]) -> None:
 
 def test_settings_follow_the_number_of_examples(trials: list[Trial]) -> None:
     TunableMLPClassifier(learning_rate=0.1, max_iter=1).fit(X, Y)
-    expected = table_recipe("examples", 147, max_epochs=1)  # 3 flowers come twice
+    expected = table_recipe("examples", 147, max_epochs=1)  # 3 flowers are duplicates
     assert {trial.recipe for trial in trials} == {expected}
     assert {trial.k for trial in trials} == {2.0, 1.0, 0.5}
     assert len(trials) == 3 * 5
@@ -249,7 +249,7 @@ def test_parameters_reach_the_trials(trials: list[Trial]) -> None:
 
 
 def test_the_metric_decides_about_the_ensemble() -> None:
-    """A rare class that is hard to tell: nobody gains by it unless the metric does."""
+    """Predicting a rare, hard class pays only under the balanced metric."""
     random = np.random.RandomState(0)
     rare = random.rand(300) < 0.15
     rows = (rare + 0.9 * random.randn(300))[:, None]
@@ -300,7 +300,7 @@ def test_the_weights_unit_does_not_matter() -> None:
 
 
 def test_weights_decide_between_labels() -> None:
-    """Every flower comes with the right and with a wrong label; the heavier one is learned."""
+    """Every flower has a right and a wrong label; the heavier one is learned."""
     wrong = (Y + 1) % 3
     rows, labels = np.concatenate([X, X]), np.concatenate([Y, wrong])
     for weight, expected in ((0.05, Y), (20, wrong)):
@@ -358,7 +358,7 @@ def test_rows_with_several_labels_are_learned_by_their_counts() -> None:
 def parts_of(
     rows: NDArray[Any], labels: NDArray[Any], weights: NDArray[Any], begin: int = 0
 ) -> list[set[Any]]:
-    """The different examples in each of the five parts, from a repetition on."""
+    """Return the distinct examples in each of the five parts, starting at a repetition."""
     data = _dataset(rows.astype(np.float32), labels, weights)
     assert data.weights is None or data.weights[: data.train_size].sum() == weights.sum()
     turns = [Split(plan=5, repetition=begin + turn, bagged=True) for turn in range(5)]
@@ -382,7 +382,7 @@ def test_a_dominant_example_is_in_every_part() -> None:
     weights = np.where(np.arange(40) == 3, 20.0, 1.0)
     found = parts_of(rows, labels, weights)
     assert set.intersection(*found) == {(3, 1)}
-    # Examples of a rare class may all be heavy: no copy of one that is trained on judges.
+    # All examples of a rare class may be heavy: copies of one are never in two parts.
     rare = (np.arange(40) % 8 == 0).astype(int)
     apart = parts_of(rows, rare, np.where(rare == 1, 7.0, 1.0))
     assert sum(map(len, apart)) == len(set.union(*apart)) == 40
@@ -401,7 +401,7 @@ def test_weights_are_copies_where_labels_differ(model: TunableMLPClassifier) -> 
 
 
 def test_predictions_are_those_of_the_ensemble() -> None:
-    """On features that are scaled by median and quartiles, and squeezed."""
+    """On features that are scaled by median and quartiles, then squashed."""
     rows = np.random.RandomState(0).permutation(101.0 * np.arange(101))[:, None] ** 2
     labels = rows[:, 0] > np.median(rows)
     model = trained().fit(rows, labels)

@@ -1,4 +1,4 @@
-"""Figures in the documents are those of the files that they come from."""
+"""Figures in the documents equal those in the result files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESULTS = ROOT / "benchmarks/results"
 
 
 def rows_of_tables(document: str) -> list[list[str]]:
-    """The cells of every table row of a document."""
+    """Yield the cells of every table row of a document."""
     lines = (ROOT / document).read_text("utf-8").splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
 
@@ -24,7 +24,7 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def on_cpu(shape: str, text: str) -> list[float]:
-    """Cross-entropy's microseconds, and our multiples of them for each k."""
+    """Return cross-entropy's microseconds, and our time for each k as a multiple of them."""
     target = re.sub(r", .*| \(.*", "", text) or "labels"
     dtype = next((name for name in ("float64", "bfloat16") if name in text), "float32")
     way = "compiled" if "compiled" in text else "eager"
@@ -38,7 +38,7 @@ def on_cpu(shape: str, text: str) -> list[float]:
 
 
 def on_gpu(dtype: str, shape: str) -> list[float]:
-    """Milliseconds for each k, and those of cross-entropy, eager and compiled."""
+    """Return the milliseconds for each k, and those of cross-entropy, eager and compiled."""
     wanted = {"form": "logits", "shape": shape, "dtype": dtype}
     lines = [line for line in read("loss_wall_cuda.csv") if wanted.items() <= line.items()]
     found = {line["way"]: float(line["wall_ms_median"]) for line in lines}
@@ -97,7 +97,7 @@ def test_speed_in_the_readme(row: list[str]) -> None:
 
 
 def reported() -> dict[str, list[str]]:
-    """Rows of the half of the tables that no default was chosen on, by method."""
+    """Return rows on the half of the tables that no default was chosen on, by method."""
     found: dict[str, list[str]] = {}
     for row in rows_of_tables("benchmarks/results/tables.md"):
         found.setdefault(row[0], row)  # the first table is that half's
@@ -111,7 +111,7 @@ def test_accuracy_on_tables() -> None:
     assert rows["**`TunableMLPClassifier`**"][1:4] == [ours[2], ours[3], ours[7]]
     for name, method in CLASSIFIERS.items():
         line = methods[method]
-        better, _, worse = line[5].split(" / ")  # of the peer
+        better, _, worse = line[5].split(" / ")  # from the peer's side
         assert rows[name][1:] == [line[2], line[3], line[7], f"{worse} / {better}"]
 
 
@@ -131,7 +131,7 @@ def test_when_k_helps() -> None:
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
     results = rows_of_tables("RESULTS.md")
     for words, depth in (("one hidden layer", "1"), ("five hidden layers", "5")):
-        row = next(row for row in results if row[0] == depth)  # its first table has the means
+        row = next(row for row in results if row[0] == depth)  # the first table has the means
         mean, low, high = re.findall(r"[−+]\d\.\d\d", row[2])
         pattern = rf"{words} \|[^|]*\| {re.escape(mean)} .*?{re.escape(low)} to {re.escape(high)}"
         assert re.search(pattern, text), row

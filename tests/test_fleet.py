@@ -37,7 +37,7 @@ EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
 
 @functools.cache
 def blobs(kind: str = "pixels") -> Dataset:
-    """Four overlapping classes, as pixels or as numbers in [-3, 5]: 213 to train on, 50 to test."""
+    """Return four overlapping classes, as pixels or numbers in [-3, 5]: 213 train, 50 test."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(4, (263,), generator=generator)
     centres = torch.rand(4, 12, generator=generator, dtype=torch.float64)
@@ -53,7 +53,7 @@ ONE = a_trial("blobs", (9,), k=1, learning_rate=0.3, batch_size=32, max_epochs=8
 
 
 def mixed(**shared: Any) -> list[Trial]:
-    """Trials that differ in all that a fleet's trials may differ in."""
+    """Return trials that differ in everything that a fleet's trials may differ in."""
     base = replace(ONE, **shared)
     retrain, bagged = base.split.retrain, base.split.bagged
     step = (
@@ -99,7 +99,7 @@ def plain(trial: Trial, kind: str = "pixels") -> PlainRun:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> dict[Trial, list[Layers]]:
-    """The layers of every trial's network after each of its epochs."""
+    """Record the layers of every trial's network after each of its epochs."""
     seen: dict[Trial, list[Layers]] = {}
     judge = Crew._judge_the_epoch
 
@@ -175,26 +175,25 @@ def test_every_slot_follows_a_plain_loop(
 
 
 def test_the_trials_above_do_what_they_are_there_for() -> None:
-    """They stop for every reason and at different times, improve after the start, and are clipped
-    in some steps and not in others."""
+    """They stop for every reason and at different epochs, improve, and clip some of the steps."""
     every = [[plain(trial) for trial in mixed(**shared)] for shared in SHARED]
     for shared, runs in zip(SHARED, every, strict=True):
         assert {run.outcome.stopped_by for run in runs} >= {"patience", "limit"}
         assert len({run.outcome.epochs for run in runs}) >= 3
         assert len({run.outcome.best_epoch for run in runs}) >= 2
-        assert min(run.outcome.error for run in runs) < 0.7  # at chance 0.8
+        assert min(run.outcome.error for run in runs) < 0.7  # 0.8 is chance
         if "clip" in shared:
             assert all(run.clipped == 0 for run in runs if recipe_of(run.outcome.trial).clip == 1e6)
             assert any(run.clipped > 0 for run in runs)
     assert any(0 < run.clipped < run.steps for runs in every for run in runs)
-    # Some have their lowest error again, and not in the next epoch; then patience ends them.
+    # Some reach their lowest error again, not in the next epoch; then patience stops them.
     firsts, lasts = every[0], every[-1]
     later = [
         b.outcome.best_epoch > a.outcome.best_epoch for a, b in zip(firsts, lasts, strict=True)
     ]
     assert any(later)
     assert [run.outcome.epochs for run in lasts] == [run.outcome.epochs for run in firsts]
-    # By the mixed score, others are the best epochs than by the error.
+    # The best epochs by the mixed score differ from those by the error.
     mixed_scores, errors = every[-2], [plain(trial) for trial in mixed(split=BAGGED)]
     assert [run.outcome.best_epoch for run in mixed_scores] != [
         run.outcome.best_epoch for run in errors
@@ -222,7 +221,7 @@ def test_outcomes_depend_on_the_trial_alone(shared: dict[str, Any]) -> None:
 @pytest.mark.parametrize("slots", [None, 3], ids=["all at once", "refilled"])
 @pytest.mark.parametrize("shared", [SHARED[0], SHARED[11], SHARED[14]], ids=str)
 def test_ramps_follow_a_plain_loop(shared: dict[str, Any], slots: int | None) -> None:
-    """Beside constant k, of other lengths, up and down."""
+    """Beside constant k; of different lengths, rising and falling."""
     ks: list[float | Ramp] = [Ramp(0.25, 4), Ramp(2, 0.5), 1.0, Ramp(1, 3), 4.0, Ramp(4, 0.25), 2.0]
     trials = [replace(one, k=k) for one, k in zip(mixed(**shared), ks, strict=True)]
     fleet = Fleet(blobs(), slots=slots, precision="float64", keep_parameters=True)
@@ -261,7 +260,7 @@ def test_divergence_is_noted(rate: float, activation: str, precision: str) -> No
     assert 0 <= outcome.stop_error <= 1
     assert all(0 <= error <= 1 for error in outcome.curve)
     assert 1 <= outcome.best_epoch <= outcome.epochs == len(outcome.curve)
-    if activation == "relu":  # tanh keeps a network with any weights in bounds
+    if activation == "relu":  # tanh bounds a network with any weights
         assert outcome.stopped_by == "diverged"
         assert outcome.epochs < 100
     if precision == "float64":
@@ -269,7 +268,7 @@ def test_divergence_is_noted(rate: float, activation: str, precision: str) -> No
 
 
 def test_a_network_of_nan_gets_everything_wrong() -> None:
-    """Also where argmax would find the label: at the first NaN."""
+    """Even where argmax would return the label: at the first NaN."""
     examples = Examples(torch.ones(4, 1), torch.tensor([0, 0, 1, 1]), 1.0, 0.0)
     stack = Stack(examples, (1, 2), "relu", "sgd", models=3)
     for model, weights in enumerate(([math.nan, 1.0], [1.0, -math.inf], [1.0, 0.0])):
@@ -288,7 +287,7 @@ def test_large_weights_that_predict_well_are_not_divergence() -> None:
 
 
 def test_a_nan_weight_is_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the outputs are finite: a kernel's ReLU makes 0 of NaN."""
+    """Even if the outputs are finite: a kernel's ReLU turns NaN into 0."""
     epochs: list[int] = []
 
     def broken(stack: Stack, *_: Any) -> None:
@@ -310,7 +309,7 @@ def test_a_nan_weight_is_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def splitmix64(state: int) -> int:
-    """The first output of SplitMix64 from a state, in Python's integers."""
+    """Return the first output of SplitMix64 from a state, in Python integers."""
     z = (state + 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
@@ -400,7 +399,7 @@ def test_initial_weights_are_glorot_uniform(fan_in: int, fan_out: int) -> None:
         assert abs(each.mean().item()) < scale * math.sqrt(1 / 3)
         assert abs(each.square().mean().item() - 1 / 3) < scale * math.sqrt(4 / 45)
         assert abs((each[1:] * each[:-1]).mean().item()) < scale / 3
-    # Seeds and layers have nothing to do with each other.
+    # Seeds and layers are uncorrelated.
     others = randomness.glorot_uniform(torch.arange(20), 1, fan_in, fan_out).double() / limit
     table = torch.cat((weights, others)).flatten(1)
     correlation = table @ table.T / table.shape[1] * 3
@@ -412,7 +411,7 @@ def test_orders_are_permutations_and_all_different() -> None:
     orders = randomness.order(seeds, epochs, 100)
     assert torch.equal(orders.sort(1).values, torch.arange(100).expand(1600, 100))
     assert len({tuple(order) for order in orders.tolist()}) == 1600
-    # Every example comes everywhere: position × example counts of 16 ± 4.
+    # Every example appears in every position: position × example counts of 16 ± 4.
     counts = torch.zeros(100, 100).scatter_add_(0, orders, torch.ones(1600, 100))
     chi_square = ((counts - 16).square() / 16).sum().item()
     assert chi_square == pytest.approx(99 * 99, abs=6 * math.sqrt(2 * 99 * 99))
@@ -444,7 +443,7 @@ def test_the_five_parts_and_their_roles(size: int, plan: int) -> None:
         }
         assert len(pairs) == 20
         assert len({pair[0] for pair in pairs}) == len({pair[1] for pair in pairs}) == 5
-    if size > 9:  # after twenty repetitions the cut is a new one
+    if size > 9:  # after twenty repetitions, the split is a new one
         assert set(cuts[0].judge.tolist()) not in [set(cut.judge.tolist()) for cut in cuts[20:]]
 
 
@@ -487,7 +486,7 @@ def test_bagged_networks_train_on_all_that_they_are_not_judged_on(size: int) -> 
     rounds = [torch.cat([cut.judge for cut in cuts[start : start + 5]]) for start in (0, 5)]
     for judged in rounds:
         assert len(judged.unique()) == len(judged) == size // 5 * 5
-    if size > 9:  # after five repetitions the cut is a new one
+    if size > 9:  # after five repetitions, the split is a new one
         folds = [{*cut.judge.tolist()} for cut in cuts]
         assert all(fold not in folds[5:] for fold in folds[:5])
 
@@ -512,7 +511,7 @@ SPLITS = [Split(3, repetition, **role) for repetition in (0, 1, 7, 21)
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_groups_stay_on_one_side_of_every_split(split: Split) -> None:
-    """Of 1 to 20 examples each; rows of one group lie apart in the data."""
+    """Groups have 1 to 20 examples each, scattered over the data."""
     generator = torch.Generator().manual_seed(0)
     groups = torch.arange(20).repeat_interleave(torch.arange(1, 21))
     groups = groups[torch.randperm(210, generator=generator)]
@@ -523,14 +522,14 @@ def test_groups_stay_on_one_side_of_every_split(split: Split) -> None:
     seen = set(groups[cut.train].tolist())
     for part in [cut.stop] if split.retrain else [cut.stop, cut.judge]:
         assert not seen & set(groups[part].tolist())
-    assert len(cut.stop) == 42  # these groups can be parted evenly
-    # Networks of one stack have equally many examples, whatever their fold.
+    assert len(cut.stop) == 42  # these groups can be split evenly
+    # All networks of a stack have equally many examples, whatever their fold.
     other = parts(data, replace(split, repetition=split.repetition + 13), stratified=True)
     assert [len(part) for part in vars(cut).values()] == [len(p) for p in vars(other).values()]
 
 
 def test_a_large_group_takes_no_examples_from_the_others() -> None:
-    """Networks of one stack have equally many examples: of smaller folds, some come again."""
+    """All networks of a stack have equally many examples: smaller folds repeat some."""
     groups = torch.tensor([0] * 30 + [*range(1, 11)] * 4 + [-1] * 5)
     data = Dataset("large", torch.zeros(75, 1), torch.arange(75) % 2, 70, groups=groups)
     splits = [Split(3, repetition, bagged=True) for repetition in range(5)]
@@ -555,7 +554,7 @@ def test_groups_that_cannot_be_folds() -> None:
 
 
 def test_the_plan_is_a_pure_function() -> None:
-    """Of sizes and split: not of the features, the labels, the name, or what was asked before."""
+    """Of sizes and split: not of the features, the labels, the name, or earlier calls."""
     other = Dataset("other", torch.ones(263, 3), torch.zeros(263).long(), 213, (0.0, 1.0))
     for split in (Split(), Split(1), Split(1, 3), Split(1, 23), Split(1, 3, True)):
         first, second, again = (parts(data, split) for data in (blobs(), other, blobs()))
@@ -591,7 +590,7 @@ def test_the_test_set_is_used_only_for_final_networks(retrain: bool) -> None:
 
 
 def test_divergence_is_not_judged_by_the_test_set() -> None:
-    """Large weights and errors around 1/10, where the labels of the test set are all the same."""
+    """Weights are large and errors around 1/10; all labels of the test set are the same."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(1000) % 2
     features = labels[:, None] - 0.5 + 0.5 * torch.randn(1000, 1, generator=generator)
@@ -643,7 +642,7 @@ def test_features_are_scaled_to_the_range_of_the_trial(feature_range: tuple[floa
         ours = crew.stack.examples.gather(torch.arange(263).reshape(1, -1), torch.float64)
         torch.testing.assert_close(ours[0], plain_loop.scaled(data, trial), **EXACT)
         assert (ours.min().item(), ours.max().item()) == pytest.approx(feature_range)
-        assert crew.stack.examples.features.dtype == data.features.dtype  # pixels stay small
+        assert crew.stack.examples.features.dtype == data.features.dtype  # pixels stay uint8
 
 
 def test_gathering_leaves_the_features_alone() -> None:
@@ -659,7 +658,7 @@ def test_the_layout_of_the_features_does_not_matter(precision: str) -> None:
     data = blobs()
     turned = replace(data, features=data.features.T.contiguous().T)
     crew = Crew(Fleet(turned, precision=precision), ONE, CPU, 1, 1)
-    assert crew.stack.examples.features.is_contiguous()  # as the kernels take them to be
+    assert crew.stack.examples.features.is_contiguous()  # as the kernels assume
     ours, theirs = (list(Fleet(d, precision=precision).run([ONE])) for d in (turned, data))
     assert ours == theirs
 
@@ -735,14 +734,14 @@ def test_out_of_memory_halves_the_slots(
 def test_out_of_memory_while_judging_loses_no_trial(
     at: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After some of those that end in the same epoch: of two kinds, judged one after the other."""
+    """Among trials of two kinds that end in the same epoch, evaluated one kind after the other."""
     trials = [replace(ONE, seed=s, split=Split(test=s % 2 == 1), max_epochs=2) for s in range(4)]
     expected = {outcome.trial: outcome for outcome in Fleet(blobs()).run(trials)}
     calls: list[int] = []
     original = getattr(Stack, at)
 
     def limited(stack: Stack, *arguments: Any) -> Any:
-        if at == "best_of" or len(arguments) == 2:  # of the best versions, for the last judgement
+        if at == "best_of" or len(arguments) == 2:  # the best versions, for the final evaluation
             calls.append(len(stack.weights[0]))
             if len(calls) == call:
                 raise torch.OutOfMemoryError("simulated")
@@ -756,7 +755,7 @@ def test_out_of_memory_while_judging_loses_no_trial(
 
 
 def test_out_of_memory_while_the_slots_become_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last network is copied out of a stack of two, which takes room for a third."""
+    """Copying the last network out of a stack of two takes memory for a third."""
     trials = [replace(ONE, seed=seed, max_epochs=2 * seed + 1) for seed in range(2)]
     expected = {outcome.trial: outcome for outcome in Fleet(blobs()).run(trials)}
     original, calls = Stack.select, []
@@ -815,7 +814,7 @@ def test_memory_is_freed_before_the_next_attempt(monkeypatch: pytest.MonkeyPatch
 def test_slots_are_planned_from_free_memory(
     cached: int, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here of 10^9 bytes, and those that PyTorch has and does not use, for 53 million a trial."""
+    """Here 10^9 bytes plus PyTorch's unused cache, at 53 million per trial."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**9, 10**12))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: cached + 7)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 7)
@@ -835,7 +834,7 @@ def test_outcomes_come_as_they_end() -> None:
 def test_an_iteration_may_be_closed_early() -> None:
     fleet = Fleet(blobs(), slots=2)
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")  # not what the fleet works in
+    torch.set_float32_matmul_precision("high")  # not the fleet's precision
     try:
         running = iter(fleet.run(mixed()))
         next(running)
@@ -852,9 +851,9 @@ def test_an_iteration_may_be_closed_early() -> None:
 def test_products_are_as_precise_as_asked_for(
     precision: str, ambient: str, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In training and evaluation, whatever PyTorch is set to, and that comes back.
+    """In training and evaluation, whatever PyTorch's setting, which is restored.
 
-    On a CPU nothing is gained by rounding, so there all are precise.
+    On a CPU rounding saves no time, so every precision is full there.
     """
     seen: set[tuple[str, str]] = set()
     for name in ("train", "evaluate"):
@@ -879,7 +878,7 @@ def test_products_are_as_precise_as_asked_for(
 
 @pytest.mark.parametrize("first", ["high", "highest"])
 def test_concurrent_fleets_use_the_stricter_precision(first: str) -> None:
-    """For any order of starting and ending."""
+    """For any order of starting and finishing."""
     before = torch.get_float32_matmul_precision()
     now = torch.get_float32_matmul_precision
     second = "high" if first == "highest" else "highest"
@@ -905,7 +904,7 @@ def test_concurrent_fleets_use_the_stricter_precision(first: str) -> None:
 
 
 def test_several_workers_give_what_one_gives() -> None:
-    """On the CPU each of PyTorch's threads is a worker; its settings come back in the end."""
+    """On the CPU each of PyTorch's threads is a worker; its settings are restored at the end."""
     trials = mixed()
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
@@ -930,7 +929,7 @@ def test_several_workers_give_what_one_gives() -> None:
 
 
 def test_trials_may_be_added_to_the_queue() -> None:
-    """As outcomes come, more trials are asked for; in threads a fleet may end before they are."""
+    """More trials are added as outcomes arrive; in threads, a fleet may finish before that."""
     trials = [replace(ONE, seed=seed, max_epochs=3) for seed in range(20)]
     queue, later, found = deque(trials[:2]), deque(trials[2:]), {}
     while queue or later:
@@ -973,7 +972,7 @@ def test_added_trials_must_share_the_architecture() -> None:
 def test_outcomes_do_not_depend_on_other_trials_to_the_last_bit(
     hidden: tuple[int, ...], activation: str, batch_size: int
 ) -> None:
-    """Also in single precision, where a different rounding grows into a different error."""
+    """Even in single precision, where different rounding would grow into different errors."""
     one = replace(
         ONE, hidden_layer_sizes=hidden, activation=activation, batch_size=batch_size, max_epochs=5
     )
@@ -1002,7 +1001,7 @@ def test_outcomes_do_not_depend_on_other_trials_to_the_last_bit(
 def test_evaluations_do_not_depend_on_other_networks_to_the_last_bit(
     weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In parts, of which there are more the more networks there are."""
+    """It runs in parts; the more networks, the more parts."""
     monkeypatch.setattr("pseudograd.fleet.mlp.stack._EVALUATED_AT_ONCE", 2048)
     data = blobs("numbers")
     weights = torch.linspace(0.5, 1.5, 263, dtype=torch.float64) if weighted else None
@@ -1021,7 +1020,7 @@ def test_evaluations_do_not_depend_on_other_networks_to_the_last_bit(
 
 
 def test_several_devices_give_what_one_gives() -> None:
-    """Two names of the same processor stand for two devices: both work, on the same trials."""
+    """Two names of the CPU stand in for two devices, which share the trials."""
     used = set()
     both = threading.Barrier(2)
 
@@ -1030,7 +1029,7 @@ def test_several_devices_give_what_one_gives() -> None:
             for outcome in super()._work(first, device, *rest):
                 if str(device) not in used:
                     used.add(str(device))
-                    both.wait(60)  # so that neither does everything alone
+                    both.wait(60)  # so that neither does all the work
                 yield outcome
 
     trials = mixed()
@@ -1095,12 +1094,12 @@ def test_trials_that_end_while_workers_stop_are_yielded(
         monkeypatch.setattr(queue, "SimpleQueue", Interrupted)
     given: list[Outcome] = []
     with pytest.raises(failure):
-        given.extend(side_by_side([breaks, is_within_an_epoch], never))  # as far as it comes
+        given.extend(side_by_side([breaks, is_within_an_epoch], never))  # until it raises
     assert set(given) == {first, second}
 
 
 def test_numpy_scalars_become_python_numbers() -> None:
-    """Others could not be written to a ledger, after they were trained."""
+    """Otherwise trials could not be written to a ledger after training."""
     of_split: dict[str, Any] = {"plan": np.int64(3), "repetition": np.int32(1)}
     sizes: Any = (np.int64(8), 4)
     numbers: dict[str, Any] = {"k": np.float32(0.5), "learning_rate": np.array(0.1)}
@@ -1143,7 +1142,7 @@ def test_trials_of_different_architectures(field: str, value: Any) -> None:
 
 
 def test_a_fleet_stops_on_request() -> None:
-    """After an epoch: what has ended is yielded, and the rest is dropped."""
+    """It stops after an epoch: finished trials are yielded, the others dropped."""
     short, long = replace(ONE, max_epochs=1), replace(ONE, max_epochs=10**6, patience=10**6)
     found, told = [], threading.Event()
     for outcome in Fleet(blobs()).run([short, long], stop=told.is_set):

@@ -31,7 +31,7 @@ from pseudograd.fleet.mlp.kernels import PANEL  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # What overflows or is no number does so as on a GPU; the interpreter would speak of it.
+    # Overflow and NaN are as on a GPU, where nothing warns of them.
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 
@@ -57,7 +57,7 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.half) -> Tensor:
 
 
 def live(models: int) -> Tensor:
-    """The error units of networks that are all in training."""
+    """Return the error units of networks that are all in training."""
     return torch.ones(models, device=DEVICE)
 
 
@@ -138,7 +138,7 @@ def test_activations_of_extreme_inputs(generator: torch.Generator) -> None:
         assert_close(out[0, 0, : len(x)], function(x.half().double()), rtol=1e-6, atol=1e-6)
 
 
-# One panel's logits, (classes, PANEL), from numbers in N(0, 1); and where the label's logit goes.
+# One panel's logits, (classes, PANEL), from samples of N(0, 1) and a mask of the label's logit.
 LOGITS = {
     "ordinary": lambda z, _: 3 * z,
     "zero": lambda z, _: 0 * z,
@@ -174,8 +174,8 @@ def test_pseudo_gradient(kind: str, classes: int, size: int, generator: torch.Ge
     ours = delta.double() * unit.double()[:, None, None]
     assert (ours[:, :, size:] == 0).all()
     assert_close(pulls, delta.double().sum(2), rtol=1e-5, atol=1e-3)
-    # Relative to float16, down to its smallest number in units of the panel's largest; and to what
-    # float32 makes of k times a margin.
+    # Errors of float16, down to its smallest number in units of the panel's largest, and of k times
+    # a margin in float32.
     rounding = 2 * HALF + 4 * 2.0**-23 * z.abs().max().item()
     for one, other in zip(ours[:, :, :size], expected, strict=True):
         assert_close(one, other, rtol=rounding, atol=2.0**-28 * other.abs().max().item() + 1e-38)
@@ -183,7 +183,7 @@ def test_pseudo_gradient(kind: str, classes: int, size: int, generator: torch.Ge
 
 @pytest.mark.parametrize("gap", [15.0, 21.5, 22.0, 22.5, 24.0, 25.0, 40.0, 300.0])
 def test_pseudo_gradients_too_small_for_float32(gap: float) -> None:
-    """At k = 4 strengths are exp(-4 gap): they sink to float32's end and below, and stay finite."""
+    """At k = 4 strengths are exp(-4 gap): they underflow float32, and results stay finite."""
     z = torch.zeros(1, 2, PANEL, device=DEVICE)
     z[0, 0] = gap
     index = torch.zeros(1, PANEL, dtype=torch.int32, device=DEVICE)
@@ -202,7 +202,7 @@ def test_pseudo_gradients_too_small_for_float32(gap: float) -> None:
 
 @pytest.mark.parametrize("classes", [2, 10, 100])
 def test_judge(classes: int, generator: torch.Generator) -> None:
-    """Two models, each with two panels of a second batch; the last panel is not full."""
+    """Two models, each with two panels of a second batch; the last panel is partial."""
     size, limit, panels = 2 * PANEL, 3 * PANEL + 50, 4
     labels = torch.randint(classes, (300,), generator=generator).to(DEVICE)
     order = torch.randint(300, (2, limit), generator=generator).to(DEVICE)
@@ -251,7 +251,7 @@ def test_errors_before(
 
 
 def bounds(x: Tensor, delta: Tensor) -> Tensor:
-    """‖x‖² and ‖delta‖² of a layer, in two parts, where there is room for two layers and four."""
+    """Return ‖x‖² and ‖delta‖² of a layer in two parts; there is room for two layers and four."""
     squares = torch.zeros(len(x), 2, 2, 4, device=DEVICE)
     for of, numbers in enumerate((x, delta)):
         both = numbers.float().square().sum((1, 2))
@@ -316,7 +316,7 @@ def test_update(width: int, outputs: int, generator: torch.Generator) -> None:
     v_new = mu * v + scale * (x.double() @ delta.double().mT)
     assert_close(weight, w - eta * v_new, **CLOSE)
     assert_close(velocity[1:], v_new[1:], **CLOSE)
-    assert torch.equal(velocity[0].double(), v[0])  # without momentum there is none to store
+    assert torch.equal(velocity[0].double(), v[0])  # without momentum, velocity is not stored
     assert torch.equal(shadow, weight.half())
 
 
@@ -324,7 +324,7 @@ def test_update(width: int, outputs: int, generator: torch.Generator) -> None:
 def test_update_and_next(
     size: tuple[int, int], activation: str, generator: torch.Generator
 ) -> None:
-    """As `update`, then `layer`."""
+    """Equals `update`, then `layer`."""
     width, outputs = size
     own = [torch.tensor(own, device=DEVICE) for own in (UNIT, RATE, MOMENTUM)]
     x, following = (noise(generator, 3, width, PANEL) for _ in range(2))
@@ -381,7 +381,7 @@ def test_update_biases(count: int, generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("slack", [0.9, 1.2])
 def test_small_gradients_need_no_norm(slack: float, generator: torch.Generator) -> None:
-    """The norm is left out only if its bound, the product of two norms, is within the limit."""
+    """The norm is skipped only if its bound, the product of two norms, is within the limit."""
     x, delta = noise(generator, 3, 30, PANEL), noise(generator, 3, 20, PANEL)
     unit = torch.tensor([0.01, 0.2, -1.0], device=DEVICE)
     norm_of = [numbers.double().square().sum((1, 2)) for numbers in (x, delta)]
@@ -393,7 +393,7 @@ def test_small_gradients_need_no_norm(slack: float, generator: torch.Generator) 
     )
     norms *= 1e6  # so that clipping shows
     kernels.clip_unit[(3,)](unit, clip, squares, norms, 3, 1, 2, 4)
-    clipped = torch.tensor([slack < 1, slack < 1, False], device=DEVICE)  # the last stands still
+    clipped = torch.tensor([slack < 1, slack < 1, False], device=DEVICE)  # the last is idle
     assert torch.equal(unit != before, clipped)
 
 
@@ -423,7 +423,7 @@ def settings(clip: float | None, dtype: torch.dtype, own: list[dict[str, float]]
 
 
 class Pair:
-    """A fused stack and a plain one in float64, treated alike."""
+    """A fused stack and a plain one in float64, given the same calls."""
 
     def __init__(self, sizes: tuple[int, ...], activation: str, clip: float | None = None) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -436,7 +436,7 @@ class Pair:
         self.start([0, 1, 2], [5, 6, 7])
 
     def start(self, models: list[int], seeds: list[int]) -> None:
-        """Fresh networks, with an output layer that is not zero, so that all layers learn."""
+        """Start new networks with a nonzero output layer, so that all layers learn."""
         at, generator = torch.tensor(models).to(DEVICE), torch.Generator().manual_seed(sum(seeds))
         shape = (len(models), *self.plain.weights[-1].shape[1:])
         outputs = 0.3 * torch.randn(shape, generator=generator).to(DEVICE)
@@ -459,7 +459,7 @@ class Pair:
         self.own = [self.own[model] for model in models]
 
     def assert_alike(self, tolerance: float = 4e-3) -> None:
-        """Parameters, velocities, and what the networks say."""
+        """Compare parameters, velocities and outputs."""
         shadows = [weight.half() for weight in self.fused.weights]
         assert all(map(torch.equal, self.fused.shadows, shadows))
         moments = zip(self.plain.moments[0].tensors, self.fused.moments[0].tensors, strict=True)
@@ -498,7 +498,7 @@ def test_whole_epochs(sizes: str, activation: str, clip: float | None) -> None:
 
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_relu(clip: float | None) -> None:
-    """One step: later ones part where a unit is on in one and off in the other."""
+    """One step: later ones diverge if a unit is active in only one of the two."""
     pair = Pair(SIZES["small"], "relu", clip)
     pair.train(size=32)
     pair.assert_alike(0.02)
@@ -509,7 +509,7 @@ def test_relu(clip: float | None) -> None:
     ("size", "batch_size"), [(128, 128), (130, 128), (6, 1), (5, 100), (70, 32)]
 )
 def test_batches_of_any_size(size: int, batch_size: int, sizes: tuple[int, ...]) -> None:
-    """Epochs of one step, of even and odd numbers of them, with a last one that is smaller."""
+    """Epochs of one step, and of even and odd numbers of steps, the last of them smaller."""
     pair = Pair(sizes, "tanh", clip=0.5)
     pair.train(size, batch_size, epochs=2)
     pair.assert_alike()
@@ -545,7 +545,7 @@ def test_a_refilled_slot_knows_nothing_of_the_last_trial() -> None:
     pair.train()
     pair.fused.weights[0][1] = math.nan
     pair.fused.shadows[0][1] = math.nan
-    pair.train()  # one of them is lost now
+    pair.train()  # one of them has diverged now
     pair.start([1], [9])
     pair.assert_alike()
     pair.train()
@@ -578,9 +578,9 @@ def test_evaluate(sizes: str, rows: int) -> None:
             stack.evaluate(at, models) for stack in (pair.fused, pair.plain)
         )
         assert_close(value, their_value, rtol=2e-3)
-        assert_close(error, their_error, rtol=0, atol=1.5 / rows)  # one may lie on the border
+        assert_close(error, their_error, rtol=0, atol=1.5 / rows)  # one may be a tie
     now, best = pair.fused.evaluate(index.to(DEVICE))[1], pair.fused.best_of(2)
-    assert not torch.equal(now[[2]], value)  # the best is not the last here
+    assert not torch.equal(now[[2]], value)  # the best version is not the last
     assert [weight.shape for weight, _ in best] == [w.shape[1:] for w in pair.fused.weights]
 
 
@@ -619,7 +619,7 @@ def blobs() -> Dataset:
 
 
 def test_the_fleet_on_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More trials than slots, some diverge: outcomes as of plain operations, up to rounding."""
+    """More trials than slots, some of which diverge: outcomes equal plain ones up to rounding."""
 
     def fused(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> Stack:
         return FusedStack(examples, fleet.layer_sizes(recipe), recipe.activation, slots)
@@ -665,7 +665,7 @@ def test_ramps_on_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_slots_of_the_kernels_follow_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue that is added to makes them grow, an empty one shrink; networks keep their state."""
+    """They grow while the queue does and shrink once it is empty; networks keep their state."""
 
     def fused(examples: Examples, fleet: Fleet, recipe: MLPRecipe, slots: int) -> Stack:
         return FusedStack(examples, fleet.layer_sizes(recipe), recipe.activation, slots)
@@ -715,7 +715,7 @@ def test_what_runs_on_a_gpu(changes: dict[str, Any], precision: str, kind: type[
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_two_fleets_at_once_on_a_gpu() -> None:
-    """Each on a stream of its own, with slots that come and go: outcomes to the bit as alone."""
+    """Each on its own stream, with a varying number of slots: outcomes are bitwise as alone."""
     first = a_trial("blobs", (9,), k=0.5, learning_rate=0.1, momentum=0.9, batch_size=16)
     second = replace(first, hidden_layer_sizes=(24, 17), clip=0.5)
     queues = [

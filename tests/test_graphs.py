@@ -1,4 +1,4 @@
-"""The slots of a GPU, on a CPU: their steps are called one by one instead of being captured.
+"""The slots of a GPU, run on a CPU: their steps are called instead of captured.
 
 What only a GPU can show (capture, streams, kernels) is checked by benchmarks/check_modules.py.
 """
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 class Stream:
-    """A stream on which everything has happened already."""
+    """A stream whose work is always done."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -69,7 +69,7 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return tensor.clone()
 
     def optimizer(training: Training, module: nn.Module, rate: Tensor) -> Any:
-        # Only on a GPU may the rate of all optimizers be a tensor.
+        # Some optimizers accept a tensor rate only on a GPU.
         made = training.optimizer(module.parameters(), lr=0.0, **training.optimizer_settings)
         made.register_step_pre_hook(lambda one, *_: one.param_groups[0].update(lr=float(rate)))
         return made
@@ -98,7 +98,7 @@ def images(count: int = 300) -> Examples:
 
 
 def network() -> nn.Module:
-    # Without convolutions, which round otherwise in another layout.
+    # Without convolutions, which round differently in another memory format.
     return nn.Sequential(
         nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 16), nn.Tanh(), nn.Linear(16, 3)
     )
@@ -134,7 +134,7 @@ def test_a_slot_trains_as_the_plain_loop_whatever_it_trained_before(
     ks: tuple[float | Ramp, ...] = (0.5, 1.0, Ramp(0.5, 2.0), 2.0, 1.0)
     wanted = [Trial(recipe, k, 0.02, Split(0, at), seed=at) for at, k in enumerate(ks)]
     for group in (wanted, [replace(one, split=Split(0, 0, retrain=True)) for one in wanted]):
-        found = trained(made, data, group, slots=2)  # each trains two or three of them
+        found = trained(made, data, group, slots=2)  # each slot trains two or three of them
         assert found.keys() == {*group}
         for one in group:
             plain = train(made, data, one, CPU, keep_parameters=True)
@@ -179,7 +179,7 @@ def test_a_batch_without_counted_labels_is_not_divergence(rate: float) -> None:
 
 
 class Reading:
-    """Examples that are read from elsewhere: they differ a little each time."""
+    """Examples from a source, which vary slightly between reads."""
 
     def __init__(self, data: Examples, start: int, end: int) -> None:
         self.data, self.start, self.end = data, start, end
@@ -224,7 +224,7 @@ def test_optimizers_whose_state_cannot_be_reset_are_not_captured(
 
 
 def crew_of(made: Training, data: Examples, slots: int) -> tuple[Crew, list[Trial]]:
-    """A crew, and seven trials of two seeds."""
+    """Return a crew, and seven trials of two seeds."""
     recipe = made.recipe("data", data.sha256[:16])
     wanted = [Trial(recipe, 1.0, 0.01 + 0.001 * at, Split(0, 0), seed=at // 4) for at in range(7)]
     return Crew(made, data, recipe, CPU, slots, keep_parameters=False), wanted
@@ -259,7 +259,7 @@ def test_too_little_memory_means_fewer_slots_and_loses_nothing(
             raise torch.OutOfMemoryError("simulated")
         allocate(self, *arguments)
 
-    # Each slot takes a third.
+    # Each slot takes a third of the memory.
     left = lambda _: (free * (3 - len(crew.slots)) // 3, free)  # noqa: E731
     monkeypatch.setattr(
         torch.cuda, "mem_get_info", left if free == 2**20 else lambda _: (free, free)
@@ -294,7 +294,7 @@ def test_several_gpus_share_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     def on_a_cpu(
         training: Any, examples: Any, recipe: Any, device: Any, slots: int, keep: bool
     ) -> Crew:
-        met.wait()  # both GPUs begin before either has taken all trials
+        met.wait()  # both GPUs start before either has taken all trials
         used.append(str(device))
         return Crew(training, examples, recipe, CPU, slots, keep)
 

@@ -10,7 +10,7 @@ import pytest
 from pseudograd.cli import EXAMPLES, main, parser
 
 LINES = [
-    re.split(r"\s{2,}", line.strip())[0]  # without the remark beside it
+    re.split(r"\s{2,}", line.strip())[0]  # without its remark
     for lines in EXAMPLES.values()
     for line in lines.splitlines()
     if line.startswith("  ")

@@ -17,7 +17,7 @@ from kernels import NO_KERNELS
 from pseudograd.loss import cpu
 
 PACKAGE = Path(pseudograd.__file__).parent
-# What each room may import of the package besides itself; `cli` may import all.
+# The parts of the package that each part may import besides itself; `cli` may import all.
 MAY_IMPORT: dict[str, set[str]] = {
     "rules": set(),
     "words": set(),
@@ -33,8 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "estimator": {"rules", "data", "fleet", "search", "words"},
     "report": {"data", "files", "fleet", "search", "words"},
 }
-# The one step up: a study writes its page. It is taken when it is called.
-DOORS = {
+# The one upward import: a study writes its page. It is imported when called.
+UPWARD = {
     ("pseudograd.search.study", "pseudograd.report.page.write_page"),
     ("pseudograd.search.study", "pseudograd.report.summary.study_summary"),
 }
@@ -62,9 +62,9 @@ def test_import_is_light() -> None:
     new = imported_by("import pseudograd")
     assert "pseudograd" in new
     assert not {name.partition(".")[0] for name in new} & HEAVY
-    rooms = {name.split(".")[1] for name in new if name.startswith("pseudograd.")}
-    assert rooms <= {"loss", "rules", "schedules"}
-    # Nothing of PyTorch that `import torch` leaves out, such as its compiler.
+    packages = {name.split(".")[1] for name in new if name.startswith("pseudograd.")}
+    assert packages <= {"loss", "rules", "schedules"}
+    # No module of PyTorch that `import torch` leaves out, such as its compiler.
     assert not {name for name in new if name.startswith(("torch._dynamo", "torch._inductor"))}
 
 
@@ -76,7 +76,7 @@ USE = (
 
 
 def test_the_kernels_come_with_the_first_loss() -> None:
-    """Not with the import, which should cost nothing."""
+    """Not with the import, which should be free."""
     count = "assert cpu.kernels.cache_info().currsize == "
     imported_by(f"import pseudograd; from pseudograd.loss import cpu; {count}0; {USE}; {count}1")
 
@@ -84,9 +84,9 @@ def test_the_kernels_come_with_the_first_loss() -> None:
 @pytest.mark.parametrize(
     "obstacle",
     [
-        "cpu.library_path = lambda name: Path('/nowhere')",  # no compiler when it was built
+        "cpu.library_path = lambda name: Path('/nowhere')",  # built without a compiler
         "del os.register_at_fork",  # as on Windows
-        "ctypes.CDLL(None).__class__.GOMP_parallel = None",  # PyTorch with other threads
+        "ctypes.CDLL(None).__class__.GOMP_parallel = None",  # PyTorch with another thread library
     ],
 )
 def test_works_where_something_is_missing(obstacle: str) -> None:
@@ -105,7 +105,7 @@ def test_kernels_of_an_older_source_are_not_used(monkeypatch: pytest.MonkeyPatch
 
 @functools.cache
 def modules() -> dict[str, list[str]]:
-    """What each module imports, by its name."""
+    """Return what each module imports, by module name."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         relative = path.relative_to(PACKAGE.parent).with_suffix("")
@@ -119,16 +119,16 @@ def names_imported(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports name the whole path"
+            assert node.level == 0, "imports must be absolute"
             assert node.module is not None
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_packages_import_in_one_direction(room: str) -> None:
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_packages_import_in_one_direction(part: str) -> None:
     seen = 0
     for name, imported in modules().items():
-        if f"{name}.".split(".")[1] != room:
+        if f"{name}.".split(".")[1] != part:
             continue
         seen += 1
         for other in imported:
@@ -136,7 +136,7 @@ def test_packages_import_in_one_direction(room: str) -> None:
             assert parts[0] not in ("benchmarks", "paper"), f"{name} imports {other}"
             if parts[0] == "pseudograd":
                 assert len(parts) > 1, f"{name} imports all of the package"
-                allowed = parts[1] in {room, *MAY_IMPORT[room]} or (name, other) in DOORS
+                allowed = parts[1] in {part, *MAY_IMPORT[part]} or (name, other) in UPWARD
                 assert allowed, f"{name} imports {other}"
     assert seen
 

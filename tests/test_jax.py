@@ -41,7 +41,7 @@ SOFT = jnp.array([[0.8, 0.1, 0.1], [0.25, 0.0, 0.75]])
 
 
 def in_float64() -> Any:
-    """A context in which JAX has float64; older versions have it elsewhere."""
+    """Return a context in which JAX has float64; older versions have it elsewhere."""
     experimental: Any = importlib.import_module("jax.experimental")
     return jax.enable_x64(True) if hasattr(jax, "enable_x64") else experimental.enable_x64()
 
@@ -65,14 +65,14 @@ def value_and_gradient(logits: Any, labels: Any, k: Any) -> Any:
 
 
 def computed(logits: Tensor, labels: Tensor, k: float | Tensor) -> tuple[Tensor, Tensor]:
-    """The value and the gradient of each example, under `jit` with a traced k."""
+    """Return the value and the gradient of each example, under `jit` with a traced k."""
     sensitivity = to_jax(k) if isinstance(k, Tensor) else k
     value, gradient = value_and_gradient(to_jax(logits), to_jax(labels), sensitivity)
     return to_torch(value), to_torch(gradient)
 
 
 def from_torch(logits: Tensor, labels: Tensor, k: float | Tensor) -> tuple[Tensor, Tensor]:
-    """The same by PyTorch."""
+    """Return PyTorch's value and gradient of each example."""
     leaf = logits.detach().requires_grad_()
     value = torch_loss(leaf, labels, k=k, reduction="none")
     return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
@@ -90,7 +90,7 @@ gradient_of_total = jax.jit(jax.grad(total), static_argnames="axis")
 
 @pytest.mark.parametrize(("classes", "count"), [(2, 42), (10, 70), (100, 14)])
 def test_float32_without_float64(classes: int, count: int) -> None:
-    """JAX has float64 only if asked for, so Eq. 5 must not need it."""
+    """JAX has float64 only on request, so Eq. 5 must not need it."""
     rows = battery(torch.float32, classes, count)
     value, gradient = computed(*rows)
     true_value, true_gradient = reference.loss(*rows, reduction="none")
@@ -113,7 +113,7 @@ def test_float64(classes: int, count: int) -> None:
 
 @pytest.mark.parametrize("classes", [30, 1000])
 def test_float32_on_many_rows(classes: int) -> None:
-    """The rule in float64, which other tests compare to 50 digits, is the truth here."""
+    """The reference is the rule in float64, which other tests compare to 50 digits."""
     rows = battery(torch.float32, classes, count=300_000 // classes, seed=2)
     in_double = tunable(rows.logits.double(), rows.label, rows.k.double())
     assert_accurate(computed(*rows)[1], in_double, TOLERANCE[torch.float32])
@@ -121,7 +121,7 @@ def test_float32_on_many_rows(classes: int) -> None:
 
 @pytest.mark.parametrize("classes", [3, 1000])
 def test_float32_where_errors_count_most(classes: int) -> None:
-    """At even odds and k = 64 an error of log(1 - p_y), of a sum of many terms, is multiplied."""
+    """At even odds, k = 64 multiplies the error of log(1 - p_y), a sum of many terms."""
     generator = torch.Generator().manual_seed(classes)
     count = 600_000 // classes
     logits = torch.randn(count, classes, generator=generator)
@@ -170,7 +170,7 @@ def soft_targets(kind: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("kind", ["one-hot", "few", "many", "weighted"])
 def test_soft_targets(kind: str) -> None:
-    """With float64 as in PyTorch; without it to the rounding of the largest component."""
+    """With float64, as exact as PyTorch; without it, up to the largest component's rounding."""
     logits, target = soft_targets(kind)
     for k in (1 / 64, 0.5, 1.0, 3.0, 64.0):
         true_value, true = reference.loss(logits, target, k, reduction="none")
@@ -255,7 +255,7 @@ def test_never_nan_for_finite_logits(dtype: torch.dtype, size: float, soft: bool
 
 
 def test_extreme_k_of_ordinary_logits() -> None:
-    """Up to its bounds k gives the limits of the rule: all, or nothing."""
+    """At its bounds, k gives the limits of the rule: all or nothing."""
     rows = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0], [-50.0, 0.0, 50.0]])
     label = torch.tensor([0, 1, 0])
     _, gradient = computed(rows, label, 2.0**-99)
@@ -298,7 +298,7 @@ def test_one_class_and_empty_batches() -> None:
 
 
 def test_labels_out_of_range_are_nan() -> None:
-    """As too large ones are in optax, which however counts negative ones from the end."""
+    """Like too large ones in optax, which counts negative ones from the end."""
     value, gradient = value_and_gradient(jnp.zeros((3, 3)), jnp.array([3, -1, 0]), 0.5)
     assert np.isnan(value).tolist() == [True, True, False]
     assert np.isnan(gradient).any(-1).tolist() == [True, True, False]
@@ -354,7 +354,7 @@ def test_values_are_those_of_optax(soft: bool, mask: str) -> None:
 
 
 def test_masked_values_do_not_matter() -> None:
-    """Whatever the logits and the labels are there."""
+    """Whatever their logits and labels."""
     logits = jnp.concatenate([LOGITS, jnp.full((1, 3), jnp.nan)])
     where = jnp.array([True, True, False])
     for labels in (jnp.array([0, 1, -100]), jnp.concatenate([SOFT, jnp.full((1, 3), jnp.nan)])):
@@ -363,7 +363,7 @@ def test_masked_values_do_not_matter() -> None:
         np.testing.assert_allclose(value, expected[0].sum(), rtol=1e-6)
         np.testing.assert_allclose(gradient[:2], expected[1], rtol=1e-6)
         assert (gradient[2] == 0).all()
-    # A class that is excluded is one whose logit is -inf.
+    # An excluded class has the logit -inf.
     where = jnp.array([[True, False, True], [True, True, False]])
     gradient = gradient_of_total(LOGITS, LABELS, where=where)
     masked = gradient_of_total(jnp.where(where, LOGITS, -jnp.inf), LABELS)
@@ -408,7 +408,7 @@ def test_numpy_arrays_and_numbers() -> None:
 
 
 def test_positional_arguments_are_optaxs() -> None:
-    """An axis in optax's place was taken for k: a wrong loss, without an error."""
+    """An axis in optax's position used to be taken for k: a wrong loss without an error."""
     optax = pytest.importorskip("optax")
     logits, soft = jnp.sin(jnp.arange(24.0)).reshape(2, 3, 4), jnp.full((2, 3, 4), 1 / 3)
     labels, where = jnp.arange(8).reshape(2, 4) % 3, jnp.arange(24).reshape(2, 3, 4) % 5 > 0
@@ -427,7 +427,7 @@ def test_positional_arguments_are_optaxs() -> None:
 
 
 class Bad(NamedTuple):
-    """A call, and what its error must be: its type, and words of it."""
+    """A call, and its expected error: the type, and words of it."""
 
     arguments: dict[str, Any]
     error: type[Exception]
@@ -590,10 +590,10 @@ def test_second_derivatives_are_refused(soft: bool) -> None:
     np.testing.assert_allclose(slope, gradient(LOGITS, labels)[0, 0], rtol=1e-6)
 
 
-@pytest.mark.skipif(len(jax.devices("cpu")) < 2, reason="XLA_FLAGS asks for one device")
+@pytest.mark.skipif(len(jax.devices("cpu")) < 2, reason="XLA_FLAGS sets one device")
 @pytest.mark.parametrize("axis", ["examples", "classes"])
 def test_sharded_arrays(axis: str) -> None:
-    """With the examples or the classes divided among two devices."""
+    """With the examples or the classes sharded over two devices."""
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("part",))
 
     def share(x: Any, *axes: str | None) -> Any:

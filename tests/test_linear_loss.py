@@ -54,7 +54,7 @@ def implementation(request: pytest.FixtureRequest) -> str:
 
 
 def layer_and_data(dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Tensor]:
-    """Hidden, weight and bias, to differentiate by, and labels, some of which are ignored."""
+    """Return hidden, weight and bias, which require gradients, and labels, some of them ignored."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((*TOKENS, WIDTH), (CLASSES, WIDTH), (CLASSES,))
     tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
@@ -64,7 +64,7 @@ def layer_and_data(dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], Te
 
 
 def in_two_steps(tensors: list[Tensor], target: Tensor, k: Any, **settings: Any) -> Tensor:
-    """In float64, by what is tested elsewhere."""
+    """Return the loss in float64 by functions that are tested elsewhere."""
     hidden, weight, bias = (tensor.double() for tensor in tensors)
     if (class_weight := settings.pop("class_weight", None)) is not None:
         settings["weight"] = class_weight.double()
@@ -128,8 +128,8 @@ def test_batched_upstream_gradients_of_one_graph(implementation: str, reduction:
     value = tunable_linear_cross_entropy(
         hidden, weight, target, k=0.5, bias=bias, reduction=reduction, implementation=implementation
     )
-    above = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
-    both = torch.autograd.grad(value, tensors, above, True, is_grads_batched=True)
+    upstream = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
+    both = torch.autograd.grad(value, tensors, upstream, True, is_grads_batched=True)
     once = torch.autograd.grad(value, tensors, torch.ones_like(value))
     for ours, theirs in zip(both, once, strict=True):
         torch.testing.assert_close(ours, torch.stack([theirs, 3 * theirs]))
@@ -153,7 +153,7 @@ def test_one_example_can_be_exported(reduction: str) -> None:
 
 
 def test_gradient_is_the_rule_and_not_that_of_cross_entropy() -> None:
-    """Eq. 3, from the 50-digit reference."""
+    """Eq. 3, by the 50-digit reference."""
     tensors, target = layer_and_data()
     hidden, weight, bias = tensors
     loss = tunable_linear_cross_entropy(hidden, weight, target, k=0.5, bias=bias)
@@ -190,14 +190,14 @@ def test_chunks_make_no_difference(implementation: str, chunk_rows: int | None) 
 
 
 def test_chunks_are_few_and_small() -> None:
-    """At most half of the rows, in steps that suit matrix products; few rows are one chunk."""
+    """At most half of the rows, in multiples that suit matrix products; few rows are one chunk."""
     row = 131072 * 2
-    assert linear._chunk_rows(8192, 4096, row) == 4096  # logits as large as the weight
+    assert linear._chunk_rows(8192, 4096, row) == 4096  # chunk logits as large as the weight
     assert linear._chunk_rows(8192, 8192, row) == 4096  # never all of them
     assert linear._chunk_rows(8192, 1024, row) == 2048  # nor many chunks
     assert linear._chunk_rows(100_000, 4096, row) % 128 == 0
     assert linear._chunk_rows(100_000, 4096, row) <= 100_000 / 4 + 128
-    assert 4 * linear._chunk_rows(8193, 1024, row) >= 8193  # not one row in a fifth
+    assert 4 * linear._chunk_rows(8193, 1024, row) >= 8193  # no fifth chunk for one row
     assert linear._chunk_rows(8192, 2048, 32000 * 2) == 8192  # of 524 MB
     assert linear._chunk_rows(8192, 2048, 32000 * 4) == 4096
     assert linear._chunk_rows(64, 10, 1000) >= 64
@@ -205,7 +205,7 @@ def test_chunks_are_few_and_small() -> None:
 
 
 class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-    """The largest tensor that is made."""
+    """Record the largest tensor created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ def test_without_gradients() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_half_types(implementation: str, dtype: torch.dtype, reduction: str) -> None:
-    """To the rounding of the logits and of their gradient, as in two steps of this dtype."""
+    """Up to the rounding of the logits and of their gradient, as in two steps in this dtype."""
     tensors, target = layer_and_data(dtype)
     hidden, weight, bias = tensors
     value = tunable_linear_cross_entropy(
@@ -281,7 +281,7 @@ def test_half_types(implementation: str, dtype: torch.dtype, reduction: str) -> 
 
 
 def test_a_mean_over_many_in_float16_does_not_underflow() -> None:
-    """A share of a millionth of the mean is less than float16 reaches."""
+    """A contribution of a millionth of the mean underflows float16."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(20_000, 2, generator=generator).half()
     weight = torch.randn(3, 2, generator=generator).half().requires_grad_()
@@ -298,7 +298,7 @@ def test_a_mean_over_many_in_float16_does_not_underflow() -> None:
 
 
 def test_small_pushes_in_float16_are_not_lost() -> None:
-    """Of the mean, a push of one class in thousands would have few bits."""
+    """In the mean, the gradient of one class in thousands would have few bits."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(4096, 4, generator=generator).half()
     weight = (2.5 * torch.randn(2048, 4, generator=generator)).half().requires_grad_()
@@ -312,7 +312,7 @@ def test_small_pushes_in_float16_are_not_lost() -> None:
     tunable_cross_entropy(hidden.double() @ exact.T, target, k=1.0).backward()
     assert weight.grad is not None
     assert exact.grad is not None
-    never = slice(8, None)  # no label
+    never = slice(8, None)  # classes without a label
     error = (weight.grad.double() / scale - exact.grad)[never].norm(dim=1)
     assert (error / exact.grad[never].norm(dim=1)).max() < 0.01
 
@@ -362,14 +362,14 @@ def test_backward_again_and_again(implementation: str, reduction: str) -> None:
 
 
 def test_gradients_are_not_copied(implementation: str) -> None:
-    """Leaves take them over: the weight's gradient is there once."""
+    """Leaves take them over, so the weight's gradient exists once."""
     tensors, target = layer_and_data()
     hidden, weight, bias = tensors
     value = tunable_linear_cross_entropy(
         hidden, weight, target, k=0.5, bias=bias, implementation=implementation
     )
     node: Any = value.grad_fn
-    while not hasattr(node, "saved_tensors"):  # past the conversion of the dtype
+    while not hasattr(node, "saved_tensors"):  # skip the dtype conversion
         node = node.next_functions[0][0]
     kept = [product.data_ptr() for product in node.saved_tensors[-3:]]
     del node
@@ -415,7 +415,7 @@ EYE = torch.eye(transforms.CLASSES)
 
 @on_all(route=transforms.DIRECT, k=transforms.K)
 def test_transforms(implementation: str, route: str, k: str) -> None:
-    """With the identity for a weight, the gradient of the input is that of the logits."""
+    """With the identity as the weight, the gradient of the input is that of the logits."""
     logits, target = transforms.examples()
     loss = partial(summed, weight=EYE, implementation=implementation)
     gradient = transforms.DIRECT[route](loss, (target, transforms.K[k]), logits)
@@ -461,7 +461,7 @@ def test_two_graphs_serve_all_numbers_of_rows(
         target = torch.arange(count) % 5
         expected = transforms.differentiate(loss, hidden, target)
         torch.testing.assert_close(transforms.differentiate(step, hidden, target), expected)
-    assert counter.frame_count == 2  # one for the first, one for any
+    assert counter.frame_count == 2  # one for the first k, one for any other
 
 
 def test_a_mean_is_as_exact_as_its_inputs(implementation: str) -> None:
@@ -469,7 +469,7 @@ def test_a_mean_is_as_exact_as_its_inputs(implementation: str) -> None:
     generator = torch.Generator().manual_seed(0)
     for dtype, rtol in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         if implementation == "triton" and dtype == torch.float64:
-            continue  # which the kernels do not have
+            continue  # not supported by the kernels
         hidden = torch.randn(7, 3, generator=generator, dtype=dtype)
         weight = torch.randn(5, 3, generator=generator, dtype=dtype)
         target = torch.arange(7) % 5
@@ -693,7 +693,7 @@ def on_route(criterion: Any, route: str, given: tuple[Any, ...]) -> Any:
 def test_soft_targets(
     implementation: str, route: str, reduction: str, smoothing: float, weighted: bool
 ) -> None:
-    """With a k for each class and a weight for each token, too."""
+    """With a k per class and a weight per token, too."""
     tensors, labels = layer_and_data()
     target = torch.randn(*TOKENS, CLASSES, generator=torch.Generator().manual_seed(1)).softmax(-1)
     target[0, 0] = F.one_hot(labels[0, 0], CLASSES)
@@ -810,7 +810,7 @@ def test_z_loss(implementation: str, route: str, case: str, reduction: str) -> N
 
 
 def test_z_loss_in_float64() -> None:
-    """Of soft targets, by PyTorch alone: at k = 1 all of it is a loss."""
+    """With soft targets, by PyTorch alone: at k = 1 the whole gradient is a loss's."""
     tensors, labels = layer_and_data(torch.float64)
     target = F.one_hot(labels.clamp(min=0), CLASSES).double() * 0.7 + 0.3 / CLASSES
     hidden, weight, bias = tensors
@@ -841,7 +841,7 @@ def test_z_loss_in_half_types(implementation: str, dtype: torch.dtype) -> None:
 
 
 def test_z_loss_is_never_nan(implementation: str) -> None:
-    """For a masked class, the largest logits, and NaN in what is ignored or has weight 0."""
+    """For a masked class, the largest logits, and NaN in rows that are ignored or have weight 0."""
     hidden = torch.tensor([[3e38, 0.0, -3e38], [0.0, 0.0, 1.0], [torch.nan] * 3, [torch.nan] * 3])
     hidden.requires_grad_()
     value = tunable_linear_cross_entropy(
@@ -858,7 +858,7 @@ def test_z_loss_is_never_nan(implementation: str) -> None:
 
 
 def test_z_loss_leaves_a_mean_without_weight_alone(implementation: str) -> None:
-    """It is 0/0, as without z-loss, and has no gradient."""
+    """It is 0/0, as without z-loss, and its gradient is 0."""
     (hidden, weight, _), target = layer_and_data()
     value = tunable_linear_cross_entropy(
         hidden, weight, target, z_loss=1.0, class_weight=torch.zeros(CLASSES),

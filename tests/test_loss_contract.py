@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Case(NamedTuple):
-    """One combination of what cross-entropy can be asked for."""
+    """One combination of cross-entropy's settings."""
 
     shape: tuple[int, ...]
     target: str  # "index" or "probability"
@@ -70,7 +70,7 @@ class Case(NamedTuple):
         return 1 if self.ignored == "class 1" else -100
 
     def inputs(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Logits, target, and the other arguments of the loss."""
+        """Return logits, target, and the other arguments of the loss."""
         generator = torch.Generator().manual_seed(len(str(self)))
         logits = (2 * torch.randn(self.shape, generator=generator)).to(dtype)
         weight = torch.tensor([0.25, 2.0, 1.0, 0.75], dtype=dtype) if self.weighted else None
@@ -99,7 +99,7 @@ def example_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def cases(**others: Any) -> list[Any]:
-    """Cases in which any three settings occur in all combinations, with the values of others."""
+    """Return cases in which any three settings, ``others`` included, occur in all combinations."""
     kinds = [("index", ignored) for ignored in ("none", "some", "all", "class 1")]
     factors = {
         "shape": SHAPES,
@@ -126,7 +126,7 @@ both_paths = pytest.mark.usefixtures("path")
 def value_and_gradient(
     loss: Any, logits: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """The upstream gradient differs between the examples, where there are several."""
+    """Return the value and gradient; the upstream gradient differs between examples."""
     logits = logits.detach().clone().requires_grad_()
     value = loss(logits, *args, **kwargs)
     (gradient,) = torch.autograd.grad((value * upstream_of(value)).sum(), logits)
@@ -142,13 +142,13 @@ def upstream(shape: tuple[int, ...], reduction: str) -> Tensor:
 
 
 def assert_same(computed: Tensor, expected: Tensor) -> None:
-    """PyTorch's to a few units in the last place of a probability; NaN where it is NaN."""
+    """Equal to a few units in the last place of a probability; NaN where PyTorch has NaN."""
     eps = torch.finfo(expected.dtype).eps
     torch.testing.assert_close(computed, expected, rtol=20 * eps, atol=4 * eps, equal_nan=True)
 
 
 def assert_within_an_ulp(computed: Tensor, in_float32: Tensor, dtype: torch.dtype) -> None:
-    """Of the float32 result rounded once; PyTorch itself rounds log p on the way, and is worse."""
+    """Within an ULP of the float32 result, rounded once; PyTorch also rounds log p, so is worse."""
     expected = in_float32.to(dtype)
     assert computed.dtype == dtype
     ulp = torch.finfo(dtype).eps * expected.abs().clamp(min=torch.finfo(dtype).tiny).float()
@@ -197,7 +197,7 @@ def test_value_is_pytorch_for_every_k(case: Case) -> None:
 
 
 def sensitivities(case: Case) -> tuple[float | Tensor, ...]:
-    """Two for all examples, and one with a value for each."""
+    """Return two k for all examples, and one with a value per example."""
     shape = example_shape(case.shape)
     return 0.5, 3.0, torch.linspace(0.25, 4, math.prod(shape)).reshape(shape)
 
@@ -232,7 +232,7 @@ def test_gradient_is_the_rule(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("target_kind", ["index", "probability"])
 @both_paths
 def test_small_biases_are_not_rounded_away(settings_: dict[str, Any], target_kind: str) -> None:
-    """Where p is near q, the rule is of a small difference: q must not be rounded to float32."""
+    """Where p is near q, the rule needs a small difference, so q must not be rounded to float32."""
     generator = torch.Generator().manual_seed(0)
     label = torch.randint(50, (40,), generator=generator)
     target: Tensor = label
@@ -268,7 +268,7 @@ def test_edge_cases_of_weight_and_smoothing(
     label_smoothing: float,
     reduction: str,
 ) -> None:
-    """Classes that count for nothing, and targets that say nothing."""
+    """Classes of weight 0, and uniform targets."""
     case = Case((6, CLASSES), target_kind, False, label_smoothing, "none", reduction)
     logits, target, arguments = case.inputs(dtype)
     if weight is not None:
@@ -282,7 +282,7 @@ def test_edge_cases_of_weight_and_smoothing(
 
 @both_paths
 def test_upstream_gradients_may_be_views() -> None:
-    """The gradient of a sum is one number, expanded."""
+    """The upstream gradient of a sum is one expanded number."""
     logits, target, _ = CASES[0]._replace(shape=(6, CLASSES), target="index").inputs(torch.float32)
     leaf = logits.requires_grad_()
     per_example = tunable_cross_entropy(leaf, target, k=0.5, reduction="none")
@@ -340,7 +340,7 @@ def test_layout_makes_no_difference(
 def test_gradients_have_the_layout_of_the_logits(
     target_kind: str, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
-    """A convolution below would otherwise get another layout than it gave."""
+    """Otherwise a convolution below would get a gradient in another memory format."""
     logits, target, arguments = Case(shape, target_kind, True, 0.1, "none", "mean").inputs(dtype)
     layouts = [logits]
     if logits.dim() == 4:
@@ -461,7 +461,7 @@ def test_probabilities_of_another_dtype_than_the_logits(
 )
 @both_paths
 def test_integer_labels_of_any_type(label_type: torch.dtype, label_smoothing: float) -> None:
-    """PyTorch takes int64 and uint8 only. As a byte, -100 is 156: that is no ignored class."""
+    """PyTorch takes int64 and uint8 only. As uint8, -100 is 156, which must not be ignored."""
     logits, target = torch.arange(600.0).sin().reshape(3, 200), torch.tensor([156, 0, 1])
     arguments = {"label_smoothing": label_smoothing}
     for ignored in ({}, {"ignore_index": 1}):
@@ -520,7 +520,7 @@ class TestNeverNanOrInfinity:
     )
     @both_paths
     def test_masked_classes(self, dtype: torch.dtype, masked: tuple[int, ...], k: float) -> None:
-        """By -inf; the label is class 0, and its loss is infinite where it is masked itself."""
+        """Masked by -inf; the label is class 0, whose loss is infinite if it is masked."""
         logits = torch.tensor([[1.0, 0.5, -1.0, 2.0]], dtype=dtype)
         logits[:, list(masked)] = -math.inf
         target = torch.tensor([0])
@@ -534,7 +534,7 @@ class TestNeverNanOrInfinity:
     @covering(dtype=ALL_TYPES, k=[0.5, 1.0, 2.0], path=PATHS)
     @both_paths
     def test_masked_classes_of_probabilities(self, dtype: torch.dtype, k: float) -> None:
-        """0 · log 0 is 0, as it is not in PyTorch's own loss."""
+        """0 · log 0 is 0, unlike in PyTorch's own loss."""
         logits = torch.tensor([[1.0, -math.inf, 0.0], [2.0, -math.inf, -math.inf]], dtype=dtype)
         target = torch.tensor([[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]], dtype=dtype)
         value, gradient = value_and_gradient(tunable_cross_entropy, logits, target, k=k)
@@ -566,7 +566,7 @@ class TestNeverNanOrInfinity:
     @covering(dtype=ALL_TYPES, gap=[0.0, 1e-3, 20.0, 120.0, 1e4], path=PATHS)
     @both_paths
     def test_two_classes(self, dtype: torch.dtype, gap: float) -> None:
-        """f_y = -(1 - p_y)^k, whatever k: the other class takes the whole of it."""
+        """f_y = -(1 - p_y)^k, for any k: the other class takes all of it."""
         logits, target = torch.tensor([[gap, 0.0]] * 2, dtype=dtype), torch.tensor([0, 1])
         gap = logits[0, 0].item()
         for k in (1 / 64, 0.5, 1.0, 2.0):
@@ -581,7 +581,7 @@ class TestNeverNanOrInfinity:
     @pytest.mark.parametrize("fill", [0.0, 1e30, -1e30, torch.finfo(torch.float32).min])
     @both_paths
     def test_equal_logits_are_uniform(self, fill: float) -> None:
-        """Whatever their size: masks of the lowest finite number are common."""
+        """Of any size: masking with the lowest finite number is common."""
         logits, target = torch.full((2, 3), fill), torch.tensor([0, 2])
         value, gradient = value_and_gradient(
             tunable_cross_entropy, logits, target, k=0.5, reduction="sum"
@@ -627,7 +627,7 @@ class TestNeverNanOrInfinity:
 @covering(smoothing=[0.0, 0.1], dtype=ALL_TYPES, path=PATHS)
 @both_paths
 def test_undefined_losses_are_nan(dtype: torch.dtype, smoothing: float) -> None:
-    """In the value and the gradient, just where they are for cross-entropy."""
+    """In the value and the gradient, exactly where cross-entropy's are."""
     inf, nan = math.inf, math.nan
     rows = (
         [inf, 1, 2], [-inf, -inf, -inf], [1, -inf, nan], [1, -inf, -nan], [1, inf, 2],
@@ -649,7 +649,7 @@ def test_undefined_losses_are_nan(dtype: torch.dtype, smoothing: float) -> None:
 )
 @both_paths
 def test_soft_targets_against_50_digits(kind: str, k: float) -> None:
-    """Logits that are near and far apart."""
+    """With logits near and far apart."""
     generator = torch.Generator().manual_seed(0)
     label = torch.randint(5, (8,), generator=generator)
     one_hot, many = F.one_hot(label, 5).float(), torch.rand(8, 5, generator=generator)
@@ -674,7 +674,7 @@ def test_soft_targets_against_50_digits(kind: str, k: float) -> None:
 @pytest.mark.parametrize("k", [1 / 64, 0.5, 1.0, 2.0, 3.0])
 @both_paths
 def test_one_hot_probabilities_are_labels(k: float) -> None:
-    """Also where probabilities are too small for float64, of which small powers are not."""
+    """Even if probabilities underflow float64 but their small powers do not."""
     label = torch.tensor([1, 1, 1, 1])
     logits = torch.tensor(
         [[0.0, 30.0, 2.0], [0.0, 400.0, 2.0], [0.0, 800.0, -20.0], [-1e3, 1e3, -1e4]]
@@ -727,7 +727,7 @@ def test_wrong_labels_in_a_tensor_subclass_are_refused() -> None:
 
 
 def test_fake_tensors() -> None:
-    """Fake tensors have shapes but no values, as in tools that plan memory."""
+    """Fake tensors, which memory planners use, have shapes but no values."""
     with FakeTensorMode():
         logits, target = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, dtype=torch.long)
         weight, k = torch.zeros(5, 3), torch.ones(2)
@@ -818,7 +818,7 @@ def test_ignored_examples_may_hold_anything() -> None:
 @pytest.mark.parametrize("form", ["logits", "linear"])
 @both_paths
 def test_examples_with_zero_upstream_gradient_may_hold_nan(form: str) -> None:
-    """As where a mask multiplies the values: what it leaves out has the gradient 0."""
+    """As when values are multiplied by a mask: masked ones have the gradient 0."""
     logits = torch.tensor([[1.0, 2.0], [math.nan, 1.0], [math.inf, 0.0]], requires_grad=True)
     target, mask = torch.tensor([0, 0, 0]), torch.tensor([1.0, 0.0, 0.0])
     if form == "linear":
@@ -831,7 +831,7 @@ def test_examples_with_zero_upstream_gradient_may_hold_nan(form: str) -> None:
 
 
 @covering(
-    above=[math.inf, -math.inf, math.nan],
+    grad_output=[math.inf, -math.inf, math.nan],
     label_smoothing=[0.0, 0.1],
     reduction=REDUCTIONS,
     ignore_index=[-100, -1, 10**9],
@@ -839,16 +839,16 @@ def test_examples_with_zero_upstream_gradient_may_hold_nan(form: str) -> None:
 )
 @both_paths
 def test_ignored_examples_get_no_gradient_for_any_upstream_gradient(
-    ignore_index: int, reduction: str, label_smoothing: float, above: float
+    ignore_index: int, reduction: str, label_smoothing: float, grad_output: float
 ) -> None:
-    """As from a loss that was scaled too much; others show it."""
+    """As from a loss whose scaling overflowed; the other examples show it."""
     target = torch.tensor([0, ignore_index, 2, ignore_index])
     settings: dict[str, Any] = {"reduction": reduction, "label_smoothing": label_smoothing}
     for dtype in (torch.float32, torch.bfloat16):
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(4, 5, generator=generator).to(dtype).requires_grad_()
         value = tunable_cross_entropy(logits, target, k=0.5, ignore_index=ignore_index, **settings)
-        (gradient,) = torch.autograd.grad(value, logits, torch.full_like(value, above))
+        (gradient,) = torch.autograd.grad(value, logits, torch.full_like(value, grad_output))
         assert (gradient[[1, 3]] == 0).all()
         assert not gradient[[0, 2]].isfinite().any()
 
@@ -862,7 +862,7 @@ def test_labels_modified_through_numpy_are_checked(label_smoothing: float) -> No
         target = torch.zeros(4, dtype=torch.long)
         value = tunable_cross_entropy(logits, target, k=0.5, label_smoothing=label_smoothing)
         target.numpy()[1:] = (10**9, -1, 5)
-        if dtype == torch.float32:  # the gradient is known already
+        if dtype == torch.float32:  # the gradient was computed in forward
             value.backward()
             assert logits.grad is not None
             assert logits.grad.isfinite().all()
@@ -874,7 +874,7 @@ def test_labels_modified_through_numpy_are_checked(label_smoothing: float) -> No
 @pytest.mark.parametrize("k", [1e17, 3e18, 1e25])
 @both_paths
 def test_a_large_k_leaves_signs_and_sizes_alone(k: float) -> None:
-    """Of logarithms that are equal but for their last digit, times k."""
+    """Logarithms that differ only in their last digit are multiplied by k."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(200, 7, generator=generator)
     logits[:, 5:] = -2000.0
@@ -888,7 +888,7 @@ def test_a_large_k_leaves_signs_and_sizes_alone(k: float) -> None:
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @both_paths
 def test_large_inputs_use_several_threads(label_smoothing: float) -> None:
-    """Each thread has its rows, its sums, and its own wrong labels to report."""
+    """Each thread has its own rows, sums, and wrong labels to report."""
     torch.set_num_threads(3)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2001, 41, generator=generator)
@@ -973,7 +973,7 @@ class TestModules:
 
     @covering(1, case=[case for case in CASES if case.target == "index"][::6], dtype=ALL_TYPES)
     def test_rule_module(self, case: Case, dtype: torch.dtype) -> None:
-        """Of the paper's rule, it is the tunable loss; of the bias, PyTorch's."""
+        """With the paper's rule, it equals the tunable loss; with the bias, PyTorch's."""
         case = case._replace(label_smoothing=0.0)
         logits, target, arguments = case.inputs(dtype)
         settings_ = {k: v for k, v in arguments.items() if k != "label_smoothing"}
@@ -1042,7 +1042,7 @@ class TestModules:
         ids=lambda module: type(module).__name__,
     )
     def test_pickle_deepcopy_and_device_moves(self, module: nn.Module) -> None:
-        """By pickle and by deepcopy; weights are moved and saved with the model, as PyTorch's."""
+        """Copies are equal; weights are moved and saved with the model, like PyTorch's."""
         logits, target = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([0])
         expected = value_and_gradient(module, logits, target)
         for other in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
@@ -1053,7 +1053,7 @@ class TestModules:
 
     @pytest.mark.parametrize("kind", [TunableCrossEntropyLoss, TunableLinearCrossEntropyLoss])
     def test_k_survives_a_checkpoint_if_asked_to(self, kind: Any) -> None:
-        """A schedule of k goes on where it was."""
+        """A schedule of k continues where it stopped."""
         saved: Any = nn.Sequential(nn.Linear(2, 3), kind(k=1.0, persistent=True))
         for k in (3, 0.1, torch.tensor([0.5, 2.0])):
             saved[1].k = k
@@ -1099,7 +1099,7 @@ class TestModules:
 def test_a_kept_loss_frees_its_buffers_after_backward(
     label_smoothing: float,
 ) -> None:
-    """As in a list of losses, which people make for a plot."""
+    """As in a list of losses kept for a plot."""
     needs_kernels()
     logits, target = torch.randn(50, 7, requires_grad=True), torch.randint(7, (50,))
     loss = tunable_cross_entropy(logits, target, k=0.5, label_smoothing=label_smoothing)
@@ -1118,7 +1118,7 @@ def test_a_kept_loss_frees_its_buffers_after_backward(
 def test_blocks_of_rows_make_no_difference(
     block: int, k: str, target_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To a single bit, for blocks of one, three and five of six rows; also to the strides."""
+    """Bitwise, strides included, for blocks of one, three and five of six rows."""
     logits, target, _ = Case((6, CLASSES), target_kind, False, 0.0, "none", "none").inputs(
         torch.float32
     )
@@ -1165,9 +1165,9 @@ for implementation in ("auto", "torch"):
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="it reads the memory in use from Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory in use from /proc")
 def test_memory_of_both_passes() -> None:
-    """In multiples of the logits' memory, beside logits and targets."""
+    """In multiples of the logits' memory, not counting logits and targets."""
     needs_kernels()
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_WAIT_POLICY": "passive"

@@ -1,6 +1,6 @@
 """The loss's Triton kernels against 50 digits, in every dtype, path and corner.
 
-On a GPU if there is one; else in Triton's interpreter, on the CPU, and so with few rows.
+On a GPU if there is one; else in Triton's interpreter, on the CPU, with few rows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FLOAT32 = 1e-5
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # What overflows or is no number does so as on a GPU; the interpreter would speak of it.
+    # Overflow and NaN are as on a GPU, where nothing warns of them.
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 
@@ -61,13 +61,13 @@ KERNELS = ("one tile", "tiles", "row")
 
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both kernels at any number of classes, with several blocks and with few programs."""
+    """Run both kernels at any number of classes, with several blocks and with few programs."""
     monkeypatch.setattr(launch, "FEW", 16384 if request.param == "one tile" else 0)
     monkeypatch.setattr(launch, "SKIPPING", 2)
     if request.param == "row":
         monkeypatch.setattr(launch, "LONGEST_TILE", 0)
         monkeypatch.setattr(launch, "ROW_BLOCK", 64)
-    if request.param == "tiles" and eq5.INTERPRETED:  # as for other releases of Triton
+    if request.param == "tiles" and eq5.INTERPRETED:  # as in other releases of Triton
         pieces = layout._PIECES.value
         monkeypatch.setattr(layout, "_PIECES", type(layout._PIECES)(1 - pieces))
     chosen: str = request.param
@@ -129,7 +129,7 @@ def test_one_k_for_all(kernel: str, k: float) -> None:
 
 @pytest.mark.parametrize("classes", [3, 10, 300])
 def test_where_errors_count_most(classes: int) -> None:
-    """At even odds and k = 64 an error of log(1 - p_y), of a sum of many terms, is multiplied."""
+    """At even odds, k = 64 multiplies the error of log(1 - p_y), a sum of many terms."""
     generator = torch.Generator().manual_seed(classes)
     count = min(1000, 60_000 // classes) if DEVICE == "cpu" else 3_000_000 // classes
     logits = torch.randn(count, classes, generator=generator)
@@ -203,7 +203,7 @@ def test_the_contract(reduction: str, weighted: bool, smoothing: float, ignored:
             logits, target, sensitivity(k), weight=weight, reduction=reduction,
             label_smoothing=smoothing, upstream=1.5,
         )  # fmt: skip
-        # Where labels are smoothed, the rule is of a difference between float32 numbers.
+        # With label smoothing, the rule depends on a difference of float32 numbers.
         tolerance = FLOAT32 if smoothing == 0 else 1e-4
         torch.testing.assert_close(value.double(), true, rtol=FLOAT32, atol=1e-6, equal_nan=True)
         torch.testing.assert_close(
@@ -232,7 +232,7 @@ def test_edge_cases_of_weight_and_smoothing(weight: str, smoothing: float) -> No
         torch.testing.assert_close(f.double(), true_gradient, rtol=1e-4, atol=1e-6)
 
 
-# Of probabilities; the first row is one-hot, the second has two classes, the third no sum of 1.
+# Probabilities: row 1 is one-hot, row 2 has two classes, row 3 does not sum to 1.
 PROBABILITIES = torch.zeros(5, CLASSES)
 PROBABILITIES[0, 3] = 1
 PROBABILITIES[1, 4:6] = torch.tensor([0.3, 0.7])
@@ -308,20 +308,20 @@ def test_layout_of_probabilities(layout: str) -> None:
 @pytest.mark.parametrize("k", [0.5, 1.0, 2.0, 3.0])
 @both_kernels
 def test_one_hot_probabilities_are_labels(k: float) -> None:
-    """Even where the right class has a probability that is rounded to 1."""
+    """Even where the probability of the right class rounds to 1."""
     logits = torch.tensor([[0.0, 30.0, 2.0], [0.0, -30.0, 2.0], [50.0, 90.0, -math.inf]])
     label = torch.tensor([1, 1, 1])
     value, f = value_and_gradient(logits, label, k, reduction="sum")
     as_soft = value_and_gradient(logits, F.one_hot(label, 3).float(), k, reduction="sum")
     torch.testing.assert_close(as_soft[0], value, rtol=FLOAT32, atol=1e-6)
-    # At k = 1 it is the difference p - q, as it is of PyTorch's cross-entropy.
+    # At k = 1 it is the difference p - q, as in PyTorch's cross-entropy.
     torch.testing.assert_close(as_soft[1], f, rtol=1e-4, atol=1e-7 if k == 1 else 1e-25)
 
 
 @pytest.mark.parametrize("k", [0.003, 0.1, 0.3, 1.5])
 @both_kernels
 def test_one_hot_probabilities_below_all_float32(k: float) -> None:
-    """A probability that is too small for float32 has powers that are not; 0 has none."""
+    """A probability may underflow float32 while its powers do not; powers of 0 are 0."""
     label = torch.tensor([1, 1, 1, 1])
     logits = torch.tensor(
         [[0.0, 30.0, 2.0], [0.0, 100.0, 2.0], [0.0, 200.0, 2.0], [-1e3, 1e3, -1e4]]
@@ -336,7 +336,7 @@ def test_one_hot_probabilities_below_all_float32(k: float) -> None:
 @pytest.mark.parametrize("k", [0.4, 0.5, 2.0, 3.0])
 @both_kernels
 def test_all_but_one_hot_probabilities(k: float) -> None:
-    """The largest is all of their sum in float32, and yet not alone below zero."""
+    """In float32 the largest equals the sum, though other biases are below zero too."""
     logits, target = torch.full((2, 40), -26.0), torch.full((2, 40), 5e-10)
     logits[0, :2], logits[1, :4] = torch.zeros(2), torch.tensor([4.0, -25.0, 0.0, -1.0])
     target[0, :2], target[1] = torch.tensor([1.0, 0.0]), 0
@@ -362,7 +362,7 @@ def test_nan_probabilities_give_nan(k: float) -> None:
 @pytest.mark.parametrize("implementation", ["triton", "torch"])
 @both_kernels
 def test_rows_without_a_target_have_no_gradient(implementation: str) -> None:
-    """Such a row may hold anything: it is how one of many is left out."""
+    """Such a row may hold anything: this is a way to leave out a row."""
     logits, target = torch.randn(3, 20), torch.zeros(3, 20)
     logits[1, 3], logits[2] = math.nan, -math.inf
     for k in (0.5, 1.0, 3.0):
@@ -411,7 +411,7 @@ def test_no_mean_of_smoothed_labels_without_weight(implementation: str) -> None:
 def test_fake_tensors_are_not_cached() -> None:
     logits, target, _ = case(False, "none")
     scaled = ScaledBefore()
-    with FakeTensorMode(), contextlib.suppress(Exception):  # there is nothing to compute
+    with FakeTensorMode(), contextlib.suppress(Exception):  # fake tensors have no values
         zeros = torch.zeros(2, 3, requires_grad=True)
         by_kernel(zeros, torch.zeros(2, dtype=torch.long), k=0.5, _scaled=scaled)
     _, f = value_and_gradient(logits, target, 0.5, reduction="sum", _scaled=scaled)
@@ -427,7 +427,7 @@ SOFT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", SOFT)
 def test_when_a_gradient_is_computed_makes_no_difference(kernel: str, kind: str) -> None:
-    """In the forward pass, or, since the loss was scaled before, in the backward pass."""
+    """In the forward pass or, if the loss was scaled before, in the backward pass."""
     logits, target, weight = case(True, "some")
     settings = {"weight": weight, "target": target, **SOFT[kind]}
     for k, upstream in ((0.5, 1.75), (1.0, 1.0), (2.0, 1.75), (3.0, 1.0)):
@@ -449,7 +449,7 @@ def test_when_a_gradient_is_computed_makes_no_difference(kernel: str, kind: str)
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each launch computes gradients."""
+    """Record whether each launch computes gradients."""
     launches: list[bool] = []
 
     def recorded(rows: Any, values: Any, out: Any, **settings: Any) -> None:
@@ -467,7 +467,7 @@ def step(loss: Any, upstream: float = 1.0, **settings: Any) -> None:
 
 
 def test_no_unused_gradient_is_computed(computed: list[bool]) -> None:
-    """A module whose loss is scaled leaves it to the backward pass from the second step on."""
+    """A module whose loss is scaled computes it in the backward pass from the second step on."""
     loss = TunableCrossEntropyLoss(k=0.5, implementation="triton")
     for upstream in (1.0, 3.0, 3.0, 1.0, 1.0):
         step(loss, upstream)
@@ -476,9 +476,9 @@ def test_no_unused_gradient_is_computed(computed: list[bool]) -> None:
         loss._scaled.flag().fill_(1)
         del computed[:]
         step(loss, 3.0)
-        assert computed == [True, True], "as it always was"
+        assert computed == [True, True], "as without the flag"
     loss._scaled.flag().zero_()
-    # A graph that is kept says nothing of the next step.
+    # A retained graph says nothing about the next step.
     step(loss, 3.0, retain_graph=True)
     assert not loss._scaled.flag()
 
@@ -513,7 +513,7 @@ def test_a_gradient_is_computed_again_only_if_scaled(
 
 
 def test_checkpoints() -> None:
-    """What is computed again has to save the same, though losses in between were scaled."""
+    """A recomputation must save the same tensors, even if losses in between were scaled."""
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits)
     loss = partial(checkpoint, by_kernel, use_reentrant=False)
@@ -532,7 +532,7 @@ def expected_of(logits: Tensor, target: Tensor, k: float = 0.5) -> Tensor:
     return tunable(logits.double(), target, k)
 
 
-# The interpreter cuts bfloat16 off where GPUs round it, so here is float16, of the same size.
+# The interpreter truncates bfloat16 where GPUs round, so use float16, of the same size.
 @covering(
     dtype=[torch.float32, torch.half],
     classes=[1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 64, 65, 130],
@@ -540,7 +540,7 @@ def expected_of(logits: Tensor, target: Tensor, k: float = 0.5) -> Tensor:
 )
 @both_kernels
 def test_any_number_of_classes(dtype: torch.dtype, classes: int) -> None:
-    """With whole vectors, and with what is left before and after them."""
+    """With whole vectors, and with remainders before and after them."""
     generator = torch.Generator().manual_seed(classes)
     logits = torch.randn(3, classes, generator=generator).to(dtype)
     target = torch.tensor([0, classes - 1, classes // 2])
@@ -587,11 +587,11 @@ def test_more_dimensions() -> None:
 
 @pytest.mark.parametrize("classes", [8193, 32000])
 def test_many_classes(classes: int) -> None:
-    """Even odds at a large k, which multiplies what is lost in the logarithm of so long a sum."""
+    """Even odds at a large k, which multiplies the rounding error of a long sum's logarithm."""
     logits = torch.zeros(1, classes)
     logits[0, 5] = math.log(classes - 1)
     value, f = value_and_gradient(logits, torch.tensor([5]), 60.0)
-    # With float32's nearest to the logarithm of the others' number, odds are even but for this:
+    # The logarithm of the other classes' number is rounded to float32, so odds are nearly even:
     odds = math.exp(float(logits[0, 5])) / (classes - 1)
     doubt = 1 / (1 + odds)
     assert value.item() == pytest.approx(-math.log1p(-doubt), rel=FLOAT32)
@@ -602,12 +602,12 @@ def test_many_classes(classes: int) -> None:
 @both_kernels
 @pytest.mark.parametrize(("classes", "d", "z_y"), [(100, -3.559382, 1.242732), (1000, -6.5, 0.9)])
 def test_equal_logits(classes: int, d: float, z_y: float) -> None:
-    """Their exponentials are rounded alike, and k multiplies what their sum has of that."""
+    """Their exponentials share a rounding error, which adds up and is multiplied by k."""
     logits = torch.full((1, classes), d)
     logits[0, :2] = torch.tensor([z_y, 0.0])
     _, f = value_and_gradient(logits, torch.tensor([0]), 64.0, reduction="sum")
     expected = tunable(logits.double(), torch.tensor([0]), 64.0)
-    # The interpreter rounds between multiplication and addition, where a GPU does not.
+    # The interpreter does not fuse multiply-adds as a GPU does.
     allowed = FLOAT32 if DEVICE == "cuda" else 2 * FLOAT32
     torch.testing.assert_close(f.double(), expected, rtol=allowed, atol=1e-25)
 
@@ -635,7 +635,7 @@ def test_ignored_rows_for_any_upstream_gradient(
 @both_kernels
 @covering(reduction=["mean", "none"], dtype=[torch.float32, torch.bfloat16], kernel=KERNELS)
 def test_rows_with_zero_upstream_gradient_may_hold_nan(reduction: str, dtype: torch.dtype) -> None:
-    """They may also have wrong labels, since they take no part in the training."""
+    """They may also have invalid labels, since they do not affect training."""
     logits, target = torch.zeros(3, 5).to(dtype), torch.tensor([0, 7, 2])
     logits[2] = math.nan
     value = by_kernel(leaf := leaf_of(logits), target.to(DEVICE), k=0.5, reduction=reduction)
@@ -668,7 +668,7 @@ def test_an_invalid_k_gives_nan() -> None:
 @both_kernels
 @covering(k=[1.0, 3.0], dtype=[torch.float32, *HALF_TYPES], kernel=KERNELS)
 def test_undefined_losses_are_nan(dtype: torch.dtype, k: float) -> None:
-    """As in PyTorch, so that a diverged network is noticed."""
+    """As in PyTorch, so that divergence is noticed."""
     inf = math.inf
     logits = torch.tensor(
         [[inf, 1, 2], [-inf, -inf, -inf], [1, inf, 2], [1, -inf, -inf], [-inf, 1, 2],
@@ -685,7 +685,7 @@ def test_undefined_losses_are_nan(dtype: torch.dtype, k: float) -> None:
 
 @both_kernels
 def test_equal_logits_of_a_large_k() -> None:
-    """They are rounded alike, and k multiplies what their sum has of that."""
+    """Their rounding errors are equal, add up, and are multiplied by k."""
     d = -torch.linspace(0, 12, 97).unsqueeze(1)
     logits = d.repeat(1, 33)
     logits[:, 1] = 0
@@ -703,8 +703,8 @@ def test_batched_upstream_gradients_of_one_graph(reduction: str) -> None:
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits)
     value = by_kernel(leaf, target.to(DEVICE), k=0.5, reduction=reduction)
-    above = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
-    (both,) = torch.autograd.grad(value, leaf, above, is_grads_batched=True)
+    upstream = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
+    (both,) = torch.autograd.grad(value, leaf, upstream, is_grads_batched=True)
     _, f = value_and_gradient(logits, target, 0.5, reduction=reduction)
     torch.testing.assert_close(both, torch.stack([f, 3 * f]).to(both))
 
@@ -726,7 +726,7 @@ def test_compiled_code_finds_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_a_working_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No compiler, or a GPU that is too old: the loss says so, and is PyTorch's operations."""
+    """Without a compiler, or on an old GPU, the loss warns and falls back to PyTorch operations."""
 
     def broken(*arguments: Any) -> None:
         raise RuntimeError("no C compiler found")
@@ -826,7 +826,7 @@ class TestCorners:
     @pytest.mark.parametrize("smoothing", [0.0, 0.1])
     @both_kernels
     def test_invalid_labels_give_nan(self, smoothing: float) -> None:
-        """To raise an error would be to wait for the device; nothing out of bounds is read."""
+        """Raising an error would need a sync; nothing out of bounds is read."""
         logits = torch.zeros(4, 20)
         target = torch.tensor([20, -1, 2**40, 19])
         value, f = value_and_gradient(
@@ -839,7 +839,7 @@ class TestCorners:
 
     @both_kernels
     def test_huge_k(self) -> None:
-        """Equal logits share alike, and what is lower gets nothing."""
+        """Equal logits get equal shares, and lower ones nothing."""
         logits, target = torch.tensor([[0.0, 1.0, 1.0, -1.0]]), torch.tensor([0])
         for k in (GREATEST_K, torch.tensor([GREATEST_K])):
             _, f = value_and_gradient(logits, target, k)
@@ -875,7 +875,7 @@ def test_inputs_are_never_written_to(smoothing: float) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @both_kernels
 def test_backward_again_and_again(smoothing: float) -> None:
-    """The gradient of the forward pass is handed over only when no one can ask for it again."""
+    """The gradient of the forward pass is handed over only if it cannot be requested again."""
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits)
     value = by_kernel(leaf, target.to(DEVICE), k=0.5, label_smoothing=smoothing)
@@ -892,13 +892,13 @@ def test_backward_again_and_again(smoothing: float) -> None:
 
 
 def test_the_gradient_is_not_copied() -> None:
-    """A leaf takes it over: training holds one buffer of the size of the logits."""
+    """A leaf takes it over, so training holds one buffer of the size of the logits."""
     logits, target, _ = case(False, "none")
     leaf = leaf_of(logits)
     value = by_kernel(leaf, target.to(DEVICE), k=0.5)
     saved = value.grad_fn.saved_tensors  # type: ignore[union-attr]
     (_, kept) = (t.data_ptr() for t in saved if t is not None and t.shape == leaf.shape)
-    del saved  # or else autograd would see that someone else has it
+    del saved  # otherwise autograd would see another reference to it
     value.backward()
     assert leaf.grad is not None
     assert leaf.grad.data_ptr() == kept
@@ -948,7 +948,7 @@ def test_runs_do_not_differ() -> None:
 
 
 def there(loss: Any) -> Any:
-    """The routes' tensors are on the CPU; the loss is on the device."""
+    """Move the routes' CPU tensors to the device and the loss back."""
     if DEVICE == "cpu":
         return loss
     return lambda *args: loss(*(a.cuda() if isinstance(a, Tensor) else a for a in args)).cpu()
@@ -977,7 +977,7 @@ def test_transforms_compiled(route: str, k: str) -> None:
 
 @pytest.mark.parametrize("route", [*transforms.DIRECT, *transforms.COMPILED])
 def test_transforms_of_long_rows(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which keep numbers for the backward pass."""
+    """Long rows save statistics for the backward pass."""
     monkeypatch.setattr(launch, "LONGEST_TILE", 0)
     logits, target = transforms.examples()
     k = transforms.K["k per example"]
@@ -995,7 +995,7 @@ def test_transforms_of_long_rows(route: str, monkeypatch: pytest.MonkeyPatch) ->
     kind=["smoothed", "smoothed and weighted", "probabilities"],
 )
 def test_soft_targets_in_transforms(route: str, kind: str) -> None:
-    """Graphs and torch.func have kernels for them, too."""
+    """Graphs and torch.func use kernels for them, too."""
     logits, target = transforms.examples()
     settings: dict[str, Any] = {"reduction": "sum"}
     if kind == "probabilities":
@@ -1034,7 +1034,7 @@ def test_operators_in_a_compiled_graph(
     step = torch.compile(loss, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
     leaf = leaf_of(logits)
     step(leaf, target.to(DEVICE)).backward()
-    # With weights the loss is made of rows; otherwise it is one operator.
+    # With weights, the loss is composed of per-row operators; otherwise it is one operator.
     operators = ("value_of_rows", "gradient_of_rows") if weighted else ("loss_on_gpu",)
     for operator in operators:
         assert any(f"pseudograd.{operator}" in name for name in found)
@@ -1054,7 +1054,7 @@ def test_ignored_rows_may_hold_anything_in_graphs(
     classes: int, smoothing: float, dtype: torch.dtype
 ) -> None:
     logits = torch.zeros(7, classes, dtype=dtype)
-    logits[1:5] = torch.nan  # in rows that begin at every place within a vector
+    logits[1:5] = torch.nan  # in rows that start at every offset within a vector
     logits[5, 0], logits[6, 1:] = torch.inf, -torch.inf
     target = torch.tensor([0, *[-100] * 6])
     loss = there(partial(by_kernel, reduction="sum", label_smoothing=smoothing))
@@ -1090,7 +1090,7 @@ class Loss(nn.Module):
 
 @pytest.mark.parametrize("classes", [10, 9000])
 def test_a_graph_for_any_number_of_classes(classes: int) -> None:
-    """Some of which keep numbers for the backward pass, and some do not."""
+    """Some numbers of classes save statistics for the backward pass, others do not."""
     rows, of_classes = torch.export.Dim("rows", max=100), torch.export.Dim("classes", max=10**5)
     target = torch.tensor([0, 3, 9], device=DEVICE)
     program = torch.export.export(
@@ -1108,7 +1108,7 @@ def test_a_graph_for_any_number_of_classes(classes: int) -> None:
 
 
 def test_export() -> None:
-    """The kernels are in the exported graph, and so is the rule."""
+    """The exported graph has the kernels and the rule."""
     logits, target, _ = case(False, "none")
     logits, target = logits.to(DEVICE), target.to(DEVICE)
     program = torch.export.export(Loss("triton"), (logits, target))
@@ -1125,7 +1125,7 @@ def test_export() -> None:
 @pytest.mark.parametrize("implementation", ["auto", "torch", "triton"])
 @pytest.mark.parametrize("form", ["logits", "linear"])
 def test_traced(form: str, implementation: str) -> None:
-    """By `torch.jit.trace`; of other numbers than it has seen, the rule is right too."""
+    """By `torch.jit.trace`; the rule also holds on inputs that it was not traced with."""
     logits, target, _ = case(False, "none")
     eye = torch.eye(CLASSES).to(DEVICE)
 
@@ -1177,7 +1177,7 @@ def test_second_derivatives_are_refused(way: str) -> None:
     logits, target = transforms.examples()
     with pytest.raises(RuntimeError, match=r"pseudograd: a (second|forward-mode) derivative"):
         transforms.SECOND_DERIVATIVES[way](lambda z: by_kernel_summed(z, target, 0.5), logits)
-    apart = logits.T.contiguous()  # whose classes have to be brought together first
+    apart = logits.T.contiguous()  # its classes must first be made contiguous
     _, together = value_and_gradient(logits, target, 0.5, upstream=3.0)
     leaf = apart.to(DEVICE).requires_grad_()
     (3 * by_kernel(leaf.T, target.to(DEVICE), k=0.5)).backward()
@@ -1213,7 +1213,7 @@ class TestChoice:
 
 
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """To machine code for an H100 or H200, whether there is one or not: more than interpreting."""
+    """To machine code for an H100 or H200, even without one: a stronger check than interpreting."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),

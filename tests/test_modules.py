@@ -148,7 +148,7 @@ def test_the_loss_gets_smoothing_weights_and_ignored_labels(
 
 
 class Tagger(nn.Module):
-    """A class for each place, from tokens and numbers."""
+    """A class for each position, from tokens and numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def test_sequences_of_several_inputs_and_ignored_labels() -> None:
     made = training(network=Tagger, epochs=30, schedule="constant", batch_size=50)
     one = replace(trial(made, data, k=2, retrain=True), learning_rate=0.05)
     outcome = trained(made, data, one)
-    assert outcome.error == 0  # the first places, which do not count, are wrong or not
+    assert outcome.error == 0  # the first positions do not count
     assert outcome.wrong == ()
 
 
@@ -233,7 +233,7 @@ def test_the_test_set_does_not_choose_among_final_networks() -> None:
     outcome = trained(made, data, trial(made, data, retrain=True))
     assert outcome.error > 0
     assert outcome.stop_error == 0
-    assert outcome.curve == ()  # and is looked at once
+    assert outcome.curve == ()  # and evaluated once
 
 
 def test_a_training_that_diverges_says_so() -> None:
@@ -307,7 +307,7 @@ def test_a_share_has_every_class_in_proportion_and_differs_between_repetitions()
 
 
 class Given(Dataset[Any]):
-    """Examples by a function."""
+    """Examples computed by a function."""
 
     def __init__(self, count: int, example: Callable[[int], Any]) -> None:
         self.count, self.example = count, example
@@ -413,7 +413,7 @@ def test_a_trial_alone_and_in_company_is_the_same_to_the_last_bit() -> None:
 
 
 def dying(flag: Path, times: int) -> Callable[[], nn.Module]:
-    """Return a network function that kills its process the first times, if that is a worker's."""
+    """Return a network function that kills its process, if a worker, the first ``times`` times."""
     parent = os.getpid()
 
     def made() -> nn.Module:
@@ -563,7 +563,7 @@ def test_functions_in_a_tuple_do_not_change_a_recipe_from_run_to_run() -> None:
 
         return training(network=Net).recipe("data").network
 
-    # As in two processes, the addresses of the functions differ.
+    # The functions' addresses differ, as in two processes.
     assert network((lambda x: x,)) == network((lambda x: x,))
     assert network((1, "a")) != network((2, "a"))
 
@@ -580,7 +580,7 @@ def test_defaults_of_keywords_are_part_of_a_recipe() -> None:
 
 
 class Scaled(nn.Linear):
-    """A linear layer with a setting of any kind."""
+    """A linear layer with an arbitrary setting."""
 
     def __init__(self, setting: Any) -> None:
         super().__init__(4, 3)
@@ -664,7 +664,7 @@ def test_networks_of_classes_keep_their_description() -> None:
 
 
 class NewerPReLU(nn.PReLU):
-    """PReLU as a later PyTorch might have it, with one more argument."""
+    """PReLU as in a future PyTorch, with another argument."""
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25, new: str = "no") -> None:
         super().__init__(num_parameters, init)

@@ -72,7 +72,7 @@ FINISHED = ["--network", "nets:net", *SMALL, "--out", "run"]
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """With the file of networks."""
+    """Run in an empty folder with a file of networks."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("nets.py").write_text(NETS)
@@ -287,7 +287,7 @@ def test_a_run_on_a_cluster_gets_its_runner(
     capsys.readouterr()
 
 
-# --- how it says no --------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_impossible_predictions_are_refused(capsys: pytest.CaptureFixture[str]) 
     said = refusal(capsys, "predict", "run", "shapes.npz", "--keep", "id")
     assert "--keep must be left out" in said
 
-    # Another network, the same under another name, none, and one that is gone.
+    # Another network, the same under another name, none, and one that no longer exists.
     said = refusal(capsys, "predict", "run", "shapes.npz", "--network", "nets:two")
     assert "run has the network 'Net, " in said
     assert "restore its code" in said
@@ -565,7 +565,7 @@ def test_images_are_turned_upright_and_cut_to_a_square() -> None:
         picture = image.fromarray(pixels)
         picture.save(f"photos/{name}/0.png")
         turned = picture.getexif()
-        turned[0x0112] = 6  # to be turned to the right
+        turned[0x0112] = 6  # the orientation: rotate clockwise
         picture.save(f"photos/{name}/1.png", exif=turned)
     with pytest.raises(OptionError, match=r"12×6 in 0.png, 6×12 in 1.png"):
         open_arrays("photos", test_fraction=0.5)

@@ -1,4 +1,4 @@
-"""The page and the summary of a study of any network, made by a real one of a few units."""
+"""The page and the summary of a study of any network, from a real study of a small one."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> studies.Study:
 
 @pytest.fixture
 def folder(finished: studies.Study) -> Iterator[Path]:
-    """The folder of the finished study, put right again after the test."""
+    """Return the folder of the finished study, and restore it after the test."""
     assert finished.folder is not None
     path = finished.folder / "assessment.json"
     whole = path.read_bytes()
@@ -99,7 +99,7 @@ def read(path: Path) -> Parsed:
     return Parsed(path.read_text(encoding="utf-8"))
 
 
-# --- what it says ----------------------------------------------------------------------------
+# --- its statements --------------------------------------------------------------------------
 
 
 def test_the_page_says_what_was_found(finished: studies.Study) -> None:
@@ -171,7 +171,7 @@ def test_ensembles_are_reported_with_their_numbers(finished: studies.Study) -> N
 
 
 def shares(chosen: int, mixed: int, plain: int, one: int = 60, size: int = 5) -> dict[str, Any]:
-    """An assessment in which 1,000 examples tell ensembles and one network apart."""
+    """Return an assessment that compares ensembles and one network on 1,000 examples."""
 
     def against(wrong: int, other: int) -> dict[str, Any]:
         return compare_counts(max(0, other - wrong), max(0, wrong - other), 1000)
@@ -224,7 +224,7 @@ TOLD = {
 
 
 def told(assessment: Any, protocol: NetworkProtocol = PROTOCOL, **how: Any) -> tuple[str, str]:
-    """The text of the page and the summary, both of made-up outcomes."""
+    """Return the text of the page and the summary, for made-up outcomes."""
     outcomes = made_up(protocol, **how)
     printed = summary(result(protocol, outcomes), assessment or None, options=False)
     return Parsed(page(TOLD, protocol, outcomes, None, assessment)).text, printed
@@ -354,7 +354,7 @@ def test_words_follow_the_training() -> None:
     assert "Cross-validation selected k = 1/2" in text
     assert "The model has k = 1/2; study.model(k=1) returns a network with k = 1 instead." in text
     assert "study.model(k=1)" in printed
-    # How many labels there are is not known without the assessment.
+    # The number of labels is not known without the assessment.
     assert "The model has a test error of 0.56%." in text
     assert "Run the study again for the confusion matrix" in text
     assert "Run the study again" not in told({})[0]
@@ -423,7 +423,7 @@ def test_several_labels_of_an_example_are_counted_as_labels() -> None:
 
 
 def test_labels_of_one_example_are_not_taken_for_independent(tmp_path: Path) -> None:
-    """Ten positions that are all the same tell no more than one."""
+    """Ten identical positions are no more evidence than one."""
     x, y = X.flatten(1).unsqueeze(2).expand(-1, -1, 10), Y.unsqueeze(1).expand(-1, 10)
     study = studies.Study(
         lambda: nn.Sequential(nn.Conv1d(8, 5, 1), nn.ReLU(), nn.Conv1d(5, 3, 1)),
@@ -507,7 +507,7 @@ def test_the_command_line_reads_such_a_folder(
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change the file as its own writer would."""
+    """Change the file as its writer would, with a valid checksum."""
     fields = json.loads(path.read_text())
     del fields["checksum"]
     fields = change(fields)
@@ -540,7 +540,7 @@ def test_a_damaged_assessment_is_reported_and_rewritten(
         assert "\n" not in str(told.value)
         assert str(told.value).startswith(str(path))
         assert str(told.value).endswith("run the study again, which rewrites it")
-    assert main(["runs", str(folder.parent)]) == 1  # it may have an ensemble in the headline
+    assert main(["runs", str(folder.parent)]) == 1  # its headline may need the ensemble
     assert run(again)
     assert again.assessment == finished.assessment
     assert "Combined predictions" in read(again.report()).text
@@ -573,7 +573,7 @@ def test_an_assessment_of_other_outcomes_is_ignored(other: dict[str, Any], folde
 
 def test_the_page_without_an_assessment(folder: Path) -> None:
     study = made(folder)
-    write_found(study, {})  # as of networks whose predictions are too many to hold
+    write_found(study, {})  # as if there were too many predictions to keep
     assert read_assessment(study) == {}
     assert study.summary().startswith("the model has a test error of ")
     assert "Run the study again" not in read(study.report()).text

@@ -41,13 +41,13 @@ class Launched(NamedTuple):
 
 
 def array(parameters: Any, at: int, count: int, kind: Any = ctypes.c_float) -> Any:
-    """What the pointer at a place of the arguments points to."""
+    """Return the array that the pointer at this position of the arguments points to."""
     address = ctypes.cast(parameters[at], ctypes.POINTER(ctypes.c_int64)).contents.value
     return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(kind)), (count,))
 
 
 class Gpu:
-    """Kernels in Python, and what was launched."""
+    """Kernels in Python, with a record of launches."""
 
     def __init__(self) -> None:
         self.launched: list[Launched] = []
@@ -168,7 +168,7 @@ def test_a_loss_that_is_not_reduced(gpu: Any, how: str) -> None:
     loss = module.loss(plan, z, target, None, 1.0, None, 0)
     each = torch.nn.functional.cross_entropy(z, target, reduction="none")
     torch.testing.assert_close(loss, each)
-    upstream = {  # an expanded tensor, one with a stride, and a vmapped batch
+    upstream = {  # an expanded tensor, a strided one, and a vmapped batch
         "mean": torch.full((), 1 / ROWS).expand(ROWS),
         "weights": torch.tensor([[1.0, 9.0], [0.0, 9.0], [3.0, 9.0]])[:, 0],
         "batch": torch.tensor([[1.0, 0.0, 3.0], [2.0, 5.0, 0.5]]),
@@ -192,7 +192,7 @@ def test_a_graph_that_is_kept(gpu: Any) -> None:
     z, target = inputs()
     loss = module.loss(plan, z, target, None, 1.0, None, 0)
     (first,) = torch.autograd.grad(loss, z, retain_graph=True)
-    first.zero_()  # the caller's own
+    first.zero_()  # it belongs to the caller
     (second,) = torch.autograd.grad(2 * loss, z, retain_graph=True)
     torch.testing.assert_close(second, 2 * expected(z, target))
     loss.backward()
@@ -260,7 +260,7 @@ class _Module:
 
 
 def test_arguments_of_a_kernel() -> None:
-    """As Triton describes a compiled kernel: what is constant takes no place."""
+    """As Triton describes a compiled kernel: constants take no position."""
 
     class Compiled:
         class src:

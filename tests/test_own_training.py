@@ -1,4 +1,4 @@
-"""The examples of docs/own-training.md give answers, and `Split.indices` gives examples roles."""
+"""The examples of docs/own-training.md work, and `Split.indices` assigns roles to examples."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def run(title: str) -> dict[str, Any]:
-    """Run the code of a section, after the first block of all; give the names it leaves."""
+    """Run the document's first block and a section; return the names they define."""
     return DOCUMENT.execute([DOCUMENT.blocks(PLAIN)[0], *DOCUMENT.blocks(title)])
 
 
 def check_result(names: dict[str, Any], folder: str, most: float) -> None:
-    """The search ended with a choice that is compared with k = 1, and the networks learned."""
+    """Assert that the search chose k, compared it with k = 1, and that networks learned."""
     study = names["study"]
     assert study.finished
     found = Study.open(folder).result
@@ -49,7 +49,7 @@ def check_result(names: dict[str, Any], folder: str, most: float) -> None:
 
 
 def check_parameters(names: dict[str, Any]) -> None:
-    """The same of a search by another library."""
+    """Assert the same about a search by another library."""
     assert names["chosen"].keys() == names["plain"].keys() == {"k", "learning_rate"}
     assert 0.25 <= names["chosen"]["k"] <= 4
     assert names["plain"]["k"] == 1
@@ -61,7 +61,7 @@ def check_parameters(names: dict[str, Any]) -> None:
 
 
 def test_a_plain_loop_and_many_processes(capfd: pytest.CaptureFixture[str]) -> None:
-    """Two processes run the program at once, and then this one: all tell the same result."""
+    """Two processes run the program at once, then this one: all report the same result."""
     Path("search.py").write_text("\n\n".join(DOCUMENT.blocks(PLAIN)))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     started = [
@@ -143,7 +143,7 @@ def test_every_example_has_one_role(count: int, held_out: float | None) -> None:
 
 
 def test_folds_take_turns() -> None:
-    """Each judges once in five repetitions; then the folds, or the roles, are others."""
+    """Each is evaluated on once in five repetitions; then the folds, or the roles, change."""
     for stops in (True, False):
         judges = [as_sets(Split(0, r), 50, early_stopping=stops)[2] for r in range(5)]
         assert set.union(*judges) == set(range(50))

@@ -1,4 +1,4 @@
-"""What installing and importing the package requires, and what it does not."""
+"""What installing and importing the package requires."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def in_a_fresh_process(code: str) -> str:
 
 
 def test_torch_compile_finds_a_loss_made_before_it_was_imported() -> None:
-    """Importing less must not cost correctness: here torch.compile meets the losses first."""
+    """Lazy imports must not break torch.compile, which here sees the losses first."""
     code = (
         "import sys, torch, pseudograd\n"
         "from pseudograd.rules import tunable\n"
@@ -51,7 +51,7 @@ def test_torch_compile_finds_a_loss_made_before_it_was_imported() -> None:
 
 
 def test_a_default_device_does_not_affect_the_loss() -> None:
-    """It must not decide where the loss is, though it was set before the import."""
+    """Even if it was set before the import."""
     code = (
         "import torch\n"
         "torch.set_default_device('meta')\n"
@@ -63,7 +63,7 @@ def test_a_default_device_does_not_affect_the_loss() -> None:
 
 
 def distributions_of(*roots: str) -> set[str]:
-    """The distributions that these need, themselves included."""
+    """Return these distributions and all that they depend on."""
     waiting, found = list(roots), set[str]()
     while waiting:
         name = canonicalize_name(waiting.pop())
@@ -77,7 +77,7 @@ def distributions_of(*roots: str) -> set[str]:
 
 
 def in_a_core_install(code: str) -> str:
-    """Run code where of all third-party packages only those of NumPy and PyTorch can be found."""
+    """Run code where the only third-party packages are those of NumPy and PyTorch."""
     core = distributions_of("numpy", "torch")
     hidden = {
         module
@@ -98,7 +98,7 @@ def in_a_core_install(code: str) -> str:
 
 
 def test_a_core_install_trains() -> None:
-    """With all that the loss offers, and without a word about what is missing."""
+    """With every feature of the loss, and without warnings about missing packages."""
     code = (
         "import warnings, torch\n"
         "warnings.simplefilter('error')\n"
@@ -219,5 +219,5 @@ def test_the_citation_has_the_version_of_the_package() -> None:
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_the_kernels_have_been_built() -> None:
-    """Otherwise all tests of them would be skipped, and nobody would notice."""
+    """Otherwise all their tests would be skipped unnoticed."""
     assert cpu.kernels() is not None

@@ -87,7 +87,7 @@ def made_up(
     stop: int | None = None,
     **change: Any,
 ) -> dict[Trial, Outcome]:
-    """A search without training, perhaps broken off, with the final errors that are asked for."""
+    """Return outcomes of a search, possibly interrupted, with the given final errors."""
     outcomes: dict[Trial, Outcome] = {}
     while wanted := protocol.wanted(outcomes):
         for trial in wanted:
@@ -118,7 +118,7 @@ def in_a_ledger(outcomes: Mapping[Trial, Outcome], folder: Path) -> Ledger:
 
 @dataclass
 class Parsed(HTMLParser):
-    """The words that a reader sees, the words of figures, and all tags."""
+    """A page's visible text, the text of its figures, and all tags."""
 
     html: str
     text: str = ""
@@ -144,7 +144,7 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(scope="module")
 def protocol() -> Protocol:
-    """So few and small steps that k = 2 is ahead by far, on any machine."""
+    """With so few and small steps, k = 2 wins by far on any machine."""
     return Protocol(
         replace(RECIPE, hidden_layer_sizes=(16,), max_epochs=6),
         ks=(1.0, 2.0),
@@ -167,7 +167,7 @@ def html(protocol: Protocol, ledger: Ledger) -> str:
     return page(ABOUT, protocol, ledger, examples(2.0))
 
 
-# --- what it says ----------------------------------------------------------------------------
+# --- its statements --------------------------------------------------------------------------
 
 
 def test_the_answer_is_that_of_the_search(protocol: Protocol, ledger: Ledger, html: str) -> None:
@@ -198,9 +198,9 @@ SOME = set(range(20))
             "k = 1/2 makes more errors than k = 1",
             "Stay with k = 1",
         ),
-        # Always better, by a single example: too few examples.
+        # Always better, by one example: too few examples.
         ([SOME - {1}] * 3, "k = 1/2 may make fewer errors than k = 1", "a hint, not proof"),
-        # Once much better: too few networks.
+        # Much better once: too few networks.
         ([SOME, SOME, set()], "k = 1/2 may make fewer errors than k = 1", "contains 0, but"),
         ([SOME - {1}, SOME, SOME | {30}], "but k = 1 does as well", "within noise"),
         ([SOME] * 3, "but k = 1 does as well", "The difference, 0.00 percentage points,"),
@@ -214,7 +214,7 @@ def test_words_follow_the_numbers(
     text = Parsed(page(ABOUT, protocol, outcomes, examples())).text
     assert headline in text
     assert advice in text
-    # The terminal says the same, and both tell how to use the other network.
+    # The terminal says the same, and both say how to use the other network.
     printed = summary(result(protocol, in_a_ledger(outcomes, tmp_path)))
     (line,) = [line for line in printed.splitlines() if line.startswith("does k matter? ")]
     assert ("within noise" in line) == ("within noise: " in text)
@@ -224,7 +224,7 @@ def test_words_follow_the_numbers(
 
 
 def test_examples_that_point_the_other_way_are_no_evidence() -> None:
-    """Fewer errors, all networks' on few examples, for more examples that one network misses."""
+    """Networks make fewer errors, but on different examples: better on 10, worse on 27."""
 
     def outcomes(mistakes: list[set[int]]) -> list[Outcome]:
         return [
@@ -291,14 +291,14 @@ def test_caveats_are_stated(tmp_path: Path) -> None:
     assert f"Equally good in cross-validation: {tied}" in text
 
 
-RARE = set(range(18))  # of the test examples, those that are not of the commonest class
+RARE = set(range(18))  # the test examples outside the most frequent class
 
 
 @pytest.mark.parametrize(
     ("wrong", "kept", "warning"),
     [
         ([RARE] * 3, (0, 18), "The model is no better than that and gets only 'no' right."),
-        # The others do better, and so does the mean: the network that is kept counts.
+        # The others, and the mean, are better, but the network that is kept counts.
         ([RARE, set(), set()], (0, 18), "The model is no better than that and gets"),
         ([RARE | {99}] * 3, (2, 17), "The model is no better than that. If a label"),
         ([{0}, RARE, RARE | set(range(99))], (0, 1), None),
@@ -311,7 +311,7 @@ def test_a_model_no_better_than_one_label_is_no_success(
 ) -> None:
     protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=3)
     outcomes = made_up(protocol, best_k, wrong={best_k: wrong})
-    outcomes = {  # the first is kept, as its error on the stopping fold is the lowest
+    outcomes = {  # the first is kept: its early-stopping error is the lowest
         trial: replace(outcome, stop_error=0.01 * trial.split.repetition)
         for trial, outcome in outcomes.items()
     }
@@ -338,7 +338,7 @@ def test_a_model_no_better_than_one_label_is_no_success(
         for advice in ("sample_weight of TunableMLPClassifier", "--metric balanced", "more data"):
             assert advice in parsed.text
             assert advice in printed
-    # What is not known, as in a folder of an earlier version, is left out.
+    # Unknown facts, as in a folder of an earlier version, are left out.
     for text in (Parsed(page(ABOUT, protocol, outcomes, examples(best_k))).text, summary(found)):
         assert "lways predicting" not in text
         assert "by class" not in text
@@ -412,7 +412,7 @@ def test_singular_for_a_single_network() -> None:
     assert "1 repetition of each pair of k and rate, 1 final network, " in parsed.text
     assert "k = 1: 1 network, best after" in parsed.said
     assert "mean of" not in parsed.text
-    assert "adam, batches" in parsed.text  # which has no momentum
+    assert "adam, batches" in parsed.text  # Adam has no momentum
     assert "Generated from the run folder alone" in parsed.text
     outcomes = made_up(protocol)
     last = next(trial for trial in outcomes if trial.split.retrain)
@@ -488,7 +488,7 @@ def test_rows_of_a_table_are_shown_by_their_first_columns() -> None:
 
 
 def test_k_and_its_value_stay_on_one_line() -> None:
-    """With no-break spaces, but not in the command, which is to be copied."""
+    """By no-break spaces, except in the command, which is there to copy."""
     protocol = Protocol(RECIPE, ks=(1.0, 0.5), initial_rate=0.1, repetitions=1, retrainings=1)
     about = {**ABOUT, "command": "pseudograd tune 'k = 1.csv'"}
     html = page(about, protocol, made_up(protocol), None)
@@ -509,7 +509,7 @@ def test_images_come_back_as_they_were(shape: tuple[int, ...]) -> None:
     start, _, content = address.partition(",")
     assert start == "data:image/png;base64"
     decoded = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))))
-    if len(shape) == 3 and shape[2] == 5:  # the colours were in front
+    if len(shape) == 3 and shape[2] == 5:  # channels first
         pixels = np.moveaxis(pixels, 0, -1)
     np.testing.assert_array_equal(decoded.reshape(pixels.shape), pixels)
 
@@ -519,7 +519,7 @@ def test_data_that_is_not_an_image_is_not_shown(shape: tuple[int, ...]) -> None:
     assert image([0] * math.prod(shape), shape) is None
 
 
-# --- safe, and whole -------------------------------------------------------------------------
+# --- safe and complete -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -544,7 +544,7 @@ def test_texts_of_users_stay_texts(hostile: str) -> None:
     assert "img" not in tags
     assert not [name for _, attributes in parsed.tags for name in attributes if name[:2] == "on"]
     # The name in title, heading and facts, ten other facts, of six examples two labels, a column
-    # and its entry, and the label of a class in its table; as the commonest one it is quoted.
+    # and its entry, and the label of a class in its table; the most frequent label is quoted.
     assert parsed.text.count(HOSTILE) == 3 + 10 + 6 * 4 + 1
     assert parsed.text.count(repr(HOSTILE)) == 1
 

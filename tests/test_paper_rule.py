@@ -23,7 +23,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 pytestmark = pytest.mark.usefixtures("one_thread")
 HALF_TYPES = (torch.float16, torch.bfloat16)
 KINDS = ("spread", "confident right", "confident wrong", "even odds", "uniform", "masked")
-EXAMPLES_OF_CLASSES = {2: 210, 3: 210, 10: 210, 100: 56, 1000: 21}  # 50 digits take their time
+EXAMPLES_OF_CLASSES = {2: 210, 3: 210, 10: 210, 100: 56, 1000: 21}  # 50 digits are slow
 
 
 class Battery(NamedTuple):
@@ -33,7 +33,7 @@ class Battery(NamedTuple):
 
 
 def battery(dtype: torch.dtype, classes: int, count: int, seed: int = 0) -> Battery:
-    """Rows of all kinds: gaps 1e-6 to 1e4, k 1/64 to 64, offsets of 0 or ten times the gap."""
+    """Return rows of all kinds: gaps 1e-6 to 1e4, k 1/64 to 64, offsets of 0 or 10 gaps."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -64,7 +64,7 @@ def battery(dtype: torch.dtype, classes: int, count: int, seed: int = 0) -> Batt
 
 @functools.cache
 def truth(dtype: torch.dtype, classes: int) -> tuple[Battery, Tensor, Tensor]:
-    """A battery, its pseudo-gradients and its cross-entropies, to 50 digits."""
+    """Return a battery, its cross-entropies and its pseudo-gradients, to 50 digits."""
     rows = battery(dtype, classes, EXAMPLES_OF_CLASSES[classes])
     value, gradient = reference.loss(*rows, reduction="none")
     return rows, value, gradient
@@ -80,7 +80,7 @@ def assert_accurate(f: Tensor, true: Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize("classes", [10, 1025])
 def test_the_rule_itself_can_be_differentiated(classes: int) -> None:
-    """As research on rules does; only the loss refuses."""
+    """As research on rules needs; only the loss refuses."""
     z = torch.linspace(-1, 1, classes).double().requires_grad_()
     jacobian = torch.func.jacrev(lambda z: tunable(z.unsqueeze(0), torch.tensor([0]), 2.0)[0])(z)
     step = torch.zeros_like(z)
@@ -90,7 +90,7 @@ def test_the_rule_itself_can_be_differentiated(classes: int) -> None:
 
 
 def assert_sums_to_zero(f: Tensor) -> None:
-    """To the rounding of the entries and of their normalizer."""
+    """Up to the rounding of the entries and of their normalizer."""
     number = torch.finfo(f.dtype)
     smallest = number.tiny * number.eps
     bound = 4 * number.eps * f.double().abs().sum(-1) + f.shape[-1] * smallest
@@ -111,7 +111,7 @@ class_counts = pytest.mark.parametrize("classes", EXAMPLES_OF_CLASSES)
 @pytest.mark.parametrize("k", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("label", range(3))
 def test_the_reference_is_the_formula_of_the_paper(label: int, k: float) -> None:
-    """As it is printed, with p_y - 1 for ε_y; and a one-hot target is the same to the soft rule."""
+    """As printed, with ε_y = p_y - 1; the soft rule with a one-hot target gives the same."""
     logits = [40.0, -3.0, 1.5]
     with mp.workdps(100):
         p = reference.softmax(logits)
@@ -164,7 +164,7 @@ def test_value_of_loss(dtype: torch.dtype, classes: int) -> None:
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.usefixtures("path")
 def test_value_of_loss_at_a_one_hot_target(dtype: torch.dtype, classes: int, graph: bool) -> None:
-    """Probabilities and labels have the same value, however close to 0 it is."""
+    """Probabilities and labels give the same value, however close to 0."""
     (logits, label, k), value, _ = truth(dtype, classes)
     one_hot = torch.nn.functional.one_hot(label, classes).to(dtype)
     loss: Callable[..., Tensor] = functools.partial(tunable_cross_entropy, reduction="none")
@@ -190,7 +190,7 @@ def test_soft_rule_at_a_one_hot_target(dtype: torch.dtype, classes: int) -> None
 @covering(k=[1 / 64, 0.5, 1.0, 3.3, 64.0], weighted=[False, True], classes=[2, 5, 30])
 @dtypes
 def test_soft_rule(dtype: torch.dtype, classes: int, weighted: bool, k: float) -> None:
-    """Some biases here are 1e-4 of the probabilities they are the difference of."""
+    """Some biases are differences of probabilities 10^4 times as large."""
     generator = torch.Generator().manual_seed(classes)
     logits = (3 * torch.randn(12, classes, generator=generator)).to(dtype)
     target = torch.rand(12, classes, generator=generator).pow(3).to(dtype)
@@ -228,7 +228,7 @@ def test_soft_rule_where_it_is_almost_right(
 
 @dtypes
 def test_soft_rule_where_it_is_right_already(dtype: torch.dtype) -> None:
-    """No push at p = q; and where rounding leaves some, both sides of zero still balance."""
+    """The gradient is 0 at p = q; where rounding leaves some, its two signs balance."""
     even = soft_tunable(torch.zeros(2, 4, dtype=dtype), torch.full((2, 4), 0.25, dtype=dtype), 0.5)
     assert (even == 0).all()
     generator = torch.Generator().manual_seed(0)
@@ -251,7 +251,7 @@ def test_one_k_for_all(dtype: torch.dtype, k: float) -> None:
 @pytest.mark.parametrize("classes", [2, 7, 50, 1000])
 @pytest.mark.usefixtures("path")
 def test_float32_on_many_rows(classes: int) -> None:
-    """The rule in float64, which the tests above compare to 50 digits, is the truth here."""
+    """The reference is the rule in float64, which the tests above compare to 50 digits."""
     rows = battery(torch.float32, classes, count=1_000_000 // classes, seed=2)
     in_float64 = tunable(rows.logits.double(), rows.label, rows.k.double())
     for f in (tunable(*rows), gradient_of_loss(*rows)):
@@ -262,7 +262,7 @@ def test_float32_on_many_rows(classes: int) -> None:
 @pytest.mark.parametrize("classes", [3, 10, 100, 1000])
 @pytest.mark.usefixtures("path")
 def test_float32_where_errors_count_most(classes: int) -> None:
-    """At even odds and k = 64 an error of log(1 - p_y), of a sum of many terms, is multiplied."""
+    """At even odds, k = 64 multiplies the error of log(1 - p_y), a sum of many terms."""
     generator = torch.Generator().manual_seed(classes)
     count = 3_000_000 // classes
     logits = torch.randn(count, classes, generator=generator)
@@ -298,7 +298,7 @@ def test_half_types_are_float32_rounded_once(dtype: torch.dtype, classes: int) -
 @dtypes
 @pytest.mark.usefixtures("path")
 def test_the_lowest_logit_is_right_where_there_is_no_other(dtype: torch.dtype) -> None:
-    """The lowest number there is, with all other classes masked: as for any other number."""
+    """The lowest finite number, with all other classes masked, is like any other number."""
     label = torch.tensor([0])
     for logit in (torch.finfo(dtype).min, 0.0):
         for row in ([logit], [logit, -math.inf]):
@@ -308,7 +308,7 @@ def test_the_lowest_logit_is_right_where_there_is_no_other(dtype: torch.dtype) -
 
 
 def test_battery_reaches_its_corners() -> None:
-    """Both ends of every range the battery promises are in it."""
+    """It contains both ends of every range that it promises."""
     for dtype, classes in itertools.product(TOLERANCE, EXAMPLES_OF_CLASSES):
         rows, value, gradient = truth(dtype, classes)
         assert rows.k.min() == 1 / 64

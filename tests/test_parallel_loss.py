@@ -18,7 +18,7 @@ import reference
 from pseudograd import tunable_cross_entropy
 from pseudograd.loss import tunable_linear_cross_entropy
 
-PARTS = (5, 2)  # classes of either rank
+PARTS = (5, 2)  # classes per rank
 CLASSES = sum(PARTS)
 Z_LOSS = 0.1
 # The processes are on the CPU, where kernels run only if Triton interprets them.
@@ -31,17 +31,17 @@ needs_gloo = pytest.mark.skipif(
 
 
 def examples() -> tuple[Tensor, Tensor]:
-    """Labels on both ranks, one ignored whose logits are no numbers, gaps small and large."""
+    """Labels on both ranks, an ignored row of NaN, small and large gaps."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(8, CLASSES, generator=generator) * torch.logspace(-2, 2, 8).unsqueeze(1)
     target = torch.tensor([0, 6, 4, 5, -100, 2, 6, 1])
     logits[4] = torch.nan
-    logits[2, 5:] = -torch.inf  # a rank with no class left
+    logits[2, 5:] = -torch.inf  # all classes of a rank are masked
     return logits, target
 
 
 def last_layer(classes: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor]:
-    """What it is given, and some rows of its weight and bias."""
+    """Return its input, and some rows of its weight and bias."""
     generator = torch.Generator().manual_seed(1)
     shapes = ((8, 3), (CLASSES, 3), (CLASSES,))
     hidden, weight, bias = (torch.randn(shape, generator=generator) for shape in shapes)
@@ -70,7 +70,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 CASES = dict(cases())
-# Those that `torch.compile` is tried with as well.
+# Cases that are also tested under `torch.compile`.
 COMPILED = [name for name in CASES if name.endswith((" mean", " weighted"))]
 
 
@@ -86,7 +86,7 @@ def for_a_layer(arguments: dict[str, Any]) -> dict[str, Any]:
 def compiled(
     arguments: dict[str, Any], logits: Tensor, target: Tensor, mine: slice
 ) -> tuple[Tensor, ...]:
-    """The gradient of the loss in one graph: reductions over the ranks have to be part of it."""
+    """Return the gradient of the loss in one graph, which includes reductions over the ranks."""
     here = on_this_rank(arguments, mine)
 
     def loss(part: Tensor) -> Tensor:
@@ -99,9 +99,9 @@ def compiled(
 
 
 def wrong_labels(arguments: dict[str, Any], mine: slice) -> tuple[Tensor, ...]:
-    """Which values and rows of the gradients are NaN if two of the labels are no classes."""
+    """Return which values and rows of the gradients are NaN if two of the labels are invalid."""
     here = {**on_this_rank(arguments, mine), "reduction": "none", "k": 0.5}
-    here.pop("sample_weight", None)  # of more examples
+    here.pop("sample_weight", None)  # it is for more examples
     target = torch.tensor([0, CLASSES, 6, -1])
     part = torch.ones(4, CLASSES)[:, mine].clone().requires_grad_()
     value = tunable_cross_entropy(part, target, **here)
@@ -115,7 +115,7 @@ def wrong_labels(arguments: dict[str, Any], mine: slice) -> tuple[Tensor, ...]:
 
 
 class Criterion(torch.nn.Module):
-    """One to export."""
+    """A criterion to export."""
 
     def forward(self, part: Tensor, target: Tensor) -> Tensor:
         return tunable_cross_entropy(
@@ -131,7 +131,7 @@ class WithZLoss(torch.nn.Module):
 
 
 def exported(logits: Tensor, target: Tensor, mine: slice) -> tuple[Tensor, ...]:
-    """The value of an exported loss, and whether its derivative is refused."""
+    """Return the value of an exported loss, and check that its derivative is refused."""
     part = logits[:, mine].clone().requires_grad_()
     value = torch.export.export(Criterion(), (part, target)).module()(part, target)
     with pytest.raises(RuntimeError, match="is Python code that a graph"):
@@ -146,7 +146,7 @@ def worker(rank: int, folder: str) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
     )
-    if INTERPRETED and rank == 1:  # which then has rows for the other kernel
+    if INTERPRETED and rank == 1:  # so that its rows use the other kernel
         from pseudograd.loss.triton import launch
 
         launch.LONGEST_TILE = 0
@@ -179,7 +179,7 @@ def worker(rank: int, folder: str) -> None:
     results["exported"] = exported(logits, target, mine)
     torch.save(results, f"{folder}/results{rank}.pt")
     torch.distributed.destroy_process_group()
-    # Taken down by the interpreter, PyTorch's threads and it can wait for each other forever.
+    # At a normal exit, the interpreter and PyTorch's threads can deadlock.
     os._exit(0)
 
 
@@ -212,7 +212,7 @@ def test_it_is_the_loss_of_one_process(
 @needs_gloo
 @pytest.mark.parametrize("name", CASES)
 def test_the_linear_form_too(results: list[dict[str, tuple[Tensor, ...]]], name: str) -> None:
-    """Each rank has the gradients of its classes, and all of that of what is common."""
+    """Each rank has the gradients of its classes, and the whole gradient of the shared input."""
     _, target = examples()
     hidden, weight, bias = (tensor.double() for tensor in last_layer())
     logits = hidden @ weight.T + bias
@@ -229,7 +229,7 @@ def test_the_linear_form_too(results: list[dict[str, tuple[Tensor, ...]]], name:
 @needs_gloo
 @pytest.mark.parametrize("name", CASES)
 def test_z_loss(results: list[dict[str, tuple[Tensor, ...]]], name: str) -> None:
-    """What it adds to the linear form is the same as in one process."""
+    """It adds the same to the linear form as in one process."""
     _, target = examples()
     whole = [tensor.requires_grad_() for tensor in last_layer()]
     given = (*whole[:2], target, whole[2])
@@ -270,7 +270,7 @@ def test_wrong_labels_give_nan_on_all_ranks(
 
 @needs_gloo
 def test_an_exported_graph_has_the_value(results: list[dict[str, tuple[Tensor, ...]]]) -> None:
-    """And its derivative was refused."""
+    """Its derivative was refused."""
     value, _ = reference.loss(*examples(), 0.5)
     for rank in results:
         torch.testing.assert_close(rank["exported"][0].double(), value, rtol=1e-5, atol=0)
@@ -278,7 +278,7 @@ def test_an_exported_graph_has_the_value(results: list[dict[str, tuple[Tensor, .
 
 @pytest.mark.parametrize("group", ["model", object()], ids=["a name", "an object"])
 def test_an_invalid_process_group_is_named(group: Any) -> None:
-    """Nor is a DeviceMesh one."""
+    """A DeviceMesh is not one either."""
     logits, target = examples()
     with pytest.raises(TypeError, match=r"process_group must be .* mesh\.get_group\(\)"):
         tunable_cross_entropy(logits, target, process_group=group)

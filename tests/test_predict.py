@@ -21,7 +21,7 @@ OPTIONS = shlex.split(
 
 
 def patients(rows: int = 60) -> list[str]:
-    """Rows of a table with an id that is left out in training; three quarters are well."""
+    """Return rows of a table with an id, which training leaves out; three quarters are well."""
     lines = ["id,age,blood,state"]
     for at in range(rows):
         ill = at % 4 == 0

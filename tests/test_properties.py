@@ -1,4 +1,4 @@
-"""What the checks of a rule report: for rules that pass, for rules that fail, and Lemma 1."""
+"""What the checks of a rule report, for rules that pass and rules that fail; Lemma 1."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def example(logits: list[float], label: int) -> tuple[Tensor, Tensor]:
 
 
 def of_bias(f: Tensor) -> Rule:
-    """A rule that gives ``f``, whatever the logits."""
+    """Return a rule that gives ``f`` for any logits."""
     return lambda logits, label: f.to(logits).expand_as(logits)
 
 
@@ -68,7 +68,7 @@ def test_paper_rule_has_what_section_4_asks_for(name: str, classes: int) -> None
 
 @pytest.mark.parametrize("check", [sign, zero_sum, monotone])
 def test_a_rule_is_judged_in_float64(check: Callable[..., Finding]) -> None:
-    """By what it is, and not by how PyTorch's usual dtype rounds."""
+    """Float32 examples are converted, so that rounding does not count."""
     z, y = random_examples(classes=10)
     finding = check(PAPER_RULES["k=0.5"], (z.float(), y))
     assert finding.holds
@@ -96,7 +96,7 @@ def test_a_multiple_of_a_rule_is_judged_as_the_rule_is(
 
 
 def plainly_written(z: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy's gradient, which rounds where the label is almost certain."""
+    """Return cross-entropy's gradient, inexact where the label is almost certain."""
     return z.softmax(-1) - (torch.arange(z.shape[-1]) == y.unsqueeze(-1)).to(z)
 
 
@@ -111,7 +111,7 @@ def test_nan_is_found(check: Callable[..., Finding], wrong: float) -> None:
     z, y = random_examples(count=3)
 
     def rule(logits: Tensor, label: Tensor) -> Tensor:
-        there = (logits == z[1]).sum(-1, keepdim=True) >= 4  # also if its label is raised
+        there = (logits == z[1]).sum(-1, keepdim=True) >= 4  # even with its label raised
         return torch.where(there, wrong, 1.0) * cross_entropy(logits, label)
 
     finding = check(rule, (z, y))
@@ -175,7 +175,7 @@ class TestZeroSum:
 
 class TestMonotone:
     def test_within_an_example(self) -> None:
-        """Class 2 has a larger bias than class 1, and a smaller push."""
+        """Class 1 has a smaller bias than class 2, but a larger f."""
         rule = of_bias(torch.tensor([-1.0, 0.7, 0.3]))
         finding = monotone(rule, example([0.0, 1.0, 2.0], 0))
         assert not finding.holds
@@ -183,7 +183,7 @@ class TestMonotone:
         assert_at(finding, torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), 0, (1, 2))
 
     def test_across_examples(self) -> None:
-        """Generalized cross-entropy gives up on what it has most wrong: |f_y| = p^q (1 - p)."""
+        """Generalized cross-entropy gives up on the worst mistakes: |f_y| = p^q (1 - p)."""
         finding = monotone(partial(generalized_cross_entropy, q=1.0), example([0.0, 0.0], 0))
         assert not finding.holds
         assert finding.classes == (0,)
@@ -227,7 +227,7 @@ class TestLemma1:
     logits = (0.3, 1.1, -0.4)
 
     def sides(self, k: float) -> tuple[float, float]:
-        """The two derivatives that the proof compares, with h(1) = 1: ∂f_1/∂z_2 and ∂f_2/∂z_1."""
+        """Return the derivatives that the proof compares, for h(1) = 1: ∂f_1/∂z_2, ∂f_2/∂z_1."""
         p1, p2, p3 = torch.tensor(self.logits, dtype=torch.float64).softmax(-1).tolist()
         left = -k * (1 - p1) ** (k - 1) * p1 * p2
         right = -k * p1 * p2**k * (1 - p1) ** k / (p2**k + p3**k)
@@ -246,7 +246,7 @@ class TestLemma1:
     def test_derivatives_are_those_of_the_proof(self, k: float) -> None:
         left, right = self.sides(k)
         jacobian = self.jacobian(k)
-        # ∂f_1/∂z_2 in the proof is minus the derivative of (1 - p_1)^k, as ours is.
+        # ∂f_1/∂z_2 is minus the derivative of (1 - p_1)^k, in the proof as here.
         assert jacobian[0, 1].item() == pytest.approx(left, rel=1e-12)
         assert jacobian[1, 0].item() == pytest.approx(right, rel=1e-12)
 

@@ -1,7 +1,7 @@
-"""Cases of cross-entropy in PyTorch's test/test_nn.py that no other test of ours has.
+"""Cases of cross-entropy in PyTorch's test/test_nn.py that our other tests lack.
 
-Those are: inputs of up to six dimensions, targets and weights of any sign, means over many, an
-`ignore_index` that is no class; and what PyTorch refuses. Each is compared with PyTorch itself.
+They are inputs of up to six dimensions, targets and weights of any sign, means over many pixels, an
+`ignore_index` that is no class, and invalid input. Each is compared with PyTorch itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def assert_pytorchs(logits: Tensor, target: Tensor, **settings: Any) -> None:
 def test_targets_and_weights_of_any_sign(
     inner: tuple[int, ...], reduction: str, weighted: bool
 ) -> None:
-    """PyTorch takes any numbers as probabilities, and so do we."""
+    """Like PyTorch, we accept any numbers as probabilities."""
     settings = {"reduction": reduction, "weight": random(C) if weighted else None}
     assert_pytorchs(random(N, C, *inner), 2 * random(N, C, *inner).flip(0), **settings)
     assert_pytorchs(random(N, C, *inner), labels(N, *inner), **settings)
@@ -62,7 +62,7 @@ def test_targets_and_weights_of_any_sign(
 @pytest.mark.parametrize("inner", INNER)
 @both_paths
 def test_any_index_can_be_ignored(inner: tuple[int, ...], ignore_index: int) -> None:
-    """A class, too large a number or a negative one: ignored examples are as if left out."""
+    """A class, a number too large, or a negative one: ignored examples count as left out."""
     logits, target = random(N, C, *inner), labels(N, *inner)
     target[1:3] = ignore_index
     settings: dict[str, Any] = {"weight": random(C).abs(), "label_smoothing": 0.1}
@@ -83,7 +83,7 @@ def test_any_index_can_be_ignored(inner: tuple[int, ...], ignore_index: int) -> 
 @pytest.mark.parametrize("inner", INNER[2:])
 @both_paths
 def test_nothing_counts(inner: tuple[int, ...]) -> None:
-    """All examples are of a class of weight 0, or of one that is ignored."""
+    """All examples have a class that has weight 0 or is ignored."""
     logits, target = torch.ones(2, C, *inner), torch.zeros(2, *inner, dtype=torch.long)
     reasons: tuple[dict[str, Any], ...] = ({"weight": torch.zeros(C)}, {"ignore_index": 0})
     for reduction, settings in itertools.product(REDUCTIONS, reasons):
@@ -96,7 +96,7 @@ def test_nothing_counts(inner: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @both_paths
 def test_a_mean_over_many_pixels_is_exact(smoothing: float) -> None:
-    """To the last place of float32."""
+    """Up to the last place of float32."""
     logits, target = random(2, 2, 512, 512), labels(2, 512, 512) % 2
     expected = F.cross_entropy(logits.double(), target, label_smoothing=smoothing)
     for k in (0.5, 1.0):
@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[Tensor, Tensor, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_pytorch_refuses_is_refused(name: str) -> None:
-    """In both forms. Ours are Python's types; PyTorch's is often RuntimeError."""
+    """In both forms. We raise ValueError or IndexError, PyTorch often RuntimeError."""
     logits, target, settings = REFUSED[name]
     for function in (F.cross_entropy, tunable_cross_entropy):
         with pytest.raises((RuntimeError, ValueError, IndexError)):

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of cross-entropy, as function and as module: its tests, run on ours."""
+"""PyTorch's own test samples of cross-entropy, as function and as module, run on ours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL_TYPES = (torch.float32, torch.float64)
 
 
 def assert_same(computed: Any, expected: Any, dtype: torch.dtype) -> None:
-    """To a few units in the last place of a probability times a class weight of up to 10."""
+    """Up to a few units in the last place of a probability times a class weight of up to 10."""
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(computed, expected, rtol=20 * eps, atol=100 * eps, equal_nan=True)
 
@@ -55,16 +55,16 @@ def test_at_another_k_the_function_has_the_rule(dtype: torch.dtype, k: float) ->
         assert_same(
             value.detach(), F.cross_entropy(logits, target, **sample.kwargs).detach(), dtype
         )
-        above = upstream_of(value)
-        (f,) = torch.autograd.grad(value, logits, above)
-        _, true = reference.loss(logits, target, k, upstream=above, **sample.kwargs)
+        upstream = upstream_of(value)
+        (f,) = torch.autograd.grad(value, logits, upstream)
+        _, true = reference.loss(logits, target, k, upstream=upstream, **sample.kwargs)
         assert_true(f, true, dtype)
         count += 1
     assert count >= 20
 
 
 def modules(dtype: torch.dtype) -> Any:
-    """What PyTorch makes its module with, and what it calls it with."""
+    """Return PyTorch's samples of the module: the arguments of its constructor and of its calls."""
     samples_of()  # makes its test library importable
     from torch.testing._internal.common_modules import module_db
 
@@ -86,7 +86,7 @@ def module_gradients(criterion: nn.Module, sample: Any) -> tuple[Tensor, Tensor]
 @pytest.mark.parametrize("dtype", FULL_TYPES)
 @both_paths
 def test_at_k_1_the_module_is_pytorchs(dtype: torch.dtype) -> None:
-    """Also by PyTorch's own reference, where a sample has one."""
+    """Also compared with PyTorch's own reference, if a sample has one."""
     count = 0
     for sample in modules(dtype):
         given = sample.constructor_input
@@ -109,7 +109,7 @@ def test_at_k_1_the_module_is_pytorchs(dtype: torch.dtype) -> None:
 def test_at_another_k_the_module_has_the_rule(dtype: torch.dtype) -> None:
     for sample in modules(dtype):
         logits, target = sample.forward_input.args
-        if logits.numel() > 200:  # 50 digits take their time
+        if logits.numel() > 200:  # 50 digits are slow
             continue
         given = sample.constructor_input
         criterion = TunableCrossEntropyLoss(*given.args, **given.kwargs, k=0.5)

@@ -50,7 +50,7 @@ def suspect(at: int, **more: Any) -> dict[str, Any]:
 
 
 def assessment(**change: Any) -> dict[str, Any]:
-    """A model that gets 9 of 360 digits wrong, chosen across k; the changes are for each test."""
+    """Return a model that gets 9 of 360 digits wrong, chosen across k, with a test's changes."""
     matrix = [[35 if at == to else int(to == at + 1) for to in range(10)] for at in range(10)]
     bins = [{"confidence": 0.6, "accuracy": 0.5, "count": 20}]
     bins += [{"confidence": 0.98, "accuracy": 0.99, "count": 340}]
@@ -94,7 +94,7 @@ def printed(**change: Any) -> str:
     return ensemble_summary(cells, PROTOCOL.best(cells), assessment(**change))
 
 
-# --- is it any good --------------------------------------------------------------------------
+# --- its quality -----------------------------------------------------------------------------
 
 
 def test_the_models_own_error_comes_first() -> None:
@@ -149,7 +149,7 @@ def test_a_model_that_is_no_better_than_one_label() -> None:
 
 
 def test_a_test_set_with_one_label_proves_nothing() -> None:
-    """Always predicting one label is then always right, and no model can be better."""
+    """Always predicting that label is always right, so no model can be better."""
     found = standing(
         assessment(model=measured(0), baselines=[baseline("majority", 0, 0, 0, label="no")])
     )
@@ -271,13 +271,13 @@ def test_columns_that_matter() -> None:
     parsed = drawn(importance={"columns": columns, "rows": 300, "repeats": 5})
     assert "5 shuffles of 300 test rows" in parsed.text
     assert "x0: +20.00; x1: +10.00" in parsed.said
-    assert "x15:" not in parsed.said  # the numbers below have all
+    assert "x15:" not in parsed.said  # the table below lists all columns
     assert "x1910.00" not in parsed.text
     assert "Which columns matter" not in drawn().text
 
 
 def test_a_column_that_does_not_matter_has_no_bar() -> None:
-    """Its error may even fall by chance, by less than it varies between shuffles."""
+    """Its error may even fall by chance, by less than its spread over shuffles."""
     columns = [("a", 0.69, 0.01), ("b", -0.012, 0.004)]
     names = ("column", "increase", "spread")
     drawing = charts.importance([dict(zip(names, one, strict=True)) for one in columns])
@@ -395,14 +395,14 @@ def test_what_the_ensemble_is_made_of() -> None:
 
 
 def test_an_unfinished_search_has_no_assessment_yet() -> None:
-    """One of an earlier search of the same folder would be out of date."""
+    """An assessment from an earlier search in the folder would be out of date."""
     half = dict(list(OUTCOMES.items())[:20])
     text = Parsed(page(ABOUT, PROTOCOL, half, None, assessment())).text
     assert "Not finished yet" in text
     assert "Is this classifier any good?" not in text
 
 
-# --- safe, and without overlaps --------------------------------------------------------------
+# --- safe and without overlaps ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A k that changes over a training: a value, its text, and its way through a search."""
+"""A k that changes during training: its value and text, and how a search handles it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_both_ends_are_numbers(end: Any) -> None:
 
 
 def test_a_flat_ramp_is_a_number() -> None:
-    """Ramp(1, 1) would be trained as k = 1, but would not count as it."""
+    """Ramp(1, 1) would be trained like k = 1, but not counted as k = 1."""
     with pytest.raises(ValueError, match=r"give the number 1 instead of 1→1$"):
         Ramp(1, 1.0)
 
@@ -175,7 +175,7 @@ KS: Any = (1, 0.5, "0.5→2")
 
 
 def in_favour_of(best: float | Ramp) -> Callable[[deque[Trial], Stop], Iterator[Outcome]]:
-    """A runner without training, for which one k is better than the others."""
+    """Return a runner that does not train, in which one k is better than the others."""
 
     def run(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
         while trials:
@@ -268,7 +268,7 @@ def test_progress_and_summary_of_a_ramp() -> None:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Study]:
-    """Trained studies of both protocols, in which the ramp is made the best k."""
+    """Return trained studies of both protocols, with the ramp made the best k."""
     data, encoder = open_data("digits")
     fleet = Fleet(data, keep_parameters=True)
 
@@ -323,7 +323,7 @@ def test_the_page_shows_ramps(kind: str, tuned: dict[str, Study]) -> None:
     assert "nan" not in re.sub("<script>.*?</script>", "", text, flags=re.DOTALL)
     assert "The slider starts at 2, where the ramp k\xa0=\xa01/2→2 ends." in text
     assert "(the last k of a ramp)" in text
-    # In the figure the ramp has a place of its own, to the right of all constants.
+    # In the figure the ramp has its own position, to the right of all constants.
     figure = text[text.index("<h2>Error against k</h2>") :]
     labels = re.findall(r'<text[^>]* x="([\d.]+)"[^>]*>(1/2|1|1/2→2)</text>', figure)[:3]
     places = {name: float(x) for x, name in labels}

@@ -30,7 +30,7 @@ def test_code_in_documents_runs(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "__main__"}  # later blocks go on from earlier ones
+    names: dict[str, object] = {"__name__": "__main__"}  # later blocks continue earlier ones
     for line, code in code_blocks(document):
         if ">>>" in code:
             example = doctest.DocTestParser().get_doctest(

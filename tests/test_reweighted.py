@@ -37,7 +37,7 @@ Route = Callable[[RuleCrossEntropyLoss, Tensor, Tensor], Tensor]
 
 @Reweighted
 def poly1(cross_entropy: Tensor, a: float | Tensor = 1.0) -> Tensor:
-    """A rule as a user would write it: PolyLoss (Leng et al., 2022), -log p_y + a (1 - p_y)."""
+    """A rule as users would write it: PolyLoss (Leng et al., 2022), -log p_y + a (1 - p_y)."""
     return 1 + a * torch.exp(-cross_entropy)
 
 
@@ -63,7 +63,7 @@ RULES: dict[str, tuple[Rule, Callable[[mp.mpf], mp.mpf]]] = {
 
 
 def examples() -> tuple[Tensor, Tensor]:
-    """Labels of every probability, from about 1 - e^-60 to e^-60."""
+    """Return labels with probabilities from about 1 - e^-60 to e^-60."""
     generator = torch.Generator().manual_seed(0)
     gaps = torch.tensor([0.01, 1.0, 10.0, 30.0]).repeat(3).unsqueeze(1)
     logits = gaps * torch.randn(12, 5, generator=generator)
@@ -123,11 +123,11 @@ def test_every_rule_on_every_route(rule: str, route: str, implementation: str) -
 def test_weights_ignored_labels_and_shapes(
     reduction: str, dtype: torch.dtype, implementation: str
 ) -> None:
-    """As for a rule that is not known to be of this kind."""
+    """Equal to the same rule as a plain function."""
     if implementation == "triton":
         pytest.importorskip("triton")
         if dtype == torch.float64:
-            pytest.skip("there is no kernel")
+            pytest.skip("no kernel for float64")
     generator = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(2, 4, 3, generator=generator)).to(dtype)
     logits[1, :, 1] = math.nan
@@ -163,7 +163,7 @@ def test_never_nan(rule: str, implementation: str) -> None:
 
 
 def test_a_parameter_for_each_model() -> None:
-    """The fleet's way: a column of parameters beside the cross-entropies of each model."""
+    """As the fleet calls it: a column of parameters with the cross-entropies of each model."""
     surprise = torch.rand(3, 5, dtype=torch.float64)
     for rule in (focal, generalized_cross_entropy, power_of_log, log_of_power, poly1):
         each = torch.tensor([[0.25], [0.5], [1.0]], dtype=torch.float64)
@@ -202,7 +202,7 @@ def test_names_and_errors() -> None:
 
 @pytest.mark.parametrize("factor", [lambda ce: 2.0, lambda ce: ce[:1], lambda ce: ce.sum()])
 def test_a_factor_for_each_example(factor: Any) -> None:
-    """In the loss, a wrong one was noticed in the backward pass, if at all."""
+    """The loss used to notice a wrong one in the backward pass, if at all."""
     logits, target = examples()
     rule = Reweighted(factor)
     for call in (rule, RuleCrossEntropyLoss(rule)):

@@ -50,7 +50,7 @@ def bi_tempered_loss(t1: float, t2: float) -> Loss:
     """The Bregman divergence of Amid et al. (2019), Eq. 6; λ by bisection, gradients through it."""
 
     def probabilities(z: Tensor) -> Tensor:
-        low = z.detach().amax(-1, keepdim=True)  # there the largest class alone has p = 1
+        low = z.detach().amax(-1, keepdim=True)  # there the largest class already has p = 1
         high = low + (float(z.shape[-1]) ** (t2 - 1) - 1) / (t2 - 1) + 1
         for _ in range(200):
             middle = (low + high) / 2
@@ -166,7 +166,7 @@ PARAMETERS: dict[str, tuple[Callable[..., Tensor], dict[str, list[float]]]] = {
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_parameter_for_each_example(name: str) -> None:
-    """With as many examples as classes, it was taken for one of each class."""
+    """With as many examples as classes, it used to be taken for one per class."""
     rule, parameters = PARAMETERS[name]
     z, y = properties.random_examples(count=3, classes=3)
     f = rule(z, y, **{key: torch.tensor(values).double() for key, values in parameters.items()})

@@ -150,7 +150,7 @@ def test_limit_is_cross_entropy_exactly(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", RULES_AND_LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_finite_at_extreme_logits(name: str, dtype: torch.dtype) -> None:
-    """But where the truth is beyond the dtype's range: |log p_y|^4 can be."""
+    """Except where the true value is beyond the dtype's range, as |log p_y|^4 can be."""
     rule, _ = RULES_AND_LOSSES[name]
     label = torch.zeros(len(EXTREMES), dtype=torch.long)
     f = rule(torch.tensor(EXTREMES, dtype=dtype), label)
@@ -192,7 +192,7 @@ def clamped(bias: Tensor, y: Tensor) -> Tensor:
 
 
 def test_from_bias_can_be_pickled() -> None:
-    """Of a function with a name; so can a loss that has it as its rule."""
+    """If its function has a name; so can a loss with this rule."""
     rule = rules.from_bias(clamped)
     assert repr(rule) == "from_bias(clamped)"
     logits, label = random_examples(count=10, classes=4)
@@ -213,7 +213,7 @@ def test_from_bias_is_of_a_function() -> None:
         rules.from_bias(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=said + "<function"):
         rules.from_bias(lambda bias: bias)  # type: ignore[arg-type, misc]
-    rules.from_bias(torch.sub)  # whose signature Python does not know
+    rules.from_bias(torch.sub)  # its signature is unknown to Python
 
 
 def test_paper_rule_is_a_function_of_the_bias() -> None:
@@ -259,7 +259,7 @@ class TestTheArgumentAgainstTheNaiveAlternatives:
         assert (torch.tensor(self.sizes(rules.tunable, p)).diff() < 0).all()
 
     def test_power_of_log_grows_without_bound_for_confident_right_examples(self) -> None:
-        """For k < 1 an example that is almost right pulls harder than one that is not."""
+        """For k < 1 an almost certain example pulls harder, per bias, than an unsure one."""
         almost, unsure = (self.sizes(rules.power_of_log, p)[0] for p in (1 - 1e-9, 0.5))
         relative_to_bias = (almost / 1e-9, unsure / 0.5)
         assert relative_to_bias[0] > 1e3 * relative_to_bias[1]
@@ -306,7 +306,7 @@ WRONG_LABELS = {
 @pytest.mark.parametrize("labels", WRONG_LABELS)
 @pytest.mark.parametrize("rule", ALL_RULES)
 def test_labels_of_another_shape_are_refused(rule: str, labels: str) -> None:
-    """Too few were taken for the first rows, and the others had no label."""
+    """Too few used to be taken for the first rows, which left the others without a label."""
     with pytest.raises(ValueError, match=r"^target must have one label for each row"):
         ALL_RULES[rule](torch.zeros(3, 4), WRONG_LABELS[labels])
 
@@ -326,7 +326,7 @@ def test_labels_out_of_range_are_refused(rule: str, label: int) -> None:
 
 
 def test_logits_that_are_not_floating_point_are_refused() -> None:
-    """Whole-number logits with class probabilities gave zeros."""
+    """Integer logits with class probabilities used to give zeros."""
     y, q = torch.tensor([0, 1, 2]), torch.full((3, 4), 0.25)
     for rule, target in ((rules.tunable, y), (rules.focal, y), (rules.soft_tunable, q)):
         whole: Any = torch.zeros(3, 4, dtype=torch.long)
@@ -361,6 +361,6 @@ def test_a_wrong_k_is_nan_where_it_cannot_be_read() -> None:
 
 
 def test_k_of_another_shape_is_refused() -> None:
-    """One for each class of a single row would give a row for each class."""
+    """One per class, with a single row, would give one row per class."""
     with pytest.raises(ValueError, match=r"^k must be a number or have one value for each row"):
         rules.tunable(torch.zeros(1, 4), torch.tensor([0]), torch.ones(4))

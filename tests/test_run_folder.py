@@ -55,7 +55,7 @@ def _in_an_empty_folder(finished: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line of a command that ends with status 1."""
+    """Return the one error line of a command that exits with status 1."""
     capsys.readouterr()
     assert main(arguments) == 1
     lines = capsys.readouterr().err.splitlines()
@@ -117,7 +117,7 @@ def test_documents_of_the_model_are_restored(
     noted = trained(monkeypatch)
     assert tune(*OPTIONS[protocol]) == 0
     after = content()
-    if name == "suspects.csv" and damage is cut:  # a user may have added to it
+    if name == "suspects.csv" and damage is cut:  # the user may have added to it
         assert after.pop(name) != before.pop(name)
     assert after == before
     assert not noted
@@ -219,7 +219,7 @@ RAW = {
 def check(
     capsys: pytest.CaptureFixture[str], command: str, name: str, how: tuple[Any, ...] = ()
 ) -> None:
-    """The command ends with one sentence about the file if it reads it."""
+    """Check that the command ends with one sentence about the file, if it reads it."""
     capsys.readouterr()
     status = main(COMMANDS[command])
     captured = capsys.readouterr()
@@ -240,7 +240,7 @@ def check(
 
 @pytest.mark.parametrize(
     ("name", "raw"),
-    # The others are read in the same way, once their hash is right.
+    # The others are read in the same way once their hash is right.
     [(name, raw) for name in READ_BY for raw in (RAW if name == "run.json" else ("cut", "deep"))],
 )
 def test_foreign_files_are_refused_in_a_sentence(
@@ -275,7 +275,7 @@ STRANGE: list[Any] = [..., None, [], {}, "x", -1, 1e300, 0.5]
 
 @pytest.mark.parametrize(
     ("name", "new"),
-    # A checksum protects the others, whatever the change.
+    # A checksum protects the others against any change.
     [(name, new) for name in READ_BY for new in (STRANGE if name == "run.json" else STRANGE[:2])],
 )
 def test_changed_values_are_refused_in_a_sentence(
@@ -286,15 +286,15 @@ def test_changed_values_are_refused_in_a_sentence(
     path = Path("run", name)
     right = json.loads(path.read_text())
     known = list(places(right))
-    # Those that a checksum protects are all the same.
+    # With a checksum, all places behave alike, so a few are enough.
     for at in known if name == "run.json" else known[:: 1 + len(known) // 5]:
         strange = changed(right, at, new)
         if strange == right or (name == "run.json" and is_harmless(at, new)):
             continue
         path.write_text(json.dumps(strange))
         for command in READ_BY[name]:
-            words = at[:2] in (("data", "columns"), ("data", "notes"))  # tell, and decide nothing
-            ranged = any(at[:2] == ("protocol", part) for part in RANGE)  # tune puts it right
+            words = at[:2] in (("data", "columns"), ("data", "notes"))  # only for display
+            ranged = any(at[:2] == ("protocol", part) for part in RANGE)  # tune rewrites it
             if command != "tune" or (new == "x" and not words and not ranged):
                 check(capsys, command, name, at)
 
@@ -448,7 +448,7 @@ def test_the_page_while_pairs_are_first_looked_at(
             assert "nan" not in page
             assert main(["runs", "."]) == 0
             assert "unfinished" in capsys.readouterr().out
-    # Six first looks, which go on if they were at the whole table, and two pairs of five folds.
+    # Six first looks (part of the five folds if at the whole table), and two pairs of five folds.
     assert len(study.ledger) == (6 + 10 if sample else 4 + 10)
 
 
@@ -476,7 +476,7 @@ main(sys.argv[1:])
 def test_a_kill_costs_no_finished_training(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed with the fourth network on disk, but not its outcome."""
+    """Kill it with the fourth network on disk, but not its outcome."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         [sys.executable, "-c", KILLED, *COMMANDS["tune"]], env=environment, capture_output=True
@@ -490,7 +490,7 @@ def test_a_kill_costs_no_finished_training(
 def resumes(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same command trains what has no outcome, and ends as if undisturbed."""
+    """Check that the same command trains only missing trials, and ends as if undisturbed."""
     kept = set(Study.open("run").ledger)
     noted = trained(monkeypatch)
     assert tune(*BAGGING) == 0

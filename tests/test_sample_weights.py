@@ -42,7 +42,7 @@ def implementation(request: pytest.FixtureRequest) -> str:
 
 
 def examples(shape: tuple[int, ...] = (6,)) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, labels of which one is ignored, and weights of which one is 0."""
+    """Return logits, labels, one of them ignored, and weights, one of them 0."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(shape[0], CLASSES, *shape[1:], generator=generator)
     target = torch.randint(CLASSES, shape, generator=generator)
@@ -186,7 +186,7 @@ def test_rules(reduction: str, rule: Any) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("route", ["eager", "compile", "export"])
 def test_linear_form(implementation: str, reduction: str, route: str) -> None:
-    """It is the two steps, chunk by chunk."""
+    """Equals the two steps, chunk by chunk."""
     if route != "eager" and implementation == "auto":
         pytest.skip("graphs do not use the CPU's kernels")
     generator = torch.Generator().manual_seed(1)

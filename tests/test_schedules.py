@@ -49,7 +49,7 @@ every = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY.keys())
 
 
 def followed(schedule: KSchedule, steps: int) -> list[float]:
-    """The criterion's k before each step, and after the last one."""
+    """Return the criterion's k before each step and after the last one."""
     ks = [schedule.criterion.k]
     for _ in range(steps):
         schedule.step()
@@ -227,7 +227,7 @@ def test_a_schedule_survives_a_checkpoint(make: Make) -> None:
 @pytest.mark.parametrize("linear", [False, True])
 @every
 def test_a_schedule_does_not_recompile(make: Make, linear: bool) -> None:
-    """Among its twelve k are 1 and, for LambdaK, whole numbers, which are ints there."""
+    """Its twelve k include 1 and, for LambdaK, ints."""
     torch.manual_seed(0)
     weight, z, y = torch.eye(5), torch.randn(6, 5), torch.randint(5, (6,))
     kind: Any = TunableLinearCrossEntropyLoss if linear else TunableCrossEntropyLoss
@@ -302,7 +302,7 @@ def fit(lightning: Any, module: Any, *callbacks: Any, resume: Any = None, **sett
 
 
 def test_lightning_steps_after_every_optimizer_step(lightning: Any) -> None:
-    """Of six batches, two make a step."""
+    """Every two of the six batches make a step."""
     module = classifier(lightning)
     schedule = LinearK(module.criterion, 1, 4, 3)
     callback = schedules.lightning_callback(schedule)
@@ -313,7 +313,7 @@ def test_lightning_steps_after_every_optimizer_step(lightning: Any) -> None:
 
 
 def test_lightning_checkpoints_hold_the_schedule(lightning: Any, tmp_path: Path) -> None:
-    """Of two schedules, each its own."""
+    """Of two schedules, each restores its own."""
 
     def parts() -> Any:
         module = classifier(lightning)
@@ -355,7 +355,7 @@ def transformers() -> Any:
 def trained(
     transformers: Any, folder: Path, resume: str | None = None, **settings: Any
 ) -> Recorder:
-    """The criterion after eight steps, or as many as ``settings`` has."""
+    """Return the criterion after eight steps, or as many as ``settings`` gives."""
 
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -58,7 +58,7 @@ def made_up(trial: Trial, best_k: float = 0.5, best_rate: float = 0.1) -> Outcom
 
 
 def taken(trials: deque[Trial], stop: Stop) -> Iterator[Trial]:
-    """Trials as a runner takes them."""
+    """Take trials as a runner does."""
     while trials and not stop():
         yield trials.popleft()
 
@@ -95,7 +95,7 @@ def test_lines_are_short_and_complete() -> None:
 
 
 def test_lists_are_accepted_like_tuples() -> None:
-    """Also when a run is resumed, which compares them."""
+    """Even when a run is resumed, which compares them."""
     expected = Protocol(RECIPE, ks=(1.0, 0.5), learning_rates=(0.1,))
     several: list[tuple[Any, Any]] = [([1, 0.5], [0.1]), (np.array([1, 0.5]), np.array([0.1]))]
     for ks, rates in several:
@@ -192,7 +192,7 @@ def test_a_ledger_holds_no_weights(tmp_path: Path) -> None:
 
 
 def test_equal_errors_do_not_extend_the_rates() -> None:
-    """Where there are none: the smallest rate would otherwise be halved for ever."""
+    """Otherwise, without any errors, the smallest rate would be halved forever."""
     protocol = Protocol(RECIPE, repetitions=3)
 
     def easy(trial: Trial) -> Outcome:
@@ -201,7 +201,7 @@ def test_equal_errors_do_not_extend_the_rates() -> None:
 
     ledger = finished(protocol, outcome_of=easy).ledger
     assert {len(protocol.rates(k, ledger)) for k in protocol.ks} == {3}
-    assert protocol.first_rate(ledger) == 0.25  # of equals, the one that learned most
+    assert protocol.first_rate(ledger) == 0.25  # of equal errors, the lowest cross-entropy
     assert not protocol.open_ks(ledger)
     chosen, plain = protocol.chosen(ledger)
     assert chosen == plain
@@ -210,7 +210,7 @@ def test_equal_errors_do_not_extend_the_rates() -> None:
 
 
 def test_lower_rates_are_tried_if_no_rate_learned() -> None:
-    """Networks that collapse make equal errors, too: those of always naming one class."""
+    """Collapsed networks make equal errors, too: they always predict one class."""
     protocol = Protocol(RECIPE, initial_rate=0.4, repetitions=2)
 
     def fragile(trial: Trial) -> Outcome:
@@ -225,7 +225,7 @@ def test_lower_rates_are_tried_if_no_rate_learned() -> None:
 
 
 def test_rates_go_down_past_one_that_is_worse_than_nothing() -> None:
-    """Where the best networks still name one class alone, and one at a lower rate is no better."""
+    """The best networks still predict only one class, and the one at a lower rate is no better."""
     protocol = Protocol(RECIPE, ks=(1.0,), initial_rate=0.4, repetitions=2)
 
     def fragile(trial: Trial) -> Outcome:
@@ -238,7 +238,7 @@ def test_rates_go_down_past_one_that_is_worse_than_nothing() -> None:
 
 
 def test_rates_go_down_where_the_lowest_is_among_the_best() -> None:
-    """It would be taken, and one below it may be better."""
+    """It would be chosen, and a lower one may be better."""
     protocol = Protocol(RECIPE, ks=(1.0,), initial_rate=0.4, repetitions=2)
 
     def alike(trial: Trial) -> Outcome:
@@ -251,7 +251,7 @@ def test_rates_go_down_where_the_lowest_is_among_the_best() -> None:
 
 
 def test_equal_numbers_of_mistakes_are_equal_errors() -> None:
-    """However they are spread: the floats of n/287 do not add up to the last bit."""
+    """However they are distributed: sums of n/287 differ in the last bit."""
     chance = random.Random(0)
     for _ in range(200):
         mistakes = [chance.randrange(20) for _ in range(7)]
@@ -372,13 +372,13 @@ def test_an_example_counts_once_in_the_sign_test() -> None:
     def outcome(*wrong: int) -> Outcome:
         return replace(made_up(replace(TRIAL, split=Split(retrain=True))), wrong=wrong)
 
-    # Five pairs that all differ on the same two examples are no more than one such pair.
+    # Five pairs that all differ on the same two examples are no more evidence than one.
     found = compare([outcome(1)] * 5, [outcome(1, 2, 3)] * 5)
     assert found.mcnemar_p == pytest.approx(scipy.stats.binomtest(0, 10).pvalue)
     assert (found.better_on, found.worse_on, found.sign_p) == (2, 0, 0.5)
-    # What one pair gains and another loses is neither.
+    # An example that one pair gains and another loses counts as neither.
     found = compare([outcome(1, 5), outcome(5)], [outcome(2, 5), outcome(1, 7)])
-    assert (found.better_on, found.worse_on) == (2, 1)  # 2 and 7; 5; and 1 is even
+    assert (found.better_on, found.worse_on) == (2, 1)  # better on 2 and 7, worse on 5, even on 1
     assert found.sign_p == 1
 
 
@@ -386,7 +386,7 @@ def test_an_example_counts_once_in_the_sign_test() -> None:
 
 
 def test_errors_of_the_model_are_counted_by_class(tmp_path: Path) -> None:
-    """A network that answers "no" to everything, which is right 19 times of 20."""
+    """A network that always predicts "no" is right 19 times out of 20."""
     path = tmp_path / "fraud.csv"
     rows = [f"{at * 7919 % 101},{'yes' if at % 20 == 0 else 'no'}" for at in range(200)]
     path.write_text("\n".join(["amount,fraud", *rows]))
@@ -484,7 +484,7 @@ def test_a_truncated_line_is_removed_by_the_next_append(
     path.write_bytes(whole + rest)
     ledger = Ledger(path, [RECIPE])
     assert [line.number for line in ledger.set_aside] == [lines + 2]
-    assert path.read_bytes() == whole + rest  # to read it is to leave it alone
+    assert path.read_bytes() == whole + rest  # reading leaves it unchanged
     ledger.append(outcomes[2])
     assert path.read_bytes() == whole + line_of(outcomes[2]).encode() + b"\n"
     assert len(Ledger(path, [RECIPE])) == len(pandas.read_json(path, lines=True)) - 1 == lines + 1
@@ -505,7 +505,7 @@ def test_a_last_line_that_is_whole_stays(last: str, tmp_path: Path) -> None:
 def test_outcomes_of_another_recipe_or_search_are_set_aside(tmp_path: Path) -> None:
     protocol = Protocol(RECIPE, initial_rate=0.1)
     mine, *_, other = protocol.wanted({})
-    of_other_k = replace(mine, k=3.0)  # the range may grow to it
+    of_other_k = replace(mine, k=3.0)  # a later range may include it
     path = tmp_path / "ledger.jsonl"
     recipes = [replace(RECIPE, **change) for change in OTHER_RECIPES]
     for trial in (
@@ -559,7 +559,7 @@ def test_a_recipe_is_written_once(tmp_path: Path) -> None:
 
 
 def test_settings_as_by_default_are_not_in_a_fingerprint() -> None:
-    """So that a setting that is added later leaves the recipes of committed ledgers alone."""
+    """So a setting added later does not change the recipes of committed ledgers."""
     assert RECIPE.fingerprint == "9c6dd9058aeb"
     assert MLPRecipe("digits", (400,), optimizer="sgd", clip=None) == RECIPE
     committed = MLPRecipe(
@@ -763,7 +763,7 @@ def test_own_training_needs_learning_rates() -> None:
 def test_a_folder_of_another_study_is_refused(tmp_path: Path) -> None:
     first = Study(tmp_path / "run", Protocol(RECIPE, initial_rate=0.2), {"name": "mine"})
     first = Study(tmp_path / "run", Protocol(RECIPE, initial_rate=0.1), {"name": "mine"})
-    with first.session("", []):  # until it is started, it may still be changed
+    with first.session("", []):  # until its first trial, it may still be changed
         pass
     refused: list[tuple[MLPRecipe, dict[str, Any], dict[str, str], str]] = [
         (replace(RECIPE, momentum=0.5), {}, {"name": "mine"}, "momentum was 0.0, is now 0.5"),
@@ -783,6 +783,6 @@ def test_a_run_resumes_if_only_notes_on_columns_changed(tmp_path: Path) -> None:
         pass
     again = Study(tmp_path / "run", protocol, data | {"columns": "of new", "notes": {}})
     assert again.sessions
-    assert again.fingerprint == first.fingerprint  # the model of a finished run stays its own
+    assert again.fingerprint == first.fingerprint  # a finished run keeps its model
     with pytest.raises(ValueError, match="other data"):
         Study(tmp_path / "run", protocol, data | {"sha256": "cd"})

@@ -32,7 +32,7 @@ pytest.importorskip("fcntl", reason="needs POSIX's locks")
 PROTOCOL = Protocol(
     OwnRecipe("a formula"), ks=(2.0, 1.0, 0.5), initial_rate=0.1, repetitions=2, retrainings=2
 )
-# As long as one trial is under way: 18 first ones less that, and 2 more rates of the other two k.
+# While one trial is running: 18 first ones less that, and 2 more rates for the other two k.
 WITHOUT_ONE = 18 - 1 + 2 * 2 * 2
 LONG = 120.0  # seconds: to wait for another process, however busy the machine is
 
@@ -52,16 +52,16 @@ def alone() -> Study:
 
 # --- processes --------------------------------------------------------------------------------
 
-# They are forked from one that has imported what they need, which takes seconds.
+# Fork them from one that has done the imports, which take seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["pseudograd.search", "pytest"])
 
 
 def work(folder: str, name: str, mood: str, count: int) -> None:
-    """What a process does.
+    """Run a study in a process.
 
-    Processes leave signs in a folder and wait for those of others, so that tests need not guess how
-    long anything takes. In its first trial, each waits until all are in theirs.
+    Processes signal each other by files, so that tests do not depend on timing. In its first trial,
+    each waits until all are in theirs.
     """
     os.chdir(folder)
     study = Study("run", PROTOCOL)
@@ -89,7 +89,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @contextlib.contextmanager
 def processes(**moods: str) -> Iterator[dict[str, ForkServerProcess]]:
-    """Processes by name, each with its own behaviour; those still running at the end are killed."""
+    """Create processes by name, each with its own behaviour; kill them at the end."""
     started = {
         name: CONTEXT.Process(target=work, args=(os.getcwd(), name, mood, len(moods)), daemon=True)
         for name, mood in moods.items()
@@ -105,7 +105,7 @@ def processes(**moods: str) -> Iterator[dict[str, ForkServerProcess]]:
 
 
 def status(process: ForkServerProcess) -> int | None:
-    """The exit status of a process that is about to end."""
+    """Wait for a process and return its exit status."""
     process.join(LONG)
     return process.exitcode
 
@@ -122,21 +122,21 @@ def seen(sign: str) -> Callable[[], bool]:
 
 
 def start(*names: str) -> None:
-    """Let processes begin at once, when all of them are ready."""
+    """Start processes together, once all are ready."""
     for name in names:
         until(seen(f"{name} is ready"))
     Path("signs/go").touch()
 
 
 def told() -> Counter[str]:
-    """How often each trial is in the ledger, which holds whole lines and one recipe."""
+    """Count each trial in the ledger, which must hold complete lines and one recipe."""
     lines = [json.loads(line) for line in Path("run/ledger.jsonl").read_text().splitlines()]
     assert sum("fingerprint" in line for line in lines) == 1
     return Counter(json.dumps(line["trial"]) for line in lines if "trial" in line)
 
 
 def check_as_alone(*trials: int) -> None:
-    """Every trial is in the ledger once, and the result is that of one process.
+    """Check that each trial is in the ledger once, and that the result is that of one process.
 
     Args:
         trials: How many trials the sessions ran, in any order, if that is certain.
@@ -153,7 +153,7 @@ def check_as_alone(*trials: int) -> None:
 
 
 def test_three_processes_share_the_work() -> None:
-    """They make the folder at the same time, too; all end, and all know the result."""
+    """They also create the folder at the same time; all finish and have the result."""
     with processes(a="", b="", c="") as started:
         start(*started)
         assert [status(process) for process in started.values()] == [0, 0, 0]
@@ -168,7 +168,7 @@ def test_three_processes_share_the_work() -> None:
 
 
 def rests() -> bool:
-    """Whether nothing is left to run but a trial that is under way, whichever it is."""
+    """Return whether all trials are done but one, which is running."""
     done = len(Study.open("run").ledger)
     time.sleep(1.0)
     return WITHOUT_ONE <= done == len(Study.open("run").ledger)
@@ -178,7 +178,7 @@ def test_the_trial_of_a_killed_process_is_taken_over() -> None:
     with processes(killed="stays", other="") as started:
         start(*started)
         until(seen("killed is in trial 1"))
-        until(rests)  # now the other one waits
+        until(rests)  # now the other process waits
         assert started["other"].is_alive()
         started["killed"].kill()
         assert status(started["killed"]) == -signal.SIGKILL
@@ -212,7 +212,7 @@ def test_an_exception_in_one_process_costs_the_others_nothing() -> None:
 
 
 def test_a_process_joins_late() -> None:
-    """The first is in the middle of a trial, and stays there; the late one does all the rest."""
+    """The first stays in the middle of a trial; the late one does all the others."""
     Path("signs/go").touch()
     with processes(first="stays") as started:
         until(seen("first is in trial 1"))
@@ -227,7 +227,7 @@ def test_a_process_joins_late() -> None:
     assert study.result == alone().result
 
 
-# --- in one process: two studies are as good as two processes -----------------------------------
+# --- in one process: two studies stand in for two processes --------------------------------------
 
 
 def two() -> tuple[Study, Study]:
@@ -240,7 +240,7 @@ def tell(study: Study, trial: Trial | None) -> None:
 
 
 def test_loops_in_threads_share_the_work() -> None:
-    """Whether each has a study of its own or not."""
+    """Whether or not each has its own study."""
     one, another = two()
     studies = [one, one, another]
 
@@ -324,7 +324,7 @@ def test_fleets_and_loops_exclude_each_other() -> None:
         with busy:
             one.tell(trial, error=0.5)
         following = another.ask()
-        tell(another, following)  # a session has the folder for itself, and claims nothing
+        tell(another, following)  # a session has exclusive use of the folder, and claims nothing
         assert not Path("run/claims").exists()
     assert one.ask() not in (trial, following)
     one.release()
@@ -381,7 +381,7 @@ def test_what_killed_processes_leave_is_removed_by_the_next() -> None:
 
 
 def test_a_lost_lock_costs_a_training_and_no_more() -> None:
-    """A network file system may forget a lock when it loses its server."""
+    """A network file system may lose a lock when its server fails."""
     one, another = two()
     trial = one.ask()
     assert trial is not None
@@ -395,7 +395,7 @@ def test_a_lost_lock_costs_a_training_and_no_more() -> None:
 
 
 def test_the_first_process_decides_the_settings() -> None:
-    """Both were opened before either was started."""
+    """Both studies were opened before either was started."""
     study = Study("run", PROTOCOL)
     Study("run", Protocol(OwnRecipe("another formula"), initial_rate=0.1))
     tell(study, study.ask())
@@ -428,7 +428,7 @@ def test_the_range_changes_only_while_no_other_process_is_at_work() -> None:
     assert Study.open("run").protocol == wider
     assert trial in early.ledger
     tell(early, later)
-    # The first goes on with the range that it has, and leaves that of the folder alone.
+    # The first continues with its own range, and does not change the folder's.
     tell(study, study.ask())
     assert Study.open("run").protocol == wider
     assert len(Study.open("run").ledger) == 3
@@ -436,7 +436,7 @@ def test_the_range_changes_only_while_no_other_process_is_at_work() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_has_neither_claims_nor_locks() -> None:
-    """Such as a worker of a DataLoader, which may outlive its parent for some seconds."""
+    """A DataLoader worker, for example, may outlive its parent by some seconds."""
     study = Study("run", PROTOCOL)
     loop = cast("Generator[Trial]", iter(study))
     trial = next(loop)
@@ -450,7 +450,7 @@ def test_a_forked_child_has_neither_claims_nor_locks() -> None:
     other = context.Process(target=go.wait, daemon=True)
     other.start()
     study.release()
-    assert Study("run", PROTOCOL).ask() == trial  # though the child has a copy of the file
+    assert Study("run", PROTOCOL).ask() == trial  # although the child inherited the open file
     go.set()
     other.join(LONG)
 

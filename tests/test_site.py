@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mkdocstrings", reason="the group docs is not installed")
+pytest.importorskip("mkdocstrings", reason="needs the dependency group docs")
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
         for name in importlib.import_module(f"pseudograd{room}").__all__
     }
     public |= {"pseudograd.Study", "pseudograd.TunableMLPClassifier"}
-    # A function of the name of its module is listed under the module.
+    # A function with its module's name is listed under the module.
     listed |= {name.rpartition(".")[0] for name in listed}
     assert public - listed == set()
 

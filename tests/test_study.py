@@ -188,7 +188,7 @@ def test_a_sweep_finds_the_first_learning_rate() -> None:
 
 
 class Deaf(nn.Module):
-    """Learns nothing: its logits are its biases, which hardly move."""
+    """Learns nothing: its logits are its biases, which hardly change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class Deaf(nn.Module):
 def test_a_network_that_learns_nothing_is_not_tried_at_ever_lower_rates() -> None:
     one = run(study(network=Deaf, k=(1,), learning_rates=(1e-6, 2e-6), retrainings=0))
     tried = sorted(trial.learning_rate for trial in one.ledger)
-    assert tried[0] == 1e-6  # all rates make the same mistakes, and higher ones lower the loss
+    assert tried[0] == 1e-6  # all rates make the same mistakes, but higher ones have a lower loss
     assert tried[-1] > 2e-6
 
 
@@ -209,7 +209,7 @@ def test_a_network_that_learns_nothing_is_not_tried_at_ever_lower_rates() -> Non
 
 
 class Wrapped(nn.Module):
-    """Returns what a function makes of the output."""
+    """Applies a function to the output."""
 
     def __init__(self, change: Any) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class Wrapped(nn.Module):
 
 
 class Unreadable:
-    """Random examples, of which the second is something else."""
+    """Random examples, the second of which is replaced."""
 
     def __init__(self, second: Any = None) -> None:
         self.second = second
@@ -486,7 +486,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 class Noisy(nn.Module):
-    """Weights by Python's random numbers, which a seed of PyTorch does not fix."""
+    """Draws its weight from Python's random numbers, which PyTorch's seed does not control."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -497,7 +497,7 @@ class Noisy(nn.Module):
 
 
 class Evaluated(nn.Module):
-    """Behaves otherwise in evaluation mode."""
+    """Behaves differently in evaluation mode."""
 
     def __init__(self, fails: bool) -> None:
         super().__init__()
@@ -512,7 +512,7 @@ class Evaluated(nn.Module):
 
 
 class OneWay(torch.autograd.Function):
-    """Has a forward pass only."""
+    """Has no backward pass."""
 
     @staticmethod
     def forward(_: Any, x: Tensor) -> Tensor:
@@ -613,7 +613,7 @@ def test_bad_settings_of_own_training(settings: dict[str, Any], sentence: str) -
 
 def test_other_k_and_rates_keep_what_is_done(tmp_path: Path) -> None:
     def told(**settings: Any) -> tuple[Study, list[Trial]]:
-        """Run the study, and return the trials of the search that were new."""
+        """Run the study, and return it with the new trials of the search."""
         one = study(tmp_path / "run", **settings)
         before = dict(one.ledger)
         run(one)
@@ -627,12 +627,12 @@ def test_other_k_and_rates_keep_what_is_done(tmp_path: Path) -> None:
     assert {cell for cell in more.result.cells if cell.k != 2} == set(tried)
     assert len(more.result.best_of_each_k) == 3
     assert "k in 1/2, 1, 2" in more.report().read_text("utf-8")
-    # A rate between the others is new to every k. Those that were added at the edges stay.
+    # A rate between the others is new for every k. Rates added at the edges stay.
     between, new = told(k=(0.5, 1, 2), learning_rates=(0.01, 0.02, 0.03))
     assert {trial.learning_rate for trial in new} >= {0.02}
     assert len(new) <= 6
     assert set(tried) < set(between.result.cells)
-    # Fewer values leave out what is done, and the ledger has it when it is asked for again.
+    # Fewer values leave out finished trials; the ledger still has them for later.
     fewer, new = told(k=(1, 2), learning_rates=(0.03,))
     assert not new
     assert {cell.k for cell in fewer.result.cells} == {1, 2}
@@ -686,7 +686,7 @@ def test_closures_and_globals_are_part_of_the_recipe(tmp_path: Path) -> None:
 
 
 class Dropping(nn.Module):
-    """A setting that no layer shows."""
+    """Has a setting that no layer shows."""
 
     def __init__(self, share: float) -> None:
         super().__init__()

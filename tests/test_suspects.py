@@ -1,4 +1,4 @@
-"""Which labels look wrong: the ranking, the file, and what the page is given."""
+"""Labels that look wrong: the ranking, the file, and the page's data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def table(rows: torch.Tensor | None = None) -> tuple[Dataset, Encoder]:
 
 def test_rows_are_ranked_by_the_probability_of_their_label() -> None:
     found = suspects(LABELS, MODEL)
-    assert found.rows.tolist() == [4, 1, 3]  # row 1 and row 3 are level: the first comes first
+    assert found.rows.tolist() == [4, 1, 3]  # rows 1 and 3 tie, so 1 comes first
     assert found.predicted.tolist() == [0, 1, 0]
     assert found.self_confidence.tolist() == [0.05, 0.3, 0.3]
     assert found.agreement is None
@@ -42,7 +42,7 @@ def test_rows_are_ranked_by_the_probability_of_their_label() -> None:
 
 def test_both_models_count() -> None:
     plain = MODEL.copy()
-    plain[1] = [0.9, 0.1, 0.0]  # takes row 1 for what its label says
+    plain[1] = [0.9, 0.1, 0.0]  # agrees with row 1's label
     found = suspects(LABELS, MODEL, plain)
     assert found.rows.tolist() == [4, 3]
 
@@ -84,7 +84,7 @@ def test_the_page_is_given_rows_in_the_users_terms() -> None:
     found = shown_suspects(suspects(LABELS, MODEL), data, encoder)
     assert (found["count"], found["of"]) == (3, 5)
     first = found["first"][0]
-    assert first["row"] == {"size": "6.677", "code": "blue"}  # features are squeezed
+    assert first["row"] == {"size": "6.677", "code": "blue"}  # although features are squashed
     assert (first["row_number"], first["label"], first["predicted"]) == (15, 2, 0)
     assert first["self_confidence"] == 0.05
     assert first["pixels"] is first["agreement"] is None

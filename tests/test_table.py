@@ -1,4 +1,4 @@
-"""A user's table: what is read, what is fitted on which part, and what is refused."""
+"""A user's table: reading, fitting to the training part, and errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def save(frame: pd.DataFrame, name: str) -> str:
 
 
 def arrays(name: str = "a.npz", **changes: Any) -> str:
-    """An .npz file of 10 examples; None leaves an array out."""
+    """Write an .npz file of 10 examples; None leaves an array out."""
     held = {"X": np.arange(20.0).reshape(10, 2), "y": np.arange(10) % 2, **changes}
     np.savez(name, **{key: value for key, value in held.items() if value is not None})
     return name
@@ -130,7 +130,7 @@ def test_json_gives_the_same_encoder(labels: list[Any]) -> None:
 
 
 def test_numbers_that_were_scaled_otherwise_are_refused() -> None:
-    """Otherwise a network would get numbers on another scale."""
+    """Otherwise a network would get numbers on the wrong scale."""
     text = Encoder.fit(mixed(), "kind").to_json().replace("[-1.0, 1.0]", "[0.0, 1.0]")
     with pytest.raises(ValueError, match=r"\[0, 1\], not to \[-1, 1\] as now: run tune again"):
         Encoder.from_json(text)
@@ -145,7 +145,7 @@ def test_other_json_is_refused(text: str) -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_round_trip(suffix: str) -> None:
     if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+        pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     frame = pd.concat([mixed()] * 3, ignore_index=True)
     data, encoder = load_table(save(frame, "pets" + suffix), "kind")
     assert (data.name, data.train_size, data.test_size) == ("pets" + suffix, 24, 6)
@@ -153,7 +153,7 @@ def test_round_trip(suffix: str) -> None:
     assert data.features.is_contiguous()
     assert data.value_range == (-1.0, 1.0)
     assert data.classes == 2
-    # Each row is there once, each part in the order of the file.
+    # Each row occurs once; each part is in the order of the file.
     rows = {tuple(row) for row in encoder.transform(frame).tolist()}
     assert {tuple(row) for row in data.features.tolist()} == rows
     assert sorted(data.labels.tolist()) == [0] * 15 + [1] * 15
@@ -164,7 +164,7 @@ def test_round_trip(suffix: str) -> None:
 
 
 def test_columns_of_other_types() -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     frame = pd.DataFrame(
         {
             "category": pd.Categorical(["3", "1", None, *"31313"]),
@@ -281,7 +281,7 @@ def test_npz_with_a_test_part() -> None:
 
 
 def test_bytes_in_two_dimensions_are_numbers() -> None:
-    """Of flags from 0 to 1, nothing would be left as pixels from 0 to 255."""
+    """As pixels from 0 to 255, flags of 0 and 1 would be almost constant."""
     flags = np.random.default_rng(0).integers(0, 2, (30, 4), np.uint8)
     arrays(X=flags, y=np.arange(30) % 3)
     data, encoder = load_table("a.npz")
@@ -328,7 +328,7 @@ def test_pixels_stay_as_they_are() -> None:
     np.testing.assert_array_equal(data.features[30:], pictures[:5].reshape(5, 12) + 50)
     again = Encoder.from_json(encoder.to_json())
     assert again == encoder
-    # As floating point they are pixels still.
+    # As floating point they are still pixels.
     arrays("new.npz", X=pictures.astype(float), y=None)
     np.testing.assert_array_equal(
         again.transform(read_frame("new.npz", again)), pictures.reshape(30, 12)
@@ -529,7 +529,7 @@ def test_bad_arguments_are_refused(
 
 
 def test_lines_that_have_all_their_fields() -> None:
-    """Gaps at their end, blank lines, and texts with line breaks, quotes and separators."""
+    """With gaps at the end, blank lines, and texts with line breaks, quotes and separators."""
     long = "x" * 200_000
     rows = f'u,,0\n"a\n\n,b",,1\n\n5" pipe,,0\n  \n"5"", {long}",2,1\nu,1,0\nu,,1\n\n\n'
     text("t,x,y\n" + rows)
@@ -545,7 +545,7 @@ def test_lines_that_have_all_their_fields() -> None:
 
 
 def test_a_broken_parquet_file() -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     with pytest.raises(ValueError, match=r"a.parquet cannot be read as a .parquet file \(.*\): "):
         load_table(text("garbage", "a.parquet"), "y")
 
@@ -560,7 +560,7 @@ def test_strings_that_are_not_numbers() -> None:
 @pytest.mark.parametrize(
     "numbers",
     [
-        range(19),  # in order by chance
+        range(19),  # sorted, perhaps by chance
         [*range(19), None, None],
         [0, *range(20)],  # sorted, as ages may be
         [1, 0, *range(2, 20)],
@@ -603,7 +603,7 @@ def test_codes_that_begin_with_a_zero_are_categories() -> None:
 
 
 def test_codes_are_the_same_with_and_without_a_point() -> None:
-    """pandas writes whole numbers with a point where some are missing."""
+    """pandas writes integers with a decimal point if some are missing."""
     rows = [f"{at % 7},{code},{at % 2}\n" for at, code in enumerate(["1.0", "20.0", ""] * 10)]
     text("".join(["a,ward,y\n", *rows]))
     _, encoder = load_table("a.csv", "y", categories=["ward"])
@@ -629,7 +629,7 @@ def test_texts_that_were_known_with_a_point_keep_it() -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
 def test_numbers_read_as_categories(suffix: str) -> None:
     if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+        pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     path, name = "a" + suffix, "X[0]"
     values = np.array([[1, 3], [2, 4], [10, 5]] * 4)
     if suffix == ".npz":
@@ -671,7 +671,7 @@ def test_categories_that_look_like_numbers_in_part() -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_columns_that_are_left_out(suffix: str) -> None:
     if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+        pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     frame = pd.DataFrame({"x": range(10), "y": [0, 1] * 5})
     save(frame, "plain" + suffix)
     save(frame.assign(**{"row id": [f"P{i}" for i in range(10)], "when": 1}), "more" + suffix)
@@ -680,14 +680,14 @@ def test_columns_that_are_left_out(suffix: str) -> None:
     data, encoder = load_table("more" + suffix, "y", drop=out)
     assert encoder == expected
     assert data.sha256 == wanted.sha256
-    # What the model does not want may be there or not, in new rows and in a test set.
+    # Columns that the model does not use are optional in new rows and in a test set.
     assert list(read_frame("more" + suffix, encoder).columns) == ["x", "y"]
     data, _ = load_table("more" + suffix, "y", drop=out, test_path="more" + suffix)
     assert data.test_size == 10
 
 
 def test_columns_without_a_name_of_their_own() -> None:
-    """They are called as pandas calls them, and so in new rows."""
+    """They are named as pandas names them, in new rows too."""
     text("".join([",x,x,y\n", *(f"{n % 3},{n % 4},{n % 5},{n % 2}\n" for n in range(10))]))
     _, encoder = load_table("a.csv", "y")
     assert [column.name for column in encoder.columns] == ["Unnamed: 0", "x", "x.1"]

@@ -1,4 +1,4 @@
-"""Files of tables in all formats: packed, from standard input, in other encodings, and hostile."""
+"""Files of tables in all formats: compressed, from standard input, in other encodings, hostile."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def in_bytes(write: Callable[[io.BytesIO], object]) -> bytes:
 
 
 def of_r() -> bytes:
-    """In the format of R's write.table: spaces, quotes, and row names without a header."""
+    """Return a table as R's write.table does: spaces, quotes, and row names without a header."""
     rows = FRAME.to_csv(sep=" ", header=False, na_rep="NA", quoting=csv.QUOTE_NONNUMERIC)
     return f'"größe" "hue" "when" "y"\n{rows}'.encode()
 
@@ -103,9 +103,9 @@ FILES: dict[str, Callable[[], bytes]] = {
 
 def made(name: str) -> bytes:
     if name.endswith(".xlsx"):
-        pytest.importorskip("openpyxl", reason="openpyxl reads .xlsx, and is not installed")
+        pytest.importorskip("openpyxl", reason="needs openpyxl to read .xlsx")
     if any(kind in name for kind in (".parquet", ".feather", ".arrow")):
-        pytest.importorskip("pyarrow", reason="pyarrow reads this format, and is not installed")
+        pytest.importorskip("pyarrow", reason="needs pyarrow to read this format")
     return FILES[name]()
 
 
@@ -127,7 +127,7 @@ def test_all_formats_give_the_same_features(name: str, monkeypatch: pytest.Monke
     assert [column.name for column in found.columns] == ["größe", "hue", "when"]
     new = encoder.transform(read_frame(name, encoder))
     np.testing.assert_array_equal(new, encoder.transform(FRAME))
-    # The same from standard input, where no suffix tells what it is.
+    # The same from standard input, which has no suffix to give the format.
     if name != "stream.arrow":
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(made(name))))
         data, _ = open_data("-", target="y")
@@ -140,7 +140,7 @@ def test_frames(kind: str) -> None:
     frame: Any = FRAME
     if kind != "pandas":
         polars = pytest.importorskip("polars", reason="polars is not installed")
-        pytest.importorskip("pyarrow", reason="polars converts by pyarrow")
+        pytest.importorskip("pyarrow", reason="polars needs pyarrow to convert")
         frame = polars.from_pandas(FRAME)
         frame = frame.lazy() if kind == "lazy" else frame
     Path("plain.csv").write_bytes(text())
@@ -164,7 +164,7 @@ def test_the_index_of_a_frame_is_no_column() -> None:
 
 
 def test_only_the_first_sheet_is_read() -> None:
-    pytest.importorskip("openpyxl", reason="openpyxl reads .xlsx, and is not installed")
+    pytest.importorskip("openpyxl", reason="needs openpyxl to read .xlsx")
     with pd.ExcelWriter("a.xlsx") as book:
         FRAME.to_excel(book, sheet_name="first")
         FRAME.to_excel(book, sheet_name="second")
@@ -223,7 +223,7 @@ def test_standard_input_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def titled(path: str) -> None:
-    """Write the table below three lines that are no part of it, with blanks around the names."""
+    """Write the table below three other lines, with spaces around the names."""
     frame = FRAME.rename(columns={"hue": " hue", "y": "y "})
     titles = ["Sales, 2020", "", "# exported"]
     if path.endswith(".xlsx"):
@@ -258,7 +258,7 @@ def test_a_short_line_below_titles_is_named() -> None:
 
 
 def test_half_precision() -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     FRAME[["größe", "y"]].astype({"größe": np.float16}).to_parquet("a.parquet")
     column = quietly("a.parquet")[1].columns[0]
     assert (column.low, column.high) == (0.0, 5.0)
@@ -272,11 +272,11 @@ def test_lists_in_json_are_left_out() -> None:
         load_table("a.jsonl", "y")
 
 
-# --- what must not hang, fill the memory or run code --------------------------------------------
+# --- files that must not hang, exhaust memory or run code ---------------------------------------
 
 
 def claims_petabytes() -> str:
-    """An .npz file whose header says that X has 2^50 rows."""
+    """Write an .npz file whose header says that X has 2^50 rows."""
     with zipfile.ZipFile("a.npz", "w") as archive, archive.open("X.npy", "w") as file:
         header = {"descr": "<f8", "fortran_order": False, "shape": (2**50, 2)}
         np.lib.format.write_array_header_1_0(file, header)
@@ -291,7 +291,7 @@ def array_of_zeros() -> str:
 
 
 def packed(suffix: str) -> str:
-    """A small file that holds hundreds of megabytes."""
+    """Write a small file that expands to hundreds of megabytes."""
     name = "a.csv" + suffix
     parts: Iterator[bytes] = itertools.repeat(b"1" * 2**18, 1000)
     if suffix == ".zip":

@@ -52,7 +52,7 @@ def test_an_outlier_does_not_flatten_the_other_values() -> None:
 
 
 def test_one_large_value_and_codes_leave_the_error() -> None:
-    """They took breast cancer's table from 4% to 45%."""
+    """They used to raise it from 4% to 45% on the breast cancer table."""
     from sklearn.datasets import load_breast_cancer
     from sklearn.linear_model import LogisticRegression
 
@@ -93,7 +93,7 @@ def test_numbers_are_shown_as_they_were(number: float) -> None:
         assert encoder.decode(features[0])["a"] == f"{number:g}"
 
 
-@pytest.mark.parametrize("gap", ["", "?"])  # with which pandas reads the column as texts
+@pytest.mark.parametrize("gap", ["", "?"])  # with "?", pandas reads the column as text
 def test_infinite_numbers_count_as_missing(gap: str) -> None:
     saved(a=[np.inf, 1.0, 2.0, 4.0, gap] * 8)
     encoder, told = loaded()
@@ -211,7 +211,7 @@ def test_formatted_numbers(mark: str, entries: list[str], least: float, greatest
 @pytest.mark.parametrize(
     "entries",
     [
-        ["$5", "7 €"],  # of what?
+        ["$5", "7 €"],  # mixed currencies
         ["5 USD", "7 EUR"],
         ["1,2,3", "4,5"],
         ["12,34,567.8", "1"],
@@ -271,7 +271,7 @@ def test_numbers_that_the_user_names() -> None:
     assert isinstance(loaded(numbers=["w"])[0].columns[1], Numbers)
 
 
-@pytest.mark.parametrize("gap", [36, "?"])  # with which pandas reads the column as texts
+@pytest.mark.parametrize("gap", [36, "?"])  # with "?", pandas reads the column as text
 @pytest.mark.parametrize("code", [-999, -9999, 999, 99999, -99])
 def test_codes_of_gaps_are_detected(code: int, gap: object) -> None:
     saved(age=[20, 35, code, gap, 64] * 8)
@@ -299,8 +299,8 @@ def test_codes_of_gaps_are_detected(code: int, gap: object) -> None:
     "entries",
     [
         [20, 35, 50, 64, 99] * 8,  # near the others
-        [20, 35, 50, 64] * 9 + [999, 1, 2, 3],  # once
-        [20, 35, 50, 1234] * 10,  # not of the form
+        [20, 35, 50, 64] * 9 + [999, 1, 2, 3],  # occurs once
+        [20, 35, 50, 1234] * 10,  # not of that form
         [1, 99] * 20,  # two values
         [-999.5, 20, 35, 50] * 10,
     ],
@@ -331,7 +331,7 @@ def test_missing_values_given_by_the_user() -> None:
 def test_numbers_that_are_stored_as_texts(suffix: str) -> None:
     texts = [f"{at * 7 % 11}.5" for at in range(40)]
     if suffix == ".parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+        pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
         frame = pd.DataFrame({"X[0]": texts, "X[1]": ["u", "v"] * 20, "y": [0, 1] * 20})
         frame.to_parquet("a.parquet")
     else:
@@ -466,7 +466,7 @@ def test_strings_that_are_not_dates(entries: list[str]) -> None:
 
 
 def test_dates_of_other_files() -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow reads .parquet, and is not installed")
+    pytest.importorskip("pyarrow", reason="needs pyarrow to read .parquet")
     times = pd.date_range("2019-11-25 06:30", periods=40, freq="31h", tz="Europe/Berlin")
     frame = pd.DataFrame({"time": times, "day": times.date, "y": np.arange(40) % 2})
     frame.to_parquet("a.parquet")

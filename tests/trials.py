@@ -21,7 +21,7 @@ def a_trial(
     seed: int = 0,
     **recipe: Any,
 ) -> Trial:
-    """A trial of the recipe that is described by the other arguments."""
+    """Return a trial of the recipe that the other arguments describe."""
     return Trial(MLPRecipe(data, hidden_layer_sizes, **recipe), k, learning_rate, split, seed)
 
 
@@ -31,7 +31,7 @@ def recipe_of(trial: Trial) -> MLPRecipe:
 
 
 def replace(record: _Dataclass, /, **changes: Any) -> _Dataclass:
-    """As `dataclasses.replace`; of a trial it changes the recipe, too."""
+    """Like `dataclasses.replace`; for a trial, fields of its recipe too."""
     if isinstance(record, Trial):
         own = {name: changes.pop(name) for name in list(changes) if name in _OWN}
         recipe = own.pop("recipe", record.recipe)

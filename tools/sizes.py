@@ -38,7 +38,7 @@ def code_lines(source: str) -> int:
     return len(lines)
 
 
-def room_of(path: str) -> str:
+def part_of(path: str) -> str:
     """Return the subpackage or module of a file in the wheel, or the top-level folder of others."""
     parts = Path(path).parts
     if parts[0] == "src":
@@ -72,9 +72,9 @@ def sizes(files: Iterator[tuple[str, str]]) -> tuple[Counter[str], Counter[str]]
     code: Counter[str] = Counter()
     for name, source in files:
         if name.split("/")[0] in TOPS:
-            for room in {room_of(name), "the wheel"} if name.startswith("src") else {room_of(name)}:
-                whole[room] += source.count("\n")
-                code[room] += code_lines(source)
+            for part in {part_of(name), "the wheel"} if name.startswith("src") else {part_of(name)}:
+                whole[part] += source.count("\n")
+                code[part] += code_lines(source)
     return whole, code
 
 
@@ -83,13 +83,13 @@ def main() -> None:
     columns = [*map(files_at, sys.argv[1:]), files_now()]
     names = [*sys.argv[1:], "now"]
     counted = [sizes(files) for files in columns]
-    rooms = sorted({room for _, code in counted for room in code}, key=lambda r: ("/" not in r, r))
+    parts = sorted({part for _, code in counted for part in code}, key=lambda r: ("/" not in r, r))
     print(f"{'lines of code (all lines)':<28}" + "".join(f"{name:>20}" for name in names))
-    for room in rooms:
+    for part in parts:
         cells = [
-            f"{code[room]:,} ({whole[room]:,})" if code[room] else "" for whole, code in counted
+            f"{code[part]:,} ({whole[part]:,})" if code[part] else "" for whole, code in counted
         ]
-        print(f"{room:<28}" + "".join(f"{cell:>20}" for cell in cells))
+        print(f"{part:<28}" + "".join(f"{cell:>20}" for cell in cells))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def test_symmetric_noise_never_draws_the_true_class(share: float) -> None:
     assert (noisy != CLEAN).mean() == share
     moved = (noisy - CLEAN)[noisy != CLEAN] % 10
     counts = np.bincount(moved, minlength=10)[1:]
-    assert counts.min() > 0.8 * counts.mean()  # all other classes alike
+    assert counts.min() > 0.8 * counts.mean()  # uniform over the other classes
     assert np.array_equal(noisy, noise.symmetric(CLEAN, share, 10))
     assert not np.array_equal(noisy, noise.symmetric(CLEAN, share, 10, seed=1))
 
@@ -123,7 +123,7 @@ def test_networks_have_the_sizes_of_the_plan() -> None:
 
 
 def test_images_are_flipped_and_shifted() -> None:
-    x = torch.arange(32.0).repeat(64, 3, 32, 1)  # each column its number
+    x = torch.arange(32.0).repeat(64, 3, 32, 1)  # each column holds its index
     rising = shift(x)[:, 0, 0]
     starts = rising[:, 4] - 4
     assert starts.min() < 0 < starts.max()
@@ -136,7 +136,7 @@ def test_images_are_flipped_and_shifted() -> None:
 
 
 def told(protocol: MethodProtocol, error: dict[tuple[float, float], float]) -> dict[Trial, Outcome]:
-    """Run the search; the error of a configuration is a table's, or 0.9."""
+    """Run the search with the errors in a table, 0.9 elsewhere."""
     outcomes: dict[Trial, Outcome] = {}
     while wanted := protocol.wanted(outcomes):
         for trial in wanted:
@@ -326,7 +326,7 @@ def test_missing_comparisons_are_corrected_for() -> None:
     ps = [0.004, 0.02]
     several = [Compared(Difference(-0.1, -0.2, -0.0), p) for p in ps]
     assert [round(one.p, 9) for one in corrected(several, 9)] == [0.036, 0.16]
-    # What has been called better stays so, whatever the others turn out to be.
+    # A verdict of "better" stands, however the others turn out.
     for other in (0.0001, 0.01, 0.5):
         more = [*several, *[Compared(Difference(-0.1, -0.2, -0.0), other)] * 7]
         assert corrected(more, 9)[0].verdict == "better"

@@ -18,7 +18,7 @@ from beyond.run import opened
 from pseudograd.fleet.recipe import ModuleRecipe
 
 ROOT = Path(__file__).parents[2]
-# Of each question, what shows that it runs; `python -m beyond run QUESTION --smoke` runs all.
+# Enough of each question to show that it runs; `python -m beyond run QUESTION --smoke` runs all.
 SOME = {
     "5": ("5/cifar10-worst/ce", "5/cifar10-worst/bi-tempered"),
     "1": ("1/depth-0/tunable",),
@@ -63,7 +63,7 @@ def test_a_finished_study_is_not_run_again_and_a_stopped_one_resumes(
     before = (ran / "5/cifar10-worst/ce/ledger.jsonl").read_text()
     assert main(["run", "5", *options, "--out", str(ran)]) == 0
     assert (ran / "5/cifar10-worst/ce/ledger.jsonl").read_text() == before
-    # A copy that lacks its last trainings, as if it had been stopped.
+    # A copy without its last trainings, as if the run had been stopped.
     copy = tmp_path / "5/cifar10-worst/ce"
     copy.mkdir(parents=True)
     for name in ("run.json", "ledger.jsonl"):
@@ -90,7 +90,7 @@ def test_the_report_of_a_small_run_has_its_figures(ran: Path) -> None:
 
 
 def test_lost_probabilities_are_computed_again(ran: Path, tmp_path: Path) -> None:
-    """Another machine has the ledger, but not the arrays, which are not committed."""
+    """A fresh clone has the ledger but not the arrays, which are not committed."""
     (experiment,) = experiments("6", "6/cifar10-worst/*", smoke=True)
     own = experiment.folder(tmp_path)
     own.mkdir(parents=True)
@@ -106,13 +106,13 @@ def test_the_committed_report_is_what_the_ledgers_give() -> None:
 
 
 def test_committed_studies_are_those_of_the_plan() -> None:
-    """Another search, such as more seeds, would not be what the report says of them."""
+    """If a search changed, for example to more seeds, the report would be wrong about it."""
     begun = [(one, study) for one in experiments() if (study := opened(one, COMMITTED)) is not None]
     assert begun
     for experiment, study in begun:
         recipe = study.protocol.recipe
         assert experiment.protocol(recipe) == study.protocol, experiment.name
-        if isinstance(recipe, ModuleRecipe):  # goes on with another Python or PyTorch, too
+        if isinstance(recipe, ModuleRecipe):  # can be resumed with another Python or PyTorch
             classes = 100 if recipe.data.startswith("cifar100") else 10
             again = experiment.training(classes).recipe(recipe.data, recipe.data_hash)
             assert again == recipe, experiment.name

@@ -26,7 +26,7 @@ SECONDS = 36.0  # of each study; reading the data takes 2 more
 def made_up(trial: Trial) -> Outcome:
     """An error that grows with the distance from the best k and rate; cross-entropy falls with k.
 
-    Some of it is chance, which depends on the trial alone.
+    Some of it is noise, which depends only on the trial.
     """
     best = BEST_K[len(recipe_of(trial).hidden_layer_sizes)]
     k = level(trial.k)

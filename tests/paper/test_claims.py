@@ -41,7 +41,7 @@ OF_DEPTH = {depth: [row for row in rows() if row.hidden_layers == depth] for dep
 def points(
     depth: int, ks: Iterable[float], error: float = -1.0, cross_entropy: float = 1.0
 ) -> list[Point]:
-    """Rows of a depth with the given k; where k is 1, nothing changes."""
+    """Return rows of a depth with the given k; where k is 1, all differences are 0."""
     return [
         Point(row, k, max(k, 0.25), error * (k != 1), cross_entropy * (k != 1))
         for row, k in zip(OF_DEPTH[depth], ks, strict=False)
@@ -113,7 +113,7 @@ def test_a_claim_takes_the_rows_of_its_depths() -> None:
         ([2.0] * 5, PARTLY),  # p = 1/16
         ([2.0] * 4 + [0.5] * 3, PARTLY),
         ([2.0] * 3 + [0.5] * 3, NOT),
-        ([0.5] * 8, NOT),  # significant, but the opposite
+        ([0.5] * 8, NOT),  # significant, but in the opposite direction
         ([1.0] * 8, NOT),
     ],
 )
@@ -126,7 +126,7 @@ def test_k_above_1(ks: list[float], expected: str) -> None:
     [
         ([0.5] * 12, CONFIRMED),
         ([0.5] * 12 + [1.0] * 12, PARTLY),
-        ([0.5] * 6, PARTLY),  # of six k other than 1, four are below it: so many are no surprise
+        ([0.5] * 6, PARTLY),  # 4 of the 6 other k are below 1, so this may be chance
         ([0.5] * 4 + [2.0] * 3, PARTLY),
         ([0.5] * 3 + [2.0] * 3, NOT),
         ([2.0] * 8, NOT),
@@ -138,7 +138,7 @@ def test_k_below_1(ks: list[float], expected: str) -> None:
 
 
 def test_fewer_than_by_chance_do_not_confirm() -> None:
-    """Of 60 rows 31 are more than half, but 40 would be on that side by chance."""
+    """31 of 60 rows are more than half, but chance alone would give 40."""
     both = points(1, [0.5] * 31) + points(1, [2.0] * 29)
     assert judge(BY_NAME["2a"], both).p == binomtest(31, 60, 4 / 6).pvalue < 0.05
     assert verdict("2a", both) == PARTLY
@@ -148,8 +148,8 @@ def test_fewer_than_by_chance_do_not_confirm() -> None:
     ("ks", "expected"),
     [
         ([0.5] * 3 + [1.0] * 5 + [2.0] * 3, CONFIRMED),
-        ([2.0] * 11, PARTLY),  # near 1, but not about it
-        ([0.25] * 4 + [1.0] * 3 + [4.0] * 4, PARTLY),  # about 1, but not near it
+        ([2.0] * 11, PARTLY),  # near 1, but on one side of it
+        ([0.25] * 4 + [1.0] * 3 + [4.0] * 4, PARTLY),  # around 1, but not near it
         ([4.0] * 11, NOT),
     ],
 )
@@ -163,14 +163,14 @@ def test_k_grows_with_depth() -> None:
     assert verdict("2d", rising) == CONFIRMED
     assert verdict("2d", falling) == NOT
     assert verdict("2d", points(1, [0.25, 0.5]) + points(3, [1.0])) == PARTLY
-    assert verdict("2d", points(1, [0.25, 0.5])) == OPEN  # there is nothing to compare with
-    # What is tried with one hidden layer alone must not count as a lower k.
+    assert verdict("2d", points(1, [0.25, 0.5])) == OPEN  # there is no other depth to compare with
+    # Values of k tried only with one hidden layer must not count as lower.
     shallow, deep = points(1, [0.0625] * 33), points(3, [0.25] * 18)
     assert verdict("2d", shallow + deep) == NOT
 
 
 def test_correlations_within_data_sets_are_reported() -> None:
-    """Of a set with rows of one depth there is none; of a single set it is that of all."""
+    """A set with rows of one depth has none; a single set has that of all rows."""
 
     def of(data: str, *ks: float, depths: tuple[int, ...] = (1, 3, 5)) -> list[Point]:
         some = [Row("table1", data, depth, 400, 0.5) for depth in depths]
@@ -202,7 +202,7 @@ def test_lower_error(errors: list[float], expected: str) -> None:
 
 
 def test_an_error_that_is_higher_on_average_is_not_confirmed_to_be_lower() -> None:
-    """Of each architecture one row is much higher, and the others, which are more, a bit lower."""
+    """In each architecture one row is much higher, and the others, the majority, a bit lower."""
     last = {(row.data, row.hidden_layers, row.width): row for row in rows()}.values()
     found = [Point(row, 0.5, 0.5, 1.0 if row in last else -0.1, 0) for row in rows()]
     judgement = judge(BY_NAME["3"], found)
@@ -284,7 +284,7 @@ def test_better_cross_entropy() -> None:
 def test_how_many_rows_a_claim_needs(
     name: str, depths: tuple[int, ...], too_few: int, enough: int
 ) -> None:
-    """Whatever came of them."""
+    """Whatever the results."""
     for number, expected in ((too_few, False), (enough, True)):
         found = [point for depth in depths for point in points(depth, [1.0] * number)]
         assert can_be_confirmed(BY_NAME[name], found) is expected
@@ -327,7 +327,7 @@ def test_permutations_stay_within_groups() -> None:
             at_least += abs(other) >= abs(rho) - 1e-12
             total += 1
     assert p == pytest.approx(at_least / total, abs=0.02)
-    # Between groups there is nothing to exchange.
+    # Constant groups leave nothing to permute.
     assert rank_correlation([1, 1, 2, 2], [1, 1, 2, 2], ["a", "a", "b", "b"]) == (1.0, 1.0)
 
 
@@ -383,7 +383,7 @@ def test_our_points(tmp_path: Path) -> None:
     ]
     write(tmp_path, wanted)
     findings = read(wanted, tmp_path).finished
-    assert len(findings) == 4  # of MNIST in two scalings and with tanh, and of SVHN
+    assert len(findings) == 4  # MNIST in two scalings and with tanh, and SVHN
     stated, other = our_points(findings, (-1, 1)), our_points(findings, (0, 1))
     assert [point.row.data for point in stated] == ["mnist", "svhn"]
     assert [point.row.data for point in other] == ["mnist", "svhn"]

@@ -1,4 +1,4 @@
-"""What is read from studies."""
+"""Reading results from studies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finding_with(*cells: Cell, chosen: Cell, experiment: Experiment = CIFAR) -> Finding:
-    """A search that tried these cells, and retrained networks that do not matter."""
+    """Return a search that tried these cells; its retrained networks are arbitrary."""
     outcome = made_up(a_trial("cifar10", (400,) * 3, k=1, learning_rate=0.1))
     plain = min((cell for cell in cells if cell.k == 1), key=lambda cell: cell.error)
     best = {
@@ -121,7 +121,7 @@ def test_effort(folder: Path) -> None:
     ledger = study_of(CIFAR, folder).ledger
     final = sum(trial.split.retrain for trial in ledger)
     assert final == 5  # k = 1 is the choice
-    # 30,000 examples an epoch in steps of 128, in the final training 40,000; two epochs each.
+    # Two epochs of 30,000 examples, or 40,000 in the final training, in batches of 128.
     assert effort.steps == 2 * (235 * (len(ledger) - final) + 313 * final)
     assert effort.epochs == 2 * len(ledger)
     assert effort.trials_per_hour == pytest.approx(100 * len(ledger))
@@ -140,14 +140,14 @@ def test_studies_side_by_side_share_the_time(tmp_path: Path) -> None:
     (call,) = found.sessions
     assert call["seconds"] == SECONDS
     assert call["trials"] == sum(effort.trials for effort in found.efforts)
-    # Of one of them alone it is the same.
+    # Reading only one of them gives the same.
     assert read(PAIR[1:], tmp_path, smoke=True).efforts == found.efforts[1:]
 
 
 def test_studies_one_after_another_are_one_call(tmp_path: Path) -> None:
     write(tmp_path, PAIR, smoke=True)
     (call,) = read(PAIR, tmp_path, smoke=True).sessions
-    assert call["seconds"] == 2 * SECONDS + 2  # with the time to read the second's data
+    assert call["seconds"] == 2 * SECONDS + 2  # including the time to read the second's data
     assert call["hardware"] == "a <GPU> & more"
     assert list(call["data"]) == ["cifar10", "svhn"]
 

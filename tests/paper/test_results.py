@@ -61,7 +61,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def changed_text(copy: Path, undrawn: None) -> Callable[..., str]:
-    """Return the document for studies with other records of data and sessions."""
+    """Return the document after a change to the studies' records of data and sessions."""
 
     def text(change: Callable[[dict[str, Any]], None], experiments: list[Experiment] = SOME) -> str:
         change_sessions(copy, change)
@@ -91,14 +91,14 @@ def html(files: dict[Path, str], folder: Path) -> str:
 
 
 def lines_of(text: str, name: str, after: str = "") -> list[list[str]]:
-    """The cells of all lines of tables that begin with this, those after a heading."""
+    """Return the cells of all table rows with this first cell, after a heading."""
     text = text[text.index(after) :]
     found = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in found]
 
 
 class Words(HTMLParser):
-    """The words of a page that are not in figures, and the tags that ask for something."""
+    """The words of a page outside its figures, and the tags that may load something."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Words(HTMLParser):
             self.words += data
 
 
-# --- what is in them -----------------------------------------------------------------------------
+# --- contents ------------------------------------------------------------------------------------
 
 
 def test_files(files: dict[Path, str], folder: Path) -> None:
@@ -189,7 +189,7 @@ def test_verdicts(text: str) -> None:
     assert "not finished yet" not in text
     assert "while rows are missing" not in text
     assert lines_of(text, "2b")[0][-1] == "open (too few rows)"  # four cannot confirm it
-    assert "same rows |" not in text  # all are finished: it would be said twice
+    assert "same rows |" not in text  # all are finished, so it would be redundant
     assert "right direction, but within noise" in text
 
 
@@ -226,7 +226,7 @@ def test_how_many_figures_are_nearer_to_three_fifths(text: str, folder: Path) ->
 
 def test_the_toy_example_stands_beside_the_papers(text: str) -> None:
     line = lines_of(text, "1/4", "### 1. Toy example")[0]
-    # Runs have 4.25 to 13.25 percent.
+    # Runs have errors of 4.25 to 13.25 percent.
     assert line[1:] == ["8.75 ± 3.03", "4.04", "0.280 ± 0.000", "0.405"]
 
 
@@ -254,7 +254,7 @@ def test_a_report_of_some_rows_tells_of_them_alone(
 
     svhn = [experiment for experiment in SOME if experiment.row.data == "svhn"]
     some = changed_text(by_others, svhn)
-    assert "including reading the data" not in some  # of others, too
+    assert "including reading the data" not in some  # it includes other data
     assert "\n- svhn: `" in some
     assert "\n- cifar10: `" in text
     assert "\n- cifar10: `" not in some
@@ -300,7 +300,7 @@ def test_whether_the_goal_was_met(
 
 
 def test_an_unlisted_content_is_official(changed_text: Callable[..., str]) -> None:
-    """It could only be loaded because its files have the official checksums."""
+    """It could be loaded only because its files have the official checksums."""
 
     def change(described: dict[str, Any]) -> None:
         described["data"]["sha256"] = "0" * 64
@@ -457,7 +457,7 @@ def test_rows_that_were_not_run_are_shown(copy: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def part(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of all rows of the paper some are finished, none of them in [0, 1]."""
+    """Return the documents of all rows, of which some are finished, none of them in [0, 1]."""
     folder = tmp_path_factory.mktemp("part") / "results"
     write(folder, [Experiment(row) for row in FEW])
     return {path.name: text for path, text in documents(experiments(rows()), folder).items()}
@@ -482,7 +482,7 @@ def test_the_figure_is_of_the_same_rows(part: dict[str, str]) -> None:
     assert "in the same rows" in picture
     for depth in ("1 hidden layer", "3 hidden layers", "5 hidden layers"):
         assert f"{depth}, 2 rows by selected k" in picture
-    # Of MNIST with one hidden layer the paper selected 1/2 in both, ours is 1/4.
+    # For MNIST with one hidden layer, the paper selected 1/2 in both rows, we 1/4.
     assert "1 hidden layer: k = 1/4 2 and 0, k = 1/2 0 and 2, k = 1 0 and 0" in picture
 
 
@@ -557,7 +557,7 @@ def test_ties_and_open_rates_are_marked(text_with: TextWith) -> None:
 
 
 def test_a_neighbours_best_rate_that_was_not_tried_is_marked(text_with: TextWith) -> None:
-    """Above k = 4 there is none: only k = 2 can lack its rate."""
+    """No k is above 4, so only k = 2 can lack its rate."""
 
     def with_another(result: Result) -> Result:
         far = Cell(4.0, 16.0, result.chosen.errors)
@@ -574,13 +574,13 @@ def test_a_neighbours_best_rate_that_was_not_tried_is_marked(text_with: TextWith
 
 
 def at_another_rate(result: Result) -> Result:
-    """As if the selected k had been best at a rate that k = 1 was not tried at."""
+    """Return the result as if the selected k were best at a rate not tried with k = 1."""
     chosen = replace(result.chosen, learning_rate=16.0)
     return replace(result, cells=(*result.cells, chosen), chosen=chosen)
 
 
 def told_of_claims(text: str) -> list[str]:
-    """What is said below claims about rows that are marked so."""
+    """Return the notes below claims about rows marked §."""
     return [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- § marks")]
 
 
@@ -598,11 +598,11 @@ def test_k_1_at_the_selected_ks_rate_stands_beside_both(text_with: TextWith) -> 
     assert (line[5], line[8]) == ("55.00", "45.00 ± 5.00")
     assert line[9].startswith("−34.9")  # the best k has 10% and some chance
     assert "In 1 of them, k = 1 has no lower validation error" in text
-    # So it is not the rate, and no claim is judged without this row.
+    # So it is not the rate, and no claim is judged again without this row.
     assert lines_of(text, MARKED.name, "## The tables")[0][1] == "1/4 (1/4)"
     assert told_of_claims(text) == []
 
-    # Better than the 0.12 at its own rate: then it may be.
+    # Better than the 0.12 at its own rate, so it may be the rate.
     text = text_with(at_another_rate, control=(Cell(1.0, 16.0, (0.05, 0.15)), networks))
     assert lines_of(text, f"{MARKED.name} §", title)[0][5] == "10.00"
     assert "In 0 of them, k = 1 has no lower validation error" in text
@@ -615,7 +615,7 @@ def test_rows_whose_rate_was_not_tried_at_k_1_are_marked(text_with: TextWith) ->
     assert lines_of(text, MARKED.name, "## The tables")[0][1] == "1/4§ (1/4)"
     assert f"- § {MARKED.name}: the search tried k = 1 at rates of 1/16 to 1/2, not at 16." in text
     assert lines_of(text, "cifar10", "### Which learning rates")[0][-1] == "1 of 3"
-    # All claims that are judged by it name it: 2a and 4 of 4 shallow rows, 2d, 3 and 6 of all 12.
+    # All claims that rest on it name it: 2a and 4 (the 4 shallow rows), 2d, 3 and 6 (all 12).
     # Each is then judged without it, in both scalings of MNIST.
     told = told_of_claims(text)
     for line, number in zip(told, (4, 12, 12, 4, 12), strict=True):
@@ -646,15 +646,15 @@ def test_verdicts_without_marked_rows_are_reported(text_with: TextWith) -> None:
     text = text_with(at_another_rate, *shallow)
     verdicts = {claim.name: lines_of(text, claim.name)[0] for claim in CLAIMS}
     other = "; without rows marked § "
-    # No row with one hidden layer is left of the first reading, one of MNIST in [0, 1].
+    # Of the rows with one hidden layer, the first reading keeps none, MNIST in [0, 1] one.
     assert verdicts["2a"][2] == f"partly{other}open"
     assert verdicts["2a"][3] == "partly"
     assert "Without them: no row is left." in text
     assert "Without them, MNIST in [0, 1]: **partly** (1 row, p = 1): below 1 in 1" in text
-    # Of the eight rows that are left four select 1, which is too few for claim 2d.
+    # Four of the eight remaining rows select 1, which leaves too few for claim 2d.
     assert verdicts["2d"][2] == f"confirmed{other}partly"
     assert "Without them: **partly** (8 rows, p = 0.1" in text
-    # No marked row has five hidden layers, and in the paper's figures there is none.
+    # No marked row has five hidden layers, and no row of the paper's figures is marked.
     assert other not in verdicts["2c"][2] + verdicts["2d"][4]
 
 
@@ -718,7 +718,7 @@ def test_rates_are_exact_where_that_is_short(rate: float, said: str) -> None:
 def test_networks_without_a_session_are_reported(
     text: str, changed_text: Callable[..., str]
 ) -> None:
-    """Others that a session tells of, but that are not in the ledger, do not make up for them."""
+    """Networks that a session records but the ledger lacks do not make up for them."""
     assert "no session records" not in text
 
     def miscounted(described: dict[str, Any]) -> None:
@@ -735,7 +735,7 @@ def test_networks_without_a_session_are_reported(
 
 
 def test_user_defined_rows(tmp_path: Path) -> None:
-    """Of another data set and another depth: they are shown, and no claim is judged by them."""
+    """Rows with another data set or depth are shown, but no claim is judged by them."""
     papers = Experiment(rows("table1", "svhn 1x400*")[0])
     own = [
         Experiment(Row("mine", "fashion-mnist", layers, 400, 0.5), activation=activation)
@@ -775,7 +775,7 @@ def test_a_row_that_is_run_beside_the_papers_alone(name: str, tmp_path: Path) ->
 
 
 def test_mnist_in_0_1_is_a_reading_once_it_has_the_same_rows(copy: Path, tmp_path: Path) -> None:
-    """With some of them alone, its verdicts would be those of the other data sets."""
+    """With only some of them, its verdicts would rest on the other data sets."""
     shutil.rmtree(copy / "mnist-5x400-m0.5-0-1")
     text = documents(SOME, copy)[tmp_path / "RESULTS.md"]
     assert "Ours, MNIST in [0, 1]" not in text
@@ -852,7 +852,7 @@ def test_report_and_check(
     picture = Path("paper/results/deviations.svg")
     drawn = picture.read_text("utf-8")
     picture.write_text(drawn.replace("#2f7fc1", "#000000"), "utf-8")
-    assert main([*report, "--check"]) == 0  # drawn otherwise: only the data count
+    assert main([*report, "--check"]) == 0  # drawn differently, but only the data count
     picture.write_text(drawn.replace("svhn: ", "svhn: 1"), "utf-8")
     assert main([*report, "--check"]) == 1
     assert capsys.readouterr().err.startswith(

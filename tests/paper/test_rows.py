@@ -1,4 +1,4 @@
-"""The paper's rows: what they are, and what they ask for."""
+"""The paper's rows and the trials they need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_papers_rows_are_all_there() -> None:
     by_data = {data: sum(row.data == data for row in printed) for data in ("mnist", "cifar10")}
     assert by_data == {"mnist": 19, "cifar10": 17}
     assert {row.hidden_layers: row for row in printed}.keys() == {1, 3, 5}
-    # Where the paper selects 1 it prints no figures, and only there.
+    # The paper prints no figures exactly where it selects 1.
     assert all((row.selected_k == 1) == (row.error_k1_pct is None) for row in printed)
 
 
@@ -106,7 +106,7 @@ def test_user_defined_rows() -> None:
     own = Experiment(Row("mine", "fashion-mnist", 2, 400, 0.5))
     assert (own.name, own.protocol().ks) == ("fashion-mnist 2x400 m0.5", DEEP_KS)
     as_printed = [one for one in in_turn([own, *experiments(rows())]) if one.as_printed]
-    assert as_printed[-1] == own  # what is run beside comes after it
+    assert as_printed[-1] == own  # variants come after it
     with pytest.raises(ValueError, match=r"data must be one of mnist, .*, not 'iris'"):
         Row("mine", "iris", 1, 400, 0.5)
 
@@ -128,7 +128,7 @@ RECIPE = MLPRecipe("mnist", (400,))
 
 
 def answered(protocol: Protocol, valley: float = 0.125) -> dict[Trial, Outcome]:
-    """All outcomes, where k = 2 is best at the rate 1, and other k at the rate ``valley``."""
+    """Return all outcomes if k = 2 is best at the rate 1, and other k at the rate ``valley``."""
     outcomes: dict[Trial, Outcome] = {}
     while wanted := protocol.wanted(outcomes):
         for trial in wanted:
@@ -153,7 +153,7 @@ def test_networks_of_the_choice_are_tested() -> None:
 
 
 def test_k_1_is_tried_at_the_rate_of_the_choice_if_it_never_was() -> None:
-    """Where each k has a valley of its own, with its end far from the other's."""
+    """Each k has its own valley, far from the other's."""
     protocol = PaperProtocol(RECIPE, ks=(2.0, 1.0), initial_rate=0.25, repetitions=2, retrainings=3)
     outcomes = answered(protocol, valley=0.0625)
     chosen, plain = protocol.chosen(outcomes)
@@ -165,7 +165,7 @@ def test_k_1_is_tried_at_the_rate_of_the_choice_if_it_never_was() -> None:
     cell = protocol.control_cell(outcomes)
     assert cell is not None
     assert cell.errors == tuple(outcomes[trial].error for trial in controls[:2])
-    assert cell not in protocol.cells(outcomes)  # it has no part in the choice
+    assert cell not in protocol.cells(outcomes)  # it does not affect the choice
     without = {trial: outcomes[trial] for trial in outcomes if trial not in controls}
     assert protocol.is_searched(without)
     assert protocol.searched.chosen(without) == (chosen, plain)

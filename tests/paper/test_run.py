@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).parents[2]
 HERE = Path("here")
 PAIR = experiments(rows("table1", "svhn 1x?00*"))
-PATIENCE = 60  # seconds until a thread that waits for another in vain gives up
+PATIENCE = 60  # seconds: the timeout of a thread that waits for another
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_experiments_are_run_to_their_end_and_not_again() -> None:
     def missing(name: str) -> Dataset:
         raise FileNotFoundError(name)
 
-    assert run(PAIR, HERE, missing, lambda data: world)  # which may be on another machine
+    assert run(PAIR, HERE, missing, lambda data: world)  # the data may be on another machine
     assert {one: path.read_bytes() for one, path in ledgers.items()} == before
 
 
@@ -209,7 +209,7 @@ def test_several_are_under_way_at_once_and_end_as_one_by_one() -> None:
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_a_failure_ends_all_studies(error: type[BaseException]) -> None:
-    """Whether a runner fails, or Ctrl-C arrives in a thread."""
+    """Both if a runner fails and if Ctrl-C arrives in a thread."""
     both, closed = threading.Barrier(2), []
 
     def runner(trials: deque[Trial], stop: Stop) -> Iterator[Outcome]:
@@ -230,7 +230,7 @@ def test_a_failure_ends_all_studies(error: type[BaseException]) -> None:
     for one in PAIR:
         study = study_of(one, HERE)
         assert len(study.ledger) == study.sessions[0]["trials"] == 1
-        with locked(folder_of(one, HERE) / "ledger.jsonl"):  # nobody else has it
+        with locked(folder_of(one, HERE) / "ledger.jsonl"):  # no one else holds the lock
             pass
 
 

@@ -47,11 +47,11 @@ def test_the_fixed_point_has_zero_gradient(k: float, alpha: float) -> None:
     point = fixed_point(k, alpha)
     assert 0 < point.weight < math.inf
     assert point.threshold == -point.bias / point.weight
-    # Relative to what one example of the doubtful kind pulls with, 2^-k.
+    # Relative to the pull of one undecided example (p = 1/2), 2^-k.
     scale = 0.5**k
     at_rest = pseudo_gradient(point.weight, point.bias, k, alpha)
     assert max(map(abs, at_rest)) < 1e-12 * scale + 1e-15
-    # It is a minimum of a convex cost: moving on in any direction is pushed back.
+    # It is a minimum of a convex cost: a step in any direction is pushed back.
     for dw, db in ((1, 0), (-1, 0), (0, 1), (0, -1)):
         w, b = point.weight * (1 + 0.1 * dw), point.bias + 0.1 * db / k
         g_w, g_b = pseudo_gradient(w, b, k, alpha)
@@ -89,7 +89,7 @@ def test_threshold_and_error_rise_with_k_from_a_limit() -> None:
     thresholds = [point.threshold for point in points]
     assert thresholds == sorted(thresholds)
     assert [p.error_pct for p in points] == sorted(p.error_pct for p in points)
-    # What the module's introduction says of small k.
+    # As the module's docstring says of small k.
     assert thresholds[0] == pytest.approx(0.0261, abs=5e-5)
     assert thresholds[1] == pytest.approx(thresholds[0], abs=1e-5)
     assert points[0].weight * points[0].k == pytest.approx(6.40, abs=0.005)

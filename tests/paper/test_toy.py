@@ -1,4 +1,4 @@
-"""The toy example: the fast runs are the plain ones, and they come out as the paper says."""
+"""The toy example: the fast runs equal plain ones and agree with the paper."""
 
 import csv
 import math
@@ -96,7 +96,7 @@ def test_nodes_stand_for_the_examples(k: float, cells: int) -> None:
         strength = np.exp(-k * np.logaddexp(0, s * (w * x + b)))
         return [float(n @ (s * strength)), float(n @ (s * strength * x))]
 
-    # Up to the largest weight that such cells are used for, or where k's runs would end before.
+    # Up to the largest weight that such cells are used for, or that runs of this k reach.
     largest = min(cells, 20 / k)
     for w in (0.0, -0.1, largest / 3, largest):
         for b in (0.0, -0.1 * w, 0.3 * w + 0.1):
@@ -159,11 +159,11 @@ def test_the_paper_is_reproduced(results: list[ToyRun]) -> None:
 def test_thresholds_are_those_of_the_population(results: list[ToyRun]) -> None:
     for result in results:
         limit = fixed_point(result.k)
-        # Twice and a half the spread over samples of 30,000, which is 0.003.
+        # 2.5 times the spread over samples of 30,000, which is 0.003.
         assert result.threshold == pytest.approx(limit.threshold, abs=0.0075)
         if result.k >= 2:
             assert result.weight == pytest.approx(limit.weight, rel=0.1)
-        if result.k <= 0.25:  # the stopping rule ends these runs on the way
+        if result.k <= 0.25:  # the stopping rule ends these runs before they converge
             assert result.weight < 0.9 * limit.weight
 
 

@@ -1,4 +1,4 @@
-"""``python -m paper toy`` and ``curve``: what they print and write, and how they refuse."""
+"""``python -m paper toy`` and ``curve``: what they print, write and refuse."""
 
 from __future__ import annotations
 
