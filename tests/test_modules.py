@@ -28,10 +28,11 @@ from torch.utils.data import Dataset, TensorDataset
 from pseudograd import rules, tunable_cross_entropy
 from pseudograd.fleet import Outcome, Split, Trial, randomness
 from pseudograd.fleet.modules import training as training_module
+from pseudograd.fleet.modules.descriptions import describe, describe_network
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.loop import train
-from pseudograd.fleet.modules.training import SCHEDULES, Training, describe, describe_network
+from pseudograd.fleet.modules.training import SCHEDULES, Training
 from pseudograd.fleet.ramp import Ramp
 
 CPU = torch.device("cpu")

@@ -17,7 +17,8 @@ from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.feeds import Resident, Streamed, Taker, fits
 from pseudograd.fleet.modules.graphs import Slot, Uncapturable
 from pseudograd.fleet.modules.loop import kept, precision
-from pseudograd.fleet.modules.training import Training, seeded
+from pseudograd.fleet.modules.seeds import seeded
+from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial
 from pseudograd.words import first_line

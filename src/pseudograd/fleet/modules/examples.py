@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from pseudograd.fleet.modules.training import seeded
+from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split

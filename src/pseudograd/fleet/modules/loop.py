@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from pseudograd.fleet import randomness
 from pseudograd.fleet.modules.examples import Examples, prepared
-from pseudograd.fleet.modules.training import Training, seeded
+from pseudograd.fleet.modules.seeds import seeded
+from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.ramp import k_at
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts
