@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -735,6 +736,105 @@ def test_comments_and_docstrings_are_no_part_of_a_recipe(tmp_path: Path) -> None
         specification.loader.exec_module(module)
         described.add(describe(module.f))
     assert len(described) == 1
+
+
+OWN = """
+import argparse
+import functools
+import torch
+from torch import nn
+
+SCALE = torch.full((2,), FACTOR)
+SCALES = [FACTOR]
+given = argparse.Namespace(scale=FACTOR, device=DEVICE)
+
+def scaled(x, by=FACTOR):
+    return FACTOR * x
+
+def closed(by):
+    return lambda x: x * by
+
+def twice(function):
+    @functools.wraps(function)
+    def changed(x):
+        return function(function(x)) * FACTOR
+    return changed
+
+class Base(nn.Linear):
+    def forward(self, x):
+        return super().forward(x * FACTOR)
+
+class Net(Base):
+    def extra(self):
+        return 1
+
+class Helped(nn.Linear):
+    def forward(self, x):
+        return super().forward([scaled(one) for one in (x,)][0])
+
+class Scaling:
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, x):
+        return x * self.by
+
+@twice
+def wrapped(x):
+    return x
+
+helper = lambda x: scaled(x)
+tensor = lambda x: x * SCALE
+a_list = lambda x: x * SCALES[0]
+setting = lambda x: x * given.scale
+closure = closed(torch.tensor(FACTOR))
+default = lambda x, by=SCALE: x * by
+instance = Scaling(FACTOR)
+partly = functools.partial(scaled, by=torch.full((2000,), FACTOR))
+method = instance.__call__
+derived = lambda: Net(2, 2)
+calling = lambda: Helped(2, 2)
+"""
+
+
+def own(factor: float, folder: Path, has_source: bool) -> ModuleType:
+    """`OWN` as a module in a folder, or as code of a session, without a source."""
+    code = OWN.replace("FACTOR", f"{factor}").replace("DEVICE", f"'{folder}'")
+    if not has_source:
+        session = ModuleType("__main__")
+        exec(compile(code, "<session>", "exec"), vars(session))
+        return session
+    folder.mkdir()
+    (folder / "own.py").write_text(code)
+    specification = importlib.util.spec_from_file_location("own", folder / "own.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("has_source", [True, False], ids=["module", "session"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("wrapped", "helper", "tensor", "a_list", "setting", "closure", "default", "instance"),
+        *("partly", "method", "derived", "calling"),
+    ],
+)
+def test_what_own_code_uses_is_part_of_a_recipe(
+    name: str, has_source: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = []
+    for at, factor in enumerate((1.0, 1.0, 100.0)):
+        module = own(factor, tmp_path / f"{at}", has_source)
+        if has_source:
+            monkeypatch.setitem(sys.modules, "own", module)
+        function = getattr(module, name)
+        is_network = name in ("derived", "calling")
+        described.append(describe_network(function) if is_network else describe(function))
+    # Such as the device, which no code names.
+    assert described[0] == described[1] != described[2]
 
 
 KILLED = """
