@@ -27,6 +27,7 @@ from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.ramp import Ramp
 
 CPU = torch.device("cpu")
+CAPTURED: Any = Slot._captured
 
 
 class Stream:
@@ -267,6 +268,98 @@ def test_too_little_memory_means_fewer_slots_and_loses_nothing(
     monkeypatch.setattr(Slot, "_allocate", allocated)
     assert {one.trial for one in crew.through(deque(wanted), lambda: False)} == {*wanted}
     assert len(crew.slots) == 2
+
+
+def no_decay_of_biases(kind: Any) -> Callable[..., Any]:
+    def made(parameters: Any, lr: Any) -> Any:
+        each = list(parameters)
+        groups = [
+            {"params": [one for one in each if one.dim() > 1]},
+            {"params": [one for one in each if one.dim() < 2], "weight_decay": 0.0},
+        ]
+        return kind(groups, lr=lr)
+
+    return made
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_groups_of_parameters_are_captured(kind: Any) -> None:
+    made = Training(network, no_decay_of_biases(kind))
+    groups = capturable_optimizer(made, network(), torch.tensor(0.1)).param_groups
+    assert len(groups) == 2
+    for group in groups:
+        assert group.get("capturable", True)
+        assert group.get("fused", True)
+
+
+class Invalid:
+    """A graph whose capture fails."""
+
+    def capture_begin(self, *_: object, **__: object) -> None:
+        pass
+
+    def capture_end(self) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("problem", [torch.OutOfMemoryError("full"), RuntimeError("no item()")])
+def test_a_failed_capture_raises_the_error_of_its_step(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, data = Training(network, epochs=2, batch_size=32, compile=False), images()
+    crew, wanted = crew_of(made, data, slots=1)
+    list(crew.through(deque(wanted[:1]), lambda: False))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Invalid)
+
+    def step() -> None:
+        raise problem
+
+    with pytest.raises(type(problem), match=str(problem)):
+        CAPTURED(crew.slots[0], step)
+    with pytest.raises(RuntimeError, match="during capture"):
+        CAPTURED(crew.slots[0], lambda: None)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("slots_before", [0, 1])
+def test_a_slot_that_fails_is_told_and_loses_nothing(
+    slots_before: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, made = images(), Training(network, epochs=2, batch_size=32, compile=compiled)
+    crew, wanted = crew_of(made, data, slots=4)
+    told: list[str] = []
+    crew.tell = told.append
+    allocate = Slot._allocate
+
+    def allocated(self: Slot, source: Any, cut: Any, compiled: bool) -> None:
+        if len(crew.slots) == slots_before:
+            raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")
+        allocate(self, source, cut, compiled=False)
+
+    monkeypatch.setattr(Slot, "_allocate", allocated)
+    if not slots_before:
+        with pytest.raises(Uncapturable, match=r"^CUBLAS_STATUS_ALLOC_FAILED$"):
+            list(crew.through(deque(wanted), lambda: False))
+        assert told == []
+        return
+    assert {one.trial for one in crew.through(deque(wanted), lambda: False)} == {*wanted}
+    assert told == ["only 1 trial at once: CUBLAS_STATUS_ALLOC_FAILED"]
+
+
+def test_a_network_that_cannot_be_compiled_is_captured_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, made = images(), Training(network, epochs=2, batch_size=32)
+    crew, wanted = crew_of(made, data, slots=1)
+    told: list[str] = []
+    crew.tell = told.append
+
+    def failing(_: nn.Module) -> nn.Module:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", failing)
+    assert len(list(crew.through(deque(wanted), lambda: False))) == 7
+    assert told == ["the network is not compiled: no compiler"]
 
 
 def test_weights_of_a_seed_are_drawn_once_for_trials_that_follow_each_other(
