@@ -149,6 +149,29 @@ def test_the_loss_gets_smoothing_weights_and_ignored_labels(
     assert seen["weight"].tolist() == [1.0, 2.0, 0.5]
 
 
+def test_the_loss_is_of_augmented_inputs_and_logits_in_bf16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Tensor] = []
+    real: Any = tunable_cross_entropy
+
+    def noted(logits: Tensor, *given: Any, **more: Any) -> Any:
+        seen.append(logits.detach())
+        return real(logits, *given, **more)
+
+    monkeypatch.setattr(training_module, "tunable_cross_entropy", noted)
+    made = training(network=flat, augment=lambda x: x * 0, precision="bf16")
+    data = images()
+    trained(made, data, trial(made, data))
+    for logits in seen:
+        assert logits.dtype == torch.bfloat16
+        assert torch.equal(logits, logits[:1].expand_as(logits))  # of zeros
+
+
+def flat() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+
+
 class Tagger(nn.Module):
     """A class for each place, from tokens and numbers."""
 
@@ -293,6 +316,14 @@ def test_roles_do_not_overlap(validation: float | None, patience: int | None) ->
         assert final.judge.tolist() == list(range(180, 240))
         assert len(final.train) + len(final.stop) == data.train_size
         assert bool(len(final.stop)) == bool(patience)
+
+
+def test_a_share_is_held_out() -> None:
+    data = images()
+    assert [
+        len(data.parts(training(validation=share).recipe("data"), Split(0, 0)).judge)
+        for share in (None, 0.1)
+    ] == [36, 18]
 
 
 def test_a_share_has_every_class_in_proportion_and_differs_between_repetitions() -> None:
