@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from pseudograd import rules, tunable_cross_entropy
 from pseudograd.fleet import Outcome, Split, Trial, randomness
+from pseudograd.fleet.modules import examples as examples_module
+from pseudograd.fleet.modules import fleet as fleet_module
 from pseudograd.fleet.modules import training as training_module
 from pseudograd.fleet.modules.descriptions import describe, describe_network
 from pseudograd.fleet.modules.examples import Examples
@@ -405,6 +408,21 @@ def test_a_dataset_that_differs_each_time_is_read_in_every_epoch() -> None:
     assert sorted(reads) == sorted([*range(60)] * 2)
 
 
+def test_slow_reading_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(examples_module, "_FIRST_LINE", 0.15)
+    x, y = torch.rand(5, 4), torch.arange(5) % 2
+
+    def slow(at: int) -> Any:
+        time.sleep(0.1)
+        return x[at], y[at]
+
+    Examples.of(Given(5, slow), (x, y))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"train: [23] of 5 examples read, 0 s left", line)
+
+
 def test_floats_of_any_precision_are_one_type() -> None:
     x, y = torch.rand(20, 4), torch.arange(20) % 2
     for double in ((x.double(), y), Given(20, lambda at: (x[at].double() + torch.rand(4), y[at]))):
@@ -443,6 +461,20 @@ def test_a_trial_alone_and_in_company_is_the_same_to_the_last_bit() -> None:
             assert all(torch.equal(kept[name], own[name]) for name in own)
         else:
             assert together[one].state is None
+
+
+@pytest.mark.parametrize("short", [60.0, 0.0], ids=["short", "long"])
+def test_processes_are_started_only_for_long_trials(
+    short: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "_SHORT", short)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    data, made = images(), training(augment=brightened)
+    wanted = [trial(made, data, k) for k in (0.5, 1, 2)]
+    with ModuleFleet(made, data) as fleet:
+        found = outcomes(fleet, wanted)
+        assert (fleet._processes is None) == bool(short)
+    assert found == outcomes(ModuleFleet(made, data, slots=1), wanted)
 
 
 def dying(flag: Path, times: int) -> Callable[[], nn.Module]:
