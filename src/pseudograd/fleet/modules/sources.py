@@ -297,9 +297,11 @@ def is_own(thing: Any) -> bool:
         name = getattr(thing, "__name__" if inspect.ismodule(thing) else "__module__", None)
     if not isinstance(name, str) or name.partition(".")[0] in ("torch", "pseudograd"):
         return False
+    if name == "__main__":
+        return True
     file = getattr(sys.modules.get(name), "__file__", None)
-    if name == "__main__" or file is None:
-        return name == "__main__"
+    if file is None:
+        return False
     installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
     return not installed and not Path(file).is_relative_to(_STDLIB)
 
@@ -339,7 +341,8 @@ def tensor_text(value: Tensor | np.ndarray[Any, Any]) -> str:
     try:
         flat = torch.as_tensor(value).flatten()
         some = flat[:: -(-max(1, flat.nbytes) // _MOST)]
-        return f"{kind} {hashlib.sha256(as_bytes(some.cpu()).numpy().tobytes()).hexdigest()}"
+        digest = hashlib.sha256(as_bytes(some.cpu()).numpy().tobytes())
+        return f"{kind} {digest.hexdigest()[:16]}"
     except (TypeError, RuntimeError, NotImplementedError):  # strings, sparse tensors
         return kind
 
