@@ -22,11 +22,12 @@ from pseudograd.fleet.modules.crew import Crew
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.graphs import Slot, Uncapturable, capturable_optimizer
-from pseudograd.fleet.modules.loop import train
+from pseudograd.fleet.modules.loop import NOISE, train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.ramp import Ramp
 
 CPU = torch.device("cpu")
+CAPTURED: Any = Slot._captured
 
 
 class Stream:
@@ -112,6 +113,27 @@ def trained(
     return {one.trial: one for one in crew.through(deque(wanted), lambda: False)}
 
 
+class Rows(nn.Sequential):
+    """A class for each row of an image."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x[:, 0]).transpose(1, 2)
+        return out
+
+
+def rows() -> Examples:
+    """Sequences of labels, some of which are ignored."""
+    data = images()
+    x = data.inputs[0]
+    y = x[:, 0, :, :3].argmax(2)
+    y[:, 0] = -100
+    y[::5, 1:4] = -100
+    return Examples.of((x[:240], y[:240]), (x[240:], y[240:]))
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "the last epoch": {},
     "SGD": {"optimizer": torch.optim.SGD, "optimizer_settings": {"momentum": 0.9}},
@@ -121,6 +143,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "clipped, smoothed, weighted": {
         "clip": 0.3, "label_smoothing": 0.1, "class_weights": (1.0, 2.0, 3.0),
     },
+    "augmented, ignored labels": {"augment": lambda x: x.flip(3), "ignore_index": 2},
+    "sequences": {"network": Rows},
 }  # fmt: skip
 
 
@@ -128,8 +152,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_a_slot_trains_as_the_plain_loop_whatever_it_trained_before(
     settings: dict[str, Any],
 ) -> None:
-    data = images()
-    made = Training(network, **{"epochs": 3, "batch_size": 32, "compile": False, **settings})
+    data = rows() if settings.get("network") is Rows else images()
+    common = {"network": network, "epochs": 3, "batch_size": 32, "compile": False}
+    made = Training(**{**common, **settings})
     recipe = made.recipe("data", data.sha256[:16])
     ks: tuple[float | Ramp, ...] = (0.5, 1.0, Ramp(0.5, 2.0), 2.0, 1.0)
     wanted = [Trial(recipe, k, 0.02, Split(0, at), seed=at) for at, k in enumerate(ks)]
@@ -144,7 +169,7 @@ def test_a_slot_trains_as_the_plain_loop_whatever_it_trained_before(
             assert mine.curve == pytest.approx(plain.curve)
             assert mine.error == pytest.approx(plain.error)
             assert (mine.epochs, mine.stopped_by) == (plain.epochs, plain.stopped_by)
-            assert (mine.wrong is None) == (plain.wrong is None)
+            assert mine.wrong == plain.wrong
             if one.split.retrain:
                 assert mine.state is not None
                 assert plain.state is not None
@@ -269,6 +294,98 @@ def test_too_little_memory_means_fewer_slots_and_loses_nothing(
     assert len(crew.slots) == 2
 
 
+def no_decay_of_biases(kind: Any) -> Callable[..., Any]:
+    def made(parameters: Any, lr: Any) -> Any:
+        each = list(parameters)
+        groups = [
+            {"params": [one for one in each if one.dim() > 1]},
+            {"params": [one for one in each if one.dim() < 2], "weight_decay": 0.0},
+        ]
+        return kind(groups, lr=lr)
+
+    return made
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
+def test_groups_of_parameters_are_captured(kind: Any) -> None:
+    made = Training(network, no_decay_of_biases(kind))
+    groups = capturable_optimizer(made, network(), torch.tensor(0.1)).param_groups
+    assert len(groups) == 2
+    for group in groups:
+        assert group.get("capturable", True)
+        assert group.get("fused", True)
+
+
+class Invalid:
+    """A graph whose capture fails."""
+
+    def capture_begin(self, *_: object, **__: object) -> None:
+        pass
+
+    def capture_end(self) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("problem", [torch.OutOfMemoryError("full"), RuntimeError("no item()")])
+def test_a_failed_capture_raises_the_error_of_its_step(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, data = Training(network, epochs=2, batch_size=32, compile=False), images()
+    crew, wanted = crew_of(made, data, slots=1)
+    list(crew.through(deque(wanted[:1]), lambda: False))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Invalid)
+
+    def step() -> None:
+        raise problem
+
+    with pytest.raises(type(problem), match=str(problem)):
+        CAPTURED(crew.slots[0], step)
+    with pytest.raises(RuntimeError, match="during capture"):
+        CAPTURED(crew.slots[0], lambda: None)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("slots_before", [0, 1])
+def test_a_slot_that_fails_is_told_and_loses_nothing(
+    slots_before: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, made = images(), Training(network, epochs=2, batch_size=32, compile=compiled)
+    crew, wanted = crew_of(made, data, slots=4)
+    told: list[str] = []
+    crew.tell = told.append
+    allocate = Slot._allocate
+
+    def allocated(self: Slot, source: Any, cut: Any, compiled: bool) -> None:
+        if len(crew.slots) == slots_before:
+            raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")
+        allocate(self, source, cut, compiled=False)
+
+    monkeypatch.setattr(Slot, "_allocate", allocated)
+    if not slots_before:
+        with pytest.raises(Uncapturable, match=r"^CUBLAS_STATUS_ALLOC_FAILED$"):
+            list(crew.through(deque(wanted), lambda: False))
+        assert told == []
+        return
+    assert {one.trial for one in crew.through(deque(wanted), lambda: False)} == {*wanted}
+    assert told == ["only 1 trial at once: CUBLAS_STATUS_ALLOC_FAILED"]
+
+
+def test_a_network_that_cannot_be_compiled_is_captured_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, made = images(), Training(network, epochs=2, batch_size=32)
+    crew, wanted = crew_of(made, data, slots=1)
+    told: list[str] = []
+    crew.tell = told.append
+
+    def failing(_: nn.Module) -> nn.Module:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", failing)
+    assert len(list(crew.through(deque(wanted), lambda: False))) == 7
+    assert told == ["the network is not compiled: no compiler"]
+
+
 def test_weights_of_a_seed_are_drawn_once_for_trials_that_follow_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -283,6 +400,14 @@ def test_weights_of_a_seed_are_drawn_once_for_trials_that_follow_each_other(
     monkeypatch.setattr(Crew, "_draw", drawn)
     assert len(list(crew.through(deque(wanted), lambda: False))) == 7
     assert seeds == [0, 1]
+
+
+def test_noise_depends_on_the_seed_of_the_trial() -> None:
+    data, made = images(), Training(network, epochs=1, batch_size=32, compile=False)
+    crew, wanted = crew_of(made, data, slots=1)
+    for one in (wanted[0], wanted[-1]):
+        list(crew.through(deque([one]), lambda: False))
+        assert crew.slots[0].generator.initial_seed() == one.seed + NOISE
 
 
 def test_several_gpus_share_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:

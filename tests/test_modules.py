@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,11 +29,14 @@ from torch.utils.data import Dataset, TensorDataset
 
 from pseudograd import rules, tunable_cross_entropy
 from pseudograd.fleet import Outcome, Split, Trial, randomness
+from pseudograd.fleet.modules import examples as examples_module
+from pseudograd.fleet.modules import fleet as fleet_module
 from pseudograd.fleet.modules import training as training_module
+from pseudograd.fleet.modules.descriptions import describe, describe_network
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.loop import train
-from pseudograd.fleet.modules.training import SCHEDULES, Training, describe, describe_network
+from pseudograd.fleet.modules.training import SCHEDULES, Training
 from pseudograd.fleet.ramp import Ramp
 
 CPU = torch.device("cpu")
@@ -145,6 +150,29 @@ def test_the_loss_gets_smoothing_weights_and_ignored_labels(
     assert seen["label_smoothing"] == 0.1
     assert seen["ignore_index"] == 7
     assert seen["weight"].tolist() == [1.0, 2.0, 0.5]
+
+
+def test_the_loss_is_of_augmented_inputs_and_logits_in_bf16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Tensor] = []
+    real: Any = tunable_cross_entropy
+
+    def noted(logits: Tensor, *given: Any, **more: Any) -> Any:
+        seen.append(logits.detach())
+        return real(logits, *given, **more)
+
+    monkeypatch.setattr(training_module, "tunable_cross_entropy", noted)
+    made = training(network=flat, augment=lambda x: x * 0, precision="bf16")
+    data = images()
+    trained(made, data, trial(made, data))
+    for logits in seen:
+        assert logits.dtype == torch.bfloat16
+        assert torch.equal(logits, logits[:1].expand_as(logits))  # of zeros
+
+
+def flat() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
 
 
 class Tagger(nn.Module):
@@ -293,6 +321,14 @@ def test_roles_do_not_overlap(validation: float | None, patience: int | None) ->
         assert bool(len(final.stop)) == bool(patience)
 
 
+def test_a_share_is_held_out() -> None:
+    data = images()
+    assert [
+        len(data.parts(training(validation=share).recipe("data"), Split(0, 0)).judge)
+        for share in (None, 0.1)
+    ] == [36, 18]
+
+
 def test_a_share_has_every_class_in_proportion_and_differs_between_repetitions() -> None:
     data = images()
     recipe = training(validation=0.2).recipe("data")
@@ -372,6 +408,21 @@ def test_a_dataset_that_differs_each_time_is_read_in_every_epoch() -> None:
     assert sorted(reads) == sorted([*range(60)] * 2)
 
 
+def test_slow_reading_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(examples_module, "_FIRST_LINE", 0.15)
+    x, y = torch.rand(5, 4), torch.arange(5) % 2
+
+    def slow(at: int) -> Any:
+        time.sleep(0.1)
+        return x[at], y[at]
+
+    Examples.of(Given(5, slow), (x, y))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"train: [23] of 5 examples read, 0 s left", line)
+
+
 def test_floats_of_any_precision_are_one_type() -> None:
     x, y = torch.rand(20, 4), torch.arange(20) % 2
     for double in ((x.double(), y), Given(20, lambda at: (x[at].double() + torch.rand(4), y[at]))):
@@ -410,6 +461,20 @@ def test_a_trial_alone_and_in_company_is_the_same_to_the_last_bit() -> None:
             assert all(torch.equal(kept[name], own[name]) for name in own)
         else:
             assert together[one].state is None
+
+
+@pytest.mark.parametrize("short", [60.0, 0.0], ids=["short", "long"])
+def test_processes_are_started_only_for_long_trials(
+    short: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_module, "_SHORT", short)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    data, made = images(), training(augment=brightened)
+    wanted = [trial(made, data, k) for k in (0.5, 1, 2)]
+    with ModuleFleet(made, data) as fleet:
+        found = outcomes(fleet, wanted)
+        assert (fleet._processes is None) == bool(short)
+    assert found == outcomes(ModuleFleet(made, data, slots=1), wanted)
 
 
 def dying(flag: Path, times: int) -> Callable[[], nn.Module]:
@@ -734,6 +799,105 @@ def test_comments_and_docstrings_are_no_part_of_a_recipe(tmp_path: Path) -> None
         specification.loader.exec_module(module)
         described.add(describe(module.f))
     assert len(described) == 1
+
+
+OWN = """
+import argparse
+import functools
+import torch
+from torch import nn
+
+SCALE = torch.full((2,), FACTOR)
+SCALES = [FACTOR]
+given = argparse.Namespace(scale=FACTOR, device=DEVICE)
+
+def scaled(x, by=FACTOR):
+    return FACTOR * x
+
+def closed(by):
+    return lambda x: x * by
+
+def twice(function):
+    @functools.wraps(function)
+    def changed(x):
+        return function(function(x)) * FACTOR
+    return changed
+
+class Base(nn.Linear):
+    def forward(self, x):
+        return super().forward(x * FACTOR)
+
+class Net(Base):
+    def extra(self):
+        return 1
+
+class Helped(nn.Linear):
+    def forward(self, x):
+        return super().forward([scaled(one) for one in (x,)][0])
+
+class Scaling:
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, x):
+        return x * self.by
+
+@twice
+def wrapped(x):
+    return x
+
+helper = lambda x: scaled(x)
+tensor = lambda x: x * SCALE
+a_list = lambda x: x * SCALES[0]
+setting = lambda x: x * given.scale
+closure = closed(torch.tensor(FACTOR))
+default = lambda x, by=SCALE: x * by
+instance = Scaling(FACTOR)
+partly = functools.partial(scaled, by=torch.full((2000,), FACTOR))
+method = instance.__call__
+derived = lambda: Net(2, 2)
+calling = lambda: Helped(2, 2)
+"""
+
+
+def own(factor: float, folder: Path, has_source: bool) -> ModuleType:
+    """`OWN` as a module in a folder, or as code of a session, without a source."""
+    code = OWN.replace("FACTOR", f"{factor}").replace("DEVICE", f"'{folder}'")
+    if not has_source:
+        session = ModuleType("__main__")
+        exec(compile(code, "<session>", "exec"), vars(session))
+        return session
+    folder.mkdir()
+    (folder / "own.py").write_text(code)
+    specification = importlib.util.spec_from_file_location("own", folder / "own.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("has_source", [True, False], ids=["module", "session"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("wrapped", "helper", "tensor", "a_list", "setting", "closure", "default", "instance"),
+        *("partly", "method", "derived", "calling"),
+    ],
+)
+def test_what_own_code_uses_is_part_of_a_recipe(
+    name: str, has_source: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = []
+    for at, factor in enumerate((1.0, 1.0, 100.0)):
+        module = own(factor, tmp_path / f"{at}", has_source)
+        if has_source:
+            monkeypatch.setitem(sys.modules, "own", module)
+        function = getattr(module, name)
+        is_network = name in ("derived", "calling")
+        described.append(describe_network(function) if is_network else describe(function))
+    # Such as the device, which no code names.
+    assert described[0] == described[1] != described[2]
 
 
 KILLED = """

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from pseudograd.extras import needed_for
 from pseudograd.files import write_whole, writing
 from pseudograd.fleet import Trial
+from pseudograd.fleet.modules.descriptions import describe_network
 from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.loop import predict
-from pseudograd.fleet.modules.training import Training, describe_network
+from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.ramp import Ramp, as_k
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.search.assessment import (

@@ -17,10 +17,11 @@ from pseudograd.fleet.modules.examples import Examples
 from pseudograd.fleet.modules.feeds import Resident, Streamed, Taker, fits
 from pseudograd.fleet.modules.graphs import Slot, Uncapturable
 from pseudograd.fleet.modules.loop import kept, precision
-from pseudograd.fleet.modules.training import Training, seeded
+from pseudograd.fleet.modules.seeds import seeded
+from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.trial import Outcome, Stop, Trial
-from pseudograd.words import first_line
+from pseudograd.words import counted, first_line
 
 _SLOTS = 8  # more are no faster on an H200, even for small networks
 _NAP = 5e-5  # seconds to sleep while all slots wait for the GPU
@@ -58,6 +59,7 @@ class Crew:
         # The default of 8 hardware queues is too few; must be set before CUDA initializes.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         self.compiled = training.compile
+        self._not_compiled = ""  # why
 
     def through(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
         """Train the pending trials, and yield each outcome when its trial ends."""
@@ -122,22 +124,24 @@ class Crew:
                     self.training, source, self.recipe, cut, self.device, self.compiled,
                     lean=not self.slots,
                 )  # fmt: skip
-        except torch.OutOfMemoryError:
-            if not self.slots:
-                raise
-            self.most = len(self.slots)
-            torch.cuda.empty_cache()
-            return
         except Uncapturable:
             raise
         except Exception as problem:
+            reason = first_line(problem)[:_REASON]
             if self.slots:
+                self.most = len(self.slots)
+                torch.cuda.empty_cache()
+                if not isinstance(problem, torch.OutOfMemoryError):
+                    self.tell(f"only {counted(self.most, 'trial')} at once: {reason}")
+                return
+            if isinstance(problem, torch.OutOfMemoryError):
                 raise
             if not self.compiled:
-                raise Uncapturable(first_line(problem)[:_REASON]) from problem
-            self.compiled = False
-            self.tell(f"the network is not compiled: {first_line(problem)[:_REASON]}")
+                raise Uncapturable(reason) from problem
+            self.compiled, self._not_compiled = False, reason
             return
+        if self._not_compiled and not self.slots:  # otherwise, compilation was not the problem
+            self.tell(f"the network is not compiled: {self._not_compiled}")
         self.slots.append(slot)
         taken = (self._free - torch.cuda.mem_get_info(self.device)[0]) / len(self.slots)
         self.most = min(self.most, max(1, int(_SHARE * self._free / max(1, taken))))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
+import sys
+import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from pseudograd.fleet.modules.training import seeded
+from pseudograd.fleet.modules.seeds import seeded
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts, indices
 from pseudograd.fleet.trial import Split
-from pseudograd.words import first_line
+from pseudograd.words import duration, first_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +167,7 @@ class Examples:
 
 
 _READ_AGAIN = 256  # examples read twice, to see whether a Dataset changes between reads
+_FIRST_LINE, _NEXT_LINE = 2.0, 10.0  # seconds until reading reports its progress
 _HASHED = 16  # examples of a source that go into its hash
 
 
@@ -219,7 +222,7 @@ class _Part:
         columns: list[list[Tensor]] = [[] for _ in first[0]]
         labels = []
         shapes, types = [one.shape for one in first[0]], _types(first[0])
-        for at in range(len(given)):
+        for at in _told(which, len(given)):
             inputs, label = _example(given, at, which)
             if not all(bool(one.isfinite().all()) for one in inputs):
                 raise _not_finite(which, at)
@@ -288,6 +291,18 @@ class _Part:
         self.inputs = tuple(one.float() if _is_other_float(one) else one for one in self.inputs)
         if "uint8" in self.types:
             self.notes += ("bytes are divided by 255, as ToTensor does",)
+
+
+def _told(which: str, count: int) -> Iterator[int]:
+    """Yield the indices of examples to read; report on standard error if it takes long."""
+    began, wait = time.monotonic(), _FIRST_LINE
+    for at in range(count):
+        passed = time.monotonic() - began
+        if passed > wait:
+            left = duration(passed / at * (count - at))
+            print(f"{which}: {at:,} of {count:,} examples read, {left} left", file=sys.stderr)
+            wait = passed + _NEXT_LINE
+        yield at
 
 
 def _not_finite(which: str, at: int) -> ValueError:

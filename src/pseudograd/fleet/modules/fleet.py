@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from pseudograd.fleet.modules.processes import Processes
 
 
+_START_UP = 4.0  # seconds that worker processes take to start
+_SHORT = 0.5  # seconds of a trial for which none are started
+
+
 class ModuleFleet:
     """Trains trials of any network, several at once.
 
@@ -34,7 +40,7 @@ class ModuleFleet:
         examples: The data.
         device: Where to train: "cpu", "cuda", ..., or several of these, which share the trials.
         slots: How many trials to train at once on each GPU (by default 8, or as many as fit), or
-            processes on a CPU (by default one per PyTorch thread).
+            processes on a CPU (by default one per PyTorch thread, unless trials are short).
         keep_parameters: Whether outcomes of retraining, and of bagged splits, carry the weights.
 
     Attributes:
@@ -64,6 +70,7 @@ class ModuleFleet:
         self.slots, self.keep_parameters = slots, keep_parameters
         self.notes: list[str] = list(examples.notes)
         self._processes: Processes | None = None
+        self._spent = 0.0  # seconds of trials in this process before others are started
         self._stays_open = False
         self.tell: Callable[[str], None] = lambda _: None  # called with each new note
 
@@ -150,20 +157,23 @@ class ModuleFleet:
         self, device: torch.device, pending: deque[Trial], stop: Stop
     ) -> Iterator[Outcome]:
         while pending and not stop():
-            trial = pending.popleft()
-            keep = self.keep_parameters and kept(trial)
-            outcome = train(
-                self.training, self.examples, trial, device,
-                stop=stop, keep_parameters=keep,
-            )  # fmt: skip
+            outcome = self._trained(device, pending.popleft(), stop)
             if outcome is not None:
                 yield outcome
+
+    def _trained(self, device: torch.device, trial: Trial, stop: Stop) -> Outcome | None:
+        keep = self.keep_parameters and kept(trial)
+        return train(self.training, self.examples, trial, device, stop=stop, keep_parameters=keep)
 
     def _on_cpu(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
         count = self.slots or torch.get_num_threads()
         if count > 1 and (len(pending) > 1 or self._processes):
             from pseudograd.fleet.modules.processes import Processes
 
+            if self.slots is None and self._processes is None:
+                yield from self._while_short(pending, stop)
+            if not pending or stop():
+                return
             if self._processes is None:
                 self._processes = Processes(
                     self.training, self.examples, self.keep_parameters, count
@@ -174,14 +184,39 @@ class ModuleFleet:
                 if not self._stays_open:
                     self._close()
             return
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)  # rounding depends on the number of threads
-        try:
+        with _one_thread():
             yield from self._one_by_one(torch.device("cpu"), pending, stop)
-        finally:
-            torch.set_num_threads(before)
+
+    def _while_short(self, pending: deque[Trial], stop: Stop) -> Iterator[Outcome]:
+        """Train short trials in this process, in the time that it takes to start others."""
+        while pending and self._spent < _START_UP and not stop():
+            trial, began = pending.popleft(), time.monotonic()
+            over = functools.partial(_is_over, stop, began + _SHORT)
+            with _one_thread():
+                outcome = self._trained(torch.device("cpu"), trial, over)
+            self._spent += time.monotonic() - began
+            if outcome is not None:
+                yield outcome
+            elif not stop():  # it takes long
+                self._spent = _START_UP
+                pending.appendleft(trial)
 
     def _note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
             self.tell(note)
+
+
+def _is_over(stop: Stop, end: float) -> bool:
+    return stop() or time.monotonic() > end
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let PyTorch use one thread inside the block, since rounding depends on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -8,6 +8,7 @@ device. So a step needs nothing from the host, and the next trial needs only new
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -162,8 +163,11 @@ class Slot:
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             step()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # that the capture is invalid, not why
+                graph.capture_end()
+            raise
+        graph.capture_end()
         return graph
 
     def _step(self) -> None:
@@ -333,6 +337,11 @@ def capturable_optimizer(training: Training, module: nn.Module, rate: Tensor) ->
         raise Uncapturable(f"{type(optimizer).__name__} is none of {names}")
     if any(group["lr"] is not rate for group in optimizer.param_groups):
         raise Uncapturable("parameter groups have their own learning rates")
+    for group in optimizer.param_groups:  # a function of the user may not take these arguments
+        if "capturable" in group:
+            group["capturable"] = True
+        if group.get("fused", False) is None and not group.get("foreach"):
+            group["fused"] = True
     if any(group.get("dampening") for group in optimizer.param_groups):
         raise Uncapturable("with dampening, the first step differs from the others")
     return optimizer

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from pseudograd.fleet import randomness
 from pseudograd.fleet.modules.examples import Examples, prepared
-from pseudograd.fleet.modules.training import Training, seeded
+from pseudograd.fleet.modules.seeds import seeded
+from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.ramp import k_at
 from pseudograd.fleet.recipe import ModuleRecipe
 from pseudograd.fleet.splits import Parts
@@ -154,7 +155,7 @@ def train(
         trial: The trial. Its recipe's epochs and patience override those of ``training``: a sweep
             shortens them.
         device: Where to train.
-        stop: Called after every epoch.
+        stop: Called before every step.
         keep_parameters: Whether the outcome carries the weights.
 
     """
@@ -173,11 +174,13 @@ def train(
         # Keep the ratio of each parameter group's learning rate to the trial's.
         relative = [group["lr"] / trial.learning_rate for group in optimizer.param_groups]
         best: dict[str, Tensor] = {}
-        while not stop():
+        while True:
             order = randomness.order(seeds, torch.tensor([course.epoch]), len(cut.train))[0]
             order = cut.train[order[: steps * size]].reshape(steps, size)
             module.train()
             for at, rows in enumerate(order, course.epoch * steps):
+                if stop():
+                    return None
                 for group, share in zip(optimizer.param_groups, relative, strict=True):
                     group["lr"] = rates[at] * share
                 inputs = tuple(one.to(device) for one in examples.batch(rows))
@@ -204,7 +207,6 @@ def train(
                 state = _on_cpu(module.state_dict()) if keep_parameters else None
                 assert final is not None
                 return course.outcome(reason, final, state, last)
-    return None
 
 
 def is_finite(loss: float, module: nn.Module) -> bool:
