@@ -13,11 +13,14 @@ __all__ = ["RESULTS", "environment", "write"]
 RESULTS = Path(__file__).parent / "results"
 
 
-def write(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Write rows with the same columns to a CSV file."""
+def write(rows: Sequence[Mapping[str, object]], path: Path, quiet: bool = False) -> None:
+    """Write rows with the same columns to a CSV file, in place of its earlier contents."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    part = path.with_suffix(".part")  # a program that is killed leaves a whole file
+    with part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    print(f"written to {path}")
+    part.replace(path)
+    if not quiet:
+        print(f"written to {path}")
