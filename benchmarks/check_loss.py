@@ -15,7 +15,6 @@ off keeps what it has.
 from __future__ import annotations
 
 import argparse
-import csv
 import multiprocessing
 import os
 import pickle
@@ -24,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from itertools import product
@@ -41,7 +40,7 @@ from torch.nn import functional as F
 if any(word.split("=")[-1] == "cpu" for word in sys.argv):  # workers inherit it
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
 
-from benchmarks.environment import RESULTS, environment, write
+from benchmarks.environment import RESULTS, earlier, environment, write
 from pseudograd.loss import (
     TunableCrossEntropyLoss,
     tunable_binary_cross_entropy_with_logits,
@@ -882,18 +881,6 @@ def checks(device: str, seed: int, section: str) -> list[Check]:
         crash = f"ended by {type(error).__name__}"
         found.append(Check(crash, "", "", 0, 0, "", float("inf"), 0.0))
     return found
-
-
-def earlier(path: Path, facts: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Return the lines of a run of this commit on this hardware that was cut off."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    same = ("hardware", "commit", "torch", "triton")
-    return [
-        line for line in lines if "section" in line and all(line[of] == facts[of] for of in same)
-    ]
 
 
 def main() -> None:

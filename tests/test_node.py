@@ -252,7 +252,8 @@ class Operator:
     """The operator for compiled graphs, run by the node on the CPU, and what it asks Python for."""
 
     def __init__(self, module: Any, plan: Any) -> None:
-        self.module, self.plan, self.asked = module, plan, []
+        self.module, self.plan = module, plan
+        self.asked: list[tuple[Any, ...]] = []
         self.stream = _STREAM(self.current_stream)
         address = node._address(self.stream)
         module.run_operator("CPU", address, self.make_plan, self.run_in_python)
