@@ -1,12 +1,12 @@
 """Measure the first loss of a process on a GPU, beside that of PyTorch's cross-entropy.
 
-    python -m benchmarks.first_loss           # about 2 minutes
+    python -m benchmarks.first_loss           # about 3 minutes
 
-Each process imports PyTorch, starts CUDA, and then times the import of the loss, and the forward and
-backward pass of a loss of 128×10 logits: the first and the second. "Cold" is a process without any
-cache on disk: Triton compiles the kernels, and the C++ node is compiled in the background, as on a
-machine's first day. "Warm" processes find both. "Cold, no compiler" cannot compile the node, so that
-nothing runs in the background.
+Each process imports PyTorch, starts CUDA, and then times the import of the loss, and the forward
+and backward pass of a loss of 128×10 logits, twice. "Cold" is a process without any cache on
+disk: Triton compiles the kernels, and the C++ node is compiled in the background, as on a
+machine's first day. "Warm" processes find both. "Cold, no compiler" cannot compile the node, so
+that nothing runs in the background.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ CLOSE = 1.05
 # Our module remembers whether its loss was scaled, and matrix products hit the GPU's power limit,
 # which lowers its clock. So each contender is timed after calls of its own.
 CALLS_BEFORE = {"logits": 1, "probabilities": 1, "binary": 1, "linear": 2}
-# Whether a contender of ours is as fast as PyTorch's, run in the same way.
+# PyTorch's contender that one of ours is compared with, by what its name ends in.
 REFERENCES = {"compiled": "torch.compile", "scaled": "{}, scaled", "none": "{}, none"}
 WORKERS = 12  # processes that compile
 # Zeroing this much memory takes 2 ms, longer than all launches, and flushes the L2 cache.
