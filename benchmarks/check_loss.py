@@ -1,12 +1,15 @@
 """Check the kernels of the loss on this machine; write one line per check to a CSV file.
 
-    python -m benchmarks.check_loss --out benchmarks/results/check_loss_cuda.csv
+    python -m benchmarks.check_loss --workers 12
+    python -m benchmarks.check_loss --workers 12 --rest    # continue a run that was cut off
 
-The reference is the rule in float64 by PyTorch ops, which the tests check to 50 digits.
-Errors are relative, for every component of at least 1e-20; smaller components need the same
-absolute accuracy, or count as completely wrong. In half precision, errors are in units in the last
-place (ULP) of the rounded reference. With ``--device cpu``, Triton's interpreter runs the same
-checks on few rows and classes.
+The cases are random, and new in each run: ``--seed`` repeats those of another. The reference is the
+rule in float64 by PyTorch operations, which the tests compare with 50 digits. Errors are relative,
+for every component of at least 1e-20; smaller components need the same absolute accuracy, or count
+as completely wrong. In half precision, errors are in units in the last place (ULP) of the rounded
+reference. With ``--device cpu``, Triton's interpreter runs the same
+checks on few rows and classes. The file is written after each section, so that a run that is cut
+off keeps what it has.
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ import argparse
 import multiprocessing
 import os
 import pickle
+import secrets
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -35,7 +40,7 @@ from torch.nn import functional as F
 if any(word.split("=")[-1] == "cpu" for word in sys.argv):  # workers inherit it
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are loaded
 
-from benchmarks.environment import RESULTS, environment, write
+from benchmarks.environment import RESULTS, earlier, environment, write
 from pseudograd.loss import (
     TunableCrossEntropyLoss,
     tunable_binary_cross_entropy_with_logits,
@@ -132,7 +137,12 @@ def true_value(z: Tensor, label: Tensor) -> Tensor:
 
 
 def gradient(
-    z: Tensor, target: Tensor, k: Any, upstream: float = 1.0, at_once: bool = True, **settings: Any
+    z: Tensor,
+    target: Tensor,
+    k: Any,
+    upstream: float | Tensor = 1.0,
+    at_once: bool = True,
+    **settings: Any,
 ) -> Tensor:
     """Compute the gradient in the forward pass if the reduction allows it, else in the backward."""
     scaled = ScaledBefore()
@@ -140,7 +150,7 @@ def gradient(
     leaf = z.detach().requires_grad_()
     settings = {"implementation": "triton", "_scaled": scaled, **settings}
     loss = tunable_cross_entropy(leaf, target, k=k, **settings)
-    return torch.autograd.grad(loss, leaf, torch.full_like(loss, upstream))[0]
+    return torch.autograd.grad(loss, leaf, torch.as_tensor(upstream).to(loss).expand_as(loss))[0]
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -148,10 +158,14 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 class Bench:
-    """All checks, at sizes suited to the device."""
+    """All checks, at sizes suited to the device, of random cases that depend on the seed."""
 
-    def __init__(self, device: str) -> None:
-        self.device, self.small = device, device == "cpu"
+    def __init__(self, device: str, seed: int) -> None:
+        self.device, self.seed, self.small = device, seed, device == "cpu"
+        torch.manual_seed(seed)  # for cases without a generator
+
+    def generator(self, number: int) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(self.seed + number)
 
     def rows(self, classes: int) -> int:
         return 10 if self.small else min(200_000, max(1000, 200_000_000 // classes))
@@ -166,14 +180,24 @@ class Bench:
         for classes in (*large, *small[-2:]):
             yield "row", classes
 
-    def sections(self) -> list[Callable[[], Iterator[Check]]]:
-        """Return the checks that run independently; the last one must run alone."""
-        shapes = [partial(self.of_shape, *shape) for shape in self.shapes()]
-        corners = [partial(self.of_corners, kernel) for kernel in ("tile", "row")]
-        nodes = [partial(self.of_node, *case) for case in product(NODE_SHAPES, operators_dtypes())]
-        others = (self.of_split, self.of_linear, self.of_transforms, self.of_binary)
-        nodes = [] if self.small else nodes
-        return [self.of_size, *others, *nodes, *corners, *reversed(shapes), self.of_waiting]
+    def sections(self) -> dict[str, Callable[[], Iterator[Check]]]:
+        """Return the checks that run independently; the last section must run alone."""
+        found: dict[str, Callable[[], Iterator[Check]]] = {
+            "size": self.of_size,
+            "split": self.of_split,
+            "linear": self.of_linear,
+            "transforms": self.of_transforms,
+            "binary": self.of_binary,
+        }
+        if not self.small:
+            for shape, dtype in product(NODE_SHAPES, operators_dtypes()):
+                name = "node {}x{} {}".format(*shape, name_of(dtype))
+                found[name] = partial(self.of_node, shape, dtype)
+        for kernel in ("tile", "row"):
+            found[f"corners {kernel}"] = partial(self.of_corners, kernel)
+        for kernel, classes in reversed(list(self.shapes())):
+            found[f"shape {kernel} {classes}"] = partial(self.of_shape, kernel, classes)
+        return {**found, "waiting": self.of_waiting}
 
     def of_shape(self, kernel: str, classes: int) -> Iterator[Check]:
         longest = classes if kernel == "tile" else 0
@@ -188,7 +212,7 @@ class Bench:
         rows = self.rows(classes)
         for dtype in operators_dtypes():
             name = name_of(dtype)
-            z, label, k = battery(rows, classes, self.device, seed=classes)
+            z, label, k = battery(rows, classes, self.device, self.seed + classes)
             z = z.clamp(max=torch.finfo(dtype).max).to(dtype)
             allowed = 1e-5 if dtype == torch.float32 else 1.0
             sensitivities = {"each row": k} | {
@@ -221,7 +245,7 @@ class Bench:
     def of_equal_logits(self, kernel: str, classes: int) -> Iterator[Check]:
         """Check equal logits, whose rounding errors add up and are multiplied by k."""
         rows = min(self.rows(classes), 1000)
-        generator = torch.Generator(self.device).manual_seed(classes)
+        generator = self.generator(classes)
         d = -12 * torch.rand(rows, 1, generator=generator, device=self.device)
         z = d.repeat(1, classes)
         z[:, 1:2] = 0
@@ -234,7 +258,7 @@ class Bench:
     def of_reduction(self, kernel: str, classes: int) -> Iterator[Check]:
         """Check the weighted mean with ignored rows, for few rows and for many."""
         for rows in {128, self.rows(classes)} if classes <= 128 else {128}:
-            z, label, k = battery(rows, classes, self.device, seed=rows)
+            z, label, k = battery(rows, classes, self.device, self.seed + rows)
             label[::7] = IGNORED
             weight = torch.linspace(0.5, 2, classes, device=self.device)
             w = torch.where(label == IGNORED, 0, weight.double()[label.clamp(min=0)])
@@ -253,7 +277,7 @@ class Bench:
     def of_soft_targets(self, kernel: str, classes: int) -> Iterator[Check]:
         """Check weighted and smoothed labels, and weighted probabilities."""
         rows = min(self.rows(classes), 2000)
-        generator = torch.Generator(self.device).manual_seed(classes)
+        generator = self.generator(classes)
         z = 3 * torch.randn(rows, classes, generator=generator, device=self.device)
         label = torch.randint(classes, (rows,), generator=generator, device=self.device)
         weight = torch.rand(classes, generator=generator, device=self.device) + 0.1
@@ -304,6 +328,14 @@ class Bench:
                 off = (value.double() - true_value).abs() - self.rounding(dtype, true_value)
                 worst = float((off.clamp(min=0) / true_value.clamp(min=0.1)).amax())
                 yield Check(f"{text}, value", *kind_of, worst, 1e-5)
+            if classes in SOFT_IN_HALF and k_text in ("0.5", "each row"):
+                upstream = (1 + torch.arange(rows, device=self.device) % 5) / 2  # exact in all
+                f = gradient(x, target, k, upstream, reduction="none", **settings)
+                true = true * upstream.double().unsqueeze(1)
+                off = (f.double() - true).abs() - self.rounding(dtype, true)
+                off = off.clamp(min=0) / true.abs().amax(1, keepdim=True)
+                worst = float(torch.where(bias > 0.01, off, 0).amax())
+                yield Check(f"{text}, not reduced, of the row's largest", *kind_of, worst, 1e-4)
 
     def rounding(self, dtype: torch.dtype, true: Tensor) -> Tensor | float:
         """Return the rounding error in half precision: half a unit in the last place."""
@@ -315,7 +347,7 @@ class Bench:
 
     def of_layout(self, kernel: str, classes: int) -> Iterator[Check]:
         rows = min(self.rows(classes), 500)
-        z, label, _ = battery(rows, classes + 11, self.device, seed=1)
+        z, label, _ = battery(rows, classes + 11, self.device, self.seed + 1)
         strided, label = z.half()[:, 3:-8], label % classes
         label[::7] = IGNORED
         before = strided.clone()
@@ -351,7 +383,7 @@ class Bench:
     def of_binary(self) -> Iterator[Check]:
         """Check labels and probabilities, with logits of 1e-6 to 1e4 and k of 1/64 to 64."""
         count = 2000 if self.small else 10_000_001
-        generator = torch.Generator(self.device).manual_seed(0)
+        generator = self.generator(0)
 
         def uniform(low: float, high: float) -> Tensor:
             return low + (high - low) * torch.rand(count, generator=generator, device=self.device)
@@ -393,7 +425,7 @@ class Bench:
         assert node.compiled_node() is not None
         rows, classes = shape
         kernel = "row" if classes > launch.LONGEST_TILE else "tile"
-        z, label, each_row = battery(rows, classes, self.device, seed=4)
+        z, label, each_row = battery(rows, classes, self.device, self.seed + 4)
         label[::7] = IGNORED
         x = z.clamp(max=torch.finfo(dtype).max).to(dtype)
         targets = {
@@ -411,8 +443,30 @@ class Bench:
             differ = self.binary_differences(x, (z > 1).to(dtype), k)
             kind = ("binary", name_of(dtype), rows, classes, k_text)
             yield Check("binary, node and operators that differ", *kind, differ, 0.0)
+        for text, (target, smoothing) in targets.items():
+            for k_text, k in {"0.5": 0.5, "3": 3.0, "each row": each_row}.items():
+                differ = self.operator_differences(x, target, k, smoothing)
+                kind = (kernel, name_of(dtype), rows, classes, k_text)
+                yield Check(f"{text}, operators of graphs in C++ and in Python that differ", *kind,
+                            differ, 0.0)  # fmt: skip
         if dtype == torch.float32:
             yield self.of_captured_node(kernel, z, label)
+
+    def operator_differences(self, z: Tensor, target: Tensor, k: Any, smoothing: float) -> float:
+        """Count differences between the operator of compiled graphs in node.cpp and in Python."""
+        operator, key = torch.ops.pseudograd.loss_on_gpu, "CUDA"
+        assert torch._C._dispatch_has_kernel_for_dispatch_key("pseudograd::loss_on_gpu", key)
+        number, ks = (1.0, k) if isinstance(k, Tensor) else (k, None)
+        differ = 0
+        for reduction, training in product(("mean", "sum"), (True, False)):
+            settings = (IGNORED, reduction, smoothing, training)
+            theirs = node.loss_and_gradient(z, target, k, *settings)
+            for _ in range(2):  # it asks Python for a plan, then finds it
+                mine = operator(z, target, number, ks, None, *settings)
+                for one, other in zip(mine, theirs, strict=True):
+                    assert (one.dtype, one.shape) == (other.dtype, other.shape)
+                    differ += int(((one != other) & ~(one.isnan() & other.isnan())).sum())
+        return float(differ)
 
     def binary_differences(self, z: Tensor, target: Tensor, k: Any) -> float:
         """Count differences of values and gradients of the binary loss, scaled or not."""
@@ -491,7 +545,7 @@ class Bench:
 
     def of_transforms(self) -> Iterator[Check]:
         rows, classes = (4, 20) if self.small else (512, 1000)
-        z, label, k = battery(rows, classes, self.device, seed=5)
+        z, label, k = battery(rows, classes, self.device, self.seed + 5)
         true = true_gradient(z, label, k)
 
         def loss(z: Tensor, label: Tensor, k: Tensor) -> Tensor:
@@ -576,7 +630,7 @@ class Bench:
 
     def of_telling(self, kernel: str, rows: int, classes: int) -> Iterator[Check]:
         """Check that a module records after each step whether its loss was scaled."""
-        z, label, _ = battery(rows, classes, self.device, seed=3)
+        z, label, _ = battery(rows, classes, self.device, self.seed + 3)
         kinds = {"labels": 0.0}
         if kernel == "tile":  # other kernels always leave the gradient to the backward pass
             kinds["smoothed labels"] = 0.1
@@ -595,7 +649,7 @@ class Bench:
 
     def steps(self, rows: int, classes: int) -> Iterator[tuple[str, Callable[[], None]]]:
         """Yield forward and backward passes of all special cases."""
-        z, label, k = battery(rows, classes, self.device, seed=2)
+        z, label, k = battery(rows, classes, self.device, self.seed + 2)
         hidden, weight, _ = self.last_layer(rows, 64, classes)
         label[::7] = IGNORED
         triton: dict[str, Any] = {"implementation": "triton"}
@@ -632,7 +686,7 @@ class Bench:
 
     def last_layer(self, tokens: int, width: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the input of a layer, its weight, and labels."""
-        generator = torch.Generator(self.device).manual_seed(0)
+        generator = self.generator(0)
         shapes = ((tokens, width), (classes, width))
         hidden, weight = (torch.randn(s, generator=generator, device=self.device) for s in shapes)
         label = torch.randint(classes, (tokens,), generator=generator, device=self.device)
@@ -720,7 +774,7 @@ class Bench:
     def of_split(self) -> Iterator[Check]:
         """Check two processes that each hold a part of the classes, or of the rows."""
         with tempfile.TemporaryDirectory() as folder:
-            spawn(as_rank, (self.device, folder), nprocs=2)
+            spawn(as_rank, (self.device, self.seed, folder), nprocs=2)
             for rank in range(2):
                 yield from pickle.loads(Path(folder, str(rank)).read_bytes())
 
@@ -742,7 +796,7 @@ class Bench:
         split: dict[str, Any] = {"process_group": dist.group.WORLD}
         of = f", rank {rank} of 2"
         for dtype in operators_dtypes():
-            z, label, ks = battery(rows, classes, self.device, seed=classes)
+            z, label, ks = battery(rows, classes, self.device, self.seed + classes)
             z = z.clamp(max=torch.finfo(dtype).max).to(dtype)
             allowed = 1e-5 if dtype == torch.float32 else 1.0
             kind = (name_of(dtype), rows, classes)
@@ -803,11 +857,11 @@ def waits_for_the_gpu(step: Callable[[], None]) -> bool:
     return waited
 
 
-def as_rank(rank: int, device: str, folder: str) -> None:
+def as_rank(rank: int, device: str, seed: int, folder: str) -> None:
     """Run one of two processes, which writes its results to a file."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    Path(folder, str(rank)).write_bytes(pickle.dumps(list(Bench(device).of_rank(rank))))
+    Path(folder, str(rank)).write_bytes(pickle.dumps(list(Bench(device, seed).of_rank(rank))))
     dist.destroy_process_group()
     # A normal exit can deadlock with PyTorch's threads.
     os._exit(0)
@@ -817,37 +871,72 @@ def operators_dtypes() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.bfloat16, torch.float16)
 
 
-def checks(device: str, section: int) -> list[Check]:
-    return list(Bench(device).sections()[section]())
+def checks(device: str, seed: int, section: str) -> list[Check]:
+    """Return the checks of a section; an error is a check that does not hold."""
+    found: list[Check] = []
+    try:
+        found.extend(Bench(device, seed).sections()[section]())
+    except Exception as error:
+        traceback.print_exc()
+        crash = f"ended by {type(error).__name__}"
+        found.append(Check(crash, "", "", 0, 0, "", float("inf"), 0.0))
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--workers", type=int, default=1, help="processes that share the checks")
+    parser.add_argument("--seed", type=int, help="of the random cases (another in each run)")
+    parser.add_argument("--only", default="", help="names of sections, or parts of them")
+    parser.add_argument("--rest", action="store_true", help="keep the sections that the file has")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = arguments.device
+    out = arguments.out or RESULTS / f"check_loss_{device}.csv"
+    if arguments.only and not arguments.out:
+        parser.error("--only would overwrite the full table: name another file with --out")
     facts = environment(device)
-    *together, alone = range(len(Bench(device).sections()))
-    found: dict[int, list[Check]] = {}
+    kept = earlier(out, facts) if arguments.rest else []
+    seed = arguments.seed
+    if seed is None:
+        seed = int(kept[0]["seed"]) if kept else secrets.randbelow(1 << 31)
+    print(f"seed {seed}", flush=True)
+    names = list(Bench(device, seed).sections())
+    done = {line["section"] for line in kept}
+    chosen = [
+        name
+        for name in names
+        if name not in done and any(text in name for text in arguments.only.split(","))
+    ]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for line in kept:
+        found[line["section"]].append(line)
+
+    def save(quiet: bool = True) -> list[dict[str, Any]]:
+        lines = [line for name in names for line in found[name]]
+        if lines:
+            write(lines, out, quiet)
+        return lines
+
     # Separate processes, so that an illegal memory access in one does not end the others.
     context = multiprocessing.get_context("spawn")
-    for sections in (together, [alone]):
+    together, alone = [name for name in chosen if name != names[-1]], names[-1]
+    for sections in (together, [alone] if alone in chosen else []):
         with ProcessPoolExecutor(arguments.workers, context, max_tasks_per_child=1) as pool:
-            futures = {pool.submit(checks, device, section): section for section in sections}
+            futures = {pool.submit(checks, device, seed, name): name for name in sections}
             for future in as_completed(futures):
-                section = futures[future]
-                found[section] = future.result()
-                failed = [check for check in found[section] if not check.holds]
-                print(f"section {section}: {len(found[section])} checks, {len(failed)} wrong")
-                for check in failed:
-                    print("WRONG", *check, flush=True)
-    all_checks = list(chain.from_iterable(found[section] for section in sorted(found)))
-    lines = [{**check._asdict(), "holds": check.holds, **facts} for check in all_checks]
-    failed = [check for check in all_checks if not check.holds]
-    write(lines, arguments.out or RESULTS / f"check_loss_{device}.csv")
-    print(f"{len(lines)} checks, {len(failed)} wrong")
+                name = futures[future]
+                for check in future.result():
+                    line = {"section": name, **check._asdict(), "holds": check.holds, "seed": seed}
+                    found[name].append({**line, **facts})
+                    if not check.holds:
+                        print("WRONG", *check, flush=True)
+                print(f"{name}: {len(found[name])} checks", flush=True)
+                save()
+    lines = save(quiet=False)
+    failed = [line for line in lines if str(line["holds"]) != "True"]
+    print(f"{len(lines)} checks, {len(failed)} wrong, seed {seed}")
     sys.exit(bool(failed))
 
 

@@ -1,11 +1,13 @@
 """Estimate how long the paper's 67 rows take on one GPU, from measured epochs of every network.
 
-    python -m benchmarks.fleet_rows --measure       # on a GPU, about 4 minutes: measure, estimate
+    python -m benchmarks.fleet_rows --measure       # on a GPU, about 7 minutes: measure, estimate
     python -m benchmarks.fleet_rows                 # anywhere: estimate from the measured file
+    python -m benchmarks.fleet_rows --measure --at-once 6 --file fleet_rows_6_cuda.csv
 
 All rows would take more than an hour, so this measures a few epochs of each of their networks, for
-several numbers of trials, in concurrent fleets, as in ``python -m paper run``. The times include
-shuffling, training, evaluation and early stopping. The estimate then replays the trials of the
+several numbers of trials, in fleets side by side, as in ``python -m paper run``. The times include
+shuffling, training, evaluation and early stopping. All points are measured in turn, several times
+if the limit allows, and their medians count. The estimate then replays the trials of the
 committed ledgers epoch by epoch, as a fleet would train them, and prints whether the rows reach the
 goal: 75% of the speed that memory bandwidth allows.
 """
@@ -17,6 +19,7 @@ import csv
 import itertools
 import multiprocessing
 import os
+import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -29,6 +32,7 @@ import torch
 
 from benchmarks.environment import environment, write
 from benchmarks.fleet import BYTES, copy_bandwidth
+from pseudograd.cli.place import FLEETS_ON_A_GPU
 from pseudograd.data import Dataset
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Split, Stop, Trial
 
@@ -36,14 +40,21 @@ if TYPE_CHECKING:
     from paper.rows import Row
 
 FILE = Path("benchmarks/results/fleet_rows_cuda.csv")
-ESTIMATE = Path("benchmarks/results/fleet_rows_estimate.csv")
 GOAL = 0.75  # of the speed that memory bandwidth allows, over all rows
-AT_ONCE = 3  # fleets, as in `pseudograd.cli.place`
 MOST_SLOTS = 256  # as in `pseudograd.fleet.mlp.fleet`
 # Trials per fleet, epochs to time, and the fraction of the examples per epoch: with many trials,
 # epochs are long and the time between them matters little. The most informative point comes first,
 # so that a run that is cut short still has a figure for every network.
-POINTS = ((32, 4, 0.5), (8, 6, 1.0), (128, 2, 0.25))
+POINTS = (
+    (32, 3, 0.4),
+    (4, 4, 0.4),
+    (128, 3, 0.25),
+    (16, 3, 0.4),
+    (1, 4, 0.4),
+    (8, 4, 0.4),
+    (2, 4, 0.4),
+)
+MOST_TURNS = 4
 SETS = {  # features, classes, training examples
     "mnist": (784, 10, 60_000),
     "cifar10": (3072, 10, 50_000),
@@ -113,37 +124,57 @@ def recipe_of(data: str, depth: int, width: int) -> MLPRecipe:
     return MLPRecipe(data, (width,) * depth, momentum=0.9, clip=clip, patience=10**6)
 
 
-def measure(at_once: int, seconds: float) -> Iterator[dict[str, object]]:
-    """Yield a line for each network and number of trials, until the time limit."""
+def measure(at_once: int, seconds: float) -> Iterator[list[dict[str, object]]]:
+    """Yield the lines of all points measured so far, again and again until the time limit."""
     spawn = multiprocessing.get_context("spawn")
+    begun = time.monotonic()
     with ProcessPoolExecutor(os.cpu_count(), spawn) as pool:
         list(pool.map(compile_kernels, itertools.product(MEASURED, HIDDEN)))
+    print(f"compiling took {time.monotonic() - begun:.0f} s", flush=True)
     bandwidth, facts, began = copy_bandwidth(), environment(), time.monotonic()
-    for (trials, epochs, share), data in itertools.product(POINTS, MEASURED):
-        fleet = Fleet(noise(data, share), "cuda", slots=MOST_SLOTS)
+    found: dict[tuple[str, int, int, int], list[tuple[float, float, float]]] = defaultdict(list)
+
+    def line(point: tuple[str, int, int, int]) -> dict[str, object]:
+        data, depth, width, trials = point
+        turns, begins, peaks = zip(*found[point], strict=True)
+        per_step = statistics.median(turns)
+        floor = weights_of(data, depth, width) * BYTES / bandwidth
+        return {
+            "data": data,
+            "depth": depth,
+            "width": width,
+            "trials": trials,
+            "fleets_at_once": at_once,
+            "us_per_model_step": round(1e6 * per_step, 3),
+            "share_of_memory_floor": round(floor / per_step, 3),
+            "seconds_to_begin": round(statistics.median(begins), 4),
+            "turns": len(turns),
+            "spread": round(max(turns) / min(turns), 3),
+            "peak_gb": round(max(peaks), 2),
+            "copy_tb_per_s": round(bandwidth / 1e12, 2),
+            **facts,
+        }
+
+    sets: dict[tuple[str, float], Fleet] = {}
+    for _, (trials, epochs, share), data in itertools.product(range(MOST_TURNS), POINTS, MEASURED):
+        if (data, share) not in sets:
+            sets[data, share] = Fleet(noise(data, share), "cuda", slots=MOST_SLOTS)
+        fleet = sets[data, share]
         steps = steps_of(fleet.data.train_size)
         for depth, width in HIDDEN:
             if time.monotonic() - began > seconds:
                 return
-            recipe = recipe_of(data, depth, width)
-            seconds_of(fleet, recipe, trials, 1, 1)  # warm up
-            begun = seconds_of(fleet, recipe, trials, 1, at_once)
+            recipe, point = recipe_of(data, depth, width), (data, depth, width, trials)
+            if not found[point]:
+                seconds_of(fleet, recipe, trials, 1, 1)  # warm up
+            torch.cuda.reset_peak_memory_stats()
+            first = seconds_of(fleet, recipe, trials, 1, at_once)
             more = seconds_of(fleet, recipe, trials, 1 + epochs, at_once)
-            epoch = (more - begun) / (epochs * at_once)
-            per_step = epoch / (steps * trials)
-            floor = weights_of(data, depth, width) * BYTES / bandwidth
-            yield {
-                "data": data,
-                "depth": depth,
-                "width": width,
-                "trials": trials,
-                "fleets_at_once": at_once,
-                "us_per_model_step": round(1e6 * per_step, 3),
-                "share_of_memory_floor": round(floor / per_step, 3),
-                "seconds_to_begin": round(max(0.0, begun / at_once - epoch), 4),
-                "copy_tb_per_s": round(bandwidth / 1e12, 2),
-                **facts,
-            }
+            epoch = (more - first) / (epochs * at_once)
+            peak = torch.cuda.max_memory_allocated() / 1e9
+            to_begin = max(0.0, first / at_once - epoch)
+            found[point].append((epoch / (steps * trials), to_begin, peak))
+            yield [line(point) for point in found]
 
 
 # --- estimating -----------------------------------------------------------------------------------
@@ -251,6 +282,11 @@ def estimate(path: Path) -> Iterator[tuple[Row, float, float]]:
         yield row, *seconds_of_row(row, costs, floor)
 
 
+def estimate_of(path: Path) -> Path:
+    """Return the file for the estimate from measured epochs: beside them, of a similar name."""
+    return path.with_name(f"{path.stem.removesuffix('_cuda')}_estimate.csv")
+
+
 def show(path: Path) -> None:
     """Print and write the estimate for each network and in total, and compare it with the goal."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
@@ -270,7 +306,7 @@ def show(path: Path) -> None:
     ]
     for line in lines:
         print("{:<18}{:>5}{:>9}{:>8}{:>7}".format(*line.values()))
-    write(lines, ESTIMATE)
+    write(lines, estimate_of(path))
     _, seconds, least = totals["all rows"]
     reached = "reached" if least / seconds >= GOAL else "missed"
     print(f"goal of {GOAL} over all rows: {reached}, at {least / seconds:.3f}")
@@ -279,18 +315,21 @@ def show(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--measure", action="store_true", help="measure first, on a GPU")
-    parser.add_argument("--fleets", type=int, default=AT_ONCE, help="fleets to run at once")
+    parser.add_argument(
+        "--at-once", type=int, default=FLEETS_ON_A_GPU, metavar="N",
+        help=f"fleets to run at once ({FLEETS_ON_A_GPU}, as in paper run)",
+    )  # fmt: skip
     parser.add_argument("--file", type=Path, default=FILE, help="the measured epochs")
     parser.add_argument(
-        "--time-limit", type=float, default=5.0, metavar="MINUTES", help="stop measuring then (5)"
+        "--time-limit", type=float, default=5.5, metavar="MINUTES", help="stop measuring then (5.5)"
     )
     arguments = parser.parse_args()
     if arguments.measure:
-        lines = []
-        for line in measure(arguments.fleets, 60 * arguments.time_limit):
-            lines.append(line)
-            print(*list(line.values())[:8], flush=True)
-            write(lines, arguments.file)
+        lines: list[dict[str, object]] = []
+        for lines in measure(arguments.at_once, 60 * arguments.time_limit):
+            write(lines, arguments.file, quiet=True)
+        for line in lines:
+            print(*list(line.values())[:11], flush=True)
     if not arguments.file.exists():
         parser.error(f"{arguments.file} does not exist: measure first, with --measure on a GPU")
     show(arguments.file)

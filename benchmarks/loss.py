@@ -1,9 +1,11 @@
 """Time forward and backward of the tunable loss and of PyTorch's cross-entropy, in one run.
 
     python -m benchmarks.loss
-    python -m benchmarks.loss --device cuda
+    python -m benchmarks.loss --device cuda            # about 8 minutes
+    python -m benchmarks.loss --device cuda --rest     # continue a run that was cut off
 
-On a GPU, `benchmarks.loss_cuda` also compares the kernels of other libraries.
+On a GPU, `benchmarks.loss_cuda` measures GPU time, host time and wall-clock time, and compares the
+kernels of other libraries too.
 
 In every round each contender has one turn, in a new random order, so that disturbances affect all
 alike. The table shows medians over the rounds, and the 20th and 80th percentiles.
@@ -170,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--only", default="", help="on a GPU: names of cases, or parts of them")
+    parser.add_argument("--rest", action="store_true", help="on a GPU: keep what the file has")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.only and not arguments.out:
@@ -178,7 +181,7 @@ def main() -> None:
     if arguments.device == "cuda":
         from benchmarks import loss_cuda
 
-        loss_cuda.main(out, arguments.only)
+        loss_cuda.main(out, arguments.only, arguments.rest)
     else:
         on_cpu(out)
 

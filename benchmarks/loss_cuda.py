@@ -7,22 +7,35 @@ time to queue them, and the wall-clock time of a step with an empty queue, from 
 GPU is done. For implementations that synchronize in between (Liger reads a number back), the wait
 is included.
 
-Contenders take turns in a random order, so that disturbances affect all alike. For layer and loss,
-those close to the fastest get more turns. The table shows medians with 20th and 80th percentiles,
-peak memory beyond the inputs, and the time of a copy of the logits as a fraction of the total: a
-loss that reads them once and writes their gradient once has 1, one that reads them twice 2/3.
+Contenders take turns in a random order, so that disturbances affect all alike. Losses with few
+logits have more turns, in which only the wall-clock time is measured, since it varies most there.
+For layer and loss, those close to the fastest get more turns. The table shows medians with 20th and
+80th percentiles, peak memory beyond the inputs, and the time of a copy of the logits as a fraction
+of the total: a loss that reads them once and writes their gradient once has 1, one that reads them
+twice 2/3.
 
-Peers that are not installed are listed and left out.
+All kernels are compiled beforehand, by several processes. The file is written after each shape, and
+with ``--rest``, a later run of the same commit keeps these and measures the others. Layer and loss
+are measured only if named by ``--only``. Peers that are not installed are listed and left out.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
+import itertools
+import math
+import multiprocessing
+import os
 import random
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +44,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.environment import environment, write
+from benchmarks.environment import earlier, environment, write
 from pseudograd.environment import version
 from pseudograd.loss import TunableCrossEntropyLoss
 from pseudograd.loss import tunable_binary_cross_entropy_with_logits as binary_loss
@@ -69,16 +82,22 @@ BINARY = (
     (torch.float32, 4096, 1),
 )
 LINEAR = ((torch.bfloat16, 8192, 4096, 131072), (torch.bfloat16, 8192, 2048, 32000))
-KS = ("1", "0.5", "2", "per row")
+KS: dict[str, float | None] = {"1": 1.0, "0.5": 0.5, "2": 2.0, "per row": None}
 PEERS = {"liger": "liger-kernel", "cut": "cut-cross-entropy", "quack": "quack-kernels"}
 CUTE = "liger_kernel.ops.cutedsl.ops"  # for Hopper GPUs; opt-in in Liger
-TURNS = {"logits": 60, "probabilities": 30, "binary": 30, "linear": 20}
+TURNS = {"logits": 40, "probabilities": 25, "binary": 30, "linear": 20}
+SLOW, FEW_TURNS = 0.02, 5  # contenders that take longer, in seconds, have so many turns
+# The largest number of logits, and how many more turns measure the wall-clock time alone.
+WALL_TURNS = ((1 << 20, 800), (1 << 25, 150), (1 << 27, 80))
 # Most of the time goes to the same matrix products, so the best need more turns to separate.
 MORE_TURNS = {"linear": 40}
 CLOSE = 1.05
 # Our module remembers whether its loss was scaled, and matrix products hit the GPU's power limit,
 # which lowers its clock. So each contender is timed after calls of its own.
 CALLS_BEFORE = {"logits": 1, "probabilities": 1, "binary": 1, "linear": 2}
+# PyTorch's contender that one of ours is compared with, by what its name ends in.
+REFERENCES = {"compiled": "torch.compile", "scaled": "{}, scaled", "none": "{}, none"}
+WORKERS = 12  # processes that compile
 # Zeroing this much memory takes 2 ms, longer than all launches, and flushes the L2 cache.
 BUSY_BYTES = 8 << 30
 
@@ -101,13 +120,25 @@ class Result(NamedTuple):
     both: Spread
     host: Spread
     wall: Spread
+    wall_error: float
     peak_bytes: int
     turns: int
+    wall_turns: int
 
 
 def percentiles(values: list[float]) -> Spread:
     fifths = statistics.quantiles(values, n=5, method="inclusive")
     return Spread(statistics.median(values), fifths[0], fifths[-1])
+
+
+def error_of_median(values: Sequence[float]) -> float:
+    """Return about the standard error of the median, whatever the distribution."""
+    ordered, reach = sorted(values), math.sqrt(len(values)) / 2
+    middle = (len(values) - 1) / 2
+    low, high = (
+        ordered[min(len(values) - 1, max(0, round(middle + part)))] for part in (-reach, reach)
+    )
+    return (high - low) / 2
 
 
 def imported(module: str, name: str) -> Any:
@@ -129,6 +160,9 @@ def of_logits() -> dict[str, Loss]:
     if quack := imported("quack.cross_entropy", "cross_entropy"):
         contenders["quack"] = lambda z, y, ks: quack(z, y)
     contenders |= of_ourselves()
+    contenders["cross_entropy, none"] = lambda z, y, ks: F.cross_entropy(
+        z, y, reduction="none"
+    ).mean()
     contenders["ours k=0.5, none"] = lambda z, y, ks: loss(z, y, k=0.5, reduction="none").mean()
     return contenders
 
@@ -140,56 +174,54 @@ def of_probabilities() -> dict[str, Loss]:
     return contenders
 
 
-def of_binary() -> dict[str, Loss]:
-    """Return contenders for binary labels of the same shape as the logits."""
+def of_binary(probabilities: Tensor) -> dict[str, Loss]:
+    """Return contenders for binary labels of the shape of the logits, and for probabilities."""
     theirs = F.binary_cross_entropy_with_logits
-    compiled_theirs = torch.compile(theirs, dynamic=False)
-    compiled_ours = torch.compile(binary_loss, fullgraph=True, dynamic=False)
-    contenders: dict[str, Loss] = {
-        "binary_cross_entropy": lambda z, t, soft: theirs(z, t),
-        "torch.compile": lambda z, t, soft: compiled_theirs(z, t),
-        "ours k=0.5, compiled": lambda z, t, soft: compiled_ours(z, t, k=0.5),
-        "ours k=0.5, scaled": lambda z, t, soft: 1.005 * binary_loss(z, t, k=0.5),
-    }
-    for k in (1.0, 0.5):
-        contenders[f"ours k={k:g}"] = partial(ours_binary, k=k)
-    contenders["ours k=0.5, probabilities"] = lambda z, t, soft: binary_loss(z, soft, k=0.5)
+    contenders = of_pytorch(theirs, "binary_cross_entropy") | of_ourselves(binary_loss)
+    contenders["binary_cross_entropy, probabilities"] = lambda z, t, ks: theirs(z, probabilities)
+    contenders["ours k=0.5, probabilities"] = lambda z, t, ks: binary_loss(z, probabilities, k=0.5)
     return contenders
 
 
-def ours_binary(z: Tensor, t: Tensor, soft: Tensor, k: float) -> Tensor:
-    return binary_loss(z, t, k=k)
-
-
-def of_pytorch() -> dict[str, Loss]:
+def of_pytorch(theirs: Loss = F.cross_entropy, name: str = "cross_entropy") -> dict[str, Loss]:
     return {
-        "cross_entropy": lambda z, y, ks: F.cross_entropy(z, y),
-        "torch.compile": lambda z, y, ks: compiled_cross_entropy()(z, y),
+        name: lambda z, y, ks: theirs(z, y),
+        "torch.compile": compiled(lambda z, y, ks: theirs(z, y)),
+        f"{name}, scaled": lambda z, y, ks: 1.005 * theirs(z, y),
     }
 
 
-def of_ourselves() -> dict[str, Loss]:
-    contenders: dict[str, Loss] = {f"ours k={k}": partial(ours, k=k) for k in KS}
-    contenders["ours k=0.5, compiled"] = lambda z, y, ks: compiled_ours()(z, y, k=0.5)
-    # As with gradient accumulation or a GradScaler: the upstream gradient is not 1, and the module
+def of_ourselves(loss: Loss = loss) -> dict[str, Loss]:
+    contenders: dict[str, Loss] = {
+        f"ours k={name}": partial(ours, loss, k) for name, k in KS.items()
+    }
+    for name, k in KS.items():
+        contenders[f"ours k={name}, compiled"] = compiled(partial(ours, loss, k))
+    # As with gradient accumulation or a GradScaler: the upstream gradient is not 1, and a module
     # remembers that from one step to the next.
-    criterion = TunableCrossEntropyLoss(k=0.5)
-    contenders["ours k=0.5, scaled"] = lambda z, y, ks: 1.005 * criterion(z, y)
+    if loss is binary_loss:
+        contenders["ours k=0.5, scaled"] = lambda z, y, ks: 1.005 * loss(z, y, k=0.5)
+    else:
+        criterion = TunableCrossEntropyLoss(k=0.5)
+        contenders["ours k=0.5, scaled"] = lambda z, y, ks: 1.005 * criterion(z, y)
     return contenders
 
 
-def ours(z: Tensor, y: Tensor, ks: Tensor, k: str) -> Tensor:
-    return loss(z, y, k=ks if k == "per row" else float(k))
+def ours(loss: Loss, k: float | None, z: Tensor, y: Tensor, ks: Tensor) -> Tensor:
+    return loss(z, y, k=ks if k is None else k)
 
 
-@functools.cache
-def compiled_cross_entropy() -> Loss:
-    return torch.compile(F.cross_entropy, dynamic=False)
+def compiled(loss: Loss) -> Loss:
+    """Compile a loss as a function with code of its own, as `benchmarks.loss` does."""
+
+    def call(z: Tensor, y: Tensor, ks: Tensor) -> Tensor:
+        return loss(z, y, ks)
+
+    call.__code__ = call.__code__.replace(co_name=f"call_{next(_NUMBERS)}")
+    return torch.compile(call, fullgraph=True, dynamic=False)
 
 
-@functools.cache
-def compiled_ours() -> Loss:
-    return torch.compile(loss, fullgraph=True, dynamic=False)
+_NUMBERS = itertools.count()
 
 
 def of_linear() -> dict[str, Loss]:
@@ -230,10 +262,10 @@ def of_linear() -> dict[str, Loss]:
             contenders[f"quack, {rows} rows"] = partial(quack_linear, quack, rows=rows)
     if of_rows := imported("quack.cross_entropy", "cross_entropy"):
         contenders["linear, quack"] = lambda h, w, y, ks: of_rows(h @ w.T, y)
-    for k in KS:
-        contenders[f"ours k={k}"] = partial(ours_linear, k=k)
+    for name, k in KS.items():
+        contenders[f"ours k={name}"] = partial(ours_linear, k=k)
     for rows in (256, 512, 1024, 2048, 8192):
-        contenders[f"ours k=0.5, {rows} rows"] = partial(ours_linear, k="0.5", rows=rows)
+        contenders[f"ours k=0.5, {rows} rows"] = partial(ours_linear, k=0.5, rows=rows)
     return {name: loss for name, loss in contenders.items() if loss}
 
 
@@ -242,9 +274,9 @@ def quack_linear(quack: Loss, h: Tensor, w: Tensor, y: Tensor, ks: Tensor, rows:
 
 
 def ours_linear(
-    h: Tensor, w: Tensor, y: Tensor, ks: Tensor, k: str, rows: int | None = None
+    h: Tensor, w: Tensor, y: Tensor, ks: Tensor, k: float | None, rows: int | None = None
 ) -> Tensor:
-    return linear_loss(h, w, y, k=ks if k == "per row" else float(k), chunk_rows=rows)
+    return linear_loss(h, w, y, k=ks if k is None else k, chunk_rows=rows)
 
 
 class Arena:
@@ -256,15 +288,23 @@ class Arena:
         self.form, self.contenders, self.leaves, self.others = form, contenders, leaves, others
         self.turns, self.more_turns = TURNS[form], MORE_TURNS.get(form, 0)
         self.calls_before = CALLS_BEFORE[form]
+        size = leaves[0].numel()
+        self.wall_turns = next((turns for most, turns in WALL_TURNS if size <= most), 0)
         self.original = leaves[0].detach().clone()
-        self.busy = torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
+
+    @functools.cached_property
+    def busy(self) -> Tensor:
+        return torch.empty(BUSY_BYTES, dtype=torch.int8, device="cuda")
+
+    def step(self, loss: Loss) -> None:
+        self.clear()
+        loss(*self.leaves, *self.others).backward()
 
     def turn(self, loss: Loss, overwrites: bool) -> tuple[float, float, float, float]:
         """Return the milliseconds of forward, backward, host time and wall-clock time."""
         for _ in range(self.calls_before):
-            self.clear()
-            loss(*self.leaves, *self.others).backward()
-        if self.form != "linear":  # its many launches are queued during the preceding calls
+            self.step(loss)
+        if self.form != "linear":  # its many launches are queued during the calls before
             torch.cuda.synchronize()
         self.clear()
         begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
@@ -279,6 +319,11 @@ class Arena:
         torch.cuda.synchronize()
         if overwrites:
             self.restore()
+        wall = self.wall(loss, overwrites)
+        return begin.elapsed_time(middle), middle.elapsed_time(end), 1000 * host, wall
+
+    def wall(self, loss: Loss, overwrites: bool) -> float:
+        """Return the milliseconds of a step, from the call until the GPU is done."""
         self.clear()
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -287,7 +332,26 @@ class Arena:
         wall = time.perf_counter() - start
         if overwrites:
             self.restore()
-        return begin.elapsed_time(middle), middle.elapsed_time(end), 1000 * host, 1000 * wall
+        return 1000 * wall
+
+    def wall_turn(self, loss: Loss, overwrites: bool) -> float:
+        for _ in range(self.calls_before):
+            self.step(loss)
+        if overwrites:
+            self.restore()
+        return self.wall(loss, overwrites)
+
+    def compile(self) -> None:
+        """Run every contender, so that its kernels are in the caches on disk."""
+        for name, contender in self.contenders.items():
+            try:
+                for _ in range(0 if name.endswith("plain") else 2):
+                    self.step(contender)
+                self.restore()
+            except Exception as error:  # `race` reports it
+                print(f"not compiled: {name} ({type(error).__name__})")
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
 
     def clear(self) -> None:
         for leaf in self.leaves:
@@ -307,39 +371,56 @@ class Arena:
         return torch.cuda.max_memory_allocated() - before
 
     def race(self) -> Iterator[tuple[str, Result]]:
-        ready: list[str] = []
+        turns: dict[str, int] = {}
         expected = None
         for name, contender in self.contenders.items():
             try:
                 for _ in range(3):
-                    self.turn(contender, overwrites(name))
+                    _, _, _, wall = self.turn(contender, overwrites(name))
                 value = contender(*self.leaves, *self.others).item()
                 self.restore()
                 expected = value if expected is None else expected
                 if abs(value - expected) > 0.01 * expected:
                     raise ValueError(f"its value is {value}, but others have {expected}")
-                ready.append(name)
+                slow = wall > 1000 * SLOW and self.form != "linear"
+                turns[name] = FEW_TURNS if slow else self.turns
             except Exception as error:
                 print(f"left out here: {name} ({type(error).__name__}: {str(error)[:200]})")
-        times: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in ready}
+        times: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in turns}
+        walls: dict[str, list[float]] = {name: [] for name in turns}
         shuffle = random.Random(0).shuffle
 
         def rounds(names: list[str], count: int) -> None:
+            for turn in range(count):
+                shuffle(names)
+                for name in names:
+                    if turn < turns[name] or count != self.turns:
+                        times[name].append(self.turn(self.contenders[name], overwrites(name)))
+
+        def wall_rounds(names: list[str], count: int) -> None:
             for _ in range(count):
                 shuffle(names)
                 for name in names:
-                    times[name].append(self.turn(self.contenders[name], overwrites(name)))
+                    step = self.contenders[name]
+                    walls[name].append(self.wall_turn(step, overwrites(name)))
 
-        rounds(ready, self.turns)
-        median = {name: statistics.median(a + b for a, b, *_ in times[name]) for name in ready}
-        fastest = min(median.values())
-        rounds([name for name in ready if median[name] < CLOSE * fastest], self.more_turns)
+        gc.collect()
+        gc.disable()
+        try:
+            rounds(list(turns), self.turns)
+            wall_rounds([name for name in turns if turns[name] > FEW_TURNS], self.wall_turns)
+            median = {name: statistics.median(a + b for a, b, *_ in times[name]) for name in turns}
+            fastest = min(median.values())
+            rounds([name for name in turns if median[name] < CLOSE * fastest], self.more_turns)
+        finally:
+            gc.enable()
         for name in (name for name in self.contenders if name in times):
-            forward, backward, host, wall = (list(part) for part in zip(*times[name], strict=True))
-            both = [a + b for a, b, *_ in times[name]]
+            forward, backward, host, short = (list(part) for part in zip(*times[name], strict=True))
+            both, alone = [a + b for a, b, *_ in times[name]], short + walls[name]
             yield name, Result(
                 percentiles(forward), percentiles(backward), percentiles(both), percentiles(host),
-                percentiles(wall), self.peak(self.contenders[name], overwrites(name)), len(both),
+                percentiles(alone), error_of_median(alone),
+                self.peak(self.contenders[name], overwrites(name)), len(both), len(alone),
             )  # fmt: skip
 
 
@@ -374,23 +455,23 @@ def inputs(dtype: torch.dtype, *shapes: tuple[int, int]) -> list[Tensor]:
     return [*leaves, target, torch.linspace(0.25, 4, rows, device="cuda")]
 
 
-def logits_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Arena]:
+def logits_arena(dtype: torch.dtype, rows: int, classes: int) -> Arena:
     logits, target, ks = inputs(dtype, (rows, classes))
-    return copy_ms(logits.detach()), Arena("logits", of_logits(), [logits], target, ks)
+    return Arena("logits", of_logits(), [logits], target, ks)
 
 
-def probabilities_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Arena]:
+def probabilities_arena(dtype: torch.dtype, rows: int, classes: int) -> Arena:
     logits, _, ks = inputs(dtype, (rows, classes))
     target = logits.detach().roll(1, 0).softmax(1)
-    arena = Arena("probabilities", of_probabilities(), [logits], target, ks)
-    return copy_ms(logits.detach()), arena
+    return Arena("probabilities", of_probabilities(), [logits], target, ks)
 
 
-def binary_arena(dtype: torch.dtype, rows: int, classes: int) -> tuple[float, Arena]:
+def binary_arena(dtype: torch.dtype, rows: int, classes: int) -> Arena:
     logits, *_ = inputs(dtype, (rows, classes))
     labels = (logits.detach().roll(1, 0) > 0).to(dtype)
-    smoothed = 0.99 * labels + 0.005  # close enough for nearly the same loss
-    return copy_ms(logits.detach()), Arena("binary", of_binary(), [logits], labels, smoothed)
+    ks = torch.linspace(0.25, 4, logits.numel(), device="cuda").reshape(logits.shape)
+    smoothed = 0.99 * labels + 0.005  # close enough to have nearly the same loss
+    return Arena("binary", of_binary(smoothed), [logits], labels, ks)
 
 
 def linear_inputs(dtype: torch.dtype, rows: int, width: int, classes: int) -> list[Tensor]:
@@ -401,17 +482,33 @@ def linear_inputs(dtype: torch.dtype, rows: int, width: int, classes: int) -> li
     return [hidden, weight, target, ks]
 
 
-def linear_arena(dtype: torch.dtype, rows: int, width: int, classes: int) -> tuple[float, Arena]:
+def linear_arena(dtype: torch.dtype, rows: int, width: int, classes: int) -> Arena:
     hidden, weight, target, ks = linear_inputs(dtype, rows, width, classes)
-    return 0.0, Arena("linear", of_linear(), [hidden, weight], target, ks)
+    return Arena("linear", of_linear(), [hidden, weight], target, ks)
 
 
 def peer_versions() -> dict[str, str]:
     return {f"{name}_version": version(package) for name, package in PEERS.items()}
 
 
-def cases() -> Iterator[tuple[str, str, str, Callable[[], tuple[float, Arena]]]]:
-    """Yield form, shape, dtype and a function that returns the arena."""
+class Case(NamedTuple):
+    """A shape to measure, and a function that returns its arena."""
+
+    form: str
+    shape: str
+    dtype: str
+    prepare: Callable[[], Arena]
+
+    @property
+    def name(self) -> str:
+        return f"{self.form} {self.dtype} {self.shape}"
+
+    @property
+    def size(self) -> int:
+        return math.prod(map(int, self.shape.split("x")))
+
+
+def cases() -> Iterator[Case]:
     forms = (
         ("logits", LOGITS, logits_arena),
         ("probabilities", PROBABILITIES, probabilities_arena),
@@ -421,43 +518,137 @@ def cases() -> Iterator[tuple[str, str, str, Callable[[], tuple[float, Arena]]]]
     for form, shapes, arena in forms:
         for dtype, *shape in shapes:
             name = "x".join(map(str, shape))
-            yield form, name, str(dtype).removeprefix("torch."), partial(arena, dtype, *shape)
+            kind = str(dtype).removeprefix("torch.")
+            yield Case(form, name, kind, partial(arena, dtype, *shape))
 
 
-def main(out: Path, only: str) -> None:
+def prepare_compiler() -> None:
+    """Make all processes share the same caches on disk; forget what was compiled before."""
+    # Inductor would choose another folder in the processes that it runs in.
+    os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton/cache"))
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = 1  # `WORKERS` processes compile at once
+    torch._dynamo.reset()
+
+
+def compile_case(name: str) -> str:
+    """Compile all kernels of a case; return its name and the seconds."""
+    begun = time.monotonic()
+    prepare_compiler()
+    (case,) = (case for case in cases() if case.name == name)
+    try:
+        case.prepare().compile()
+    except Exception as error:  # such as too little memory beside the others
+        return f"{name}: {type(error).__name__}"
+    gc.collect()
+    torch.cuda.empty_cache()
+    return f"{name}: {time.monotonic() - begun:.0f} s"
+
+
+def compile_all(names: Sequence[str]) -> None:
+    """Compile the C++ node, and the kernels of all cases, in several processes."""
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-m", "pseudograd.loss.triton.node"], check=True)
+    print(f"the node: {time.monotonic() - begun:.0f} s", flush=True)
+    spawn = multiprocessing.get_context("spawn")
+    workers = max(1, min(WORKERS, len(names), (os.cpu_count() or 1) - 1))
+    with ProcessPoolExecutor(workers, spawn) as pool:
+        for done in as_completed([pool.submit(compile_case, name) for name in names]):
+            print(f"compiled {done.result()}", flush=True)
+    print(f"compiling took {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def line_of(case: Case, name: str, result: Result, copied: float) -> dict[str, str]:
+    line = {"form": case.form, "shape": case.shape, "dtype": case.dtype, "way": name}
+    for part in ("forward", "backward", "both", "host", "wall"):
+        spread: Spread = getattr(result, part)
+        line |= {f"{part}_ms_{at}": f"{ms:.4f}" for at, ms in spread._asdict().items()}
+    return line | {
+        "wall_ms_error": f"{result.wall_error:.4f}",
+        "peak_bytes": str(result.peak_bytes),
+        "copy_ms": f"{copied:.4f}",
+        "copy_share": f"{copied / result.both.median:.3f}",
+        "turns": str(result.turns),
+        "wall_turns": str(result.wall_turns),
+    }
+
+
+def main(out: Path, only: str, rest: bool) -> None:
     """Measure, and print and write the table."""
-    facts = environment("cuda")
-    peers = peer_versions()
+    facts, peers = environment("cuda"), peer_versions()
     print(f"{facts['hardware']}, torch {facts['torch']}, triton {facts['triton']}, peers {peers}")
-    lines = []
-    for form, shape, dtype, prepare in cases():
-        if not any(text in f"{form} {dtype} {shape}" for text in only.split(",")):
-            continue
-        # Compile each shape from scratch, as for a program with only this shape.
-        torch._dynamo.reset()
-        compiled_cross_entropy.cache_clear()
-        compiled_ours.cache_clear()
-        copied, arena = prepare()
-        print(
-            f"{form} {dtype} {shape}: milliseconds, "
-            "forward / backward / both (20% to 80%) / host / wall"
-        )
+    kept = earlier(out, facts) if rest else []
+    lines: dict[str, list[dict[str, Any]]] = {case.name: [] for case in cases()}
+    for line in kept:
+        lines["{form} {dtype} {shape}".format(**line)].append(line)
+    chosen = [
+        case
+        for case in cases()
+        if any(text in case.name for text in only.split(","))
+        and not lines[case.name]
+        and (case.form != "linear" or "linear" in only)
+    ]
+    prepare_compiler()
+    compile_all([case.name for case in sorted(chosen, key=lambda case: -case.size)])
+    # Small shapes first: their wall-clock times say most.
+    for case in sorted(chosen, key=lambda case: (case.form == "linear", case.size)):
+        begun = time.monotonic()
+        torch._dynamo.reset()  # compile each shape as for a program with only this shape
+        arena = case.prepare()
+        copied = 0.0 if case.form == "linear" else copy_ms(arena.leaves[0].detach())
+        print(f"{case.name}: milliseconds, forward / backward / both (20% to 80%) / host / wall")
         for name, result in arena.race():
-            share = copied / result.both.median
-            megabytes = result.peak_bytes / 1e6
             low, high = result.both.low, result.both.high
             print(
-                f"  {name:<26}{result.forward.median:>9.3f}{result.backward.median:>9.3f}"
-                f"{result.both.median:>9.3f} ({low:.3f} to {high:.3f})"
-                f"{result.host.median:>8.3f}{result.wall.median:>8.3f}"
-                f"{megabytes:>10.1f} MB{share:>7.2f}",
+                f"  {name:<36}{result.forward.median:>9.4f}{result.backward.median:>9.4f}"
+                f"{result.both.median:>9.4f} ({low:.4f} to {high:.4f})"
+                f"{result.host.median:>8.3f}{result.wall.median:>8.3f} ± {result.wall_error:.3f}"
+                f"{result.peak_bytes / 1e6:>10.1f} MB{copied / result.both.median:>7.2f}",
                 flush=True,
             )
-            line = {"form": form, "shape": shape, "dtype": dtype, "way": name}
-            for part in ("forward", "backward", "both", "host", "wall"):
-                spread: Spread = getattr(result, part)
-                line |= {f"{part}_ms_{at}": f"{ms:.4f}" for at, ms in spread._asdict().items()}
-            line |= {"peak_bytes": str(result.peak_bytes), "copy_ms": f"{copied:.4f}",
-                     "copy_share": f"{share:.3f}", "turns": str(result.turns)}  # fmt: skip
-            lines.append({**line, **peers, **facts})
-        write(lines, out)
+            lines[case.name].append({**line_of(case, name, result, copied), **peers, **facts})
+        write([line for found in lines.values() for line in found], out, quiet=True)
+        print(f"  {time.monotonic() - begun:.0f} s", flush=True)
+        del arena
+        gc.collect()
+        torch.cuda.empty_cache()
+    show([line for found in lines.values() for line in found])
+    print(f"written to {out}")
+
+
+def reference_of(way: str, theirs: str) -> str:
+    """Return the contender of PyTorch that one of ours is compared with."""
+    mode = way.partition(", ")[2]
+    if mode == "probabilities":
+        return f"{theirs}, probabilities"
+    return REFERENCES.get(mode, "{}").format(theirs)
+
+
+def show(lines: Sequence[Mapping[str, str]]) -> None:
+    """Print every ratio to PyTorch's loss run in the same way: wall clock, GPU time and memory.
+
+    A ratio above 1 is marked: with "?" if it is less than two standard errors above.
+    """
+    shapes: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)
+    for line in lines:
+        shapes["{form} {dtype} {shape}".format(**line)][line["way"]] = line
+    print("ours / PyTorch's loss, run in the same way: wall clock, GPU time, memory")
+    slower = []
+    for shape, ways in shapes.items():
+        theirs = "binary_cross_entropy" if shape.startswith("binary") else "cross_entropy"
+        for way, line in ways.items():
+            base = ways.get(reference_of(way, theirs))
+            if not way.startswith("ours") or way.endswith("plain") or base is None:
+                continue
+            wall, other = (float(one["wall_ms_median"]) for one in (line, base))
+            errors = (float(line["wall_ms_error"]) / wall, float(base["wall_ms_error"]) / other)
+            ratio, error = wall / other, wall / other * math.hypot(*errors)
+            gpu = float(line["both_ms_median"]) / float(base["both_ms_median"])
+            memory = int(line["peak_bytes"]) / int(base["peak_bytes"])
+            mark = "" if ratio <= 1 else "?" if ratio < 1 + 2 * error else "SLOWER"
+            print(f"{shape:<38}{way:<26}{ratio:>7.3f} ± {error:.3f} {mark:<7}{gpu:>7.3f}"
+                  f"{memory:>7.3f}")  # fmt: skip
+            if mark == "SLOWER":
+                slower.append(f"{shape}, {way}: {ratio:.3f} ± {error:.3f}")
+    print(f"{len(slower)} slower by the wall clock", *slower, sep="\n  ")

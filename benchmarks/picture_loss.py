@@ -1,4 +1,4 @@
-"""Plot the results of `benchmarks.loss --device cuda`: time and memory of ours and of peers.
+"""Plot a run of `benchmarks.loss --device cuda` with peers: time and memory of ours and of theirs.
 
 python -m benchmarks.picture_loss docs/pictures/kernels.png
 """
@@ -67,7 +67,7 @@ def panel(axes: Axes, rows: Rows, column: str, unit: str, size: float) -> None:
 
 
 def main() -> None:
-    with (RESULTS / "loss_cuda.csv").open(encoding="utf-8") as file:
+    with (RESULTS / "loss_peers_cuda.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["form"] in FORMS]
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)

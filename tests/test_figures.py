@@ -10,6 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
+# Wall-clock times of the loss on a GPU. `python -m benchmarks.loss --device cuda` writes
+# loss_cuda.csv; once that is committed, name it here, and let the documents follow.
+ON_GPU = "loss_wall_cuda.csv"
 
 
 def rows_of_tables(document: str) -> list[list[str]]:
@@ -40,7 +43,7 @@ def on_cpu(shape: str, text: str) -> list[float]:
 def on_gpu(dtype: str, shape: str) -> list[float]:
     """Return the milliseconds for each k, and those of cross-entropy, eager and compiled."""
     wanted = {"form": "logits", "shape": shape, "dtype": dtype}
-    lines = [line for line in read("loss_wall_cuda.csv") if wanted.items() <= line.items()]
+    lines = [line for line in read(ON_GPU) if wanted.items() <= line.items()]
     found = {line["way"]: float(line["wall_ms_median"]) for line in lines}
     ways = (
         *(f"ours k={k}" for k in ("1", "0.5", "2", "per row")),
@@ -162,3 +165,65 @@ def test_human_and_random_noise_are_not_confused() -> None:
         rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in table.splitlines()}
         for word, method in words.items():
             assert f"{word} {rows[method][4]}" in text, (setting, method)
+
+
+def test_the_papers_rows_on_a_gpu() -> None:
+    """What the documents say of the fleet, from the committed points and their estimate."""
+    notes, page = (
+        " ".join((ROOT / name).read_text("utf-8").split())
+        for name in ("docs/notes/fleet.md", "docs/fleet.md")
+    )
+    *networks, total = read("fleet_rows_estimate.csv")
+    minutes, floor = total["minutes"], total["memory_floor_minutes"]
+    assert f"is {total['share_of_memory_floor']} ({minutes} minutes" in notes
+    assert f"the floor is {floor})" in notes
+    assert f"{minutes} minutes, where the lower bound is {floor}" in page
+
+    def low_and_high(lines: list[dict[str, str]]) -> str:
+        shares = [float(line["share_of_memory_floor"]) for line in lines]
+        return f"{min(shares):.2f} to {max(shares):.2f}"
+
+    groups = {
+        r"one hidden layer, inputs of 3072": "(?!mnist).* 1x",
+        r"three or five layers of 800": ".* [35]x800",
+        r"three or five layers of 400": ".* [35]x400",
+        r"MNIST, one hidden layer": "mnist 1x",
+    }
+    for words, pattern in groups.items():
+        lines = [line for line in networks if re.match(pattern, line["network"])]
+        assert re.search(rf"\| {words}[^|]*\| {low_and_high(lines)} \|", notes), words
+    points = read("fleet_rows_cuda.csv")
+    for trials in ("8", "32"):
+        shares = low_and_high([line for line in points if line["trials"] == trials])
+        assert re.search(rf"with {trials} trials (?:have a share of )?{shares}", notes)
+
+
+def test_compiled_losses_on_a_gpu() -> None:
+    """The lines of two shapes in the table of graphs, and the binary losses that are slower."""
+    lines = read("loss_again_cuda.csv")
+    ways = ("{}", "{}, compiled", "{}, scaled", "{}, none")
+    for dtype, shape in (("bfloat16", "262144x10"), ("float32", "128x10")):
+        wanted = {"form": "logits", "dtype": dtype, "shape": shape}
+        found = {
+            line["way"]: f"{float(line['both_ms_median']):.4f}"
+            for line in lines
+            if wanted.items() <= line.items()
+        }
+        mean, graph, scaled, none = (found[way.format("ours k=0.5")] for way in ways)
+        start = f"{dtype} {shape.replace('x', '×')}, later run"
+        (row,) = (row for row in rows_of_tables("docs/kernels.md") if row[0] == start)
+        assert row[1:5] == [mean, graph, none, scaled]
+        assert row[6] == found["torch.compile"]
+    text = " ".join((ROOT / "docs/speed.md").read_text("utf-8").split())
+    for dtype, shape, words in (
+        ("bfloat16", "65536x1000", "{} ms against {} for 65536×1000 in bfloat16 ({:.1f} times)"),
+        ("float32", "4096x1", "{} against {} for 4096 logits ({:.2f} times)"),
+    ):
+        wanted = {"form": "binary", "dtype": dtype, "shape": shape}
+        walls = {
+            line["way"]: float(line["wall_ms_median"])
+            for line in lines
+            if wanted.items() <= line.items()
+        }
+        ours, theirs = walls["ours k=0.5, compiled"], walls["torch.compile"]
+        assert words.format(f"{ours:.2f}", f"{theirs:.2f}", ours / theirs) in text

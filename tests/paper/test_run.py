@@ -22,7 +22,7 @@ import torch
 from paper.cli import _print_status, main
 from paper.rows import Experiment, Row, experiments, rows
 from paper.run import _epochs, folder_of, run, status, study_of
-from pseudograd.cli.place import Place
+from pseudograd.cli.place import FLEETS_ON_A_GPU, Place
 from pseudograd.data import Dataset, Encoder
 from pseudograd.files import locked
 from pseudograd.fleet import Fleet, MLPRecipe, Outcome, Stop, Trial
@@ -274,7 +274,12 @@ def test_none_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("devices", "at_once"),
-    [(["cuda"], 3), (["cuda:1"], 3), (["cuda:0", "cuda:1"], 1), (["cpu"], 1)],
+    [
+        (["cuda"], FLEETS_ON_A_GPU),
+        (["cuda:1"], FLEETS_ON_A_GPU),
+        (["cuda:0", "cuda:1"], 1),
+        (["cpu"], 1),
+    ],
 )
 def test_several_at_once_on_one_gpu(
     devices: list[str], at_once: int, monkeypatch: pytest.MonkeyPatch

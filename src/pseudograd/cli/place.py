@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pseudograd.search.cluster import RayRunner
 
 
+# Several fleets, because one leaves a GPU mostly idle while its last trials end.
+FLEETS_ON_A_GPU = 3
+
+
 def add_place(parser: argparse._ActionsContainer) -> None:
     """Add ``--device`` and ``--ray``."""
     parser.add_argument(
@@ -40,8 +44,7 @@ class Place(contextlib.ExitStack):
 
     Attributes:
         devices: The devices, as recorded in the run.
-        at_once: How many fleets to run concurrently: several on a single GPU, because one leaves it
-            mostly idle while its last trials end; otherwise one.
+        at_once: How many fleets to run concurrently: several on a single GPU, otherwise one.
 
     Example:
         >>> with Place(argparse.Namespace(device=["cpu"], ray=None)) as place:
@@ -60,7 +63,8 @@ class Place(contextlib.ExitStack):
             self.devices: tuple[str, ...] = ("ray",)
         else:
             self.devices = _devices(options.device)
-        self.at_once = 3 if len(self.devices) == 1 and self.devices[0].startswith("cuda") else 1
+        is_one_gpu = len(self.devices) == 1 and self.devices[0].startswith("cuda")
+        self.at_once = FLEETS_ON_A_GPU if is_one_gpu else 1
 
     def __enter__(self) -> Self:
         super().__enter__()
