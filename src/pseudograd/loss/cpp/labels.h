@@ -84,28 +84,34 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, const Place &place, 
         keep_sum<ROW>(powers, t, power == Power::ONE ? sum : sum_k, P);
     }
 
-    const int parts = ROW ? (count + LANES<double> - 1) / LANES<double> : MOST / LANES<double>;
+    const int parts = (count + LANES<double> - 1) / LANES<double>;
     for (int i = 0; i < parts; ++i) {
         const doubles z_y = widened(lanes(own, i / P), i % P), highest = widened(lanes(top, i / P), i % P);
         const doubles weight = lanes(batch.weight, i), factor = lanes(batch.factor, i);
-        const doubles others_i = lanes(others, i), sum_k = lanes(powers, i);
-        doubles margin = (z_y - highest) - (log_of<T>(others_i) + (others_i - others_i));  // keeps NaN
-        margin = z_y < double(INF) ? margin : all(NOT_A_NUMBER);
-        const longs likely = margin > 0.0;
-        const doubles small = exp(likely ? -margin : margin), tail = log1p<T>(small);
-        keep(value, weight * (likely ? tail : tail - margin), i);
-        doubles push;  // (1 - p_y)^k
+        const doubles sum = lanes(others, i), sum_k = lanes(powers, i);
+        doubles d = z_y - highest, loss, push;  // push: (1 - p_y)^k
+        d = z_y < double(INF) ? d : all(NOT_A_NUMBER);
         if (power == Power::ANY) {
-            push = exp(lanes(batch.k, i) * (likely ? -tail - margin : -tail));
+            const doubles margin = d - (log_of<T>(sum) + (sum - sum));  // keeps NaN
+            const doubles small = exp(margin > 0.0 ? -margin : margin), tail = log1p<T>(small);
+            const doubles beyond = margin > 0.0 ? margin : doubles{};
+            loss = margin > 0.0 ? tail : tail - margin;
+            push = exp(lanes(batch.k, i) * (-tail - beyond));
         } else {
-            push = (likely ? small : all(1.0)) / (small + 1.0);
+            const doubles small = exp(d > 0.0 ? -d : d);
+            const doubles rest = d > 0.0 ? sum * small : sum, extra = d > 0.0 ? rest : (sum - 1.0) + small;
+            const doubles tail = log1p<T>(extra);
+            loss = d > 0.0 ? tail : tail - d;
+            push = rest / (extra + 1.0);
             if (power == Power::HALF) push = sqrt(push);
             if (power == Power::TWO) push *= push;
         }
+        const longs alone = sum == 0.0;
+        keep(value, weight * (alone ? d - d : loss), i);
         push *= factor * weight;
         const doubles each = sum_k == 0.0 ? 0.0 * push : push / sum_k;  // keeps NaN
         // Examples that do not count have the gradient 0, even if their logits are NaN.
-        const longs nothing = (factor == 0.0) | (weight == 0.0) | (margin == double(INF));
+        const longs nothing = (factor == 0.0) | (weight == 0.0) | alone;
         keep_as(share, each, i);
         keep_as(at_label, nothing ? doubles{} : -push, i);
         keep_as(silent, nothing ? all(1.0) : doubles{}, i);

@@ -43,7 +43,7 @@ INLINE int64_t soft_batch(const Problem &p, void *memory, const Place &place, in
     const int64_t classes = batch.classes;
     const double spread = p.smoothing / double(classes);
     // The vectors of the examples, for what is done once for each.
-    const int parts = ROW ? (count + N - 1) / N : MOST / N;
+    const int parts = (count + N - 1) / N;
 
     batch.load_logits(tiles + kept, size);
     if (p.probabilities && p.half_probabilities) batch.template load_probabilities<S>(tiles + kept + steps, size);

@@ -85,7 +85,7 @@ struct Place {
 
 // A batch has up to MOST examples, in column tiles or in a row tile each. Each example has a lane, its
 // index in arrays of MOST numbers.
-constexpr int MOST = LANES<float>;
+constexpr int MOST = 2 * LANES<float>;
 
 // The numbers of a tile's lanes; the same number in all lanes of a row tile.
 template <bool ROW, class T>
