@@ -92,7 +92,8 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, const Place &place, 
         doubles d = z_y - highest, loss, push;  // push: (1 - p_y)^k
         d = z_y < double(INF) ? d : all(NOT_A_NUMBER);
         if (power == Power::ANY) {
-            const doubles margin = d - (log_of<T>(sum) + (sum - sum));  // keeps NaN
+            const doubles log_sum = std::is_same_v<T, double> ? log(sum) : rough_log(sum);
+            const doubles margin = d - log_sum + (sum - sum);  // keeps NaN
             const doubles small = exp(margin > 0.0 ? -margin : margin), tail = log1p<T>(small);
             const doubles beyond = margin > 0.0 ? margin : doubles{};
             loss = margin > 0.0 ? tail : tail - margin;

@@ -20,7 +20,6 @@
 namespace {
 
 constexpr int64_t ROWS_FROM = 64;        // row tiles are faster from this many classes on
-constexpr int64_t FEW = 12;              // float32 images of more classes are faster with half as wide a batch
 constexpr int64_t TILE_BYTES = 1 << 14;  // of stack for the tiles of a batch; larger ones are allocated
 
 template <class S, bool SOFT>
@@ -38,8 +37,7 @@ struct Job {
         constexpr int N = LANES<T>;
         const int64_t steps = ROW ? (p.classes.size + N - 1) / N : p.classes.size;
         const int64_t tile = BYTES * (!SOFT ? 1 : power == Power::ANY ? 3 : 2) * steps;
-        const bool narrow = sizeof(S) == 4 && p.classes.size > FEW && p.dimensions[DIMENSIONS - 1].logits == 1;
-        int64_t at_once = ROW ? TILE_BYTES / tile : narrow ? MOST / 2 : MOST;
+        int64_t at_once = ROW ? TILE_BYTES / tile : MOST;
         at_once = at_once < 1 ? 1 : at_once > MOST ? MOST : at_once;
         const int64_t size = tile * (ROW ? at_once : MOST / N);
         alignas(BYTES) char little[TILE_BYTES];

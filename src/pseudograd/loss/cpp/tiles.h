@@ -163,47 +163,51 @@ INLINE void write<bfloat16, float>(bfloat16 *to, floats v) {
 }
 
 // Fills `tiles` column tiles, which are `apart` vectors apart, and unused lanes with the padding. Tiles are
-// filled together, because a cache line may belong to two of them.
+// filled together, because a cache line may belong to two of them. The next batch is prefetched: images
+// have a stream of memory for each class, more than the processor follows by itself.
 template <class T, class S>
 INLINE void load_columns(Vector<T> *tile, int64_t apart, int tiles, const S *from, int64_t by_example,
                          int64_t by_class, int64_t classes, int count, T padding) {
     constexpr int N = LANES<T>;
-    if (by_example == 1 && count == tiles * N) {
-        for (int64_t c = 0; c < classes; ++c)
-            for (int t = 0; t < tiles; ++t) tile[t * apart + c] = read<T>(from + c * by_class + t * N);
-        return;
-    }
-    for (int t = 0; t < tiles && count < tiles * N; ++t)
+    const int full = by_example == 1 ? count / N : 0;
+    for (int64_t c = 0; c < classes; ++c)
+        for (int t = 0; t < full; ++t) {
+            __builtin_prefetch(from + c * by_class + count + t * N, 0, 2);
+            tile[t * apart + c] = read<T>(from + c * by_class + t * N);
+        }
+    if (count == full * N) return;
+    for (int t = full; t < tiles && count < tiles * N; ++t)
         for (int64_t c = 0; c < classes; ++c) tile[t * apart + c] = all(padding);
     const auto copy = [&](int l, int64_t c) {
         at<false, T>(tile + l / N * apart, c, l) = T(Working<S>(from[l * by_example + c * by_class]));
     };
     if (by_class == 1)
-        for (int l = 0; l < count; ++l)
+        for (int l = full * N; l < count; ++l)
             for (int64_t c = 0; c < classes; ++c) copy(l, c);
     else
         for (int64_t c = 0; c < classes; ++c)
-            for (int l = 0; l < count; ++l) copy(l, c);
+            for (int l = full * N; l < count; ++l) copy(l, c);
 }
 
 template <class T, class S>
-INLINE void store_columns(S *to, Vector<T> *tile, int64_t apart, int tiles, int64_t by_example,
+INLINE void store_columns(S *to, Vector<T> *tile, int64_t apart, int64_t by_example,
                           int64_t by_class, int64_t classes, int count) {
     constexpr int N = LANES<T>;
-    if (by_example == 1 && count == tiles * N) {
-        for (int64_t c = 0; c < classes; ++c)
-            for (int t = 0; t < tiles; ++t) write<S, T>(to + c * by_class + t * N, tile[t * apart + c]);
-        return;
-    }
+    const int full = by_example == 1 ? count / N : 0;
+    for (int64_t c = 0; c < classes; ++c)
+        for (int t = 0; t < full; ++t) {
+            __builtin_prefetch(to + c * by_class + count + t * N, 1, 2);
+            write<S, T>(to + c * by_class + t * N, tile[t * apart + c]);
+        }
     const auto copy = [&](int l, int64_t c) {
         to[l * by_example + c * by_class] = S(Working<S>(at<false, T>(tile + l / N * apart, c, l)));
     };
     if (by_class == 1)
-        for (int l = 0; l < count; ++l)
+        for (int l = full * N; l < count; ++l)
             for (int64_t c = 0; c < classes; ++c) copy(l, c);
     else
         for (int64_t c = 0; c < classes; ++c)
-            for (int l = 0; l < count; ++l) copy(l, c);
+            for (int l = full * N; l < count; ++l) copy(l, c);
 }
 
 template <class T, class S>
@@ -294,7 +298,7 @@ struct Batch {
 
     INLINE void store_gradient(Vector<T> *tile, int64_t apart) const {
         S *const to = static_cast<S *>(p.gradient) + place.gradient;
-        if (!ROW) store_columns<T>(to, tile, apart, tiles, by.gradient, p.classes.gradient, classes, count);
+        if (!ROW) store_columns<T>(to, tile, apart, by.gradient, p.classes.gradient, classes, count);
         for (int t = 0; t < tiles && ROW; ++t) store_row<T>(to + t * by.gradient, tile + t * apart, classes);
     }
 
