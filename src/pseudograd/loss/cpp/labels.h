@@ -91,6 +91,7 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, const Place &place, 
         const doubles sum = lanes(others, i), sum_k = lanes(powers, i);
         doubles d = z_y - highest, loss, push;  // push: (1 - p_y)^k
         d = z_y < double(INF) ? d : all(NOT_A_NUMBER);
+        d = sum == 0.0 ? d - d : d;  // no other class: 0 or NaN
         if (power == Power::ANY) {
             const doubles log_sum = std::is_same_v<T, double> ? log(sum) : rough_log(sum);
             const doubles margin = d - log_sum + (sum - sum);  // keeps NaN
@@ -107,12 +108,11 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, const Place &place, 
             if (power == Power::HALF) push = sqrt(push);
             if (power == Power::TWO) push *= push;
         }
-        const longs alone = sum == 0.0;
-        keep(value, weight * (alone ? d - d : loss), i);
+        keep(value, weight * loss, i);
         push *= factor * weight;
         const doubles each = sum_k == 0.0 ? 0.0 * push : push / sum_k;  // keeps NaN
         // Examples that do not count have the gradient 0, even if their logits are NaN.
-        const longs nothing = (factor == 0.0) | (weight == 0.0) | alone;
+        const longs nothing = (factor == 0.0) | (weight == 0.0) | ((sum == 0.0) & (d == 0.0));
         keep_as(share, each, i);
         keep_as(at_label, nothing ? doubles{} : -push, i);
         keep_as(silent, nothing ? all(1.0) : doubles{}, i);
