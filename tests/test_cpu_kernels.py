@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -187,12 +188,12 @@ def test_labels_of_every_size(dtype: torch.dtype, classes: int, k: float) -> Non
     wide = logits.double().requires_grad_()
     value, f = value_and_gradient(wide, target, "torch", k=k, reduction="none")
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-    expected = {"rtol": tolerance, "atol": 1e-25, "equal_nan": True}
+    same = partial(torch.testing.assert_close, rtol=tolerance, atol=1e-25, equal_nan=True)
     for sensitivity in (k, torch.full(target.shape, k, dtype=dtype)):
         settings = {"k": sensitivity, "reduction": "none"}
         ours, mine = value_and_gradient(logits.requires_grad_(), target, "auto", **settings)
-        torch.testing.assert_close(ours.double(), value.to(dtype).double(), **expected)
-        torch.testing.assert_close(mine.double(), f, **expected)
+        same(ours.double(), value.to(dtype).double())
+        same(mine.double(), f)
 
 
 @pytest.mark.parametrize("k", [2.0**-6, 0.5, 1.0, 7.0, 2.0**6])

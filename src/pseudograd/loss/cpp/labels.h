@@ -8,8 +8,8 @@ namespace {
 
 enum class Power { ONE, HALF, TWO, ANY };  // k; the first three need one exponential per class
 
-// With m = z_y - log sum exp(other logits), Eq. 5 is
-//   f_y = -A,   f_j = A softmax(k z over the others)_j,   A = (1 - p_y)^k = exp(-k log(1 + exp m)).
+// Eq. 5 is
+//   f_y = -A,   f_j = A softmax(k z over the others)_j,   A = (1 - p_y)^k = exp(-k log(1 + p_y / (1 - p_y))).
 template <class S, bool ROW>
 INLINE int64_t labels_batch(const Problem &p, void *memory, const Place &place, int count, Power power,
                             double scale, doubles &value_sum) {
@@ -89,26 +89,24 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, const Place &place, 
         const doubles z_y = widened(lanes(own, i / P), i % P), highest = widened(lanes(top, i / P), i % P);
         const doubles weight = lanes(batch.weight, i), factor = lanes(batch.factor, i);
         const doubles sum = lanes(others, i), sum_k = lanes(powers, i);
-        doubles d = z_y - highest, loss, push;  // push: (1 - p_y)^k
+        doubles d = z_y - highest;
         d = z_y < double(INF) ? d : all(NOT_A_NUMBER);
         d = sum == 0.0 ? d - d : d;  // no other class: 0 or NaN
+        const longs ahead = d > 0.0;
+        // Beyond a gap of 600, the smaller exponential does not count beside the other one.
+        const doubles gap = abs(d) > 600.0 ? all(600.0) : abs(d), small = exp_or_nearly_0(-gap);
+        // The exponentials of the label, the others and all, divided by the larger one of label and top.
+        const doubles ours = ahead ? all(1.0) : small, theirs = ahead ? sum * small : sum;
+        const doubles beyond_1 = ahead ? theirs : (sum - 1.0) + small;
+        keep(value, weight * (log1p<T>(beyond_1) - (ahead ? doubles{} : d)), i);
+        doubles push;  // (1 - p_y)^k
         if (power == Power::ANY) {
-            const doubles log_sum = std::is_same_v<T, double> ? log(sum) : rough_log(sum);
-            const doubles margin = d - log_sum + (sum - sum);  // keeps NaN
-            const doubles small = exp(margin > 0.0 ? -margin : margin), tail = log1p<T>(small);
-            const doubles beyond = margin > 0.0 ? margin : doubles{};
-            loss = margin > 0.0 ? tail : tail - margin;
-            push = exp(lanes(batch.k, i) * (-tail - beyond));
+            push = exp(lanes(batch.k, i) * ((ahead ? gap - d : doubles{}) - log1p<T>(ours / theirs)));
         } else {
-            const doubles small = exp(d > 0.0 ? -d : d);
-            const doubles rest = d > 0.0 ? sum * small : sum, extra = d > 0.0 ? rest : (sum - 1.0) + small;
-            const doubles tail = log1p<T>(extra);
-            loss = d > 0.0 ? tail : tail - d;
-            push = rest / (extra + 1.0);
+            push = theirs / (beyond_1 + 1.0);
             if (power == Power::HALF) push = sqrt(push);
             if (power == Power::TWO) push *= push;
         }
-        keep(value, weight * loss, i);
         push *= factor * weight;
         const doubles each = sum_k == 0.0 ? 0.0 * push : push / sum_k;  // keeps NaN
         // Examples that do not count have the gradient 0, even if their logits are NaN.
