@@ -179,6 +179,9 @@ def test_labels_of_every_size(dtype: torch.dtype, classes: int, k: float) -> Non
     for scale in (1e-40, 1e-6, 1.0, 30.0, 100.0, 800.0, 1e4, 1e38):
         rows += [scale * torch.randn(classes, generator=generator, dtype=dtype) for _ in range(4)]
         rows += [torch.where(torch.arange(classes) % 2 == 0, row, -torch.inf) for row in rows[-4:]]
+    rest = torch.randn(classes, generator=generator, dtype=dtype)
+    first = torch.arange(classes) == 0
+    rows += [torch.where(first, gap, rest) for gap in torch.linspace(-800, 800, 3201, dtype=dtype)]
     for special in (torch.nan, torch.inf, -torch.inf):
         for at in (0, classes - 1):
             rows.append(torch.where(torch.arange(classes) == at, special, rows[16]))

@@ -171,7 +171,8 @@ INLINE doubles log_of(doubles x) {
 template <class T>
 INLINE doubles log1p(doubles x) {
     const doubles u = x + 1.0, rounded = x - (u - 1.0);
-    return std::is_same_v<T, double> ? log(u) + rounded / u : rough_log(u) + rounded;
+    if (std::is_same_v<T, double>) return log(u) + rounded / u;
+    return rough_log(u) + (x > 1.0 ? doubles{} : rounded);  // NaN is kept
 }
 
 INLINE doubles sqrt(doubles x) {
