@@ -8,16 +8,19 @@ On a GPU, `benchmarks.loss_cuda` measures GPU time, host time and wall-clock tim
 kernels of other libraries too.
 
 In every round each contender has one turn, in a new random order, so that disturbances affect all
-alike. The table shows medians over the rounds, and the 20th and 80th percentiles.
+alike. The table shows medians over the rounds, and the 20th and 80th percentiles. From a million
+logits on, it also shows the peak memory of a step on a CPU, above that of logits and target.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import math
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -41,6 +44,14 @@ TURN = 0.01  # seconds per turn; short calls are repeated, and their mean is tak
 Step = Callable[[], None]
 Spread = tuple[float, float, float]
 
+# Views of a larger tensor, or of one with its dimensions in another order.
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda z: z,
+    "channels last": lambda z: z.to(memory_format=torch.channels_last),
+    "cropped": lambda z: F.pad(z, (5, 7, 4, 4))[..., 4:-4, 5:-7],
+    "H and W swapped": lambda z: z.transpose(2, 3).contiguous().transpose(2, 3),
+}
+
 
 class Case(NamedTuple):
     """The shape and dtype of the logits, the kind of target, and how the loss is run."""
@@ -55,8 +66,9 @@ class Case(NamedTuple):
 def cases() -> Iterator[Case]:
     rows = ((32, 10), (128, 10), (512, 100), (4096, 1000), (1024, 32000), (131072, 100))
     images = ((8, 19, 64, 64), (2, 21, 256, 256))
-    yield from map(Case, (*rows, (262144, 10), (1_000_000, 2), *images))
-    yield Case(images[1], layout="channels last")
+    few = ((4, 2, 256, 256), (1, 4, 64, 64, 64))  # classes
+    yield from map(Case, (*rows, (262144, 10), (1_000_000, 2), *images, *few))
+    yield from (Case(images[1], layout=layout) for layout in LAYOUTS if layout)
     for shape in ((128, 10), (512, 100), (4096, 1000)):
         yield Case(shape, dtype="float64")
     yield Case((4096, 1000), dtype="bfloat16")
@@ -65,8 +77,10 @@ def cases() -> Iterator[Case]:
     yield Case(images[1], "probabilities")
     for target in ("yes or no", "probabilities of yes"):
         yield from (Case(shape, target) for shape in ((32, 1), (128, 10), (4096, 1000)))
+    yield Case(rows[0], way="compiled")
     for target in ("labels", "probabilities"):
         yield from (Case(shape, target, way="compiled") for shape in (*rows[1:4], images[1]))
+    yield from (Case(shape, "smoothed labels", way="compiled") for shape in (*rows[1:4], images[1]))
 
 
 def without_kernels() -> AbstractContextManager[object]:
@@ -91,13 +105,12 @@ def compiled(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 _NUMBERS = itertools.count()
 
 
-def steps(case: Case) -> dict[tuple[str, str], Step]:
-    """Return the forward and backward step of each contender, by (whose, k), on the same logits."""
+def steps(case: Case) -> tuple[Tensor, dict[tuple[str, str], Step]]:
+    """Return logits, and by (whose, k) the forward and backward step of each contender on them."""
     torch._dynamo.reset()
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(case.shape, generator=generator).to(getattr(torch, case.dtype))
-    if case.layout:
-        logits = logits.to(memory_format=torch.channels_last)
+    logits = LAYOUTS[case.layout](logits)
     examples = case.shape[:1] + case.shape[2:]
     target = torch.randint(case.shape[1], examples, generator=generator)
     if case.target == "probabilities":
@@ -111,11 +124,12 @@ def steps(case: Case) -> dict[tuple[str, str], Step]:
     logits.requires_grad_()
 
     def step(loss: Callable[..., Tensor]) -> Step:
+        loss = partial(loss, **smoothing)
         loss = compiled(loss) if case.way == "compiled" else loss
 
         def run() -> None:
             logits.grad = None
-            loss(logits, target, **smoothing).backward()
+            loss(logits, target).backward()
 
         return run
 
@@ -132,7 +146,7 @@ def steps(case: Case) -> dict[tuple[str, str], Step]:
     contenders |= {("ours", k): tunable(k) for k in KS}
     if case.way == "eager" and logits.numel() < 1e6:
         contenders[("without kernels", "0.5")] = tunable("0.5")
-    return contenders
+    return logits, contenders
 
 
 def seconds(step: Step, calls: int) -> float:
@@ -143,9 +157,29 @@ def seconds(step: Step, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def race(case: Case) -> dict[tuple[str, str], Spread]:
-    """Time all contenders in turns; return the median, 20th and 80th percentiles in seconds."""
-    contenders = steps(case)
+def peak_memory(logits: Tensor, step: Step) -> float:
+    """Return by how many MB a step raises the memory of the process, at its peak (Linux)."""
+    logits.grad = None
+    step()
+    logits.grad = None
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
+    before = _status("VmRSS")
+    step()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def race(case: Case) -> tuple[dict[tuple[str, str], Spread], dict[tuple[str, str], float]]:
+    """Time all contenders in turns.
+
+    Return the median, 20th and 80th percentiles in seconds, and the peak memory in MB.
+    """
+    logits, contenders = steps(case)
     times: dict[tuple[str, str], list[float]] = {name: [] for name in contenders}
     calls: dict[tuple[str, str], int] = {}
     shuffle = random.Random(0).shuffle
@@ -160,7 +194,9 @@ def race(case: Case) -> dict[tuple[str, str], Spread]:
                     calls[name] = max(1, round(TURN / seconds(step, 3)))
                 else:
                     times[name].append(seconds(step, calls[name]))
-    return {name: percentiles(turns) for name, turns in times.items()}
+    large = logits.numel() >= 1e6 and sys.platform == "linux"
+    memory = {name: peak_memory(logits, step) for name, step in contenders.items() if large}
+    return {name: percentiles(turns) for name, turns in times.items()}, memory
 
 
 def percentiles(values: list[float]) -> Spread:
@@ -192,7 +228,7 @@ def on_cpu(out: Path) -> None:
     print("microseconds, forward + backward: median (20th to 80th percentile)")
     rows = []
     for case in cases():
-        results = race(case)
+        results, memory = race(case)
         reference = results[("cross_entropy", "")]
         for (whose, k), spread in results.items():
             median, low, high = (round(value * 1e6, 1) for value in spread)
@@ -200,11 +236,12 @@ def on_cpu(out: Path) -> None:
             shape = "x".join(map(str, case.shape))
             about = {**case._asdict(), "shape": shape}
             name = " ".join(filter(None, about.values()))
-            print(f"{name:<45}{whose:<16}{k:<12}{median:>11,.1f}  ({low:,.1f} to {high:,.1f})  "
-                  f"{ratio:.2f} times", flush=True)  # fmt: skip
+            peak = round(memory[whose, k], 1) if memory else ""
+            print(f"{name:<53}{whose:<16}{k:<12}{median:>11,.1f}  ({low:,.1f} to {high:,.1f})  "
+                  f"{ratio:.2f} times" + f", {peak} MB" * bool(memory), flush=True)  # fmt: skip
             row = {**about, "whose": whose, "k": k, "us_median": median, "us_p20": low,
-                   "us_p80": high, "times_cross_entropy": ratio, "rounds": ROUNDS,
-                   "threads": torch.get_num_threads(), **facts}  # fmt: skip
+                   "us_p80": high, "times_cross_entropy": ratio, "mb_peak": peak,
+                   "rounds": ROUNDS, "threads": torch.get_num_threads(), **facts}  # fmt: skip
             rows.append(row)
     write(rows, out)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -89,6 +90,8 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "dimensions swapped": lambda z: z.transpose(2, 3).contiguous().transpose(2, 3),
     "classes last, reversed": lambda z: z.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0),
     "one row, repeated": lambda z: z[:, :, :1].expand(z.shape),
+    "cropped": lambda z: torch.nn.functional.pad(z, (2, 3, 1, 4))[:, :, 1:-4, 2:-3],
+    "images last": lambda z: z.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
     "classes between": lambda z: z.repeat(2, 1, 1, 1).as_strided(z.shape, (40, 3, 14, 2)),
     "negated by a flag": lambda z: torch.complex(z, -z).conj().imag,
 }
@@ -102,8 +105,33 @@ def test_every_layout(classes: int, kind: str, layout: str) -> None:
     if kind == "probabilities":
         target = LAYOUTS[layout](target)
     gradient = assert_same(logits.requires_grad_(), target, k=0.5)
+    ks, weight = torch.linspace(0.3, 3, 3 * 5 * 7).reshape(3, 5, 7), torch.linspace(0.5, 2, classes)
+    assert_same(logits, target, k=ks, weight=weight, reduction="none")
     if layout in ("contiguous", "channels last"):
         assert gradient.stride() == logits.stride()
+
+
+@covering(kind=["labels", "probabilities"], size=[37, 70], swapped=[False, True])
+def test_whole_vectors_and_parts_of_images(size: int, kind: str, swapped: bool) -> None:
+    """Rows of a cropped image are a few vectors and a rest."""
+    logits, target = examples((2, 3, size, size + 2), kind, torch.float32)
+
+    def within(z: Tensor) -> Tensor:
+        z = torch.nn.functional.pad(z, (1, 2))
+        z = z.transpose(2, 3).contiguous().transpose(2, 3) if swapped else z
+        return z[..., 1:-2]
+
+    logits, target = within(logits), target if kind == "labels" else within(target)
+    assert_same(logits.requires_grad_(), target, k=2.0, reduction="none")
+
+
+def test_many_dimensions() -> None:
+    for dims in ((0, 1, 2, 3, 4, 5, 6), (6, 4, 2, 1, 3, 5, 0)):
+        shape = (2, 3, 2, 3, 1, 2, 4)
+        logits, target = examples(shape, "labels", torch.float32)
+        back = sorted(range(7), key=dims.__getitem__)
+        logits = logits.permute(dims).contiguous().permute(back)
+        assert_same(logits.requires_grad_(), target, k=0.5, reduction="none")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -137,6 +165,38 @@ def test_a_certain_class_with_the_whole_target(classes: int, k: float) -> None:
     _, soft = value_and_gradient(logits.requires_grad_(), target, "auto", **settings)
     _, hard = value_and_gradient(logits, labels, "auto", **settings)
     torch.testing.assert_close(soft, wholes.unsqueeze(1) * hard, rtol=1e-9, atol=0)
+
+
+@covering(
+    k=[2.0**-100, 2.0**-6, 0.5, 1.0, 2.0, 7.0, 2.0**6, 2.0**100],
+    classes=[1, 2, 40, 66],
+    dtype=[torch.float32, torch.float64],
+)
+def test_labels_of_every_size(dtype: torch.dtype, classes: int, k: float) -> None:
+    """Gaps that underflow, subnormal logits, masked classes, infinity and NaN; against float64."""
+    generator = torch.Generator().manual_seed(classes)
+    rows = []
+    for scale in (1e-40, 1e-6, 1.0, 30.0, 100.0, 800.0, 1e4, 1e38):
+        rows += [scale * torch.randn(classes, generator=generator, dtype=dtype) for _ in range(4)]
+        rows += [torch.where(torch.arange(classes) % 2 == 0, row, -torch.inf) for row in rows[-4:]]
+    rest = torch.randn(classes, generator=generator, dtype=dtype)
+    first = torch.arange(classes) == 0
+    rows += [torch.where(first, gap, rest) for gap in torch.linspace(-800, 800, 3201, dtype=dtype)]
+    for special in (torch.nan, torch.inf, -torch.inf):
+        for at in (0, classes - 1):
+            rows.append(torch.where(torch.arange(classes) == at, special, rows[16]))
+    rows.append(torch.full((classes,), -torch.inf, dtype=dtype))
+    logits, target = torch.stack(rows), torch.zeros(len(rows), dtype=torch.long)
+    target[::7] = -100
+    wide = logits.double().requires_grad_()
+    value, f = value_and_gradient(wide, target, "torch", k=k, reduction="none")
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    same = partial(torch.testing.assert_close, rtol=tolerance, atol=1e-25, equal_nan=True)
+    for sensitivity in (k, torch.full(target.shape, k, dtype=dtype)):
+        settings = {"k": sensitivity, "reduction": "none"}
+        ours, mine = value_and_gradient(logits.requires_grad_(), target, "auto", **settings)
+        same(ours.double(), value.to(dtype).double())
+        same(mine.double(), f)
 
 
 @pytest.mark.parametrize("k", [2.0**-6, 0.5, 1.0, 7.0, 2.0**6])

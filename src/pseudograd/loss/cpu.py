@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import struct
 import warnings
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,7 +37,7 @@ from pseudograd.rules.paper import Sensitivity
 
 _SOURCE = Path(__file__).with_name("cpp")
 # The struct `Problem` of cpp/tiles.h in three parts, and `BinaryProblem` of cpp/binary.h.
-_pack_pointers, _pack_sizes = struct.Struct("9q").pack, struct.Struct("16q").pack
+_pack_pointers, _pack_sizes = struct.Struct("9q").pack, struct.Struct("30q").pack
 _pack_numbers, _pack_binary = struct.Struct("3d").pack, struct.Struct("10qd").pack
 _WORKING = (torch.float32, torch.float64)
 
@@ -340,6 +342,7 @@ def _run(
 
 
 _NO_MEMORY, _WRONG_K = -2, -3
+_MOST_DIMENSIONS = 5  # that the kernels can read at any strides
 _ONE_NUMBER = {
     dtype: torch.zeros(
         (), dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="cpu"
@@ -360,16 +363,12 @@ def _readable(tensor: Tensor) -> Tensor:
     """Return a tensor that the kernels can read: the given one, or a copy."""
     if tensor.is_neg():  # e.g. the imaginary part of a conjugate: PyTorch negates lazily
         tensor = tensor.resolve_neg()
-    return tensor if tensor.dim() <= 2 or _lies_well(tensor) else tensor.contiguous()
+    return tensor if tensor.dim() <= _MOST_DIMENSIONS else tensor.contiguous()
 
 
 def _writable(empty: Tensor) -> Tensor:
     """Return a buffer that the kernels can write: the given one, or another of its shape."""
-    return empty if empty.dim() <= 2 or _lies_well(empty) else empty.new_empty(empty.shape)
-
-
-def _lies_well(tensor: Tensor) -> bool:
-    return _layout(tensor.shape, tensor.stride())[2] != 0
+    return empty if empty.dim() <= _MOST_DIMENSIONS else empty.new_empty(empty.shape)
 
 
 @lru_cache(maxsize=1024)
@@ -384,35 +383,30 @@ def _sizes(
 
     They are cached by shape, because Python overhead dominates the time of a small loss.
     """
-    examples, classes, positions, *strides = _layout(shape, of_z)
-    strides += strides if of_gradient is None else _layout(shape, of_gradient)[3:]
-    strides += (0, 0, 0) if of_target is None else _layout(shape, of_target)[3:]
-    return _pack_sizes(*flags, examples, positions, classes, *strides)
+    rank, axis = len(shape), min(len(shape) - 1, 1)
+    strides = (of_z, of_gradient or of_z, of_target or (0,) * rank)
+    dimensions, examples = [], 1
+    for other in range(rank - 1, -1, -1):
+        size = shape[other]
+        if other != axis and size != 1:
+            dimensions.append((size, *(of[other] for of in strides), examples))
+            examples *= size
+    of_classes = (shape[axis], *(of[axis] for of in strides), 0)
+    return _pack_sizes(*flags, examples, *of_classes, *chain(*_merged(dimensions)))
 
 
-def _layout(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the numbers of examples, classes and positions, and the strides.
+def _merged(dimensions: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return four dimensions of the examples, each a size and the strides of the arrays.
 
-    For (N, C, d1, ...) the examples are an outer index, N, times the positions d1, ..., which must
-    be viewable as one dimension; if they are not, 0 positions are returned. The strides are those
-    of outer index, position and class.
+    Those that are one dimension to all arrays are merged. The last one has the smallest stride of
+    the logits, because the vectors lie along it.
     """
-    if len(shape) == 2:
-        return shape[0], shape[1], shape[0], 0, *strides
-    if len(shape) == 1:
-        return 1, shape[0], 1, 0, 0, strides[0]
-    if 0 in shape:
-        return 0, shape[1], 1, 0, 0, 0
-    positions, step = 1, 0
-    for size, stride in zip(shape[:1:-1], strides[:1:-1], strict=True):
-        if size == 1:
-            continue
-        if positions == 1:
-            step = stride
-        elif stride != step * positions:
-            return shape[0], shape[1], 0, 0, 0, 0
-        positions *= size
-    return shape[0] * positions, shape[1], positions, strides[0], step, strides[1]
+    merged: list[tuple[int, ...]] = []
+    for size, *steps in sorted(dimensions, key=lambda one: one[1] or math.inf, reverse=True):
+        if merged and merged[-1][1:] == tuple(size * step for step in steps):
+            size *= merged.pop()[0]
+        merged.append((size, *steps))
+    return [(1, 0, 0, 0, 0)] * (4 - len(merged)) + merged
 
 
 def _one_or_array(number: Sensitivity) -> tuple[float, Tensor | None]:

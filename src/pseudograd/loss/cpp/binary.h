@@ -53,7 +53,7 @@ struct BinaryJob {
         const doubles k = read_some(p.k, i, count, p.k_of_all);
         const doubles positive = t * read_some(p.pos_weight, i, count, 1.0), negative = 1.0 - t;
         const doubles all_of_it = p.pos_weight ? positive + negative : all(1.0), small = exp(-abs(z));
-        const doubles tail = ROUGH ? rough_log1p(small) : log1p(small);
+        const doubles tail = log1p<T>(small);
         const doubles log_yes = (z < 0.0 ? z : doubles{}) - tail;   // log sigmoid(z)
         const doubles log_no = (z > 0.0 ? -z : doubles{}) - tail;   // log sigmoid(-z)
         const doubles value = weight * ((positive == 0.0 ? doubles{} : -positive * log_yes) +

@@ -8,36 +8,47 @@ namespace {
 
 enum class Power { ONE, HALF, TWO, ANY };  // k; the first three need one exponential per class
 
-// With m = z_y - log sum exp(other logits), Eq. 5 is
-//   f_y = -A,   f_j = A softmax(k z over the others)_j,   A = (1 - p_y)^k = exp(-k log(1 + exp m)).
+// Eq. 5 is
+//   f_y = -A,   f_j = A softmax(k z over the others)_j,   A = (1 - p_y)^k = exp(-k log(1 + p_y / (1 - p_y))).
 template <class S, bool ROW>
-INLINE int64_t labels_batch(const Problem &p, void *memory, int64_t first, int count, Power power,
-                            double scale, double &value_sum) {
+INLINE int64_t labels_batch(const Problem &p, void *memory, const Place &place, int count, Power power,
+                            double scale, doubles &value_sum) {
     using T = Working<S>;
     using V = Vector<T>;
-    constexpr int N = LANES<T>, P = PARTS<T>;
-    Batch<S, T, ROW> batch(p, first, count);
+    using Index = std::conditional_t<std::is_same_v<T, float>, int32_t, int64_t>;
+    constexpr int P = PARTS<T>;
+    Batch<S, T, ROW> batch(p, place, count);
     const int64_t wrong = batch.prepare(scale), steps = batch.steps;
     if (wrong != RIGHT) return wrong;
     V *const tiles = static_cast<V *>(memory);
-    alignas(BYTES) double own[N] = {}, others[N] = {}, powers[N] = {}, value[N];
-    alignas(BYTES) T top[N] = {}, exponent[N], share[N], at_label[N], silent[N];
-    for (int l = 0; l < N; ++l) exponent[l] = T(power == Power::TWO ? 1.0 : batch.k[l]);
+    alignas(BYTES) double others[MOST] = {}, powers[MOST] = {}, value[MOST] = {};
+    alignas(BYTES) T own[MOST] = {}, top[MOST] = {}, exponent[MOST], share[MOST], at_label[MOST], silent[MOST];
+    alignas(BYTES) Index label[MOST];
+    for (int l = 0; l < MOST; ++l)
+        label[l] = Index(batch.y[l]), exponent[l] = T(power == Power::TWO ? 1.0 : batch.k[l]);
 
+    batch.load_logits(tiles, steps);
     for (int t = 0; t < batch.tiles; ++t) {
         V *const tile = tiles + t * steps;
-        batch.load_logits(tile, t);
-        for (int l = batch.begin(t); l < batch.end(t); ++l) {
-            T &label = at<ROW, T>(tile, batch.y[l], l);
-            own[l] = label;
-            label = T(-INF);
+        V largest = all(T(-INF)), of_label = largest;
+        if (ROW) {
+            T &logit = at<ROW, T>(tile, batch.y[t], t);
+            own[t] = logit;
+            logit = T(-INF);
+            for (int64_t s = 0; s < steps; ++s) largest = larger(tile[s], largest);
+        } else {
+            for (int64_t s = 0; s < steps; ++s) {
+                const auto here = lanes(label, t) == Index(s);
+                of_label = here ? tile[s] : of_label;
+                tile[s] = here ? all(T(-INF)) : tile[s];
+                largest = larger(tile[s], largest);
+            }
+            keep(own, of_label, t);
         }
-        V largest = all(T(-INF));
-        for (int64_t s = 0; s < steps; ++s) largest = larger(tile[s], largest);
+        // If there is no other class, any finite number works.
         keep_largest<ROW>(top, t, largest);
     }
-    // If there is no other class, any finite number works.
-    keep(top, lanes(top) == T(-INF) ? V{} : lanes(top));
+    for (int t = 0; t < MOST / LANES<T>; ++t) keep(top, lanes(top, t) == T(-INF) ? V{} : lanes(top, t), t);
 
     for (int t = 0; t < batch.tiles; ++t) {
         V *const tile = tiles + t * steps;
@@ -73,20 +84,36 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, int64_t first, int c
         keep_sum<ROW>(powers, t, power == Power::ONE ? sum : sum_k, P);
     }
 
-    for (int i = 0; i < P; ++i) {
-        const doubles z_y = lanes(own, i), weight = lanes(batch.weight, i), sum_k = lanes(powers, i);
-        doubles margin = (z_y - widened(lanes(top), i)) - log(lanes(others, i));
-        margin = z_y < double(INF) ? margin : all(NOT_A_NUMBER);
-        const doubles tail = log1p(exp(margin < 0.0 ? margin : -margin));
-        keep(value, weight * (margin < 0.0 ? tail - margin : tail), i);
-        const doubles doubt = margin > 0.0 ? -tail - margin : -tail;  // log(1 - p_y)
-        const doubles factor = lanes(batch.factor, i);
-        const doubles push = factor * weight * exp(lanes(batch.k, i) * doubt);
+    const int parts = (count + LANES<double> - 1) / LANES<double>;
+    for (int i = 0; i < parts; ++i) {
+        const doubles z_y = widened(lanes(own, i / P), i % P), highest = widened(lanes(top, i / P), i % P);
+        const doubles weight = lanes(batch.weight, i), factor = lanes(batch.factor, i);
+        const doubles sum = lanes(others, i), sum_k = lanes(powers, i);
+        doubles d = z_y - highest;
+        d = z_y < double(INF) ? d : all(NOT_A_NUMBER);
+        d = sum == 0.0 ? d - d : d;  // no other class: 0 or NaN
+        const longs ahead = d > 0.0;
+        // Beyond a gap of 600, the smaller exponential does not count beside the other one.
+        const doubles gap = abs(d) > 600.0 ? all(600.0) : abs(d), small = exp_or_nearly_0(-gap);
+        // The exponentials of the label, the others and all, divided by the larger one of label and top.
+        const doubles ours = ahead ? all(1.0) : small, theirs = ahead ? sum * small : sum;
+        const doubles beyond_1 = ahead ? theirs : (sum - 1.0) + small;
+        keep(value, weight * (log1p<T>(beyond_1) - (ahead ? doubles{} : d)), i);
+        doubles push;  // (1 - p_y)^k
+        if (power == Power::ANY) {
+            push = exp(lanes(batch.k, i) * ((ahead ? gap - d : doubles{}) - log1p<T>(ours / theirs)));
+        } else {
+            push = theirs / (beyond_1 + 1.0);
+            if (power == Power::HALF) push = sqrt(push);
+            if (power == Power::TWO) push *= push;
+        }
+        push *= factor * weight;
         const doubles each = sum_k == 0.0 ? 0.0 * push : push / sum_k;  // keeps NaN
         // Examples that do not count have the gradient 0, even if their logits are NaN.
-        const longs nothing = (factor == 0.0) | (weight == 0.0) | (doubt == -double(INF));
-        for (int j = 0, l = i * LANES<double>; j < LANES<double>; ++j, ++l)
-            share[l] = T(each[j]), at_label[l] = T(-push[j]), silent[l] = T(nothing[j]);
+        const longs nothing = (factor == 0.0) | (weight == 0.0) | ((sum == 0.0) & (d == 0.0));
+        keep_as(share, each, i);
+        keep_as(at_label, nothing ? doubles{} : -push, i);
+        keep_as(silent, nothing ? all(1.0) : doubles{}, i);
     }
     batch.add_values(value, value_sum);
     if (!p.gradient) return RIGHT;
@@ -94,11 +121,17 @@ INLINE int64_t labels_batch(const Problem &p, void *memory, int64_t first, int c
     for (int t = 0; t < batch.tiles; ++t) {
         V *const tile = tiles + t * steps;
         const V times = lanes<ROW>(share, t), none = lanes<ROW>(silent, t);
-        for (int64_t s = 0; s < steps; ++s) tile[s] = none == T(0) ? tile[s] * times : V{};
-        for (int l = batch.begin(t); l < batch.end(t); ++l)
-            at<ROW, T>(tile, batch.y[l], l) = silent[l] == 0 ? at_label[l] : T(0);
-        batch.store_gradient(tile, t);
+        if (ROW) {
+            for (int64_t s = 0; s < steps; ++s) tile[s] = none == T(0) ? tile[s] * times : V{};
+            at<ROW, T>(tile, batch.y[t], t) = at_label[t];
+        } else {
+            for (int64_t s = 0; s < steps; ++s) {
+                const V other = none == T(0) ? tile[s] * times : V{};
+                tile[s] = lanes(label, t) == Index(s) ? lanes(at_label, t) : other;
+            }
+        }
     }
+    batch.store_gradient(tiles, steps);
     return RIGHT;
 }
 

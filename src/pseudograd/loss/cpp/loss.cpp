@@ -32,22 +32,26 @@ struct Job {
     int64_t wrong[MOST_THREADS] = {};
 
     template <bool ROW>
-    INLINE int64_t run(int64_t start, int64_t stop, Power power, double &sum) {
+    INLINE int64_t run(int64_t start, int64_t stop, Power power, doubles &sum) {
         using T = std::conditional_t<SOFT, double, Working<S>>;
         constexpr int N = LANES<T>;
-        const int64_t tile = BYTES * (!SOFT ? 1 : power == Power::ANY ? 3 : 2) * (ROW ? (p.classes + N - 1) / N : p.classes);
-        int64_t at_once = ROW ? TILE_BYTES / tile : N;
-        at_once = at_once < 1 ? 1 : at_once > N ? N : at_once;
-        const int64_t size = ROW ? at_once * tile : tile;
+        const int64_t steps = ROW ? (p.classes.size + N - 1) / N : p.classes.size;
+        const int64_t tile = BYTES * (!SOFT ? 1 : power == Power::ANY ? 3 : 2) * steps;
+        int64_t at_once = ROW ? TILE_BYTES / tile : MOST;
+        at_once = at_once < 1 ? 1 : at_once > MOST ? MOST : at_once;
+        const int64_t size = tile * (ROW ? at_once : MOST / N);
         alignas(BYTES) char little[TILE_BYTES];
         void *const memory = size <= TILE_BYTES ? little : std::aligned_alloc(BYTES, size);
         int64_t found = memory ? RIGHT : NO_MEMORY;
-        for (int64_t i = start, count; i < stop && found == RIGHT; i += count) {
-            const int64_t left = p.positions - i % p.positions;
-            count = left < stop - i ? left : stop - i;
-            count = count < at_once ? count : at_once;
-            found = SOFT ? soft_batch<S, ROW>(p, memory, i, int(count), power, scale, sum)
-                         : labels_batch<S, ROW>(p, memory, i, int(count), power, scale, sum);
+        while (start < stop && found == RIGHT) {
+            Place place(p, start);
+            int64_t left = place.left < stop - start ? place.left : stop - start;
+            for (start += left; left > 0 && found == RIGHT; left -= at_once) {
+                const int count = int(left < at_once ? left : at_once);
+                found = SOFT ? soft_batch<S, ROW>(p, memory, place, count, power, scale, sum)
+                             : labels_batch<S, ROW>(p, memory, place, count, power, scale, sum);
+                place.move(p.dimensions[DIMENSIONS - 1], count);
+            }
         }
         if (memory != little) std::free(memory);
         return found;
@@ -59,12 +63,12 @@ struct Job {
         const int64_t start = p.examples * part / parts, stop = p.examples * (part + 1) / parts;
         const double k = p.k ? 0.0 : p.k_of_all;
         const Power power = k == 1 ? Power::ONE : k == 0.5 ? Power::HALF : k == 2 ? Power::TWO : Power::ANY;
-        const bool rows = p.classes >= ROWS_FROM && p.of_logits.classes == 1 &&
-                          (!p.gradient || p.of_gradient.classes == 1) &&
-                          (!p.probabilities || p.of_probabilities.classes == 1);
-        double sum = 0;
+        const bool rows = p.classes.size >= ROWS_FROM && p.classes.logits == 1 &&
+                          (!p.gradient || p.classes.gradient == 1) &&
+                          (!p.probabilities || p.classes.probabilities == 1);
+        doubles sum{};
         wrong[part] = rows ? run<true>(start, stop, power, sum) : run<false>(start, stop, power, sum);
-        sums[part] = sum;
+        keep_sum<true>(sums, part, &sum);
     }
 };
 
@@ -76,7 +80,7 @@ INLINE double weight_of(const Problem &p) {
     for (int64_t i = 0; i < p.examples && !p.weight; ++i) counted += p.labels[i] != p.ignore_index;
     for (int64_t i = 0; i < p.examples && p.weight; ++i) {
         const int64_t y = p.labels[i];
-        if (y != p.ignore_index && uint64_t(y) < uint64_t(p.classes)) sum += p.weight[y];
+        if (y != p.ignore_index && uint64_t(y) < uint64_t(p.classes.size)) sum += p.weight[y];
     }
     return sum + double(counted);
 }
@@ -84,7 +88,7 @@ INLINE double weight_of(const Problem &p) {
 template <class S, bool SOFT>
 INLINE int64_t run(const Problem &p, Parallel *parallel, int64_t threads) {
     const double divisor = p.mean ? weight_of(p) : 1.0;
-    const int64_t numbers = p.examples * p.classes;
+    const int64_t numbers = p.examples * p.classes.size;
     if (p.gradient && p.gradient != p.logits) prefer_huge_pages(p.gradient, numbers * sizeof(S));
     const int parts = parts_of(p.examples, numbers, parallel, threads);
     Job<S, SOFT> job{p, parts, divisor == 0 ? 0.0 : 1 / divisor};

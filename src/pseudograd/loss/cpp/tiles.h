@@ -37,9 +37,12 @@ using Working = std::conditional_t<std::is_same_v<S, double>, double, float>;
 
 // --- a problem, as packed by Python: 8 bytes per field -------------------------------------------
 
-struct Strides {
-    int64_t outer, position, classes;
+// A dimension of the examples, with the strides of each array. Labels, k, factors and values share theirs.
+struct Dimension {
+    int64_t size, logits, gradient, probabilities, labels;
 };
+
+constexpr int DIMENSIONS = 4;  // missing ones come first, with the size 1
 
 struct Problem {
     const void *logits;
@@ -54,39 +57,65 @@ struct Problem {
     int64_t mean, ignore_index;
     int64_t half_probabilities;            // 1: of the logits' half type; 0: of the working dtype
     int64_t double_k;
-    int64_t examples, positions, classes;  // an example has the index outer * positions + position
-    Strides of_logits, of_gradient, of_probabilities;
+    int64_t examples;
+    Dimension classes, dimensions[DIMENSIONS];
     double k_of_all, factor_of_all, smoothing;
+};
+
+// Where an example is: offsets into the arrays. `left` counts the examples from it to the end of the last
+// dimension, along which a batch lies.
+struct Place {
+    int64_t logits = 0, gradient = 0, probabilities = 0, labels = 0, left = 0;
+
+    INLINE Place(const Problem &p, int64_t example) {
+        for (int d = DIMENSIONS; d-- > 0; example /= p.dimensions[d].size) {
+            const int64_t index = example % p.dimensions[d].size;
+            if (d == DIMENSIONS - 1) left = p.dimensions[d].size - index;
+            move(p.dimensions[d], index);
+        }
+    }
+
+    INLINE void move(const Dimension &by, int64_t count) {
+        logits += by.logits * count, gradient += by.gradient * count;
+        probabilities += by.probabilities * count, labels += by.labels * count;
+    }
 };
 
 // --- tiles ----------------------------------------------------------------------------------------
 
-// A batch has up to N examples: in one column tile, or in a row tile each. Each example has a lane, its
-// index in arrays of N numbers.
+// A batch has up to MOST examples, in column tiles or in a row tile each. Each example has a lane, its
+// index in arrays of MOST numbers.
+constexpr int MOST = 2 * LANES<float>;
 
 // The numbers of a tile's lanes; the same number in all lanes of a row tile.
 template <bool ROW, class T>
-INLINE Vector<T> lanes(const T *of, int tile, int part = 0) {
-    if (ROW) return all(of[tile]);
+INLINE Vector<T> lanes(const T *of, int tile) {
+    if constexpr (ROW) return all(of[tile]);
     Vector<T> x;
-    std::memcpy(&x, of + part * LANES<T>, sizeof x);
+    std::memcpy(&x, of + tile * LANES<T>, sizeof x);
     return x;
 }
 
 template <class T>
-INLINE Vector<T> lanes(const T *of, int part = 0) {
-    return lanes<false>(of, 0, part);
+INLINE Vector<T> lanes(const T *of, int part) {
+    return lanes<false>(of, part);
 }
 
 template <class T>
-INLINE void keep(T *of, Vector<T> x, int part = 0) {
+INLINE void keep(T *of, Vector<T> x, int part) {
     std::memcpy(of + part * LANES<T>, &x, sizeof x);
+}
+
+INLINE void keep_as(double *of, doubles x, int part) { keep(of, x, part); }
+INLINE void keep_as(float *of, doubles x, int part) {
+    const some_floats y = __builtin_convertvector(x, some_floats);
+    std::memcpy(of + part * LANES<double>, &y, sizeof y);
 }
 
 template <bool ROW>
 INLINE void keep_sum(double *of, int tile, const doubles *x, int parts = 1) {
     if (!ROW) {
-        for (int i = 0; i < parts; ++i) keep(of, x[i], i);
+        for (int i = 0; i < parts; ++i) keep(of, x[i], tile * parts + i);
         return;
     }
     doubles sum = x[0];
@@ -97,15 +126,15 @@ INLINE void keep_sum(double *of, int tile, const doubles *x, int parts = 1) {
 
 template <bool ROW, class T>
 INLINE void keep_largest(T *of, int tile, Vector<T> x) {
-    if (!ROW) return keep(of, x);
+    if (!ROW) return keep(of, x, tile);
     of[tile] = x[0];
     for (int l = 1; l < LANES<T>; ++l) of[tile] = x[l] > of[tile] ? x[l] : of[tile];
 }
 
-// The element of a class in a tile, for the example in a lane.
+// The element of a class in the tile of a lane.
 template <bool ROW, class T>
 INLINE T &at(Vector<T> *tile, int64_t c, int lane) {
-    return reinterpret_cast<T *>(tile)[ROW ? c : c * LANES<T> + lane];
+    return reinterpret_cast<T *>(tile)[ROW ? c : c * LANES<T> + lane % LANES<T>];
 }
 
 template <class T, class S>
@@ -133,41 +162,70 @@ INLINE void write<bfloat16, float>(bfloat16 *to, floats v) {
     std::memcpy(static_cast<void *>(to), &high, sizeof high);
 }
 
-// Fills a tile with logits or probabilities, and unused lanes with the padding.
-template <bool ROW, class T, class S>
-INLINE void load(Vector<T> *tile, const S *from, Strides by, int64_t classes, int count, T padding) {
+// Fills `tiles` column tiles, which are `apart` vectors apart, and unused lanes with the padding. Tiles are
+// filled together, because a cache line may belong to two of them. The next batch is prefetched: images
+// have a stream of memory for each class, more than the processor follows by itself.
+template <class T, class S>
+INLINE void load_columns(Vector<T> *tile, int64_t apart, int tiles, const S *from, int64_t by_example,
+                         int64_t by_class, int64_t classes, int count, T padding) {
     constexpr int N = LANES<T>;
-    if (ROW) {
-        int64_t c = 0;
-        for (; c + N <= classes; c += N) *tile++ = read<T>(from + c);
-        if (c == classes) return;
-        *tile = all(padding);
-        for (int l = 0; c + l < classes; ++l) (*tile)[l] = T(Working<S>(from[c + l]));
-    } else if (by.position == 1 && count == N) {
-        for (int64_t c = 0; c < classes; ++c) tile[c] = read<T>(from + c * by.classes);
-    } else {
-        if (count < N)
-            for (int64_t c = 0; c < classes; ++c) tile[c] = all(padding);
-        for (int l = 0; l < count; ++l)
-            for (int64_t c = 0; c < classes; ++c)
-                at<false, T>(tile, c, l) = T(Working<S>(from[l * by.position + c * by.classes]));
-    }
+    const int full = by_example == 1 ? count / N : 0;
+    for (int64_t c = 0; c < classes; ++c)
+        for (int t = 0; t < full; ++t) {
+            __builtin_prefetch(from + c * by_class + count + t * N, 0, 2);
+            tile[t * apart + c] = read<T>(from + c * by_class + t * N);
+        }
+    if (count == full * N) return;
+    for (int t = full; t < tiles && count < tiles * N; ++t)
+        for (int64_t c = 0; c < classes; ++c) tile[t * apart + c] = all(padding);
+    const auto copy = [&](int l, int64_t c) {
+        at<false, T>(tile + l / N * apart, c, l) = T(Working<S>(from[l * by_example + c * by_class]));
+    };
+    if (by_class == 1)
+        for (int l = full * N; l < count; ++l)
+            for (int64_t c = 0; c < classes; ++c) copy(l, c);
+    else
+        for (int64_t c = 0; c < classes; ++c)
+            for (int l = full * N; l < count; ++l) copy(l, c);
 }
 
-template <bool ROW, class T, class S>
-INLINE void store(S *to, Vector<T> *tile, Strides by, int64_t classes, int count) {
+template <class T, class S>
+INLINE void store_columns(S *to, Vector<T> *tile, int64_t apart, int64_t by_example,
+                          int64_t by_class, int64_t classes, int count) {
     constexpr int N = LANES<T>;
-    if (ROW) {
-        int64_t c = 0;
-        for (; c + N <= classes; c += N) write<S, T>(to + c, *tile++);
-        for (int l = 0; c + l < classes; ++l) to[c + l] = S(Working<S>((*tile)[l]));
-    } else if (by.position == 1 && count == N) {
-        for (int64_t c = 0; c < classes; ++c) write<S, T>(to + c * by.classes, tile[c]);
-    } else {
-        for (int l = 0; l < count; ++l)
-            for (int64_t c = 0; c < classes; ++c)
-                to[l * by.position + c * by.classes] = S(Working<S>(at<false, T>(tile, c, l)));
-    }
+    const int full = by_example == 1 ? count / N : 0;
+    for (int64_t c = 0; c < classes; ++c)
+        for (int t = 0; t < full; ++t) {
+            __builtin_prefetch(to + c * by_class + count + t * N, 1, 2);
+            write<S, T>(to + c * by_class + t * N, tile[t * apart + c]);
+        }
+    const auto copy = [&](int l, int64_t c) {
+        to[l * by_example + c * by_class] = S(Working<S>(at<false, T>(tile + l / N * apart, c, l)));
+    };
+    if (by_class == 1)
+        for (int l = full * N; l < count; ++l)
+            for (int64_t c = 0; c < classes; ++c) copy(l, c);
+    else
+        for (int64_t c = 0; c < classes; ++c)
+            for (int l = full * N; l < count; ++l) copy(l, c);
+}
+
+template <class T, class S>
+INLINE void load_row(Vector<T> *tile, const S *from, int64_t classes, T padding) {
+    constexpr int N = LANES<T>;
+    int64_t c = 0;
+    for (; c + N <= classes; c += N) *tile++ = read<T>(from + c);
+    if (c == classes) return;
+    *tile = all(padding);
+    for (int l = 0; c + l < classes; ++l) (*tile)[l] = T(Working<S>(from[c + l]));
+}
+
+template <class T, class S>
+INLINE void store_row(S *to, Vector<T> *tile, int64_t classes) {
+    constexpr int N = LANES<T>;
+    int64_t c = 0;
+    for (; c + N <= classes; c += N) write<S, T>(to + c, *tile++);
+    for (int l = 0; c + l < classes; ++l) to[c + l] = S(Working<S>((*tile)[l]));
 }
 
 // The examples of a batch, with their labels, weights, k and factors.
@@ -175,65 +233,80 @@ template <class S, class T, bool ROW>
 struct Batch {
     static constexpr int N = LANES<T>;
     const Problem &p;
-    const int64_t first, steps;  // the first example; vectors in a tile
-    const int count, tiles;
-    int64_t y[N] = {};
-    alignas(BYTES) double weight[N] = {}, k[N] = {}, factor[N] = {};
-    bool ignored[N] = {};
+    const Place &place;  // of the first example
+    const Dimension &by = p.dimensions[DIMENSIONS - 1];
+    const int64_t classes = p.classes.size, steps = ROW ? (classes + N - 1) / N : classes;  // vectors in a tile
+    const int count, tiles = ROW ? count : (count + N - 1) / N;
+    alignas(BYTES) int64_t y[MOST] = {}, ignored[MOST];  // ignored: all bits of the lanes without an example too
+    alignas(BYTES) double weight[MOST], k[MOST], factor[MOST];
+    bool any_ignored = false;
 
-    INLINE Batch(const Problem &p, int64_t first, int count)
-        : p(p), first(first), steps(ROW ? (p.classes + N - 1) / N : p.classes), count(count),
-          tiles(ROW ? count : 1) {}
+    INLINE Batch(const Problem &p, const Place &place, int count) : p(p), place(place), count(count) {}
 
     // Returns RIGHT, WRONG_K, or the index of an example with an invalid label.
     INLINE int64_t prepare(double scale) {
-        for (int l = 0; l < N; ++l) {
-            const int64_t i = first + (l < count ? l : 0), label = p.labels ? p.labels[i] : 0;
-            ignored[l] = p.labels && label == p.ignore_index;
-            if (!ignored[l] && uint64_t(label) >= uint64_t(p.classes)) return i;
-            y[l] = ignored[l] ? 0 : label;
-            weight[l] = ignored[l] ? 0.0 : p.labels && p.weight ? p.weight[label] : 1.0;
-            k[l] = !p.k           ? p.k_of_all
-                   : p.double_k ? static_cast<const double *>(p.k)[i]
-                                : static_cast<const float *>(p.k)[i];
-            if (!(k[l] >= 0x1p-100 && k[l] <= 0x1p100)) return WRONG_K;
-            factor[l] = (p.factor ? p.factor[i] : p.factor_of_all) * scale;
+        const int64_t *const labels = p.labels + place.labels;
+        if (p.labels && by.labels == 1 && count == MOST)
+            std::memcpy(y, labels, sizeof y);
+        else
+            for (int l = 0; l < count && p.labels; ++l) y[l] = labels[l * by.labels];
+        longs some{}, wrong{};
+        for (int i = 0; i < MOST / LANES<double>; ++i) {
+            const longs label = lanes(y, i), empty = FIRST + i * LANES<double> >= count;
+            const longs skipped = p.labels ? label == p.ignore_index : longs{};
+            some |= skipped;
+            wrong |= ~(skipped | empty) & (longs)((words)label >= uint64_t(classes));
+            keep(y, label & ~(skipped | empty), i);
+            keep(ignored, skipped | empty, i);
+            keep(weight, skipped | empty ? doubles{} : all(1.0), i);
+            keep(k, all(p.k_of_all), i);
+            keep(factor, all(p.factor_of_all * scale), i);
         }
-        return RIGHT;
+        any_ignored = any(some);
+        if (any(wrong))
+            for (int l = 0; l < count; ++l)
+                if (!ignored[l] && uint64_t(y[l]) >= uint64_t(classes)) return place.labels + l * by.labels;
+        for (int l = 0; l < count && p.labels && p.weight; ++l) weight[l] *= p.weight[y[l]];
+        for (int l = 0; l < count && p.factor; ++l) factor[l] = p.factor[place.labels + l * by.labels] * scale;
+        for (int l = 0; l < count && p.k; ++l) {
+            const int64_t i = place.labels + l * by.labels;
+            k[l] = p.double_k ? static_cast<const double *>(p.k)[i] : static_cast<const float *>(p.k)[i];
+        }
+        for (int i = 0; i < MOST / LANES<double>; ++i)
+            wrong |= ~((lanes(k, i) >= 0x1p-100) & (lanes(k, i) <= 0x1p100));
+        return any(wrong) ? WRONG_K : RIGHT;
     }
 
-    // The lanes of a tile.
-    INLINE int begin(int tile) const { return ROW ? tile : 0; }
-    INLINE int end(int tile) const { return ROW ? tile + 1 : N; }
-
-    template <class D>
-    INLINE D *start_of(const void *data, Strides by, int tile) const {
-        const int64_t outer = first / p.positions, position = first % p.positions + (ROW ? tile : 0);
-        return const_cast<D *>(static_cast<const D *>(data)) + outer * by.outer + position * by.position;
-    }
-
-    INLINE void load_logits(Vector<T> *tile, int t) const {
-        const S *from = start_of<S>(p.logits, p.of_logits, t);
-        load<ROW, T>(tile, from, p.of_logits, p.classes, count, T(-INF));
+    // The tiles begin `apart` vectors after each other.
+    INLINE void load_logits(Vector<T> *tile, int64_t apart) const {
+        const S *const from = static_cast<const S *>(p.logits) + place.logits;
+        load(tile, apart, from, by.logits, p.classes.logits, T(-INF));
     }
 
     template <class Q>
-    INLINE void load_probabilities(Vector<T> *tile, int t) const {
-        const Q *from = start_of<Q>(p.probabilities, p.of_probabilities, t);
-        load<ROW, T>(tile, from, p.of_probabilities, p.classes, count, T(0));
+    INLINE void load_probabilities(Vector<T> *tile, int64_t apart) const {
+        const Q *const from = static_cast<const Q *>(p.probabilities) + place.probabilities;
+        load(tile, apart, from, by.probabilities, p.classes.probabilities, T(0));
     }
 
-    INLINE void store_gradient(Vector<T> *tile, int t) const {
-        S *to = start_of<S>(p.gradient, p.of_gradient, t);
-        store<ROW, T>(to, tile, p.of_gradient, p.classes, count);
+    template <class Q>
+    INLINE void load(Vector<T> *tile, int64_t apart, const Q *from, int64_t by_example, int64_t by_class,
+                     T padding) const {
+        if (!ROW) load_columns<T>(tile, apart, tiles, from, by_example, by_class, classes, count, padding);
+        for (int t = 0; t < tiles && ROW; ++t) load_row<T>(tile + t * apart, from + t * by_example, classes, padding);
     }
 
-    INLINE void add_values(const double *value, double &sum) const {
-        for (int l = 0; l < count; ++l) {
-            const double v = ignored[l] ? 0.0 : value[l];
-            sum += v;
-            if (p.value) static_cast<Working<S> *>(p.value)[first + l] = Working<S>(v);
-        }
+    INLINE void store_gradient(Vector<T> *tile, int64_t apart) const {
+        S *const to = static_cast<S *>(p.gradient) + place.gradient;
+        if (!ROW) store_columns<T>(to, tile, apart, by.gradient, p.classes.gradient, classes, count);
+        for (int t = 0; t < tiles && ROW; ++t) store_row<T>(to + t * by.gradient, tile + t * apart, classes);
+    }
+
+    INLINE void add_values(const double *value, doubles &sum) const {
+        for (int i = 0; i < MOST / LANES<double>; ++i)
+            sum += lanes(ignored, i) == 0 ? lanes(value, i) : doubles{};
+        for (int l = 0; l < count && p.value; ++l)
+            static_cast<Working<S> *>(p.value)[place.labels + l * by.labels] = Working<S>(ignored[l] ? 0.0 : value[l]);
     }
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #define INLINE inline __attribute__((always_inline))
 
@@ -29,6 +30,7 @@ typedef int32_t ints __attribute__((vector_size(BYTES)));
 typedef uint32_t uints __attribute__((vector_size(BYTES)));
 typedef uint16_t shorts __attribute__((vector_size(BYTES / 2)));
 typedef double doubles __attribute__((vector_size(BYTES)));
+typedef float some_floats __attribute__((vector_size(BYTES / 2)));
 typedef int64_t longs __attribute__((vector_size(BYTES)));
 typedef uint64_t words __attribute__((vector_size(BYTES)));
 
@@ -40,6 +42,14 @@ template <>
 struct VectorOf<double> {
     typedef doubles type;
 };
+template <>
+struct VectorOf<int32_t> {
+    typedef ints type;
+};
+template <>
+struct VectorOf<int64_t> {
+    typedef longs type;
+};
 template <class T>
 using Vector = typename VectorOf<T>::type;
 
@@ -48,6 +58,7 @@ constexpr int LANES = BYTES / sizeof(T);
 template <class T>
 constexpr int PARTS = sizeof(double) / sizeof(T);  // vectors of doubles per vector of T
 
+constexpr longs FIRST = {LOW};  // the indices of the lanes
 constexpr float INF = __builtin_inff();
 constexpr double NOT_A_NUMBER = __builtin_nan("");
 
@@ -55,6 +66,12 @@ constexpr double NOT_A_NUMBER = __builtin_nan("");
 
 INLINE floats all(float x) { return x - floats{}; }
 INLINE doubles all(double x) { return x - doubles{}; }
+INLINE longs all(int64_t x) { return x - longs{}; }
+
+template <class V>
+INLINE V larger(V a, V b) {
+    return a > b ? a : b;
+}
 
 // exp(x) for x <= 0 within an ulp; 0 below -88. Cephes' coefficients.
 INLINE floats exp(floats x) {
@@ -142,14 +159,20 @@ INLINE doubles rough_log(doubles x) {
     return exponent * 0.6931471805599453 + ((p * u - 0.5) * square + u);
 }
 
-// log(1 + x) for x >= 0.
-INLINE doubles log1p(doubles x) {
-    const doubles u = x + 1.0;
-    return log(u) + (x - (u - 1.0)) / u;
+// log x for x >= 0, as precise as results in T need; -infinity for NaN.
+template <class T>
+INLINE doubles log_of(doubles x) {
+    const doubles normal = larger(x, all(0x1p-1022));
+    const doubles y = std::is_same_v<T, double> ? log(normal) : rough_log(normal);
+    return x > 0.0 ? y : all(-double(INF));
 }
-INLINE doubles rough_log1p(doubles x) {
-    const doubles u = x + 1.0;
-    return rough_log(u) + (x - (u - 1.0));
+
+// log(1 + x) for x >= 0, as precise as results in T need.
+template <class T>
+INLINE doubles log1p(doubles x) {
+    const doubles u = x + 1.0, rounded = x - (u - 1.0);
+    if (std::is_same_v<T, double>) return log(u) + rounded / u;
+    return rough_log(u) + (x > 1.0 ? doubles{} : rounded);  // NaN is kept
 }
 
 INLINE doubles sqrt(doubles x) {
@@ -157,16 +180,17 @@ INLINE doubles sqrt(doubles x) {
     return x;
 }
 
+INLINE bool any(longs x) {
+    int64_t found = 0;
+    for (size_t l = 0; l < sizeof x / sizeof(double); ++l) found |= x[l];
+    return found;
+}
+
 INLINE doubles abs(doubles x) { return (doubles)((words)x & 0x7FFFFFFFFFFFFFFF); }
 
 // |size| with the sign of x.
 INLINE doubles with_sign_of(doubles x, doubles size) {
     return (doubles)((words)size | ((words)x & 0x8000000000000000));
-}
-
-template <class V>
-INLINE V larger(V a, V b) {
-    return a > b ? a : b;
 }
 
 INLINE doubles widened(floats x, int part) {
