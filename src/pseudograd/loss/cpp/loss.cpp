@@ -31,8 +31,9 @@ struct Job {
     double sums[MOST_THREADS] = {};
     int64_t wrong[MOST_THREADS] = {};
 
+    // Inlined, rows and columns would share their registers, and take 3 to 6% longer.
     template <bool ROW>
-    INLINE int64_t run(int64_t start, int64_t stop, Power power, doubles &sum) {
+    __attribute__((noinline)) int64_t run(int64_t start, int64_t stop, Power power, doubles &sum) {
         using T = std::conditional_t<SOFT, double, Working<S>>;
         constexpr int N = LANES<T>;
         const int64_t steps = ROW ? (p.classes.size + N - 1) / N : p.classes.size;
