@@ -227,3 +227,9 @@ def test_compiled_losses_on_a_gpu() -> None:
         }
         ours, theirs = walls["ours k=0.5, compiled"], walls["torch.compile"]
         assert words.format(f"{ours:.2f}", f"{theirs:.2f}", ours / theirs) in text
+
+
+def test_all_checks_of_networks_on_a_gpu_passed() -> None:
+    checks = read("check_modules_cuda.csv")
+    assert {line["ok"] for line in checks} == {"True"}
+    assert f"All {len(checks)} checks pass" in (ROOT / "docs/fleet.md").read_text("utf-8")
