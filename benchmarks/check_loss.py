@@ -443,8 +443,30 @@ class Bench:
             differ = self.binary_differences(x, (z > 1).to(dtype), k)
             kind = ("binary", name_of(dtype), rows, classes, k_text)
             yield Check("binary, node and operators that differ", *kind, differ, 0.0)
+        for text, (target, smoothing) in targets.items():
+            for k_text, k in {"0.5": 0.5, "3": 3.0, "each row": each_row}.items():
+                differ = self.operator_differences(x, target, k, smoothing)
+                kind = (kernel, name_of(dtype), rows, classes, k_text)
+                yield Check(f"{text}, operators of graphs in C++ and in Python that differ", *kind,
+                            differ, 0.0)  # fmt: skip
         if dtype == torch.float32:
             yield self.of_captured_node(kernel, z, label)
+
+    def operator_differences(self, z: Tensor, target: Tensor, k: Any, smoothing: float) -> float:
+        """Count differences between the operator of compiled graphs in node.cpp and in Python."""
+        operator, key = torch.ops.pseudograd.loss_on_gpu, "CUDA"
+        assert torch._C._dispatch_has_kernel_for_dispatch_key("pseudograd::loss_on_gpu", key)
+        number, ks = (1.0, k) if isinstance(k, Tensor) else (k, None)
+        differ = 0
+        for reduction, training in product(("mean", "sum"), (True, False)):
+            settings = (IGNORED, reduction, smoothing, training)
+            theirs = node.loss_and_gradient(z, target, k, *settings)
+            for _ in range(2):  # it asks Python for a plan, then finds it
+                mine = operator(z, target, number, ks, None, *settings)
+                for one, other in zip(mine, theirs, strict=True):
+                    assert (one.dtype, one.shape) == (other.dtype, other.shape)
+                    differ += int(((one != other) & ~(one.isnan() & other.isnan())).sum())
+        return float(differ)
 
     def binary_differences(self, z: Tensor, target: Tensor, k: Any) -> float:
         """Count differences of values and gradients of the binary loss, scaled or not."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ _LAUNCHER = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p,
 )  # fmt: skip
 _SETTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 
 class Launched(NamedTuple):
@@ -244,6 +246,138 @@ def test_loss_and_gradient(gpu: Any) -> None:
     value, gradient = module.loss_and_gradient(plan, z.detach(), target, None, 1.0, 0)
     torch.testing.assert_close(gradient, expected(z, target))
     assert value.dim() == 0
+
+
+class Operator:
+    """The operator for compiled graphs, run by the node on the CPU, and what it asks Python for."""
+
+    def __init__(self, module: Any, plan: Any) -> None:
+        self.module, self.plan = module, plan
+        self.asked: list[tuple[Any, ...]] = []
+        self.stream = _STREAM(self.current_stream)
+        address = node._address(self.stream)
+        module.run_operator("CPU", address, self.make_plan, self.run_in_python)
+
+    def __call__(self, z: Tensor, target: Tensor, k: float = 1.0, **settings: Any) -> Any:
+        settings = {"ks": None, "reduction": "sum", "training": True} | settings
+        return torch.ops.pseudograd.loss_on_gpu(
+            z, target, k, weight=None, ignore_index=-100, smoothing=0.0, **settings
+        )
+
+    def current_stream(self, device: int, stream: Any) -> int:
+        stream[0] = 17
+        return 0
+
+    def make_plan(self, *call: Any) -> Any:
+        self.asked.append(("plan", *call))
+        return self.plan
+
+    def run_in_python(self, *call: Any) -> tuple[Tensor, Tensor]:
+        self.asked.append(("loss", *call))
+        return torch.tensor(5.0), torch.ones(2)
+
+
+@pytest.fixture
+def operator(gpu: Any) -> Iterator[tuple[Operator, Gpu]]:
+    module, plan, kernels = gpu
+    yield Operator(module, plan), kernels
+    module.run_operator("", 0, None, None)
+
+
+def test_the_operator_for_graphs(operator: Any) -> None:
+    run, kernels = operator
+    z, target = inputs()
+    for factor in (1, 3):
+        logits = (z * factor).detach()
+        value, gradient = run(logits, target, k=7.0 * factor)
+        loss = torch.nn.functional.cross_entropy(logits, target, reduction="sum")
+        assert value.item() == pytest.approx(loss.item())
+        torch.testing.assert_close(gradient, expected(logits.requires_grad_(), target))
+    # One plan, which is launched on the current stream with the k of the call.
+    assert [one[0] for one in run.asked] == ["plan"]
+    assert run.asked[0][3:] == (7.0, -100, "sum", 0.0, True)
+    assert [(one.kernel, one.stream, one.k) for one in kernels.launched] == [
+        (1, 17, 7.0), (1, 17, 21.0),
+    ]  # fmt: skip
+
+
+def test_each_layout_has_a_plan_of_its_own(operator: Any) -> None:
+    run, _ = operator
+    z, target = inputs()
+    z = z.detach()
+    calls: list[dict[str, Any]] = [
+        {}, {"k": 0.5}, {"k": 7.0}, {"k": 8.0}, {"training": False}, {"reduction": "mean"},
+        {"ks": torch.ones(ROWS)}, {"ks": torch.ones(ROWS, dtype=torch.float64)},
+        {"ks": torch.ones(())},
+    ]  # fmt: skip
+    for _ in range(2):
+        for call in calls:
+            run(z, target, **call)
+        run(z.t().contiguous().t(), target)
+    assert [one[0] for one in run.asked] == ["plan"] * len(calls)  # k = 7 and 8 share one
+
+
+def test_calls_that_the_operator_leaves_to_python(operator: Any) -> None:
+    run, kernels = operator
+    z, target = inputs()
+    z = z.detach()
+    unaligned = torch.zeros(ROWS * CLASSES + 1)[1:].reshape(ROWS, CLASSES)
+    for logits, ks in ((unaligned, None), (z, torch.ones(ROWS + 1)[1:])):
+        value, gradient = run(logits, target, ks=ks)
+        assert (value.item(), len(gradient)) == (5, 2)
+    run.plan = None  # such as labels in another dtype
+    run(z, target)
+    assert [one[0] for one in run.asked] == ["loss", "loss", "plan", "loss"]
+    assert kernels.launched == []
+
+
+def test_without_training_the_operator_has_no_gradient(gpu: Any) -> None:
+    module, _, _ = gpu
+    forward = module.Launch(4, 7, 64, 128, [0] * 5, [(0, Z), (1, TARGET), (3, VALUE)], 4)
+    plan = module.Plan(42, [forward], [], torch.float32, None, 0, 0, 0, 1)
+    run = Operator(module, plan)
+    try:
+        value, gradient = run(*inputs(), training=False)
+    finally:
+        module.run_operator("", 0, None, None)
+    assert (value.shape, gradient.shape, gradient.dtype) == ((ROWS,), (0,), torch.float32)
+
+
+def test_a_compiled_graph_calls_the_operator(operator: Any) -> None:
+    run, kernels = operator
+    z, target = inputs()
+    compiled = torch.compile(lambda z: run(z, target)[0] * 2, backend="aot_eager", fullgraph=True)
+    loss = torch.nn.functional.cross_entropy(z, target, reduction="sum")
+    for _ in range(2):
+        assert compiled(z.detach()).item() == pytest.approx(2 * loss.item())
+    assert [one.kernel for one in kernels.launched] == [1, 1]
+
+
+def test_the_node_takes_the_operator_over_during_a_call(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where the first call after the compilation loads the node."""
+    module, plan, kernels = gpu
+    z, target = inputs()
+    z, taken = z.detach(), []
+    operator = torch.ops.pseudograd.loss_on_gpu
+    call = (z, target, 1.0, None, None, -100, "sum", 0.0, True)
+    python = node.loss_and_gradient
+
+    def first(*asked: Any) -> tuple[Tensor, Tensor]:
+        taken.append(Operator(module, plan))
+        return python(*asked)
+
+    monkeypatch.setattr(node, "loss_and_gradient", first)
+    results = [operator(*call) for _ in range(3)]
+    assert (len(taken), len(kernels.launched)) == (1, 2)
+    module.run_operator("", 0, None, None)
+    monkeypatch.undo()
+    results.append(operator(*call))  # in Python again
+    assert len(kernels.launched) == 2
+    for value, gradient in results:
+        torch.testing.assert_close(value, results[0][0])
+        torch.testing.assert_close(gradient, results[0][1])
 
 
 def test_a_failed_launch(gpu: Any) -> None:

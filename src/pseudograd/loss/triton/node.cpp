@@ -5,15 +5,19 @@
 // not in here: a `Plan`, made by node.py, says which compiled kernels to launch with which arguments.
 // operators.py does the same in Python, and handles all other calls.
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/custom_class.h>
+#include <torch/library.h>
 
 #include <array>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 namespace {
 
@@ -196,6 +200,97 @@ std::pair<at::Tensor, at::Tensor> loss_and_gradient(const std::shared_ptr<Plan>&
   return {value, state->gradient};
 }
 
+// The operator `pseudograd::loss_on_gpu` of compiled graphs, which graph.py defines and implements in
+// Python. Plans are found here by the layout of a call; Python makes them, and computes what has none.
+using Layout = std::vector<int64_t>;
+using CurrentStream = int (*)(int32_t device, void** stream);
+constexpr size_t MOST_PLANS = 4096;  // as in node.py
+CurrentStream current_stream = nullptr;
+// These are never freed, since the interpreter may end before them.
+PyObject *make_plan = nullptr, *run_in_python = nullptr;
+torch::Library* library = nullptr;
+std::map<Layout, std::shared_ptr<Plan>> plans;
+std::mutex of_plans;
+
+int64_t bits(double number) {
+  int64_t same;
+  std::memcpy(&same, &number, sizeof same);
+  return same;
+}
+
+void add_layout(Layout& layout, const at::Tensor& tensor) {
+  layout.push_back(static_cast<int64_t>(tensor.scalar_type()));
+  layout.push_back(tensor.dim());
+  for (auto size : tensor.sizes()) layout.push_back(size);
+  for (auto stride : tensor.strides()) layout.push_back(stride);
+}
+
+// Returns whether the kernels can read tensors as they are, on the device that is current.
+bool are_plain(const at::Tensor& z, const at::Tensor& target, const OptionalTensor& ks) {
+  auto address = address_of(z) | address_of(target) | (ks ? address_of(*ks) : 0);
+  if (address % 16 || z.is_neg() || target.is_neg()) return false;
+  if (target.device() != z.device() || (ks && ks->device() != z.device())) return false;
+  return c10::impl::VirtualGuardImpl(z.device().type()).getDevice().index() == z.device().index();
+}
+
+std::tuple<at::Tensor, at::Tensor> loss_on_gpu(const at::Tensor& z, const at::Tensor& target, double k,
+                                               const OptionalTensor& ks, const OptionalTensor& weight,
+                                               int64_t ignore_index, std::string_view reduction,
+                                               double smoothing, bool training) {
+  auto in_python = [&](PyObject* function) {
+    auto call = py::reinterpret_borrow<py::object>(function);
+    auto sensitivity = ks ? py::cast(*ks) : py::cast(k);
+    return call(z, target, sensitivity, ignore_index, py::str(reduction.data(), reduction.size()),
+                smoothing, training);
+  };
+  std::shared_ptr<Plan> plan;
+  if (are_plain(z, target, ks)) {
+    bool special = k == 0.5 || k == 1 || k == 2;  // these have kernels of their own
+    Layout layout{z.device().index(), ignore_index, bits(smoothing), training, reduction[0],
+                  !ks && special ? bits(k) : 0};
+    add_layout(layout, z);
+    add_layout(layout, target);
+    if (ks) add_layout(layout, *ks);
+    {
+      std::lock_guard<std::mutex> lock(of_plans);
+      if (auto found = plans.find(layout); found != plans.end()) plan = found->second;
+    }
+    if (!plan) {
+      {
+        py::gil_scoped_acquire gil;
+        plan = in_python(make_plan).cast<std::shared_ptr<Plan>>();  // may be None
+      }
+      std::lock_guard<std::mutex> lock(of_plans);
+      if (plans.size() >= MOST_PLANS) plans.clear();
+      if (plan) plans[layout] = plan;
+    }
+  }
+  if (!plan) {
+    py::gil_scoped_acquire gil;
+    return in_python(run_in_python).cast<std::tuple<at::Tensor, at::Tensor>>();
+  }
+  void* stream = nullptr;
+  TORCH_CHECK(!current_stream(z.device().index(), &stream), "pseudograd: no CUDA stream");
+  auto state = state_of(plan, k, reinterpret_cast<int64_t>(stream));
+  auto value = run_forward(z, target, ks, *state);
+  if (!state->gradient.defined()) state->gradient = at::empty({0}, value.options().dtype(at::kFloat));
+  return {value, state->gradient};
+}
+
+// Makes this file run the operator for a dispatch key; "" gives it back to Python.
+void run_operator(const std::string& key, int64_t stream, const py::object& make, const py::object& run) {
+  delete library;
+  library = nullptr;
+  plans.clear();
+  if (key.empty()) return;
+  current_stream = reinterpret_cast<CurrentStream>(stream);
+  make_plan = py::object(make).release().ptr();
+  run_in_python = py::object(run).release().ptr();
+  library = new torch::Library(torch::Library::IMPL, "pseudograd", c10::parseDispatchKey(key), __FILE__,
+                               __LINE__);
+  library->impl("loss_on_gpu", &loss_on_gpu);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -214,6 +309,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       }));
   module.def("loss", &loss);
   module.def("loss_and_gradient", &loss_and_gradient);
+  module.def("run_operator", &run_operator);
   module.def("prepare", [](int64_t launch, int64_t context, std::string second,
                            std::string forward_mode) {
     launch_kernel = reinterpret_cast<CuLaunchKernel>(launch);

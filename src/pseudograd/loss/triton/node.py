@@ -107,13 +107,18 @@ def loss_and_gradient(
     smoothing: float,
     training: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of rows (R, C) in float32 and, if training, its gradient."""
+    """Return the loss of rows (R, C) in float32 and, if training, its gradient.
+
+    It is the operator `loss_on_gpu` of compiled graphs until node.cpp is compiled, and later for
+    calls that have no plan.
+    """
     module: Any = compiled_node() if z.is_cuda else None  # Triton's interpreter has none
-    gradient = torch.float32 if training else None
-    settings, results = (ignore_index, reduction, smoothing), (torch.float32, gradient, False)
     if isinstance(k, Tensor):
         k = k.to(z.device) if k.dim() or not k.is_cpu else k.item()
-    plan = None if module is None else _plan(module, z, target, k, settings, results, None)
+    plan = None
+    if module is not None:
+        plan = plan_in_graph(z, target, k, ignore_index, reduction, smoothing, training)
+    gradient = torch.float32 if training else None
     if plan is not None:
         ks, number = (k, 1.0) if isinstance(k, Tensor) else (None, k)
         stream = torch._C._cuda_getCurrentRawStream(z.get_device())
@@ -125,6 +130,21 @@ def loss_and_gradient(
             launch_forward(rows, room, reduction)
         value, f = room.value, room.gradient
     return value, z.new_empty(0, dtype=torch.float32) if f is None else f
+
+
+def plan_in_graph(
+    z: Tensor,
+    target: Tensor,
+    k: Sensitivity,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+    training: bool,
+) -> Any:
+    """Return the plan of `loss_and_gradient`, or None if the node does not support the call."""
+    gradient = torch.float32 if training else None
+    settings, results = (ignore_index, reduction, smoothing), (torch.float32, gradient, False)
+    return _plan(compiled_node.module, z, target, k, settings, results, None)
 
 
 _plans: dict[Any, Any] = {}
@@ -290,6 +310,7 @@ class _Build:
         try:
             if library_path().exists():
                 self.module, self.is_over = load(library_path()), True
+                _run_operator(self.module)
             elif self.process is None and _compiler() is not None:
                 null = subprocess.DEVNULL
                 command = [sys.executable, "-m", __name__]
@@ -359,10 +380,23 @@ def load(library: Path, driver: Any = None) -> Any:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     driver = _driver() if driver is None else driver
-    functions = (driver.cuLaunchKernel, driver.cuCtxSetCurrent)
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    addresses = map(_address, (driver.cuLaunchKernel, driver.cuCtxSetCurrent))
     module.prepare(*addresses, NO_SECOND_DERIVATIVE, NO_FORWARD_MODE)
     return module
+
+
+def _run_operator(module: Any) -> None:
+    """Make the compiled node run the operator `loss_on_gpu`, instead of `loss_and_gradient`."""
+    library = Path(torch.__file__).parent / "lib/libtorch_cuda.so"
+    try:
+        current_stream = ctypes.CDLL(str(library)).aoti_torch_get_current_cuda_stream
+    except (OSError, AttributeError):
+        return
+    module.run_operator("CUDA", _address(current_stream), plan_in_graph, loss_and_gradient)
+
+
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 @functools.cache
