@@ -1,8 +1,9 @@
 """Time forward and backward of the tunable loss and of PyTorch's cross-entropy, in one run.
 
     python -m benchmarks.loss
-    python -m benchmarks.loss --device cuda            # about 8 minutes
-    python -m benchmarks.loss --device cuda --rest     # continue a run that was cut off
+    python -m benchmarks.loss --device cuda --only-compile     # may run beside other programs
+    python -m benchmarks.loss --device cuda --compiled         # 5 minutes; both without options
+    python -m benchmarks.loss --device cuda --compiled --rest  # continue a run that was cut off
 
 On a GPU, `benchmarks.loss_cuda` measures GPU time, host time and wall-clock time, and compares the
 kernels of other libraries too.
@@ -209,15 +210,22 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--only", default="", help="on a GPU: names of cases, or parts of them")
     parser.add_argument("--rest", action="store_true", help="on a GPU: keep what the file has")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="on a GPU: start no case"
+                        " that would end later than this")  # fmt: skip
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--only-compile", action="store_true", help="on a GPU: fill the caches only")
+    parts.add_argument("--compiled", action="store_true", help="on a GPU: the caches are filled")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    if arguments.only and not arguments.out:
+    if arguments.only and not arguments.out and not arguments.only_compile:
         parser.error("--only would overwrite the full table: name another file with --out")
     out = arguments.out or RESULTS / f"loss_{arguments.device}.csv"
     if arguments.device == "cuda":
         from benchmarks import loss_cuda
 
-        loss_cuda.main(out, arguments.only, arguments.rest)
+        steps = "measure" if arguments.compiled else "compile measure"
+        steps = "compile" if arguments.only_compile else steps
+        loss_cuda.main(out, arguments.only, arguments.rest, steps, arguments.seconds)
     else:
         on_cpu(out)
 

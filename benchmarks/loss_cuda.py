@@ -14,9 +14,11 @@ For layer and loss, those close to the fastest get more turns. The table shows m
 of the total: a loss that reads them once and writes their gradient once has 1, one that reads them
 twice 2/3.
 
-All kernels are compiled beforehand, by several processes. The file is written after each shape, and
-with ``--rest``, a later run of the same commit keeps these and measures the others. Layer and loss
-are measured only if named by ``--only``. Peers that are not installed are listed and left out.
+All kernels are compiled beforehand, by several processes: ``--only-compile`` does only that, beside
+other programs, and ``--compiled`` leaves it out. The file is written after each shape. With
+``--seconds``, no shape starts that would end too late; with ``--rest``, a later run of the same
+commit keeps the file's shapes and measures the others. Layer and loss are measured only if named by
+``--only``. Peers that are not installed are listed and left out.
 """
 
 from __future__ import annotations
@@ -81,14 +83,26 @@ BINARY = (
     (torch.float32, 65536, 1000),
     (torch.float32, 4096, 1),
 )
+# In this order before the others: where the wall clock is closest to PyTorch's.
+TELLING = (
+    "logits float32 128x10",
+    "logits bfloat16 262144x10",
+    "logits bfloat16 131072x100",
+    "logits bfloat16 65536x1000",
+    "binary float32 4096x1",
+    "binary bfloat16 65536x1000",
+    "logits bfloat16 8192x32000",
+)
 LINEAR = ((torch.bfloat16, 8192, 4096, 131072), (torch.bfloat16, 8192, 2048, 32000))
 KS: dict[str, float | None] = {"1": 1.0, "0.5": 0.5, "2": 2.0, "per row": None}
 PEERS = {"liger": "liger-kernel", "cut": "cut-cross-entropy", "quack": "quack-kernels"}
 CUTE = "liger_kernel.ops.cutedsl.ops"  # for Hopper GPUs; opt-in in Liger
 TURNS = {"logits": 40, "probabilities": 25, "binary": 30, "linear": 20}
 SLOW, FEW_TURNS = 0.02, 5  # contenders that take longer, in seconds, have so many turns
+# Losses of more logits than this are long for the GPU, and vary little: they have fewer turns.
+LARGE, LARGE_TURNS = 1 << 27, 20
 # The largest number of logits, and how many more turns measure the wall-clock time alone.
-WALL_TURNS = ((1 << 20, 800), (1 << 25, 150), (1 << 27, 80))
+WALL_TURNS = ((1 << 20, 800), (1 << 25, 200), (LARGE, 100))
 # Most of the time goes to the same matrix products, so the best need more turns to separate.
 MORE_TURNS = {"linear": 40}
 CLOSE = 1.05
@@ -169,9 +183,11 @@ def of_logits() -> dict[str, Loss]:
 
 def of_probabilities() -> dict[str, Loss]:
     """Return contenders for class probabilities, which the peers' kernels do not support."""
-    contenders = of_pytorch() | of_ourselves()
-    contenders["ours k=0.5, plain"] = lambda z, q, ks: loss(z, q, k=0.5, implementation="torch")
-    return contenders
+    return of_pytorch() | of_ourselves() | {"ours k=0.5, plain": plain}
+
+
+def plain(z: Tensor, q: Tensor, ks: Tensor) -> Tensor:
+    return loss(z, q, k=0.5, implementation="torch")
 
 
 def of_binary(probabilities: Tensor) -> dict[str, Loss]:
@@ -286,9 +302,11 @@ class Arena:
         self, form: str, contenders: dict[str, Loss], leaves: list[Tensor], *others: Tensor
     ) -> None:
         self.form, self.contenders, self.leaves, self.others = form, contenders, leaves, others
+        size, self.calls_before = leaves[0].numel(), CALLS_BEFORE[form]
         self.turns, self.more_turns = TURNS[form], MORE_TURNS.get(form, 0)
-        self.calls_before = CALLS_BEFORE[form]
-        size = leaves[0].numel()
+        if form != "linear" and size > LARGE:
+            self.turns = LARGE_TURNS
+            contenders.pop("ours k=0.5, plain", None)  # up to a quarter of a second each
         self.wall_turns = next((turns for most, turns in WALL_TURNS if size <= most), 0)
         self.original = leaves[0].detach().clone()
 
@@ -342,10 +360,12 @@ class Arena:
         return self.wall(loss, overwrites)
 
     def compile(self) -> None:
-        """Run every contender, so that its kernels are in the caches on disk."""
+        """Run every contender that is compiled, so that its kernels are in the caches on disk."""
         for name, contender in self.contenders.items():
+            if name.endswith("plain") or ("cross_entropy" in name and self.form != "linear"):
+                continue  # PyTorch's own operations
             try:
-                for _ in range(0 if name.endswith("plain") else 2):
+                for _ in range(2):
                     self.step(contender)
                 self.restore()
             except Exception as error:  # `race` reports it
@@ -574,8 +594,24 @@ def line_of(case: Case, name: str, result: Result, copied: float) -> dict[str, s
     }
 
 
-def main(out: Path, only: str, rest: bool) -> None:
-    """Measure, and print and write the table."""
+def order(case: Case) -> tuple[bool, int, int]:
+    """Return a key that sorts cases: the telling ones, then from small to large, layers last."""
+    place = TELLING.index(case.name) if case.name in TELLING else len(TELLING)
+    return case.form == "linear", place, case.size
+
+
+def main(out: Path, only: str, rest: bool, steps: str, seconds: float) -> None:
+    """Measure, and print and write the table.
+
+    Args:
+        out: The file to write.
+        only: Parts of names of cases, separated by commas.
+        rest: Keep the cases that the file has.
+        steps: "compile", "measure" or both, separated by a space.
+        seconds: No case starts that would end later than this.
+
+    """
+    begun = time.monotonic()
     facts, peers = environment("cuda"), peer_versions()
     print(f"{facts['hardware']}, torch {facts['torch']}, triton {facts['triton']}, peers {peers}")
     kept = earlier(out, facts) if rest else []
@@ -590,31 +626,41 @@ def main(out: Path, only: str, rest: bool) -> None:
         and (case.form != "linear" or "linear" in only)
     ]
     prepare_compiler()
-    compile_all([case.name for case in sorted(chosen, key=lambda case: -case.size)])
-    # Small shapes first: their wall-clock times say most.
-    for case in sorted(chosen, key=lambda case: (case.form == "linear", case.size)):
-        begun = time.monotonic()
-        torch._dynamo.reset()  # compile each shape as for a program with only this shape
-        arena = case.prepare()
-        copied = 0.0 if case.form == "linear" else copy_ms(arena.leaves[0].detach())
-        print(f"{case.name}: milliseconds, forward / backward / both (20% to 80%) / host / wall")
-        for name, result in arena.race():
-            low, high = result.both.low, result.both.high
-            print(
-                f"  {name:<36}{result.forward.median:>9.4f}{result.backward.median:>9.4f}"
-                f"{result.both.median:>9.4f} ({low:.4f} to {high:.4f})"
-                f"{result.host.median:>8.3f}{result.wall.median:>8.3f} ± {result.wall_error:.3f}"
-                f"{result.peak_bytes / 1e6:>10.1f} MB{copied / result.both.median:>7.2f}",
-                flush=True,
-            )
-            lines[case.name].append({**line_of(case, name, result, copied), **peers, **facts})
+    if "compile" in steps:
+        compile_all([case.name for case in sorted(chosen, key=lambda case: -case.size)])
+    left = sorted(chosen, key=order) if "measure" in steps else []
+    longest = 0.0
+    while left and time.monotonic() - begun + longest < seconds:
+        case, start = left.pop(0), time.monotonic()
+        lines[case.name] = [{**line, **peers, **facts} for line in measured(case)]
         write([line for found in lines.values() for line in found], out, quiet=True)
-        print(f"  {time.monotonic() - begun:.0f} s", flush=True)
-        del arena
+        longest = max(longest, time.monotonic() - start)
+        print(f"  {time.monotonic() - start:.0f} s", flush=True)
         gc.collect()
         torch.cuda.empty_cache()
-    show([line for found in lines.values() for line in found])
-    print(f"written to {out}")
+    if "measure" in steps:
+        show([line for found in lines.values() for line in found])
+        print(f"written to {out} after {time.monotonic() - begun:.0f} s")
+    if left:
+        print("not measured, see --rest:", *(case.name for case in left), sep="\n  ")
+
+
+def measured(case: Case) -> Iterator[dict[str, str]]:
+    """Measure a case; print and yield a line for each contender."""
+    torch._dynamo.reset()  # compile each shape as for a program with only this shape
+    arena = case.prepare()
+    copied = 0.0 if case.form == "linear" else copy_ms(arena.leaves[0].detach())
+    print(f"{case.name}: milliseconds, forward / backward / both (20% to 80%) / host / wall")
+    for name, result in arena.race():
+        low, high = result.both.low, result.both.high
+        print(
+            f"  {name:<36}{result.forward.median:>9.4f}{result.backward.median:>9.4f}"
+            f"{result.both.median:>9.4f} ({low:.4f} to {high:.4f})"
+            f"{result.host.median:>8.3f}{result.wall.median:>8.3f} ± {result.wall_error:.3f}"
+            f"{result.peak_bytes / 1e6:>10.1f} MB{copied / result.both.median:>7.2f}",
+            flush=True,
+        )
+        yield line_of(case, name, result, copied)
 
 
 def reference_of(way: str, theirs: str) -> str:
@@ -628,27 +674,35 @@ def reference_of(way: str, theirs: str) -> str:
 def show(lines: Sequence[Mapping[str, str]]) -> None:
     """Print every ratio to PyTorch's loss run in the same way: wall clock, GPU time and memory.
 
-    A ratio above 1 is marked: with "?" if it is less than two standard errors above.
+    A ratio above 1 is marked: with "?" if it is less than two standard errors above. The second
+    memory is relative to PyTorch's loss without a graph.
     """
     shapes: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)
     for line in lines:
         shapes["{form} {dtype} {shape}".format(**line)][line["way"]] = line
-    print("ours / PyTorch's loss, run in the same way: wall clock, GPU time, memory")
-    slower = []
+    print("ours / PyTorch's loss, run in the same way: wall clock, GPU time, memory, and memory to"
+          " PyTorch's without a graph")  # fmt: skip
+    slower, longer, larger = [], [], []
     for shape, ways in shapes.items():
         theirs = "binary_cross_entropy" if shape.startswith("binary") else "cross_entropy"
         for way, line in ways.items():
-            base = ways.get(reference_of(way, theirs))
-            if not way.startswith("ours") or way.endswith("plain") or base is None:
+            base, plainly = ways.get(reference_of(way, theirs)), ways.get(theirs)
+            if not way.startswith("ours") or way.endswith("plain") or not (base and plainly):
                 continue
             wall, other = (float(one["wall_ms_median"]) for one in (line, base))
             errors = (float(line["wall_ms_error"]) / wall, float(base["wall_ms_error"]) / other)
             ratio, error = wall / other, wall / other * math.hypot(*errors)
             gpu = float(line["both_ms_median"]) / float(base["both_ms_median"])
-            memory = int(line["peak_bytes"]) / int(base["peak_bytes"])
+            memories = [int(line["peak_bytes"]) / int(one["peak_bytes"]) for one in (base, plainly)]
             mark = "" if ratio <= 1 else "?" if ratio < 1 + 2 * error else "SLOWER"
             print(f"{shape:<38}{way:<26}{ratio:>7.3f} ± {error:.3f} {mark:<7}{gpu:>7.3f}"
-                  f"{memory:>7.3f}")  # fmt: skip
+                  f"{memories[0]:>7.3f}{memories[1]:>7.3f}")  # fmt: skip
             if mark == "SLOWER":
                 slower.append(f"{shape}, {way}: {ratio:.3f} ± {error:.3f}")
+            if gpu > 1:
+                longer.append(f"{shape}, {way}: {gpu:.3f}")
+            if memories[1] > 1:
+                larger.append(f"{shape}, {way}: {memories[1]:.3f}")
+    print(f"{len(longer)} longer on the GPU", *longer, sep="\n  ")
+    print(f"{len(larger)} with more memory than PyTorch's", *larger, sep="\n  ")
     print(f"{len(slower)} slower by the wall clock", *slower, sep="\n  ")
