@@ -1,7 +1,8 @@
 """Check the kernels of the loss on this machine; write one line per check to a CSV file.
 
     python -m benchmarks.check_loss --workers 12
-    python -m benchmarks.check_loss --workers 12 --rest    # continue a run that was cut off
+    python -m benchmarks.check_loss --workers 12 --seconds 400    # start no section after that
+    python -m benchmarks.check_loss --workers 12 --rest           # continue a run that was cut off
 
 The cases are random, and new in each run: ``--seed`` repeats those of another. The reference is the
 rule in float64 by PyTorch operations, which the tests compare with 50 digits. Errors are relative,
@@ -9,12 +10,14 @@ for every component of at least 1e-20; smaller components need the same absolute
 as completely wrong. In half precision, errors are in units in the last place (ULP) of the rounded
 reference. With ``--device cpu``, Triton's interpreter runs the same
 checks on few rows and classes. The file is written after each section, so that a run that is cut
-off keeps what it has.
+off keeps what it has. A section that raises is a check that does not hold; the others go on. One
+that runs out of memory beside the others runs again, by itself, and so does the last section.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import pickle
@@ -22,9 +25,11 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -56,8 +61,10 @@ from pseudograd.rules.paper import binary_push, cross_entropy, top_and_margin
 NEGLIGIBLE = 1e-20
 KINDS = 5
 IGNORED = -100
+TOO_LARGE = "ended for lack of memory"
 SLEEP = 10**9  # GPU cycles, about half a second: far longer than the launches of a step
 NODE_SHAPES = ((128, 10), (5000, 10), (4096, 1000), (256, 32000))
+USUAL = (10, 100, 1000, 32000, 131072)  # classes
 # Classes for soft targets in half precision: compiling the kernels for all shapes takes too long.
 SOFT_IN_HALF = (10, 33, 257, 1000, 8193)
 
@@ -182,20 +189,24 @@ class Bench:
 
     def sections(self) -> dict[str, Callable[[], Iterator[Check]]]:
         """Return the checks that run independently; the last section must run alone."""
-        found: dict[str, Callable[[], Iterator[Check]]] = {
-            "size": self.of_size,
-            "split": self.of_split,
-            "linear": self.of_linear,
-            "transforms": self.of_transforms,
-            "binary": self.of_binary,
-        }
+        found: dict[str, Callable[[], Iterator[Check]]] = {}
         if not self.small:
-            for shape, dtype in product(NODE_SHAPES, operators_dtypes()):
+            for dtype, shape in product(operators_dtypes(), NODE_SHAPES):
                 name = "node {}x{} {}".format(*shape, name_of(dtype))
                 found[name] = partial(self.of_node, shape, dtype)
+        found |= {
+            "graphs": self.of_graphs,
+            "binary": self.of_binary,
+            "transforms": self.of_transforms,
+            "split": self.of_split,
+            "linear": self.of_linear,
+            "size": self.of_size,
+        }
         for kernel in ("tile", "row"):
             found[f"corners {kernel}"] = partial(self.of_corners, kernel)
-        for kernel, classes in reversed(list(self.shapes())):
+        # Long before short, but the usual numbers of classes first.
+        shapes = reversed(list(self.shapes()))
+        for kernel, classes in sorted(shapes, key=lambda shape: shape[1] not in USUAL):
             found[f"shape {kernel} {classes}"] = partial(self.of_shape, kernel, classes)
         return {**found, "waiting": self.of_waiting}
 
@@ -421,7 +432,8 @@ class Bench:
 
     def of_node(self, shape: tuple[int, int], dtype: torch.dtype) -> Iterator[Check]:
         """Check that the usual call, through the C++ node, equals the operators bit for bit."""
-        subprocess.run([sys.executable, "-m", node.__name__], check=True)
+        if not node.library_path().exists():  # `main` has compiled it, unless that failed
+            subprocess.run([sys.executable, "-m", node.__name__], check=True)
         assert node.compiled_node() is not None
         rows, classes = shape
         kernel = "row" if classes > launch.LONGEST_TILE else "tile"
@@ -435,7 +447,10 @@ class Bench:
         }
         for text, (target, smoothing) in targets.items():
             ks = {"0.5": 0.5, "1": 1, "2": 2.0, "7": 7.0, "0.3": 0.3, "each row": each_row}
+            soft = text != "labels"  # their kernels take long to compile
             for k_text, k in ks.items():
+                if soft and k_text not in ("0.5", "7", "each row"):
+                    continue
                 kind = (kernel, name_of(dtype), rows, classes, k_text)
                 differ = self.differences(x, target, k, smoothing)
                 yield Check(f"{text}, node and operators that differ", *kind, differ, 0.0)
@@ -542,6 +557,63 @@ class Bench:
         rows, classes = z.shape
         text = "node in a CUDA graph, that differ"
         return Check(text, kernel, "float32", rows, classes, "0.5", float(differ), 0.0)
+
+    def of_graphs(self) -> Iterator[Check]:
+        """Check compiled losses of few logits, as they are and in CUDA graphs."""
+        modes = (None,) if self.small else (None, "reduce-overhead")
+        rows, classes = (10, 10) if self.small else (1000, 100)
+        z, label, each_row = battery(rows, classes, self.device, self.seed + 6)
+        label[::7] = IGNORED
+        q = torch.rand(z.shape, generator=self.generator(6), device=self.device)
+        for mode, dtype, (text, k) in product(
+            modes, operators_dtypes(), {"0.5": 0.5, "each row": each_row}.items()
+        ):
+            x = z.clamp(max=torch.finfo(dtype).max).to(dtype)
+            kind = ("tile", name_of(dtype), rows, classes, text)
+            of = f", {mode}" if mode else ""
+            yield Check(f"compiled and eager that differ{of}", *kind,
+                        self.graph_differences(tunable_cross_entropy, x, label, k, mode), 0.0
+                        )  # fmt: skip
+            binary = tunable_binary_cross_entropy_with_logits
+            k = k if text == "0.5" else each_row[:, None].expand_as(x).clone()
+            off = self.graph_differences(binary, x, q.round().to(dtype), k, mode)
+            yield Check(f"binary, compiled and eager that differ{of}", *kind, off, 0.0)
+
+    def graph_differences(
+        self, loss: Callable[..., Tensor], z: Tensor, target: Tensor, k: Any, mode: str | None
+    ) -> float:
+        """Count gradients of a compiled loss that are more than roundings from the eager ones.
+
+        The logits change from step to step, as a CUDA graph has to see.
+        """
+        torch._dynamo.reset()
+
+        def twice(z: Tensor, y: Tensor) -> Tensor:
+            return 2 * loss(z, y, k=k)
+
+        backend = "aot_eager" if self.small else "inductor"
+        options: dict[str, Any] = {"backend": backend} if mode is None else {"mode": mode}
+        compiled = torch.compile(twice, fullgraph=True, dynamic=False, **options)
+        apart = 0.0
+        for step in range(4):
+            x = z * (1 - step / 8)
+            found = []
+            for run in (compiled, twice):
+                leaf = x.detach().clone().requires_grad_()
+                value = run(leaf, target)
+                value.backward()
+                assert leaf.grad is not None
+                found.append((value.detach().clone(), leaf.grad.clone()))
+            for mine, theirs in zip(*found, strict=True):
+                limits, largest = torch.finfo(mine.dtype), float(theirs.nan_to_num().abs().amax())
+                mine, theirs = mine.double(), theirs.double()
+                # Half types are rounded in another place, or below their normal numbers.
+                allowed = 2 * max(limits.eps, 1e-5) * theirs.abs() + 1e-6 * largest
+                allowed += 2 * limits.eps * limits.smallest_normal
+                right = (mine - theirs).abs() <= allowed
+                right |= (mine == theirs) | (mine.isnan() & theirs.isnan())
+                apart += float((~right).sum())
+        return apart
 
     def of_transforms(self) -> Iterator[Check]:
         rows, classes = (4, 20) if self.small else (512, 1000)
@@ -876,11 +948,43 @@ def checks(device: str, seed: int, section: str) -> list[Check]:
     found: list[Check] = []
     try:
         found.extend(Bench(device, seed).sections()[section]())
+    except torch.OutOfMemoryError:
+        found.append(crash(TOO_LARGE))
     except Exception as error:
         traceback.print_exc()
-        crash = f"ended by {type(error).__name__}"
-        found.append(Check(crash, "", "", 0, 0, "", float("inf"), 0.0))
+        found.append(crash(f"ended by {type(error).__name__}"))
     return found
+
+
+def in_processes(
+    device: str, seed: int, sections: list[str], workers: int, until: float
+) -> Iterator[tuple[str, list[Check]]]:
+    """Yield sections and their checks, as they end; start none after a time.
+
+    Each has a process of its own, so that an illegal memory access in one does not end the others.
+    """
+    if not sections:
+        return
+    context = multiprocessing.get_context("spawn")
+
+    def run(name: str) -> tuple[str, list[Check]]:
+        if time.monotonic() > until:
+            return name, []
+        # A pool for each: when a process dies, its pool ends.
+        with ProcessPoolExecutor(1, context) as pool:
+            try:
+                return name, pool.submit(checks, device, seed, name).result()
+            except BrokenProcessPool:
+                return name, [crash("ended by a signal")]
+
+    with ThreadPoolExecutor(workers) as threads:
+        for future in as_completed([threads.submit(run, name) for name in sections]):
+            yield future.result()
+
+
+def crash(text: str) -> Check:
+    """Return a check that does not hold."""
+    return Check(text, "", "", 0, 0, "", float("inf"), 0.0)
 
 
 def main() -> None:
@@ -890,13 +994,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="of the random cases (another in each run)")
     parser.add_argument("--only", default="", help="names of sections, or parts of them")
     parser.add_argument("--rest", action="store_true", help="keep the sections that the file has")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no section later")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = arguments.device
     out = arguments.out or RESULTS / f"check_loss_{device}.csv"
     if arguments.only and not arguments.out:
         parser.error("--only would overwrite the full table: name another file with --out")
-    facts = environment(device)
+    begun, facts = time.monotonic(), environment(device)
     kept = earlier(out, facts) if arguments.rest else []
     seed = arguments.seed
     if seed is None:
@@ -913,27 +1018,37 @@ def main() -> None:
     for line in kept:
         found[line["section"]].append(line)
 
+    def keep(name: str, checked: list[Check]) -> None:
+        for check in checked:
+            line = {"section": name, **check._asdict(), "holds": check.holds, "seed": seed}
+            found[name].append({**line, **facts})
+            if not check.holds:
+                print("WRONG", *check, flush=True)
+        missing = "" if checked else " (not started)"
+        print(
+            f"{name}: {len(checked)} checks, {time.monotonic() - begun:.0f} s{missing}", flush=True
+        )
+        save()
+
     def save(quiet: bool = True) -> list[dict[str, Any]]:
         lines = [line for name in names for line in found[name]]
         if lines:
             write(lines, out, quiet)
         return lines
 
-    # Separate processes, so that an illegal memory access in one does not end the others.
-    context = multiprocessing.get_context("spawn")
-    together, alone = [name for name in chosen if name != names[-1]], names[-1]
-    for sections in (together, [alone] if alone in chosen else []):
-        with ProcessPoolExecutor(arguments.workers, context, max_tasks_per_child=1) as pool:
-            futures = {pool.submit(checks, device, seed, name): name for name in sections}
-            for future in as_completed(futures):
-                name = futures[future]
-                for check in future.result():
-                    line = {"section": name, **check._asdict(), "holds": check.holds, "seed": seed}
-                    found[name].append({**line, **facts})
-                    if not check.holds:
-                        print("WRONG", *check, flush=True)
-                print(f"{name}: {len(found[name])} checks", flush=True)
-                save()
+    if any(name.startswith("node") for name in chosen):
+        subprocess.run([sys.executable, "-m", node.__name__], check=False)  # sections report it
+    until = begun + arguments.seconds
+    alone = [name for name in chosen if name == names[-1]]
+    together = [name for name in chosen if name not in alone]
+    for name, checked in in_processes(device, seed, together, arguments.workers, until):
+        if any(check.check == TOO_LARGE for check in checked):
+            print(f"{name}: again later, for lack of memory", flush=True)
+            alone.append(name)
+        else:
+            keep(name, checked)
+    for name, checked in in_processes(device, seed, alone, 1, until):
+        keep(name, checked)
     lines = save(quiet=False)
     failed = [line for line in lines if str(line["holds"]) != "True"]
     print(f"{len(lines)} checks, {len(failed)} wrong, seed {seed}")
