@@ -994,6 +994,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="of the random cases (another in each run)")
     parser.add_argument("--only", default="", help="names of sections, or parts of them")
     parser.add_argument("--rest", action="store_true", help="keep the sections that the file has")
+    parser.add_argument("--beside", action="store_true", help="other programs run meanwhile: leave"
+                        " out the section that must run alone")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no section later")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -1039,8 +1041,8 @@ def main() -> None:
     if any(name.startswith("node") for name in chosen):
         subprocess.run([sys.executable, "-m", node.__name__], check=False)  # sections report it
     until = begun + arguments.seconds
-    alone = [name for name in chosen if name == names[-1]]
-    together = [name for name in chosen if name not in alone]
+    together = [name for name in chosen if name != names[-1]]
+    alone = [] if arguments.beside else chosen[len(together) :]
     for name, checked in in_processes(device, seed, together, arguments.workers, until):
         if any(check.check == TOO_LARGE for check in checked):
             print(f"{name}: again later, for lack of memory", flush=True)
@@ -1051,7 +1053,8 @@ def main() -> None:
         keep(name, checked)
     lines = save(quiet=False)
     failed = [line for line in lines if str(line["holds"]) != "True"]
-    print(f"{len(lines)} checks, {len(failed)} wrong, seed {seed}")
+    missing = [name for name in names if not found[name]]
+    print(f"{len(lines)} checks, {len(failed)} wrong, seed {seed}; without", *missing, sep=" ")
     sys.exit(bool(failed))
 
 
