@@ -52,7 +52,7 @@ from pseudograd.loss import (
     tunable_cross_entropy,
     tunable_linear_cross_entropy,
 )
-from pseudograd.loss.triton import launch, node, operators
+from pseudograd.loss.triton import launch, node, operators, plans
 from pseudograd.loss.triton.binary import fused_binary
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules import soft_tunable, tunable
@@ -435,6 +435,7 @@ class Bench:
         if not node.library_path().exists():  # `main` has compiled it, unless that failed
             subprocess.run([sys.executable, "-m", node.__name__], check=True)
         assert node.compiled_node() is not None
+        plans._MOST_SAVED = 10**6  # this process has more layouts than a program should
         rows, classes = shape
         kernel = "row" if classes > launch.LONGEST_TILE else "tile"
         z, label, each_row = battery(rows, classes, self.device, self.seed + 4)
@@ -466,6 +467,15 @@ class Bench:
                             differ, 0.0)  # fmt: skip
         if dtype == torch.float32:
             yield self.of_captured_node(kernel, z, label)
+        # Those of another process: the plans of this one have been saved.
+        node._plans.clear()
+        with mock.patch.object(node, "_make_plan", side_effect=AssertionError("no saved plan")):
+            for text, (target, smoothing) in targets.items():
+                for k_text, k in {"0.5": 0.5, "7": 7.0, "each row": each_row}.items():
+                    kind = (kernel, name_of(dtype), rows, classes, k_text)
+                    differ = self.differences(x, target, k, smoothing)
+                    yield Check(f"{text}, node with saved plans and operators that differ", *kind,
+                                differ, 0.0)  # fmt: skip
 
     def operator_differences(self, z: Tensor, target: Tensor, k: Any, smoothing: float) -> float:
         """Count differences between the operator of compiled graphs in node.cpp and in Python."""

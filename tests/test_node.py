@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from pseudograd.loss.triton import node
+from pseudograd.loss.triton import node, plans
 from pseudograd.loss.triton.launch import Launch
 
 Z, TARGET, KS, VALUE, GRADIENT, PARTS, VALUES, FOUND, GRAD, FLAG = range(10)
@@ -387,12 +388,6 @@ def test_a_failed_launch(gpu: Any) -> None:
         module.loss(plan, *inputs(), None, 1.0, None, 0)
 
 
-class _Module:
-    @staticmethod
-    def Launch(*arguments: Any) -> tuple[Any, ...]:
-        return arguments
-
-
 def test_arguments_of_a_kernel() -> None:
     """As Triton describes a compiled kernel: constants take no position."""
 
@@ -404,19 +399,136 @@ def test_arguments_of_a_kernel() -> None:
             }  # fmt: skip
 
         class metadata:
-            num_warps, shared = 4, 96
+            name, num_warps, shared = "tile", 4, 96
 
             class target:
                 warp_size = 32
 
-        function = 12345
+        function, asm = 12345, {"cubin": b"code"}
 
     z = torch.zeros(2)
     launched = Launch(Compiled, (9,), (z, None, 0.5, 7, 1, 0.25))
-    step = node._step(_Module, launched, {id(z): Z})
+    step = node._step(launched, {id(z): Z})
     share = int.from_bytes(np.float32(0.25).tobytes(), "little")
     half = int.from_bytes(np.float32(0.5).tobytes(), "little")
-    assert step == (12345, 9, 128, 96, [0, half, 7, share, 0, 0], [(0, Z)], 1)
+    assert step == (12345, 9, 128, 96, [0, half, 7, share, 0, 0], [(0, Z)], 1, "tile", b"code")
+
+
+class Driver:
+    """Loads the code of kernels, whose functions are numbers."""
+
+    def __init__(self) -> None:
+        self.loaded: list[bytes] = []
+        self.error = 0
+
+    def cuModuleLoadData(self, module: Any, code: bytes) -> int:
+        self.loaded.append(code)
+        module._obj.value = 7
+        return self.error
+
+    def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:
+        function._obj.value = 100 * module.value + len(name)
+        return 0
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of the plans for a GPU."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    plans._folder.cache_clear()
+    return plans._folder(0)
+
+
+def a_plan(**changes: Any) -> plans.Plan:
+    step = plans.Step(5, 9, 128, 96, [0, 2**40, -1], [(0, Z), (2, VALUE)], 1, "tile", b"code")
+    step = step._replace(**changes)
+    backward = [step, step._replace(code=b"other", name="row", k_at=-1)]
+    return plans.Plan([step], backward, torch.float32, torch.bfloat16, [1, 0, 3], 0)
+
+
+LAYOUT = ((torch.Size([3, 4]), (4, 1), torch.float32, None), (-100, "mean", 0.1))
+
+
+def test_a_saved_plan(a_gpu: Path) -> None:
+    driver = Driver()
+    assert plans.saved_plan(LAYOUT, 0, driver) is None
+    plan = a_plan()
+    plans.save_plan(LAYOUT, 0, plan)
+    again = plans.saved_plan(LAYOUT, 0, driver)
+    first = plan.forward[0]._replace(function=704, code=None)
+    backward = [first, first._replace(function=703, name="row", k_at=-1)]
+    assert again == plan._replace(forward=[first], backward=backward)
+    assert driver.loaded == [b"code", b"other"]  # each once
+    assert plans.saved_plan((LAYOUT[0], (-100, "sum", 0.1)), 0, driver) is None
+    plans.save_plan(LAYOUT, 0, plan._replace(gradient=None))
+    without = plans.saved_plan(LAYOUT, 0, driver)
+    assert without is not None
+    assert without.gradient is None
+
+
+def test_plans_that_cannot_be_used(a_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans.save_plan(LAYOUT, 0, a_plan(code=None))
+    plans.save_plan(LAYOUT, 0, a_plan(shared=50_000))
+    assert not list(a_gpu.glob("*.json"))
+    plans.save_plan(LAYOUT, 0, a_plan())
+    failing = Driver()
+    failing.error = 700
+    assert plans.saved_plan(LAYOUT, 0, failing) is None
+    (path,) = a_gpu.glob("*.json")
+    text = path.read_text("utf-8")
+    for broken in (text[:50], "[]", "{}", text.replace("-100", "-200"), text.replace("k_at", "k")):
+        path.write_text(broken, "utf-8")
+        assert plans.saved_plan(LAYOUT, 0, Driver()) is None, broken
+    path.write_text(text, "utf-8")
+    assert plans.saved_plan(LAYOUT, 0, Driver()) is not None
+    for code in a_gpu.glob("*.cubin"):
+        code.write_bytes(b"damaged")
+    assert plans.saved_plan(LAYOUT, 0, Driver()) is None
+    monkeypatch.setattr(plans, "_MOST_SAVED", 1)
+    plans.save_plan(((), ()), 0, a_plan())
+    assert list(a_gpu.glob("*.json")) == [path]
+
+
+def test_a_plan_is_made_once_and_saved(
+    gpu: Any, a_gpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process finds it; here the kernels of `Gpu` have the numbers that a driver gives."""
+    module, _, kernels = gpu
+    z, target = inputs()
+    places = [(0, Z), (1, TARGET), (2, GRADIENT)]
+    first = plans.Step(1, 7, 64, 128, [0] * 5, [*places, (3, VALUE)], 4, "f", b"forward")
+    second = plans.Step(2, 5, 32, 0, [0] * 5, [*places, (3, GRAD)], 4, "b", b"backward")
+    made = []
+
+    def make() -> plans.Plan:
+        made.append(1)
+        return plans.Plan([first], [second], torch.float32, torch.float32, [0, 0, 0], 0)
+
+    class Numbers(Driver):
+        def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:
+            function._obj.value = {b"f": 1, b"b": 2}[name]
+            return 0
+
+    driver = Numbers()
+    monkeypatch.setattr(node, "_driver", lambda: driver)
+    monkeypatch.setattr(node, "_context", lambda: 42)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    for process in range(2):
+        monkeypatch.setattr(node, "_plans", {})
+        plan = node._remembered(module, (z, target, 0.5), ("mean",), make)
+        z.grad = None
+        module.loss(plan, z, target, None, 0.5, None, 17).backward()
+        torch.testing.assert_close(z.grad, expected(z, target))
+        assert (len(made), len(driver.loaded)) == (1, 2 * process)
+    assert [one.kernel for one in kernels.launched] == [1, 2, 1, 2]
+
+
+def test_the_node_does_not_import_triton() -> None:
+    """Which would take longer than the first loss of PyTorch."""
+    code = "import sys, pseudograd.loss.triton.node; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_node_while_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

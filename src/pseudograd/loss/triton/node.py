@@ -22,23 +22,20 @@ import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pseudograd.loss.autograd import NO_FORWARD_MODE, NO_SECOND_DERIVATIVE, are_hooked
 from pseudograd.loss.cpu import Call
-from pseudograd.loss.triton import binary
-from pseudograd.loss.triton.launch import Launch, Rows, launch, rows_of_loss
-from pseudograd.loss.triton.operators import (
-    always_left,
-    keeps_numbers,
-    launch_forward,
-    room_for,
-)
+from pseudograd.loss.triton.plans import Plan, Step, save_plan, saved_plan
 from pseudograd.loss.triton.scaled import ScaledBefore
 from pseudograd.rules.paper import Sensitivity
+
+# Modules with kernels import Triton, so they are imported where there is no saved plan.
+if TYPE_CHECKING:
+    from pseudograd.loss.triton.launch import Launch, Rows
 
 _NAME = "pseudograd_node"
 _SOURCE = Path(__file__).with_suffix(".cpp")
@@ -84,7 +81,7 @@ def binary_loss_by_node(
     training = z.requires_grad and torch.is_grad_enabled()
     settings = (reduction, dtype, training)
     plan = _remembered(
-        (z, target, k), settings, lambda: _make_binary_plan(module, z, target, k, *settings)
+        module, (z, target, k), settings, lambda: _make_binary_plan(z, target, k, *settings)
     )
     return None if plan is None else _loss(module, plan, z, target, k, None)
 
@@ -124,6 +121,9 @@ def loss_and_gradient(
         stream = torch._C._cuda_getCurrentRawStream(z.get_device())
         value, f = module.loss_and_gradient(plan, z, target, ks, number, stream)
     else:
+        from pseudograd.loss.triton.launch import rows_of_loss
+        from pseudograd.loss.triton.operators import launch_forward, room_for
+
         rows = rows_of_loss(z.resolve_neg(), target, k, None, ignore_index, smoothing)
         room = room_for(rows, reduction, torch.float32, gradient, False)
         with torch.cuda.device_of(z):
@@ -169,20 +169,26 @@ def _plan(
 
     """
 
-    def make() -> Any:
+    def make() -> Plan | None:
+        from pseudograd.loss.triton.launch import rows_of_loss
+
         ignore_index, reduction, smoothing = settings
         rows = rows_of_loss(z.detach(), target.detach(), k, None, ignore_index, smoothing)
         given = z.data_ptr(), target.data_ptr()
         as_they_are = (rows.z.data_ptr(), rows.target.data_ptr()) == given
-        return _make_plan(module, rows, reduction, *results, flag) if as_they_are else None
+        return _make_plan(rows, reduction, *results, flag) if as_they_are else None
 
-    return _remembered((z, target, k), (*settings, *results, flag is None), make)
+    return _remembered(module, (z, target, k), (*settings, *results, flag is None), make)
 
 
 def _remembered(
-    inputs: tuple[Tensor, Tensor, Sensitivity], settings: tuple[Any, ...], make: Callable[[], Any]
-) -> Any:
-    """Return the plan for logits, targets and k of this layout; None where there can be none."""
+    module: Any, inputs: tuple[Tensor, Tensor, Sensitivity], settings: tuple[Any, ...],
+    make: Callable[[], Plan | None],
+) -> Any:  # fmt: skip
+    """Return the plan for logits, targets and k of this layout; None where there can be none.
+
+    It is remembered in this process, and on disk for others.
+    """
     z, target, k = inputs
     device, address = z.get_device(), z.data_ptr() | target.data_ptr()
     if isinstance(k, Tensor):
@@ -201,15 +207,29 @@ def _remembered(
     if layout not in _plans:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        _plans[layout] = make()
+        on_any_device = (layout[0][1:], settings)
+        plan = saved_plan(on_any_device, device, _driver()) if _context() else None
+        if plan is None:
+            plan = make()
+            if plan is not None:
+                save_plan(on_any_device, device, plan)
+        _plans[layout] = None if plan is None else _plan_of(module, plan)
     return _plans[layout]
 
 
 def _make_plan(
-    module: Any, rows: Rows, reduction: str, dtype: torch.dtype, gradient: torch.dtype | None,
+    rows: Rows, reduction: str, dtype: torch.dtype, gradient: torch.dtype | None,
     differentiable: bool, flag: Tensor | None,
-) -> Any:  # fmt: skip
+) -> Plan:  # fmt: skip
     """Launch the kernels of both passes once, to compile them and record their arguments."""
+    from pseudograd.loss.triton.launch import launch
+    from pseudograd.loss.triton.operators import (
+        always_left,
+        keeps_numbers,
+        launch_forward,
+        room_for,
+    )
+
     each = reduction == "none"
     left = (always_left(rows) or each) and differentiable
     gradient, flag = (None, None) if left else (gradient, flag)
@@ -229,14 +249,16 @@ def _make_plan(
             )
         ]  # fmt: skip
     tensors = (rows.z, rows.target, rows.ks, *room, grad, flag)
-    return _recorded(module, forward, backward, tensors, gradient)
+    return _recorded(forward, backward, tensors, gradient)
 
 
 def _make_binary_plan(
-    module: Any, z: Tensor, target: Tensor, k: Sensitivity, reduction: str, dtype: torch.dtype,
+    z: Tensor, target: Tensor, k: Sensitivity, reduction: str, dtype: torch.dtype,
     differentiable: bool,
-) -> Any:  # fmt: skip
+) -> Plan:  # fmt: skip
     """Return the plan of a binary loss, as `_make_plan`."""
+    from pseudograd.loss.triton import binary
+
     z, ks, number = z.detach(), None, 1.0
     if isinstance(k, Tensor):
         ks = k
@@ -251,26 +273,36 @@ def _make_binary_plan(
         backward = [binary.launch_backward(z, arrays, number, reduction, f, grad, skip)]
     tensors = (z, target, ks, room.value, f, None, room.sums, None, grad, None)
     gradient = None if room.gradient is None else z.dtype
-    return _recorded(module, forward, backward, tensors, gradient)
+    return _recorded(forward, backward, tensors, gradient)
 
 
 def _recorded(
-    module: Any, forward: Sequence[Launch | None], backward: Sequence[Launch | None],
+    forward: Sequence[Launch | None], backward: Sequence[Launch | None],
     tensors: tuple[Tensor | None, ...], gradient: torch.dtype | None,
-) -> Any:  # fmt: skip
+) -> Plan:  # fmt: skip
     """Return a plan of these launches; the tensors are in the order of `Slot` in node.cpp."""
     slots = {id(tensor): at for at, tensor in enumerate(tensors) if tensor is not None}
-    steps = [
-        [_step(module, launched, slots) for launched in launches if launched is not None]
+    first, second = (
+        [_step(launched, slots) for launched in launches if launched is not None]
         for launches in (forward, backward)
-    ]
+    )
     _, _, _, value, _, *buffers, _, _ = tensors
     sizes = [0 if buffer is None else buffer.numel() for buffer in buffers]
     assert value is not None
-    return module.Plan(_context(), *steps, value.dtype, gradient, *sizes, value.dim())
+    return Plan(first, second, value.dtype, gradient, sizes, value.dim())
 
 
-def _step(module: Any, launched: Launch, slots: dict[int, int]) -> Any:
+def _plan_of(module: Any, plan: Plan) -> Any:
+    """Return a plan as an object of the compiled node."""
+    passes = [
+        [module.Launch(*step[:7]) for step in steps] for steps in (plan.forward, plan.backward)
+    ]
+    context = _context()
+    assert context  # kernels have been launched or loaded
+    return module.Plan(context, *passes, plan.dtype, plan.gradient, *plan.sizes, plan.dims)
+
+
+def _step(launched: Launch, slots: dict[int, int]) -> Step:
     """Return a launch for node.cpp: arguments of 8 bytes each, and those that change."""
     compiled, (programs,), given = launched
     arguments: list[int] = []
@@ -289,7 +321,10 @@ def _step(module: Any, launched: Launch, slots: dict[int, int]) -> Any:
     arguments += [0, 0]  # scratch memory that these kernels do not use
     meta = compiled.metadata
     threads = meta.num_warps * meta.target.warp_size
-    return module.Launch(compiled.function, programs, threads, meta.shared, arguments, places, k_at)
+    return Step(
+        compiled.function, programs, threads, meta.shared, arguments, places, k_at,
+        meta.name, compiled.asm.get("cubin"),
+    )  # fmt: skip
 
 
 # --- compiling ------------------------------------------------------------------------------------
@@ -405,12 +440,11 @@ def _driver() -> Any:
 
 
 def _context() -> int:
-    """Return the CUDA context of the current device."""
+    """Return the CUDA context of this thread, or 0 if it has none yet."""
     context = ctypes.c_void_p()
     error = _driver().cuCtxGetCurrent(ctypes.byref(context))
     assert not error
-    assert context.value  # kernels have just been launched
-    return context.value
+    return context.value or 0
 
 
 if __name__ == "__main__":
