@@ -526,7 +526,7 @@ def test_a_plan_is_made_once_and_saved(
 
 
 def test_the_node_does_not_import_triton() -> None:
-    """Which would take longer than the first loss of PyTorch."""
+    """Which takes longer than all of a first loss with saved plans."""
     code = "import sys, pseudograd.loss.triton.node; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

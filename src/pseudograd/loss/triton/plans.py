@@ -1,8 +1,8 @@
 """The node's plans on disk, for the first loss of a process.
 
 A plan is what `node` reads off the launches of a layout, with the machine code of its kernels. A
-process that finds it launches the same kernels without importing Triton, which takes longer than
-the first loss of PyTorch. Plans are in a folder named after these sources and the versions of
+process that finds it launches the same kernels without importing Triton, which takes about 0.4 s on
+two cores. Plans are in a folder named after these sources and the versions of
 PyTorch, Triton and the GPU; nothing else reads it, and it may be deleted at any time.
 """
 
