@@ -4,7 +4,7 @@
     python -m benchmarks.modules --out benchmarks/results/modules_cuda.csv
 
 All figures cover whole trainings: shuffling, gathering batches on the device, training, and an
-evaluation after every epoch. The contenders, of which images in the channels-last layout suit all:
+evaluation after every epoch. Images are in the channels-last layout. The contenders:
 
 - eager: a PyTorch loop, one training at a time;
 - compiled: the same with torch.compile(mode="reduce-overhead"), whose steps are CUDA graphs;
@@ -21,11 +21,11 @@ model, when all of them are ready. `first_seconds` is what comes before:
   and their first epoch;
 - graphs: a whole training, with compilation.
 
-So "all in" is `microseconds` + `first_seconds` / (`models` × `steps`).
+So, all in, a model and step takes `microseconds` + `first_seconds` / (`models` × `steps`).
 
-The first command fills the caches of compiled kernels, for the second one on the same machine; it
-may run beside other programs. The second one takes about five minutes with Ray, and needs the GPU
-for itself.
+The first command fills the caches of compiled kernels for the second one, whose `first_seconds` are
+then shorter; it may run beside other programs. The second one takes about five minutes with Ray,
+and needs the GPU for itself. The file is written after each contender.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class Processes:
         command = [sys.executable, "-m", "benchmarks.modules", "--child"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.children = [subprocess.Popen(command, **pipes) for _ in range(count)]
+        self._hear(self.children)
 
     def seconds(self, name: str, count: int, epochs: int) -> float:
         """Train in ``count`` processes for some epochs after the first; return the seconds."""
@@ -138,6 +139,7 @@ def processes(name: str, count: int) -> Figures:
 
 def child() -> None:
     """Train networks on commands from standard input: a name, then the number of epochs."""
+    print("started", flush=True)
     for line in sys.stdin:
         one = Loop(CASES[line.strip()])
         one.seconds(1)
@@ -233,10 +235,9 @@ def jobs(names: list[str]) -> Iterator[tuple[str, str]]:
     for count in reversed(SHARES):
         for name in names:
             yield name, f"{count} trials of Ray Tune"
-    for name in names:
-        yield name, "graphs"
-        for count in SHARES:
-            yield name, f"{count} processes"
+    for way in ("graphs", *(f"{count} processes" for count in SHARES)):
+        for name in names:
+            yield name, way
 
 
 def compile_all(names: list[str]) -> None:
