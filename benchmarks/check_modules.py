@@ -4,14 +4,18 @@
 
 Training by CUDA graphs is compared with the loop of `fleet.modules.loop` on the same GPU, with
 deterministic kernels and without compilation; a trial alone is compared with the same trial among
-others; and networks that cannot be captured must fall back to the loop.
+others; and networks that cannot be captured must fall back to the loop. The file is written after
+each case. A case that fails is recorded, and the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import time
+import traceback
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,7 @@ from pseudograd.fleet.modules.loop import train
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.ramp import Ramp
 from pseudograd.fleet.trial import Split, Trial
+from pseudograd.words import first_line
 
 DEVICE = torch.device("cuda", 0)
 Check = dict[str, object]
@@ -136,51 +141,90 @@ def outcomes(fleet: ModuleFleet, wanted: list[Trial]) -> dict[Trial, Outcome]:
     return {outcome.trial: outcome for outcome in fleet.run(list(wanted))}
 
 
-def checks() -> Iterator[Check]:
-    def check(what: str, case: str, worst: float, allowed: float) -> Check:
-        good = worst <= allowed
-        print(f"{'ok ' if good else 'BAD'} {case}: {what}: {worst:.3g} ({allowed:g})", flush=True)
-        return {"case": case, "check": what, "worst": worst, "allowed": allowed, "ok": good}
+def check(what: str, case: str, worst: float, allowed: float) -> Check:
+    good = worst <= allowed
+    print(f"{'ok ' if good else 'BAD'} {case}: {what}: {worst:.3g} ({allowed:g})", flush=True)
+    return {"case": case, "check": what, "worst": worst, "allowed": allowed, "ok": good}
 
-    for name, training, examples in cases():
-        began = time.monotonic()
-        wanted = trials(training, examples)
-        fleet = ModuleFleet(training, examples, DEVICE, slots=3)
-        together = outcomes(fleet, wanted)
-        captured = not any("step by step" in note for note in fleet.notes)
-        yield check("captured" + "".join(f"; {n}" for n in fleet.notes), name, 1 - captured, 0)
-        alone = outcomes(ModuleFleet(training, examples, DEVICE, slots=1), wanted)
-        if examples.source is None:  # otherwise its examples change each time
-            differ = sum(together[trial] != alone[trial] for trial in wanted)
-            yield check("alone and in company differ", name, differ, 0)
-        for trial in wanted[:4]:
-            plain = train(training, examples, trial, DEVICE)
-            assert plain is not None
-            one = together[trial]
-            # The examples of a source differ at every reading.
-            close = 0.2 if examples.source else 0.08 if "bf16" in name else 0.02
-            apart = abs(one.cross_entropy - plain.cross_entropy) / plain.cross_entropy
-            yield check("cross-entropy against the plain loop", name, apart, close)
-        final = replace(wanted[0], split=Split(0, 0, retrain=True))
-        keeping = ModuleFleet(training, examples, DEVICE, keep_parameters=True)
-        kept = outcomes(keeping, [final])[final]
-        assert kept.state is not None
-        print(f"    {time.monotonic() - began:.1f} s; final error {kept.error}", flush=True)
 
+def compared(name: str, training: Training, examples: Examples) -> Iterator[Check]:
+    """Compare graphs with the loop, and trials alone with trials in company."""
+    wanted = trials(training, examples)
+    fleet = ModuleFleet(training, examples, DEVICE, slots=3)
+    together = outcomes(fleet, wanted)
+    captured = not any("step by step" in note for note in fleet.notes)
+    yield check("captured" + "".join(f"; {n}" for n in fleet.notes), name, 1 - captured, 0)
+    alone = outcomes(ModuleFleet(training, examples, DEVICE, slots=1), wanted)
+    if examples.source is None:  # otherwise its examples change each time
+        differ = sum(together[trial] != alone[trial] for trial in wanted)
+        yield check("alone and in company differ", name, differ, 0)
+    for trial in wanted[:4]:
+        plain = train(training, examples, trial, DEVICE)
+        assert plain is not None
+        one = together[trial]
+        # The examples of a source differ at every reading.
+        close = 0.2 if examples.source else 0.08 if "bf16" in name else 0.02
+        apart = abs(one.cross_entropy - plain.cross_entropy) / plain.cross_entropy
+        yield check("cross-entropy against the plain loop", name, apart, close)
+    final = replace(wanted[0], split=Split(0, 0, retrain=True))
+    keeping = ModuleFleet(training, examples, DEVICE, keep_parameters=True)
+    kept = outcomes(keeping, [final])[final]
+    assert kept.state is not None
+
+
+def wandering(name: str) -> Iterator[Check]:
+    """Check that a network that cannot be captured trains step by step."""
     training = Training(Wandering, epochs=2, batch_size=64)
     examples = data((28, 28))
     fleet = ModuleFleet(training, examples, DEVICE)
     found = outcomes(fleet, trials(training, examples))
     said = [note for note in fleet.notes if "step by step" in note]
-    print("   ", fleet.notes)
-    yield check("trained step by step, and said so", "control flow", 1 - len(said), 0)
-    yield check("missing outcomes", "control flow", 6 - len(found), 0)
+    print("   ", fleet.notes, flush=True)
+    yield check("trained step by step, and said so", name, 1 - len(said), 0)
+    yield check("missing outcomes", name, 6 - len(found), 0)
+
+
+def compiled(name: str) -> Iterator[Check]:
+    """Check that a compiled network trains, without deterministic kernels."""
     torch.use_deterministic_algorithms(False)
     training = Training(Transformer, epochs=2, batch_size=64)
     fleet = ModuleFleet(training, data((28, 28)), DEVICE, slots=3)
     found = outcomes(fleet, trials(training, data((28, 28))))
-    print("   ", fleet.notes)
-    yield check("missing outcomes", "transformer, compiled", 6 - len(found), 0)
+    print("   ", fleet.notes, flush=True)
+    yield check("missing outcomes", name, 6 - len(found), 0)
+
+
+OTHERS = {"transformer, compiled": compiled, "control flow": wandering}
+
+
+def checks(name: str) -> Iterator[Check]:
+    """Yield the checks of a case."""
+    if name in OTHERS:
+        yield from OTHERS[name](name)
+        return
+    for at, training, examples in cases():
+        if at == name:  # a patch of the case lasts until the next one
+            yield from compared(name, training, examples)
+
+
+def checked(name: str) -> list[Check]:
+    """Return the checks of a case, the last one with the reason if it fails."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    began = time.monotonic()
+    found: list[Check] = []
+    try:
+        found.extend(checks(name))
+    except Exception as problem:
+        traceback.print_exc()
+        found.append(failed(name, problem))
+    print(f"    {name}: {time.monotonic() - began:.1f} s", flush=True)
+    return found
+
+
+def failed(name: str, problem: BaseException) -> Check:
+    reason = f"failed: {first_line(problem)[:200]}"
+    return {"case": name, "check": reason, "worst": "", "allowed": "", "ok": False}
 
 
 def main() -> None:
@@ -188,14 +232,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "check_modules_cuda.csv")
+    parser.add_argument("--workers", type=int, default=3, help="cases checked at once")
     options = parser.parse_args()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
+    names = [*(name for name, *_ in cases()), *reversed(OTHERS)]
     about = environment("cuda")
-    rows: list[dict[str, object]] = [{**row, **about} for row in checks()]
-    write(rows, options.out)
+    found: dict[str, list[Check]] = {}
+    rows: list[dict[str, object]] = []
+    # Each case has a process of its own, in which a failure of the GPU stays.
+    pool = ProcessPoolExecutor(
+        options.workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    )
+    with pool:
+        running = {pool.submit(checked, name): name for name in reversed(names)}
+        for future in as_completed(running):
+            name, problem = running[future], future.exception()
+            found[name] = [failed(name, problem)] if problem else future.result()
+            rows = [{**row, **about} for name in names for row in found.get(name, ())]
+            write(rows, options.out, quiet=True)
     wrong = sum(not row["ok"] for row in rows)
-    print(f"{len(rows)} checks, {wrong} wrong")
+    print(f"{len(rows)} checks, {wrong} wrong, written to {options.out}")
     raise SystemExit(bool(wrong))
 
 

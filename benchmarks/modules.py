@@ -1,35 +1,54 @@
 """Measure microseconds per model and step of any network: our graphs against alternatives.
 
+    python -m benchmarks.modules --compile-only
     python -m benchmarks.modules --out benchmarks/results/modules_cuda.csv
 
 All figures cover whole trainings: shuffling, gathering batches on the device, training, and an
-evaluation after every epoch. Ours also include the creation of slots, weights and graphs, for 16
-trainings. Compilation is measured separately, for us and for others. The run takes about three
-minutes. The contenders:
+evaluation after every epoch. Images are in the channels-last layout. The contenders:
 
 - eager: a PyTorch loop, one training at a time;
 - compiled: the same with torch.compile(mode="reduce-overhead"), whose steps are CUDA graphs;
-- 4 and 8 processes: the eager loop in processes that share the GPU, as when Ray Tune gives each
-  trial a fraction of a GPU (without Ray's own overhead);
+- 4 and 8 trials of Ray Tune: the eager loop, each trial on a quarter or an eighth of the GPU;
+- 4 and 8 processes: the same without Ray, only if Ray is not installed or fails;
 - graphs: `ModuleFleet`, 8 trials at once, compiled or not.
+
+`microseconds` is the time of `models` trainings of `steps` steps each, divided by both. For us it
+includes the creation of slots, weights and graphs. For all others it begins after an epoch of each
+model, when all of them are ready. `first_seconds` is what comes before:
+
+- eager, compiled: the first epoch, with compilation;
+- Ray Tune: all of `Tuner.fit` but the time above, so the start of the trials (without that of Ray)
+  and their first epoch;
+- graphs: a whole training, with compilation.
+
+So, all in, a model and step takes `microseconds` + `first_seconds` / (`models` × `steps`).
+
+The first command fills the caches of compiled kernels for the second one, whose `first_seconds` are
+then shorter; it may run beside other programs. The second one takes about five minutes with Ray,
+and needs the GPU for itself. The file is written after each contender.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
+import importlib.util
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
+from benchmarks import ray_tune
+from benchmarks.eager import MOMENTUM, RATE, VALIDATION, Loop, noise
 from benchmarks.environment import RESULTS, environment, write
 from benchmarks.networks import CASES, EXAMPLES, Case
 from pseudograd.fleet.modules.examples import Examples
@@ -37,63 +56,37 @@ from pseudograd.fleet.modules.fleet import ModuleFleet
 from pseudograd.fleet.modules.training import Training
 from pseudograd.fleet.trial import Split, Trial
 
-RATE, MOMENTUM, VALIDATION = 0.01, 0.9, 0.1
-SHARES = (4, 8)  # processes on the GPU
+SHARES = (4, 8)  # trials of others on the GPU
 TRIALS = 16  # graphs that are not compiled get half as many, half as long
 
-
-def noise(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return random inputs and labels in the shape of a real set; speed does not depend on them."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.randint(10, (EXAMPLES,), generator=generator)
-    return torch.rand(EXAMPLES, *shape, generator=generator), labels
+Figures = dict[str, float]
 
 
-class Loop:
-    """A well-written eager loop: data on the device, no synchronization within an epoch."""
+def speed(seconds: float, models: int, steps: int, **more: float) -> Figures:
+    return {
+        "microseconds": seconds / (models * steps) * 1e6, "models": models, "steps": steps, **more
+    }  # fmt: skip
 
-    def __init__(self, case: Case, compiled: bool) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        x, y = noise(case.shape)
-        held = int(EXAMPLES * VALIDATION)
-        self.x, self.y, self.case = x.cuda(), y.cuda(), case
-        self.held = torch.arange(held, device="cuda")
-        self.trained = torch.arange(held, EXAMPLES, device="cuda")
-        self.module = case.network().cuda()
-        self.forward: Any = self.module
-        if compiled:
-            self.forward = torch.compile(self.module, mode="reduce-overhead")
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=RATE, momentum=MOMENTUM)
-        self.steps = len(self.trained) // case.batch_size
 
-    def autocast(self) -> torch.autocast:
-        return torch.autocast("cuda", torch.bfloat16, enabled=self.case.precision == "bf16")
+def loop(name: str, compiled: bool, epochs: int | None = None) -> Figures:
+    """Train one network in the eager loop."""
+    case = CASES[name]
+    epochs = epochs or max(1, case.epochs // 2)
+    one = Loop(case, compiled)
+    first = one.seconds(1)
+    return speed(one.seconds(epochs), 1, epochs * one.steps, first_seconds=first)
 
-    def epoch(self) -> None:
-        self.module.train()
-        order = self.trained[torch.randperm(len(self.trained), device="cuda")]
-        for rows in order[: self.steps * self.case.batch_size].split(self.case.batch_size):
-            x, y = self.x[rows], self.y[rows]
-            with self.autocast():
-                logits = self.forward(x)
-            loss = F.cross_entropy(logits.float(), y)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-        self.module.eval()
-        wrong = torch.zeros((), device="cuda")
-        with torch.no_grad(), self.autocast():
-            for rows in self.held.split(4 * self.case.batch_size):
-                wrong += (self.module(self.x[rows]).argmax(1) != self.y[rows]).sum()
-        wrong.item()
 
-    def microseconds(self, epochs: int) -> float:
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(epochs):
-            self.epoch()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - began) / (epochs * self.steps) * 1e6
+def ray(name: str, count: int) -> Figures:
+    """Train networks with Ray Tune."""
+    epochs = max(1, CASES[name].epochs // 2)
+    trained, rest = ray_tune.seconds(name, count, epochs)
+    return speed(trained, count, epochs * steps_of(CASES[name]), first_seconds=rest)
+
+
+def steps_of(case: Case) -> int:
+    """Return the number of steps of an epoch."""
+    return (EXAMPLES - int(EXAMPLES * VALIDATION)) // case.batch_size
 
 
 class Processes:
@@ -103,38 +96,57 @@ class Processes:
         command = [sys.executable, "-m", "benchmarks.modules", "--child"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.children = [subprocess.Popen(command, **pipes) for _ in range(count)]
+        self._hear(self.children)
 
-    def microseconds(self, name: str, count: int, epochs: int) -> float:
-        """Train in ``count`` processes; return the microseconds per model and step."""
+    def seconds(self, name: str, count: int, epochs: int) -> float:
+        """Train in ``count`` processes for some epochs after the first; return the seconds."""
         children = self.children[:count]
         self._tell(children, name)
-        steps = [int(child.stdout.readline()) for child in children]  # type: ignore[union-attr]
+        self._hear(children)
         began = time.perf_counter()
         self._tell(children, str(epochs))
-        for child in children:
-            child.stdout.readline()  # type: ignore[union-attr]
-        return (time.perf_counter() - began) / (epochs * sum(steps)) * 1e6
+        self._hear(children)
+        return time.perf_counter() - began
 
     def _tell(self, children: list[Any], line: str) -> None:
         for child in children:
             child.stdin.write(line + "\n")
             child.stdin.flush()
 
+    def _hear(self, children: list[Any]) -> None:
+        for child in children:
+            if not child.stdout.readline():
+                raise RuntimeError("a process has ended")
+
     def close(self) -> None:
         for child in self.children:
             child.communicate()
 
 
+@functools.cache
+def started() -> Processes:
+    processes = Processes(max(SHARES))
+    atexit.register(processes.close)
+    return processes
+
+
+def processes(name: str, count: int) -> Figures:
+    """Train networks in plain processes."""
+    epochs = max(1, CASES[name].epochs // 4)
+    seconds = started().seconds(name, count, epochs)
+    return speed(seconds, count, epochs * steps_of(CASES[name]))
+
+
 def child() -> None:
     """Train networks on commands from standard input: a name, then the number of epochs."""
+    print("started", flush=True)
     for line in sys.stdin:
-        loop = Loop(CASES[line.strip()], compiled=False)
-        loop.epoch()
-        torch.cuda.synchronize()
-        print(loop.steps, flush=True)
-        loop.microseconds(int(sys.stdin.readline()))
+        one = Loop(CASES[line.strip()])
+        one.seconds(1)
+        print("ready", flush=True)
+        one.seconds(int(sys.stdin.readline()))
         print("done", flush=True)
-        del loop
+        del one
         torch.cuda.empty_cache()
 
 
@@ -154,18 +166,15 @@ def prepared(case: Case, epochs: int, compiled: bool) -> tuple[Training, Example
     return training, Examples.of((x, y), (x[:1000], y[:1000]))
 
 
-def graphs(case: Case, compiled: bool) -> dict[str, float]:
-    """Return our fleet's microseconds per model and step, and the GPU utilization."""
+def graphs(name: str, compiled: bool) -> Figures:
+    """Train networks in our fleet."""
+    case = CASES[name]
     epochs = case.epochs if compiled else case.epochs // 2
-    training, examples = prepared(case, epochs, compiled)
-    recipe = training.recipe("noise")
     count = TRIALS if compiled else TRIALS // 2
-    trials = [Trial(recipe, 0.5, RATE, Split(0, at), seed=at) for at in range(count)]
-    fleet = ModuleFleet(training, examples, "cuda")
+    fleet, trials = made(case, compiled, epochs, count)
     began = time.perf_counter()
-    done = list(fleet.run(trials[:1]))
+    list(fleet.run(trials[:1]))
     first = time.perf_counter() - began
-    steps = (EXAMPLES - round(EXAMPLES * VALIDATION)) // case.batch_size * epochs
     torch.cuda.synchronize()
     with watched() as busy:
         began = time.perf_counter()
@@ -174,11 +183,18 @@ def graphs(case: Case, compiled: bool) -> dict[str, float]:
         passed = time.perf_counter() - began
     assert len(done) == count, fleet.notes
     print("   ", fleet.notes, flush=True)
-    return {
-        "microseconds": passed / (count * steps) * 1e6,
-        "first_seconds": first,
-        "busy": sum(busy) / max(1, len(busy)),
-    }
+    return speed(
+        passed, count, epochs * steps_of(case),
+        first_seconds=first, busy=sum(busy) / max(1, len(busy)),
+    )  # fmt: skip
+
+
+def made(case: Case, compiled: bool, epochs: int, count: int) -> tuple[ModuleFleet, list[Trial]]:
+    """Return our fleet and its trials."""
+    training, examples = prepared(case, epochs, compiled)
+    recipe = training.recipe("noise")
+    trials = [Trial(recipe, 0.5, RATE, Split(0, at), seed=at) for at in range(count)]
+    return ModuleFleet(training, examples, "cuda"), trials
 
 
 @contextmanager
@@ -201,34 +217,65 @@ def watched() -> Iterator[list[float]]:
             reader.join()
 
 
-def measured(name: str, case: Case, shared: dict[int, float]) -> Iterator[dict[str, object]]:
-    def row(way: str, microseconds: float, **more: float) -> dict[str, object]:
-        figures: dict[str, Any] = {"first_seconds": "", "busy": "", **more}
-        print(f"{name}: {way}: {microseconds:.0f} µs", figures, flush=True)
-        return {
-            "network": name,
-            "batch_size": case.batch_size,
-            "precision": case.precision,
-            "way": way,
-            "microseconds": round(microseconds, 1),
-            **{k: v if v == "" else round(float(v), 3) for k, v in figures.items()},
-        }
+WAYS: dict[str, Callable[[str], Figures]] = {
+    "eager": functools.partial(loop, compiled=False),
+    "compiled, reduce-overhead": functools.partial(loop, compiled=True),
+    **{f"{count} trials of Ray Tune": functools.partial(ray, count=count) for count in SHARES},
+    **{f"{count} processes": functools.partial(processes, count=count) for count in SHARES},
+    "graphs": functools.partial(graphs, compiled=False),
+    "graphs, compiled": functools.partial(graphs, compiled=True),
+}
 
-    epochs = max(1, case.epochs // 4)
-    for way, compiled in (("eager", False), ("compiled, reduce-overhead", True)):
-        loop = Loop(case, compiled)
+
+def jobs(names: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield networks and ways to train them, in the order in which they are measured."""
+    for name in names:
+        for way in ("eager", "compiled, reduce-overhead", "graphs, compiled"):
+            yield name, way
+    for count in reversed(SHARES):
+        for name in names:
+            yield name, f"{count} trials of Ray Tune"
+    for way in ("graphs", *(f"{count} processes" for count in SHARES)):
+        for name in names:
+            yield name, way
+
+
+def compile_all(names: list[str]) -> None:
+    """Train for an epoch all that is compiled."""
+    for name in names:
+        torch.compiler.reset()
+        print(name, loop(name, compiled=True, epochs=1), flush=True)
+        torch.compiler.reset()
+        fleet, trials = made(CASES[name], compiled=True, epochs=1, count=1)
         began = time.perf_counter()
-        loop.epoch()
-        torch.cuda.synchronize()
-        first = time.perf_counter() - began
-        yield row(way, loop.microseconds(epochs), first_seconds=first)
-        del loop
-        torch.cuda.empty_cache()
-    for count, microseconds in shared.items():
-        yield row(f"{count} processes", microseconds)
-    for way, compiled in (("graphs", False), ("graphs, compiled", True)):
-        found = graphs(case, compiled)
-        yield row(way, found.pop("microseconds"), **found)
+        list(fleet.run(trials))
+        print(name, f"graphs: {time.perf_counter() - began:.1f} s", fleet.notes, flush=True)
+
+
+def table(found: dict[tuple[str, str], Figures], about: dict[str, Any]) -> list[dict[str, object]]:
+    """Return the lines of the file, by network."""
+    rows: list[dict[str, object]] = []
+    for name, case in CASES.items():
+        eager = found.get((name, "eager"), {}).get("microseconds")
+        for way in WAYS:
+            if figures := found.get((name, way)):
+                spent = figures["microseconds"]
+                rows.append({
+                    "network": name,
+                    "batch_size": case.batch_size,
+                    "precision": case.precision,
+                    "way": way,
+                    "microseconds": round(spent, 1),
+                    "models": figures["models"],
+                    "steps": figures["steps"],
+                    **{
+                        more: round(figures[more], 3) if more in figures else ""
+                        for more in ("first_seconds", "busy")
+                    },
+                    "times_eager": round(eager / spent, 2) if eager else "",
+                    **about,
+                })  # fmt: skip
+    return rows
 
 
 def main() -> None:
@@ -237,29 +284,49 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "modules_cuda.csv")
     parser.add_argument("--networks", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--compile-only", action="store_true", help="only fill the caches")
+    parser.add_argument("--time-limit", type=float, default=600, metavar="SECONDS",
+                        help="after which no contender is started")  # fmt: skip
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    # As in a program whose first work on the GPU is our fleet, which sets it.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if options.child:
         child()
         return
-    processes = Processes(max(SHARES))
-    shared = {
-        name: {
-            count: processes.microseconds(name, count, max(1, CASES[name].epochs // 10))
-            for count in SHARES
-        }
-        for name in options.networks
-    }
-    processes.close()
-    rows: list[dict[str, object]] = []
+    if options.compile_only:
+        compile_all(options.networks)
+        return
+    began = time.monotonic()
+    found: dict[tuple[str, str], Figures] = {}
+    missing: list[str] = []
     about = environment("cuda")
-    for name in options.networks:
-        found = list(measured(name, CASES[name], shared[name]))
-        eager = float(str(found[0]["microseconds"]))
-        for row in found:
-            speedup = eager / float(str(row["microseconds"]))
-            rows.append({**row, "times_eager": round(speedup, 2), **about})
-        write(rows, options.out)
+    has_ray = importlib.util.find_spec("ray") is not None
+    if not has_ray:
+        print("Ray is not installed, so it is left out", flush=True)
+    for name, way in jobs(options.networks):
+        by_ray, plain = "Ray" in way, way.replace("processes", "trials of Ray Tune")
+        if way not in options.ways or (by_ray and not has_ray) or (name, plain) in found:
+            continue
+        label = f"{time.monotonic() - began:5.0f} s: {name}: {way}"
+        if time.monotonic() - began > options.time_limit:
+            missing.append(f"{label}: no time left")
+            continue
+        try:
+            torch.compiler.reset()
+            figures = found[name, way] = WAYS[way](name)
+        except Exception as problem:
+            traceback.print_exc()
+            missing.append(f"{label}: {problem!r}")
+            continue
+        finally:
+            torch.cuda.empty_cache()
+        print(label, {key: round(value, 2) for key, value in figures.items()}, flush=True)
+        write(table(found, about), options.out, quiet=True)
+    print(f"{len(found)} contenders in {time.monotonic() - began:.0f} s, written to {options.out}")
+    print("\n".join(missing))
+    raise SystemExit(bool(missing))
 
 
 if __name__ == "__main__":
