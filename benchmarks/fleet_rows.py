@@ -23,6 +23,7 @@ import itertools
 import multiprocessing
 import os
 import statistics
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -131,17 +132,26 @@ def seconds_of_epoch(fleet: Fleet, recipe: MLPRecipe, trials: int, at_once: int)
     calls: list[list[float]] = [[] for _ in range(at_once)]
     before = 2  # calls of `stop` before the first epoch
     counted: list[list[float]] = []
+    lock, failed = threading.Lock(), threading.Event()
 
     def stop(at: int) -> bool:
-        calls[at].append(time.perf_counter())
-        if not counted and all(len(times) >= before + WARM for times in calls):
-            since = max(times[before + WARM - 1] for times in calls)
-            inside = [[time for time in times if time >= since] for times in calls]
-            if calls[at][-1] >= since + LEAST and all(len(times) > 1 for times in inside):
-                counted.extend(inside)
-        return bool(counted)
+        with lock:
+            calls[at].append(time.perf_counter())
+            if not counted and all(len(times) >= before + WARM for times in calls):
+                since = max(times[before + WARM - 1] for times in calls)
+                inside = [[time for time in times if time >= since] for times in calls]
+                if calls[at][-1] >= since + LEAST and all(len(times) > 1 for times in inside):
+                    counted.extend(inside)
+            return bool(counted) or failed.is_set()
 
-    side_by_side(lambda at: deque(fleet.run(asked, functools.partial(stop, at)), maxlen=0), at_once)
+    def train(at: int) -> None:
+        try:
+            deque(fleet.run(asked, functools.partial(stop, at)), maxlen=0)
+        except BaseException:
+            failed.set()  # the others would wait for this fleet
+            raise
+
+    side_by_side(train, at_once)
     return 1 / sum((len(times) - 1) / (times[-1] - times[0]) for times in counted)
 
 
@@ -246,7 +256,10 @@ def measure(several: Sequence[int], seconds: float) -> Iterator[list[dict[str, o
         steps = steps_of(fleet.data.train_size)
         return epoch / (steps * trials), max(0.0, first - epoch), peak
 
-    check_memory(max(several))
+    try:
+        check_memory(max(several))
+    except RuntimeError as problem:
+        print(f"the check of memory failed: {problem!r}", flush=True)
     networks = [(data, depth, width) for data in MEASURED for depth, width in HIDDEN]
     for _, point in itertools.product(
         range(MOST_TURNS), itertools.product(several, POINTS, networks)
@@ -257,7 +270,8 @@ def measure(several: Sequence[int], seconds: float) -> Iterator[list[dict[str, o
             found[point].append(measured(point))
         except Exception as problem:  # the other points count without this one
             print(*point, f"failed: {problem!r}", flush=True)
-        yield [line(point) for point in found if found[point]]
+        if lines := [line(point) for point in found if found[point]]:
+            yield lines
 
 
 # --- estimating -----------------------------------------------------------------------------------
