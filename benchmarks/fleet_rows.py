@@ -146,7 +146,8 @@ def seconds_of_epoch(fleet: Fleet, recipe: MLPRecipe, trials: int, at_once: int)
 
     def train(at: int) -> None:
         try:
-            deque(fleet.run(asked, functools.partial(stop, at)), maxlen=0)
+            if list(fleet.run(asked, functools.partial(stop, at))):
+                raise RuntimeError("a trial ended, so fewer were trained")
         except BaseException:
             failed.set()  # the others would wait for this fleet
             raise
